@@ -1,0 +1,1 @@
+"""The controller: decides who trains where and with which batch, and remembers it."""

@@ -1,0 +1,240 @@
+"""submit, ps, show, logs, wait, cancel, samples, events."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from controlplane.cli.output import (
+    Common,
+    Exit,
+    moment,
+    plain,
+    print_json,
+    print_line,
+    print_table,
+    span,
+)
+from controlplane.client import BlockingClient
+from controlplane.client.jobfile import load_job
+from schemas.messages.client import JobDetail, JobSummary
+
+COMMON = Common()
+
+
+def submit(
+    file: Path,
+    *,
+    wait: bool = False,
+    key: Annotated[str | None, Parameter(help="submitting twice with it gives one job")] = None,
+    dry_run: Annotated[bool, Parameter(help="check the file and submit nothing")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Submit the job that FILE (TOML) describes, with a snapshot of its working directory."""
+    spec = load_job(file)
+    if dry_run:
+        if common.output == "json":
+            print_json({"job": None, "state": "valid", "spec": spec})
+        else:
+            sys.stdout.write(f"{file} can be submitted\n")
+        return Exit.OK
+    with BlockingClient(common.home) as client:
+        accepted = client.submit_accepted(spec, key)
+        if common.output == "json":
+            print_json(accepted)
+        else:
+            sys.stdout.write(f"{accepted.job}\n")
+        sys.stdout.flush()
+        if not wait:
+            return Exit.OK
+        return _code(client.wait(accepted.job))
+
+
+def ps(
+    *,
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended jobs too")] = False,
+    common: Common = COMMON,
+) -> int:
+    """List jobs, oldest first."""
+    with BlockingClient(common.home) as client:
+        jobs = client.jobs(ended=all_)
+    if common.output == "json":
+        print_json(jobs)
+    elif common.output == "jsonl":
+        for job in jobs:
+            print_line(job)
+    elif common.output == "quiet":
+        sys.stdout.writelines(f"{job.job}\n" for job in jobs)
+    else:
+        print_table(
+            ["job", "user", "state", "slots", "batch", "lr", "epoch", "progress", "samples/s",
+             "loss", "queued", "ran", "why"],
+            [_row(job) for job in jobs],
+        )  # fmt: skip
+    return Exit.OK
+
+
+def show(job: str, *, common: Common = COMMON) -> int:
+    """Show everything about JOB: what it asked for, its workers, its history and its epochs."""
+    with BlockingClient(common.home) as client:
+        detail = client.job(job)
+    if common.output in {"json", "jsonl"}:
+        flat = plain(detail)
+        print_json({**flat.pop("summary"), **flat})
+    else:
+        _show(detail)
+    return Exit.OK
+
+
+def logs(
+    job: str,
+    *,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="until the job ends")] = False,
+    rank: Annotated[int | None, Parameter(help="only of this worker")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Print the output of JOB from its start, across restarts of anything."""
+    with BlockingClient(common.home) as client:
+        for line in client.tail(job, rank, follow=follow):
+            sys.stdout.write(line + "\n")
+            if follow:
+                sys.stdout.flush()
+    return Exit.OK
+
+
+def wait(job: str, *, timeout: float | None = None, common: Common = COMMON) -> int:
+    """Wait until JOB has ended; exit 1 if it failed or was cancelled, 6 after TIMEOUT seconds."""
+    with BlockingClient(common.home) as client:
+        detail = client.wait(job, timeout)
+    if common.output == "json":
+        print_json({"job": job, "state": detail.summary.state, "reason": detail.summary.reason})
+    elif common.output == "table":
+        sys.stdout.write(f"{job} {detail.summary.state}: {detail.summary.reason}\n")
+    return _code(detail)
+
+
+def cancel(job: str, *, common: Common = COMMON) -> int:
+    """End JOB: TERM to its workers, KILL to those that do not go."""
+    with BlockingClient(common.home) as client:
+        detail = client.cancel(job)
+    state = detail.summary.state
+    if common.output == "json":
+        print_json({"job": job, "state": state})
+    elif common.output == "table":
+        note = "" if state == "cancelled" else ", had ended before"
+        sys.stdout.write(f"{job} {state}{note}\n")
+    return Exit.OK
+
+
+def samples(job: str, *, common: Common = COMMON) -> int:
+    """Print which samples each committed step of JOB took (needs record_samples in its file)."""
+    with BlockingClient(common.home) as client:
+        for record in client.samples(job):
+            print_line(record)
+    return Exit.OK
+
+
+def events(
+    *,
+    from_: Annotated[int, Parameter(name="--from", help="first sequence number")] = 1,
+    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="for ever")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Print what happened in the cluster, from the journal, without gaps."""
+    with BlockingClient(common.home) as client:
+        for event in client.events(from_, follow=follow):
+            if common.output == "table":
+                told = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
+                who = event.job or event.node or "cluster"
+                sys.stdout.write(
+                    f"{event.seq:6d} {moment(event.time)} {event.event:16s} {who} {told}\n"
+                )
+                sys.stdout.flush()
+                continue
+            print_line(
+                {
+                    "seq": event.seq,
+                    "time": event.time,
+                    "type": event.event,
+                    "job": event.job,
+                    "node": event.node,
+                    **event.detail,
+                }
+            )
+    return Exit.OK
+
+
+def _code(detail: JobDetail) -> int:
+    return Exit.OK if detail.summary.state == "succeeded" else Exit.JOB_FAILED
+
+
+def _row(job: JobSummary) -> list[object]:
+    return [
+        job.job,
+        job.user,
+        job.state,
+        job.slots or "",
+        job.global_batch or "",
+        f"{job.lr:g}" if job.lr is not None else "",
+        job.epoch,
+        f"{job.progress:.0%}" if job.progress is not None else "",
+        f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
+        f"{job.train_loss:.4g}" if job.train_loss is not None else "",
+        span(job.queued_s),
+        span(job.running_s),
+        job.reason,
+    ]
+
+
+def _show(detail: JobDetail) -> None:
+    job, out = detail.summary, sys.stdout.write
+    out(f"{job.job}  {job.state}: {job.reason}\n\n")
+    facts: dict[str, Any] = {
+        "user": job.user,
+        "submitted": moment(job.submitted_at),
+        "script": " ".join((detail.spec.script, *detail.spec.args)),
+        "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
+        "batch": f"{job.global_batch or detail.spec.batch_size}, at most {detail.spec.batch_limit}",
+        "lr": "the script's" if job.lr is None else f"{job.lr:g}",
+        "epochs": job.epoch,
+        "samples": detail.samples_done,
+        "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or "none yet",
+        "waited": span(job.queued_s),
+        "ran": span(job.running_s),
+        "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
+        "exit code": "" if detail.exit_code is None else detail.exit_code,
+    }
+    for name, value in facts.items():
+        out(f"  {name:10s} {value}\n")
+    out("\nhistory\n")
+    for change in detail.history:
+        out(f"  {moment(change.time)}  {change.from_state} -> {change.to_state}: {change.why}\n")
+    if detail.workers:
+        out("\n")
+        sys.stdout.flush()
+        rows = [
+            (w.rank, w.node, w.slot, w.pid or "", f"v{w.version}", w.local_batch, w.phase)
+            for w in detail.workers
+        ]
+        print_table(["rank", "node", "slot", "pid", "group", "batch", "phase"], rows)
+    if detail.epochs:
+        out("\n")
+        sys.stdout.flush()
+        print_table(
+            ["epoch", "step", "batch", "lr", "samples/s", "loss", "metrics"],
+            [
+                (
+                    e.epoch,
+                    e.step,
+                    e.global_batch,
+                    f"{e.lr:g}",
+                    f"{e.samples_per_s:.0f}",
+                    "" if e.train_loss is None else f"{e.train_loss:.4g}",
+                    ", ".join(f"{k} {v:.4g}" for k, v in e.metrics.items()),
+                )
+                for e in detail.epochs[-10:]
+            ],
+        )

@@ -1,0 +1,243 @@
+"""`ones local`: a whole cluster in one folder of one host."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import getpass
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from controlplane.cli.output import Common, Exit, print_json
+from controlplane.client import BlockingClient, find_home
+from controlplane.policy.registry import make
+from schemas.errors import OnesError, SettingsError, UnreachableError
+from schemas.link import write_keys
+
+COMMON: Final = Common()
+PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
+ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers")
+READY_S: Final = 60.0
+STOP_S: Final = 15.0
+LOOK_S: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One process of the cluster."""
+
+    name: str
+    module: str
+    config: Path
+
+    @property
+    def pid_file(self) -> Path:
+        return self.config.parent / "run" / f"{self.name}.pid"
+
+    @property
+    def log(self) -> Path:
+        return self.config.parent / "logs" / f"{self.name}.log"
+
+    def pid(self) -> int | None:
+        """Its process, if it runs."""
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(self.pid_file.read_text(encoding="ascii"))
+            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            return pid if str(self.config).encode() in command else None
+        return None
+
+    def start(self) -> subprocess.Popen[bytes]:
+        with self.log.open("ab") as log:
+            return subprocess.Popen(  # noqa: S603 - our own interpreter and module
+                [sys.executable, "-P", "-m", self.module, "--config", str(self.config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                start_new_session=True,
+            )
+
+
+def up(
+    *,
+    dir_: Annotated[Path, Parameter(name="--dir", help="folder of the cluster")],
+    slots: Annotated[
+        int | None, Parameter(help="CPU slots of each agent; default: its GPUs, else 4")
+    ] = None,
+    agents: Annotated[int, Parameter(help="agents, all on this host")] = 1,
+    policy: Annotated[str, Parameter(help="who decides")] = "fifo",
+    common: Common = COMMON,
+) -> int:
+    """Start what is not running of the cluster in a folder; make the cluster if there is none."""
+    make(policy)
+    if slots is not None and slots < 1:
+        raise SettingsError(f"slots: {slots} is below 1", "give 1 or more", "slots")
+    if agents < 1:
+        raise SettingsError(f"agents: {agents} is below 1", "give 1 or more", "agents")
+    home = dir_.expanduser().resolve()
+    with _lock(home):
+        if not (home / "client.toml").exists():
+            _create(home, slots, agents, policy)
+        parts = _parts(home)
+        started = {part.name: part.start() for part in parts if part.pid() is None}
+        _await_ready(home, parts, started)
+        pids = {part.name: part.pid() for part in parts}
+    endpoint = find_home(home).endpoint
+    told: dict[str, Any] = {
+        "dir": str(home),
+        "endpoint": endpoint,
+        "pids": {
+            "controller": pids["controller"],
+            "agents": [pid for name, pid in pids.items() if name != "controller"],
+        },
+    }
+    if common.output == "json":
+        print_json(told)
+    else:
+        sys.stdout.write(f"cluster in {home} is up at {endpoint}\n")
+        sys.stdout.write(f"export ONES_HOME={home}\n")
+    return Exit.OK
+
+
+def down(
+    *,
+    dir_: Annotated[Path, Parameter(name="--dir", help="folder of the cluster")],
+    common: Common = COMMON,
+) -> int:
+    """Stop the cluster in a folder with its workers; jobs resume when it is up again."""
+    home = dir_.expanduser().resolve()
+    if not (home / "controller.toml").exists():
+        raise SettingsError(f"no cluster in {home}", "give the folder of `ones local up`", "dir")
+    with _lock(home):
+        parts = _parts(home)
+        for part in parts:
+            _stop(part)
+        for part in parts[1:]:
+            command = [sys.executable, "-P", "-m", part.module, "--config", str(part.config)]
+            subprocess.run(  # noqa: S603 - our own interpreter and module
+                [*command, "--end-workers"], check=True, stdout=subprocess.DEVNULL, cwd="/"
+            )
+    if common.output == "json":
+        print_json({"dir": str(home), "state": "down"})
+    else:
+        sys.stdout.write(f"cluster in {home} is down\n")
+    return Exit.OK
+
+
+@contextlib.contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """One `up` or `down` at a time."""
+    try:
+        for name in ("", "run", "state", "logs", "keys"):
+            (home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise SettingsError(f"{home}: {error.strerror}", "choose another --dir", "dir") from None
+    with (home / "run" / "local.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def _parts(home: Path) -> list[_Part]:
+    agents = sorted(home.glob("agent-*.toml"), key=lambda path: int(path.stem.split("-")[1]))
+    return [
+        _Part("controller", "controlplane.service", home / "controller.toml"),
+        *(_Part(path.stem, "nodeagent", path) for path in agents),
+    ]
+
+
+def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
+    keys = home / "keys"
+    authorised = ["# who may connect; read when the controller starts\n"]
+    names = [(f"node-{n}", "node") for n in range(1, agents + 1)]
+    write_keys(keys, "server")
+    for name, role in (("admin", "admin"), *names):
+        public = write_keys(keys, name).public.decode()
+        person = getpass.getuser() if role == "admin" else name
+        authorised.append(f'[[key]]\npublic = "{public}"\nname = "{person}"\nrole = "{role}"\n')
+    _write(keys / "authorised.toml", "\n".join(authorised))
+    ports = dict(zip(ROLES, _free_ports(len(ROLES)), strict=True))
+    listen = "\n".join(f"{role} = {port}" for role, port in ports.items())
+    _write(
+        home / "controller.toml",
+        f'state = "state"\npid_file = "run/controller.pid"\n\n'
+        f'[listen]\nhost = "127.0.0.1"\n{listen}\n\n[policy]\nname = "{policy}"\n',
+    )
+    devices = f'devices = "cpu"\nslots = {slots}\n' if slots is not None else 'devices = "auto"\n'
+    for number, (node, _) in enumerate(names, start=1):
+        _write(
+            home / f"agent-{number}.toml",
+            f'node = "{node}"\n{devices}run = "run/{node}"\nwork = "state/work/{node}"\n'
+            f'checkpoints = "state/checkpoints"\npid_file = "run/agent-{number}.pid"\n\n'
+            f'[controller]\nhost = "127.0.0.1"\nagents = {ports["agents"]}\n',
+        )
+    _write(home / "client.toml", f'endpoint = "tcp://127.0.0.1:{ports["clients"]}"\n')
+
+
+def _write(path: Path, text: str) -> None:
+    fresh = path.with_suffix(".new")
+    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)
+    fresh.rename(path)
+
+
+def _free_ports(count: int) -> list[int]:
+    """Ports that are free now and that no outgoing connection will take."""
+    found: list[int] = []
+    for port in random.sample(PORTS, len(PORTS)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise SettingsError("no free ports on 127.0.0.1", "stop something else")
+
+
+def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> None:
+    deadline = time.monotonic() + READY_S
+    why = ""
+    while time.monotonic() < deadline:
+        for part in parts:
+            process = started.get(part.name)
+            if process is not None and process.poll() is not None:
+                said = part.log.read_text(encoding="utf-8", errors="replace").splitlines()
+                raise UnreachableError(f"{part.name} did not start: {said[-1] if said else ''}")
+        if all(part.pid() is not None for part in parts):
+            try:
+                with BlockingClient(home, timeout=2.0) as client:
+                    up_now = sum(node.state == "up" for node in client.nodes())
+            except OnesError as error:
+                why = error.message
+            else:
+                if up_now >= len(parts) - 1:
+                    return
+                why = f"{up_now} of {len(parts) - 1} agents have joined"
+        time.sleep(LOOK_S)
+    raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"look into {home / 'logs'}")
+
+
+def _stop(part: _Part) -> None:
+    pid = part.pid()
+    if pid is None:
+        return
+    os.kill(pid, signal.SIGTERM)
+    deadline = time.monotonic() + STOP_S
+    while part.pid() is not None:
+        if time.monotonic() > deadline:
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(LOOK_S)

@@ -1,0 +1,78 @@
+"""Entry point: commands, and what becomes of their errors."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from importlib.metadata import version
+
+from cyclopts import App, CycloptsError
+
+from controlplane.cli import cluster, jobs, local
+from controlplane.cli.output import Exit, complain, exit_code
+from schemas.errors import OnesError
+
+
+class UsageError(OnesError):
+    """The command line cannot be understood."""
+
+    code = "usage"
+
+
+def build() -> App:
+    """The command tree; job commands have short aliases at the top."""
+    app = App(name="ones", help="Submit training jobs to a cluster and follow them.")
+    app.version = version("ones")
+    job = App(name="job", help="Everything about jobs.")
+    node = App(name="node", help="Everything about nodes.")
+    here = App(name="local", help="A cluster in one folder of this host.")
+    for command in (
+        jobs.submit,
+        jobs.ps,
+        jobs.show,
+        jobs.logs,
+        jobs.wait,
+        jobs.cancel,
+        jobs.samples,
+        jobs.events,
+    ):
+        app.command(command)
+        job.command(command)
+    node.command(cluster.node_list, name="list")
+    here.command(local.up)
+    here.command(local.down)
+    for group in (job, node, here):
+        app.command(group)
+    return app
+
+
+def main() -> None:
+    """Run one command; exit codes as `Exit` says."""
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    output = _asked_output(sys.argv[1:])
+    try:
+        code = build()(exit_on_error=False, print_error=False, result_action="return_value")
+    except CycloptsError as error:
+        complain(UsageError(" ".join(str(error).split()), "see `ones --help`"), output)
+        sys.exit(Exit.USAGE)
+    except OnesError as error:
+        complain(error, output)
+        sys.exit(exit_code(error))
+    except KeyboardInterrupt:
+        os._exit(130)
+    sys.exit(code or Exit.OK)
+
+
+def _asked_output(arguments: list[str]) -> str:
+    """The output format, for errors that come before the arguments are understood."""
+    for place, argument in enumerate(arguments):
+        if argument in {"-o", "--output"} and place + 1 < len(arguments):
+            return arguments[place + 1]
+        if argument.startswith("--output="):
+            return argument.partition("=")[2]
+    return "table"
+
+
+if __name__ == "__main__":
+    main()

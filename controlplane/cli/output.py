@@ -1,0 +1,143 @@
+"""Human tables and JSON; errors in one line."""
+
+from __future__ import annotations
+
+import datetime as dt
+import enum
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from schemas.errors import OnesError
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of every command."""
+
+    OK = 0
+    JOB_FAILED = 1
+    USAGE = 2
+    NOT_FOUND = 3
+    UNREACHABLE = 4
+    DENIED = 5
+    TIMEOUT = 6
+
+
+BY_CODE: Final = {
+    "unknown_job": Exit.NOT_FOUND,
+    "unknown_node": Exit.NOT_FOUND,
+    "unreachable": Exit.UNREACHABLE,
+    "unavailable": Exit.UNREACHABLE,
+    "denied": Exit.DENIED,
+    "timeout": Exit.TIMEOUT,
+}
+Format = Literal["table", "json", "jsonl", "quiet"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Common:
+    """What every command takes."""
+
+    home: Annotated[Path | None, Parameter(help="folder of the cluster; default: $ONES_HOME")] = (
+        None
+    )
+    output: Annotated[Format, Parameter(name=["--output", "-o"], help="how to print")] = "table"
+
+
+def exit_code(error: OnesError) -> Exit:
+    """The exit code that an error ends a command with."""
+    return BY_CODE.get(error.code, Exit.USAGE)
+
+
+def complain(error: OnesError, output: str) -> None:
+    """One line on stderr; as JSON if that was asked for, and then on a piped stdout too."""
+    if output in {"json", "jsonl"}:
+        told = {"code": error.code, "message": error.message, "hint": error.hint}
+        if error.field:
+            told["field"] = error.field
+        line = json.dumps({"error": told})
+        if not sys.stdout.isatty():
+            sys.stdout.write(line + "\n")
+        sys.stderr.write(line + "\n")
+    else:
+        sys.stderr.write(f"ones: {' '.join(str(error).split())}\n")
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON can hold it, without the tags that only the wire needs."""
+    built = msgspec.to_builtins(value)
+    return _untagged(built)
+
+
+def _untagged(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {
+            k: _untagged(v)
+            for k, v in value.items()
+            if not (k == "type" and isinstance(v, str) and v.startswith(("client.", "feed.")))
+        }
+    return [_untagged(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def print_json(value: Any) -> None:
+    """One JSON document."""
+    sys.stdout.write(json.dumps(plain(value), indent=2) + "\n")
+
+
+def print_line(value: Any) -> None:
+    """One JSON document on one line, at once."""
+    sys.stdout.write(json.dumps(plain(value)) + "\n")
+    sys.stdout.flush()
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """A table for people; colour only on a terminal."""
+    from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - rich is slow to import and seldom needed
+    from rich.console import Console  # noqa: PLC0415
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
+    wide = None if sys.stdout.isatty() else 200
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for column in columns:
+        right = column in {"slots", "free", "batch", "lr", "epoch", "samples/s", "seq", "loss"}
+        table.add_column(column, justify="right" if right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(str(cell), style=STYLES.get(str(cell), "")) for cell in row))
+    Console(width=wide, highlight=False).print(table)
+
+
+STYLES: Final = {
+    "running": "green",
+    "up": "green",
+    "succeeded": "bold green",
+    "failed": "bold red",
+    "lost": "bold red",
+    "cancelled": "magenta",
+    "suspect": "yellow",
+    "paused": "yellow",
+    "queued": "cyan",
+    "starting": "cyan",
+}
+
+
+def moment(time_s: float) -> str:
+    """ISO 8601, UTC."""
+    return dt.datetime.fromtimestamp(time_s, dt.UTC).isoformat(timespec="milliseconds")
+
+
+def span(seconds: float) -> str:
+    """A duration for people."""
+    whole = int(seconds)
+    if whole < 60:  # noqa: PLR2004
+        return f"{seconds:.1f}s"
+    if whole < 3600:  # noqa: PLR2004
+        return f"{whole // 60}m{whole % 60:02d}s"
+    return f"{whole // 3600}h{whole % 3600 // 60:02d}m"

@@ -1,0 +1,122 @@
+"""The same client for scripts without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from controlplane.client.client import Client
+from controlplane.client.home import Home
+from schemas.ids import JobId
+from schemas.jobs import JobSpec
+from schemas.messages.client import Cluster, JobAccepted, JobDetail, JobSummary, NodeInfo
+from schemas.messages.feed import FeedEvent
+
+T = TypeVar("T")
+
+
+class BlockingClient:
+    """A `Client` whose loop runs in a thread of its own; a context manager."""
+
+    def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ones", daemon=True)
+        self._thread.start()
+        try:
+            self._client = self._run(_make(home, timeout))
+            self._run(self._client.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        """Nothing more to do: it is open."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection and end its thread."""
+        self._run(self._client.__aexit__(None, None, None))
+        self._stop()
+
+    def cluster(self) -> Cluster:
+        """Who answers, and as whom you are known."""
+        return self._run(self._client.cluster())
+
+    def submit(self, spec: JobSpec, key: str | None = None) -> JobId:
+        """See `Client.submit`."""
+        return self._run(self._client.submit(spec, key))
+
+    def submit_accepted(self, spec: JobSpec, key: str | None = None) -> JobAccepted:
+        """See `Client.submit_accepted`."""
+        return self._run(self._client.submit_accepted(spec, key))
+
+    def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
+        """See `Client.jobs`."""
+        return self._run(self._client.jobs(ended=ended))
+
+    def job(self, job: str) -> JobDetail:
+        """See `Client.job`."""
+        return self._run(self._client.job(job))
+
+    def cancel(self, job: str) -> JobDetail:
+        """See `Client.cancel`."""
+        return self._run(self._client.cancel(job))
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """See `Client.nodes`."""
+        return self._run(self._client.nodes())
+
+    def wait(self, job: str, timeout: float | None = None) -> JobDetail:
+        """See `Client.wait`."""
+        return self._run(self._client.wait(job, timeout))
+
+    def events(self, from_seq: int = 1, *, follow: bool = False) -> Iterator[FeedEvent]:
+        """See `Client.events`."""
+        return self._each(self._client.events(from_seq, follow=follow))
+
+    def tail(self, job: str, rank: int | None = None, *, follow: bool = True) -> Iterator[str]:
+        """See `Client.tail`."""
+        return self._each(self._client.tail(job, rank, follow=follow))
+
+    def samples(self, job: str) -> Iterator[dict[str, Any]]:
+        """See `Client.samples`."""
+        return self._each(self._client.samples(job))
+
+    def _each(self, source: AsyncIterator[T]) -> Iterator[T]:
+        end = object()
+
+        async def following() -> T | object:
+            return await anext(source, end)
+
+        while (item := self._run(following())) is not end:
+            yield item  # type: ignore[misc] # it is not the end, so it is a T
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _make(home: Home | Path | str | None, timeout: float | None) -> Client:  # noqa: ASYNC109
+    return Client(home, timeout)

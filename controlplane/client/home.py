@@ -1,0 +1,51 @@
+"""Where a cluster is and who we are there: the folder that ONES_HOME names."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from schemas import settings
+from schemas.errors import SettingsError
+
+DEFAULT = ".ones"
+FILE = "client.toml"
+
+
+class _ClientFile(msgspec.Struct, frozen=True, kw_only=True):
+    endpoint: str  # tcp://HOST:PORT of the client port
+    server_key: str = "keys/server.key"
+    key: str = "keys/admin.key_secret"
+
+
+@dataclass(frozen=True, slots=True)
+class Home:
+    """How to reach one cluster."""
+
+    folder: Path
+    endpoint: str
+    server_key: Path
+    key: Path
+
+    @property
+    def host(self) -> str:
+        """The controller's address."""
+        return self.endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+
+def find_home(folder: Path | str | None = None) -> Home:
+    """The cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
+
+    Raises:
+        SettingsError: if there is none.
+    """
+    chosen = Path(folder or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
+    path = chosen / FILE
+    if not path.is_file():
+        hint = "set ONES_HOME or --home, or start one with `ones local up --dir DIR`"
+        raise SettingsError(f"no cluster in {chosen}", hint, "ONES_HOME")
+    loaded = settings.load(_ClientFile, path)
+    return Home(chosen, loaded.endpoint, chosen / loaded.server_key, chosen / loaded.key)

@@ -1,0 +1,42 @@
+"""A job file to a spec that is ready to submit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from schemas.errors import BadFieldError, SettingsError
+from schemas.jobs import JobSpec, problems
+from schemas.settings import convert, read_toml
+
+
+def load_job(path: Path) -> JobSpec:
+    """The job in a TOML file; its relative paths are relative to the file.
+
+    Raises:
+        SettingsError: if the file cannot be read, a key is unknown or of the wrong type.
+        BadFieldError: if a value cannot be accepted.
+    """
+    table = read_toml(path)
+    if not table:
+        raise SettingsError(f"{path} is empty", "give at least name, script and batch_size")
+    return checked(convert(JobSpec, table, path), path.resolve().parent)
+
+
+def checked(spec: JobSpec, base: Path) -> JobSpec:
+    """`spec` with absolute paths, if it can be accepted.
+
+    Raises:
+        BadFieldError: naming the field and the remedy.
+    """
+    for problem in problems(spec):
+        raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
+    workdir = (base / spec.workdir).resolve()
+    if not (workdir / spec.script).is_file():
+        what = f"script: {spec.script} is not in {workdir}"
+        raise BadFieldError(what, "correct script or workdir", "script")
+    python = spec.python
+    if python is not None and "/" in python:
+        python = str((base / python).absolute())
+    return msgspec.structs.replace(spec, workdir=str(workdir), python=python)

@@ -1,0 +1,103 @@
+"""Packs a working directory: the same files give the same bytes, whoever packs them when."""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import hashlib
+import io
+import os
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from schemas.errors import BadFieldError, TooLargeError
+
+MAX_BYTES: Final = 512 << 20
+IGNORE_FILE: Final = ".onesignore"
+IGNORED: Final = (
+    ".git", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules",
+    ".ipynb_checkpoints", "*.egg-info",
+)  # fmt: skip
+
+
+def pack(folder: Path) -> bytes:
+    """A gzipped tar of `folder`, without what never belongs into a job.
+
+    Left out: version control, caches, virtual environments, cluster folders with their keys, and
+    what the patterns of `.onesignore` match (one a line, against name or relative path).
+
+    Raises:
+        BadFieldError: if `folder` is none or a file cannot be read.
+        TooLargeError: if it packs to more than a cluster takes.
+    """
+    if not folder.is_dir():
+        raise BadFieldError(f"workdir {folder} is no folder", "correct the path", "workdir")
+    packed = io.BytesIO()
+    total = 0
+    with (
+        gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=1) as zipped,
+        tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
+    ):
+        for path in _files(folder, _patterns(folder)):
+            total += _add(tar, folder, path)
+            if total > 4 * MAX_BYTES or packed.tell() > MAX_BYTES:
+                what = f"workdir {folder} is larger than {MAX_BYTES >> 20} MiB"
+                hint = f"name large data in {folder / IGNORE_FILE} and read it from its own place"
+                raise TooLargeError(what, hint, "workdir")
+    return packed.getvalue()
+
+
+def digest_of(archive: bytes) -> str:
+    """The name of an archive: its sha256."""
+    return hashlib.sha256(archive).hexdigest()
+
+
+def _patterns(folder: Path) -> tuple[str, ...]:
+    path = folder / IGNORE_FILE
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    own = (line.strip().rstrip("/") for line in lines)
+    return (*IGNORED, *(line for line in own if line and not line.startswith("#")))
+
+
+def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
+    for root, folders, files in os.walk(folder):
+        here = Path(root)
+        folders[:] = sorted(
+            name
+            for name in folders
+            if not _ignored(here / name, folder, patterns) and not _foreign(here / name)
+        )
+        for name in sorted(files):
+            if not _ignored(here / name, folder, patterns):
+                yield here / name
+
+
+def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
+    relative = str(path.relative_to(folder))
+    return any(
+        fnmatch.fnmatch(path.name, pattern) or fnmatch.fnmatch(relative, pattern)
+        for pattern in patterns
+    )
+
+
+def _foreign(folder: Path) -> bool:
+    """Virtual environments, and cluster folders, whose keys must not travel."""
+    return (folder / "pyvenv.cfg").exists() or (folder / "controller.toml").exists()
+
+
+def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> int:
+    try:
+        status = path.stat()  # links are followed: what they name may lie outside
+        if not path.is_file():
+            return 0
+        entry = tarfile.TarInfo(str(path.relative_to(folder)))
+        entry.size = status.st_size
+        entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
+        with path.open("rb") as file:
+            tar.addfile(entry, file)
+    except OSError as error:
+        hint = f"correct it or name it in {IGNORE_FILE}"
+        raise BadFieldError(f"workdir: {path}: {error.strerror}", hint, "workdir") from None
+    return entry.size

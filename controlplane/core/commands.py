@@ -1,0 +1,39 @@
+"""Everything the core may ask of the shell, to be done after its input is durable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.ids import JobId, NodeId
+from schemas.messages.agent import GroupDelta
+from schemas.messages.feed import FeedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class SendDelta:
+    """Bring one job on one node to this state."""
+
+    node: NodeId
+    delta: GroupDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Announce:
+    """Tell everybody who follows."""
+
+    event: FeedEvent
+
+
+@dataclass(frozen=True, slots=True)
+class Accept:
+    """Answer the submission: this is its job."""
+
+    job: JobId
+
+
+@dataclass(frozen=True, slots=True)
+class AskForPlan:
+    """The cluster changed in a way that may change the plan."""
+
+
+Command = SendDelta | Announce | Accept | AskForPlan

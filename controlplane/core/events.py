@@ -1,0 +1,109 @@
+"""Everything that can happen, beside what crosses the wire; the journal keeps each of these."""
+
+from __future__ import annotations
+
+from controlplane.policy.api import Plan
+from schemas.cluster import NodeSpec
+from schemas.ids import BootId, JobId, NodeId, Term, Version
+from schemas.jobs import JobSpec
+from schemas.messages import Message
+from schemas.messages.agent import AgentEvent, WorkerSeen
+
+
+class ControllerStarted(Message, tag="core.controller_started.1"):
+    """A new incarnation took over; every node has to greet it again."""
+
+    term: Term
+    release: str
+
+
+class JobSubmitted(Message, tag="core.job_submitted.1"):
+    """A user asks for a job; it was validated and its snapshot is stored."""
+
+    spec: JobSpec
+    snapshot: str
+    user: str
+    key: str  # of the request; a second submission with it is the same job
+
+
+class CancelRequested(Message, tag="core.cancel_requested.1"):
+    """A user ends a job."""
+
+    job: JobId
+    user: str
+
+
+class NodeGreeted(Message, tag="core.node_greeted.1"):
+    """An agent said hello: everything that it offers and runs."""
+
+    node: NodeId
+    boot: BootId
+    spec: NodeSpec
+    workers: tuple[WorkerSeen, ...]
+
+
+class NodeHeard(Message, tag="core.node_heard.1"):
+    """A suspect node spoke again within its session."""
+
+    node: NodeId
+
+
+class NodeSuspected(Message, tag="core.node_suspected.1"):
+    """A node has been silent for a while."""
+
+    node: NodeId
+    silent_s: float
+
+
+class NodeLost(Message, tag="core.node_lost.1"):
+    """A node has been silent for too long."""
+
+    node: NodeId
+    silent_s: float
+
+
+class NodeReported(Message, tag="core.node_reported.1"):
+    """The next event of a node's numbered stream."""
+
+    node: NodeId
+    boot: BootId
+    seq: int
+    event: AgentEvent
+
+
+class PlanProposed(Message, tag="core.plan_proposed.1"):
+    """A policy's answer, perhaps to a question of some time ago."""
+
+    plan: Plan
+
+
+class StartExpired(Message, tag="core.start_expired.1"):
+    """A group did not form in time."""
+
+    job: JobId
+    version: Version
+
+
+class InputSkipped(Message, tag="core.input_skipped.1"):
+    """An input that `handle` could not take; its place in the node's stream is passed over."""
+
+    what: str
+    error: str
+    node: NodeId | None
+    boot: BootId | None
+    seq: int
+
+
+Input = (
+    ControllerStarted
+    | JobSubmitted
+    | CancelRequested
+    | NodeGreeted
+    | NodeHeard
+    | NodeSuspected
+    | NodeLost
+    | NodeReported
+    | PlanProposed
+    | StartExpired
+    | InputSkipped
+)

@@ -1,0 +1,142 @@
+"""One thread that commits whatever is queued: one fdatasync for as many entries as there are."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import sqlite3
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from controlplane.journal.record import SCHEMA, SCHEMA_VERSION, Entry, JournalError
+from schemas.codec import encode
+
+RETRY_S: Final = 0.5
+MAX_BATCH: Final = 2000  # entries in one transaction
+
+
+def connect(path: Path) -> sqlite3.Connection:
+    """Open the database of a journal, made if there is none.
+
+    Raises:
+        JournalError: if it cannot be opened, or a newer release wrote it.
+    """
+    try:
+        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        database.execute("PRAGMA journal_mode=WAL")
+        database.execute("PRAGMA synchronous=FULL")
+        database.executescript(SCHEMA)
+        insert = "INSERT OR IGNORE INTO meta VALUES ('schema', ?)"
+        database.execute(insert, (str(SCHEMA_VERSION),))
+        (found,) = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+    except sqlite3.Error as error:
+        raise JournalError(f"{path}: {error}", "check the disk and the file's owner") from None
+    if int(found) > SCHEMA_VERSION:
+        database.close()
+        raise JournalError(f"{path} is of schema {found}", f"this release reads {SCHEMA_VERSION}")
+    return database
+
+
+class Writer:
+    """Appends entries in order and reports how many are durable.
+
+    A failing commit (a full disk) is tried again until it succeeds; meanwhile nothing behind it
+    is reported, `stalled` says why, and no effect of these entries may leave the process.
+    """
+
+    def __init__(self, path: Path, committed: Callable[[int], None]) -> None:
+        """Take the journal at `path` for this process.
+
+        Args:
+            path: the database file; `path.lock` is held while the writer lives.
+            committed: called from the writer's thread with the number of durable entries.
+
+        Raises:
+            JournalError: if another process has it.
+        """
+        self._lock = _take_lock(path.with_suffix(".lock"))
+        self._database = connect(path)
+        self._committed = committed
+        self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
+        self._count = 0
+        self._closing = threading.Event()
+        self.stalled = ""
+        self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
+        self._thread.start()
+
+    def append(self, entry: Entry) -> None:
+        """Queue `entry`; `committed` will be called when it is durable."""
+        self._queue.put(entry)
+
+    def close(self) -> None:
+        """Commit what is queued and stop; gives up if the disk does not take it."""
+        self._closing.set()
+        self._queue.put(None)
+        self._thread.join()
+        self._database.close()
+        os.close(self._lock)
+
+    def _run(self) -> None:
+        while (entry := self._queue.get()) is not None:
+            batch = [entry]
+            last = False
+            while len(batch) < MAX_BATCH and not last:
+                try:
+                    more = self._queue.get_nowait()
+                except queue.Empty:
+                    break
+                last = more is None
+                if more is not None:
+                    batch.append(more)
+            if not self._commit(batch) or last:
+                return
+
+    def _commit(self, batch: list[Entry]) -> bool:
+        while True:
+            try:
+                self._write(batch)
+            except sqlite3.Error as error:
+                self.stalled = str(error)
+                if self._closing.is_set():
+                    return False
+                time.sleep(RETRY_S)
+            else:
+                self.stalled = ""
+                self._count += len(batch)
+                self._committed(self._count)
+                return True
+
+    def _write(self, batch: list[Entry]) -> None:
+        database = self._database
+        database.execute("BEGIN IMMEDIATE")
+        try:
+            database.executemany(
+                "INSERT INTO inputs (at, body) VALUES (?, ?)",
+                [(entry.at, encode(entry.input)) for entry in batch],
+            )
+            database.executemany(
+                "INSERT INTO feed VALUES (?, ?)",
+                [(event.seq, encode(event)) for entry in batch for event in entry.feed],
+            )
+            database.execute("COMMIT")
+        except sqlite3.Error:
+            if database.in_transaction:
+                database.execute("ROLLBACK")
+            raise
+
+
+def _take_lock(path: Path) -> int:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(lock)
+        raise JournalError(
+            f"{path} is held by another process", "one controller owns a journal; stop the other"
+        ) from None
+    return lock

@@ -1,0 +1,82 @@
+"""First come, first served: gangs of the wanted size, oldest job first."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
+from schemas.ids import JobId, NodeId, Seconds, SlotId
+
+
+class Fifo:
+    """Give each waiting job its wanted slots in order of arrival; never move a running job.
+
+    A job at the head of the line that does not fit holds back those behind it, so nothing
+    starves; one that can never fit is passed over.
+    """
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """Keep what runs, then place the oldest waiting jobs on the slots left over."""
+        kept = {job.job: dict(job.running_on) for job in view.jobs.values() if job.running_on}
+        taken = {slot for placed in kept.values() for slot in placed}
+        free = [slot for slot in view.slots if slot.usable and slot.slot not in taken]
+        placed: dict[JobId, dict[SlotId, int]] = {}
+        reasons: dict[JobId, Reason] = {}
+        wake_at: Seconds | None = None
+        ahead = 0  # jobs that wait in front
+        for job in _waiting(view):
+            size = min(job.wanted, max(job.least, len(view.slots)))
+            if job.least > len(view.slots):
+                reasons[job.job] = _too_large(job, len(view.slots))
+            elif job.ready_at > now:
+                wake_at = min(job.ready_at, wake_at or job.ready_at)
+                reasons[job.job] = Reason("backing_off", "waits before its next try")
+            elif ahead or size > len(free):
+                reasons[job.job] = _waits(size, len(free), ahead)
+                ahead += 1
+            else:
+                chosen = consolidate(free, size)
+                free = [slot for slot in free if slot not in chosen]
+                placed[job.job] = split(job.batch_size, [slot.slot for slot in chosen])
+                reasons[job.job] = Reason("next_in_line", "its turn by arrival", {"slots": size})
+        return Plan(
+            based_on=view.version, local_batch=kept | placed, reasons=reasons, wake_at=wake_at
+        )
+
+
+def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
+    """`size` of the free slots on as few nodes as possible, best fit first.
+
+    Requires `size <= len(free)`.
+    """
+    by_node: dict[NodeId, list[SlotView]] = defaultdict(list)
+    for slot in free:
+        by_node[slot.node].append(slot)
+    fitting = [slots for slots in by_node.values() if len(slots) >= size]
+    if fitting:
+        return min(fitting, key=len)[:size]
+    largest_first = sorted(by_node.values(), key=len, reverse=True)
+    return [slot for slots in largest_first for slot in slots][:size]
+
+
+def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
+    """`batch` dealt out over `slots` with differences of at most one sample."""
+    share, rest = divmod(batch, len(slots))
+    return {slot: share + (place < rest) for place, slot in enumerate(slots)}
+
+
+def _waiting(view: ClusterView) -> list[JobView]:
+    waiting = [job for job in view.jobs.values() if not job.running_on]
+    return sorted(waiting, key=lambda job: (job.submitted_at, job.job))
+
+
+def _too_large(job: JobView, slots: int) -> Reason:
+    text = f"needs {job.least} slots, the cluster has {slots}"
+    return Reason("too_large", text, {"needs": job.least, "slots": slots})
+
+
+def _waits(size: int, free: int, ahead: int) -> Reason:
+    behind = f" behind {ahead} job{'s' * (ahead != 1)}" if ahead else ""
+    text = f"waits for {size} slot{'s' * (size != 1)}{behind}, {free} free"
+    return Reason("waits", text, {"needs": size, "free": free, "ahead": ahead})

@@ -1,0 +1,1 @@
+"""The live shell around the core: sockets in, journal, `handle`, sockets out."""

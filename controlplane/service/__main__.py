@@ -1,0 +1,30 @@
+"""`ones-controller --config FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import uvloop
+
+from controlplane.service import app, settings
+from schemas.daemon import configure_logging
+from schemas.errors import OnesError
+
+
+def main() -> None:
+    """Run the controller; exit code 2 when it cannot begin."""
+    parser = argparse.ArgumentParser(prog="ones-controller", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
+    path = parser.parse_args().config.resolve()
+    configure_logging()
+    try:
+        uvloop.run(app.run(settings.load(path), path.parent))
+    except OnesError as error:
+        sys.stderr.write(f"ones-controller: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,202 @@
+"""Client requests to inputs, and views to replies."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import msgspec
+
+from controlplane.core.commands import Accept, Command
+from controlplane.core.events import CancelRequested, JobSubmitted
+from controlplane.core.job import Job
+from controlplane.core.state import MAX_WORKERS
+from controlplane.service import views
+from controlplane.service.feed import READERS, Feed
+from controlplane.service.snapshots import Snapshots
+from controlplane.service.telemetry import TelemetryTable
+from controlplane.service.turn import Turn
+from schemas.codec import REQUEST, encode
+from schemas.daemon import Audit
+from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError
+from schemas.jobs import problems
+from schemas.link import Identity, Incoming, Wire
+from schemas.messages import Message
+from schemas.messages.client import (
+    CancelJob,
+    Cluster,
+    EventsPage,
+    Failed,
+    GetCluster,
+    GetJob,
+    JobAccepted,
+    Jobs,
+    ListJobs,
+    ListNodes,
+    Nodes,
+    PutSnapshot,
+    ReadEvents,
+    SnapshotStored,
+    SubmitJob,
+)
+from schemas.messages.logs import ReadLog
+
+WRITERS: Final = frozenset({"admin", "user"})
+MAX_WAIT_S: Final = 30.0
+MAX_WAITING: Final = 1000  # requests under way at once
+MAX_EVENTS: Final = 1000
+MAX_REPLY: Final = 2 << 20
+
+
+class Api:
+    """Answers every request once; a request that cannot be done says why and changes nothing."""
+
+    def __init__(
+        self,
+        *,
+        turn: Turn,
+        wire: Wire,
+        feed: Feed,
+        snapshots: Snapshots,
+        telemetry: TelemetryTable,
+        audit: Audit,
+        about: Callable[[Identity], Cluster],
+    ) -> None:
+        self._turn = turn
+        self._wire = wire
+        self._feed = feed
+        self._snapshots = snapshots
+        self._telemetry = telemetry
+        self._audit = audit
+        self._about = about
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def serve(self) -> None:
+        """Take requests, for ever."""
+        async for incoming in self._wire:
+            if len(self._under_way) > MAX_WAITING:
+                self._fail(incoming, UnavailableError("too many requests", "try again later"))
+                continue
+            task = asyncio.create_task(self._answer(incoming))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+
+    async def _answer(self, incoming: Incoming) -> None:
+        try:
+            if len(incoming.frames) != 3 or len(incoming.frames[1]) > 32:  # noqa: PLR2004
+                raise BadFieldError("a request has two frames", "send [id, message]", "frames")
+            request = REQUEST.decode(incoming.frames[2])
+            reply = await self._do(request, incoming.identity or Identity("", ""))
+        except OnesError as error:
+            self._fail(incoming, error)
+        else:
+            self._wire.send(*incoming.frames[:-1], encode(reply))
+
+    def _fail(self, incoming: Incoming, error: OnesError) -> None:
+        now = self._turn.now()
+        self._audit.refused("request", str(error), now, peer=str(incoming.identity))
+        failed = Failed(code=error.code, message=error.message, hint=error.hint, field=error.field)
+        self._wire.send(*incoming.frames[:2], encode(failed))
+
+    async def _do(self, request: Message, who: Identity) -> Message:
+        if who.role not in READERS:
+            raise DeniedError(f"the key of {who} may not use this port", "use a user's key")
+        match request:
+            case GetCluster():
+                return self._about(who)
+            case ListJobs(ended=ended):
+                return self._jobs(ended=ended)
+            case GetJob():
+                return await self._job(request)
+            case ListNodes():
+                return Nodes(nodes=views.nodes(self._turn.reactor.state))
+            case ReadEvents():
+                return await self._events(request)
+            case ReadLog():
+                raise BadFieldError("logs have a port of their own", "see log_port of GetCluster")
+        if who.role not in WRITERS:
+            raise DeniedError(f"{who.role} {who.name} may only read", "ask for a user's key")
+        match request:
+            case PutSnapshot():
+                size = self._snapshots.put(
+                    str(who), request.digest, request.offset, request.data, request.total
+                )
+                return SnapshotStored(digest=request.digest, size=size)
+            case SubmitJob():
+                return await self._submit(request, who)
+            case CancelJob():
+                return await self._cancel(request, who)
+            case _:
+                raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
+
+    async def _submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
+        for problem in problems(request.spec):
+            raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
+        if request.spec.slots[0] > MAX_WORKERS:
+            what = f"slots: this release runs a job on {MAX_WORKERS} slot"
+            raise BadFieldError(what, f"let the least be {MAX_WORKERS}", "slots")
+        if not self._snapshots.has(request.snapshot):
+            what = f"snapshot {request.snapshot[:64]!r} is not stored here"
+            raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
+        submitted = JobSubmitted(
+            spec=request.spec, snapshot=request.snapshot, user=who.name, key=request.key
+        )
+        for command in await self._durable(submitted):
+            if isinstance(command, Accept):
+                job = self._turn.reactor.state.job(command.job)
+                return JobAccepted(job=command.job, state=job.phase.value)
+        raise UnavailableError("the submission was not taken", "look at the controller's log")
+
+    async def _cancel(self, request: CancelJob, who: Identity) -> Message:
+        job = self._turn.reactor.state.job(request.job)
+        if not job.ended:
+            if who.role != "admin" and who.name != job.user:
+                raise DeniedError(f"{job.job} belongs to {job.user}", "ask its owner")
+            await self._durable(CancelRequested(job=request.job, user=who.name))
+        return self._detail(self._turn.reactor.state.job(request.job))
+
+    async def _durable(self, event: JobSubmitted | CancelRequested) -> list[Command]:
+        done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()
+
+        def committed(commands: list[Command]) -> None:
+            if not done.done():
+                done.set_result(commands)
+
+        self._turn.take_checked(event, committed)
+        return await done
+
+    async def _job(self, request: GetJob) -> Message:
+        job = self._turn.reactor.state.job(request.job)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(request.wait_s, MAX_WAIT_S)
+        while not job.ended and (left := deadline - loop.time()) > 0:
+            await self._feed.news(left)
+            job = self._turn.reactor.state.job(request.job)
+        return self._detail(job)
+
+    async def _events(self, request: ReadEvents) -> EventsPage:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(request.wait_s, MAX_WAIT_S)
+        first = max(1, request.from_seq)
+        while self._feed.last_seq < first and (left := deadline - loop.time()) > 0:
+            await self._feed.news(left)
+        events = self._turn.reader.feed(first, max(1, min(request.limit, MAX_EVENTS)))
+        visible = tuple(event for event in events if event.seq <= self._feed.last_seq)
+        return EventsPage(events=visible, next_seq=visible[-1].seq + 1 if visible else first)
+
+    def _jobs(self, *, ended: bool) -> Jobs:
+        state = self._turn.reactor.state
+        chosen = list(state.jobs.values() if ended else (state.jobs[name] for name in state.active))
+        now = self._turn.now()
+        lines = [
+            views.summary(job, self._turn.reasons.get(job.job), self._telemetry, now)
+            for job in chosen
+        ]
+        while len(lines) > 1 and len(msgspec.msgpack.encode(lines)) > MAX_REPLY:
+            lines = lines[len(lines) // 4 :]  # the newest; older ones are in the event history
+        return Jobs(jobs=tuple(lines))
+
+    def _detail(self, job: Job) -> Message:
+        reason = self._turn.reasons.get(job.job)
+        return views.detail(job, reason, self._telemetry, self._turn.now())

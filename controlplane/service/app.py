@@ -1,0 +1,162 @@
+"""Builds the controller's parts, owns their tasks, shuts down in order."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from importlib.metadata import version
+from pathlib import Path
+
+import structlog
+
+from controlplane.core.commands import Announce, Command, SendDelta
+from controlplane.policy.registry import make
+from controlplane.service.agents import Agents
+from controlplane.service.api import Api
+from controlplane.service.feed import Feed
+from controlplane.service.logs import LogRelay
+from controlplane.service.logstore import LogStore
+from controlplane.service.settings import ControllerSettings
+from controlplane.service.snapshots import Snapshots
+from controlplane.service.telemetry import TelemetryTable
+from controlplane.service.turn import Turn
+from schemas.daemon import Audit, notify, watchdog
+from schemas.errors import SettingsError
+from schemas.link import Identity, Link, Wire, load_authorised, load_keys
+from schemas.messages.client import Cluster
+from schemas.session import Pace
+
+log = structlog.get_logger("controller")
+BIND_WAIT_S = 10.0  # a predecessor that was killed may still be closing
+
+
+async def run(settings: ControllerSettings, home: Path) -> None:
+    """Be the controller until a signal asks to stop.
+
+    Args:
+        settings: what the settings file says.
+        home: the folder that relative paths in it are relative to.
+
+    Raises:
+        SettingsError: if keys or addresses cannot be used.
+        JournalError: if the journal cannot be used.
+    """
+    state = home / settings.state
+    state.mkdir(mode=0o700, parents=True, exist_ok=True)
+    audit = Audit()
+    loop = asyncio.get_running_loop()
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+
+    link = Link(load_keys(home / settings.keys.server))
+    authority = link.authority(
+        load_authorised(home / settings.keys.authorised),
+        lambda key: audit.refused("key", f"{key} is not authorised", loop.time()),
+    )
+
+    def perform(command: Command) -> None:
+        if isinstance(command, SendDelta):
+            agents.perform(command)
+        elif isinstance(command, Announce):
+            feed.publish(command.event)
+            if command.event.job:
+                relay.job_changed(command.event.job)
+
+    turn = Turn(state / "journal.sqlite", make(settings.policy.name), perform)
+    listen = settings.listen
+    telemetry = TelemetryTable()
+    snapshots = Snapshots(state / "snapshots", settings.store.snapshot_bytes)
+    try:
+        feed = Feed(
+            await _bind(link, "XPUB", listen.host, listen.feed),
+            audit,
+            turn.reactor.state.feed_seq,
+        )
+        term = turn.begin(version("ones"))
+        relay = LogRelay(
+            shippers=await _bind(link, "ROUTER", listen.host, listen.shippers),
+            followers=await _bind(link, "ROUTER", listen.host, listen.followers),
+            store=LogStore(state / "logs", settings.store.log_bytes_per_job),
+            snapshots=snapshots,
+            state=lambda: turn.reactor.state,
+            audit=audit,
+        )
+        agents = Agents(
+            turn=turn,
+            orders=await _bind(link, "ROUTER", listen.host, listen.agents),
+            events=await _bind(link, "SUB", listen.host, listen.events),
+            term=term,
+            pace=Pace(suspect_s=settings.silence.suspect_s, lost_s=settings.silence.lost_s),
+            ports=(listen.shippers, listen.events),
+            telemetry=telemetry,
+            audit=audit,
+        )
+
+        def about(who: Identity) -> Cluster:
+            return Cluster(
+                release=version("ones"),
+                term=term,
+                policy=settings.policy.name,
+                user=who.name,
+                role=who.role,
+                feed_port=listen.feed,
+                log_port=listen.followers,
+                last_seq=feed.last_seq,
+            )
+
+        api = Api(
+            turn=turn,
+            wire=await _bind(link, "ROUTER", listen.host, listen.clients),
+            feed=feed,
+            snapshots=snapshots,
+            telemetry=telemetry,
+            audit=audit,
+            about=about,
+        )
+        async with asyncio.TaskGroup() as tasks:
+            owned = [
+                tasks.create_task(work)
+                for work in (
+                    authority.run(),
+                    agents.hear_orders(),
+                    agents.hear_events(),
+                    agents.keep_time(),
+                    turn.keep_deadlines(),
+                    feed.admit(),
+                    relay.hear_shippers(),
+                    relay.hear_followers(),
+                    api.serve(),
+                    watchdog(lambda: not turn.stalled),
+                )
+            ]
+            _write_pid(home, settings.pid_file)
+            log.info("controller ready", term=term, jobs=len(turn.reactor.state.jobs))
+            notify("READY=1")
+            await stop.wait()
+            notify("STOPPING=1")
+            for task in owned:
+                task.cancel()
+    finally:
+        turn.close()
+        link.close()
+    log.info("controller stopped", term=term)
+
+
+async def _bind(link: Link, kind: str, host: str, port: int) -> Wire:
+    address = f"tcp://{host}:{port}"
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + BIND_WAIT_S
+    while True:
+        try:
+            return link.bind(kind, address)
+        except SettingsError:
+            if loop.time() > deadline:
+                raise
+            await asyncio.sleep(0.1)
+
+
+def _write_pid(home: Path, name: str) -> None:
+    if name:
+        (home / name).write_text(f"{os.getpid()}\n", encoding="ascii")

@@ -1,0 +1,158 @@
+"""A job's output as one file: pieces of its workers in the order in which they arrived.
+
+A file is a row of records: 4 bytes big-endian header length, a MessagePack header
+`[version, rank, offset, size, ended]`, then `size` bytes. A torn last record is cut off when the
+file is opened; its bytes come again, because the agent keeps them until they are stored.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO, Final
+
+import msgspec
+
+from schemas.ids import JobId, Rank, Version
+from schemas.messages.logs import LogPiece
+
+LENGTH: Final = struct.Struct(">I")
+Who = tuple[int, int]  # (version, rank)
+_header: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int, bool])
+
+
+@dataclass(slots=True)
+class _Stream:
+    path: Path
+    size: int = 0  # of the file
+    bytes_kept: int = 0  # of output
+    stored: dict[Who, int] = field(default_factory=dict)  # end of each worker's output
+    ended: set[Who] = field(default_factory=set)
+
+
+class LogStore:
+    """All streams of all jobs, each opened when it is first used."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._max_bytes = max_bytes
+        self._streams: dict[tuple[JobId, str], _Stream] = {}
+
+    def stored(self, job: JobId, stream: str, who: Who) -> tuple[int, bool]:
+        """How far a worker's output is here, and whether that is its end."""
+        found = self._open(job, stream)
+        return found.stored.get(who, 0), who in found.ended
+
+    def append(self, job: JobId, stream: str, who: Who, offset: int, data: bytes) -> int:
+        """Store what is new in `data`; returns how far the worker's output is here now.
+
+        Raises:
+            OSError: if the disk does not take it; nothing was stored.
+        """
+        found = self._open(job, stream)
+        have = found.stored.get(who, 0)
+        if offset > have or offset + len(data) <= have:
+            return have
+        fresh = data[have - offset :]
+        if found.bytes_kept >= self._max_bytes:
+            found.stored[who] = have + len(fresh)  # beyond the bound: taken, and not kept
+            return found.stored[who]
+        self._write(found, who, have, fresh, ended=False)
+        found.bytes_kept += len(fresh)
+        if found.bytes_kept >= self._max_bytes:
+            note = f"\n[ones: output beyond {self._max_bytes} bytes of a job is not kept]\n"
+            self._write(found, who, have + len(fresh), note.encode(), ended=False)
+        found.stored[who] = have + len(fresh)
+        return found.stored[who]
+
+    def end(self, job: JobId, stream: str, who: Who, size: int) -> bool:
+        """Note that a worker's output ends at `size`; False while some of it is missing."""
+        found = self._open(job, stream)
+        have = found.stored.setdefault(who, 0)
+        if have < size:
+            return False
+        if who not in found.ended:
+            self._write(found, who, have, b"", ended=True)
+            found.ended.add(who)
+        return True
+
+    def read(
+        self, job: JobId, stream: str, rank: Rank | None, cursor: int, max_bytes: int
+    ) -> tuple[list[LogPiece], int]:
+        """Pieces from `cursor` on, about `max_bytes` of them, and the cursor behind them."""
+        found = self._open(job, stream)
+        pieces: list[LogPiece] = []
+        taken = 0
+        if not found.path.exists() or cursor >= found.size:
+            return pieces, max(0, min(cursor, found.size))
+        with found.path.open("rb") as file:
+            file.seek(max(cursor, 0))
+            position = max(cursor, 0)
+            for (version, of, offset, size, _), end in _records(file, found.size):
+                wanted = size and (rank is None or rank == of)
+                if wanted and taken and taken + size > max_bytes:
+                    break
+                if wanted:
+                    data = file.read(size)
+                    piece = LogPiece(
+                        version=Version(version), rank=Rank(of), offset=offset, data=data
+                    )
+                    pieces.append(piece)
+                    taken += size
+                position = end
+        return pieces, position
+
+    def _open(self, job: JobId, stream: str) -> _Stream:
+        found = self._streams.get((job, stream))
+        if found is None:
+            found = _Stream(self._folder / f"{job}.{stream}")
+            if found.path.exists():
+                _scan(found)
+            self._streams[job, stream] = found
+        return found
+
+    @staticmethod
+    def _write(found: _Stream, who: Who, offset: int, data: bytes, *, ended: bool) -> None:
+        header = msgspec.msgpack.encode((*who, offset, len(data), ended))
+        record = LENGTH.pack(len(header)) + header + data
+        with found.path.open("ab") as file:
+            try:
+                file.write(record)
+                file.flush()
+            except OSError:
+                file.truncate(found.size)
+                raise
+        found.size += len(record)
+
+
+def _scan(found: _Stream) -> None:
+    size = found.path.stat().st_size
+    with found.path.open("r+b") as file:
+        for (version, rank, offset, length, ended), end in _records(file, size):
+            who = (version, rank)
+            found.stored[who] = max(found.stored.get(who, 0), offset + length)
+            found.bytes_kept += length
+            if ended:
+                found.ended.add(who)
+            found.size = end
+        file.truncate(found.size)
+
+
+def _records(file: BinaryIO, size: int) -> Iterator[tuple[tuple[int, int, int, int, bool], int]]:
+    """The headers of all whole records, each with the position behind its data."""
+    position = file.tell()
+    while position + LENGTH.size <= size:
+        file.seek(position)
+        (length,) = LENGTH.unpack(file.read(LENGTH.size))
+        try:
+            header = _header.decode(file.read(length))
+        except msgspec.DecodeError:
+            return
+        end = position + LENGTH.size + length + header[3]
+        if end > size:
+            return
+        yield header, end
+        position = end

@@ -1,0 +1,27 @@
+"""The latest step report of each job: for the eye, never for the core."""
+
+from __future__ import annotations
+
+from schemas.ids import JobId, Seconds
+from schemas.messages.agent import StepsReported
+
+
+class TelemetryTable:
+    """What workers said last about a job that runs; lost when the controller restarts."""
+
+    def __init__(self) -> None:
+        self._latest: dict[JobId, tuple[Seconds, StepsReported]] = {}
+
+    def take(self, steps: StepsReported, now: Seconds) -> None:
+        """Remember a report of a job's rank 0."""
+        if steps.rank == 0:
+            self._latest[steps.job] = (now, steps)
+
+    def of(self, job: JobId) -> StepsReported | None:
+        """The latest report of `job`."""
+        found = self._latest.get(job)
+        return found[1] if found else None
+
+    def forget(self, job: JobId) -> None:
+        """Drop an ended job."""
+        self._latest.pop(job, None)

@@ -1,0 +1,180 @@
+"""One turn: handle an input, make it durable, and only then let its effects out."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from controlplane.core.commands import Announce, AskForPlan, Command
+from controlplane.core.commit import check
+from controlplane.core.events import (
+    ControllerStarted,
+    Input,
+    InputSkipped,
+    NodeReported,
+    PlanProposed,
+)
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import Entry
+from controlplane.journal.replay import replay
+from controlplane.journal.writer import Writer
+from controlplane.policy.api import Policy, Reason
+from schemas.errors import UnavailableError
+from schemas.ids import JobId, Seconds, Term
+
+log = structlog.get_logger("turn")
+Perform = Callable[[Command], None]
+DEADLINE_TICK_S: Final = 0.5
+
+
+@dataclass(slots=True)
+class _Pending:
+    commands: list[Command]
+    before: Callable[[], None] | None
+    after: Callable[[list[Command]], None] | None
+
+
+class Turn:
+    """Owns the reactor and its journal.
+
+    Inputs are handled at once, in order; their commands wait until the journal has them
+    (commit before effect), also in order. Several inputs share one fdatasync.
+    """
+
+    def __init__(self, journal: Path, policy: Policy, perform: Perform) -> None:
+        self._path = journal
+        self._policy = policy
+        self._perform = perform
+        self._loop = asyncio.get_running_loop()
+        self._pending: deque[_Pending] = deque()
+        self._released = 0
+        self._planning = False
+        self._wake: asyncio.TimerHandle | None = None
+        self.reasons: dict[JobId, Reason] = {}  # the latest plan's, for jobs that wait
+        self._life = 0  # of the writer
+        self._writer = Writer(journal, partial(self._committed, self._life))
+        self.reader = Reader(journal)
+        self.reactor = replay(self.reader.inputs())
+        self._last = Seconds(0.0)
+
+    @property
+    def stalled(self) -> str:
+        """Why nothing becomes durable at the moment; empty when all is well."""
+        return self._writer.stalled
+
+    def now(self) -> Seconds:
+        """Wall time that never goes back, in seconds since the epoch."""
+        self._last = Seconds(max(self._last, time.time()))
+        return self._last
+
+    def begin(self, release: str) -> Term:
+        """Enter the history as a new incarnation."""
+        term = Term(self.reactor.state.term + 1)
+        self.take(ControllerStarted(term=term, release=release))
+        return term
+
+    def take(
+        self,
+        event: Input,
+        before: Callable[[], None] | None = None,
+        after: Callable[[list[Command]], None] | None = None,
+    ) -> None:
+        """Handle `event`; run `before`, its commands and `after` once it is durable."""
+        now = self.now()
+        try:
+            commands = self.reactor.handle(event, now)
+        except Exception as error:
+            log.exception("input skipped", input=type(event).__name__)
+            event, commands = self._skip(event, error)
+        feed = tuple(command.event for command in commands if isinstance(command, Announce))
+        self._pending.append(_Pending(commands, before, after))
+        self._writer.append(Entry(at=now, input=event, feed=feed))
+
+    def take_checked(self, event: Input, after: Callable[[list[Command]], None]) -> None:
+        """The same for a client's request, refused while nothing can become durable.
+
+        Raises:
+            UnavailableError: and nothing was changed.
+        """
+        if self.stalled:
+            raise UnavailableError(
+                f"the controller cannot write its journal ({self.stalled})",
+                "free space there and submit again; running jobs go on",
+            )
+        self.take(event, after=after)
+
+    def _skip(self, event: Input, error: Exception) -> tuple[Input, list[Command]]:
+        """Rebuild the state as it was before `event`, and pass over `event` for good."""
+        if self.stalled:
+            raise error  # the state before cannot be read back; the next incarnation can
+        self._writer.close()
+        self._release(self._life, self._released + len(self._pending))
+        self.reader.close()
+        self._life, self._released = self._life + 1, 0
+        self._writer = Writer(self._path, partial(self._committed, self._life))
+        self.reader = Reader(self._path)
+        self.reactor = replay(self.reader.inputs())
+        reported = event if isinstance(event, NodeReported) else None
+        skipped = InputSkipped(
+            what=type(event).__name__,
+            error=repr(error)[:1000],
+            node=reported.node if reported else None,
+            boot=reported.boot if reported else None,
+            seq=reported.seq if reported else 0,
+        )
+        return skipped, self.reactor.handle(skipped, self.now())
+
+    def _committed(self, life: int, count: int) -> None:
+        self._loop.call_soon_threadsafe(self._release, life, count)
+
+    def _release(self, life: int, count: int) -> None:
+        while life == self._life and self._released < count and self._pending:
+            self._released += 1
+            pending = self._pending.popleft()
+            if pending.before:
+                pending.before()
+            for command in pending.commands:
+                if isinstance(command, AskForPlan):
+                    self._ask()
+                else:
+                    self._perform(command)
+            if pending.after:
+                pending.after(pending.commands)
+
+    def _ask(self) -> None:
+        if not self._planning:
+            self._planning = True
+            self._loop.call_soon(self.plan)
+
+    def plan(self) -> None:
+        """Ask the policy, and take its answer if it changes anything."""
+        self._planning = False
+        now = self.now()
+        plan = self._policy.plan(self.reactor.state.view(), now)
+        self.reasons = plan.reasons
+        if plan.wake_at is not None:
+            if self._wake:
+                self._wake.cancel()
+            self._wake = self._loop.call_later(max(0.05, plan.wake_at - now), self._ask)
+        if not check(plan, self.reactor.state, now).empty:
+            self.take(PlanProposed(plan=plan))
+
+    async def keep_deadlines(self) -> None:
+        """Turn deadlines that pass into inputs, for ever."""
+        while True:
+            await asyncio.sleep(DEADLINE_TICK_S)
+            for event in self.reactor.due(self.now()):
+                self.take(event)
+
+    def close(self) -> None:
+        """Make what was taken durable, and stop."""
+        self._writer.close()
+        self.reader.close()

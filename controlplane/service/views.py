@@ -1,0 +1,121 @@
+"""Core state to what clients see; `telemetry` fills in what happened since the last epoch."""
+
+from __future__ import annotations
+
+from controlplane.core.job import Job, times
+from controlplane.core.node import Node
+from controlplane.core.state import State
+from controlplane.policy.api import Reason
+from controlplane.service.telemetry import TelemetryTable
+from schemas.ids import JobId, Seconds, node_of, slot_id
+from schemas.messages.agent import StepsReported
+from schemas.messages.client import JobDetail, JobSummary, NodeInfo, WorkerInfo
+
+
+def summary(job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds) -> JobSummary:
+    """A line of `ones ps`."""
+    queued_s, running_s = times(job, now)
+    live = telemetry.of(job.job) if job.group else None
+    live = live if live and live.version == job.version else None
+    waiting = not job.group and not job.ended
+    why = reason.text if reason and waiting and not job.history else job.why
+    if reason and waiting and job.history:
+        why = f"{job.why}; {reason.text}"
+    return JobSummary(
+        job=job.job,
+        name=job.spec.name,
+        user=job.user,
+        state=job.phase.value,
+        reason=why,
+        slots=len(job.group.members) if job.group else 0,
+        global_batch=job.group.global_batch if job.group else 0,
+        lr=live.lr if live else job.lr or job.spec.lr,
+        epoch=job.epoch,
+        samples_per_s=_speed(job, live),
+        progress=_progress(job, live),
+        train_loss=live.train_loss if live and live.train_loss is not None else job.train_loss,
+        metrics=job.metrics,
+        submitted_at=job.submitted_at,
+        queued_s=queued_s,
+        running_s=running_s,
+        rescales=job.rescales,
+        batch_changes=job.batch_changes,
+    )
+
+
+def detail(job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds) -> JobDetail:
+    """Everything about one job."""
+    live = telemetry.of(job.job) if job.group else None
+    workers = tuple(
+        WorkerInfo(
+            rank=worker.rank,
+            node=node_of(worker.slot),
+            slot=worker.slot,
+            pid=worker.pid,
+            version=worker.version,
+            phase=worker.phase.value,
+            local_batch=worker.local_batch,
+        )
+        for worker in job.workers.values()
+    )
+    return JobDetail(
+        summary=summary(job, reason, telemetry, now),
+        spec=job.spec,
+        snapshot=job.snapshot,
+        workers=workers,
+        history=tuple(job.history),
+        epochs=tuple(job.epochs),
+        versions=tuple(job.versions),
+        failures=job.failures,
+        exit_code=job.exit_code,
+        samples_done=max(job.samples_done, live.samples_done if live else 0),
+        version=job.version,
+    )
+
+
+def nodes(state: State) -> tuple[NodeInfo, ...]:
+    """The lines of `ones node list`."""
+    owners = state.owners()
+    return tuple(_node(node, {s: j for s, j in owners.items() if node_of(s) == node.node})
+                 for node in state.nodes.values())  # fmt: skip
+
+
+def _node(node: Node, owners: dict[str, JobId]) -> NodeInfo:
+    slots = [slot_id(node.node, slot.index) for slot in node.spec.slots]
+    foreign = f"slots held by unknown jobs: {sorted(node.foreign)}" if node.foreign else ""
+    return NodeInfo(
+        node=node.node,
+        state=node.phase.value,
+        reason=foreign,
+        host=node.spec.host,
+        address=node.spec.address,
+        slots=len(slots),
+        free=sum(slot not in owners for slot in slots),
+        kind=node.spec.slots[0].kind,
+        model=node.spec.slots[0].model,
+        jobs=tuple(dict.fromkeys(owners.values())),
+        release=node.spec.release,
+    )
+
+
+def _speed(job: Job, live: StepsReported | None) -> float:
+    if not job.group:
+        return 0.0
+    return live.samples_per_s if live else job.samples_per_s
+
+
+def _progress(job: Job, live: StepsReported | None) -> float | None:
+    stop = job.spec.stop
+    if stop is not None and stop.metric is not None:
+        return None
+    if job.phase.value == "succeeded":
+        return 1.0
+    if stop is not None and stop.samples is not None:
+        total = stop.samples
+    else:
+        epochs = stop.epochs if stop is not None else job.epochs_stated
+        total = (epochs or 0) * job.epoch_samples
+    if not total:
+        return 0.0
+    done = max(job.samples_done, live.samples_done if live else 0)
+    return min(1.0, done / total)

@@ -1,0 +1,114 @@
+"""Conversation with the node agent, off the training thread.
+
+Reports go to a file first: it is there when the agent is not, and when the worker is not any more.
+The socket only carries hints that the file grew, telemetry, and the order to join a group.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from schemas.codec import TO_WORKER, encode
+from schemas.errors import OnesError
+from schemas.link import ThreadDealer
+from schemas.messages.agent import ScriptReport, StepsReported
+from schemas.messages.worker import Assignment, Reported, WorkerHello
+
+FRAME: Final = struct.Struct(">I")
+TELEMETRY_S: Final = 1.0
+Telemetry = Callable[[], StepsReported | None]
+
+
+class ReportFile:
+    """The worker's own append-only file of reports."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab", buffering=0)
+        self._lock = threading.Lock()
+        self.count = _frames(path.read_bytes())
+
+    def append(self, make: Callable[[int], ScriptReport]) -> None:
+        """Append the report that `make` builds for the next index."""
+        with self._lock:
+            data = encode(make(self.count + 1))
+            self._file.write(FRAME.pack(len(data)) + data)
+            self.count += 1
+
+
+def _frames(data: bytes) -> int:
+    count = start = 0
+    while start + FRAME.size <= len(data):
+        start += FRAME.size + FRAME.unpack_from(data, start)[0]
+        count += 1
+    return count
+
+
+class Channel:
+    """One worker's line to its agent; works on, in silence, while there is none."""
+
+    def __init__(self, assignment: Assignment, folder: Path) -> None:
+        self._assignment = assignment
+        self._reports = ReportFile(folder / "reports")
+        self._telemetry: Telemetry = lambda: None
+        self._ordered = threading.Event()
+        self._stop = threading.Event()
+        self._started = threading.Event()
+        self._wake: Callable[[], None] = lambda: None
+        self._thread = threading.Thread(target=self._run, name="channel", daemon=True)
+        self._thread.start()
+        self._started.wait()
+
+    def report(self, make: Callable[[int], ScriptReport]) -> None:
+        """Write a report that nothing can lose, and hint at it."""
+        self._reports.append(make)
+        self._wake()
+
+    def tell_steps(self, telemetry: Telemetry) -> None:
+        """Ask `telemetry` about once a second, from the channel's thread."""
+        self._telemetry = telemetry
+
+    def await_switch(self) -> None:
+        """Wait until the controller wants this worker in its group."""
+        self._ordered.wait()
+
+    def close(self) -> None:
+        """End the conversation."""
+        self._stop.set()
+        self._wake()
+        self._thread.join(timeout=2.0)
+
+    def _run(self) -> None:
+        dealer = ThreadDealer(self._assignment.socket)
+        self._wake = dealer.waker()
+        self._started.set()
+        told = 0
+        while not self._stop.is_set():
+            messages, connected = dealer.poll(TELEMETRY_S)
+            if connected:
+                told = 0
+                dealer.send(encode(WorkerHello(pid=os.getpid(), **self._who())))
+            for data in messages:
+                self._heard(data)
+            count = self._reports.count
+            if count > told and dealer.send(encode(Reported(count=count, **self._who()))):
+                told = count
+            if (steps := self._telemetry()) is not None:
+                dealer.send(encode(steps))
+        dealer.close()
+
+    def _heard(self, data: bytes) -> None:
+        try:
+            order = TO_WORKER.decode(data)
+        except OnesError:
+            return
+        if order.version == self._assignment.version:
+            self._ordered.set()
+
+    def _who(self) -> dict[str, Any]:
+        a = self._assignment
+        return {"job": a.job, "version": a.version, "rank": a.rank}

@@ -1,0 +1,161 @@
+"""The way back: a snapshot on the training thread, an atomic write elsewhere."""
+
+from __future__ import annotations
+
+import os
+import queue
+import random
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from elastic.errors import CheckpointError
+from schemas.groups import ResumePoint
+
+FORMAT: Final = 1
+KEPT: Final = 2  # the newest, and the one before it
+
+
+def path_of(folder: Path, point: ResumePoint) -> Path:
+    """Where the checkpoint of an epoch lies."""
+    return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
+
+
+def copied(state: Any) -> Any:
+    """`state` with every tensor copied to the host, so that training may go on meanwhile."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    if isinstance(state, Mapping):
+        return {key: copied(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copied(value) for value in state)
+    return state
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every generator that a script is likely to use."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, position, has_gauss, gauss = numpy.random.get_state()
+        state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss)
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Undo what was drawn since `random_state` gave `state`."""
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "numpy" in state:
+        import numpy as np  # noqa: PLC0415 - only where the script used it before
+
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002
+
+
+def load(path: Path) -> dict[str, Any]:
+    """The checkpoint in `path`; nothing in it is executed.
+
+    Raises:
+        CheckpointError: if it is not there or damaged.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        hint = "let `checkpoints` of every agent be the same shared folder"
+        raise CheckpointError(f"no checkpoint {path.name} on this node", hint) from None
+    except Exception as error:
+        hint = "an earlier one may be whole"
+        raise CheckpointError(f"checkpoint {path.name} cannot be read: {error}", hint) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {path.name} is of another format")
+    return content
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    point: ResumePoint
+    content: dict[str, Any]
+    durable: Callable[[], None]
+
+
+class Writer:
+    """Writes checkpoints in a thread of its own, in order, at most one behind.
+
+    The training thread waits only when two epochs have ended since the disk took the last one.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._orders: queue.Queue[_Order | None] = queue.Queue(maxsize=1)
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
+        self._thread.start()
+
+    def write(
+        self, point: ResumePoint, content: dict[str, Any], durable: Callable[[], None]
+    ) -> None:
+        """Write `content`, already copied, and call `durable` in the writer's thread.
+
+        Raises:
+            CheckpointError: if an earlier write failed.
+        """
+        self._raise()
+        self._orders.put(_Order(point, {"format": FORMAT, **content}, durable))
+
+    def close(self) -> None:
+        """Wait for what is under way.
+
+        Raises:
+            CheckpointError: if a write failed.
+        """
+        self._orders.put(None)
+        self._thread.join()
+        self._raise()
+
+    def _raise(self) -> None:
+        if self._error is not None:
+            what = f"cannot write a checkpoint: {self._error}"
+            raise CheckpointError(what, f"free space at {self._folder}") from self._error
+
+    def _run(self) -> None:
+        while (order := self._orders.get()) is not None:
+            try:
+                self._store(order)
+            except (OSError, RuntimeError) as error:
+                self._error = error
+            else:
+                order.durable()
+
+    def _store(self, order: _Order) -> None:
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        target = path_of(self._folder, order.point)
+        fresh = target.with_suffix(".new")
+        try:
+            with fresh.open("wb") as file:
+                torch.save(order.content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            fresh.replace(target)
+        finally:
+            fresh.unlink(missing_ok=True)
+        _sync_folder(self._folder)
+        for old in sorted(self._folder.glob("epoch-*.pt"))[:-KEPT]:
+            old.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

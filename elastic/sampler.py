@@ -1,0 +1,67 @@
+"""Every sample once per epoch, whatever the batch size and the number of workers.
+
+The order of an epoch is a pure function of (seed, epoch, size); a step takes the next B ids of it
+and deals them out by rank. So any cursor can be continued with any global batch and any split.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class SampleStream:
+    """The sample ids of a job.
+
+    Attributes:
+        seed: of the job.
+        size: ||D||, samples of one pass over the training set.
+    """
+
+    seed: int
+    size: int
+
+    def order(self, epoch: int) -> list[int]:
+        """All ids of `epoch` (1-based), shape (size,), each exactly once."""
+        digest = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=8).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+        ids: list[int] = torch.randperm(self.size, generator=generator).tolist()
+        return ids
+
+    def batches(
+        self, epoch: int, cursor: int, local_batches: Sequence[int], rank: int
+    ) -> Iterator[tuple[int, list[int]]]:
+        """What `rank` trains on from `cursor` to the end of `epoch`.
+
+        Args:
+            epoch: 1-based.
+            cursor: samples of the epoch that are done, over all ranks.
+            local_batches: b_j^i by rank, samples per step.
+            rank: whose share to give.
+
+        Yields:
+            The cursor behind each step, and the rank's ids; the last step is short, never padded,
+            and may leave a rank with none.
+        """
+        order = self.order(epoch)
+        while cursor < self.size:
+            step = order[cursor : cursor + sum(local_batches)]
+            cursor += len(step)
+            yield cursor, share(step, local_batches, rank)
+
+
+def share(step: Sequence[int], local_batches: Sequence[int], rank: int) -> list[int]:
+    """The part of a step's ids that `rank` takes.
+
+    A short step is dealt out with differences of at most one sample, low ranks first.
+    """
+    if len(step) == sum(local_batches):
+        start = sum(local_batches[:rank])
+        return list(step[start : start + local_batches[rank]])
+    each, rest = divmod(len(step), len(local_batches))
+    start = each * rank + min(rank, rest)
+    return list(step[start : start + each + (rank < rest)])

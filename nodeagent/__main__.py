@@ -1,0 +1,45 @@
+"""`ones-agent --config FILE`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import uvloop
+
+from nodeagent import app, settings
+from nodeagent.folders import Folders
+from nodeagent.shutdown import end_workers
+from schemas.daemon import configure_logging
+from schemas.errors import OnesError
+
+
+def main() -> None:
+    """Run the agent; exit code 2 when it cannot begin."""
+    parser = argparse.ArgumentParser(prog="ones-agent", description=__doc__)
+    parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
+    parser.add_argument(
+        "--end-workers",
+        action="store_true",
+        help="end all workers of this node, as before a reboot, and exit",
+    )
+    chosen = parser.parse_args()
+    path = chosen.config.resolve()
+    configure_logging()
+    try:
+        loaded = settings.load(path)
+        if chosen.end_workers:
+            home = path.parent
+            folders = Folders(home / loaded.run, home / loaded.work, home / loaded.checkpoints)
+            folders.make()
+            sys.stdout.write(f"{end_workers(folders, loaded.kill_grace_s)} workers ended\n")
+            return
+        uvloop.run(app.run(loaded, path.parent))
+    except OnesError as error:
+        sys.stderr.write(f"ones-agent: {error}\n")
+        sys.exit(2)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,299 @@
+"""Wanted against observed workers: events in, actions out; no clock, no I/O.
+
+The controller's deltas say what should run; the processes say what does. Every event ends in the
+same place, `_settle`, which compares the two for one job and asks for the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from nodeagent.actions import (
+    Action,
+    FetchWorkspace,
+    ForgetJob,
+    Kill,
+    OrderSwitch,
+    RemoveWorker,
+    Say,
+    StartWorker,
+    Terminate,
+)
+from nodeagent.events import (
+    Adopted,
+    Connected,
+    Desired,
+    Ended,
+    Event,
+    GraceOver,
+    LogsStored,
+    ReportRead,
+    Started,
+    StartFailed,
+    WorkspaceFailed,
+    WorkspaceReady,
+)
+from schemas.groups import Member
+from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_of, worker_id
+from schemas.messages.agent import (
+    SWITCH,
+    GroupDelta,
+    GroupFormed,
+    JobCleared,
+    WorkerExited,
+    WorkerRefused,
+    WorkerSeen,
+    WorkerStarted,
+)
+
+
+class Phase(Enum):
+    """Where one process stands."""
+
+    WANTED = "wanted"  # waits for its working directory or its slot
+    STARTING = "starting"  # the zygote was asked
+    ALIVE = "alive"
+    STOPPING = "stopping"  # TERM was sent
+    ENDED = "ended"  # its folder stays until its output is stored
+
+
+LIVING = frozenset({Phase.STARTING, Phase.ALIVE, Phase.STOPPING})
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """One worker on this node."""
+
+    worker: WorkerId
+    job: JobId
+    version: Version
+    rank: Rank
+    slot: int
+    phase: Phase = Phase.WANTED
+    pid: int | None = None
+    started_ticks: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    formed: bool = False
+    stored: bool = False
+
+
+@dataclass(slots=True)
+class JobState:
+    """One job on this node."""
+
+    delta: GroupDelta | None = None
+    digest: str = ""  # of the working directory that is laid out
+    fetching: str = ""
+    ordered: Version = Version(0)  # the highest whose workers were made here, each once
+    cleared: Version = Version(0)  # the highest for which it was said that nothing older is left
+
+
+@dataclass(slots=True)
+class AgentCore:
+    """All workers of one node; `handle` is the only way to change it."""
+
+    node: NodeId
+    jobs: dict[JobId, JobState] = field(default_factory=dict)
+    workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
+
+    def handle(self, event: Event) -> list[Action]:
+        """Apply one event and return what to do about it."""
+        match event:
+            case Desired(delta=delta):
+                self._job(delta.job).delta = delta
+                return self._settle(delta.job)
+            case WorkspaceReady(job=job, digest=digest):
+                state = self._job(job)
+                state.digest, state.fetching = digest, ""
+                return self._settle(job)
+            case WorkspaceFailed():
+                return self._workspace_failed(event)
+            case Adopted():
+                return self._adopted(event)
+        worker = self.workers.get(event.worker)
+        if worker is None:
+            return []
+        return [*self._worker_event(worker, event), *self._settle(worker.job)]
+
+    def _worker_event(self, worker: WorkerState, event: Event) -> Iterable[Action]:
+        match event:
+            case Started(pid=pid, started_ticks=ticks) if worker.phase is Phase.STARTING:
+                worker.phase, worker.pid, worker.started_ticks = Phase.ALIVE, pid, ticks
+                return [Say(WorkerStarted(**_of(worker), pid=pid, started_ticks=ticks))]
+            case StartFailed(error=error, hint=hint) if worker.phase is Phase.STARTING:
+                del self.workers[worker.worker]
+                return [
+                    Say(WorkerRefused(**_of(worker), error=error, hint=hint)),
+                    RemoveWorker(worker.worker),
+                ]
+            case Connected():
+                return self._switch(worker)
+            case ReportRead(report=report):
+                worker.formed = worker.formed or isinstance(report, GroupFormed)
+                return [Say(report)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
+            case Ended() if worker.phase in LIVING:
+                worker.phase, worker.code, worker.signal = Phase.ENDED, event.code, event.signal
+                exited = WorkerExited(
+                    **_of(worker), code=event.code, signal=event.signal, unseen=event.unseen
+                )
+                return [Say(exited), *self._slot_freed(worker)]
+            case GraceOver() if worker.phase is Phase.STOPPING:
+                return [Kill(worker.worker)]
+            case LogsStored() if worker.phase is Phase.ENDED:
+                worker.stored = True
+        return []
+
+    def _adopted(self, event: Adopted) -> list[Action]:
+        assignment = event.assignment
+        worker = WorkerState(
+            worker=event.worker,
+            job=assignment.job,
+            version=assignment.version,
+            rank=assignment.rank,
+            slot=assignment.slot,
+            phase=Phase.ALIVE,
+            pid=event.pid,
+            started_ticks=event.started_ticks,
+        )
+        self.workers[event.worker] = worker
+        self._job(assignment.job)
+        return []
+
+    def _workspace_failed(self, event: WorkspaceFailed) -> list[Action]:
+        self._job(event.job).fetching = ""
+        refused = [
+            worker
+            for worker in self.workers.values()
+            if worker.job == event.job and worker.phase is Phase.WANTED
+        ]
+        for worker in refused:
+            del self.workers[worker.worker]
+        return [Say(WorkerRefused(**_of(worker), error=event.error)) for worker in refused]
+
+    # --- wanted against observed
+
+    def _settle(self, name: JobId) -> list[Action]:
+        job = self._job(name)
+        delta = job.delta
+        if delta is None:
+            return []
+        wanted = {worker_id(name, delta.version, m.rank): m for m in self._members(delta)}
+        actions: list[Action] = []
+        for worker in [w for w in self.workers.values() if w.job == name]:
+            if worker.worker not in wanted:
+                actions.extend(self._let_go(worker))
+        for identity, member in wanted.items():
+            if identity not in self.workers and delta.version > job.ordered:
+                self.workers[identity] = _new(identity, delta, member)
+            if worker_now := self.workers.get(identity):
+                actions.extend(self._bring_on(job, worker_now, delta))
+        job.ordered = delta.version
+        actions.extend(self._say_cleared(job, delta))
+        return actions
+
+    def _members(self, delta: GroupDelta) -> list[Member]:
+        members = delta.group.members if delta.group else ()
+        return [member for member in members if node_of(member.slot) == self.node]
+
+    def _let_go(self, worker: WorkerState) -> list[Action]:
+        match worker.phase:
+            case Phase.WANTED:
+                del self.workers[worker.worker]
+                return []
+            case Phase.ALIVE:
+                worker.phase = Phase.STOPPING
+                return [Terminate(worker.worker)]
+            case Phase.ENDED if worker.stored:
+                del self.workers[worker.worker]
+                return [RemoveWorker(worker.worker)]
+            case _:  # STARTING is stopped when it has a process; STOPPING is on its way
+                return []
+
+    def _bring_on(self, job: JobState, worker: WorkerState, delta: GroupDelta) -> list[Action]:
+        if worker.phase is Phase.WANTED:
+            if job.digest != delta.snapshot:
+                if job.fetching == delta.snapshot:
+                    return []
+                job.fetching = delta.snapshot
+                return [FetchWorkspace(worker.job, delta.snapshot)]
+            if self._slot_taken(worker):
+                return []
+            worker.phase = Phase.STARTING
+            return [StartWorker(worker.worker, worker.rank, delta)]
+        return list(self._switch(worker))
+
+    def _switch(self, worker: WorkerState) -> list[Action]:
+        delta = self._job(worker.job).delta
+        due = delta is not None and delta.version == worker.version and delta.stage >= SWITCH
+        if due and worker.phase is Phase.ALIVE and not worker.formed:
+            return [OrderSwitch(worker.worker, worker.version)]
+        return []
+
+    def _slot_taken(self, worker: WorkerState) -> bool:
+        return any(
+            other.slot == worker.slot and other.phase in LIVING and other is not worker
+            for other in self.workers.values()
+        )
+
+    def _slot_freed(self, worker: WorkerState) -> list[Action]:
+        waiting = {
+            other.job
+            for other in self.workers.values()
+            if other.phase is Phase.WANTED and other.slot == worker.slot
+        }
+        return [action for job in sorted(waiting) for action in self._settle(job)]
+
+    def _say_cleared(self, job: JobState, delta: GroupDelta) -> list[Action]:
+        mine = [worker for worker in self.workers.values() if worker.job == delta.job]
+        older = (worker for worker in mine if worker.version < delta.version)
+        if any(worker.phase is not Phase.ENDED for worker in older):
+            return []
+        actions: list[Action] = []
+        if delta.version > 1 and job.cleared < delta.version:
+            job.cleared = delta.version
+            actions.append(Say(JobCleared(job=delta.job, version=delta.version)))
+        if delta.forget and not mine and delta.group is None:
+            del self.jobs[delta.job]
+            actions.append(ForgetJob(delta.job))
+        return actions
+
+    # --- pictures
+
+    def seen(self) -> tuple[WorkerSeen, ...]:
+        """Every process that was started, for the greeting."""
+        return tuple(
+            WorkerSeen(
+                job=worker.job,
+                version=worker.version,
+                rank=worker.rank,
+                slot=worker.slot,
+                pid=worker.pid,
+                started_ticks=worker.started_ticks,
+                ended=worker.phase is Phase.ENDED,
+                code=worker.code,
+                signal=worker.signal,
+            )
+            for worker in self.workers.values()
+            if worker.phase is not Phase.WANTED
+        )
+
+    def _job(self, job: JobId) -> JobState:
+        return self.jobs.setdefault(job, JobState())
+
+
+def _new(identity: WorkerId, delta: GroupDelta, member: Member) -> WorkerState:
+    return WorkerState(
+        worker=identity,
+        job=delta.job,
+        version=delta.version,
+        rank=member.rank,
+        slot=index_of(member.slot),
+    )
+
+
+def _of(worker: WorkerState) -> dict[str, Any]:
+    return {"job": worker.job, "version": worker.version, "rank": worker.rank}

@@ -1,0 +1,41 @@
+"""Agent settings."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+
+from schemas import settings
+
+
+class Controller(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the controller is; its other ports come with its welcome."""
+
+    host: str = "127.0.0.1"
+    agents: int = 7701
+    key: str = "keys/server.key"  # its public key
+
+
+class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """An agent's TOML file; paths are relative to it."""
+
+    node: str
+    controller: Controller = Controller()
+    key: str = ""  # default: keys/NODE.key_secret
+    address: str = "127.0.0.1"  # where workers on other nodes reach this one's
+    devices: str = "auto"  # "auto": all GPUs, else CPU slots; "cpu": CPU slots
+    slots: int = 4  # CPU slots, where GPUs are not used
+    python: str = ""  # interpreter of jobs that name none; default: the agent's own
+    run: str = "run"  # sockets and worker folders; must outlive the agent process
+    work: str = "work"  # working directories of jobs
+    checkpoints: str = "checkpoints"  # shared by all nodes that a job may resume on
+    kill_grace_s: float = 10.0  # between TERM and KILL
+    keep_work_s: float = 7 * 86400.0  # how long an ended job's working directory stays
+    pid_file: str = ""
+
+
+def load(path: Path) -> AgentSettings:
+    """The settings in `path`, overridden by `ONES__KEY` variables."""
+    return settings.load(AgentSettings, path, os.environ)

@@ -1,0 +1,64 @@
+"""Ends every worker and zygote of a node: what stopping the agent leaves running."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from nodeagent.folders import Folders, open_process
+
+
+def end_workers(folders: Folders, grace_s: float) -> int:
+    """TERM to all worker groups, KILL to those left after `grace_s`; then the zygotes.
+
+    Returns:
+        How many workers were ended.
+    """
+    living: dict[int, int] = {}  # pidfd -> pid
+    for folder in folders.workers():
+        mark = folder.mark()
+        pidfd = open_process(mark.pid, mark.started_ticks) if mark else None
+        if mark is not None and pidfd is not None:
+            living[pidfd] = mark.pid
+    _signal(living, signal.SIGTERM)
+    count = len(living)
+    _wait(living, grace_s)
+    _signal(living, signal.SIGKILL)
+    _wait(living, grace_s)
+    for pid in _zygotes(folders.sockets):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGTERM)
+    return count
+
+
+def _signal(living: dict[int, int], what: signal.Signals) -> None:
+    for pid in living.values():
+        with contextlib.suppress(OSError):
+            os.killpg(pid, what)
+
+
+def _wait(living: dict[int, int], limit_s: float) -> None:
+    deadline = time.monotonic() + limit_s
+    while living and (left := deadline - time.monotonic()) > 0:
+        ready, _, _ = select.select(list(living), [], [], left)
+        for pidfd in ready:
+            with contextlib.suppress(OSError):  # what the worker forked and left behind
+                os.killpg(living[pidfd], signal.SIGKILL)
+            os.close(pidfd)
+            del living[pidfd]
+
+
+def _zygotes(sockets: Path) -> list[int]:
+    prefix = f"{sockets}/"
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        arguments = process.info["cmdline"] or []
+        if "elastic.zygote" in arguments and any(a.startswith(prefix) for a in arguments):
+            found.append(process.pid)
+    return found

@@ -1,0 +1,1 @@
+"""What must agree on both ends of every wire."""

@@ -1,0 +1,93 @@
+"""Bytes to typed message and back, one codec per direction of a conversation."""
+
+from __future__ import annotations
+
+from typing import Any, Final, Generic, TypeVar, get_args
+
+import msgspec
+
+from schemas.errors import MalformedMessageError, TooLargeError
+from schemas.messages import Message, agent, client, feed, logs, worker
+
+MAX_BYTES: Final = 4 * 1024 * 1024  # of one message; sockets drop a peer that sends more
+
+M = TypeVar("M")
+_encoder = msgspec.msgpack.Encoder()
+
+
+def encode(message: Message) -> bytes:
+    """The MessagePack bytes of `message`: a map with its tag under the key `type`."""
+    return _encoder.encode(message)
+
+
+class Codec(Generic[M]):
+    """Decodes the messages of one direction of a conversation, and nothing else."""
+
+    def __init__(self, conversation: str, kinds: Any) -> None:
+        self.conversation = conversation
+        self.kinds: tuple[type[Message], ...] = get_args(kinds) or (kinds,)
+        self._decoder = msgspec.msgpack.Decoder(kinds)
+
+    def decode(self, data: bytes | memoryview) -> M:
+        """The message in `data`.
+
+        Raises:
+            TooLargeError: if `data` is longer than `MAX_BYTES`.
+            MalformedMessageError: if it is no message of this conversation; `field` is the
+                path of the field that is wrong, where one is.
+        """
+        if len(data) > MAX_BYTES:
+            what = f"a message of {len(data)} bytes, the bound is {MAX_BYTES}"
+            raise TooLargeError(what, "send large data in pieces")
+        try:
+            decoded: M = self._decoder.decode(data)
+        except msgspec.ValidationError as error:
+            raise self._malformed(str(error)) from None
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise self._malformed(f"no MessagePack: {error}") from None
+        except RecursionError:
+            raise self._malformed("arrays or maps nested too deep") from None
+        return decoded
+
+    def _malformed(self, what: str) -> MalformedMessageError:
+        text, _, path = what.partition(" - at `")
+        field = path.rstrip("`").removeprefix("$").removeprefix(".")
+        hint = f"send one of {', '.join(sorted(self.tags))}" if field in {"", "type"} else ""
+        where = f" (field {field})" if field else ""
+        return MalformedMessageError(f"{self.conversation}: {text}{where}", hint, field)
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags that this codec understands."""
+        return tuple(tag_of(kind) for kind in self.kinds)
+
+
+def tag_of(kind: type[Message]) -> str:
+    """The tag under which `kind` travels."""
+    return str(kind.__struct_config__.tag)
+
+
+FROM_AGENT: Final = Codec[agent.FromAgent]("agent to controller", agent.FromAgent)
+TO_AGENT: Final = Codec[agent.ToAgent]("controller to agent", agent.ToAgent)
+PUBLISHED: Final = Codec[agent.Published]("events of an agent", agent.Published)
+REQUEST: Final = Codec[client.Request]("client request", client.Request)
+REPLY: Final = Codec[client.Reply]("reply to a client", client.Reply)
+FEED: Final = Codec[feed.FeedEvent]("feed", feed.FeedEvent)
+FROM_SHIPPER: Final = Codec[logs.FromShipper]("bulk from an agent", logs.FromShipper)
+TO_SHIPPER: Final = Codec[logs.ToShipper]("bulk to an agent", logs.ToShipper)
+READ_LOG: Final = Codec[logs.ReadLog]("log reader", logs.ReadLog)
+LOG_REPLY: Final = Codec[logs.LogPage | client.Failed]("log page", logs.LogPage | client.Failed)
+FROM_WORKER: Final = Codec[worker.FromWorker]("worker to agent", worker.FromWorker)
+TO_WORKER: Final = Codec[worker.ToWorker]("agent to worker", worker.ToWorker)
+REPORT: Final = Codec[worker.Report]("report file", worker.Report)
+ASSIGNMENT: Final = Codec[worker.Assignment]("assignment file", worker.Assignment)
+EXIT_STATUS: Final = Codec[worker.ExitStatus]("exit file", worker.ExitStatus)
+PROCESS_MARK: Final = Codec[worker.ProcessMark]("process file", worker.ProcessMark)
+FROM_ZYGOTE: Final = Codec[worker.FromZygote]("zygote to agent", worker.FromZygote)
+TO_ZYGOTE: Final = Codec[worker.ToZygote]("agent to zygote", worker.ToZygote)
+
+CODECS: Final[tuple[Codec[Any], ...]] = (
+    FROM_AGENT, TO_AGENT, PUBLISHED, REQUEST, REPLY, FEED, FROM_SHIPPER, TO_SHIPPER, READ_LOG,
+    LOG_REPLY, FROM_WORKER, TO_WORKER, REPORT, ASSIGNMENT, EXIT_STATUS, PROCESS_MARK, FROM_ZYGOTE,
+    TO_ZYGOTE,
+)  # fmt: skip

@@ -1,0 +1,78 @@
+"""What controller and agent owe their host: log lines, readiness, and a watchdog that means it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import sys
+from collections.abc import Callable
+from typing import Final
+
+import structlog
+
+LAG_LIMIT_S: Final = 2.0  # a loop that is later than this is not healthy
+
+
+def configure_logging() -> None:
+    """Log lines as JSON under systemd or into a file, as coloured text on a terminal."""
+    readable = sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
+    stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
+    render: list[structlog.typing.Processor] = (
+        [structlog.dev.ConsoleRenderer()]
+        if readable
+        else [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+    )
+    structlog.configure(
+        processors=[structlog.processors.add_log_level, stamp, *render],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+
+
+def notify(state: str) -> None:
+    """Tell systemd, as sd_notify(3) describes; nothing happens without it."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if not address:
+        return
+    name = "\0" + address[1:] if address.startswith("@") else address
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
+        channel.connect(name)
+        channel.sendall(state.encode())
+
+
+async def watchdog(healthy: Callable[[], bool]) -> None:
+    """Feed systemd's watchdog while the loop is prompt and `healthy` says yes."""
+    interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 / 4
+    if not interval_s:
+        return
+    loop = asyncio.get_running_loop()
+    while True:
+        due = loop.time() + interval_s
+        await asyncio.sleep(interval_s)
+        if loop.time() - due < LAG_LIMIT_S and healthy():
+            notify("WATCHDOG=1")
+
+
+class Audit:
+    """Log lines about what was refused, bounded so that a flood cannot fill the disk."""
+
+    def __init__(self, limit_per_s: int = 20) -> None:
+        self._log = structlog.get_logger("audit")
+        self._limit = limit_per_s
+        self._second = 0
+        self._count = 0
+        self._dropped = 0
+
+    def refused(self, what: str, why: str, now: float, **detail: str) -> None:
+        """One thing that was dropped or denied."""
+        if int(now) != self._second:
+            if self._dropped:
+                self._log.warning("audit", what="suppressed", lines=self._dropped)
+            self._second, self._count, self._dropped = int(now), 0, 0
+        self._count += 1
+        if self._count > self._limit:
+            self._dropped += 1
+            return
+        self._log.warning("audit", what=what, why=why[:500], **detail)

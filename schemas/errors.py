@@ -1,0 +1,120 @@
+"""Errors that cross a wire, with stable codes, and the base of every error raised on purpose."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class OnesError(Exception):
+    """Base of every error that the project raises on purpose.
+
+    Attributes:
+        code: stable and machine-readable; the same on every side of a wire.
+        message: what happened, in one line.
+        hint: what the reader can do about it; may be empty.
+        field: the field that is wrong, where there is one.
+    """
+
+    code: ClassVar[str] = "internal"
+
+    def __init__(self, message: str, hint: str = "", field: str = "") -> None:
+        super().__init__(f"{message}; {hint}" if hint else message)
+        self.message = message
+        self.hint = hint
+        self.field = field
+
+
+class MalformedMessageError(OnesError):
+    """Bytes that are no message of this conversation."""
+
+    code = "malformed"
+
+
+class TooLargeError(OnesError):
+    """A message or file beyond a documented bound."""
+
+    code = "too_large"
+
+
+class BadFieldError(OnesError):
+    """A value that cannot be accepted; `field` says which."""
+
+    code = "bad_field"
+
+
+class UnknownJobError(OnesError):
+    """No job of that name was ever accepted here."""
+
+    code = "unknown_job"
+
+    def __init__(self, job: str) -> None:
+        super().__init__(f"no job {job!r}", "`ones ps --all` lists every job", "job")
+        self.job = job
+
+
+class UnknownNodeError(OnesError):
+    """No agent of that name ever joined."""
+
+    code = "unknown_node"
+
+
+class DeniedError(OnesError):
+    """The key is known but has no right to do this."""
+
+    code = "denied"
+
+
+class UnavailableError(OnesError):
+    """The controller cannot make anything durable now; nothing was accepted."""
+
+    code = "unavailable"
+
+
+class UnreachableError(OnesError):
+    """No controller answers."""
+
+    code = "unreachable"
+
+
+class TimedOutError(OnesError):
+    """The wait ended before what was waited for came true."""
+
+    code = "timeout"
+
+
+class SettingsError(OnesError):
+    """A settings or job file that cannot be used as it stands."""
+
+    code = "settings"
+
+
+BY_CODE: dict[str, type[OnesError]] = {
+    leaf.code: leaf
+    for leaf in (
+        MalformedMessageError,
+        TooLargeError,
+        BadFieldError,
+        UnknownNodeError,
+        DeniedError,
+        UnavailableError,
+        UnreachableError,
+        TimedOutError,
+        SettingsError,
+    )
+}
+
+
+class RemoteError(OnesError):
+    """An error with a code that this side does not know by name."""
+
+    def __init__(self, code: str, message: str, hint: str = "", field: str = "") -> None:
+        super().__init__(message, hint, field)
+        self.remote_code = code
+
+
+def raised(code: str, message: str, hint: str, field: str) -> OnesError:
+    """The error that the other side raised, as the same class here."""
+    if code == UnknownJobError.code:
+        return UnknownJobError(message.removeprefix("no job ").strip("'\""))
+    leaf = BY_CODE.get(code)
+    return leaf(message, hint, field) if leaf else RemoteError(code, message, hint, field)

@@ -1,0 +1,166 @@
+"""What a user asks for: a job, its bounds and when it is done."""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import Final
+
+import msgspec
+
+NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
+ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+STATES: Final = (
+    "queued",
+    "starting",
+    "running",
+    "rescaling",
+    "paused",
+    "succeeded",
+    "failed",
+    "cancelled",
+)
+ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
+MAX_ARGS: Final = 4096
+MAX_TEXT: Final = 32_768
+
+
+class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """When a job is done; exactly one form, `epochs` may also bound a metric form."""
+
+    epochs: int | None = None
+    samples: int | None = None
+    metric: str | None = None
+    at_least: float | None = None  # with `metric`: reached in `consecutive` epochs in a row
+    consecutive: int = 1
+    plateau: int | None = None  # with `metric`: no increase for this many epochs in a row
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A training job as its user describes it; the fields of a job file."""
+
+    name: str
+    script: str  # run as python -P -m elastic.launch SCRIPT ARGS in a snapshot of `workdir`
+    batch_size: int  # samples per step over all slots, to begin with
+    args: tuple[str, ...] = ()
+    workdir: str = "."
+    max_batch_size: int | None = None  # default: batch_size
+    max_local_batch: int | None = None  # samples per step that fit one slot; default: batch_size
+    lr: float | None = None  # at `batch_size`; default: the script's own
+    slots: tuple[int, int] = (1, 1)  # least, most
+    slots_wanted: int | None = None  # for policies of fixed size; default: least
+    python: str | None = None  # interpreter with torch; default: the agent's
+    record_samples: bool = False
+    stop: StopRule | None = None  # default: the script's own number of epochs
+    retries: int = 0  # failures of the script that are tried again from the last epoch
+    seed: int = 0
+    env: dict[str, str] = msgspec.field(default_factory=dict)
+
+    @property
+    def batch_limit(self) -> int:
+        """The largest global batch that the user allows, in samples."""
+        return self.batch_size if self.max_batch_size is None else self.max_batch_size
+
+    @property
+    def local_limit(self) -> int:
+        """The largest batch that fits one slot, in samples."""
+        return self.batch_size if self.max_local_batch is None else self.max_local_batch
+
+    @property
+    def wanted(self) -> int:
+        """How many slots a policy of fixed size should give."""
+        return self.slots[0] if self.slots_wanted is None else self.slots_wanted
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """One thing that is wrong with a job, and what to do about it."""
+
+    field: str
+    what: str
+    remedy: str
+
+
+def problems(spec: JobSpec) -> tuple[Problem, ...]:
+    """Everything that is wrong with `spec`; empty when it can be accepted.
+
+    Types were checked when the job was decoded; this checks what types cannot say.
+    """
+    return (*_text(spec), *_batches(spec), *_slots(spec), *_rest(spec), *_stop(spec.stop))
+
+
+def _text(spec: JobSpec) -> list[Problem]:
+    found = []
+    if not NAME.fullmatch(spec.name):
+        remedy = "use 1 to 48 letters, digits, - or _, beginning with a letter or digit"
+        found.append(Problem("name", f"{spec.name[:60]!r} is no job name", remedy))
+    if not spec.script or spec.script.startswith("/") or ".." in spec.script.split("/"):
+        remedy = "give a path relative to workdir, such as train.py"
+        found.append(Problem("script", f"{spec.script[:200]!r} is not inside workdir", remedy))
+    if len(spec.args) > MAX_ARGS or any(len(a) > MAX_TEXT or "\0" in a for a in spec.args):
+        found.append(Problem("args", "too many, too long or with a NUL byte", "shorten them"))
+    for name, value in spec.env.items():
+        if not ENV_NAME.fullmatch(name) or len(value) > MAX_TEXT or "\0" in value:
+            remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
+            found.append(Problem(f"env.{name[:60]}", "no usable variable", remedy))
+        if name.startswith("ONES_"):
+            remedy = "choose a name without the prefix ONES_"
+            found.append(Problem(f"env.{name}", "is reserved for the cluster", remedy))
+    return found
+
+
+def _batches(spec: JobSpec) -> list[Problem]:
+    found = []
+    if spec.batch_size < 1:
+        found.append(Problem("batch_size", f"{spec.batch_size} is below 1", "raise it"))
+    if spec.batch_limit < spec.batch_size:
+        what = f"max_batch_size {spec.batch_limit} is below batch_size {spec.batch_size}"
+        found.append(Problem("max_batch_size", what, "raise the first or lower the second"))
+    if spec.local_limit < spec.batch_size:
+        what = f"max_local_batch {spec.local_limit} is below batch_size {spec.batch_size}"
+        remedy = "a job starts on one slot: raise the first or lower the second"
+        found.append(Problem("max_local_batch", what, remedy))
+    if spec.lr is not None and not (math.isfinite(spec.lr) and spec.lr > 0):
+        remedy = "give a positive finite number, or leave it out to keep the script's"
+        found.append(Problem("lr", f"{spec.lr} is no learning rate", remedy))
+    return found
+
+
+def _slots(spec: JobSpec) -> list[Problem]:
+    least, most = spec.slots
+    if least < 1 or most < least:
+        what = f"slots [{least}, {most}] is no range"
+        return [Problem("slots", what, "give [least, most] with 1 <= least <= most")]
+    if not least <= spec.wanted <= most:
+        what = f"slots_wanted {spec.wanted} is outside slots [{least}, {most}]"
+        return [Problem("slots_wanted", what, "choose a number within slots")]
+    return []
+
+
+def _rest(spec: JobSpec) -> list[Problem]:
+    found = []
+    if not 0 <= spec.retries <= 100:  # noqa: PLR2004 - a bound against typing errors
+        found.append(Problem("retries", f"{spec.retries} is not 0 to 100", "choose one of these"))
+    if not 0 <= spec.seed < 2**63:
+        found.append(Problem("seed", f"{spec.seed} is out of range", "give 0 to 2**63 - 1"))
+    return found
+
+
+def _stop(stop: StopRule | None) -> list[Problem]:
+    if stop is None:
+        return []
+    forms = "give one of epochs, samples, metric with at_least, metric with plateau"
+    found = []
+    if stop.metric is None:
+        if stop.at_least is not None or stop.plateau is not None:
+            found.append(Problem("stop.metric", "at_least and plateau need a metric", forms))
+        elif (stop.epochs is None) == (stop.samples is None):
+            found.append(Problem("stop", "not exactly one of epochs and samples", forms))
+    elif stop.samples is not None or (stop.at_least is None) == (stop.plateau is None):
+        found.append(Problem("stop", "a metric needs either at_least or plateau", forms))
+    for name in ("epochs", "samples", "plateau", "consecutive"):
+        value = getattr(stop, name)
+        if value is not None and value < 1:
+            found.append(Problem(f"stop.{name}", f"{value} is below 1", "raise it"))
+    if stop.at_least is not None and not math.isfinite(stop.at_least):
+        found.append(Problem("stop.at_least", f"{stop.at_least} is not finite", "give a number"))
+    return found

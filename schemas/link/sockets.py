@@ -1,0 +1,247 @@
+"""asyncio sockets that carry frames between authenticated peers, and one for a thread."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from typing import Final
+
+import zmq
+import zmq.asyncio
+
+from schemas.codec import MAX_BYTES
+from schemas.errors import SettingsError
+from schemas.link.identity import Authority, Identity
+from schemas.link.keys import KeyPair
+
+HIGH_WATER: Final = 20_000  # messages queued for one peer
+DRAIN: Final = 256  # messages taken without returning to the loop
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """One message as it came off a socket."""
+
+    frames: tuple[bytes, ...]
+    identity: Identity | None  # of the authenticated key; None on ipc and on a client's side
+
+    @property
+    def route(self) -> bytes:
+        """The first frame, which on a ROUTER names the connection."""
+        return self.frames[0]
+
+
+class Wire:
+    """One socket with one owning task."""
+
+    def __init__(self, socket: zmq.asyncio.Socket, *, identified: bool) -> None:
+        self._socket = socket
+        self._now: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # the same, without futures
+        self._identified = identified
+
+    async def __aiter__(self) -> AsyncIterator[Incoming]:
+        """Everything that arrives; waits once, then takes what is there."""
+        while True:
+            yield await self._receive(0)
+            for _ in range(DRAIN):
+                try:
+                    more = self._receive_now()
+                except zmq.Again:
+                    break
+                yield more
+            else:
+                await asyncio.sleep(0)
+
+    async def receive(self) -> Incoming:
+        """The next message."""
+        return await self._receive(0)
+
+    async def _receive(self, flags: int) -> Incoming:
+        return self._taken(await self._socket.recv_multipart(flags, copy=False))
+
+    def _receive_now(self) -> Incoming:
+        return self._taken(self._now.recv_multipart(zmq.NOBLOCK, copy=False))
+
+    def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
+        identity = None
+        if self._identified:
+            identity = Identity.parse(str(frames[-1].get("User-Id")))
+        return Incoming(tuple(frame.bytes for frame in frames), identity)
+
+    def send(self, *frames: bytes) -> bool:
+        """Send now or not at all; False when the peer is gone or its queue is full."""
+        sent = self._socket.send_multipart(frames, zmq.NOBLOCK)
+        return isinstance(sent, asyncio.Future) and sent.exception() is None
+
+    def admit(self, topic: bytes) -> None:
+        """Grant the subscription that was just received (manual XPUB)."""
+        self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+
+    def revoke(self, topic: bytes) -> None:
+        """Take back a subscription (manual XPUB)."""
+        self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
+
+    def subscribe(self, topic: bytes) -> None:
+        """Ask for a topic (SUB)."""
+        self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+
+    def close(self) -> None:
+        """Give up the socket."""
+        self._socket.close(linger=0)
+
+
+class Link:
+    """The sockets of one process: a context, its keys, and who may connect."""
+
+    def __init__(self, keys: KeyPair | None = None) -> None:
+        self._context = zmq.asyncio.Context()
+        self._keys = keys
+        self._authority: Authority | None = None
+
+    def authority(self, known: dict[bytes, Identity], denied: Callable[[str], None]) -> Authority:
+        """The ZAP handler of this process; its `run` must be running before peers connect."""
+        self._authority = Authority(self._context, known, denied)
+        return self._authority
+
+    def bind(self, kind: str, address: str) -> Wire:
+        """Bind a socket of `kind` (ROUTER, SUB, XPUB) with CURVE, or on ipc without.
+
+        Raises:
+            SettingsError: if the address is taken, or would be open to other hosts without keys.
+        """
+        socket = self._socket(kind)
+        secured = address.startswith("tcp://") and self._keys is not None
+        if secured and self._keys:
+            socket.curve_server = True
+            socket.curve_publickey = self._keys.public
+            socket.curve_secretkey = self._keys.secret
+            socket.zap_domain = b"ones"
+        elif not address.startswith("ipc://"):
+            _refuse_open(address)
+        if kind == "ROUTER":
+            socket.router_mandatory = True
+        if kind == "XPUB":
+            socket.setsockopt(zmq.XPUB_MANUAL, 1)
+            socket.setsockopt(zmq.XPUB_VERBOSER, 1)
+        if kind == "SUB":
+            socket.setsockopt(zmq.SUBSCRIBE, b"")
+        try:
+            socket.bind(address)
+        except zmq.ZMQError as error:
+            socket.close()
+            what = f"cannot bind {address}: {error.strerror}"
+            raise SettingsError(what, "choose another address") from None
+        return Wire(socket, identified=secured)
+
+    def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Wire:
+        """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected."""
+        socket = self._socket(kind)
+        if kind == "DEALER":
+            socket.immediate = True
+        if server_key is not None and self._keys is not None:
+            socket.curve_serverkey = server_key
+            socket.curve_publickey = self._keys.public
+            socket.curve_secretkey = self._keys.secret
+        socket.connect(address)
+        return Wire(socket, identified=False)
+
+    def _socket(self, kind: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(getattr(zmq, kind))
+        _bounds(socket)
+        return socket
+
+    def close(self) -> None:
+        """Close every socket of the process."""
+        if self._authority is not None:
+            self._authority.close()
+        self._context.destroy(linger=0)
+
+
+class ThreadDealer:
+    """A DEALER on ipc for one background thread, as the training library uses it."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.DEALER)
+        _bounds(self._socket)
+        self._socket.immediate = True
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED)
+        self._wake = self._context.socket(zmq.PULL)
+        self._wake.bind("inproc://wake")
+        self._poller = zmq.Poller()
+        for socket in (self._socket, self._monitor, self._wake):
+            self._poller.register(socket, zmq.POLLIN)
+        self._socket.connect(address)
+
+    def waker(self) -> Callable[[], None]:
+        """A function that ends a `poll` early; for one other thread."""
+        push = self._context.socket(zmq.PUSH)
+        push.linger = 0
+        push.connect("inproc://wake")
+
+        def wake() -> None:
+            with contextlib.suppress(zmq.ZMQError):
+                push.send(b"", zmq.NOBLOCK)
+
+        return wake
+
+    def poll(self, timeout_s: float) -> tuple[list[bytes], bool]:
+        """Wait for messages, a wake or the end of `timeout_s`.
+
+        Returns:
+            The messages that arrived, and whether a connection was made anew.
+        """
+        ready = dict(self._poller.poll(int(timeout_s * 1000)))
+        connected = self._monitor in ready
+        if connected:
+            self._drain(self._monitor)
+        if self._wake in ready:
+            self._drain(self._wake)
+        messages = self._drain(self._socket) if self._socket in ready else []
+        return messages, connected
+
+    @staticmethod
+    def _drain(socket: zmq.Socket[bytes]) -> list[bytes]:
+        taken = []
+        with contextlib.suppress(zmq.Again):
+            while True:
+                taken.append(socket.recv_multipart(zmq.NOBLOCK)[-1])
+        return taken
+
+    def send(self, data: bytes) -> bool:
+        """Send now or not at all; False while nobody is connected."""
+        try:
+            self._socket.send(data, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give up the connection."""
+        self._socket.disable_monitor()
+        self._context.destroy(linger=100)
+
+
+def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
+    socket.linger = 0
+    socket.maxmsgsize = MAX_BYTES + 64 * 1024
+    socket.sndhwm = HIGH_WATER
+    socket.rcvhwm = HIGH_WATER
+    socket.reconnect_ivl = 50
+    socket.reconnect_ivl_max = 1000
+    socket.handshake_ivl = 10_000
+    socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
+    socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
+
+
+def _refuse_open(address: str) -> None:
+    host = address.removeprefix("tcp://").rpartition(":")[0].strip("[]")
+    try:
+        local = ip_address(host).is_loopback
+    except ValueError:
+        local = host == "localhost"
+    if not local:
+        raise SettingsError(f"{address} without keys is open to every host", "configure keys")

@@ -1,0 +1,18 @@
+"""One module per conversation; every message is a frozen, tagged, self-describing map."""
+
+from __future__ import annotations
+
+from typing import dataclass_transform
+
+import msgspec
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(msgspec.field,))
+class Message(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False, tag_field="type"
+):
+    """Base of everything that crosses a process boundary.
+
+    On the wire a message is a MessagePack map whose key `type` holds the tag. Unknown keys are
+    ignored, so a field may be added; a changed meaning takes a new tag.
+    """

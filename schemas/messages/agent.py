@@ -1,0 +1,263 @@
+"""Controller and node agent: greet, deltas down, numbered events up."""
+
+from __future__ import annotations
+
+from schemas.cluster import NodeSpec
+from schemas.groups import Group
+from schemas.ids import BootId, JobId, NodeId, Rank, Term, Version
+from schemas.jobs import JobSpec
+from schemas.messages import Message
+
+PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of one version; they only grow
+
+
+# --- what happens to workers: numbered, spooled by the agent until the controller committed them
+
+
+class WorkerEvent(Message):
+    """Something that happened to one worker."""
+
+    job: JobId
+    version: Version
+    rank: Rank
+
+
+class WorkerStarted(WorkerEvent, tag="worker.started.1"):
+    """The process exists."""
+
+    pid: int
+    started_ticks: int  # /proc/PID/stat field 22; with pid names a process for ever
+
+
+class ScriptReport(WorkerEvent):
+    """Something that the training library wrote into the worker's report file."""
+
+    index: int  # 1-based position in that file: makes a repeated report harmless
+
+
+class WorkerReady(ScriptReport, tag="worker.ready.1"):
+    """Model, optimizer and data are built; the worker waits for its group."""
+
+    epoch_samples: int  # ||D||, samples of one pass over the training set
+    resumed_epoch: int  # last finished epoch it starts from; 0 for none
+    parameters: int  # trainable scalars of the model
+
+
+class GroupFormed(ScriptReport, tag="worker.group_formed.1"):
+    """The worker is a member of its group and takes its next step in it."""
+
+    epoch: int  # finished epochs at that moment
+    step: int
+
+
+class EpochReported(ScriptReport, tag="worker.epoch_reported.1"):
+    """A finished epoch (ONES section 3.1), sent when its checkpoint is durable."""
+
+    epoch: int  # 1-based, counted by the job
+    step: int  # optimizer steps since the job began
+    samples_done: int  # Y_processed since the job began
+    epoch_samples: int  # ||D||
+    epochs: int | None  # of the stop rule in force, the script's own if the job file has none
+    samples_per_s: float  # X_j, mean over the epoch, pauses included
+    duration_s: float
+    train_loss: float | None  # mean over the epoch's samples; None when not seen
+    metrics: dict[str, float]
+    global_batch: int
+    lr: float
+
+
+class TrainingFinished(ScriptReport, tag="worker.training_finished.1"):
+    """The stop rule is met; the script may still evaluate or save before it exits."""
+
+    why: str
+
+
+class ScriptFailed(ScriptReport, tag="worker.script_failed.1"):
+    """The script raised; the process is about to exit."""
+
+    error: str  # class and message of the exception, one line
+    where: str  # file:line of the script's innermost frame
+
+
+class WorkerExited(WorkerEvent, tag="worker.exited.1"):
+    """The process is gone."""
+
+    code: int | None  # exit status; None when a signal ended it or nobody could see it
+    signal: int | None
+    unseen: bool = False  # nobody reaped it: the zygote died too
+
+
+class WorkerRefused(WorkerEvent, tag="worker.refused.1"):
+    """The agent could not start the process at all."""
+
+    error: str
+    hint: str = ""
+
+
+class JobCleared(Message, tag="worker.cleared.1"):
+    """No process of an older version of `job` than `version` is left on the node."""
+
+    job: JobId
+    version: Version
+
+
+class StepsReported(WorkerEvent, tag="worker.steps.1"):
+    """Telemetry, about once a second, unnumbered: a lost one is a lost one."""
+
+    epoch: int  # the running one, 1-based
+    step: int
+    samples_done: int
+    samples_per_s: float
+    train_loss: float | None
+    global_batch: int
+    lr: float
+
+
+AgentEvent = (
+    WorkerStarted
+    | WorkerReady
+    | GroupFormed
+    | EpochReported
+    | TrainingFinished
+    | ScriptFailed
+    | WorkerExited
+    | WorkerRefused
+    | JobCleared
+)
+
+
+class Numbered(Message, tag="agent.numbered.1"):
+    """One event with its place in the stream of (node, boot)."""
+
+    node: NodeId
+    boot: BootId
+    seq: int  # 1-based
+    event: AgentEvent
+
+
+class Telemetry(Message, tag="agent.telemetry.1"):
+    """Unnumbered news of a node's workers."""
+
+    node: NodeId
+    steps: StepsReported
+
+
+# --- the session
+
+
+class WorkerSeen(Message, tag="agent.worker_seen.1"):
+    """A worker as the agent finds it when it greets the controller."""
+
+    job: JobId
+    version: Version
+    rank: Rank
+    slot: int
+    pid: int | None
+    started_ticks: int | None
+    ended: bool
+    code: int | None = None
+    signal: int | None = None
+
+
+class Hello(Message, tag="agent.hello.1"):
+    """Agent to controller: who I am, what runs here, how far my events go."""
+
+    node: NodeId
+    boot: BootId
+    spec: NodeSpec
+    workers: tuple[WorkerSeen, ...]
+    events_sent: int  # highest seq of this boot
+
+
+class Welcome(Message, tag="agent.welcome.1"):
+    """Controller to agent: you are in `session` of controller incarnation `term`."""
+
+    session: str
+    term: Term
+    committed: int  # events of this boot that are durable here
+    log_port: int
+    event_port: int
+
+
+class Refused(Message, tag="agent.refused.1"):
+    """Controller to agent: this hello cannot be accepted."""
+
+    code: str
+    message: str
+    hint: str
+
+
+class Heartbeat(Message, tag="agent.heartbeat.1"):
+    """Agent to controller."""
+
+    session: str
+    events_sent: int
+
+
+class Pulse(Message, tag="agent.pulse.1"):
+    """Controller to agent: the answer to a heartbeat."""
+
+    session: str
+    term: Term
+    committed: int
+
+
+class Greet(Message, tag="agent.greet.1"):
+    """Controller to agent: I do not know this session, say hello."""
+
+    term: Term
+
+
+class EventsCommitted(Message, tag="agent.events_committed.1"):
+    """Controller to agent: forget your spool through here."""
+
+    boot: BootId
+    through: int
+
+
+class ResendEvents(Message, tag="agent.resend_events.1"):
+    """Controller to agent: I miss events from `first` on."""
+
+    boot: BootId
+    first: int
+
+
+class Resent(Message, tag="agent.resent.1"):
+    """Agent to controller: what was missed."""
+
+    events: tuple[Numbered, ...]
+
+
+# --- deltas
+
+
+class GroupDelta(Message, tag="agent.group_delta.1"):
+    """The full desired state of one job on one node, ordered by (term, version, stage).
+
+    `group` lists all members of the job, on whatever node; the agent runs those whose slot is
+    its own. No group means that nothing of the job may run on this node.
+    """
+
+    job: JobId
+    term: Term
+    version: Version
+    stage: int
+    group: Group | None
+    spec: JobSpec | None  # with `group`
+    snapshot: str = ""  # sha256 of the working directory's archive, with `group`
+    forget: bool = False  # the job ended: its folder on the node may go once its logs are stored
+
+
+class DeltaAcked(Message, tag="agent.delta_acked.1"):
+    """Agent to controller: the newest (term, version, stage) I hold for `job`."""
+
+    job: JobId
+    term: Term
+    version: Version
+    stage: int
+    applied: bool  # False: the delta was older than what is held, and refused
+
+
+FromAgent = Hello | Heartbeat | Resent | DeltaAcked
+ToAgent = Welcome | Refused | Pulse | Greet | EventsCommitted | ResendEvents | GroupDelta
+Published = Numbered | Telemetry

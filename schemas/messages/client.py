@@ -1,0 +1,245 @@
+"""Client and controller: every request has exactly one reply.
+
+Frames of a request: [correlation id (1 to 32 bytes), message]; the reply repeats the id.
+"""
+
+from __future__ import annotations
+
+from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, Term, Version
+from schemas.jobs import JobSpec
+from schemas.messages import Message
+from schemas.messages.feed import Detail, FeedEvent
+from schemas.messages.logs import LogPage, ReadLog
+
+# --- requests
+
+
+class GetCluster(Message, tag="client.get_cluster.1"):
+    """Who answers here, and where its other sockets are."""
+
+
+class PutSnapshot(Message, tag="client.put_snapshot.1"):
+    """A piece of a working directory's archive; pieces come in order."""
+
+    digest: str  # sha256 of the whole, hex
+    offset: int
+    data: bytes
+    total: int  # bytes
+
+
+class SubmitJob(Message, tag="client.submit_job.1"):
+    """Accept this job. The same key a second time answers with the first job."""
+
+    spec: JobSpec
+    snapshot: str  # digest of an archive that is stored here
+    key: str = ""
+
+
+class CancelJob(Message, tag="client.cancel_job.1"):
+    """End this job and stop its workers."""
+
+    job: JobId
+
+
+class ListJobs(Message, tag="client.list_jobs.1"):
+    """Summaries, oldest first."""
+
+    ended: bool = False  # also those that ended
+
+
+class GetJob(Message, tag="client.get_job.1"):
+    """Everything about one job; with `wait_s`, when it has ended or the wait is over."""
+
+    job: JobId
+    wait_s: float = 0.0
+
+
+class ListNodes(Message, tag="client.list_nodes.1"):
+    """All nodes that ever joined."""
+
+
+class ReadEvents(Message, tag="client.read_events.1"):
+    """Feed events from `from_seq` on; with `wait_s`, wait for the first one."""
+
+    from_seq: int = 1
+    limit: int = 1000
+    wait_s: float = 0.0
+
+
+# --- replies
+
+
+class Cluster(Message, tag="client.cluster.1"):
+    """Answer to GetCluster."""
+
+    release: str
+    term: Term
+    policy: str
+    user: str  # whose key you hold
+    role: str
+    feed_port: int
+    log_port: int
+    last_seq: int  # of the feed
+
+
+class SnapshotStored(Message, tag="client.snapshot_stored.1"):
+    """Stored through `size`; complete when it is the total."""
+
+    digest: str
+    size: int
+
+
+class JobAccepted(Message, tag="client.job_accepted.1"):
+    """The job is durable."""
+
+    job: JobId
+    state: str
+
+
+class JobSummary(Message, tag="client.job_summary.1"):
+    """A line of `ones ps`."""
+
+    job: JobId
+    name: str
+    user: str
+    state: str
+    reason: str  # why it is in this state, for people
+    slots: int
+    global_batch: int
+    lr: float | None
+    epoch: int  # finished
+    samples_per_s: float
+    progress: float | None  # 0 to 1 of the stated work; None for a metric stop
+    train_loss: float | None
+    metrics: dict[str, float]
+    submitted_at: Seconds
+    queued_s: Seconds
+    running_s: Seconds
+    rescales: int
+    batch_changes: int
+
+
+class Jobs(Message, tag="client.jobs.1"):
+    """Answer to ListJobs."""
+
+    jobs: tuple[JobSummary, ...]
+
+
+class WorkerInfo(Message, tag="client.worker_info.1"):
+    """One worker process of a job's present group."""
+
+    rank: Rank
+    node: NodeId
+    slot: SlotId
+    pid: int | None
+    version: Version
+    phase: str
+    local_batch: int
+
+
+class Change(Message, tag="client.change.1"):
+    """One line of a job's history."""
+
+    time: Seconds
+    from_state: str
+    to_state: str
+    why: str
+    detail: Detail
+
+
+class EpochInfo(Message, tag="client.epoch_info.1"):
+    """What an epoch achieved."""
+
+    epoch: int
+    time: Seconds
+    step: int
+    global_batch: int
+    lr: float
+    samples_per_s: float
+    train_loss: float | None
+    metrics: dict[str, float]
+
+
+class VersionInfo(Message, tag="client.version_info.1"):
+    """One group that was ordered: steps of earlier versions after `resumed_epoch` do not count."""
+
+    version: Version
+    resumed_epoch: int  # the finished epoch that it started from; 0 for none
+
+
+class JobDetail(Message, tag="client.job_detail.1"):
+    """Answer to GetJob and CancelJob."""
+
+    summary: JobSummary
+    spec: JobSpec
+    snapshot: str
+    workers: tuple[WorkerInfo, ...]
+    history: tuple[Change, ...]
+    epochs: tuple[EpochInfo, ...]
+    versions: tuple[VersionInfo, ...]
+    failures: int  # failures of the script so far
+    exit_code: int | None
+    samples_done: int
+    version: Version
+
+
+class NodeInfo(Message, tag="client.node_info.1"):
+    """A line of `ones node list`."""
+
+    node: NodeId
+    state: str
+    reason: str
+    host: str
+    address: str
+    slots: int
+    free: int
+    kind: str
+    model: str
+    jobs: tuple[JobId, ...]
+    release: str
+
+
+class Nodes(Message, tag="client.nodes.1"):
+    """Answer to ListNodes."""
+
+    nodes: tuple[NodeInfo, ...]
+
+
+class EventsPage(Message, tag="client.events_page.1"):
+    """Answer to ReadEvents."""
+
+    events: tuple[FeedEvent, ...]
+    next_seq: int
+
+
+class Failed(Message, tag="client.failed.1"):
+    """The request was not done; nothing changed."""
+
+    code: str
+    message: str
+    hint: str
+    field: str = ""
+
+
+Request = (
+    GetCluster
+    | PutSnapshot
+    | SubmitJob
+    | CancelJob
+    | ListJobs
+    | GetJob
+    | ListNodes
+    | ReadEvents
+    | ReadLog
+)
+Reply = (
+    Cluster
+    | SnapshotStored
+    | JobAccepted
+    | Jobs
+    | JobDetail
+    | Nodes
+    | EventsPage
+    | LogPage
+    | Failed
+)

@@ -1,0 +1,101 @@
+"""Bulk traffic on sockets of its own: logs and sample records up, snapshots down, tails out."""
+
+from __future__ import annotations
+
+from schemas.ids import JobId, NodeId, Rank, Version
+from schemas.messages import Message
+
+LOG, SAMPLES = "log", "samples"
+
+
+class LogHello(Message, tag="logs.hello.1"):
+    """Agent to relay: what do you hold of this worker's stream?"""
+
+    node: NodeId
+    job: JobId
+    version: Version
+    rank: Rank
+    stream: str
+
+
+class LogChunk(Message, tag="logs.chunk.1"):
+    """Agent to relay: bytes of a worker's file from `offset` on; whole lines where they fit."""
+
+    job: JobId
+    version: Version
+    rank: Rank
+    stream: str
+    offset: int
+    data: bytes
+
+
+class LogEnded(Message, tag="logs.ended.1"):
+    """Agent to relay: the worker is gone and its file ends at `size`."""
+
+    job: JobId
+    version: Version
+    rank: Rank
+    stream: str
+    size: int
+
+
+class LogStored(Message, tag="logs.stored.1"):
+    """Relay to agent: stored through `size`, and you may be `credit` bytes ahead of it."""
+
+    job: JobId
+    version: Version
+    rank: Rank
+    stream: str
+    size: int
+    ended: bool
+    credit: int
+
+
+class ReadLog(Message, tag="logs.read.1"):
+    """Follower to relay: one page from `cursor`, at most `max_bytes`; wait for news if none."""
+
+    job: JobId
+    stream: str = LOG
+    rank: Rank | None = None
+    cursor: int = 0  # position in the job's store; 0 is the start
+    max_bytes: int = 262_144
+    wait_s: float = 0.0
+
+
+class LogPiece(Message, tag="logs.piece.1"):
+    """Some output of one worker, in the order in which it was stored."""
+
+    version: Version
+    rank: Rank
+    offset: int  # in the worker's own file
+    data: bytes
+
+
+class LogPage(Message, tag="logs.page.1"):
+    """Relay to follower."""
+
+    job: JobId
+    pieces: tuple[LogPiece, ...]
+    cursor: int  # ask from here next
+    ended: bool  # nothing can follow
+    missing: tuple[str, ...] = ()  # workers whose output ends early, and why
+
+
+class GetSnapshot(Message, tag="logs.get_snapshot.1"):
+    """Agent to relay: a piece of a working directory's archive."""
+
+    digest: str
+    offset: int
+
+
+class SnapshotPiece(Message, tag="logs.snapshot_piece.1"):
+    """Relay to agent."""
+
+    digest: str
+    offset: int
+    data: bytes
+    total: int  # bytes; -1: there is no such archive here
+
+
+FromShipper = LogHello | LogChunk | LogEnded | GetSnapshot
+ToShipper = LogStored | SnapshotPiece

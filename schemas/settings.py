@@ -1,0 +1,86 @@
+"""TOML file to a frozen struct; errors name file, key and remedy."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from schemas.errors import SettingsError
+
+S = TypeVar("S", bound=msgspec.Struct)
+PREFIX = "ONES__"
+
+
+def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) -> S:
+    """The settings in `path`, overridden by `ONES__SECTION__KEY` variables of `environ`.
+
+    Relative paths inside the settings are left as they stand.
+
+    Raises:
+        SettingsError: if the file cannot be read or parsed, a key is unknown, missing or of the
+            wrong type; the message names file and key.
+    """
+    table = read_toml(path)
+    for name, value in sorted((environ or {}).items()):
+        if name.startswith(PREFIX):
+            _override(table, name.removeprefix(PREFIX).lower().split("__"), value)
+    return convert(kind, table, path)
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """The table in `path`."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}", "check the path") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SettingsError(f"{path}: {error}", "correct the TOML") from None
+
+
+def convert(kind: type[S], table: Mapping[str, Any], path: Path) -> S:
+    """`table` as a `kind`, with every unknown key refused."""
+    _refuse_unknown(kind, table, path, "")
+    try:
+        return msgspec.convert(table, kind)
+    except msgspec.ValidationError as error:
+        text, _, where = str(error).partition(" - at `")
+        field = where.rstrip("`").removeprefix("$").removeprefix(".")
+        if text.startswith("Object missing required field"):
+            field, text = text.rpartition("field ")[2].strip("`"), "is missing"
+        raise SettingsError(
+            f"{path}: {field or 'the file'}: {text}", "correct this key", field
+        ) from None
+
+
+def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
+    try:
+        parsed = tomllib.loads(f"x = {value}")["x"]
+    except tomllib.TOMLDecodeError:
+        parsed = value
+    for key in keys[:-1]:
+        table = table.setdefault(key, {})
+    table[keys[-1]] = parsed
+
+
+def _refuse_unknown(kind: Any, table: Mapping[str, Any], path: Path, prefix: str) -> None:
+    known = {field.name: field.type for field in msgspec.structs.fields(kind)}
+    for key, value in table.items():
+        if key not in known:
+            near = difflib.get_close_matches(key, known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(known))}"
+            raise SettingsError(f"{path}: unknown key {prefix}{key}", hint, f"{prefix}{key}")
+        inner = _struct_in(known[key])
+        if inner is not None and isinstance(value, dict):
+            _refuse_unknown(inner, value, path, f"{prefix}{key}.")
+
+
+def _struct_in(annotation: Any) -> Any:
+    for candidate in (annotation, *getattr(annotation, "__args__", ())):
+        if isinstance(candidate, type) and issubclass(candidate, msgspec.Struct):
+            return candidate
+    return None
