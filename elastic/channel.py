@@ -86,12 +86,12 @@ class Channel:
         dealer = ThreadDealer(self._assignment.socket)
         self._wake = dealer.waker()
         self._started.set()
-        told = 0
+        told, greeted = 0, False
         while not self._stop.is_set():
             messages, connected = dealer.poll(TELEMETRY_S)
-            if connected:
+            if connected or not greeted:
                 told = 0
-                dealer.send(encode(WorkerHello(pid=os.getpid(), **self._who())))
+                greeted = dealer.send(encode(WorkerHello(pid=os.getpid(), **self._who())))
             for data in messages:
                 self._heard(data)
             count = self._reports.count

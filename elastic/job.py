@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import math
 import os
@@ -61,6 +62,8 @@ class ScalingAgent:
         self._assignment = assignment
         self._folder = folder
         self._channel = Channel(assignment, folder) if assignment and folder else None
+        if self._channel is not None:
+            atexit.register(self._channel.close)
         self._standing = _Standing(rank=assignment.rank if assignment else 0)
         self._rule: StopRule | None = assignment.spec.stop if assignment else None
         self._stop = StopState()

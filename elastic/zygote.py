@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 import torch
+import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker would pay
 import torch.utils.data
 
 import elastic.launch
@@ -65,7 +66,7 @@ class Zygote:
         connection, _ = self._listener.accept()
         self._buffers[connection] = bytearray()
         self._selector.register(connection, selectors.EVENT_READ)
-        ready = ZygoteReady(pid=os.getpid(), python=sys.executable, torch=torch.__version__)
+        ready = ZygoteReady(pid=os.getpid(), python=sys.executable, torch=str(torch.__version__))
         self._send(connection, ready)
 
     def _read(self, connection: socket.socket) -> Path | None:

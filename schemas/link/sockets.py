@@ -168,7 +168,7 @@ class ThreadDealer:
         self._socket = self._context.socket(zmq.DEALER)
         _bounds(self._socket)
         self._socket.immediate = True
-        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_CONNECTED)
+        self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._wake = self._context.socket(zmq.PULL)
         self._wake.bind("inproc://wake")
         self._poller = zmq.Poller()
