@@ -84,7 +84,7 @@ class Channel:
 
     def _run(self) -> None:
         dealer = ThreadDealer(self._assignment.socket)
-        self._wake = dealer.waker()
+        self._wake = dealer.wake
         self._started.set()
         told, greeted = 0, False
         while not self._stop.is_set():

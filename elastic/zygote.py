@@ -8,16 +8,19 @@ an agent that comes back connects again. When a worker ends it writes how into t
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
+import gc
 import os
 import selectors
 import signal
 import socket
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn
 
 import torch
 import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker would pay
@@ -173,12 +176,24 @@ def main() -> None:
     parser.add_argument("--socket", type=Path, required=True)
     path = parser.parse_args().socket
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    gc.collect()
+    gc.freeze()  # what is shared with children should not be written to by their collectors
     folder = Zygote(path).serve()
     if folder is None:
         return
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    sys.exit(elastic.launch.run_worker(folder))
+    _leave(elastic.launch.run_worker(folder))
+
+
+def _leave(code: int) -> NoReturn:
+    """Exit as the interpreter would, but for taking every imported module apart (2.8 s)."""
+    threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for a script's threads
+    atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own order of leaving
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -169,24 +170,15 @@ class ThreadDealer:
         _bounds(self._socket)
         self._socket.immediate = True
         self._monitor = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
-        self._wake = self._context.socket(zmq.PULL)
-        self._wake.bind("inproc://wake")
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._poller = zmq.Poller()
-        for socket in (self._socket, self._monitor, self._wake):
-            self._poller.register(socket, zmq.POLLIN)
+        for source in (self._socket, self._monitor, self._wake):
+            self._poller.register(source, zmq.POLLIN)
         self._socket.connect(address)
 
-    def waker(self) -> Callable[[], None]:
-        """A function that ends a `poll` early; for one other thread."""
-        push = self._context.socket(zmq.PUSH)
-        push.linger = 0
-        push.connect("inproc://wake")
-
-        def wake() -> None:
-            with contextlib.suppress(zmq.ZMQError):
-                push.send(b"", zmq.NOBLOCK)
-
-        return wake
+    def wake(self) -> None:
+        """End a `poll` early; the only method that other threads may call."""
+        os.eventfd_write(self._wake, 1)
 
     def poll(self, timeout_s: float) -> tuple[list[bytes], bool]:
         """Wait for messages, a wake or the end of `timeout_s`.
@@ -199,7 +191,7 @@ class ThreadDealer:
         if connected:
             self._drain(self._monitor)
         if self._wake in ready:
-            self._drain(self._wake)
+            os.eventfd_read(self._wake)
         messages = self._drain(self._socket) if self._socket in ready else []
         return messages, connected
 
@@ -222,7 +214,9 @@ class ThreadDealer:
     def close(self) -> None:
         """Give up the connection."""
         self._socket.disable_monitor()
-        self._context.destroy(linger=100)
+        self._monitor.close(linger=0)
+        self._socket.close(linger=100)
+        self._context.term()
 
 
 def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:

@@ -1,0 +1,158 @@
+"""Brings up a cluster on this host, trains the three examples on it and shows them live."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.box import SIMPLE_HEAD
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from controlplane.client import BlockingClient
+from controlplane.client.jobfile import load_job
+from schemas.jobs import ENDED
+from schemas.messages.client import JobSummary, NodeInfo
+
+EXAMPLES = ("digits", "language", "embedding")
+COLOURS = ("cyan", "magenta", "yellow")
+PLAIN_EVERY_S = 5.0
+LIMIT_S = 900.0
+
+
+def main() -> int:
+    """Do what the README's first page promises; 0 when all three examples succeeded."""
+    parser = argparse.ArgumentParser(prog="bin/quickstart", description=__doc__)
+    parser.add_argument("--keep", action="store_true", help="leave the cluster up")
+    parser.add_argument("--dir", type=Path, help="folder of the cluster; default: a new one")
+    chosen = parser.parse_args()
+    home = (chosen.dir or Path(tempfile.mkdtemp(prefix="ones-"))).resolve()
+    console = Console()
+    ones("local", "up", "--dir", str(home))
+    try:
+        with BlockingClient(home) as client:
+            began = time.monotonic()
+            for name in EXAMPLES:
+                client.submit(load_job(Path(__file__).parent / name / "job.toml"))
+            jobs = follow(client, console)
+            summarise(jobs, console, time.monotonic() - began)
+            failed = [job for job in jobs if job.state != "succeeded"]
+            for job in failed:
+                console.print(f"[red]{job.job}[/] {job.state}: {job.reason}")
+                for line in list(client.tail(job.job, follow=False))[-10:]:
+                    console.print(f"  {line}", markup=False)
+    finally:
+        if not chosen.keep:
+            ones("local", "down", "--dir", str(home))
+    if chosen.keep:
+        console.print(f"\nThe cluster is still up. Look around:\n  export ONES_HOME={home}")
+        console.print(f"  bin/ones ps --all; bin/ones show {jobs[0].job}; bin/ones events")
+        console.print(f"  bin/ones local down --dir {home}")
+    return 1 if failed else 0
+
+
+def follow(client: BlockingClient, console: Console) -> list[JobSummary]:
+    """Show all jobs until the last one has ended."""
+    told = -PLAIN_EVERY_S
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        for jobs, nodes, seconds in states(client):
+            if console.is_terminal:
+                live.update(picture(jobs, nodes, seconds), refresh=True)
+            elif seconds - told >= PLAIN_EVERY_S:
+                told = seconds
+                told_now = "  |  ".join(line(job) for job in jobs)
+                console.print(f"{seconds:5.0f} s  {told_now}", soft_wrap=True)
+    return jobs
+
+
+def states(client: BlockingClient) -> Iterator[tuple[list[JobSummary], list[NodeInfo], float]]:
+    """The cluster, a few times a second, until every job has ended."""
+    began = time.monotonic()
+    while (seconds := time.monotonic() - began) < LIMIT_S:
+        jobs = list(client.jobs(ended=True))
+        yield jobs, list(client.nodes()), seconds
+        if all(job.state in ENDED for job in jobs):
+            return
+        time.sleep(0.3)
+    sys.exit(f"not done after {LIMIT_S:.0f} s; look at `ones ps` and `ones logs`")
+
+
+def picture(jobs: list[JobSummary], nodes: list[NodeInfo], seconds: float) -> Group:
+    """Jobs with their progress, and who is on which slot."""
+    table = Table(box=SIMPLE_HEAD, title=f"{seconds:.0f} s", title_justify="left")
+    for name in ("job", "state", "progress", "epoch", "slots", "batch", "lr", "samples/s", "loss"):
+        table.add_column(name, justify="left" if name in {"job", "state"} else "right")
+    table.add_column("metrics")
+    for job, colour in zip(jobs, COLOURS, strict=False):
+        table.add_row(
+            Text(job.job, style=colour),
+            job.state,
+            ProgressBar(total=1.0, completed=job.progress or 0.0, width=20, style="grey35"),
+            str(job.epoch),
+            str(job.slots or ""),
+            str(job.global_batch or ""),
+            f"{job.lr:.3g}" if job.lr is not None else "",
+            f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
+            f"{job.train_loss:.3f}" if job.train_loss is not None else "",
+            metrics(job),
+        )
+    strips = [slots(node, jobs) for node in nodes]
+    return Group(table, *strips)
+
+
+def slots(node: NodeInfo, jobs: list[JobSummary]) -> Text:
+    """The slots of a node, coloured by job."""
+    strip = Text(f" {node.node} ")
+    for job, colour in zip(jobs, COLOURS, strict=False):
+        if job.job in node.jobs:
+            strip.append("█" * job.slots * 2 + " ", style=colour)
+    strip.append("░" * node.free * 2, style="grey35")
+    return strip
+
+
+def summarise(jobs: list[JobSummary], console: Console, seconds: float) -> None:
+    """What was achieved."""
+    table = Table(box=SIMPLE_HEAD, title=f"all done in {seconds:.0f} s", title_justify="left")
+    for name in ("job", "state", "epochs", "waited", "ran", "loss", "metrics"):
+        table.add_column(name)
+    for job in jobs:
+        table.add_row(
+            job.job,
+            job.state,
+            str(job.epoch),
+            f"{job.queued_s:.1f} s",
+            f"{job.running_s:.0f} s",
+            f"{job.train_loss:.3f}" if job.train_loss is not None else "",
+            metrics(job),
+        )
+    console.print(table)
+
+
+def line(job: JobSummary) -> str:
+    """One job in a log."""
+    part = f"{job.progress:.0%}" if job.progress is not None else f"epoch {job.epoch}"
+    loss = f" loss {job.train_loss:.3f}" if job.train_loss is not None else ""
+    batch = f" batch {job.global_batch}" if job.global_batch else ""
+    return f"{job.job} {job.state} {part}{batch}{loss}"
+
+
+def metrics(job: JobSummary) -> str:
+    """What the script reported last."""
+    return ", ".join(f"{name} {value:.3f}" for name, value in job.metrics.items())
+
+
+def ones(*arguments: str) -> None:
+    """Run the command line of this environment."""
+    subprocess.run([Path(sys.executable).with_name("ones"), *arguments], check=True)  # noqa: S603
+
+
+if __name__ == "__main__":
+    sys.exit(main())
