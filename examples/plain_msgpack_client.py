@@ -1,4 +1,4 @@
-"""Submits a job and follows it with nothing but pyzmq and msgpack: the wire needs no library of ours.
+"""Submits a job and follows it with nothing but pyzmq and msgpack.
 
     ONES_HOME=DIR python examples/plain_msgpack_client.py examples/digits/job.toml
 

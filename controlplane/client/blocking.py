@@ -15,6 +15,7 @@ from schemas.ids import JobId
 from schemas.jobs import JobSpec
 from schemas.messages.client import Cluster, JobAccepted, JobDetail, JobSummary, NodeInfo
 from schemas.messages.feed import FeedEvent
+from schemas.messages.logs import LOG
 
 T = TypeVar("T")
 
@@ -85,17 +86,22 @@ class BlockingClient:
 
     def events(self, from_seq: int = 1, *, follow: bool = False) -> Iterator[FeedEvent]:
         """See `Client.events`."""
-        return self._each(self._client.events(from_seq, follow=follow))
+        for page in self._each(self._client.event_pages(from_seq, follow=follow)):
+            yield from page
 
     def tail(self, job: str, rank: int | None = None, *, follow: bool = True) -> Iterator[str]:
         """See `Client.tail`."""
-        return self._each(self._client.tail(job, rank, follow=follow))
+        for page in self._each(self._client.line_pages(job, LOG, rank, follow=follow)):
+            for _, line in page:
+                yield line.decode("utf-8", "replace")
 
     def samples(self, job: str) -> Iterator[dict[str, Any]]:
         """See `Client.samples`."""
-        return self._each(self._client.samples(job))
+        for page in self._each(self._client.sample_pages(job)):
+            yield from page
 
     def _each(self, source: AsyncIterator[T]) -> Iterator[T]:
+        """The items of `source`; it hands over pages, because each item costs a thread switch."""
         end = object()
 
         async def following() -> T | object:

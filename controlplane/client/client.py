@@ -18,7 +18,7 @@ from controlplane.client.jobfile import checked
 from controlplane.client.snapshot import digest_of, pack
 from schemas.codec import LOG_REPLY, REPLY, Codec, encode
 from schemas.errors import OnesError, TimedOutError, UnreachableError, raised
-from schemas.ids import JobId, Rank
+from schemas.ids import JobId, Rank, Version
 from schemas.jobs import ENDED, JobSpec
 from schemas.link import Link, Wire, load_keys, load_public
 from schemas.messages import Message
@@ -200,16 +200,9 @@ class Client:
 
     async def events(self, from_seq: int = 1, *, follow: bool = False) -> AsyncIterator[FeedEvent]:
         """Feed events from `from_seq` on; with `follow`, for ever."""
-        while True:
-            wait_s = POLL_S if follow else 0.0
-            page = await self._call(
-                ReadEvents(from_seq=from_seq, wait_s=wait_s), EventsPage, wait_s
-            )
-            for event in page.events:
+        async for page in self.event_pages(from_seq, follow=follow):
+            for event in page:
                 yield event
-            from_seq = page.next_seq
-            if not page.events and not follow:
-                return
 
     async def tail(
         self, job: str, rank: int | None = None, *, follow: bool = True
@@ -219,34 +212,60 @@ class Client:
         Raises:
             UnknownJobError: if there is no such job.
         """
-        rest: dict[tuple[int, int], bytes] = {}
-        async for piece in self.pieces(job, LOG, rank, follow=follow):
-            who = (piece.version, piece.rank)
-            *lines, rest[who] = (rest.get(who, b"") + piece.data).split(b"\n")
-            for line in lines:
+        async for page in self.line_pages(job, LOG, rank, follow=follow):
+            for _, line in page:
                 yield line.decode("utf-8", "replace")
-        for left in rest.values():
-            if left:
-                yield left.decode("utf-8", "replace")
 
     async def samples(self, job: str) -> AsyncIterator[dict[str, Any]]:
         """Records `{"epoch", "step", "rank", "ids"}` of committed steps, each sample once an epoch.
 
         Steps that were lost with a worker, and done again from a checkpoint, are left out.
         """
+        async for page in self.sample_pages(job):
+            for record in page:
+                yield record
+
+    # --- the same, a page at a time
+
+    async def event_pages(
+        self, from_seq: int, *, follow: bool
+    ) -> AsyncIterator[tuple[FeedEvent, ...]]:
+        """Feed events as they come from the controller."""
+        while True:
+            wait_s = POLL_S if follow else 0.0
+            request = ReadEvents(from_seq=from_seq, wait_s=wait_s)
+            page = await self._call(request, EventsPage, wait_s)
+            from_seq = page.next_seq
+            if page.events:
+                yield page.events
+            elif not follow:
+                return
+
+    async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
+        """Sample records as they come from the controller."""
         detail = await self.job(job)
         started = [(v.version, v.resumed_epoch) for v in detail.versions]
         last_epoch = {
             version: resumed for (version, _), (_, resumed) in itertools.pairwise(started)
         }
-        rest: dict[tuple[int, int], bytes] = {}
-        async for piece in self.pieces(job, SAMPLES, None, follow=False):
+        async for page in self.line_pages(job, SAMPLES, None, follow=False):
+            records = [(version, json.loads(line)) for version, line in page if line[-1:] == b"}"]
+            yield [
+                record
+                for version, record in records
+                if record["epoch"] <= last_epoch.get(version, record["epoch"])
+            ]
+
+    async def line_pages(
+        self, job: str, stream: str, rank: int | None, *, follow: bool
+    ) -> AsyncIterator[list[tuple[Version, bytes]]]:
+        """Whole lines with the version of their worker, as they come from the log relay."""
+        rest: dict[tuple[Version, Rank], bytes] = {}
+        async for piece in self.pieces(job, stream, rank, follow=follow):
             who = (piece.version, piece.rank)
             *lines, rest[who] = (rest.get(who, b"") + piece.data).split(b"\n")
-            for line in lines:
-                record = json.loads(line)
-                if record["epoch"] <= last_epoch.get(piece.version, record["epoch"]):
-                    yield record
+            yield [(piece.version, line) for line in lines]
+        yield [(version, left) for (version, _), left in rest.items() if left]
 
     async def pieces(
         self, job: str, stream: str, rank: int | None, *, follow: bool

@@ -1,0 +1,320 @@
+"""Whatever a user, a script or a stranger does: a clear answer, and every other job goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+import tomllib
+import venv
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+import zmq.auth
+
+from tests.support.cluster import TOY, Cluster
+
+
+@pytest.mark.parametrize(
+    ("fields", "field", "remedy"),
+    [
+        ({"slot": [1, 2]}, "slot", "did you mean slots?"),
+        ({"script": "missing.py"}, "script", "correct script or workdir"),
+        ({"max_batch_size": 4}, "max_batch_size", "raise the first or lower the second"),
+        ({"max_local_batch": 4}, "max_local_batch", "raise the first or lower the second"),
+        ({"slots": [4, 2]}, "slots", "1 <= least <= most"),
+        ({"slots": [2, 4]}, "slots", "let the least be 1"),
+        ({"lr": float("nan")}, "lr", "positive finite number"),
+        ({"batch_size": "many"}, "batch_size", "correct this key"),
+        ({"stop": {"epoch": 3}}, "stop.epoch", "did you mean epochs?"),
+        ({"stop": {"metric": "accuracy"}}, "stop", "at_least or plateau"),
+        ({"name": "no name"}, "name", "letters, digits"),
+    ],
+)
+def test_a_bad_job_file_is_answered_with_field_and_remedy(
+    cluster: Cluster, fields: dict[str, Any], field: str, remedy: str
+) -> None:
+    done = cluster.ones("submit", str(cluster.write(TOY, **fields)), "-o", "json")
+
+    error = json.loads(done.err)["error"]
+    assert done.code == 2
+    assert error["field"] == field
+    assert field in error["message"]
+    assert remedy in f"{error['message']}; {error['hint']}"
+
+
+def test_errors_are_one_line_with_the_documented_exit_codes(cluster: Cluster) -> None:
+    missing = cluster.ones("show", "nobody-1")
+    usage = cluster.ones("submit", "--no-such-option")
+    nowhere = cluster.ones("ps", "--home", str(cluster.base / "nowhere"))
+    job = cluster.submit("import time; time.sleep(60)")
+    late = cluster.ones("wait", job, "--timeout", "0.1")
+    cluster.ones("cancel", job)
+    cancelled = cluster.ones("wait", job)
+
+    codes = [done.code for done in (missing, usage, nowhere, late, cancelled)]
+    assert codes == [3, 2, 2, 6, 1]
+    assert missing.err == "ones: no job 'nobody-1'; `ones ps --all` lists every job\n"
+    assert all(len(done.err.splitlines()) == 1 for done in (usage, nowhere, late))
+
+
+def test_a_cluster_that_is_down_is_unreachable(cluster: Cluster, tmp_path: Path) -> None:
+    (tmp_path / "keys").symlink_to(cluster.home / "keys")
+    (tmp_path / "client.toml").write_text('endpoint = "tcp://127.0.0.1:9"\n')
+    env = {**os.environ, "ONES_TIMEOUT_S": "0.5"}
+
+    done = subprocess.run(
+        [sys.executable, "-m", "controlplane.cli.main", "ps", "--home", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        env=env,
+        check=False,
+    )
+
+    assert (done.returncode, done.stderr) == (
+        4,
+        "ones: no controller answers; is the cluster up?\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        (
+            "import no_such_module",
+            "ModuleNotFoundError: No module named 'no_such_module' (train.py:1)",
+        ),
+        ("import sys; sys.exit(3)", "its script ended: exit code 3"),
+        ("x = (", "SyntaxError: '(' was never closed"),
+        (
+            TOY.replace("step += 1", "1 / (3 - step); step += 1"),
+            "ZeroDivisionError: division by zero",
+        ),
+        ("import os; os.abort()", "a worker died of SIGABRT"),
+    ],
+)
+def test_a_failing_script_says_what_happened(cluster: Cluster, script: str, reason: str) -> None:
+    job = cluster.submit(script)
+
+    assert cluster.wait(job).code == 1
+    shown = cluster.show(job)
+    assert (shown["state"], shown["failures"]) == ("failed", 1)
+    assert shown["reason"].startswith(reason)
+
+
+def test_a_failing_script_is_retried_from_its_last_epoch(cluster: Cluster) -> None:
+    script = TOY.replace(
+        'print("done")',
+        'open("tried", "a").write("x")\nassert len(open("tried").read()) > 1\nprint("done")',
+    )
+    job = cluster.submit(script, retries=1)
+
+    assert cluster.wait(job).code == 0
+    shown = cluster.show(job)
+    assert (shown["failures"], shown["epoch"], len(shown["epochs"])) == (1, 4, 4)
+    assert [change["to_state"] for change in shown["history"]].count("starting") == 2
+
+
+def test_a_missing_metric_of_the_stop_rule_is_named(cluster: Cluster) -> None:
+    job = cluster.submit(stop={"metric": "accuracy", "at_least": 0.9})
+
+    cluster.wait(job)
+
+    assert cluster.show(job)["reason"].startswith(
+        "MissingMetricError: the stop rule looks at 'accuracy', the script reported mse"
+    )
+
+
+def test_a_script_that_forks_leaves_no_child_behind(cluster: Cluster) -> None:
+    job = cluster.submit(
+        "import os, time\npid = os.fork()\nif not pid: time.sleep(600)\nprint(pid)"
+    )
+
+    assert cluster.wait(job).code == 0
+    child = int(cluster.output(job)[0])
+    deadline = time.monotonic() + 5
+    while Path(f"/proc/{child}/stat").exists():
+        assert time.monotonic() < deadline
+
+
+def test_a_hundred_megabytes_of_output_arrive_complete(cluster: Cluster) -> None:
+    lines = 1_000_000  # of 100 bytes
+    script = f"for i in range({lines}): print(f'{{i:099d}}')"
+
+    job = cluster.submit(script)
+    assert cluster.wait(job).code == 0
+    other = cluster.submit()
+    shown = cluster.ones("logs", job).out
+
+    assert len(shown) == 100 * lines
+    assert shown == "".join(f"{i:099d}\n" for i in range(lines))
+    assert cluster.wait(other).code == 0
+
+
+def test_a_script_that_ignores_term_is_killed(cluster: Cluster) -> None:
+    script = """
+    import signal, time
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    print("deaf", flush=True)
+    time.sleep(600)
+    """
+    job = cluster.submit(script)
+    pid = cluster.until(job, lambda shown: bool(shown["workers"] and shown["workers"][0]["pid"]))[
+        "workers"
+    ][0]["pid"]
+    followed = subprocess.Popen(
+        [sys.executable, "-m", "controlplane.cli.main", "logs", "-f", job],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "ONES_HOME": str(cluster.home)},
+    )
+    assert followed.stdout is not None
+    assert followed.stdout.readline() == "deaf\n"
+
+    assert cluster.ones("cancel", job).code == 0
+
+    assert cluster.show(job)["state"] == "cancelled"
+    free = cluster.until(job, lambda shown: not shown["workers"])
+    assert free["workers"] == []
+    assert not Path(f"/proc/{pid}").exists()
+    followed.communicate(timeout=30)
+
+
+def test_an_interpreter_without_torch_is_named(cluster: Cluster, tmp_path: Path) -> None:
+    venv.create(tmp_path / "bare", with_pip=False)
+    python = str(tmp_path / "bare" / "bin" / "python")
+
+    bare = cluster.submit(python=python)
+    absent = cluster.submit(python=str(tmp_path / "no" / "python"))
+    cluster.wait(bare)
+    cluster.wait(absent)
+
+    assert f"python '{python}' cannot run workers" in cluster.show(bare)["reason"]
+    assert "pip install 'ones[train]'" in cluster.show(bare)["reason"]
+    assert "No such file or directory" in cluster.show(absent)["reason"]
+
+
+# --- bytes
+
+
+@pytest.fixture
+def stranger(cluster: Cluster) -> Iterator[Stranger]:
+    made = Stranger(cluster.home)
+    yield made
+    made.close()
+
+
+class Stranger:
+    """A peer that holds a key and sends what it likes."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.context = zmq.Context()
+        self.sockets: list[zmq.Socket[bytes]] = []
+        controller = tomllib.loads((home / "controller.toml").read_text())
+        self.ports: dict[str, int] = {
+            k: v for k, v in controller["listen"].items() if isinstance(v, int)
+        }
+
+    def connect(
+        self, port: str, kind: int = zmq.DEALER, key: str | None = "admin"
+    ) -> zmq.Socket[bytes]:
+        """Connect with one of the cluster's keys, or with one that nobody knows."""
+        socket = self.context.socket(kind)
+        self.sockets.append(socket)
+        socket.linger = 0
+        socket.curve_serverkey, _ = zmq.auth.load_certificate(self.home / "keys" / "server.key")
+        if key is None:
+            socket.curve_publickey, socket.curve_secretkey = zmq.curve_keypair()
+        else:
+            certificate = zmq.auth.load_certificate(self.home / "keys" / f"{key}.key_secret")
+            socket.curve_publickey = certificate[0]
+            socket.curve_secretkey = certificate[1] or b""
+        socket.connect(f"tcp://127.0.0.1:{self.ports[port]}")
+        return socket
+
+    def close(self) -> None:
+        """Give up all connections."""
+        for socket in self.sockets:
+            socket.close()
+        self.context.term()
+
+    def ask(self, socket: zmq.Socket[bytes], *frames: bytes) -> dict[str, Any] | None:
+        """The reply to these frames; None if there is none within a second."""
+        socket.send_multipart(frames)
+        if not socket.poll(1000):
+            return None
+        answer: dict[str, Any] = msgpack.unpackb(socket.recv_multipart()[-1])
+        return answer
+
+
+GOOD = msgpack.packb({"type": "client.get_cluster.1"})
+HOSTILE = {
+    "random": os.urandom(300),
+    "empty": b"",
+    "truncated": GOOD[:-5],
+    "nested": b"\x91" * 3000 + b"\xc0",
+    "nested inside": b"\x82" + GOOD[1:] + b"\xa1x" + b"\x91" * 3000 + b"\xc0",
+    "unknown type": msgpack.packb({"type": "client.destroy_all.1"}),
+    "wrong field": msgpack.packb({"type": "client.get_job.1", "job": 5}),
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_bytes_from_a_user_get_a_typed_error(stranger: Stranger, name: str) -> None:
+    socket = stranger.connect("clients")
+
+    answer = stranger.ask(socket, b"1", HOSTILE[name])
+
+    assert answer is not None
+    assert (answer["type"], answer["code"]) == ("client.failed.1", "malformed")
+    if name == "wrong field":
+        assert answer["field"] == "job"
+    assert (stranger.ask(socket, b"2", GOOD) or {})["type"] == "client.cluster.1"
+
+
+def test_a_frame_of_a_hundred_megabytes_drops_its_sender_and_nobody_else(
+    stranger: Stranger,
+) -> None:
+    large, other = stranger.connect("clients"), stranger.connect("clients")
+
+    assert stranger.ask(large, b"1", b"x" * 100_000_000) is None
+
+    assert (stranger.ask(other, b"2", GOOD) or {})["type"] == "client.cluster.1"
+
+
+def test_an_unknown_key_reaches_nothing_and_is_audited(
+    cluster: Cluster, stranger: Stranger
+) -> None:
+    for port in ("clients", "agents", "followers", "shippers"):
+        assert stranger.ask(stranger.connect(port, key=None), b"1", GOOD) is None
+
+    assert "is not authorised" in cluster.said()
+    assert cluster.ones("ps").code == 0
+
+
+def test_hostile_bytes_to_the_agents_ports_are_dropped_and_audited(
+    cluster: Cluster, stranger: Stranger
+) -> None:
+    job = cluster.submit(env={"PAUSE_S": "0.01", "OMP_NUM_THREADS": "1"})
+    for port, kind in (("agents", zmq.DEALER), ("events", zmq.PUB), ("shippers", zmq.DEALER)):
+        socket = stranger.connect(port, kind, key="node-1")
+        for data in HOSTILE.values():
+            socket.send_multipart([b"node-1", data] if kind == zmq.PUB else [data])
+        impostor = stranger.connect(port, kind, key="admin")
+        impostor.send_multipart([b"node-1", GOOD] if kind == zmq.PUB else [GOOD])
+
+    assert cluster.wait(job).code == 0
+    assert '"what": "message"' in cluster.said()
+
+
+def test_a_node_key_cannot_submit(stranger: Stranger) -> None:
+    answer = stranger.ask(stranger.connect("clients", key="node-1"), b"1", GOOD)
+
+    assert (answer or {})["code"] == "denied"

@@ -1,0 +1,137 @@
+"""kill -9 of everything that can die, while real jobs train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, kill
+
+EPOCH = list(range(400))
+SLOW = {"PAUSE_S": "0.05", "OMP_NUM_THREADS": "1"}
+OUTPUT = [f"epoch {(step - 1) // 20} step {step}" for step in range(1, 81)] + ["done"]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster of its own: other tests should not see its parts die."""
+    base: Path = tmp_path_factory.mktemp("s")
+    running = Cluster(base / "home", base / "jobs")
+    running.up()
+    yield running
+    running.down()
+
+
+def trained_without_a_scratch(house: Cluster, job: str) -> None:
+    assert house.wait(job).code == 0, house.said()
+    assert house.output(job) == OUTPUT
+    assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
+    types = [event["type"] for event in house.events(job)]
+    assert types == [
+        "job.submitted",
+        "job.starting",
+        "worker.started",
+        "worker.ready",
+        "job.running",
+        *["job.epoch"] * 4,
+        "worker.exited",
+        "job.succeeded",
+    ]
+
+
+def test_killing_the_controller_disturbs_no_training(house: Cluster) -> None:
+    jobs = [house.submit(env=SLOW, record_samples=True) for _ in range(4)]
+    workers = {job: house.until_epoch(job, 1)["workers"] for job in jobs}
+
+    kill(house.up()["controller"])
+    house.up()
+
+    assert {job: house.show(job)["workers"] for job in jobs} == workers
+    for job in jobs:
+        trained_without_a_scratch(house, job)
+
+
+def test_killing_the_agent_disturbs_no_training(house: Cluster) -> None:
+    jobs = [house.submit(env=SLOW, record_samples=True) for _ in range(4)]
+    workers = {job: house.until_epoch(job, 1)["workers"] for job in jobs}
+
+    kill(house.up()["agents"][0])
+    house.up()
+
+    assert {job: house.show(job)["workers"] for job in jobs} == workers
+    for job in jobs:
+        trained_without_a_scratch(house, job)
+
+
+def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -> None:
+    script = "import time, sys\nfor i in range(2000): print(i)\ntime.sleep(1)\nprint('last'); sys.exit(5)"
+    job = house.submit(script)
+    pid = house.until(job, lambda shown: bool(shown["workers"] and shown["workers"][0]["pid"]))[
+        "workers"
+    ][0]["pid"]
+
+    kill(house.up()["agents"][0])
+    while Path(f"/proc/{pid}").exists():
+        pass
+    house.up()
+
+    assert house.wait(job).code == 1
+    assert house.show(job)["exit_code"] == 5
+    assert house.output(job) == [*map(str, range(2000)), "last"]
+
+
+def test_killing_controller_and_agent_at_once_loses_nothing(house: Cluster) -> None:
+    job = house.submit(env=SLOW, record_samples=True)
+    house.until_epoch(job, 1)
+
+    pids = house.up()
+    kill(pids["controller"])
+    kill(pids["agents"][0])
+    house.up()
+
+    trained_without_a_scratch(house, job)
+
+
+def test_a_killed_worker_resumes_from_its_last_finished_epoch(house: Cluster) -> None:
+    undisturbed = house.submit(env=SLOW)
+    job = house.submit(env=SLOW, record_samples=True)
+    shown = house.until_epoch(job, 2)
+
+    kill(shown["workers"][0]["pid"])
+
+    assert house.wait(job).code == 0
+    assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
+    after = house.show(job)
+    assert after["failures"] == 0
+    first, second = (version["resumed_epoch"] for version in after["versions"])
+    assert (first, second >= 2) == (0, True)
+    reasons = [change["why"] for change in after["history"] if change["to_state"] == "paused"]
+    assert len(reasons) == 1
+    assert reasons[0].startswith("a worker was ended by SIGKILL; resumes after epoch")
+    house.wait(undisturbed)
+    metrics = [[e["metrics"] for e in house.show(name)["epochs"]] for name in (undisturbed, job)]
+    assert metrics[0] == metrics[1]
+
+
+def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster) -> None:
+    job = house.submit(env=SLOW, record_samples=True)
+    worker = house.until_epoch(job, 1)["workers"][0]
+    stat = Path(f"/proc/{worker['pid']}/stat").read_text()
+
+    kill(int(stat.rpartition(")")[2].split()[1]))
+
+    trained_without_a_scratch(house, job)
+    assert house.wait(house.submit()).code == 0
+
+
+def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(house: Cluster) -> None:
+    job = house.submit(env=SLOW, record_samples=True)
+    house.until_epoch(job, 1)
+
+    house.down()
+    house.up()
+
+    assert house.wait(job).code == 0, house.said()
+    assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)

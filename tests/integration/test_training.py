@@ -1,0 +1,159 @@
+"""Submit, run, follow: real processes, real sockets, real training."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from controlplane.client import BlockingClient, JobSpec, StopRule
+from tests.support.cluster import TOY, Cluster
+
+EPOCH = list(range(400))
+TOY_OUTPUT = [f"epoch {(step - 1) // 20} step {step}" for step in range(1, 81)] + ["done"]
+
+
+def test_twelve_jobs_share_four_slots_and_nothing_is_lost_or_repeated(cluster: Cluster) -> None:
+    jobs = [cluster.submit(record_samples=True) for _ in range(12)]
+
+    assert [cluster.wait(job).code for job in jobs] == [0] * 12
+    for job in jobs:
+        assert cluster.output(job) == TOY_OUTPUT
+        assert cluster.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
+    shown = cluster.show(jobs[-1])
+    assert shown["state"] == "succeeded"
+    assert shown["reason"] == "all 4 epochs are done"
+    assert [epoch["step"] for epoch in shown["epochs"]] == [20, 40, 60, 80]
+    assert shown["progress"] == 1.0
+
+
+def test_logs_can_be_followed_while_the_job_runs(cluster: Cluster) -> None:
+    job = cluster.submit(env={"PAUSE_S": "0.01", "OMP_NUM_THREADS": "1"})
+
+    followed = cluster.ones("logs", job, "-f")
+
+    lines = [line for line in followed.out.splitlines() if not line.startswith("[ones]")]
+    assert (followed.code, lines) == (0, TOY_OUTPUT)
+    assert cluster.show(job)["state"] == "succeeded"
+
+
+def test_the_job_file_wins_over_the_script_and_the_log_says_so(cluster: Cluster) -> None:
+    job = cluster.submit(batch_size=50, lr=0.01, stop={"epochs": 2})
+    cluster.wait(job)
+
+    notes = [line for line in cluster.ones("logs", job).out.splitlines() if "wins" in line]
+    assert notes == [
+        "[ones] batch_size 50 of the job file wins over the script's 20",
+        "[ones] lr 0.01 of the job file wins over the script's 0.05",
+        "[ones] stop epochs 2 of the job file wins over the script's 4",
+    ]
+    epochs = cluster.show(job)["epochs"]
+    assert [(e["step"], e["global_batch"], e["lr"]) for e in epochs] == [
+        (8, 50, 0.01),
+        (16, 50, 0.01),
+    ]
+
+
+def test_a_metric_ends_a_job(cluster: Cluster) -> None:
+    stop = {"metric": "mse", "at_least": 0.0, "consecutive": 2}
+
+    job = cluster.submit(stop=stop)
+    cluster.wait(job)
+
+    shown = cluster.show(job)
+    assert (shown["state"], shown["epoch"], shown["progress"]) == ("succeeded", 2, None)
+    assert "for 2 epochs in a row" in shown["reason"]
+
+
+def test_a_number_of_samples_ends_a_job_within_an_epoch(cluster: Cluster) -> None:
+    job = cluster.submit(stop={"samples": 500}, record_samples=True)
+    cluster.wait(job)
+
+    shown = cluster.show(job)
+    assert (shown["state"], shown["samples_done"]) == ("succeeded", 500)
+    taken = cluster.samples(job)
+    assert taken[1] == EPOCH
+    assert len(set(taken[2])) == 100
+
+
+def test_later_edits_do_not_reach_a_job_that_was_submitted(cluster: Cluster) -> None:
+    blocker = [cluster.submit("import time; time.sleep(60)") for _ in range(4)]
+    path = cluster.write(TOY)
+    job = cluster.ones("submit", str(path)).out.strip()
+
+    (path.parent / "train.py").write_text("raise SystemExit(7)")
+    for other in blocker:
+        cluster.ones("cancel", other)
+
+    assert cluster.wait(job).code == 0
+
+
+def test_a_users_own_elastic_module_does_not_hide_ours(cluster: Cluster) -> None:
+    path = cluster.write("import mine\n" + TOY, files={"elastic.py": "", "mine.py": "VALUE = 1"})
+
+    done = cluster.ones("submit", str(path), "--wait")
+
+    assert done.code == 0, cluster.ones("logs", done.out.strip()).out
+
+
+def test_submitting_twice_with_one_key_is_one_job(cluster: Cluster) -> None:
+    path = str(cluster.write(TOY))
+
+    first, second = (cluster.ones("submit", path, "--key", "mine").out for _ in range(2))
+
+    assert first == second
+    assert cluster.wait(first.strip()).code == 0
+
+
+def test_the_python_client_submits_waits_and_tails(cluster: Cluster) -> None:
+    folder = cluster.write(TOY).parent
+    spec = JobSpec(
+        name="mine",
+        script="train.py",
+        workdir=str(folder),
+        batch_size=20,
+        stop=StopRule(epochs=1),
+        env={"OMP_NUM_THREADS": "1"},
+    )
+    with BlockingClient(cluster.home) as client:
+        job = client.submit(spec)
+        detail = client.wait(job, timeout=60)
+        lines = [line for line in client.tail(job) if not line.startswith("[ones]")]
+        types = [event.event for event in client.events() if event.job == job]
+
+    assert detail.summary.state == "succeeded"
+    assert lines == [*TOY_OUTPUT[:20], "done"]
+    assert types == [
+        "job.submitted",
+        "job.starting",
+        "worker.started",
+        "worker.ready",
+        "job.running",
+        "job.epoch",
+        "worker.exited",
+        "job.succeeded",
+    ]
+
+
+def test_a_client_needs_only_pyzmq_and_msgpack(cluster: Cluster) -> None:
+    script = Path(__file__).parents[2] / "examples" / "plain_msgpack_client.py"
+    code = (
+        "import sys, runpy; sys.argv = sys.argv[1:]\n"
+        "try: runpy.run_path(sys.argv[0], run_name='__main__')\n"
+        "finally: print('ours:', sorted({'schemas', 'controlplane', 'msgspec'} & set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(script), str(cluster.write(TOY))],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "ONES_HOME": str(cluster.home)},
+        check=False,
+    )
+
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert [line for line in lines if line.startswith(("epoch", "done"))] == TOY_OUTPUT
+    assert lines[-2].endswith("succeeded: all 4 epochs are done")
+    assert lines[-1] == "ours: []"
