@@ -11,6 +11,7 @@ import argparse
 import atexit
 import contextlib
 import gc
+import io
 import os
 import selectors
 import signal
@@ -176,6 +177,7 @@ def main() -> None:
     parser.add_argument("--socket", type=Path, required=True)
     path = parser.parse_args().socket
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    torch.save({}, io.BytesIO())  # imports what the first checkpoint would import
     gc.collect()
     gc.freeze()  # what is shared with children should not be written to by their collectors
     folder = Zygote(path).serve()
