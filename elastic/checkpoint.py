@@ -153,8 +153,8 @@ class Writer:
 def save(content: dict[str, Any], path: Path) -> None:
     """Write `content` durably, with as little of the training thread's time as torch allows.
 
-    Without the archive's own checksums: they cost four fifths of the write, under the lock that the
-    training thread needs, and the rename already keeps half a file from being taken for a whole.
+    Without the archive's own checksums: they cost half of the write or more, under the lock that
+    the training thread needs, and the rename keeps half a file from being taken for a whole.
     """
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
