@@ -1,0 +1,107 @@
+"""The way back: atomic, exact, and never in training's way."""
+
+from __future__ import annotations
+
+import random
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from elastic import checkpoint
+from elastic.errors import CheckpointError
+from schemas.groups import ResumePoint
+from schemas.ids import Version
+
+
+def point(epoch: int) -> ResumePoint:
+    return ResumePoint(epoch=epoch, version=Version(3))
+
+
+def test_what_is_written_is_read_back_and_only_the_last_two_stay(tmp_path: Path) -> None:
+    durable: list[int] = []
+    writer = checkpoint.Writer(tmp_path)
+    for epoch in (1, 2, 3, 4):
+        content = {"epoch": epoch, "model": {"w": torch.full((3,), float(epoch))}}
+        writer.write(point(epoch), content, lambda epoch=epoch: durable.append(epoch))
+    writer.close()
+
+    assert durable == [1, 2, 3, 4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "epoch-000003.v3.pt",
+        "epoch-000004.v3.pt",
+    ]
+    loaded = checkpoint.load(checkpoint.path_of(tmp_path, point(4)))
+    assert loaded["epoch"] == 4
+    assert loaded["model"]["w"].tolist() == [4.0, 4.0, 4.0]
+
+
+def test_a_copy_does_not_change_when_training_goes_on() -> None:
+    weights = torch.zeros(3)
+    copy = checkpoint.copied({"a": [weights, (weights, 1)]})
+
+    weights.add_(1)
+
+    assert copy["a"][0].tolist() == [0, 0, 0]
+    assert copy["a"][1][0].tolist() == [0, 0, 0]
+
+
+def test_an_epoch_is_durable_only_when_its_file_is_there(tmp_path: Path) -> None:
+    seen: list[bool] = []
+    done = threading.Event()
+
+    def durable() -> None:
+        seen.append(checkpoint.path_of(tmp_path, point(1)).exists())
+        done.set()
+
+    writer = checkpoint.Writer(tmp_path)
+    writer.write(point(1), {"epoch": 1}, durable)
+    writer.close()
+
+    assert (seen, done.is_set()) == ([True], True)
+
+
+def test_a_write_that_fails_is_told_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    writer = checkpoint.Writer(folder)
+    writer.write(point(1), {"epoch": 1}, lambda: None)
+    writer.write(point(2), {"epoch": object}, lambda: None)
+    folder.joinpath("epoch-000003.v3.new").mkdir(parents=True, exist_ok=True)
+    writer.write(point(3), {"epoch": 3}, lambda: None)
+
+    with pytest.raises(CheckpointError, match="cannot write a checkpoint"):
+        writer.close()
+    assert checkpoint.load(checkpoint.path_of(folder, point(1)))["epoch"] == 1
+
+
+def test_a_damaged_or_missing_checkpoint_says_which_and_why(tmp_path: Path) -> None:
+    path = checkpoint.path_of(tmp_path, point(1))
+    with pytest.raises(CheckpointError, match="let `checkpoints` of every agent be the same"):
+        checkpoint.load(path)
+    checkpoint.save({"format": checkpoint.FORMAT}, path)
+    path.write_bytes(path.read_bytes()[:100])
+
+    with pytest.raises(CheckpointError, match=r"epoch-000001.v3.pt cannot be read"):
+        checkpoint.load(path)
+
+
+def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
+    path = checkpoint.path_of(tmp_path, point(1))
+    torch.save({"format": checkpoint.FORMAT, "evil": Path}, path)
+
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        checkpoint.load(path)
+
+
+def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
+    def draw() -> list[float]:
+        return [random.random(), float(torch.rand(1)), float(np.random.rand())]  # noqa: NPY002, S311
+
+    path = tmp_path / "x.pt"
+    checkpoint.save({"format": checkpoint.FORMAT, "random": checkpoint.random_state()}, path)
+    first = draw()
+    checkpoint.restore_random_state(checkpoint.load(path)["random"])
+
+    assert draw() == first

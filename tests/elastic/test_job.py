@@ -1,0 +1,132 @@
+"""`ScalingAgent` stand-alone: the same script without a cluster."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
+
+from elastic import ScalingAgent
+from elastic.errors import UsageError
+from elastic.loader import ElasticLoader
+
+IDS = TensorDataset(torch.arange(10.0).reshape(10, 1))
+
+
+def loaded(
+    agent: ScalingAgent, data: Dataset[object] = IDS, lr: float | None = 0.5
+) -> tuple[nn.Module, torch.optim.Optimizer, ElasticLoader]:
+    def optimizer(parameters: object) -> torch.optim.Optimizer:
+        weight, bias = parameters  # type: ignore[misc]
+        return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.2}], lr=0.1)
+
+    return agent.load(lambda: nn.Linear(1, 1), optimizer, data, batch_size=4, lr=lr)
+
+
+@pytest.fixture
+def agent() -> Iterator[ScalingAgent]:
+    made = ScalingAgent.from_env()
+    yield made
+    made._losses.deafen()
+
+
+def test_each_epoch_has_every_sample_once_and_a_short_last_batch(agent: ScalingAgent) -> None:
+    _, _, loader = loaded(agent)
+    epochs = [
+        (epoch, [batch.flatten().tolist() for (batch,) in loader]) for epoch in agent.epochs(2)
+    ]
+
+    assert [epoch for epoch, _ in epochs] == [0, 1]
+    for _, batches in epochs:
+        assert [len(batch) for batch in batches] == [4, 4, 2]
+        assert sorted(itertools.chain(*batches)) == list(range(10))
+    assert epochs[0][1] != epochs[1][1]
+
+
+def test_a_loop_that_was_left_goes_on_where_it_was(agent: ScalingAgent) -> None:
+    _, _, loader = loaded(agent)
+    taken: list[float] = []
+    for _ in agent.epochs(1):
+        for (batch,) in loader:
+            taken.extend(batch.flatten().tolist())
+            break
+        assert len(loader) == 2
+        for (batch,) in loader:
+            taken.extend(batch.flatten().tolist())
+
+    assert sorted(taken) == list(range(10))
+
+
+def test_the_learning_rate_keeps_the_ratios_of_parameter_groups(agent: ScalingAgent) -> None:
+    _, optimizer, _ = loaded(agent, lr=0.5)
+
+    assert [group["lr"] for group in optimizer.param_groups] == [0.5, 1.0]
+
+
+def test_loader_workers_give_the_same_batches() -> None:
+    def epoch(workers: int) -> list[list[float]]:
+        own = ScalingAgent.from_env()
+        _, _, loader = own.load(
+            lambda: nn.Linear(1, 1),
+            lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+            IDS,
+            batch_size=3,
+            num_workers=workers,
+        )
+        for _ in own.epochs(1):
+            batches = [batch.flatten().tolist() for (batch,) in loader]
+        return batches
+
+    assert epoch(0) == epoch(2)
+
+
+def test_the_loss_is_seen_in_backward_and_backward_is_given_back(agent: ScalingAgent) -> None:
+    own = torch.Tensor.backward
+    model, _, loader = loaded(agent)
+    for _ in agent.epochs(1):
+        for (batch,) in loader:
+            (model(batch) * 0 + 3).mean().backward()
+        assert agent._losses.mean() == 3.0
+
+    assert torch.Tensor.backward is own
+
+
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "text"),
+    [
+        (lambda agent: list(agent.epochs(1)), "call agent.load"),
+        (lambda agent: agent.report(), "outside of an epoch"),
+        (lambda agent: loaded(agent, Endless()), "map-style"),
+        (lambda agent: loaded(agent, TensorDataset(torch.zeros(0, 1))), "at least one sample"),
+        (
+            lambda agent: agent.load(
+                lambda: nn.Linear(1, 1),
+                lambda p: torch.optim.SGD(p, lr=0.1),
+                IDS,
+                batch_size=2,
+                shuffle=True,
+            ),
+            "shuffle",
+        ),
+    ],
+)
+def test_wrong_use_says_what_to_do(agent: ScalingAgent, wrong: object, text: str) -> None:
+    with pytest.raises(UsageError, match=text):
+        wrong(agent)  # type: ignore[operator]
+
+
+def test_a_metric_that_is_no_number_is_named(agent: ScalingAgent) -> None:
+    loaded(agent)
+    next(iter(agent.epochs(1)))
+
+    with pytest.raises(UsageError, match=r"report\(accuracy=...\) got str"):
+        agent.report(accuracy="good")  # type: ignore[arg-type]

@@ -1,0 +1,54 @@
+"""Every sample once, whatever the batch and the split."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.sampler import SampleStream, share
+
+
+@given(
+    st.integers(0, 2**62),
+    st.integers(1, 400),
+    st.integers(1, 50),
+    st.lists(st.lists(st.integers(1, 60), min_size=1, max_size=5), min_size=1, max_size=6),
+)
+def test_an_epoch_that_changes_batch_and_split_takes_every_sample_once(
+    seed: int, size: int, epoch: int, splits: list[list[int]]
+) -> None:
+    stream = SampleStream(seed, size)
+    taken: list[int] = []
+    cursor = 0
+    change = 0
+    while cursor < size:
+        split = splits[change % len(splits)]
+        change += 1
+        ranks = [stream.batches(epoch, cursor, split, rank) for rank in range(len(split))]
+        steps = [next(rank) for rank in ranks]
+        assert len({behind for behind, _ in steps}) == 1
+        cursor = steps[0][0]
+        for _, ids in steps:
+            taken.extend(ids)
+
+    assert sorted(taken) == list(range(size))
+
+
+@given(st.integers(1, 200), st.lists(st.integers(1, 40), min_size=1, max_size=6))
+def test_a_short_last_step_is_dealt_out_evenly(left: int, split: list[int]) -> None:
+    step = list(range(min(left, sum(split))))
+    shares = [share(step, split, rank) for rank in range(len(split))]
+
+    assert [sample for part in shares for sample in part] == step
+    if len(step) < sum(split):
+        sizes = [len(part) for part in shares]
+        assert max(sizes) - min(sizes) <= 1
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    orders = [
+        SampleStream(seed, 8).order(epoch) for seed, epoch in ((7, 1), (7, 1), (7, 2), (8, 1))
+    ]
+
+    assert orders[0] == orders[1] == [4, 5, 3, 0, 7, 1, 6, 2]
+    assert len({tuple(order) for order in orders}) == 3
