@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -52,6 +53,8 @@ def main() -> int:
     finally:
         if not chosen.keep:
             ones("local", "down", "--dir", str(home))
+            if chosen.dir is None:
+                shutil.rmtree(home)
     if chosen.keep:
         console.print(f"\nThe cluster is still up. Look around:\n  export ONES_HOME={home}")
         console.print(f"  bin/ones ps --all; bin/ones show {jobs[0].job}; bin/ones events")
