@@ -128,7 +128,8 @@ class Folders:
     def workers(self) -> Iterator[WorkerFolder]:
         """All folders of workers."""
         for path in sorted((self.run / "workers").iterdir()):
-            yield WorkerFolder(path)
+            if not path.name.startswith("."):
+                yield WorkerFolder(path)
 
     def job(self, job: JobId) -> Path:
         """The working directory of a job on this node."""

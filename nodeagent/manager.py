@@ -102,7 +102,7 @@ class Manager:
         for folder in self._folders.workers():
             assignment, mark = folder.assignment(), folder.mark()
             if assignment is None or (mark is None and folder.exit() is None):
-                shutil.rmtree(folder.path, ignore_errors=True)  # never became a process
+                self._discard(folder)
                 continue
             pid, ticks = (mark.pid, mark.started_ticks) if mark else (None, None)
             self._tell(Adopted(folder.worker, assignment, pid, ticks))
@@ -245,6 +245,17 @@ class Manager:
         self._watched.pop(worker, None)
         self._shipper.forget(worker)
         shutil.rmtree(self._folders.worker(worker).path, ignore_errors=True)
+
+    @staticmethod
+    def _discard(folder: WorkerFolder) -> None:
+        """Remove a folder that never became a process; a fork that is under way finds nothing."""
+        doomed = WorkerFolder(folder.path.with_name(f".{folder.path.name}"))
+        shutil.rmtree(doomed.path, ignore_errors=True)
+        folder.path.rename(doomed.path)
+        if (mark := doomed.mark()) is not None:  # it just became one
+            with contextlib.suppress(OSError):
+                os.killpg(mark.pid, signal.SIGKILL)
+        shutil.rmtree(doomed.path, ignore_errors=True)
 
     def _later(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)

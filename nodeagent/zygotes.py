@@ -103,7 +103,12 @@ class Zygotes:
             StartError: naming the interpreter and what it said.
         """
         zygote = await self.get(python)
-        return await zygote.fork(folder)
+        try:
+            return await zygote.fork(folder)
+        except StartError:
+            if zygote.alive:
+                raise
+        return await (await self.get(python)).fork(folder)  # it died under our hands: once more
 
     async def get(self, python: str) -> Zygote:
         """The zygote of an interpreter, running."""

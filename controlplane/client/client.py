@@ -46,6 +46,7 @@ from schemas.messages.feed import FeedEvent
 from schemas.messages.logs import LOG, SAMPLES, LogPage, LogPiece, ReadLog
 
 PIECE: Final = 1 << 20
+PATIENCE_S: Final = 60.0  # how long those who wait and follow bear an absent controller
 POLL_S: Final = 10.0  # of one long poll
 ANSWER_S: Final = 3.0  # beyond a long poll's own wait
 TIMEOUT: Final = "ONES_TIMEOUT_S"
@@ -111,8 +112,9 @@ class _Caller:
 class Client:
     """A connection to one cluster; an async context manager.
 
-    Waiting calls (`wait`, `tail`, `events`) outlive restarts of the controller; every call raises
-    `UnreachableError` when nothing answers for `timeout` seconds (default $ONES_TIMEOUT_S or 10).
+    A call raises `UnreachableError` when nothing answers for `timeout` seconds (default
+    $ONES_TIMEOUT_S or 10). Those that wait or follow (`wait`, `tail`, `events`) bear an absent
+    controller for a minute, and go on when it is back.
     """
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
@@ -289,6 +291,9 @@ class Client:
                 yield piece
             cursor = page.cursor
             if page.ended or (not page.pieces and not follow):
+                for worker in page.missing if stream == LOG else ():
+                    note = f"[ones] output of {worker} ends early: not all of it arrived\n"
+                    yield LogPiece(version=Version(0), rank=Rank(0), offset=0, data=note.encode())
                 return
 
     # --- helpers
@@ -307,7 +312,8 @@ class Client:
         if self._calls is None:
             raise UnreachableError("the client is not open", "use `async with Client() as client`")
         answer_s = wait_s + ANSWER_S
-        reply = await self._calls.call(request, answer_s, self._timeout + wait_s)
+        limit_s = PATIENCE_S if wait_s else self._timeout
+        reply = await self._calls.call(request, answer_s, limit_s)
         return _expected(reply, kind)
 
     async def _page(self, request: ReadLog) -> LogPage:
@@ -316,7 +322,8 @@ class Client:
             endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
             self._logs = self._caller(endpoint, LOG_REPLY)
         answer_s = request.wait_s + ANSWER_S
-        reply = await self._logs.call(request, answer_s, self._timeout + request.wait_s)
+        limit_s = PATIENCE_S if request.wait_s else self._timeout
+        reply = await self._logs.call(request, answer_s, limit_s)
         return _expected(reply, LogPage)
 
     def _caller(self, endpoint: str, codec: Codec[Any]) -> _Caller:

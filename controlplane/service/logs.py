@@ -153,11 +153,11 @@ class LogRelay:
             pieces=tuple(pieces),
             cursor=cursor,
             ended=final and not pieces,
-            missing=missing if final else (),
+            missing=missing if job.ended else (),
         )
 
     def _missing(self, job: Job, stream: str) -> tuple[tuple[str, ...], bool]:
-        """Workers whose output is not complete, and whether nothing more can be expected."""
+        """Workers whose output is not complete yet, and whether nothing more can be expected."""
         missing, final = [], job.ended
         for name, node in job.ran.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, kill
+from tests.support.cluster import Cluster, await_gone, kill
 
 EPOCH = list(range(400))
 SLOW = {"PAUSE_S": "0.05", "OMP_NUM_THREADS": "1"}
@@ -41,26 +41,30 @@ def trained_without_a_scratch(house: Cluster, job: str) -> None:
     ]
 
 
-def test_killing_the_controller_disturbs_no_training(house: Cluster) -> None:
-    jobs = [house.submit(env=SLOW, record_samples=True) for _ in range(4)]
+def test_killing_the_controller_disturbs_no_training(house: Cluster, tmp_path: Path) -> None:
+    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
+    jobs = [house.submit(env=held, record_samples=True) for _ in range(4)]
     workers = {job: house.until_epoch(job, 1)["workers"] for job in jobs}
 
     kill(house.up()["controller"])
     house.up()
 
     assert {job: house.show(job)["workers"] for job in jobs} == workers
+    (tmp_path / "go on").touch()
     for job in jobs:
         trained_without_a_scratch(house, job)
 
 
-def test_killing_the_agent_disturbs_no_training(house: Cluster) -> None:
-    jobs = [house.submit(env=SLOW, record_samples=True) for _ in range(4)]
+def test_killing_the_agent_disturbs_no_training(house: Cluster, tmp_path: Path) -> None:
+    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
+    jobs = [house.submit(env=held, record_samples=True) for _ in range(4)]
     workers = {job: house.until_epoch(job, 1)["workers"] for job in jobs}
 
     kill(house.up()["agents"][0])
     house.up()
 
     assert {job: house.show(job)["workers"] for job in jobs} == workers
+    (tmp_path / "go on").touch()
     for job in jobs:
         trained_without_a_scratch(house, job)
 
@@ -73,8 +77,7 @@ def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -
     ][0]["pid"]
 
     kill(house.up()["agents"][0])
-    while Path(f"/proc/{pid}").exists():
-        pass
+    await_gone(pid)
     house.up()
 
     assert house.wait(job).code == 1
@@ -82,8 +85,8 @@ def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -
     assert house.output(job) == [*map(str, range(2000)), "last"]
 
 
-def test_killing_controller_and_agent_at_once_loses_nothing(house: Cluster) -> None:
-    job = house.submit(env=SLOW, record_samples=True)
+def test_killing_controller_and_agent_at_once_loses_nothing(house: Cluster, tmp_path: Path) -> None:
+    job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     house.until_epoch(job, 1)
 
     pids = house.up()
@@ -91,15 +94,19 @@ def test_killing_controller_and_agent_at_once_loses_nothing(house: Cluster) -> N
     kill(pids["agents"][0])
     house.up()
 
+    (tmp_path / "go on").touch()
     trained_without_a_scratch(house, job)
 
 
-def test_a_killed_worker_resumes_from_its_last_finished_epoch(house: Cluster) -> None:
+def test_a_killed_worker_resumes_from_its_last_finished_epoch(
+    house: Cluster, tmp_path: Path
+) -> None:
     undisturbed = house.submit(env=SLOW)
-    job = house.submit(env=SLOW, record_samples=True)
+    job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     shown = house.until_epoch(job, 2)
 
     kill(shown["workers"][0]["pid"])
+    (tmp_path / "go on").touch()
 
     assert house.wait(job).code == 0
     assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
@@ -115,23 +122,27 @@ def test_a_killed_worker_resumes_from_its_last_finished_epoch(house: Cluster) ->
     assert metrics[0] == metrics[1]
 
 
-def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster) -> None:
-    job = house.submit(env=SLOW, record_samples=True)
+def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster, tmp_path: Path) -> None:
+    job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     worker = house.until_epoch(job, 1)["workers"][0]
     stat = Path(f"/proc/{worker['pid']}/stat").read_text()
 
     kill(int(stat.rpartition(")")[2].split()[1]))
 
+    (tmp_path / "go on").touch()
     trained_without_a_scratch(house, job)
     assert house.wait(house.submit()).code == 0
 
 
-def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(house: Cluster) -> None:
-    job = house.submit(env=SLOW, record_samples=True)
+def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(
+    house: Cluster, tmp_path: Path
+) -> None:
+    job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     house.until_epoch(job, 1)
 
     house.down()
     house.up()
 
+    (tmp_path / "go on").touch()
     assert house.wait(job).code == 0, house.said()
     assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -54,6 +55,8 @@ for epoch in agent.epochs(4):
         print(f"epoch {epoch} step {step}")
         time.sleep(float(os.environ.get("PAUSE_S", "0")))
     agent.report(mse=loss.item())
+    while epoch == 2 and not os.path.exists(os.environ.get("HOLD", "/")):
+        time.sleep(0.01)
 print("done")
 """
 
@@ -186,19 +189,18 @@ def kill(pid: int) -> None:
     """kill -9, and wait until it is gone."""
     pidfd = os.pidfd_open(pid)
     os.kill(pid, signal.SIGKILL)
-    os.waitid(os.P_PIDFD, pidfd, os.WEXITED) if _is_child(pid) else _await_gone(pidfd)
+    select.select([pidfd], [], [], LIMIT_S)
     os.close(pidfd)
 
 
-def _await_gone(pidfd: int) -> None:
-    import select  # noqa: PLC0415 - only here
-
-    select.select([pidfd], [], [], 10)
-
-
-def _is_child(pid: int) -> bool:
-    text = Path(f"/proc/{pid}/stat").read_text()
-    return int(text.rpartition(")")[2].split()[1]) == os.getpid()
+def await_gone(pid: int) -> None:
+    """Wait until a process has ended; it may have before."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
+    assert select.select([pidfd], [], [], LIMIT_S)[0], f"{pid} lives on"
+    os.close(pidfd)
 
 
 def toml(table: dict[str, Any]) -> str:
