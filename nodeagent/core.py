@@ -24,7 +24,6 @@ from nodeagent.actions import (
 )
 from nodeagent.events import (
     Adopted,
-    Connected,
     Desired,
     Ended,
     Event,
@@ -107,11 +106,12 @@ class AgentCore:
                 self._job(delta.job).delta = delta
                 return self._settle(delta.job)
             case WorkspaceReady(job=job, digest=digest):
-                state = self._job(job)
+                if (state := self.jobs.get(job)) is None:
+                    return []
                 state.digest, state.fetching = digest, ""
                 return self._settle(job)
             case WorkspaceFailed():
-                return self._workspace_failed(event)
+                return self._workspace_failed(event) if event.job in self.jobs else []
             case Adopted():
                 return self._adopted(event)
         worker = self.workers.get(event.worker)
@@ -129,9 +129,8 @@ class AgentCore:
                 return [
                     Say(WorkerRefused(**_of(worker), error=error, hint=hint)),
                     RemoveWorker(worker.worker),
+                    *self._slot_freed(worker),
                 ]
-            case Connected():
-                return self._switch(worker)
             case ReportRead(report=report):
                 worker.formed = worker.formed or isinstance(report, GroupFormed)
                 return [Say(report)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent

@@ -168,9 +168,9 @@ class Manager:
         except OSError as error:
             self._tell(StartFailed(worker, f"cannot write {folder.path.name}: {error.strerror}"))
             return
-        self._tell(Started(worker, forked.pid, forked.started_ticks))
         watched = self._watched[worker] = _Watched(folder)
         self._watch(worker, watched, forked.pid, forked.started_ticks)
+        self._tell(Started(worker, forked.pid, forked.started_ticks))  # may ask to stop it at once
 
     def _assignment(self, action: StartWorker, group: Group, spec: JobSpec) -> Assignment:
         member = group.members[action.rank]

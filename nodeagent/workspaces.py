@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+import lzma
 import shutil
 import tarfile
 import time
+import zlib
 from collections.abc import Container
 from io import BufferedReader
 from pathlib import Path
@@ -14,6 +16,15 @@ from typing import Final
 from nodeagent.errors import WorkspaceError
 
 MARK: Final = ".ones-snapshot"
+UNPACKING: Final = (  # what the tar, gzip, xz and zlib modules raise of strange archives
+    OSError,
+    EOFError,
+    ValueError,
+    OverflowError,
+    tarfile.TarError,
+    lzma.LZMAError,
+    zlib.error,
+)
 
 
 def is_laid_out(folder: Path, digest: str) -> bool:
@@ -41,7 +52,7 @@ def lay_out(archive: Path, folder: Path, digest: str) -> None:
         (fresh / MARK).write_text(digest, encoding="ascii")
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
-    except (OSError, tarfile.TarError) as error:
+    except UNPACKING as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise WorkspaceError(f"cannot unpack the working directory: {error}") from None
 

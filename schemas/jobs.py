@@ -130,6 +130,9 @@ def _slots(spec: JobSpec) -> list[Problem]:
     if least < 1 or most < least:
         what = f"slots [{least}, {most}] is no range"
         return [Problem("slots", what, "give [least, most] with 1 <= least <= most")]
+    if least > spec.batch_size >= 1:
+        what = f"slots: the least, {least}, is above batch_size {spec.batch_size}"
+        return [Problem("slots", what, "lower the first or raise the second")]
     if not least <= spec.wanted <= most:
         what = f"slots_wanted {spec.wanted} is outside slots [{least}, {most}]"
         return [Problem("slots_wanted", what, "choose a number within slots")]

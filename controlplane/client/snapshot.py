@@ -18,7 +18,7 @@ MAX_BYTES: Final = 512 << 20
 IGNORE_FILE: Final = ".onesignore"
 IGNORED: Final = (
     ".git", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules",
-    ".ipynb_checkpoints", "*.egg-info",
+    ".ipynb_checkpoints", "*.egg-info", "*.key_secret",
 )  # fmt: skip
 
 
@@ -84,7 +84,8 @@ def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
 
 def _foreign(folder: Path) -> bool:
     """Virtual environments, and cluster folders, whose keys must not travel."""
-    return (folder / "pyvenv.cfg").exists() or (folder / "controller.toml").exists()
+    marks = ("pyvenv.cfg", "controller.toml", "client.toml")
+    return any((folder / mark).exists() for mark in marks)
 
 
 def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> int:

@@ -10,7 +10,7 @@ import msgspec
 
 from controlplane.core.errors import IllegalTransitionError
 from schemas.cluster import NodeSpec
-from schemas.ids import BootId, NodeId, Seconds, SlotId
+from schemas.ids import BootId, NodeId, Seconds, SlotId, WorkerId
 
 
 class NodePhase(Enum):
@@ -63,7 +63,7 @@ class Node(msgspec.Struct, kw_only=True):
     phase: NodePhase = NodePhase.UP
     since: Seconds = Seconds(0.0)
     committed: int = 0  # events of `boot` that were taken
-    foreign: dict[SlotId, str] = {}  # slots with workers of jobs unknown here
+    foreign: dict[SlotId, WorkerId] = {}  # slots with workers of jobs unknown here
 
 
 def advance(node: Node, turn: NodeTurn, now: Seconds) -> bool:

@@ -88,10 +88,15 @@ class Reactor:
         self._announce("controller.started", detail={"term": event.term, "release": event.release})
         for node in self.state.nodes.values():
             nodes.advance(node, NodeTurn.CONTROLLER_STARTED, self._now)
+        again = Seconds(self._now + START_LIMIT_S)  # nobody could start while nobody ruled
+        self.state.starts = {
+            job: (again, version) for job, (_, version) in self.state.starts.items()
+        }
         self._ask = True
 
     def _job_submitted(self, event: JobSubmitted) -> None:
-        known = self.state.keys.get(event.key) if event.key else None
+        key = f"{event.user}/{event.key}" if event.key else ""
+        known = self.state.keys.get(key)
         if known is not None:
             self._out.append(Accept(known))
             return
@@ -107,8 +112,8 @@ class Reactor:
         )
         self.state.jobs[name] = job
         self.state.active[name] = None
-        if event.key:
-            self.state.keys[event.key] = name
+        if key:
+            self.state.keys[key] = name
         self._announce("job.submitted", job, {"name": event.spec.name, "user": event.user})
         self._out.append(Accept(name))
         self._ask = True
@@ -154,8 +159,8 @@ class Reactor:
 
     def _start_expired(self, event: StartExpired) -> None:
         job = self.state.jobs.get(event.job)
-        if job is None or job.group is None or job.version != event.version:
-            self.state.starts.pop(event.job, None)
+        _, version = self.state.starts.get(event.job, (0.0, None))
+        if job is None or version != event.version:
             return
         why = f"its script did not call ScalingAgent.load within {START_LIMIT_S:.0f} s"
         self._fail(job, why)
@@ -180,8 +185,8 @@ class Reactor:
         """Hold what the node runs against what it should run, and tell it the difference."""
         present = {worker_id(s.job, s.version, s.rank): s for s in seen}
         node.foreign = {
-            slot_id(node.node, s.slot): s.job
-            for s in present.values()
+            slot_id(node.node, s.slot): name
+            for name, s in present.items()
             if s.job not in self.state.jobs and not s.ended
         }
         here = [
@@ -198,8 +203,9 @@ class Reactor:
 
     def _reconcile_worker(self, job: Job, worker: Worker, seen: WorkerSeen | None) -> None:
         if seen is None:
-            never_ran = worker.phase is WorkerPhase.ORDERED
-            if not never_ran:  # else: the delta that orders it is sent again
+            if (
+                worker.pid is not None
+            ):  # else: it was never heard of, and is ordered or called off again
                 self._gone(job, worker, WorkerExited(**_of(worker, job), code=None, signal=None))
             return
         if worker.pid is None and seen.pid is not None:
@@ -235,9 +241,12 @@ class Reactor:
         if isinstance(news, JobCleared):
             self._job_cleared(job, node, news)
             return
-        worker = job.workers.get(worker_id(news.job, news.version, news.rank)) if job else None
+        name = worker_id(news.job, news.version, news.rank)
+        worker = job.workers.get(name) if job else None
         if job is None or worker is None:
-            node.foreign = {slot: of for slot, of in node.foreign.items() if of != news.job}
+            if isinstance(news, WorkerExited) and name in node.foreign.values():
+                node.foreign = {slot: of for slot, of in node.foreign.items() if of != name}
+                self._ask = True
             return
         if isinstance(news, _REPORTS):
             if news.index <= worker.reports:
@@ -342,6 +351,7 @@ class Reactor:
         if worker.version == job.version and job.group is not None:
             self._fail(job, why)
         self._drop_gone(job)
+        self._ask = True
 
     def _gone(self, job: Job, worker: Worker, news: WorkerExited) -> None:
         if worker.phase is WorkerPhase.GONE:
@@ -360,7 +370,7 @@ class Reactor:
         if outcome is Outcome.LOST:
             self._lose(job, why)
             return
-        job.exit_code = news.code if news.code is not None else 128 + (news.signal or 0)
+        job.exit_code = 128 + news.signal if news.signal is not None else news.code
         if outcome is Outcome.FAILED:
             self._fail(job, why)
         elif all(w.phase is WorkerPhase.GONE for w in self._group_of(job)):
@@ -394,7 +404,7 @@ class Reactor:
 
     def _end(self, job: Job, turn: Turn, why: str) -> None:
         detail: Detail = {"exit_code": job.exit_code, "epoch": job.epoch}
-        nodes_used = self._dismiss(job)
+        nodes_used = dict.fromkeys([*self._dismiss(job), *job.ran.values()])
         self._turn(job, turn, why, detail)
         del self.state.active[job.job]
         for node in nodes_used:

@@ -28,7 +28,7 @@ class State(msgspec.Struct, kw_only=True):
     active: dict[JobId, None] = {}  # those that have not ended, in order of arrival
     holders: dict[JobId, None] = {}  # those with a process that may still exist
     nodes: dict[NodeId, Node] = {}
-    keys: dict[str, JobId] = {}  # of submissions
+    keys: dict[str, JobId] = {}  # USER/KEY of submissions
     starts: dict[JobId, tuple[Seconds, Version]] = {}  # deadlines of groups that are forming
 
     def job(self, job: JobId) -> Job:
@@ -54,7 +54,9 @@ class State(msgspec.Struct, kw_only=True):
         """Who owns each slot that has an owner."""
         owned = {worker.slot: job.job for job, worker in self.living()}
         for node in self.nodes.values():
-            owned.update({slot: JobId(job) for slot, job in node.foreign.items()})
+            owned.update(
+                {slot: JobId(name.rpartition(".v")[0]) for slot, name in node.foreign.items()}
+            )
         return owned
 
     def slots(self) -> dict[SlotId, Node]:

@@ -59,7 +59,11 @@ class Writer:
             JournalError: if another process has it.
         """
         self._lock = _take_lock(path.with_suffix(".lock"))
-        self._database = connect(path)
+        try:
+            self._database = connect(path)
+        except JournalError:
+            os.close(self._lock)
+            raise
         self._committed = committed
         self._queue: queue.SimpleQueue[Entry | None] = queue.SimpleQueue()
         self._count = 0

@@ -26,7 +26,8 @@ class Fifo:
         wake_at: Seconds | None = None
         ahead = 0  # jobs that wait in front
         for job in _waiting(view):
-            size = min(job.wanted, max(job.least, len(view.slots)))
+            useful = min(len(view.slots), job.batch_size)  # a slot without a sample is wasted
+            size = min(job.wanted, max(job.least, useful))
             if job.least > len(view.slots):
                 reasons[job.job] = _too_large(job, len(view.slots))
             elif job.ready_at > now:
@@ -68,7 +69,7 @@ def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
 
 def _waiting(view: ClusterView) -> list[JobView]:
     waiting = [job for job in view.jobs.values() if not job.running_on]
-    return sorted(waiting, key=lambda job: (job.submitted_at, job.job))
+    return sorted(waiting, key=lambda job: job.submitted_at)  # stable: the view is in order
 
 
 def _too_large(job: JobView, slots: int) -> Reason:

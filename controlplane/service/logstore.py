@@ -118,10 +118,11 @@ class LogStore:
     def _write(found: _Stream, who: Who, offset: int, data: bytes, *, ended: bool) -> None:
         header = msgspec.msgpack.encode((*who, offset, len(data), ended))
         record = LENGTH.pack(len(header)) + header + data
-        with found.path.open("ab") as file:
+        with found.path.open("ab", buffering=0) as file:
             try:
-                file.write(record)
-                file.flush()
+                left = memoryview(record)
+                while left:
+                    left = left[file.write(left) :]
             except OSError:
                 file.truncate(found.size)
                 raise
@@ -152,7 +153,7 @@ def _records(file: BinaryIO, size: int) -> Iterator[tuple[tuple[int, int, int, i
         except msgspec.DecodeError:
             return
         end = position + LENGTH.size + length + header[3]
-        if end > size:
+        if end > size or min(header[:4]) < 0:
             return
         yield header, end
         position = end
