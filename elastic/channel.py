@@ -30,14 +30,25 @@ class ReportFile:
     def __init__(self, path: Path) -> None:
         self._file = path.open("ab", buffering=0)
         self._lock = threading.Lock()
+        self._pid = os.getpid()
         self.count = _frames(path.read_bytes())
 
     def append(self, make: Callable[[int], ScriptReport]) -> None:
-        """Append the report that `make` builds for the next index."""
+        """Append the report that `make` builds for the next index; not in a forked child."""
+        if os.getpid() != self._pid:
+            return
         with self._lock:
             data = encode(make(self.count + 1))
             self._file.write(FRAME.pack(len(data)) + data)
             self.count += 1
+
+
+_files: dict[Path, ReportFile] = {}
+
+
+def report_file(path: Path) -> ReportFile:
+    """The one `ReportFile` of this process for `path`: two would count apart."""
+    return _files.setdefault(path, ReportFile(path)) if path not in _files else _files[path]
 
 
 def _frames(data: bytes) -> int:
@@ -53,7 +64,7 @@ class Channel:
 
     def __init__(self, assignment: Assignment, folder: Path) -> None:
         self._assignment = assignment
-        self._reports = ReportFile(folder / "reports")
+        self._reports = report_file(folder / "reports")
         self._telemetry: Telemetry = lambda: None
         self._ordered = threading.Event()
         self._stop = threading.Event()

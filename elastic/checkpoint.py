@@ -16,6 +16,7 @@ import torch
 
 from elastic.errors import CheckpointError
 from schemas.groups import ResumePoint
+from schemas.ids import Version
 
 FORMAT: Final = 1
 KEPT: Final = 2  # the newest, and the one before it
@@ -26,10 +27,42 @@ def path_of(folder: Path, point: ResumePoint) -> Path:
     return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
 
 
+def stored(folder: Path) -> list[tuple[Path, ResumePoint]]:
+    """All checkpoints in `folder`, oldest first."""
+    found = []
+    for path in folder.glob("epoch-*.v*.pt"):
+        epoch, _, version = path.stem.removeprefix("epoch-").partition(".v")
+        if epoch.isdigit() and version.isdigit():
+            found.append((path, ResumePoint(epoch=int(epoch), version=Version(int(version)))))
+    return sorted(found, key=lambda entry: (entry[1].epoch, entry[1].version))
+
+
+def find(folder: Path, point: ResumePoint) -> Path:
+    """The file to resume from: the one of `point`, or a later one of the same group.
+
+    A worker whose node was cut off goes on and drops old epochs, while its reports wait. What it
+    wrote meanwhile continues `point`, so nothing is lost by starting from there.
+    """
+    exact = path_of(folder, point)
+    if exact.exists():
+        return exact
+    later = [
+        path
+        for path, other in stored(folder)
+        if other.epoch >= point.epoch and other.version <= point.version
+    ]
+    return later[-1] if later else exact
+
+
 def copied(state: Any) -> Any:
     """`state` with every tensor copied to the host, so that training may go on meanwhile."""
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(state, numpy.generic):
+        return state.item()  # a checkpoint is read back without executing anything, numpy included
+    if numpy is not None and isinstance(state, numpy.ndarray):
+        return torch.from_numpy(state.copy())
     if isinstance(state, Mapping):
         return {key: copied(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
@@ -75,7 +108,8 @@ def load(path: Path) -> dict[str, Any]:
         raise CheckpointError(f"no checkpoint {path.name} on this node", hint) from None
     except Exception as error:
         hint = "an earlier one may be whole"
-        raise CheckpointError(f"checkpoint {path.name} cannot be read: {error}", hint) from error
+        first = str(error).partition("\n")[0][:300]
+        raise CheckpointError(f"checkpoint {path.name} cannot be read: {first}", hint) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(f"checkpoint {path.name} is of another format")
     return content
@@ -88,6 +122,18 @@ class _Order:
     durable: Callable[[], None]
 
 
+_open: set[Writer] = set()  # of this process
+
+
+def drain() -> None:
+    """Let writes that are under way come to an end, as a process that leaves should."""
+    for writer in list(_open):
+        try:
+            writer.close()
+        except CheckpointError as error:
+            sys.stderr.write(f"[ones] {error}\n")
+
+
 class Writer:
     """Writes checkpoints in a thread of its own, in order, at most one behind.
 
@@ -98,6 +144,8 @@ class Writer:
         self._folder = folder
         self._orders: queue.Queue[_Order | None] = queue.Queue(maxsize=1)
         self._error: BaseException | None = None
+        self._checked = False
+        _open.add(self)
         self._thread = threading.Thread(target=self._run, name="checkpoint", daemon=True)
         self._thread.start()
 
@@ -118,20 +166,24 @@ class Writer:
         Raises:
             CheckpointError: if a write failed.
         """
+        _open.discard(self)
         self._orders.put(None)
         self._thread.join()
         self._raise()
 
     def _raise(self) -> None:
         if self._error is not None:
-            what = f"cannot write a checkpoint: {self._error}"
-            raise CheckpointError(what, f"free space at {self._folder}") from self._error
+            full = isinstance(self._error, OSError)
+            hint = f"free space at {self._folder}" if full else "track only plain states"
+            raise CheckpointError(
+                f"cannot write a checkpoint: {self._error}", hint
+            ) from self._error
 
     def _run(self) -> None:
         while (order := self._orders.get()) is not None:
             try:
                 self._store(order)
-            except (OSError, RuntimeError) as error:
+            except Exception as error:  # noqa: BLE001 - a user's state may raise anything
                 self._error = error
             else:
                 order.durable()
@@ -142,12 +194,24 @@ class Writer:
         fresh = target.with_suffix(".new")
         try:
             save(order.content, fresh)
+            self._check(fresh)
             fresh.replace(target)
         finally:
             fresh.unlink(missing_ok=True)
         _sync(self._folder, os.O_RDONLY | os.O_DIRECTORY)
-        for old in sorted(self._folder.glob("epoch-*.pt"))[:-KEPT]:
-            old.unlink(missing_ok=True)
+        self._prune(order.point)
+
+    def _check(self, path: Path) -> None:
+        """Read the first checkpoint back: one that cannot be read is no checkpoint."""
+        if not self._checked:
+            load(path)
+            self._checked = True
+
+    def _prune(self, point: ResumePoint) -> None:
+        """Drop what is older than the last two epochs, but nothing of a later group."""
+        for path, other in stored(self._folder):
+            if other.epoch <= point.epoch - KEPT and other.version <= point.version:
+                path.unlink(missing_ok=True)
 
 
 def save(content: dict[str, Any], path: Path) -> None:

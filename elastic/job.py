@@ -79,6 +79,7 @@ class ScalingAgent:
         self._stream = SampleStream(0, 0)
         self._seed = 0
         self._resumed_tracked: dict[str, Any] = {}
+        self._resumed_groups: list[dict[str, Any]] = []  # of the optimizer
 
     @classmethod
     def from_env(cls, seed: int = 0) -> ScalingAgent:
@@ -183,6 +184,9 @@ class ScalingAgent:
         for name, state in self._resumed_tracked.items():
             if name in stateful:
                 stateful[name].load_state_dict(state)
+        if self._optimizer is not None and self._resumed_groups:
+            for group, was in zip(self._optimizer.param_groups, self._resumed_groups, strict=True):
+                group.update(was)  # a scheduler's constructor sets rates as if it were new
         scaler = stateful.get("scaler")
         if scaler is not None:
             self._losses.scale = scaler.get_scale
@@ -216,13 +220,17 @@ class ScalingAgent:
         if self._assignment is None or point is None:
             return 0
         folder = Path(self._assignment.checkpoints)
-        content = checkpoint.load(checkpoint.path_of(folder, point))
+        content = checkpoint.load(checkpoint.find(folder, point))
         rates = [group["lr"] for group in optimizer.param_groups]
         model.load_state_dict(content["model"])
         optimizer.load_state_dict(content["optimizer"])
         if self._assignment.group.global_batch != content["batch_size"]:
             for group, rate in zip(optimizer.param_groups, rates, strict=True):
                 group["lr"] = rate
+        self._resumed_groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in optimizer.param_groups
+        ]
         standing = self._standing
         standing.epoch, standing.cursor = content["epoch"] + 1, 0
         standing.step, standing.samples_done = content["step"], content["samples_done"]
@@ -238,6 +246,7 @@ class ScalingAgent:
         if assignment is None or channel is None or self._folder is None:
             return
         self._writer = checkpoint.Writer(Path(assignment.checkpoints))
+        atexit.register(checkpoint.drain)  # for scripts that leave their loop
         if assignment.spec.record_samples:
             self._samples = (self._folder / "samples").open("ab", buffering=0)
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)

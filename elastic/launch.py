@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 
 import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
-from elastic.channel import ReportFile
+from elastic import checkpoint
+from elastic.channel import report_file
 from schemas.codec import ASSIGNMENT
 from schemas.errors import OnesError
 from schemas.messages.agent import ScriptFailed
@@ -53,14 +54,14 @@ class _Failures:
     """Tells the cluster what a script died of."""
 
     def __init__(self, folder: Path, assignment: Assignment) -> None:
-        self._folder = folder
+        self._reports = report_file(folder / "reports")
         self._assignment = assignment
 
     def tell(self, error: str, where: str) -> None:
         """Write the last report of this worker."""
         a = self._assignment
-        reports = ReportFile(self._folder / "reports")
-        reports.append(
+        checkpoint.drain()  # an epoch that was finished before is reported before
+        self._reports.append(
             lambda index: ScriptFailed(
                 job=a.job,
                 version=a.version,
@@ -114,7 +115,8 @@ def _one_line(error: BaseException) -> str:
     name = type(error).__name__
     shown = error.message if isinstance(error, OnesError) else (text[0] if text else "")
     hint = f"; {error.hint}" if isinstance(error, OnesError) and error.hint else ""
-    return f"{name}: {shown}{hint}" if shown else name
+    line = f"{name}: {shown}{hint}" if shown else name
+    return "".join(c if c.isprintable() else " " for c in line)
 
 
 def _script_part(error: BaseException, script: Path) -> types.TracebackType | None:

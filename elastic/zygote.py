@@ -161,7 +161,7 @@ class Zygote:
 
 
 def _write(path: Path, message: Message) -> None:
-    fresh = path.with_suffix(".new")
+    fresh = path.with_suffix(f".{os.getpid()}")
     fresh.write_bytes(encode(message))
     fresh.rename(path)
 
@@ -185,16 +185,23 @@ def main() -> None:
         return
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
-    _leave(elastic.launch.run_worker(folder))
+    _leave(elastic.launch.run_worker(folder), folder)
 
 
-def _leave(code: int) -> NoReturn:
-    """Exit as the interpreter would, but for taking every imported module apart (2.8 s)."""
+def _leave(code: int, folder: Path) -> NoReturn:
+    """Exit as the interpreter would, but for taking every imported module apart (2.8 s).
+
+    The worker writes its own exit status first, in case its zygote is dead; if it lives, it
+    writes it again with what the kernel says.
+    """
     threading._shutdown()  # type: ignore[attr-defined] # noqa: SLF001 - waits for a script's threads
     atexit._run_exitfuncs()  # noqa: SLF001 - the interpreter's own order of leaving
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    own = ExitStatus(code=code, signal=None, at=time.time(), max_rss_bytes=0, cpu_s=0.0)
+    with contextlib.suppress(OSError):
+        _write(folder / "exit", own)
     os._exit(code)
 
 

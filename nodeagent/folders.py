@@ -61,6 +61,15 @@ class WorkerFolder:
             return PROCESS_MARK.decode((self.path / "process").read_bytes())
         return None
 
+    def mark_stopped(self) -> None:
+        """Note that the node's operator ends this worker, whatever it then exits with."""
+        (self.path / "stopped").touch()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the node's operator ended it."""
+        return (self.path / "stopped").exists()
+
     def exit(self) -> ExitStatus | None:
         """How it ended; None while it runs or when nobody saw it end."""
         with contextlib.suppress(OSError, OnesError):
@@ -143,6 +152,19 @@ def start_ticks(pid: int) -> int | None:
     except OSError:
         return None
     return int(text.rpartition(")")[2].split()[19])
+
+
+def session_members(leader: int) -> list[int]:
+    """Processes of the session that `leader` led, if it is gone; what a worker left behind."""
+    if start_ticks(leader) is not None:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+            if int(text.rpartition(")")[2].split()[3]) == leader:
+                found.append(int(entry.name))
+    return found
 
 
 def open_process(pid: int, ticks: int) -> int | None:

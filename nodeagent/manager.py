@@ -27,7 +27,7 @@ from nodeagent.events import (
     WorkspaceFailed,
     WorkspaceReady,
 )
-from nodeagent.folders import Folders, WorkerFolder, open_process
+from nodeagent.folders import Folders, WorkerFolder, open_process, session_members
 from nodeagent.shipper import Shipper
 from nodeagent.workspaces import is_laid_out, lay_out
 from nodeagent.zygotes import Zygotes
@@ -217,11 +217,17 @@ class Manager:
                 os.killpg(watched.pid, signal.SIGKILL)
             os.close(watched.pidfd)
             watched.pidfd = None
+        elif watched.pid:
+            for left_behind in session_members(watched.pid):
+                with contextlib.suppress(OSError):
+                    os.kill(left_behind, signal.SIGKILL)
         while not self._may_read():
             await asyncio.sleep(EXIT_FILE_LIMIT_S)
         self.look(worker)
         code = status.code if status else None
         by = status.signal if status else None
+        if watched.folder.stopped and code != 0:
+            code, by = None, int(signal.SIGTERM)  # the operator's doing, not the script's
         self._shipper.worker_ended(worker)
         self._tell(Ended(worker, code, by, unseen=status is None))
 

@@ -62,6 +62,7 @@ class _Stream:
 @dataclass(slots=True)
 class _Fetch:
     digest: str
+    offset: int = 0
     pieces: asyncio.Queue[SnapshotPiece] = field(default_factory=asyncio.Queue)
 
 
@@ -75,7 +76,7 @@ class Shipper:
         self._wire: Wire | None = None
         self._streams: dict[WorkerId, list[_Stream]] = {}
         self._index: dict[tuple[str, int, int, str], _Stream] = {}
-        self._fetches: dict[str, _Fetch] = {}
+        self._fetches: list[_Fetch] = []  # several jobs may want one archive at once
         self._connected = asyncio.Event()
 
     def use(self, wire: Wire) -> None:
@@ -129,7 +130,8 @@ class Shipper:
         Raises:
             WorkspaceError: if the controller does not have it or the disk does not take it.
         """
-        fetch = self._fetches[digest] = _Fetch(digest)
+        fetch = _Fetch(digest)
+        self._fetches.append(fetch)
         try:
             with target.open("wb") as file:
                 total = 1
@@ -142,9 +144,10 @@ class Shipper:
         except OSError as error:
             raise WorkspaceError(f"cannot store a snapshot: {error.strerror}") from None
         finally:
-            self._fetches.pop(digest, None)
+            self._fetches.remove(fetch)
 
     async def _piece(self, fetch: _Fetch, offset: int) -> SnapshotPiece:
+        fetch.offset = offset
         while True:
             await self._connected.wait()
             if self._wire is not None:
@@ -157,8 +160,9 @@ class Shipper:
 
     def _heard(self, message: LogStored | SnapshotPiece) -> None:
         if isinstance(message, SnapshotPiece):
-            if (fetch := self._fetches.get(message.digest)) is not None:
-                fetch.pieces.put_nowait(message)
+            for fetch in self._fetches:
+                if fetch.digest == message.digest and fetch.offset == message.offset:
+                    fetch.pieces.put_nowait(message)
             return
         stream = self._index.get((message.job, message.version, message.rank, message.stream))
         if stream is None:

@@ -25,6 +25,7 @@ def end_workers(folders: Folders, grace_s: float) -> int:
         mark = folder.mark()
         pidfd = open_process(mark.pid, mark.started_ticks) if mark else None
         if mark is not None and pidfd is not None:
+            folder.mark_stopped()
             living[pidfd] = mark.pid
     _signal(living, signal.SIGTERM)
     count = len(living)

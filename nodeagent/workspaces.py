@@ -67,7 +67,7 @@ def _require_digest(file: BufferedReader, digest: str) -> None:
 def sweep(work: Path, keep_s: float, busy: Container[str]) -> None:
     """Delete working directories of jobs that ended long ago."""
     for folder in work.iterdir():
-        mark = folder / MARK
-        old = time.time() - folder.stat().st_mtime > keep_s
-        if old and folder.name not in busy and mark.exists():
+        if folder.name in busy or not (folder / MARK).exists():
+            continue
+        if time.time() - folder.stat().st_mtime > keep_s:
             shutil.rmtree(folder, ignore_errors=True)

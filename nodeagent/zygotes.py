@@ -13,7 +13,7 @@ from typing import Final
 import structlog
 
 from nodeagent.errors import StartError
-from nodeagent.folders import FRAME, Folders
+from nodeagent.folders import FRAME, Folders, WorkerFolder
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.messages import Message
 from schemas.messages.worker import Fork, Forked, ForkFailed, ZygoteReady
@@ -108,7 +108,11 @@ class Zygotes:
         except StartError:
             if zygote.alive:
                 raise
-        return await (await self.get(python)).fork(folder)  # it died under our hands: once more
+        if (
+            mark := WorkerFolder(folder).mark()
+        ) is not None:  # it forked, and died before it said so
+            return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
+        return await (await self.get(python)).fork(folder)
 
     async def get(self, python: str) -> Zygote:
         """The zygote of an interpreter, running."""

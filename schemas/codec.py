@@ -11,6 +11,7 @@ from schemas.messages import Message, agent, client, feed, logs, worker
 
 MAX_BYTES: Final = 4 * 1024 * 1024  # of one message; sockets drop a peer that sends more
 
+MISSING: Final = "Object missing required field "
 M = TypeVar("M")
 _encoder = msgspec.msgpack.Encoder()
 
@@ -50,8 +51,12 @@ class Codec(Generic[M]):
         return decoded
 
     def _malformed(self, what: str) -> MalformedMessageError:
-        text, _, path = what.partition(" - at `")
+        text, _, path = what[:2000].rpartition(" - at `") if " - at `" in what else (what, "", "")
+        text = text[:500]
         field = path.rstrip("`").removeprefix("$").removeprefix(".")
+        if text.startswith(MISSING):
+            name = text.removeprefix(MISSING).strip("`")
+            field = f"{field}.{name}" if field else name
         hint = f"send one of {', '.join(sorted(self.tags))}" if field in {"", "type"} else ""
         where = f" (field {field})" if field else ""
         return MalformedMessageError(f"{self.conversation}: {text}{where}", hint, field)

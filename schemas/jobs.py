@@ -21,6 +21,7 @@ STATES: Final = (
     "cancelled",
 )
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
+MAX_BATCH: Final = 2**40  # samples
 MAX_ARGS: Final = 4096
 MAX_TEXT: Final = 32_768
 
@@ -93,7 +94,8 @@ def _text(spec: JobSpec) -> list[Problem]:
     if not NAME.fullmatch(spec.name):
         remedy = "use 1 to 48 letters, digits, - or _, beginning with a letter or digit"
         found.append(Problem("name", f"{spec.name[:60]!r} is no job name", remedy))
-    if not spec.script or spec.script.startswith("/") or ".." in spec.script.split("/"):
+    parts = spec.script.removeprefix("./").split("/")
+    if "\0" in spec.script or not {"", ".", ".."}.isdisjoint(parts):
         remedy = "give a path relative to workdir, such as train.py"
         found.append(Problem("script", f"{spec.script[:200]!r} is not inside workdir", remedy))
     if len(spec.args) > MAX_ARGS or any(len(a) > MAX_TEXT or "\0" in a for a in spec.args):
@@ -110,8 +112,9 @@ def _text(spec: JobSpec) -> list[Problem]:
 
 def _batches(spec: JobSpec) -> list[Problem]:
     found = []
-    if spec.batch_size < 1:
-        found.append(Problem("batch_size", f"{spec.batch_size} is below 1", "raise it"))
+    if not 1 <= spec.batch_size <= MAX_BATCH or spec.batch_limit > MAX_BATCH:
+        what = f"{spec.batch_size} is not 1 to {MAX_BATCH}"
+        found.append(Problem("batch_size", what, "choose one of these"))
     if spec.batch_limit < spec.batch_size:
         what = f"max_batch_size {spec.batch_limit} is below batch_size {spec.batch_size}"
         found.append(Problem("max_batch_size", what, "raise the first or lower the second"))

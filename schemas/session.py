@@ -181,7 +181,7 @@ class AgentSession:
                 return self._delta(message)
 
     def _welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
-        if message.term < self.term:
+        if message.term < self.term or message.boot != self.boot:
             return []
         self.session, self.term, self._last_heard = message.session, message.term, now
         self._forget(message.committed)
@@ -190,6 +190,7 @@ class AgentSession:
     def _greet(self, term: Term, now: Seconds) -> list[AgentOutput]:
         if term < self.term:
             return []
+        self.term = term
         self.session, self._last_said = None, now
         return [SayHello()]
 
@@ -220,7 +221,7 @@ class AgentSession:
         ack = DeltaAcked(
             job=delta.job, term=delta.term, version=delta.version, stage=delta.stage, applied=True
         )
-        self.held[delta.job] = order
+        self.held[delta.job], self.term = order, delta.term
         applied: list[AgentOutput] = [Apply(delta)] if order > newest else []
         return [*applied, ToController(ack)]
 
@@ -273,6 +274,7 @@ class ControllerSession:
         self.outstanding.clear()
         welcome = Welcome(
             session=self.session,
+            boot=hello.boot,
             term=self.term,
             committed=committed,
             log_port=log_port,
@@ -301,7 +303,7 @@ class ControllerSession:
         for numbered in events:
             if numbered.boot != self.boot or numbered.seq <= self.received:
                 continue
-            if len(self._early) < MAX_HELD:
+            if len(self._early) < MAX_HELD or numbered.seq == self.received + 1:
                 self._early[numbered.seq] = numbered
             while (ready := self._early.pop(self.received + 1, None)) is not None:
                 self.received += 1

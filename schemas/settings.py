@@ -51,7 +51,8 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path) -> S:
         text, _, where = str(error).partition(" - at `")
         field = where.rstrip("`").removeprefix("$").removeprefix(".")
         if text.startswith("Object missing required field"):
-            field, text = text.rpartition("field ")[2].strip("`"), "is missing"
+            name = text.rpartition("field ")[2].strip("`")
+            field, text = f"{field}.{name}" if field else name, "is missing"
         raise SettingsError(
             f"{path}: {field or 'the file'}: {text}", "correct this key", field
         ) from None
@@ -64,6 +65,9 @@ def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
         parsed = value
     for key in keys[:-1]:
         table = table.setdefault(key, {})
+        if not isinstance(table, dict):
+            name = PREFIX + "__".join(keys).upper()
+            raise SettingsError(f"{name}: {key} is no section", "correct the variable", name)
     table[keys[-1]] = parsed
 
 
@@ -75,8 +79,9 @@ def _refuse_unknown(kind: Any, table: Mapping[str, Any], path: Path, prefix: str
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(known))}"
             raise SettingsError(f"{path}: unknown key {prefix}{key}", hint, f"{prefix}{key}")
         inner = _struct_in(known[key])
-        if inner is not None and isinstance(value, dict):
-            _refuse_unknown(inner, value, path, f"{prefix}{key}.")
+        for entry in value if isinstance(value, list) else [value]:
+            if inner is not None and isinstance(entry, dict):
+                _refuse_unknown(inner, entry, path, f"{prefix}{key}.")
 
 
 def _struct_in(annotation: Any) -> Any:

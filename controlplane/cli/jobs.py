@@ -156,12 +156,12 @@ def events(
                 continue
             print_line(
                 {
+                    **event.detail,
                     "seq": event.seq,
                     "time": event.time,
                     "type": event.event,
                     "job": event.job,
                     "node": event.node,
-                    **event.detail,
                 }
             )
     return Exit.OK

@@ -24,6 +24,7 @@ from controlplane.client import BlockingClient, find_home
 from controlplane.policy.registry import make
 from schemas.errors import OnesError, SettingsError, UnreachableError
 from schemas.link import write_keys
+from schemas.settings import read_toml
 
 COMMON: Final = Common()
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
@@ -89,6 +90,8 @@ def up(
     with _lock(home):
         if not (home / "client.toml").exists():
             _create(home, slots, agents, policy)
+        else:
+            _say_what_stays(home, slots, agents)
         parts = _parts(home)
         started = {part.name: part.start() for part in parts if part.pid() is None}
         _await_ready(home, parts, started)
@@ -184,6 +187,17 @@ def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
     _write(home / "client.toml", f'endpoint = "tcp://127.0.0.1:{ports["clients"]}"\n')
 
 
+def _say_what_stays(home: Path, slots: int | None, agents: int) -> None:
+    """A cluster keeps what it was made with; say so when something else is asked for."""
+    made = sorted(home.glob("agent-*.toml"))
+    own = read_toml(made[0]).get("slots") if made else None
+    if agents not in {1, len(made)} or (slots is not None and slots != own):
+        sys.stderr.write(
+            f"ones: the cluster in {home} keeps its {len(made)} agents with {own or 'auto'} slots; "
+            "edit agent-N.toml, or make another\n"
+        )
+
+
 def _write(path: Path, text: str) -> None:
     fresh = path.with_suffix(".new")
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -235,9 +249,11 @@ def _stop(part: _Part) -> None:
     pid = part.pid()
     if pid is None:
         return
-    os.kill(pid, signal.SIGTERM)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_S
     while part.pid() is not None:
         if time.monotonic() > deadline:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(LOOK_S)

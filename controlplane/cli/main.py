@@ -59,6 +59,9 @@ def main() -> None:
     except OnesError as error:
         complain(error, output)
         sys.exit(exit_code(error))
+    except OverflowError:
+        complain(UsageError("a number is too large", "see `ones --help`"), output)
+        sys.exit(Exit.USAGE)
     except KeyboardInterrupt:
         os._exit(130)
     sys.exit(code or Exit.OK)

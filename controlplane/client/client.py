@@ -43,11 +43,11 @@ from schemas.messages.client import (
     SubmitJob,
 )
 from schemas.messages.feed import FeedEvent
-from schemas.messages.logs import LOG, SAMPLES, LogPage, LogPiece, ReadLog
+from schemas.messages.logs import LOG, SAMPLES, LogPage, LogPiece, ReadLog, Stream
 
 PIECE: Final = 1 << 20
 PATIENCE_S: Final = 60.0  # how long those who wait and follow bear an absent controller
-POLL_S: Final = 10.0  # of one long poll
+POLL_S: Final = 3.0  # of one long poll; an answer that a crash took is asked for again after it
 ANSWER_S: Final = 3.0  # beyond a long poll's own wait
 TIMEOUT: Final = "ONES_TIMEOUT_S"
 R = TypeVar("R", bound=Message)
@@ -259,7 +259,7 @@ class Client:
             ]
 
     async def line_pages(
-        self, job: str, stream: str, rank: int | None, *, follow: bool
+        self, job: str, stream: Stream, rank: int | None, *, follow: bool
     ) -> AsyncIterator[list[tuple[Version, bytes]]]:
         """Whole lines with the version of their worker, as they come from the log relay."""
         rest: dict[tuple[Version, Rank], bytes] = {}
@@ -270,7 +270,7 @@ class Client:
         yield [(version, left) for (version, _), left in rest.items() if left]
 
     async def pieces(
-        self, job: str, stream: str, rank: int | None, *, follow: bool
+        self, job: str, stream: Stream, rank: int | None, *, follow: bool
     ) -> AsyncIterator[LogPiece]:
         """Raw pieces of a stream in the order in which they were stored."""
         cursor = 0

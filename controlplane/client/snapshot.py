@@ -69,6 +69,10 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
             for name in folders
             if not _ignored(here / name, folder, patterns) and not _foreign(here / name)
         )
+        for name in folders:
+            if (here / name).is_symlink():
+                what = f"workdir: {here / name} is a link to a folder"
+                raise BadFieldError(what, f"name it in {IGNORE_FILE}, or copy it", "workdir")
         for name in sorted(files):
             if not _ignored(here / name, folder, patterns):
                 yield here / name

@@ -83,6 +83,7 @@ class Job(msgspec.Struct, kw_only=True):
     group: Group | None = None
     workers: dict[WorkerId, Worker] = {}  # of every version whose process may still exist
     versions: list[VersionInfo] = []  # every group that was ordered
+    nodes: dict[NodeId, None] = {}  # those that were ever told of it
     ran: dict[WorkerId, NodeId] = {}  # every process that existed, and where
     checkpoint: ResumePoint | None = None
     epoch: int = 0  # finished

@@ -63,6 +63,7 @@ class Node(msgspec.Struct, kw_only=True):
     phase: NodePhase = NodePhase.UP
     since: Seconds = Seconds(0.0)
     committed: int = 0  # events of `boot` that were taken
+    former: list[BootId] = []  # lives before `boot`, the latest few
     foreign: dict[SlotId, WorkerId] = {}  # slots with workers of jobs unknown here
 
 

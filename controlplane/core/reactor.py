@@ -52,6 +52,7 @@ from schemas.messages.feed import Detail, FeedEvent
 START_LIMIT_S: Final = 1800.0  # from the order to a formed group
 RETRY_FIRST_S: Final = 1.0  # before the first retry of a failed script; doubles
 RETRY_LONGEST_S: Final = 60.0
+FORMER_BOOTS: Final = 8
 MAX_LOSSES: Final = 8  # workers lost in a row without a finished epoch between
 
 
@@ -150,6 +151,7 @@ class Reactor:
                 slot=member.slot,
                 local_batch=member.local_batch,
             )
+            job.nodes[node_of(member.slot)] = None
         self.state.holders[job.job] = None
         self.state.starts[job.job] = (Seconds(self._now + START_LIMIT_S), version)
         slots = ", ".join(member.slot for member in members)
@@ -174,7 +176,10 @@ class Reactor:
             self.state.nodes[event.node] = node
             self._announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
         else:
+            if event.boot in node.former:
+                return  # late words of a process that is gone
             if node.boot != event.boot:
+                node.former = [*node.former, node.boot][-FORMER_BOOTS:]
                 node.boot, node.committed = event.boot, 0
             node.spec = event.spec
             self._turn_node(node, NodeTurn.GREETED, "node.up")
@@ -244,7 +249,8 @@ class Reactor:
         name = worker_id(news.job, news.version, news.rank)
         worker = job.workers.get(name) if job else None
         if job is None or worker is None:
-            if isinstance(news, WorkerExited) and name in node.foreign.values():
+            gone = isinstance(news, WorkerExited | WorkerRefused)
+            if gone and name in node.foreign.values():
                 node.foreign = {slot: of for slot, of in node.foreign.items() if of != name}
                 self._ask = True
             return
@@ -308,6 +314,7 @@ class Reactor:
         if not all(w.phase is WorkerPhase.MEMBER for w in self._group_of(job)):
             return
         del self.state.starts[job.job]
+        job.versions[-1] = VersionInfo(version=job.version, resumed_epoch=news.epoch)
         job.stage = SETTLED
         slots = len(job.group.members)
         why = f"trains on {slots} slot{'s' * (slots != 1)}, batch {job.group.global_batch}"
@@ -337,12 +344,12 @@ class Reactor:
         )
         job.epochs = [*job.epochs[-(jobs.KEPT_EPOCHS - 1) :], info]
         detail: Detail = {
+            **news.metrics,
             "epoch": news.epoch,
             "train_loss": news.train_loss,
             "samples_per_s": news.samples_per_s,
             "global_batch": news.global_batch,
             "lr": news.lr,
-            **news.metrics,
         }
         self._announce("job.epoch", job, detail)
 
@@ -404,7 +411,7 @@ class Reactor:
 
     def _end(self, job: Job, turn: Turn, why: str) -> None:
         detail: Detail = {"exit_code": job.exit_code, "epoch": job.epoch}
-        nodes_used = dict.fromkeys([*self._dismiss(job), *job.ran.values()])
+        nodes_used = dict.fromkeys([*self._dismiss(job), *job.nodes])
         self._turn(job, turn, why, detail)
         del self.state.active[job.job]
         for node in nodes_used:

@@ -15,7 +15,7 @@ from controlplane.service.telemetry import TelemetryTable
 from controlplane.service.turn import Turn
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.daemon import Audit
-from schemas.errors import OnesError
+from schemas.errors import OnesError, UnavailableError
 from schemas.ids import NodeId, Seconds, Term
 from schemas.link import Incoming, Wire
 from schemas.messages.agent import Hello, Numbered, Refused, Telemetry
@@ -23,6 +23,7 @@ from schemas.session import Condition, ControllerOutput, ControllerSession, Deli
 
 log = structlog.get_logger("agents")
 TICK_S: Final = 0.5
+STALL_S: Final = 1.0  # a controller that slept longer than this judges nobody for it
 
 
 class Agents:
@@ -51,7 +52,7 @@ class Agents:
         self._routes: dict[NodeId, bytes] = {}
         self._sessions: dict[NodeId, ControllerSession] = {}
         for node in turn.reactor.state.nodes:
-            self._session(node).last_heard = turn.now()
+            self._session(node).last_heard = self._now()
 
     # --- tasks
 
@@ -62,6 +63,9 @@ class Agents:
                 self._heard(incoming)
             except OnesError as error:
                 self._refuse(incoming, error)
+            except Exception as error:  # one peer's message must not end the controller
+                log.exception("message dropped", peer=str(incoming.identity))
+                self._refuse(incoming, UnavailableError(repr(error)))
 
     async def hear_events(self) -> None:
         """Take what agents publish, for ever."""
@@ -80,10 +84,14 @@ class Agents:
 
     async def keep_time(self) -> None:
         """Repeat what was not acknowledged and notice who is silent, for ever."""
+        before = self._now()
         while True:
             await asyncio.sleep(TICK_S)
-            now = self._turn.now()
+            now = self._now()
+            stalled_s, before = now - before - TICK_S, now
             for node, session in list(self._sessions.items()):
+                if stalled_s > STALL_S:  # we were away, not they: their words wait in the queue
+                    session.last_heard = Seconds(session.last_heard + stalled_s)
                 self._do(node, session.tick(now))
                 self._judge(node, session, now)
 
@@ -100,11 +108,11 @@ class Agents:
         session = self._sessions.get(node)
         if session is None or self._routes.get(node) != incoming.route:
             session = ControllerSession(node, self._term, self._pace)
-            for output in session.receive(message, self._turn.now()):
+            for output in session.receive(message, self._now()):
                 if isinstance(output, ToNode):
                     self._orders.send(incoming.route, encode(output.message))
             return
-        self._do(node, session.receive(message, self._turn.now()))
+        self._do(node, session.receive(message, self._now()))
 
     def _greeted(self, route: bytes, hello: Hello) -> None:
         if not hello.spec.slots:
@@ -112,12 +120,18 @@ class Agents:
             self._orders.send(route, encode(refusal))
             return
 
+        known = self._turn.reactor.state.nodes.get(hello.node)
+        if known is not None and hello.boot in known.former:
+            why = f"{hello.node} has another life than {hello.boot} by now"
+            self._audit.refused("hello", why, self._turn.now())
+            return
+        same = known is not None and known.boot == hello.boot
+        committed = known.committed if known is not None and same else 0
+
         def welcome() -> None:
-            node = self._turn.reactor.state.nodes[hello.node]
             self._routes[hello.node] = route
             session = self._session(hello.node)
-            now = self._turn.now()
-            committed = node.committed if node.boot == hello.boot else 0
+            now = self._now()
             ports = (self._log_port, self._event_port)
             self._do(hello.node, session.greeted(hello, committed, now, *ports))
 
@@ -130,7 +144,7 @@ class Agents:
     def _published(self, numbered: Numbered) -> None:
         session = self._sessions.get(numbered.node)
         if session is not None:
-            outputs = session.published((numbered,), self._turn.now())
+            outputs = session.published((numbered,), self._now())
             self._do(numbered.node, outputs)
 
     # --- what leaves
@@ -139,7 +153,7 @@ class Agents:
         """Send a delta, if the node is there; if not, it is re-cut when the node greets."""
         session = self._sessions.get(command.node)
         if session is not None:
-            self._do(command.node, session.order(command.delta, self._turn.now()))
+            self._do(command.node, session.order(command.delta, self._now()))
 
     def _do(self, node: NodeId, outputs: Iterable[ControllerOutput]) -> None:
         for output in outputs:
@@ -175,8 +189,15 @@ class Agents:
             self._turn.take(NodeSuspected(node=node, silent_s=silent_s))
         elif condition is Condition.ALIVE and known.phase is NodePhase.SUSPECT and session.session:
             self._turn.take(NodeHeard(node=node))
+        elif condition is Condition.ALIVE and known.phase is NodePhase.LOST:
+            session.session = None  # its next heartbeat is asked for a greeting, with all it runs
 
     # --- helpers
+
+    @staticmethod
+    def _now() -> Seconds:
+        """Monotonic: silence has nothing to do with what the wall clock says."""
+        return Seconds(asyncio.get_running_loop().time())
 
     def _session(self, node: NodeId) -> ControllerSession:
         return self._sessions.setdefault(node, ControllerSession(node, self._term, self._pace))

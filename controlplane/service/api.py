@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Final
 
 import msgspec
+import structlog
 
 from controlplane.core.commands import Accept, Command
 from controlplane.core.events import CancelRequested, JobSubmitted
@@ -42,7 +43,9 @@ from schemas.messages.client import (
 )
 from schemas.messages.logs import ReadLog
 
+log = structlog.get_logger("api")
 WRITERS: Final = frozenset({"admin", "user"})
+TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
 MAX_WAIT_S: Final = 30.0
 MAX_WAITING: Final = 1000  # requests under way at once
 MAX_EVENTS: Final = 1000
@@ -85,11 +88,15 @@ class Api:
     async def _answer(self, incoming: Incoming) -> None:
         try:
             if len(incoming.frames) != 3 or len(incoming.frames[1]) > 32:  # noqa: PLR2004
-                raise BadFieldError("a request has two frames", "send [id, message]", "frames")
+                raise BadFieldError(*TWO_FRAMES)  # noqa: TRY301 - answered like any other error
             request = REQUEST.decode(incoming.frames[2])
             reply = await self._do(request, incoming.identity or Identity("", ""))
         except OnesError as error:
             self._fail(incoming, error)
+        except Exception:
+            log.exception("request failed", peer=str(incoming.identity))
+            what = "the controller could not do this, by a fault of its own"
+            self._fail(incoming, UnavailableError(what, "its log says more"))
         else:
             self._wire.send(*incoming.frames[:-1], encode(reply))
 

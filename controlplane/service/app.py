@@ -81,6 +81,7 @@ async def run(settings: ControllerSettings, home: Path) -> None:
             store=LogStore(state / "logs", settings.store.log_bytes_per_job),
             snapshots=snapshots,
             state=lambda: turn.reactor.state,
+            now=turn.now,
             audit=audit,
         )
         agents = Agents(

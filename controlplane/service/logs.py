@@ -15,7 +15,7 @@ from controlplane.service.snapshots import Snapshots
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.daemon import Audit
 from schemas.errors import DeniedError, OnesError, UnknownJobError
-from schemas.ids import JobId, worker_id
+from schemas.ids import JobId, Seconds, worker_id
 from schemas.link import Incoming, Wire
 from schemas.messages.client import Failed
 from schemas.messages.logs import (
@@ -33,6 +33,7 @@ CREDIT: Final = 2 << 20  # bytes that an agent may be ahead of what is stored, f
 MAX_PAGE: Final = 1 << 20
 MAX_WAIT_S: Final = 30.0
 MAX_WAITING: Final = 1000  # long polls at once
+MISSING_S: Final = 60.0  # after a job's end, output that a living node does not ship is not there
 
 
 class LogRelay:
@@ -49,6 +50,7 @@ class LogRelay:
         store: LogStore,
         snapshots: Snapshots,
         state: Callable[[], State],
+        now: Callable[[], Seconds],
         audit: Audit,
     ) -> None:
         self._shippers = shippers
@@ -56,6 +58,7 @@ class LogRelay:
         self._store = store
         self._snapshots = snapshots
         self._state = state
+        self._now = now
         self._audit = audit
         self._bells: dict[JobId, asyncio.Future[None]] = {}
         self._waiting: set[asyncio.Task[None]] = set()
@@ -67,6 +70,8 @@ class LogRelay:
                 self._shipped(incoming)
             except OnesError as error:
                 self._refused(incoming, error)
+            except (ValueError, ArithmeticError) as error:  # nothing that a frame holds may end us
+                self._audit.refused("log", repr(error), asyncio.get_running_loop().time())
             except OSError as error:  # a full disk: not stored, so the agent sends it again
                 self._audit.refused("log", str(error), asyncio.get_running_loop().time())
 
@@ -164,8 +169,9 @@ class LogRelay:
             if self._store.stored(job.job, stream, (int(version), int(rank)))[1]:
                 continue
             host = self._state().nodes.get(node)
-            lost = host is None or host.phase is NodePhase.LOST
-            missing.append(f"{name} on {node}" + (", which is lost" if lost else ""))
+            gone = host is None or host.phase is NodePhase.LOST
+            lost = gone or (job.ended and self._now() - job.since > MISSING_S)
+            missing.append(f"{name} on {node}" + (", which is lost" if gone else ""))
             final = final and lost
         for worker in job.workers.values():
             name = worker_id(job.job, worker.version, worker.rank)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -62,8 +62,15 @@ class Turn:
         self._life = 0  # of the writer
         self._writer = Writer(journal, partial(self._committed, self._life))
         self.reader = Reader(journal)
-        self.reactor = replay(self.reader.inputs())
-        self._last = Seconds(0.0)
+        last = [Seconds(0.0)]
+
+        def timed() -> Iterator[tuple[Seconds, Input]]:
+            for at, event in self.reader.inputs():
+                last[0] = at
+                yield at, event
+
+        self.reactor = replay(timed())
+        self._began = max(last[0], time.time()) - self._loop.time()
 
     @property
     def stalled(self) -> str:
@@ -71,9 +78,8 @@ class Turn:
         return self._writer.stalled
 
     def now(self) -> Seconds:
-        """Wall time that never goes back, in seconds since the epoch."""
-        self._last = Seconds(max(self._last, time.time()))
-        return self._last
+        """Seconds since the epoch; a clock that is set while we run does not move it."""
+        return Seconds(self._began + self._loop.time())
 
     def begin(self, release: str) -> Term:
         """Enter the history as a new incarnation."""

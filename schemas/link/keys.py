@@ -6,6 +6,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated, Literal
 
 import msgspec
 import zmq
@@ -25,9 +26,9 @@ class KeyPair:
 
 
 class _AuthorisedKey(msgspec.Struct, frozen=True, kw_only=True):
-    public: str
+    public: Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # Z85
     name: str
-    role: str
+    role: Literal["admin", "user", "viewer", "node"]
 
 
 class _Authorised(msgspec.Struct, frozen=True, kw_only=True):

@@ -113,15 +113,15 @@ class Link:
         Raises:
             SettingsError: if the address is taken, or would be open to other hosts without keys.
         """
-        socket = self._socket(kind)
         secured = address.startswith("tcp://") and self._keys is not None
+        if not secured and not address.startswith("ipc://"):
+            _refuse_open(address)
+        socket = self._socket(kind)
         if secured and self._keys:
             socket.curve_server = True
             socket.curve_publickey = self._keys.public
             socket.curve_secretkey = self._keys.secret
             socket.zap_domain = b"ones"
-        elif not address.startswith("ipc://"):
-            _refuse_open(address)
         if kind == "ROUTER":
             socket.router_mandatory = True
         if kind == "XPUB":

@@ -173,6 +173,7 @@ class Welcome(Message, tag="agent.welcome.1"):
     """Controller to agent: you are in `session` of controller incarnation `term`."""
 
     session: str
+    boot: BootId  # that this answers
     term: Term
     committed: int  # events of this boot that are durable here
     log_port: int

@@ -5,11 +5,15 @@ Frames of a request: [correlation id (1 to 32 bytes), message]; the reply repeat
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import msgspec
+
 from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, Term, Version
 from schemas.jobs import JobSpec
 from schemas.messages import Message
 from schemas.messages.feed import Detail, FeedEvent
-from schemas.messages.logs import LogPage, ReadLog
+from schemas.messages.logs import LogPage, Position, ReadLog
 
 # --- requests
 
@@ -22,9 +26,9 @@ class PutSnapshot(Message, tag="client.put_snapshot.1"):
     """A piece of a working directory's archive; pieces come in order."""
 
     digest: str  # sha256 of the whole, hex
-    offset: int
+    offset: Position
     data: bytes
-    total: int  # bytes
+    total: Position  # bytes
 
 
 class SubmitJob(Message, tag="client.submit_job.1"):
@@ -61,7 +65,7 @@ class ListNodes(Message, tag="client.list_nodes.1"):
 class ReadEvents(Message, tag="client.read_events.1"):
     """Feed events from `from_seq` on; with `wait_s`, wait for the first one."""
 
-    from_seq: int = 1
+    from_seq: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 1
     limit: int = 1000
     wait_s: float = 0.0
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Annotated, Final, Literal
+
+import msgspec
+
 from schemas.ids import JobId, NodeId, Rank, Version
 from schemas.messages import Message
 
-LOG, SAMPLES = "log", "samples"
+LOG: Final = "log"
+SAMPLES: Final = "samples"
+Stream = Literal["log", "samples"]
+Position = Annotated[int, msgspec.Meta(ge=0, le=2**53)]  # bytes
 
 
 class LogHello(Message, tag="logs.hello.1"):
@@ -15,7 +22,7 @@ class LogHello(Message, tag="logs.hello.1"):
     job: JobId
     version: Version
     rank: Rank
-    stream: str
+    stream: Stream
 
 
 class LogChunk(Message, tag="logs.chunk.1"):
@@ -24,8 +31,8 @@ class LogChunk(Message, tag="logs.chunk.1"):
     job: JobId
     version: Version
     rank: Rank
-    stream: str
-    offset: int
+    stream: Stream
+    offset: Position
     data: bytes
 
 
@@ -35,8 +42,8 @@ class LogEnded(Message, tag="logs.ended.1"):
     job: JobId
     version: Version
     rank: Rank
-    stream: str
-    size: int
+    stream: Stream
+    size: Position
 
 
 class LogStored(Message, tag="logs.stored.1"):
@@ -45,8 +52,8 @@ class LogStored(Message, tag="logs.stored.1"):
     job: JobId
     version: Version
     rank: Rank
-    stream: str
-    size: int
+    stream: Stream
+    size: Position
     ended: bool
     credit: int
 
@@ -55,9 +62,9 @@ class ReadLog(Message, tag="logs.read.1"):
     """Follower to relay: one page from `cursor`, at most `max_bytes`; wait for news if none."""
 
     job: JobId
-    stream: str = LOG
+    stream: Stream = LOG
     rank: Rank | None = None
-    cursor: int = 0  # position in the job's store; 0 is the start
+    cursor: Position = 0  # position in the job's store; 0 is the start
     max_bytes: int = 262_144
     wait_s: float = 0.0
 
@@ -85,14 +92,14 @@ class GetSnapshot(Message, tag="logs.get_snapshot.1"):
     """Agent to relay: a piece of a working directory's archive."""
 
     digest: str
-    offset: int
+    offset: Position
 
 
 class SnapshotPiece(Message, tag="logs.snapshot_piece.1"):
     """Relay to agent."""
 
     digest: str
-    offset: int
+    offset: Position
     data: bytes
     total: int  # bytes; -1: there is no such archive here
 

@@ -1,0 +1,115 @@
+"""A job file becomes a spec that can be submitted, or says what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane.client.jobfile import checked, load_job
+from schemas.errors import BadFieldError, SettingsError
+from schemas.jobs import JobSpec, StopRule
+from tests.support.builders import job_spec
+
+JOB = """
+name = "digits"
+script = "train.py"
+batch_size = 64
+slots = [1, 4]
+workdir = "code"
+python = "venv/bin/python"
+env = { MODE = "fast" }
+
+[stop]
+epochs = 3
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text("")
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    return path
+
+
+def test_paths_of_a_job_file_are_relative_to_the_file(
+    file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir("/")
+
+    assert load_job(file) == JobSpec(
+        name="digits",
+        script="train.py",
+        batch_size=64,
+        slots=(1, 4),
+        workdir=str(tmp_path / "code"),
+        python=str(tmp_path / "venv" / "bin" / "python"),
+        env={"MODE": "fast"},
+        stop=StopRule(epochs=3),
+    )
+
+
+def test_an_interpreter_without_a_slash_is_looked_up_on_the_node(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+
+    spec = checked(job_spec(python="python3.11"), tmp_path)
+
+    assert (spec.python, spec.workdir) == ("python3.11", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("line", "field", "hint"),
+    [
+        ("batch_sise = 1", "batch_sise", "did you mean batch_size?"),
+        ('batch_size = "many"', "batch_size", "correct this key"),
+        ("slots = [1]", "slots", "correct this key"),
+        ("[stop]\nepoch = 3", "stop.epoch", "did you mean epochs?"),
+    ],
+)
+def test_a_key_that_is_unknown_or_of_the_wrong_type_is_named(
+    file: Path, line: str, field: str, hint: str
+) -> None:
+    replaced = line.split(" =", maxsplit=1)[0].split("\n", maxsplit=1)[0]
+    kept = [text for text in JOB.split("[stop]", maxsplit=1)[0].split("\n") if replaced not in text]
+    file.write_text("\n".join([*kept, line]))
+
+    with pytest.raises(SettingsError) as refused:
+        load_job(file)
+
+    assert (refused.value.field, refused.value.hint) == (field, hint)
+
+
+def test_a_key_that_is_missing_is_named(file: Path) -> None:
+    file.write_text('name = "digits"\nscript = "train.py"\n')
+
+    with pytest.raises(SettingsError, match="batch_size: is missing"):
+        load_job(file)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [(None, "No such file"), ("", "is empty; give at least"), ("x =", "correct the TOML")],
+)
+def test_a_file_that_cannot_be_used_says_why(tmp_path: Path, text: str | None, why: str) -> None:
+    if text is not None:
+        (tmp_path / "job.toml").write_text(text)
+
+    with pytest.raises(SettingsError, match=why):
+        load_job(tmp_path / "job.toml")
+
+
+def test_a_value_that_cannot_be_accepted_is_named_with_a_remedy(file: Path) -> None:
+    file.write_text(JOB.replace("[1, 4]", "[4, 1]"))
+
+    with pytest.raises(BadFieldError, match=r"slots: slots \[4, 1\] is no range; give") as refused:
+        load_job(file)
+    assert refused.value.field == "slots"
+
+
+def test_a_script_that_is_not_there_is_named(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "code" / "train.py").unlink()
+
+    with pytest.raises(BadFieldError, match=r"script: train.py is not in .*code; correct script"):
+        load_job(file)

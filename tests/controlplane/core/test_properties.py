@@ -1,0 +1,383 @@
+"""Whatever happens in whatever order: one owner for each slot, one history, and every job ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from signal import SIGKILL, SIGSEGV, SIGTERM
+from typing import TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from controlplane.core.commands import Command, SendDelta
+from controlplane.core.commit import check
+from controlplane.core.events import (
+    Input,
+    NodeGreeted,
+    NodeHeard,
+    NodeLost,
+    NodeReported,
+    NodeSuspected,
+    PlanProposed,
+)
+from controlplane.core.node import NodePhase
+from controlplane.core.reactor import START_LIMIT_S
+from controlplane.policy.api import ClusterView, Plan
+from controlplane.policy.fifo import Fifo
+from schemas.ids import JobId, NodeId, Seconds, SlotId, WorkerId, node_of, slot_id
+from schemas.messages.agent import GroupDelta
+from tests.support.agents import Node, haunt
+from tests.support.builders import N1, N2, S0, S1, T0, cancelled, submission
+from tests.support.controller import Controller
+
+T = TypeVar("T")
+EPOCHS = 2
+MAX_JOBS = 6
+GHOST = JobId("ghost-9")
+ENDS = (
+    {"code": 0},
+    {"code": 3},
+    {"signal": SIGKILL},
+    {"signal": SIGTERM},
+    {"signal": SIGSEGV},
+    {},  # nobody saw it
+)
+NODES = st.sampled_from((N1, N2))
+ANY = st.integers(0, 9)  # one of what there is, round and round
+SIZE = settings(
+    max_examples=250,
+    stateful_step_count=80,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+class Cluster(RuleBasedStateMachine):
+    """A controller, two nodes, and links between them that lose, hold back and repeat."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.controller = Controller()
+        self.controller.start()
+        self.nodes = {N1: Node(N1, slots=2), N2: Node(N2, slots=1)}
+        self.linked: set[NodeId] = set()
+        self.greetings: dict[NodeId, list[NodeGreeted]] = {N1: [], N2: []}  # under way
+        self.orders: dict[NodeId, list[GroupDelta]] = {N1: [], N2: []}  # under way
+        self.heard: list[NodeReported] = []
+        self.views: list[ClusterView] = [self.controller.state.view()]
+        self.wake_at: Seconds | None = None
+        self.the_links_hold_again()
+
+    # --- users and policies
+
+    @precondition(lambda self: len(self.controller.state.jobs) < MAX_JOBS)
+    @rule(
+        name=st.sampled_from("ab"), key=st.sampled_from(["", "k", "l"]), retries=st.integers(0, 2)
+    )
+    def a_user_submits(self, name: str, key: str, retries: int) -> None:
+        self.take(submission(name, key=key, retries=retries))
+
+    @precondition(lambda self: self.controller.state.jobs)
+    @rule(which=ANY)
+    def a_user_cancels(self, which: int) -> None:
+        self.take(cancelled(one_of(list(self.controller.state.jobs), which)))
+
+    @rule(age=st.integers(0, 8))
+    def a_plan_of_an_older_view_arrives(self, age: int) -> None:
+        view = self.views[-1 - min(age, len(self.views) - 1)]
+        self.take(PlanProposed(plan=Fifo().plan(view, self.now)))
+
+    @rule()
+    def the_policy_is_asked(self) -> None:
+        self.plan()
+
+    @precondition(lambda self: self.controller.state.active)
+    @rule(rounds=st.integers(1, 5))
+    def all_goes_well_for_a_moment(self, rounds: int) -> None:
+        for _ in range(rounds):
+            self.plan_if_asked()
+            self.nodes_go_on()
+
+    @precondition(lambda self: len(self.controller.state.jobs) < MAX_JOBS)
+    @rule(retries=st.integers(0, 2), rounds=st.integers(1, 5))
+    def a_job_arrives_and_all_goes_well(self, retries: int, rounds: int) -> None:
+        self.take(submission("c", retries=retries))
+        self.all_goes_well_for_a_moment(rounds)
+
+    @precondition(lambda self: len(self.linked) < len(self.nodes))
+    @rule()
+    def the_links_hold_again(self) -> None:
+        for name in self.nodes.keys() - self.linked:
+            self.greeted(self.nodes[name].hello())
+
+    # --- time and silence
+
+    @rule(seconds=st.sampled_from([0.5, 2.0, 70.0]))
+    def time_passes(self, seconds: float) -> None:
+        self.controller.now += seconds
+
+    @precondition(lambda self: self.controller.state.starts)
+    @rule(passed=st.sampled_from([0.0, 0.0, 0.0, START_LIMIT_S]))
+    def deadlines_are_looked_at(self, passed: float) -> None:
+        self.controller.now += passed
+        for event in self.controller.reactor.due(self.now):
+            self.take(event)
+
+    @precondition(lambda self: self.linked)
+    @rule(node=NODES, keeps=st.booleans())
+    def a_link_breaks(self, node: NodeId, *, keeps: bool) -> None:
+        self.linked.discard(node)
+        if not keeps:
+            self.orders[node].clear()
+            self.greetings[node].clear()
+
+    @precondition(lambda self: len(self.linked) < len(self.nodes))
+    @rule(node=NODES, lost=st.booleans())
+    def a_node_is_silent(self, node: NodeId, *, lost: bool) -> None:
+        phase = self.phase_of(node)
+        if node in self.linked or phase in {None, NodePhase.LOST}:
+            return
+        if lost:
+            self.take(NodeLost(node=node, silent_s=30.0))
+        elif phase is not NodePhase.SUSPECT:
+            self.take(NodeSuspected(node=node, silent_s=6.0))
+
+    @precondition(lambda self: self.linked)
+    @rule(node=NODES)
+    def a_suspect_node_is_heard(self, node: NodeId) -> None:
+        if node in self.linked and self.phase_of(node) is NodePhase.SUSPECT:
+            self.take(NodeHeard(node=node))
+
+    @rule(node=NODES)
+    def a_linked_node_is_suspected(self, node: NodeId) -> None:
+        if node in self.linked and self.phase_of(node) is NodePhase.UP:
+            self.take(NodeSuspected(node=node, silent_s=6.0))
+
+    # --- what travels
+
+    @rule(node=NODES)
+    def an_agent_greets(self, node: NodeId) -> None:
+        self.greetings[node].append(self.nodes[node].hello())
+
+    @precondition(lambda self: any(self.greetings.values()))
+    @rule(node=NODES)
+    def a_greeting_arrives(self, node: NodeId) -> None:
+        if self.greetings[node]:
+            self.greeted(self.greetings[node].pop(0))
+
+    @precondition(lambda self: any(self.orders.values()))
+    @rule(node=NODES, count=st.integers(1, 4))
+    def orders_arrive(self, node: NodeId, count: int) -> None:
+        self.deliver_orders(node, count)
+
+    @precondition(lambda self: any(node.session.spool for node in self.nodes.values()))
+    @rule(node=NODES, count=st.integers(1, 6))
+    def events_arrive(self, node: NodeId, count: int) -> None:
+        if node in self.linked:
+            self.deliver_events(node, count)
+
+    @precondition(lambda self: self.heard)
+    @rule(which=st.integers(0, 999))
+    def an_old_event_arrives_again(self, which: int) -> None:
+        before = self.controller.state.version, len(self.controller.state.view().jobs)
+        assert self.take(one_of(self.heard, which)) == []
+        assert before[1] == len(self.controller.state.view().jobs)
+
+    # --- what happens on nodes
+
+    @precondition(lambda self: any(node.work for node in self.nodes.values()))
+    @rule(node=NODES, which=ANY, well=st.sampled_from([True, True, True, False]))
+    def an_agent_finishes_something(self, node: NodeId, which: int, *, well: bool) -> None:
+        if self.nodes[node].work:
+            self.nodes[node].finish(one_of(self.nodes[node].work, which), well=well)
+
+    @precondition(lambda self: any(node.processes for node in self.nodes.values()))
+    @rule(node=NODES, which=ANY, steps=st.integers(1, 4))
+    def a_worker_goes_on(self, node: NodeId, which: int, steps: int) -> None:
+        for _ in range(steps):
+            if worker := self.worker_on(node, which):
+                self.nodes[node].processes[worker].act(EPOCHS)
+                self.nodes[node].look(worker)
+
+    @precondition(lambda self: any(node.processes for node in self.nodes.values()))
+    @rule(which=ANY, end=st.sampled_from(ENDS), seen=st.booleans(), rounds=st.integers(0, 4))
+    def a_worker_dies(self, which: int, end: dict[str, int], *, seen: bool, rounds: int) -> None:
+        for node in self.nodes.values():
+            if node.living():
+                worker = one_of(node.living(), which)
+                node.processes[worker].die(**end)
+                if seen:
+                    node.look(worker)
+                    self.all_goes_well_for_a_moment(rounds)
+                return
+
+    @precondition(lambda self: any(node.processes for node in self.nodes.values()))
+    @rule(node=NODES, which=ANY)
+    def an_agent_looks(self, node: NodeId, which: int) -> None:
+        if self.nodes[node].processes:
+            self.nodes[node].look(one_of(list(self.nodes[node].processes), which))
+
+    @rule(node=NODES, reboots=st.booleans())
+    def an_agent_begins_anew(self, node: NodeId, *, reboots: bool) -> None:
+        self.a_link_breaks(node, keeps=False)
+        if reboots:
+            self.nodes[node].reboot()
+        else:
+            self.nodes[node].restart()
+
+    @rule()
+    def a_new_controller_takes_over(self) -> None:
+        for node in self.nodes:
+            self.a_link_breaks(node, keeps=False)
+        self.controller.start()
+
+    # --- what holds
+
+    @invariant()
+    def no_slot_has_two_processes(self) -> None:
+        for node in self.nodes.values():
+            for slot in range(node.slots):
+                assert len(node.living(slot)) <= 1, node.living(slot)
+
+    def teardown(self) -> None:
+        self.everything_gets_well()
+        unfinished = {
+            job: self.controller.job(job).history[-1:] for job in self.controller.state.active
+        }
+        assert unfinished == {}
+        assert self.controller.state.holders == {}
+        assert self.controller.replayed() == self.controller.state
+
+    def everything_gets_well(self) -> None:
+        """Links hold, starts succeed, workers finish; plans are made when they are asked for."""
+        for name, node in self.nodes.items():
+            self.a_link_breaks(name, keeps=False)
+            self.greeted(node.hello())
+        while self.plan_if_asked() or self.nodes_go_on() or self.plan_in_time():
+            pass
+
+    def nodes_go_on(self) -> bool:
+        gone_on = False
+        for name in sorted(self.linked):
+            node = self.nodes[name]
+            gone_on |= self.deliver_orders(name, 999)
+            for work in list(node.work):
+                node.finish(work)
+                gone_on = True
+            for worker, process in list(node.processes.items()):
+                before = len(process.reports), process.alive, len(node.session.spool)
+                if process.alive:
+                    process.act(EPOCHS)
+                node.look(worker)
+                gone_on |= before != (
+                    len(process.reports),
+                    process.alive,
+                    len(node.session.spool),
+                )
+            gone_on |= self.deliver_events(name, 999)
+        return gone_on
+
+    def plan_if_asked(self) -> bool:
+        return self.controller.asked and self.plan()
+
+    def plan_in_time(self) -> bool:
+        if self.wake_at is None:
+            return False
+        self.controller.now = max(self.controller.now, self.wake_at)
+        return self.plan()
+
+    # --- steps
+
+    @property
+    def now(self) -> Seconds:
+        return Seconds(self.controller.now)
+
+    def take(self, event: Input) -> list[Command]:
+        commands = self.controller.take(event)
+        for command in commands:
+            if isinstance(command, SendDelta) and command.node in self.linked:
+                self.orders[command.node].append(command.delta)
+        self.views.append(self.controller.state.view())
+        return commands
+
+    def plan(self) -> bool:
+        """Ask the policy about the present, as the service does."""
+        plan: Plan = Fifo().plan(self.controller.state.view(), self.now)
+        self.controller.asked, self.wake_at = False, plan.wake_at
+        verdict = check(plan, self.controller.state, self.now)
+        assert not verdict.refused, "what fits the view fits the state"
+        changes = not verdict.empty
+        if changes:
+            self.take(PlanProposed(plan=plan))
+        return changes
+
+    def greeted(self, greeting: NodeGreeted) -> None:
+        self.linked.add(greeting.node)
+        self.take(greeting)
+        known = self.controller.state.nodes[greeting.node]
+        self.nodes[greeting.node].welcome(self.controller.state.term, known.committed)
+
+    def deliver_orders(self, node: NodeId, count: int) -> bool:
+        arrived, self.orders[node] = self.orders[node][:count], self.orders[node][count:]
+        for delta in arrived:
+            self.nodes[node].receive(delta)
+        return bool(arrived)
+
+    def deliver_events(self, node: NodeId, count: int) -> bool:
+        known = self.controller.state.nodes[node]
+        after = known.committed if known.boot == self.nodes[node].boot else 0
+        arrived = self.nodes[node].said_after(after)[:count]
+        for event in arrived:
+            self.take(event)
+            self.heard.append(event)
+        return bool(arrived)
+
+    def phase_of(self, node: NodeId) -> NodePhase | None:
+        known = self.controller.state.nodes.get(node)
+        return known.phase if known else None
+
+    def worker_on(self, node: NodeId, which: int) -> WorkerId | None:
+        living = self.nodes[node].living()
+        return one_of(living, which) if living else None
+
+
+class HauntedCluster(Cluster):
+    """The same, with a worker of a job that the controller does not know."""
+
+    @initialize(slots=st.sets(st.sampled_from([S0, S1, T0]), min_size=1))
+    def workers_of_an_unknown_job_run(self, slots: set[SlotId]) -> None:
+        for version, slot in enumerate(sorted(slots), start=1):
+            self.a_link_breaks(node_of(slot), keeps=False)
+            haunt(self.nodes[node_of(slot)], GHOST, version, slot)
+        self.the_links_hold_again()
+
+    @invariant()
+    def their_slots_are_not_given_away_while_they_live(self) -> None:
+        usable = {slot.slot for slot in self.controller.state.view().slots if slot.usable}
+        haunted = {
+            slot_id(name, process.assignment.slot)
+            for name in self.linked
+            for process in self.nodes[name].processes.values()
+            if process.alive and process.assignment.job == GHOST
+        }
+        assert not usable & haunted
+
+
+def one_of(choices: Sequence[T], which: int) -> T:
+    return choices[which % len(choices)]
+
+
+def test_whatever_happens_slots_have_one_owner_history_is_whole_and_every_job_ends() -> None:
+    run_state_machine_as_test(Cluster, settings=SIZE)
+
+
+def test_the_same_beside_a_worker_of_an_unknown_job() -> None:
+    run_state_machine_as_test(HauntedCluster, settings=SIZE)

@@ -1,0 +1,217 @@
+"""Whatever the order of orders and of what becomes of processes: one process on each slot."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from signal import SIGKILL
+from typing import TypeVar
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from schemas.ids import JobId, SlotId, WorkerId, node_of, worker_id
+from schemas.messages.agent import (
+    GroupDelta,
+    ScriptReport,
+    WorkerExited,
+    WorkerRefused,
+    WorkerStarted,
+)
+from tests.support.agents import Node
+from tests.support.builders import N1, S0, S1, T0, A, B, C, run, settle, stop, switch
+
+T = TypeVar("T")
+ANY = st.integers(0, 9)
+JOBS = st.sampled_from([A, B, C])
+EPOCHS = 3
+SIZE = settings(
+    max_examples=200,
+    stateful_step_count=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+class Agent(RuleBasedStateMachine):
+    """One node with two slots, ordered about."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.node = Node(N1, slots=2)
+        self.newest: dict[JobId, GroupDelta] = {}
+        self.under_way: list[GroupDelta] = []
+        self.arrived: list[GroupDelta] = []
+
+    # --- orders: only newer ones are made, and no slot is promised twice
+
+    @rule(
+        job=JOBS,
+        on=st.sampled_from([S0, S1, S0, S1, T0, None]),
+        snapshot=st.sampled_from(["5", "6"]),
+    )
+    def a_new_version_is_ordered(self, job: JobId, on: SlotId | None, snapshot: str) -> None:
+        version = self.newest[job].version + 1 if job in self.newest else 1
+        if on is None or on in self.promised(but=job):
+            self.order(stop(job, version))
+        else:
+            self.order(run(job, version, on=on, snapshot=snapshot))
+
+    @rule(job=JOBS)
+    def the_next_stage_is_ordered(self, job: JobId) -> None:
+        delta = self.newest.get(job)
+        if delta and delta.group and delta.stage < 3:
+            stage = switch if delta.stage == 1 else settle
+            (member,) = delta.group.members
+            self.order(stage(job, delta.version, on=member.slot, snapshot=delta.snapshot))
+
+    @rule(job=JOBS)
+    def a_job_ends(self, job: JobId) -> None:
+        if job in self.newest and not self.newest[job].forget:
+            self.order(stop(job, self.newest[job].version + 1, forget=True))
+
+    @precondition(lambda self: self.under_way)
+    @rule(count=st.integers(1, 3))
+    def orders_arrive(self, count: int) -> None:
+        for _ in range(min(count, len(self.under_way))):
+            self.arrived.append(self.under_way.pop(0))
+            self.node.receive(self.arrived[-1])
+
+    @precondition(lambda self: self.arrived)
+    @rule(which=ANY)
+    def an_older_order_arrives_again(self, which: int) -> None:
+        again = one_of(self.arrived, which)
+        if again.job in self.node.session.held:
+            self.node.receive(again)
+
+    # --- what becomes of processes
+
+    @precondition(lambda self: self.node.work)
+    @rule(which=ANY, well=st.sampled_from([True, True, False]))
+    def something_is_finished(self, which: int, *, well: bool) -> None:
+        self.node.finish(one_of(self.node.work, which), well=well)
+
+    @precondition(lambda self: self.node.living())
+    @rule(which=ANY, steps=st.integers(1, 4))
+    def a_worker_goes_on(self, which: int, steps: int) -> None:
+        worker = one_of(self.node.living(), which)
+        for _ in range(steps):
+            if self.node.processes[worker].alive:
+                self.node.processes[worker].act(EPOCHS)
+
+    @precondition(lambda self: self.node.living())
+    @rule(which=ANY, code=st.sampled_from([0, 1, None]))
+    def a_worker_dies(self, which: int, code: int | None) -> None:
+        worker = one_of(self.node.living(), which)
+        self.node.processes[worker].die(code, None if code is not None else SIGKILL)
+
+    @precondition(lambda self: self.node.processes)
+    @rule(which=ANY)
+    def the_agent_looks(self, which: int) -> None:
+        self.node.look(one_of(list(self.node.processes), which))
+
+    @rule()
+    def the_agent_begins_anew(self) -> None:
+        self.node.restart()
+        self.arrived.clear()
+        self.under_way = list(self.newest.values())
+
+    @rule(rounds=st.integers(1, 4), acts=st.integers(0, 2))
+    def all_goes_well_for_a_moment(self, rounds: int, acts: int) -> None:
+        for _ in range(rounds):
+            self.orders_arrive(len(self.under_way))
+            self.goes_on()
+            for worker in self.node.living():
+                for _ in range(acts):
+                    if self.node.processes[worker].alive:
+                        self.node.processes[worker].act(EPOCHS)
+
+    @rule(job=JOBS, on=st.sampled_from([S0, S1]), rounds=st.integers(0, 3), switches=st.booleans())
+    def a_job_is_run(self, job: JobId, on: SlotId, rounds: int, *, switches: bool) -> None:
+        self.a_new_version_is_ordered(job, on, "5")
+        if switches:
+            self.the_next_stage_is_ordered(job)
+        self.orders_arrive(len(self.under_way))
+        self.all_goes_well_for_a_moment(rounds, acts=2 * switches)
+
+    # --- what holds
+
+    @invariant()
+    def no_slot_has_two_processes(self) -> None:
+        for slot in range(self.node.slots):
+            assert len(self.node.living(slot)) <= 1, self.node.living(slot)
+
+    @invariant()
+    def each_worker_says_its_reports_once_in_order_and_its_exit_last(self) -> None:
+        said: dict[WorkerId, list[int]] = {}
+        exited = set()
+        for numbered in self.node.session.spool:
+            event = numbered.event
+            if isinstance(event, ScriptReport | WorkerStarted | WorkerExited | WorkerRefused):
+                worker = worker_id(event.job, event.version, event.rank)
+                assert worker not in exited, f"{worker} said {event} after its end"
+                if isinstance(event, ScriptReport):
+                    said.setdefault(worker, []).append(event.index)
+                if isinstance(event, WorkerExited | WorkerRefused):
+                    exited.add(worker)
+        for worker, indices in said.items():
+            assert indices == list(range(1, len(indices) + 1)), worker
+
+    def teardown(self) -> None:
+        """When nothing is under way, exactly the wanted workers live, or are known to have ended."""
+        self.orders_arrive(len(self.under_way))
+        while self.goes_on():
+            pass
+        ended = {
+            worker_id(e.job, e.version, e.rank)
+            for e in (numbered.event for numbered in self.node.session.spool)
+            if isinstance(e, WorkerExited | WorkerRefused)
+        }
+        wanted = {
+            worker_id(delta.job, delta.version, member.rank)
+            for delta in self.newest.values()
+            for member in (delta.group.members if delta.group else ())
+            if node_of(member.slot) == N1
+        }
+        assert set(self.node.living()) == wanted - ended
+        assert set(self.node.processes) <= wanted, "folders of others are gone"
+        forgotten = {job for job, delta in self.newest.items() if delta.forget}
+        assert set(self.node.core.jobs) == self.newest.keys() - forgotten
+
+    def goes_on(self) -> bool:
+        busy = bool(self.node.work)
+        for work in list(self.node.work):
+            self.node.finish(work)
+        for worker in list(self.node.processes):
+            before = len(self.node.session.spool)
+            self.node.look(worker)
+            busy |= len(self.node.session.spool) > before
+        return busy
+
+    # --- steps
+
+    def order(self, delta: GroupDelta) -> None:
+        self.newest[delta.job] = delta
+        self.under_way.append(delta)
+
+    def promised(self, but: JobId) -> set[SlotId]:
+        return {
+            member.slot
+            for delta in self.newest.values()
+            if delta.group and delta.job != but
+            for member in delta.group.members
+        }
+
+
+def one_of(choices: Sequence[T], which: int) -> T:
+    return choices[which % len(choices)]
+
+
+def test_whatever_happens_exactly_the_wanted_workers_live_and_one_on_each_slot() -> None:
+    run_state_machine_as_test(Agent, settings=SIZE)

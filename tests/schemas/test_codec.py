@@ -1,0 +1,365 @@
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any, Final
+
+import msgpack
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.codec import CODECS, MAX_BYTES, REQUEST, Codec, encode, tag_of
+from schemas.errors import MalformedMessageError, OnesError, TooLargeError
+from schemas.messages import Message
+from schemas.messages.agent import Heartbeat
+from schemas.messages.client import CancelJob, ListNodes, PutSnapshot
+from tests.support.schemas_examples import EXAMPLES, JOB, kinds_on_the_wire
+from tests.support.schemas_golden import (
+    CONVERSATIONS,
+    FOLDER,
+    conversations,
+    golden,
+    golden_tags,
+    write_missing,
+)
+from tests.support.schemas_plain import instances, leaves, of_another_type, plain, spoiled
+
+TAGS: Final = sorted(EXAMPLES)
+KINDS: Final = kinds_on_the_wire()
+DEEP: Final = 3000
+every_tag = pytest.mark.parametrize("tag", TAGS)
+every_codec = pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.conversation)
+
+
+def codecs_of(tag: str) -> list[Codec[Any]]:
+    """The conversations in which a message may appear; one made up for a nested message."""
+    return [codec for codec in CODECS if tag in codec.tags] or [Codec[Any]("nested", KINDS[tag])]
+
+
+def refusal(codec: Codec[Any], data: bytes) -> MalformedMessageError:
+    with pytest.raises(MalformedMessageError) as refused:
+        codec.decode(data)
+    return refused.value
+
+
+# --- golden bytes
+
+
+@every_tag
+def test_a_message_is_written_as_its_golden_bytes(tag: str) -> None:
+    assert encode(EXAMPLES[tag]) == golden(tag)
+
+
+@every_tag
+def test_plain_msgpack_reads_a_map_with_the_tag_under_type(tag: str) -> None:
+    read = msgpack.unpackb(golden(tag), use_list=False)
+
+    assert read == plain(EXAMPLES[tag])
+    assert read["type"] == tag
+
+
+@every_tag
+def test_what_plain_msgpack_writes_is_understood(tag: str) -> None:
+    written = msgpack.packb(msgpack.unpackb(golden(tag)))
+
+    for codec in codecs_of(tag):
+        assert codec.decode(written) == EXAMPLES[tag]
+        assert codec.decode(memoryview(written)) == EXAMPLES[tag]
+
+
+@every_tag
+def test_the_order_of_keys_means_nothing(tag: str) -> None:
+    backwards = dict(reversed(msgpack.unpackb(golden(tag)).items()))
+
+    for codec in codecs_of(tag):
+        assert codec.decode(msgpack.packb(backwards)) == EXAMPLES[tag]
+
+
+def test_every_tag_on_the_wire_has_an_example_and_a_golden_file_and_no_file_is_left_over() -> None:
+    assert set(EXAMPLES) == set(KINDS)
+    assert golden_tags() == set(KINDS)
+
+
+def test_every_tagged_message_takes_part_in_a_conversation() -> None:
+    tagged, waiting = set(), [Message]
+    while waiting:
+        children = waiting.pop().__subclasses__()
+        waiting.extend(children)
+        tagged |= {child for child in children if "." in tag_of(child)}
+
+    assert {kind for kind in tagged if kind.__module__.startswith("schemas.")} == set(
+        KINDS.values()
+    )
+
+
+@every_tag
+def test_an_example_sets_every_field(tag: str) -> None:
+    unset = [name for _, name, value in leaves(EXAMPLES[tag]) if value in ("", (), {})]
+    nothing = [name for _, name, value in leaves(EXAMPLES[tag]) if value is None]
+    at_default = [
+        field.name
+        for field in msgspec.structs.fields(EXAMPLES[tag])
+        if getattr(EXAMPLES[tag], field.name) == field.default
+    ]
+
+    assert unset == []
+    assert [name for name in nothing if "detail" not in name] == []
+    assert at_default == []
+
+
+def test_missing_golden_files_are_written_and_present_ones_never_again(tmp_path: Path) -> None:
+    changed = tmp_path / "agent.greet.1.hex"
+    changed.write_text("c0\n", encoding="ascii")
+
+    written = write_missing(tmp_path)
+
+    assert {path.name for path in written} | {changed.name} == {
+        CONVERSATIONS,
+        *(f"{tag}.hex" for tag in TAGS),
+    }
+    assert changed not in written
+    assert changed.read_text(encoding="ascii") == "c0\n"
+    assert write_missing(tmp_path) == []
+
+
+def test_every_conversation_has_the_messages_that_it_had() -> None:
+    assert conversations() == (FOLDER / CONVERSATIONS).read_text(encoding="ascii")
+
+
+# --- any message
+
+
+@settings(deadline=None, max_examples=300)
+@given(message=st.sampled_from(sorted(KINDS.values(), key=tag_of)).flatmap(instances))
+def test_any_message_survives_the_way_through_plain_msgpack(message: Message) -> None:
+    written = msgpack.packb(msgpack.unpackb(encode(message)))
+
+    for codec in codecs_of(tag_of(type(message))):
+        assert codec.decode(written) == message
+
+
+@every_codec
+def test_a_conversation_refuses_the_messages_of_others(codec: Codec[Any]) -> None:
+    for tag in set(TAGS) - set(codec.tags):
+        error = refusal(codec, golden(tag))
+        assert error.field == "type"
+        assert error.message == f"{codec.conversation}: Invalid value '{tag}' (field type)"
+        assert error.hint == f"send one of {', '.join(sorted(codec.tags))}"
+
+
+@every_codec
+def test_a_newer_tag_is_refused(codec: Codec[Any]) -> None:
+    for tag in codec.tags:
+        newer = msgpack.unpackb(golden(tag)) | {"type": tag.removesuffix("1") + "2"}
+        assert refusal(codec, msgpack.packb(newer)).field == "type"
+
+
+# --- wrong fields
+
+
+@every_tag
+def test_a_field_of_the_wrong_type_is_named_by_its_path(tag: str) -> None:
+    for path, name, value in leaves(EXAMPLES[tag]):
+        wrong = spoiled(EXAMPLES[tag], path, of_another_type(value, name))
+        for codec in codecs_of(tag):
+            assert refusal(codec, msgpack.packb(wrong)).field == name
+
+
+@every_tag
+def test_an_extension_type_is_refused_wherever_it_stands(tag: str) -> None:
+    for path, name, _ in leaves(EXAMPLES[tag]):
+        wrong = spoiled(EXAMPLES[tag], path, msgpack.Timestamp(1))
+        for codec in codecs_of(tag):
+            assert refusal(codec, msgpack.packb(wrong)).field == name
+
+
+@every_tag
+def test_a_missing_field_is_named(tag: str) -> None:
+    required = [f.name for f in msgspec.structs.fields(EXAMPLES[tag]) if f.required]
+    for name in required:
+        short = msgpack.unpackb(golden(tag))
+        del short[name]
+        for codec in codecs_of(tag):
+            assert f"`{name}`" in refusal(codec, msgpack.packb(short)).message
+
+
+def test_a_wrong_field_is_told_with_its_conversation_and_what_was_expected() -> None:
+    error = refusal(REQUEST, msgpack.packb({"type": "client.cancel_job.1", "job": 7}))
+
+    assert error.message == "client request: Expected `str`, got `int` (field job)"
+    assert (error.field, error.hint) == ("job", "")
+
+
+@every_tag
+def test_an_unknown_key_is_ignored(tag: str) -> None:
+    newer = msgpack.unpackb(golden(tag)) | {"since_1_1": {"nested": [1, {"a": None}]}}
+
+    for codec in codecs_of(tag):
+        assert codec.decode(msgpack.packb(newer)) == EXAMPLES[tag]
+
+
+def test_an_unknown_key_of_a_node_or_a_group_is_ignored() -> None:
+    for tag, place in (("agent.hello.1", "spec"), ("agent.group_delta.1", "group")):
+        newer = msgpack.unpackb(golden(tag))
+        newer[place]["since_1_1"] = 1
+        assert codecs_of(tag)[0].decode(msgpack.packb(newer)) == EXAMPLES[tag]
+
+
+def test_an_unknown_key_of_a_job_is_refused_because_it_would_be_a_wish_that_nobody_grants() -> None:
+    for path in (("spec", "priority"), ("spec", "stop", "hours")):
+        wrong = spoiled(EXAMPLES["client.submit_job.1"], path, 1)
+        error = refusal(REQUEST, msgpack.packb(wrong))
+        assert error.field == ".".join(path[:-1])
+        assert f"unknown field `{path[-1]}`" in error.message
+
+
+# --- hostile bytes
+
+
+@every_tag
+def test_a_message_cut_off_anywhere_is_malformed(tag: str) -> None:
+    whole = golden(tag)
+    for codec in codecs_of(tag):
+        for length in range(len(whole)):
+            refusal(codec, whole[:length])
+
+
+@every_tag
+def test_bytes_after_a_message_are_malformed(tag: str) -> None:
+    for codec in codecs_of(tag):
+        refusal(codec, golden(tag) + b"\x00")
+
+
+@settings(deadline=None, max_examples=300)
+@given(data=st.binary(max_size=200))
+def test_random_bytes_are_malformed(data: bytes) -> None:
+    for codec in CODECS:
+        refusal(codec, data)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    tag=st.sampled_from(TAGS),
+    hits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=6),
+)
+def test_a_damaged_message_is_a_message_or_malformed(tag: str, hits: list[tuple[int, int]]) -> None:
+    damaged = bytearray(golden(tag))
+    for place, byte in hits:
+        damaged[place % len(damaged)] = byte
+
+    for codec in codecs_of(tag):
+        with contextlib.suppress(MalformedMessageError):
+            codec.decode(bytes(damaged))
+
+
+NESTS: Final = {
+    "arrays": b"\x91" * DEEP + b"\xc0",
+    "maps": b"\x81\xa1k" * DEEP + b"\xc0",
+    "maps that look like messages": b"\x81\xa4type" * DEEP + b"\xc0",
+    "arrays without an end": b"\x91" * DEEP,
+    "arrays that promise four billion elements": b"\xdd\xff\xff\xff\xff" * DEEP,
+}
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_deep_nesting_is_malformed(nest: bytes) -> None:
+    for codec in CODECS:
+        refusal(codec, nest)
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_deep_nesting_under_an_unknown_key_is_malformed(nest: bytes) -> None:
+    for tag in TAGS:
+        for codec in codecs_of(tag):
+            refusal(codec, with_raw_value(golden(tag), "unknown", nest))
+
+
+@pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
+def test_deep_nesting_in_the_place_of_a_field_is_malformed(nest: bytes) -> None:
+    for tag in TAGS:
+        for field in EXAMPLES[tag].__struct_fields__:
+            rest = msgpack.unpackb(golden(tag))
+            del rest[field]
+            for codec in codecs_of(tag):
+                refusal(codec, with_raw_value(msgpack.packb(rest), field, nest))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\xc0",
+        b"\x93\x01\x02\x03",
+        b"\x80",
+        b"\xdf\xff\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\x81\xa4type\xa2\xff\xfe",
+        b"\x81\x01\x02",
+        b"\x81\xa4type\xd6\xff\x00\x00\x00\x00",
+    ],
+    ids=[
+        "nothing",
+        "the byte that is never used",
+        "nil",
+        "an array",
+        "an empty map",
+        "a map of four billion",
+        "a string of four gibibytes",
+        "a tag that is no UTF-8",
+        "a key that is no string",
+        "a timestamp for a tag",
+    ],
+)
+def test_bytes_that_are_no_message_are_malformed(data: bytes) -> None:
+    for codec in CODECS:
+        refusal(codec, data)
+
+
+def test_a_message_of_the_largest_size_passes_and_one_byte_more_is_too_large() -> None:
+    frame = len(encode(PutSnapshot(digest="d", offset=0, data=bytes(70_000), total=1))) - 70_000
+    largest = PutSnapshot(digest="d", offset=0, data=bytes(MAX_BYTES - frame), total=1)
+    data = encode(largest)
+
+    assert len(data) == MAX_BYTES
+    assert REQUEST.decode(data) == largest
+    with pytest.raises(TooLargeError) as refused:
+        REQUEST.decode(data + b"\x00")
+    assert str(refused.value) == (
+        f"a message of {MAX_BYTES + 1} bytes, the bound is {MAX_BYTES}; send large data in pieces"
+    )
+
+
+@every_codec
+def test_garbage_beyond_the_bound_is_too_large_before_it_is_read(codec: Codec[Any]) -> None:
+    with pytest.raises(TooLargeError):
+        codec.decode(b"\x91" * (MAX_BYTES + 1))
+
+
+def test_a_codec_goes_on_after_hostile_bytes() -> None:
+    for nest in NESTS.values():
+        refusal(REQUEST, nest)
+
+    assert REQUEST.decode(encode(CancelJob(job=JOB))) == CancelJob(job=JOB)
+
+
+def test_errors_of_the_codec_are_errors_of_the_project_with_stable_codes() -> None:
+    with pytest.raises(OnesError) as malformed:
+        REQUEST.decode(encode(Heartbeat(session="1.1", events_sent=0)))
+    with pytest.raises(OnesError) as too_large:
+        REQUEST.decode(bytes(MAX_BYTES + 1))
+
+    assert (malformed.value.code, too_large.value.code) == ("malformed", "too_large")
+
+
+def test_a_request_without_fields_is_only_its_tag() -> None:
+    assert encode(ListNodes()) == b"\x81\xa4type\xb3client.list_nodes.1"
+
+
+def with_raw_value(message: bytes, key: str, value: bytes) -> bytes:
+    """A packed map with one more key, whose value is given as bytes."""
+    count = len(msgpack.unpackb(message))
+    head = 1 if count < 16 else 3
+    return b"\xde" + (count + 1).to_bytes(2, "big") + message[head:] + msgpack.packb(key) + value

@@ -1,0 +1,312 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+
+from schemas.jobs import MAX_ARGS, MAX_TEXT, JobSpec, Problem, StopRule, problems
+
+FORMS = "give one of epochs, samples, metric with at_least, metric with plateau"
+
+
+def spec(**changes: Any) -> JobSpec:
+    """The smallest job, with changes."""
+    return JobSpec(**{"name": "digits", "script": "train.py", "batch_size": 32} | changes)
+
+
+def stops(**rule: Any) -> tuple[Problem, ...]:
+    return problems(spec(stop=StopRule(**rule)))
+
+
+# --- accepted
+
+
+def test_the_smallest_job_has_no_problems() -> None:
+    assert problems(spec()) == ()
+
+
+def test_a_job_with_everything_set_has_no_problems() -> None:
+    whole = spec(
+        args=("--width", "64", ""),
+        workdir="/home/ada",
+        script="src/train.py",
+        max_batch_size=2048,
+        max_local_batch=512,
+        lr=0.05,
+        slots=(1, 8),
+        slots_wanted=2,
+        python=".venv/bin/python",
+        record_samples=True,
+        stop=StopRule(metric="accuracy", at_least=0.97, consecutive=10, epochs=100),
+        retries=100,
+        seed=2**63 - 1,
+        env={"OMP_NUM_THREADS": "1", "_x": ""},
+    )
+
+    assert problems(whole) == ()
+
+
+def test_bounds_that_are_left_out_follow_from_the_batch_and_the_least_slots() -> None:
+    job = spec(slots=(2, 8))
+
+    assert (job.batch_limit, job.local_limit, job.wanted) == (32, 32, 2)
+
+
+def test_bounds_that_are_given_hold() -> None:
+    job = spec(max_batch_size=256, max_local_batch=64, slots=(2, 8), slots_wanted=4)
+
+    assert (job.batch_limit, job.local_limit, job.wanted) == (256, 64, 4)
+
+
+def test_several_problems_are_told_together() -> None:
+    assert [problem.field for problem in problems(spec(name="", batch_size=0, slots=(0, 0)))] == [
+        "name",
+        "batch_size",
+        "slots",
+    ]
+
+
+# --- text
+
+
+@pytest.mark.parametrize("name", ["a", "A-1_b", "7", "x" * 48])
+def test_a_good_name_is_accepted(name: str) -> None:
+    assert problems(spec(name=name)) == ()
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", "_a", "a b", "a/b", "..", "a.b", "größe", "a\n", "x" * 49, "x" * 10_000]
+)
+def test_a_bad_name_is_told_shortened(name: str) -> None:
+    remedy = "use 1 to 48 letters, digits, - or _, beginning with a letter or digit"
+
+    assert problems(spec(name=name)) == (Problem("name", f"{name[:60]!r} is no job name", remedy),)
+
+
+@pytest.mark.parametrize("script", ["train.py", "./train.py", "a/b/train.py", "..train.py"])
+def test_a_script_inside_workdir_is_accepted(script: str) -> None:
+    assert problems(spec(script=script)) == ()
+
+
+@pytest.mark.parametrize("script", ["", "/bin/sh", "../train.py", "a/../../train.py", "a/.."])
+def test_a_script_outside_workdir_is_refused(script: str) -> None:
+    remedy = "give a path relative to workdir, such as train.py"
+
+    assert problems(spec(script=script)) == (
+        Problem("script", f"{script!r} is not inside workdir", remedy),
+    )
+
+
+@pytest.mark.parametrize(
+    "args", [("a",) * (MAX_ARGS + 1), ("a" * (MAX_TEXT + 1),), ("good", "b\0d")]
+)
+def test_arguments_that_no_process_can_take_are_refused(args: tuple[str, ...]) -> None:
+    assert problems(spec(args=args)) == (
+        Problem("args", "too many, too long or with a NUL byte", "shorten them"),
+    )
+
+
+def test_as_many_and_as_long_arguments_as_allowed_are_accepted() -> None:
+    assert problems(spec(args=("a" * MAX_TEXT, *["b"] * (MAX_ARGS - 1)))) == ()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("", "1"), ("1A", "1"), ("A-B", "1"), ("A=B", "1"), ("A", "\0"), ("A", "b" * (MAX_TEXT + 1))],
+)
+def test_a_variable_that_no_process_can_take_is_refused(name: str, value: str) -> None:
+    remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
+
+    assert problems(spec(env={name: value})) == (
+        Problem(f"env.{name}", "no usable variable", remedy),
+    )
+
+
+@pytest.mark.parametrize("name", ["ONES_", "ONES_HOME"])
+def test_a_variable_of_the_cluster_is_reserved(name: str) -> None:
+    assert problems(spec(env={"ONESELF": "1", name: "1"})) == (
+        Problem(
+            f"env.{name}",
+            "is reserved for the cluster",
+            "choose a name without the prefix ONES_",
+        ),
+    )
+
+
+# --- batches
+
+
+@pytest.mark.parametrize("size", [0, -1])
+def test_a_batch_holds_at_least_one_sample(size: int) -> None:
+    assert problems(spec(batch_size=size)) == (
+        Problem("batch_size", f"{size} is not 1 to {2**40}", "choose one of these"),
+    )
+
+
+def test_a_limit_below_the_batch_is_refused() -> None:
+    assert problems(spec(max_batch_size=16)) == (
+        Problem(
+            "max_batch_size",
+            "max_batch_size 16 is below batch_size 32",
+            "raise the first or lower the second",
+        ),
+    )
+
+
+def test_a_batch_that_does_not_fit_one_slot_is_refused() -> None:
+    assert problems(spec(max_local_batch=16)) == (
+        Problem(
+            "max_local_batch",
+            "max_local_batch 16 is below batch_size 32",
+            "a job starts on one slot: raise the first or lower the second",
+        ),
+    )
+
+
+def test_limits_equal_to_the_batch_are_accepted() -> None:
+    assert problems(spec(max_batch_size=32, max_local_batch=32)) == ()
+
+
+@pytest.mark.parametrize("lr", [math.nan, math.inf, -math.inf, 0.0, -0.1])
+def test_a_learning_rate_is_positive_and_finite(lr: float) -> None:
+    remedy = "give a positive finite number, or leave it out to keep the script's"
+
+    assert problems(spec(lr=lr)) == (Problem("lr", f"{lr} is no learning rate", remedy),)
+
+
+# --- slots
+
+
+@pytest.mark.parametrize("slots", [(4, 2), (0, 1), (-1, 1), (0, 0)])
+def test_slots_that_are_no_range_are_refused(slots: tuple[int, int]) -> None:
+    assert problems(spec(slots=slots)) == (
+        Problem(
+            "slots",
+            f"slots [{slots[0]}, {slots[1]}] is no range",
+            "give [least, most] with 1 <= least <= most",
+        ),
+    )
+
+
+@pytest.mark.parametrize("wanted", [1, 5, 0, -2])
+def test_wanted_slots_lie_within_slots(wanted: int) -> None:
+    assert problems(spec(slots=(2, 4), slots_wanted=wanted)) == (
+        Problem(
+            "slots_wanted",
+            f"slots_wanted {wanted} is outside slots [2, 4]",
+            "choose a number within slots",
+        ),
+    )
+
+
+@pytest.mark.parametrize("wanted", [2, 3, 4])
+def test_wanted_slots_within_slots_are_accepted(wanted: int) -> None:
+    assert problems(spec(slots=(2, 4), slots_wanted=wanted)) == ()
+
+
+# --- the rest
+
+
+@pytest.mark.parametrize("retries", [-1, 101])
+def test_retries_are_bounded(retries: int) -> None:
+    assert problems(spec(retries=retries)) == (
+        Problem("retries", f"{retries} is not 0 to 100", "choose one of these"),
+    )
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63])
+def test_a_seed_fits_63_bits(seed: int) -> None:
+    assert problems(spec(seed=seed)) == (
+        Problem("seed", f"{seed} is out of range", "give 0 to 2**63 - 1"),
+    )
+
+
+# --- when it is done
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"epochs": 1},
+        {"samples": 1_000_000},
+        {"metric": "accuracy", "at_least": 0.97},
+        {"metric": "accuracy", "at_least": -1.5, "consecutive": 10},
+        {"metric": "accuracy", "plateau": 5},
+        {"metric": "accuracy", "at_least": 0.97, "epochs": 100},
+        {"metric": "accuracy", "plateau": 5, "epochs": 100},
+    ],
+)
+def test_each_form_of_a_stop_rule_is_accepted(rule: dict[str, Any]) -> None:
+    assert stops(**rule) == ()
+
+
+@pytest.mark.parametrize("rule", [{}, {"epochs": 3, "samples": 9}, {"consecutive": 2}])
+def test_a_stop_rule_without_a_metric_has_either_epochs_or_samples(rule: dict[str, Any]) -> None:
+    assert stops(**rule) == (Problem("stop", "not exactly one of epochs and samples", FORMS),)
+
+
+@pytest.mark.parametrize("rule", [{"at_least": 0.9}, {"plateau": 5}, {"epochs": 3, "plateau": 5}])
+def test_a_threshold_or_a_plateau_needs_a_metric(rule: dict[str, Any]) -> None:
+    assert stops(**rule) == (Problem("stop.metric", "at_least and plateau need a metric", FORMS),)
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {},
+        {"epochs": 3},
+        {"at_least": 0.9, "plateau": 5},
+        {"at_least": 0.9, "samples": 9},
+        {"plateau": 5, "samples": 9},
+    ],
+)
+def test_a_metric_needs_either_a_threshold_or_a_plateau(rule: dict[str, Any]) -> None:
+    assert stops(metric="accuracy", **rule) == (
+        Problem("stop", "a metric needs either at_least or plateau", FORMS),
+    )
+
+
+@pytest.mark.parametrize(
+    ("field", "rule"),
+    [
+        ("epochs", {"epochs": 0}),
+        ("samples", {"samples": 0}),
+        ("plateau", {"metric": "accuracy", "plateau": 0}),
+        ("consecutive", {"metric": "accuracy", "at_least": 0.9, "consecutive": 0}),
+    ],
+)
+def test_counts_of_a_stop_rule_begin_at_one(field: str, rule: dict[str, Any]) -> None:
+    assert stops(**rule) == (Problem(f"stop.{field}", "0 is below 1", "raise it"),)
+
+
+@pytest.mark.parametrize("threshold", [math.nan, math.inf, -math.inf])
+def test_a_threshold_is_finite(threshold: float) -> None:
+    assert stops(metric="accuracy", at_least=threshold) == (
+        Problem("stop.at_least", f"{threshold} is not finite", "give a number"),
+    )
+
+
+# --- types, which decoding checks
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("batch_size", 32.5),
+        ("batch_size", True),
+        ("slots", [1]),
+        ("slots", [1, 2, 3]),
+        ("args", "--width 64"),
+        ("env", {"A": 1}),
+        ("stop", {"epochs": "3"}),
+        ("lr", "0.1"),
+        ("priority", 3),
+    ],
+)
+def test_a_job_of_the_wrong_shape_is_not_decoded(field: str, value: Any) -> None:
+    table = {"name": "digits", "script": "train.py", "batch_size": 32, field: value}
+
+    with pytest.raises(msgspec.ValidationError, match=field):
+        msgspec.convert(table, JobSpec)

@@ -1,0 +1,543 @@
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkdtemp
+
+import pytest
+import zmq
+
+from schemas.codec import MAX_BYTES
+from schemas.errors import SettingsError
+from schemas.link import (
+    Identity,
+    Incoming,
+    KeyPair,
+    ThreadDealer,
+    load_authorised,
+    load_keys,
+    load_public,
+    write_keys,
+)
+from tests.support.schemas_links import (
+    BOUND_S,
+    HeldLink,
+    connected,
+    events_of,
+    free_address,
+    heard,
+    plain_dealer,
+    soon,
+)
+
+NODE = Identity("node", "agent-1")
+ADA = Identity("user", "ada")
+FRAME_LIMIT = MAX_BYTES + 64 * 1024
+
+
+@dataclass
+class House:
+    """A server that knows the keys of a node and of Ada, and the links of everybody."""
+
+    server: HeldLink
+    server_key: bytes
+    keys: dict[str, KeyPair]
+    denied: list[str]
+    denial: asyncio.Event
+    links: list[HeldLink] = field(default_factory=list)
+
+    def link(self, name: str | None) -> HeldLink:
+        """A process that holds the keys of `name`; None: no keys."""
+        link = HeldLink(self.keys[name] if name else None)
+        self.links.append(link)
+        return link
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KeyPair]:
+    folder = tmp_path_factory.mktemp("keys")
+    return {name: write_keys(folder, name) for name in ("server", "node", "ada", "stranger")}
+
+
+@pytest.fixture
+async def house(keys: dict[str, KeyPair]) -> AsyncIterator[House]:
+    denied: list[str] = []
+    denial = asyncio.Event()
+
+    def deny(why: str) -> None:
+        denied.append(why)
+        denial.set()
+
+    server = HeldLink(keys["server"])
+    authority = server.authority({keys["node"].public: NODE, keys["ada"].public: ADA}, deny)
+    running = asyncio.create_task(authority.run())
+    house = House(server, keys["server"].public, keys, denied, denial)
+    yield house
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+    for link in (*house.links, server):
+        link.close()
+
+
+@pytest.fixture
+def socket_path() -> Iterator[Path]:
+    folder = Path(mkdtemp(prefix="ones-link-"))  # tmp_path may be too long for AF_UNIX
+    yield folder / "agent.sock"
+    shutil.rmtree(folder)
+
+
+# --- who is behind a frame
+
+
+async def test_the_identity_of_a_key_arrives_on_a_router(house: House) -> None:
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    node = await connected(house.link("node").connect("DEALER", address, house.server_key))
+    ada = await connected(house.link("ada").connect("DEALER", address, house.server_key))
+
+    assert node.send(b"from the node")
+    first = await soon(router.receive())
+    assert ada.send(b"id", b"from ada")
+    second = await soon(router.receive())
+
+    assert (first.identity, first.frames[1:]) == (NODE, (b"from the node",))
+    assert (second.identity, second.frames[1:]) == (ADA, (b"id", b"from ada"))
+    assert first.route != second.route
+    assert house.denied == []
+
+
+async def test_a_router_answers_the_connection_that_asked(house: House) -> None:
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    node = await connected(house.link("node").connect("DEALER", address, house.server_key))
+    ada = await connected(house.link("ada").connect("DEALER", address, house.server_key))
+    node.send(b"hello")
+    route = (await soon(router.receive())).route
+    ada.send(b"hello")
+    await soon(router.receive())
+
+    assert router.send(route, b"welcome")
+
+    assert await soon(node.receive()) == Incoming((b"welcome",), None)
+    assert await ada._socket.poll(0) == 0
+
+
+async def test_a_router_says_that_a_connection_is_unknown(house: House) -> None:
+    router = house.server.bind("ROUTER", free_address())
+
+    assert router.send(b"\0nobd", b"welcome") is False
+
+
+async def test_the_identity_of_a_key_arrives_on_a_sub(house: House) -> None:
+    address = free_address()
+    events = house.server.bind("SUB", address)
+    node = house.link("node").connect("PUB", address, house.server_key)
+
+    incoming = await heard(events, lambda: node.send(b"agent-1", b"event"))
+
+    assert incoming == Incoming((b"agent-1", b"event"), NODE)
+
+
+async def test_the_identity_of_a_key_arrives_on_an_xpub(house: House) -> None:
+    address = free_address()
+    feed = house.server.bind("XPUB", address)
+    ada = house.link("ada").connect("SUB", address, house.server_key)
+
+    ada.subscribe(b"job")
+
+    assert await soon(feed.receive()) == Incoming((b"\x01job",), ADA)
+
+
+async def test_a_subscription_gives_nothing_until_it_is_admitted(house: House) -> None:
+    address = free_address()
+    feed = house.server.bind("XPUB", address)
+    ada = house.link("ada").connect("SUB", address, house.server_key)
+    ada.subscribe(b"job")
+    await soon(feed.receive())
+
+    feed.send(b"job", b"before")
+    feed.admit(b"job")
+    feed.send(b"job", b"after")
+
+    assert await soon(ada.receive()) == Incoming((b"job", b"after"), None)
+
+
+async def test_on_ipc_nobody_needs_a_key_and_nobody_has_a_name(
+    house: House, socket_path: Path
+) -> None:
+    router = house.server.bind("ROUTER", f"ipc://{socket_path}")
+    worker = await connected(house.link(None).connect("DEALER", f"ipc://{socket_path}"))
+
+    worker.send(b"hello")
+
+    incoming = await soon(router.receive())
+    assert (incoming.identity, incoming.frames[1:]) == (None, (b"hello",))
+
+
+async def test_everything_that_arrived_is_taken_in_order(house: House, socket_path: Path) -> None:
+    router = house.server.bind("ROUTER", f"ipc://{socket_path}")
+    worker = await connected(house.link(None).connect("DEALER", f"ipc://{socket_path}"))
+    sent = [str(number).encode() for number in range(1000)]
+
+    assert all(worker.send(data) for data in sent)
+
+    arrived: list[bytes] = []
+    async with asyncio.timeout(BOUND_S):
+        async for incoming in router:
+            arrived.append(incoming.frames[-1])
+            if len(arrived) == len(sent):
+                break
+    assert arrived == sent
+
+
+# --- who is kept out
+
+
+async def test_an_unknown_key_is_denied_and_told_and_others_go_on(house: House) -> None:
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    stranger_keys = house.keys["stranger"]
+    stranger = plain_dealer(
+        house.link("stranger"),
+        address,
+        curve_serverkey=house.server_key,
+        curve_publickey=stranger_keys.public,
+        curve_secretkey=stranger_keys.secret,
+    )
+    said = stranger.send(b"from a stranger")
+
+    await soon(house.denial.wait())
+    node = await connected(house.link("node").connect("DEALER", address, house.server_key))
+    node.send(b"from the node")
+    incoming = await soon(router.receive())
+
+    assert (incoming.identity, incoming.frames[1:]) == (NODE, (b"from the node",))
+    assert await router._socket.poll(0) == 0
+    assert set(house.denied) == {stranger_keys.public.decode()}
+    assert said.done()  # queued on the stranger's side
+    stranger.close()
+
+
+async def test_an_unknown_key_cannot_send_at_all_over_a_link(house: House) -> None:
+    address = free_address()
+    house.server.bind("ROUTER", address)
+    stranger = house.link("stranger").connect("DEALER", address, house.server_key)
+
+    await soon(house.denial.wait())
+
+    assert stranger.send(b"from a stranger") is False
+
+
+async def test_an_unknown_key_publishes_to_nobody(house: House) -> None:
+    address = free_address()
+    events = house.server.bind("SUB", address)
+    stranger = house.link("stranger").connect("PUB", address, house.server_key)
+    node = house.link("node").connect("PUB", address, house.server_key)
+
+    await soon(house.denial.wait())
+
+    def both_publish() -> None:
+        stranger.send(b"agent-1", b"forged")
+        node.send(b"agent-1", b"event")
+
+    arrived = [await heard(events, both_publish) for _ in range(5)]
+    assert arrived == [Incoming((b"agent-1", b"event"), NODE)] * 5
+
+
+async def test_a_peer_without_keys_gets_no_handshake(house: House) -> None:
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    failed = events_of(
+        router, zmq.Event.HANDSHAKE_FAILED_PROTOCOL, zmq.Event.HANDSHAKE_FAILED_NO_DETAIL
+    )
+    bare = house.link(None).connect("DEALER", address)
+
+    await soon(failed)
+
+    assert bare.send(b"hello") is False
+    assert await router._socket.poll(0) == 0
+
+
+async def test_a_request_that_the_authority_cannot_answer_does_not_stop_it(house: House) -> None:
+    asking = house.server._context.socket(zmq.REQ)
+    asking.linger = 0
+    asking.connect("inproc://zeromq.zap.01")
+
+    await asking.send_multipart([b"1.0", b"7", b"ones", b"", b"", b"CURVE", b"no key"])
+    answer = await soon(asking.recv_multipart())
+    asking.close()
+
+    assert answer[:3] == [b"1.0", b"7", b"500"]
+    assert house.denied[0].startswith("unusable request: ")
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    node = await connected(house.link("node").connect("DEALER", address, house.server_key))
+    node.send(b"still here")
+    assert (await soon(router.receive())).identity == NODE
+
+
+@pytest.mark.parametrize(
+    "address", ["tcp://0.0.0.0:0", "tcp://*:0", "tcp://[::]:0", "tcp://192.0.2.1:7700"]
+)
+async def test_without_keys_nothing_is_bound_that_other_hosts_reach(address: str) -> None:
+    with closing(HeldLink()) as link:
+        with pytest.raises(SettingsError) as refused:
+            link.bind("ROUTER", address)
+
+        assert str(refused.value) == (
+            f"{address} without keys is open to every host; configure keys"
+        )
+
+
+async def test_without_keys_loopback_may_be_bound() -> None:
+    with closing(HeldLink()) as link:
+        address = free_address()
+        router = link.bind("ROUTER", address)
+        dealer = await connected(link.connect("DEALER", address))
+        dealer.send(b"hello")
+
+        assert (await soon(router.receive())).identity is None
+
+
+async def test_an_address_that_is_taken_is_named() -> None:
+    with closing(HeldLink()) as link:
+        address = free_address()
+        link.bind("ROUTER", address)
+
+        with pytest.raises(SettingsError) as refused:
+            link.bind("ROUTER", address)
+
+        assert str(refused.value).startswith(f"cannot bind {address}: Address already in use")
+        assert refused.value.hint == "choose another address"
+
+
+# --- bounds
+
+
+async def test_a_frame_of_the_largest_size_arrives(house: House) -> None:
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    node = await connected(house.link("node").connect("DEALER", address, house.server_key))
+
+    node.send(bytes(MAX_BYTES))
+
+    assert len((await soon(router.receive())).frames[1]) == MAX_BYTES
+
+
+@pytest.mark.parametrize("secured", [True, False], ids=["with keys", "on ipc"])
+async def test_a_larger_frame_drops_its_sender_and_the_router_lives_on(
+    house: House, socket_path: Path, *, secured: bool
+) -> None:
+    address = free_address() if secured else f"ipc://{socket_path}"
+    key = house.server_key if secured else None
+    router = house.server.bind("ROUTER", address)
+    large = await connected(house.link("node").connect("DEALER", address, key))
+    other = await connected(house.link("ada").connect("DEALER", address, key))
+    dropped = events_of(large, zmq.Event.DISCONNECTED)
+
+    large.send(bytes(FRAME_LIMIT + 1))
+    await soon(dropped)
+    other.send(b"still here")
+
+    assert (await soon(router.receive())).frames[1:] == (b"still here",)
+    assert await router._socket.poll(0) == 0
+
+
+async def test_a_dealer_says_that_nobody_is_connected() -> None:
+    with closing(HeldLink()) as link:
+        assert link.connect("DEALER", free_address()).send(b"hello") is False
+
+
+# --- a dealer for a thread
+
+
+@pytest.fixture
+def thread_dealer(socket_path: Path) -> Iterator[Callable[[], ThreadDealer]]:
+    made: list[ThreadDealer] = []
+
+    def make() -> ThreadDealer:
+        made.append(ThreadDealer(f"ipc://{socket_path}"))
+        return made[-1]
+
+    yield make
+    for dealer in made:
+        dealer.close()
+
+
+def polled_until(dealer: ThreadDealer, done: Callable[[list[bytes], bool], bool]) -> None:
+    """Poll `dealer` until what it returns is `done`."""
+    for _ in range(int(BOUND_S / 0.1)):
+        if done(*dealer.poll(0.1)):
+            return
+    pytest.fail("it never happened")
+
+
+async def test_a_thread_dealer_talks_to_a_router(
+    socket_path: Path, thread_dealer: Callable[[], ThreadDealer]
+) -> None:
+    with closing(HeldLink()) as link:
+        router = link.bind("ROUTER", f"ipc://{socket_path}")
+        dealer = thread_dealer()
+        polled_until(dealer, lambda _, connected: connected)
+
+        assert dealer.send(b"hello")
+        incoming = await soon(router.receive())
+        router.send(incoming.route, b"switch")
+
+        assert incoming.frames[1:] == (b"hello",)
+        polled_until(dealer, lambda messages, _: messages == [b"switch"])
+
+
+def test_a_thread_dealer_says_that_nobody_is_there(
+    thread_dealer: Callable[[], ThreadDealer],
+) -> None:
+    dealer = thread_dealer()
+
+    assert dealer.poll(0.0) == ([], False)
+    assert dealer.send(b"hello") is False
+
+
+def test_a_wake_ends_a_poll_without_a_message(thread_dealer: Callable[[], ThreadDealer]) -> None:
+    dealer = thread_dealer()
+
+    dealer.wake()
+    dealer.wake()
+
+    assert dealer.poll(BOUND_S) == ([], False)
+    assert dealer.poll(0.0) == ([], False)
+
+
+async def test_a_thread_dealer_comes_back_when_the_router_is_bound_anew(
+    socket_path: Path, thread_dealer: Callable[[], ThreadDealer]
+) -> None:
+    dealer = thread_dealer()
+    with closing(HeldLink()) as link:
+        link.bind("ROUTER", f"ipc://{socket_path}")
+        polled_until(dealer, lambda _, connected: connected)
+    polled_until(dealer, lambda *_: not dealer.send(b"into the void"))
+
+    with closing(HeldLink()) as link:
+        router = link.bind("ROUTER", f"ipc://{socket_path}")
+        polled_until(dealer, lambda _, connected: connected)
+        assert dealer.send(b"hello again")
+
+        assert (await soon(router.receive())).frames[1:] == (b"hello again",)
+
+
+# --- key files
+
+
+def test_written_keys_are_for_their_owner_only_and_can_be_read_back(tmp_path: Path) -> None:
+    pair = write_keys(tmp_path / "keys", "agent-1")
+
+    secret = tmp_path / "keys" / "agent-1.key_secret"
+    assert [path.stat().st_mode & 0o777 for path in (secret.parent, secret)] == [0o700, 0o600]
+    assert load_keys(secret) == pair
+    assert load_public(tmp_path / "keys" / "agent-1.key") == pair.public
+    assert load_public(secret) == pair.public
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o610, 0o644, 0o666])
+def test_a_key_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
+    write_keys(tmp_path, "agent-1")
+    secret = tmp_path / "agent-1.key_secret"
+    secret.chmod(mode)
+
+    with pytest.raises(SettingsError) as refused:
+        load_keys(secret)
+
+    assert str(refused.value) == (
+        f"{secret} can be used by others than its owner (mode {mode:o}); chmod 600 {secret}"
+    )
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400, 0o700])
+def test_a_key_file_that_only_its_owner_can_use_is_read(tmp_path: Path, mode: int) -> None:
+    pair = write_keys(tmp_path, "agent-1")
+    secret = tmp_path / "agent-1.key_secret"
+    secret.chmod(mode)
+
+    assert load_keys(secret) == pair
+
+
+def test_a_public_key_is_no_pair(tmp_path: Path) -> None:
+    write_keys(tmp_path, "agent-1")
+    public = tmp_path / "agent-1.key"
+
+    with pytest.raises(SettingsError) as refused:
+        load_keys(public)
+
+    assert str(refused.value) == f"{public}: no secret key in it; give the .key_secret file"
+
+
+@pytest.mark.parametrize("read", [load_keys, load_public, load_authorised])
+def test_a_key_file_that_is_not_there_is_named(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    with pytest.raises(SettingsError, match=str(tmp_path / "agent-1")):
+        read(tmp_path / "agent-1")
+
+
+@pytest.mark.parametrize("read", [load_keys, load_public])
+def test_a_file_that_is_no_certificate_is_refused(
+    tmp_path: Path, read: Callable[[Path], object]
+) -> None:
+    file = tmp_path / "agent-1.key_secret"
+    file.write_text("not a certificate\n", encoding="ascii")
+    file.chmod(0o600)
+
+    with pytest.raises(SettingsError) as refused:
+        read(file)
+
+    assert str(refused.value).endswith("point at a CURVE certificate")
+
+
+def test_the_authorised_list_maps_keys_to_identities(
+    tmp_path: Path, keys: dict[str, KeyPair]
+) -> None:
+    file = tmp_path / "authorised.toml"
+    file.write_text(
+        f"""
+        [[key]]
+        public = '{keys["node"].public.decode()}'
+        name = "agent-1"
+        role = "node"
+        [[key]]
+        public = '{keys["ada"].public.decode()}'
+        name = "ada"
+        role = "user"
+        """,
+        encoding="ascii",
+    )
+    file.chmod(0o600)
+
+    assert load_authorised(file) == {keys["node"].public: NODE, keys["ada"].public: ADA}
+
+
+def test_an_authorised_list_that_others_can_use_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "authorised.toml"
+    file.write_text("", encoding="ascii")
+    file.chmod(0o644)
+
+    with pytest.raises(SettingsError) as refused:
+        load_authorised(file)
+
+    assert refused.value.hint == f"chmod 600 {file}"
+
+
+def test_an_empty_authorised_list_lets_nobody_in(tmp_path: Path) -> None:
+    file = tmp_path / "authorised.toml"
+    file.touch(mode=0o600)
+
+    assert load_authorised(file) == {}
+
+
+@pytest.mark.parametrize("identity", [NODE, ADA, Identity("user", "a:b"), Identity("", "")])
+def test_an_identity_survives_as_the_user_id_of_a_frame(identity: Identity) -> None:
+    assert Identity.parse(str(identity)) == identity

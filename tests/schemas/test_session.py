@@ -1,0 +1,561 @@
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from schemas.ids import BootId, JobId, Seconds, Term
+from schemas.messages.agent import (
+    DeltaAcked,
+    EventsCommitted,
+    Greet,
+    Heartbeat,
+    Numbered,
+    Pulse,
+    Refused,
+    ResendEvents,
+    Resent,
+    Welcome,
+)
+from schemas.session import (
+    MAX_HELD,
+    MAX_RESENT,
+    SPOOL_FULL,
+    AgentSession,
+    Apply,
+    Condition,
+    ControllerSession,
+    Deliver,
+    Pace,
+    Publish,
+    Rejected,
+    SayHello,
+    ToController,
+    ToNode,
+    Welcomed,
+)
+from tests.support.schemas_network import NODE, delta, hello, started
+
+BOOT: Final = BootId("boot-1")
+OTHER: Final = BootId("boot-0")
+A: Final = JobId("a-1")
+
+
+def at(seconds: float) -> Seconds:
+    return Seconds(seconds)
+
+
+def numbered(seq: int, boot: BootId = BOOT) -> Numbered:
+    return Numbered(node=NODE, boot=boot, seq=seq, event=started(pid=seq))
+
+
+def events(*seqs: int, boot: BootId = BOOT) -> tuple[Numbered, ...]:
+    return tuple(numbered(seq, boot) for seq in seqs)
+
+
+def delivered(*seqs: int) -> list[Deliver]:
+    return [Deliver(numbered(seq)) for seq in seqs]
+
+
+def welcome(session: str = "2.1", *, committed: int = 0) -> Welcome:
+    term = Term(int(session.partition(".")[0]))
+    return Welcome(
+        session=session, boot=BOOT, term=term, committed=committed, log_port=1, event_port=2
+    )
+
+
+def acked(term: int, version: int, stage: int, *, applied: bool = True) -> DeltaAcked:
+    return DeltaAcked(job=A, term=Term(term), version=version, stage=stage, applied=applied)
+
+
+def agent(*, said: int = 0) -> AgentSession:
+    """An agent that greeted nobody yet, to which `said` things happened."""
+    session = AgentSession(NODE, BOOT)
+    for pid in range(1, said + 1):
+        session.happened(started(pid))
+    return session
+
+
+def welcomed(*, said: int = 0) -> AgentSession:
+    """An agent in session 2.1, since second 0."""
+    session = agent(said=said)
+    session.receive(welcome("2.1"), at(0.0))
+    return session
+
+
+def controller(*, committed: int = 0, boot: BootId = BOOT) -> ControllerSession:
+    """The second incarnation, in session 2.1 with an agent, since second 0."""
+    session = ControllerSession(NODE, Term(2))
+    session.greeted(hello(boot, committed), committed, at(0.0), 1, 2)
+    return session
+
+
+# --- greeting
+
+
+def test_an_agent_greets_at_its_first_tick_and_then_once_a_second() -> None:
+    session = agent()
+
+    assert session.tick(at(0.0)) == [SayHello()]
+    assert session.tick(at(0.9)) == []
+    assert session.tick(at(1.0)) == [SayHello()]
+
+
+def test_a_hello_is_answered_with_a_session_of_this_incarnation() -> None:
+    session = ControllerSession(NODE, Term(2))
+
+    outputs = session.greeted(hello(BOOT, 9), 7, at(0.0), 7705, 7700)
+
+    answer = Welcome(
+        session="2.1", boot=BOOT, term=Term(2), committed=7, log_port=7705, event_port=7700
+    )
+    assert outputs == [ToNode(answer)]
+
+
+def test_every_hello_begins_a_session_of_its_own() -> None:
+    session = ControllerSession(NODE, Term(2))
+
+    names = [session.greeted(hello(BOOT, 0), 0, at(0.0), 1, 2)[0].message.session for _ in range(3)]
+
+    assert names == ["2.1", "2.2", "2.3"]
+
+
+def test_a_welcomed_agent_forgets_what_is_committed_and_resends_the_rest() -> None:
+    session = agent(said=3)
+
+    outputs = session.receive(welcome(committed=1), at(0.0))
+
+    assert outputs == [
+        Welcomed(welcome(committed=1)),
+        ToController(Resent(events=events(2, 3))),
+    ]
+    assert session.spool == list(events(2, 3))
+
+
+def test_a_welcomed_agent_sends_heartbeats_that_say_how_far_its_events_go() -> None:
+    session = welcomed(said=3)
+
+    assert session.tick(at(1.0)) == [ToController(Heartbeat(session="2.1", events_sent=3))]
+    assert session.tick(at(1.5)) == []
+
+
+def test_a_heartbeat_of_this_session_is_answered_with_a_pulse() -> None:
+    session = controller(committed=5)
+
+    outputs = session.receive(Heartbeat(session="2.1", events_sent=5), at(1.0))
+
+    assert outputs == [ToNode(Pulse(session="2.1", term=Term(2), committed=5))]
+
+
+@pytest.mark.parametrize("unknown", ["1.1", "2.2", ""])
+def test_a_heartbeat_of_an_unknown_session_is_answered_with_greet_and_is_no_sign_of_life(
+    unknown: str,
+) -> None:
+    session = controller()
+
+    outputs = session.receive(Heartbeat(session=unknown, events_sent=5), at(7.0))
+
+    assert outputs == [ToNode(Greet(term=Term(2)))]
+    assert session.last_heard == at(0.0)
+
+
+def test_a_controller_that_was_never_greeted_asks_for_a_hello() -> None:
+    session = ControllerSession(NODE, Term(2))
+
+    outputs = session.receive(Heartbeat(session="1.1", events_sent=5), at(1.0))
+
+    assert outputs == [ToNode(Greet(term=Term(2)))]
+
+
+def test_an_agent_that_is_asked_to_greet_says_hello_at_once_and_again_a_second_later() -> None:
+    session = welcomed()
+
+    assert session.receive(Greet(term=Term(3)), at(4.0)) == [SayHello()]
+    assert session.session is None
+    assert session.tick(at(4.9)) == []
+    assert session.tick(at(5.0)) == [SayHello()]
+
+
+def test_a_refusal_is_told() -> None:
+    refused = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
+
+    assert agent().receive(refused, at(0.0)) == [Rejected(refused)]
+
+
+# --- silence
+
+
+def test_a_silent_node_is_suspect_at_six_seconds_and_lost_at_thirty() -> None:
+    session = controller()
+
+    assert session.condition(at(5.99)) is Condition.ALIVE
+    assert session.condition(at(6.0)) is Condition.SUSPECT
+    assert session.condition(at(29.99)) is Condition.SUSPECT
+    assert session.condition(at(30.0)) is Condition.LOST
+
+
+def test_a_heartbeat_makes_a_suspect_alive_again() -> None:
+    session = controller()
+
+    session.receive(Heartbeat(session="2.1", events_sent=0), at(10.0))
+
+    assert session.condition(at(15.9)) is Condition.ALIVE
+    assert session.condition(at(16.0)) is Condition.SUSPECT
+
+
+def test_the_intervals_can_be_chosen() -> None:
+    session = ControllerSession(NODE, Term(2), Pace(suspect_s=0.5, lost_s=1.0))
+
+    assert [session.condition(at(now)) for now in (0.4, 0.5, 1.0)] == list(Condition)
+
+
+def test_an_agent_that_hears_nothing_for_six_seconds_greets_again() -> None:
+    session = welcomed()
+
+    assert session.tick(at(6.0)) == [ToController(Heartbeat(session="2.1", events_sent=0))]
+    assert session.tick(at(7.0)) == [SayHello()]
+
+
+def test_a_pulse_of_its_session_keeps_an_agent_in_it() -> None:
+    session = welcomed()
+    session.receive(Pulse(session="2.1", term=Term(2), committed=0), at(5.0))
+
+    assert session.tick(at(11.0)) == [ToController(Heartbeat(session="2.1", events_sent=0))]
+
+
+def test_a_pulse_of_another_session_changes_nothing() -> None:
+    session = welcomed(said=2)
+
+    assert session.receive(Pulse(session="1.9", term=Term(1), committed=2), at(5.0)) == []
+    assert session.spool == list(events(1, 2))
+    assert session.tick(at(11.0)) == [SayHello()]
+
+
+# --- events up
+
+
+def test_what_happens_is_numbered_published_and_kept() -> None:
+    session = agent()
+
+    assert session.happened(started(pid=1)) == [Publish(numbered(1))]
+    assert session.happened(started(pid=2)) == [Publish(numbered(2))]
+    assert session.spool == list(events(1, 2))
+
+
+def test_events_in_order_are_delivered_at_once() -> None:
+    session = controller()
+
+    assert session.published(events(1), at(1.0)) == delivered(1)
+    assert session.published(events(2, 3), at(1.0)) == delivered(2, 3)
+
+
+def test_a_repeated_event_is_delivered_once() -> None:
+    session = controller()
+
+    assert session.published(events(1, 1), at(1.0)) == delivered(1)
+    assert session.published(events(1), at(1.0)) == []
+
+
+def test_a_gap_makes_the_controller_ask_for_what_it_misses_and_hold_the_rest() -> None:
+    session = controller()
+    session.published(events(1), at(1.0))
+
+    outputs = session.published(events(3, 4), at(1.0))
+
+    assert outputs == [ToNode(ResendEvents(boot=BOOT, first=2))]
+    assert session.published(events(2), at(1.1)) == delivered(2, 3, 4)
+
+
+def test_a_gap_is_asked_for_at_most_twice_a_second() -> None:
+    session = controller()
+    ask = [ToNode(ResendEvents(boot=BOOT, first=1))]
+
+    assert session.published(events(3), at(1.0)) == ask
+    assert session.published(events(4), at(1.4)) == []
+    assert session.published(events(5), at(1.5)) == ask
+
+
+def test_right_after_a_welcome_the_agent_resends_unasked() -> None:
+    session = controller()
+
+    assert session.published(events(2), at(0.4)) == []
+    assert session.published(events(3), at(0.5)) == [ToNode(ResendEvents(boot=BOOT, first=1))]
+
+
+def test_what_was_resent_is_delivered_in_order_with_what_was_held() -> None:
+    session = controller()
+    session.published(events(3), at(1.0))
+
+    outputs = session.receive(Resent(events=events(2, 1)), at(1.1))
+
+    assert outputs == delivered(1, 2, 3)
+
+
+def test_a_lost_tail_is_discovered_by_the_heartbeat_that_counts_it() -> None:
+    session = controller()
+    session.published(events(1, 2), at(1.0))
+
+    outputs = session.receive(Heartbeat(session="2.1", events_sent=4), at(2.0))
+
+    assert outputs == [
+        ToNode(Pulse(session="2.1", term=Term(2), committed=0)),
+        ToNode(ResendEvents(boot=BOOT, first=3)),
+    ]
+
+
+def test_an_agent_resends_what_is_missed() -> None:
+    session = welcomed(said=3)
+
+    outputs = session.receive(ResendEvents(boot=BOOT, first=2), at(1.0))
+
+    assert outputs == [ToController(Resent(events=events(2, 3)))]
+
+
+def test_much_that_is_missed_is_resent_in_pieces() -> None:
+    session = welcomed(said=2 * MAX_RESENT + 1)
+
+    outputs = session.receive(ResendEvents(boot=BOOT, first=1), at(1.0))
+
+    assert [len(output.message.events) for output in outputs] == [MAX_RESENT, MAX_RESENT, 1]
+    resent = [event for output in outputs for event in output.message.events]
+    assert resent == session.spool
+
+
+def test_an_agent_resends_nothing_of_another_boot() -> None:
+    session = welcomed(said=3)
+
+    assert session.receive(ResendEvents(boot=OTHER, first=1), at(1.0)) == []
+
+
+def test_events_of_another_boot_are_not_delivered() -> None:
+    session = controller()
+
+    assert session.published(events(1, 2, boot=OTHER), at(1.0)) == []
+    assert session.published(events(1), at(1.0)) == delivered(1)
+
+
+def test_events_before_any_hello_are_not_delivered() -> None:
+    assert ControllerSession(NODE, Term(2)).published(events(1), at(1.0)) == []
+
+
+def test_a_new_boot_counts_from_its_beginning() -> None:
+    session = controller(boot=OTHER)
+    session.published(events(1, 3, boot=OTHER), at(1.0))  # 3 waits for 2
+
+    session.greeted(hello(BOOT, 1), 0, at(2.0), 1, 2)
+
+    assert session.published(events(1), at(2.0)) == delivered(1)
+    assert session.published(events(2), at(2.0)) == delivered(2)
+
+
+def test_a_hello_of_the_same_boot_delivers_nothing_again() -> None:
+    session = controller()
+    session.published(events(1, 2, 3), at(1.0))
+
+    session.greeted(hello(BOOT, 3), 1, at(2.0), 1, 2)
+
+    assert session.published(events(2, 3, 4), at(2.0)) == delivered(4)
+
+
+def test_after_a_restart_the_controller_goes_on_where_its_journal_ends() -> None:
+    session = controller(committed=2)
+
+    assert session.published(events(1, 2, 3), at(1.0)) == delivered(3)
+
+
+def test_commits_are_told_once_and_never_go_back() -> None:
+    session = controller()
+    session.published(events(1, 2, 3), at(1.0))
+
+    assert session.committed(2) == [ToNode(EventsCommitted(boot=BOOT, through=2))]
+    assert session.committed(2) == []
+    assert session.committed(1) == []
+    assert session.durable == 2
+
+
+def test_nothing_is_told_as_committed_to_an_agent_that_never_greeted() -> None:
+    assert ControllerSession(NODE, Term(2)).committed(1) == []
+
+
+def test_an_agent_forgets_committed_events_of_its_boot_only() -> None:
+    session = welcomed(said=3)
+
+    session.receive(EventsCommitted(boot=OTHER, through=3), at(1.0))
+    assert session.spool == list(events(1, 2, 3))
+    session.receive(EventsCommitted(boot=BOOT, through=2), at(1.0))
+    assert session.spool == list(events(3))
+    session.receive(EventsCommitted(boot=BOOT, through=1), at(1.0))
+    assert session.spool == list(events(3))
+
+
+def test_a_pulse_tells_what_is_committed_too() -> None:
+    session = welcomed(said=3)
+
+    session.receive(Pulse(session="2.1", term=Term(2), committed=3), at(1.0))
+
+    assert session.spool == []
+
+
+def test_a_full_spool_says_so_until_the_controller_catches_up() -> None:
+    session = welcomed(said=SPOOL_FULL - 1)
+    assert not session.spool_full
+
+    session.happened(started(pid=SPOOL_FULL))
+    assert session.spool_full
+
+    session.receive(EventsCommitted(boot=BOOT, through=1), at(1.0))
+    assert not session.spool_full
+
+
+def test_events_that_come_too_early_are_held_up_to_a_bound() -> None:
+    session = controller()
+
+    session.published(events(*range(3, MAX_HELD + 100)), at(1.0))
+
+    assert len(session._early) == MAX_HELD
+
+
+# --- deltas down
+
+
+def test_a_newer_delta_is_applied_and_acknowledged() -> None:
+    session = welcomed()
+
+    for order in ((2, 1, 1), (2, 1, 2), (2, 4, 1), (3, 4, 1)):
+        assert session.receive(delta(A, *order), at(1.0)) == [
+            Apply(delta(A, *order)),
+            ToController(acked(*order)),
+        ]
+
+
+def test_an_equal_delta_is_acknowledged_again_and_not_applied() -> None:
+    session = welcomed()
+    session.receive(delta(A, 2, 4, 1), at(1.0))
+
+    assert session.receive(delta(A, 2, 4, 1), at(2.0)) == [ToController(acked(2, 4, 1))]
+
+
+@pytest.mark.parametrize("older", [(1, 9, 3), (2, 3, 3), (2, 4, 1)])
+def test_an_older_delta_is_refused_with_the_newest_order_that_is_held(
+    older: tuple[int, int, int],
+) -> None:
+    session = welcomed()
+    session.receive(delta(A, 2, 4, 2), at(1.0))
+
+    outputs = session.receive(delta(A, *older), at(2.0))
+
+    assert outputs == [ToController(acked(2, 4, 2, applied=False))]
+    assert session.held == {A: (2, 4, 2)}
+
+
+def test_a_delta_of_a_former_controller_is_refused_even_for_a_job_that_is_not_held() -> None:
+    session = welcomed()
+
+    outputs = session.receive(delta(A, 1, 9, 3), at(1.0))
+
+    assert outputs == [ToController(acked(2, 0, 0, applied=False))]
+    assert session.held == {}
+
+
+def test_jobs_are_ordered_independently() -> None:
+    session = welcomed()
+    session.receive(delta("b-2", 2, 9, 3), at(1.0))
+
+    assert session.receive(delta(A, 2, 1, 1), at(1.0))[0] == Apply(delta(A, 2, 1, 1))
+
+
+def test_a_job_of_which_nothing_is_left_holds_no_order() -> None:
+    session = welcomed()
+    session.receive(delta(A, 2, 4, 2), at(1.0))
+
+    session.forget_job(A)
+
+    assert session.held == {}
+
+
+def test_a_delta_is_repeated_until_it_is_acknowledged() -> None:
+    session = controller()
+    first = delta(A, 2, 1, 1)
+
+    assert session.order(first, at(1.0)) == [ToNode(first)]
+    assert session.tick(at(2.9)) == []
+    assert session.tick(at(3.0)) == [ToNode(first)]
+    assert session.tick(at(4.9)) == []
+    assert session.tick(at(5.0)) == [ToNode(first)]
+    session.receive(acked(2, 1, 1), at(5.1))
+    assert session.tick(at(60.0)) == []
+
+
+def test_only_the_newest_delta_of_a_job_is_repeated() -> None:
+    session = controller()
+    session.order(delta(A, 2, 1, 1), at(1.0))
+    session.order(delta(A, 2, 1, 2), at(2.0))
+    session.order(delta("b-2", 2, 7, 1), at(2.0))
+
+    assert session.tick(at(4.0)) == [
+        ToNode(delta(A, 2, 1, 2)),
+        ToNode(delta("b-2", 2, 7, 1)),
+    ]
+
+
+def test_the_ack_of_an_older_delta_does_not_end_the_repetition_of_a_newer_one() -> None:
+    session = controller()
+    session.order(delta(A, 2, 1, 2), at(1.0))
+
+    session.receive(acked(2, 1, 1), at(1.1))
+
+    assert session.tick(at(3.0)) == [ToNode(delta(A, 2, 1, 2))]
+
+
+def test_an_agent_that_holds_something_newer_is_not_asked_again() -> None:
+    session = controller()
+    session.order(delta(A, 2, 1, 1), at(1.0))
+
+    session.receive(acked(3, 1, 1, applied=False), at(1.1))
+
+    assert session.tick(at(9.0)) == []
+
+
+def test_a_refusal_with_an_older_order_does_not_end_the_repetition() -> None:
+    session = controller()
+    session.order(delta(A, 2, 1, 1), at(1.0))
+
+    session.receive(acked(2, 0, 0, applied=False), at(1.1))
+
+    assert session.tick(at(3.0)) == [ToNode(delta(A, 2, 1, 1))]
+
+
+def test_nothing_is_ordered_from_a_node_that_has_not_greeted() -> None:
+    session = ControllerSession(NODE, Term(2))
+
+    assert session.order(delta(A, 2, 1, 1), at(1.0)) == []
+    assert session.tick(at(9.0)) == []
+
+
+def test_a_new_session_starts_without_orders_of_the_last_one() -> None:
+    session = controller()
+    session.order(delta(A, 2, 1, 1), at(1.0))
+
+    session.greeted(hello(BOOT, 0), 0, at(2.0), 1, 2)
+
+    assert session.tick(at(9.0)) == []
+
+
+# --- a lower term
+
+
+def test_a_lower_term_changes_nothing() -> None:
+    session = welcomed(said=2)
+
+    assert session.receive(welcome("1.7", committed=2), at(1.0)) == []
+    assert session.receive(Greet(term=Term(1)), at(1.0)) == []
+    assert session.receive(Pulse(session="1.7", term=Term(1), committed=2), at(1.0)) == []
+
+    assert session == welcomed(said=2)
+
+
+def test_a_higher_term_takes_over() -> None:
+    session = welcomed()
+
+    assert session.receive(welcome("3.1"), at(1.0)) == [Welcomed(welcome("3.1"))]
+    assert (session.session, session.term) == ("3.1", Term(3))

@@ -1,0 +1,262 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from schemas.errors import SettingsError
+from schemas.settings import convert, load, read_toml
+
+
+class Listen(msgspec.Struct, frozen=True, kw_only=True):
+    host: str = "127.0.0.1"
+    port: int = 7700
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    retry_s: float = 2.0
+    range: tuple[int, int] = (1, 8)
+    listen: Listen = Listen()
+
+
+class Example(msgspec.Struct, frozen=True, kw_only=True):
+    node: str
+    slots: int = 4
+    verbose: bool = False
+    listen: Listen = Listen()
+    limits: Limits | None = None
+    env: dict[str, str] = {}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "agent.toml"
+
+
+def loaded(file: Path, text: str, **environ: str) -> Example:
+    file.write_text(text, encoding="utf-8")
+    return load(Example, file, environ)
+
+
+def refusal(file: Path, text: str | bytes, **environ: str) -> SettingsError:
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(SettingsError) as refused:
+        load(Example, file, environ)
+    return refused.value
+
+
+# --- what a file says
+
+
+def test_a_file_sets_what_it_names_and_the_rest_keeps_its_default(file: Path) -> None:
+    text = """
+    node = "agent-1"
+    [listen]
+    port = 7800
+    [limits]
+    retry_s = 3
+    range = [2, 4]
+    [limits.listen]
+    host = "10.0.0.7"
+    [env]
+    ANY_NAME = "1"
+    """
+
+    assert loaded(file, text) == Example(
+        node="agent-1",
+        listen=Listen(port=7800),
+        limits=Limits(retry_s=3.0, range=(2, 4), listen=Listen(host="10.0.0.7")),
+        env={"ANY_NAME": "1"},
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "hint"),
+    [
+        ("nod = 'a'", "nod", "did you mean node?"),
+        ("slot = 3", "slot", "did you mean slots?"),
+        ("zebra = 3", "zebra", "known keys: env, limits, listen, node, slots, verbose"),
+        ("[listen]\nprot = 3", "listen.prot", "did you mean port?"),
+        ("[listen]\nzebra = 3", "listen.zebra", "known keys: host, port"),
+        ("[limits.listen]\nhosts = 3", "limits.listen.hosts", "did you mean host?"),
+        ("[limit]\nretry_s = 3", "limit", "did you mean limits?"),
+    ],
+)
+def test_an_unknown_key_is_refused_with_the_nearest_known_one(
+    file: Path, text: str, unknown: str, hint: str
+) -> None:
+    error = refusal(file, text)
+
+    assert str(error) == f"{file}: unknown key {unknown}; {hint}"
+    assert (error.field, error.hint) == (unknown, hint)
+
+
+@pytest.mark.parametrize(
+    ("text", "field", "what"),
+    [
+        ("node = 3", "node", "Expected `str`, got `int`"),
+        ("node = 'a'\nslots = '3'", "slots", "Expected `int`, got `str`"),
+        ("node = 'a'\nslots = 3.5", "slots", "Expected `int`, got `float`"),
+        ("node = 'a'\nverbose = 1", "verbose", "Expected `bool`, got `int`"),
+        ("node = 'a'\nlisten = 7700", "listen", "Expected `object`, got `int`"),
+        ("node = 'a'\n[listen]\nport = '1'", "listen.port", "Expected `int`, got `str`"),
+        (
+            "node = 'a'\n[limits.listen]\nport = '1'",
+            "limits.listen.port",
+            "Expected `int`, got `str`",
+        ),
+        ("node = 'a'\n[limits]\nrange = [1, 'b']", "limits.range[1]", "Expected `int`, got `str`"),
+        (
+            "node = 'a'\n[limits]\nrange = [1]",
+            "limits.range",
+            "Expected `array` of length 2, got 1",
+        ),
+        ("node = 'a'\n[env]\nA = 1", "env[...]", "Expected `str`, got `int`"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_named_by_file_and_key(
+    file: Path, text: str, field: str, what: str
+) -> None:
+    error = refusal(file, text)
+
+    assert str(error) == f"{file}: {field}: {what}; correct this key"
+    assert error.field == field
+
+
+def test_a_missing_key_is_named(file: Path) -> None:
+    error = refusal(file, "slots = 3")
+
+    assert str(error) == f"{file}: node: is missing; correct this key"
+    assert error.field == "node"
+
+
+def test_the_first_unknown_key_is_told_before_a_missing_one(file: Path) -> None:
+    assert refusal(file, "nod = 'a'").field == "nod"
+
+
+# --- what is no TOML
+
+
+@pytest.mark.parametrize("text", ["node = ", "node = 'a'\nnode = 'b'", "[listen", b"node = '\xff'"])
+def test_a_file_that_is_no_toml_is_named(file: Path, text: str | bytes) -> None:
+    error = refusal(file, text)
+
+    assert str(error).startswith(f"{file}: ")
+    assert error.hint == "correct the TOML"
+
+
+def test_an_error_of_toml_names_the_place(file: Path) -> None:
+    assert "line 2" in str(refusal(file, "slots = 3\nnode = a\n"))
+
+
+def test_a_file_that_is_not_there_is_named(file: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        load(Example, file)
+
+    assert str(refused.value) == f"{file}: No such file or directory; check the path"
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as refused:
+        read_toml(tmp_path)
+
+    assert str(refused.value) == f"{tmp_path}: Is a directory; check the path"
+
+
+def test_a_table_from_elsewhere_is_checked_alike(file: Path) -> None:
+    with pytest.raises(SettingsError, match=r"unknown key listen\.prot; did you mean port\?"):
+        convert(Example, {"node": "a", "listen": {"prot": 1}}, file)
+
+
+# --- what the environment says
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        ("ONES__NODE", "agent-2", Example(node="agent-2")),
+        ("ONES__NODE", "'7'", Example(node="7")),
+        ("ONES__NODE", "", Example(node="")),
+        ("ONES__NODE", "two words = 1", Example(node="two words = 1")),
+        ("ONES__SLOTS", "8", Example(node="agent-1", slots=8)),
+        ("ONES__VERBOSE", "true", Example(node="agent-1", verbose=True)),
+        ("ONES__LISTEN__PORT", "7800", Example(node="agent-1", listen=Listen(port=7800))),
+        (
+            "ONES__LISTEN__HOST",
+            "10.0.0.7",
+            Example(node="agent-1", listen=Listen(host="10.0.0.7")),
+        ),
+        (
+            "ONES__LIMITS__RANGE",
+            "[2, 4]",
+            Example(node="agent-1", limits=Limits(range=(2, 4))),
+        ),
+        (
+            "ONES__LIMITS__LISTEN__PORT",
+            "1",
+            Example(node="agent-1", limits=Limits(listen=Listen(port=1))),
+        ),
+    ],
+)
+def test_a_variable_overrides_a_key(file: Path, name: str, value: str, expected: Example) -> None:
+    assert loaded(file, "node = 'agent-1'", **{name: value}) == expected
+
+
+def test_a_variable_wins_over_the_file_and_leaves_its_neighbours(file: Path) -> None:
+    text = "node = 'agent-1'\n[listen]\nport = 1\nhost = 'ash'"
+
+    assert loaded(file, text, ONES__LISTEN__PORT="2").listen == Listen(port=2, host="ash")
+
+
+def test_a_variable_can_give_what_the_file_lacks(file: Path) -> None:
+    assert loaded(file, "", ONES__NODE="agent-1") == Example(node="agent-1")
+
+
+@pytest.mark.parametrize("name", ["ONES_NODE", "ONES_HOME", "NODE", "ones__node", "XONES__NODE"])
+def test_other_variables_mean_nothing(file: Path, name: str) -> None:
+    assert loaded(file, "node = 'agent-1'", **{name: "agent-2"}) == Example(node="agent-1")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message", "field"),
+    [
+        ("ONES__NOD", "a", "unknown key nod; did you mean node?", "nod"),
+        ("ONES__LISTEN__PROT", "1", "unknown key listen.prot; did you mean port?", "listen.prot"),
+        (
+            "ONES__SLOTS",
+            "many",
+            "slots: Expected `int`, got `str`; correct this key",
+            "slots",
+        ),
+        (
+            "ONES__LISTEN__PORT",
+            "x",
+            "listen.port: Expected `int`, got `str`; correct this key",
+            "listen.port",
+        ),
+    ],
+)
+def test_a_variable_that_fits_no_key_is_refused(
+    file: Path, name: str, value: str, message: str, field: str
+) -> None:
+    error = refusal(file, "node = 'agent-1'", **{name: value})
+
+    assert str(error) == f"{file}: {message}"
+    assert error.field == field
+
+
+def test_without_an_environment_the_file_stands(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ONES__NODE", "agent-2")
+    file.write_text("node = 'agent-1'", encoding="utf-8")
+
+    assert load(Example, file) == Example(node="agent-1")
+
+
+def test_a_section_that_the_settings_know_as_optional_may_stay_out(file: Path) -> None:
+    values: Any = msgspec.to_builtins(loaded(file, "node = 'agent-1'"))
+
+    assert values["limits"] is None

@@ -1,0 +1,128 @@
+"""A core with a clock, a history and nodes that number what they say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from controlplane.core import invariants
+from controlplane.core.commands import Announce, AskForPlan, Command
+from controlplane.core.events import ControllerStarted, Input, NodeLost, NodeReported
+from controlplane.core.job import Job
+from controlplane.core.reactor import Reactor
+from controlplane.core.state import State
+from controlplane.journal.record import input_from
+from controlplane.journal.replay import replay
+from schemas.codec import encode
+from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term
+from schemas.messages.agent import AgentEvent
+from tests.support import builders
+from tests.support.builders import N1, S0, A
+
+
+class Controller:
+    """Takes inputs as the service does; the invariants hold after each one, or it raises."""
+
+    def __init__(self) -> None:
+        self.reactor = Reactor()
+        self.now = 1000.0
+        self.history: list[tuple[Seconds, bytes]] = []
+        self.asked = False  # a plan was asked for and none was made since
+        self._said: Counter[tuple[NodeId, BootId]] = Counter()
+
+    @property
+    def state(self) -> State:
+        return self.reactor.state
+
+    def job(self, job: JobId) -> Job:
+        return self.state.job(job)
+
+    def take(self, event: Input) -> list[Command]:
+        """Handle `event`; its announcements come back without number and time, once checked."""
+        before = self.state.feed_seq
+        self.history.append((Seconds(self.now), encode(event)))
+        commands = self.reactor.handle(event, Seconds(self.now))
+        invariants.check(self.state)
+        self.asked = self.asked or AskForPlan() in commands
+        told = [command.event for command in commands if isinstance(command, Announce)]
+        assert [(event.seq, event.time) for event in told] == [
+            (before + place + 1, self.now) for place in range(len(told))
+        ]
+        return [_unnumbered(command) for command in commands]
+
+    def start(self) -> list[Command]:
+        """Begin the next incarnation."""
+        return self.take(ControllerStarted(term=Term(self.state.term + 1), release="0"))
+
+    def submit(self, name: str = "a", **changes: Any) -> list[Command]:
+        return self.take(builders.submission(name, **changes))
+
+    def place(self, placed: Mapping[JobId, Mapping[SlotId, int] | SlotId]) -> list[Command]:
+        """Propose a plan that is based on the present state."""
+        batches = {
+            job: {slots: builders.BATCH} if isinstance(slots, str) else slots
+            for job, slots in placed.items()
+        }
+        return self.take(builders.proposal(batches, based_on=self.state.version))
+
+    def tell(self, node: NodeId, event: AgentEvent) -> list[Command]:
+        """Let `node` say this next in its numbered stream."""
+        boot = self.state.nodes[node].boot
+        self._said[node, boot] += 1
+        return self.take(
+            NodeReported(node=node, boot=boot, seq=self._said[node, boot], event=event)
+        )
+
+    def lose(self, node: NodeId, silent_s: float = 30.0) -> list[Command]:
+        return self.take(NodeLost(node=node, silent_s=silent_s))
+
+    def replayed(self) -> State:
+        """The state that the history leads to, read back from its bytes."""
+        return replay((at, input_from(body)) for at, body in self.history).state
+
+
+def _unnumbered(command: Command) -> Command:
+    if isinstance(command, Announce):
+        return Announce(msgspec.structs.replace(command.event, seq=0, time=Seconds(0.0)))
+    return command
+
+
+def cluster_of(**slots: int) -> Controller:
+    """A controller in its first term, with these nodes up."""
+    controller = Controller()
+    controller.start()
+    for node, count in slots.items():
+        controller.take(builders.greeting(NodeId(node), slots=count))
+    return controller
+
+
+def starting(controller: Controller | None = None, **spec: Any) -> Controller:
+    """Job a, ordered on the first slot of the first node."""
+    controller = controller or cluster_of(n1=1)
+    controller.submit("a", **spec)
+    controller.place({A: S0})
+    return controller
+
+
+def running(controller: Controller | None = None, *, epochs: int = 0, **spec: Any) -> Controller:
+    """Job a, training on the first slot of the first node, some epochs into it."""
+    controller = starting(controller, **spec)
+    controller.tell(N1, builders.started(A))
+    controller.tell(N1, builders.ready(A))
+    controller.tell(N1, builders.formed(A))
+    for epoch in range(1, epochs + 1):
+        controller.tell(N1, builders.epoch_end(A, epoch))
+    return controller
+
+
+def begin(controller: Controller, job: JobId, version: int, *, on: SlotId = S0) -> None:
+    """Start `job` again and bring its worker into its group."""
+    node = NodeId(on.rpartition("/")[0])
+    controller.place({job: on})
+    epoch = controller.job(job).epoch
+    controller.tell(node, builders.started(job, version, pid=100 + version))
+    controller.tell(node, builders.ready(job, version, resumed=epoch))
+    controller.tell(node, builders.formed(job, version, epoch=epoch))

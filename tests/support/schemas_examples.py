@@ -1,0 +1,306 @@
+"""One message of every tag with every field set: what the golden bytes are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, get_args
+
+import msgspec
+
+from schemas.cluster import NodeSpec, SlotSpec
+from schemas.codec import CODECS, tag_of
+from schemas.groups import Group, Member, ResumePoint
+from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version
+from schemas.jobs import JobSpec, StopRule
+from schemas.messages import Message, agent, client, feed, logs, worker
+
+JOB: Final = JobId("digits-7")
+NODE: Final = NodeId("agent-1")
+SLOT: Final = SlotId("agent-1/2")
+BOOT: Final = BootId("0f3c9a")
+VERSION: Final = Version(5)
+RANK: Final = Rank(1)
+TERM: Final = Term(3)
+DIGEST: Final = "9f86d081884c7d65"
+
+STOP: Final = StopRule(
+    epochs=40, samples=1_000_000, metric="accuracy", at_least=0.97, consecutive=10, plateau=5
+)
+SPEC: Final = JobSpec(
+    name="digits",
+    script="train.py",
+    batch_size=64,
+    args=("--width", "64"),
+    workdir="/home/ada/digits",
+    max_batch_size=2048,
+    max_local_batch=512,
+    lr=0.05,
+    slots=(2, 8),
+    slots_wanted=4,
+    python="/opt/venv/bin/python",
+    record_samples=True,
+    stop=STOP,
+    retries=1,
+    seed=11,
+    env={"OMP_NUM_THREADS": "1"},
+)
+GROUP: Final = Group(
+    version=VERSION,
+    members=(
+        Member(rank=Rank(0), slot=SlotId("agent-1/0"), local_batch=32),
+        Member(rank=RANK, slot=SLOT, local_batch=32),
+    ),
+    lr=0.05,
+    resume=ResumePoint(epoch=12, version=Version(4)),
+)
+NODE_SPEC: Final = NodeSpec(
+    node=NODE,
+    host="ash",
+    address="10.0.0.7",
+    slots=(SlotSpec(index=2, kind="gpu", model="H200", memory_bytes=141 << 30, uuid="GPU-1f"),),
+    cores=16,
+    memory_bytes=128 << 30,
+    release="0.1.0",
+)
+
+_WORKER: Final = {"job": JOB, "version": VERSION, "rank": RANK}
+_STARTED: Final = agent.WorkerStarted(**_WORKER, pid=4711, started_ticks=88_123)
+_STEPS: Final = agent.StepsReported(
+    **_WORKER,
+    epoch=13,
+    step=340,
+    samples_done=21_760,
+    samples_per_s=1800.5,
+    train_loss=0.25,
+    global_batch=64,
+    lr=0.05,
+)
+_NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
+_SEEN: Final = agent.WorkerSeen(
+    **_WORKER, slot=2, pid=4711, started_ticks=88_123, ended=True, code=1, signal=9
+)
+_SUMMARY: Final = client.JobSummary(
+    job=JOB,
+    name="digits",
+    user="ada",
+    state="running",
+    reason="ONES chose 2 slots",
+    slots=2,
+    global_batch=64,
+    lr=0.05,
+    epoch=12,
+    samples_per_s=1800.5,
+    progress=0.5,
+    train_loss=0.25,
+    metrics={"accuracy": 0.875},
+    submitted_at=Seconds(1_760_000_000.5),
+    queued_s=Seconds(3.5),
+    running_s=Seconds(61.25),
+    rescales=2,
+    batch_changes=1,
+)
+_WORKER_INFO: Final = client.WorkerInfo(
+    rank=RANK, node=NODE, slot=SLOT, pid=4711, version=VERSION, phase="training", local_batch=32
+)
+_CHANGE: Final = client.Change(
+    time=Seconds(1_760_000_004.5),
+    from_state="queued",
+    to_state="starting",
+    why="2 slots are free",
+    detail={"slots": 2, "lr": 0.05, "first": True, "by": "fifo", "before": None},
+)
+_EPOCH_INFO: Final = client.EpochInfo(
+    epoch=12,
+    time=Seconds(1_760_000_060.5),
+    step=336,
+    global_batch=64,
+    lr=0.05,
+    samples_per_s=1800.5,
+    train_loss=0.25,
+    metrics={"accuracy": 0.875},
+)
+_VERSION_INFO: Final = client.VersionInfo(version=VERSION, resumed_epoch=12)
+_NODE_INFO: Final = client.NodeInfo(
+    node=NODE,
+    state="up",
+    reason="greeted",
+    host="ash",
+    address="10.0.0.7",
+    slots=4,
+    free=2,
+    kind="gpu",
+    model="H200",
+    jobs=(JOB,),
+    release="0.1.0",
+)
+_FEED_EVENT: Final = feed.FeedEvent(
+    seq=70_000,
+    time=Seconds(1_760_000_000.5),
+    event="job.submitted",
+    job=JOB,
+    node=NODE,
+    detail={"user": "ada", "batch_size": 64, "lr": 0.05, "resumed": False, "python": None},
+)
+_PIECE: Final = logs.LogPiece(version=VERSION, rank=RANK, offset=512, data=b"epoch 12\n")
+
+_OF_WORKERS: Final = (
+    _STARTED,
+    agent.WorkerReady(**_WORKER, index=1, epoch_samples=1437, resumed_epoch=12, parameters=4810),
+    agent.GroupFormed(**_WORKER, index=2, epoch=12, step=336),
+    agent.EpochReported(
+        **_WORKER,
+        index=3,
+        epoch=13,
+        step=364,
+        samples_done=18_681,
+        epoch_samples=1437,
+        epochs=40,
+        samples_per_s=1800.5,
+        duration_s=0.75,
+        train_loss=0.25,
+        metrics={"accuracy": 0.875},
+        global_batch=64,
+        lr=0.05,
+    ),
+    agent.TrainingFinished(**_WORKER, index=4, why="40 epochs are done"),
+    agent.ScriptFailed(**_WORKER, index=5, error="ValueError: no data", where="train.py:31"),
+    agent.WorkerExited(**_WORKER, code=1, signal=9, unseen=True),
+    agent.WorkerRefused(**_WORKER, error="no such interpreter", hint="correct `python`"),
+    agent.JobCleared(job=JOB, version=VERSION),
+    _STEPS,
+)
+_OF_AGENTS: Final = (
+    _NUMBERED,
+    agent.Telemetry(node=NODE, steps=_STEPS),
+    _SEEN,
+    agent.Hello(node=NODE, boot=BOOT, spec=NODE_SPEC, workers=(_SEEN,), events_sent=300),
+    agent.Welcome(
+        session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700
+    ),
+    agent.Refused(code="no_slots", message="the node offers no slots", hint="set slots"),
+    agent.Heartbeat(session="3.1", events_sent=300),
+    agent.Pulse(session="3.1", term=TERM, committed=299),
+    agent.Greet(term=TERM),
+    agent.EventsCommitted(boot=BOOT, through=299),
+    agent.ResendEvents(boot=BOOT, first=300),
+    agent.Resent(events=(_NUMBERED,)),
+    agent.GroupDelta(
+        job=JOB,
+        term=TERM,
+        version=VERSION,
+        stage=agent.SWITCH,
+        group=GROUP,
+        spec=SPEC,
+        snapshot=DIGEST,
+        forget=True,
+    ),
+    agent.DeltaAcked(job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, applied=True),
+)
+_OF_CLIENTS: Final = (
+    client.GetCluster(),
+    client.PutSnapshot(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
+    client.SubmitJob(spec=SPEC, snapshot=DIGEST, key="once"),
+    client.CancelJob(job=JOB),
+    client.ListJobs(ended=True),
+    client.GetJob(job=JOB, wait_s=10.5),
+    client.ListNodes(),
+    client.ReadEvents(from_seq=70_000, limit=50, wait_s=10.5),
+    client.Cluster(
+        release="0.1.0",
+        term=TERM,
+        policy="ones",
+        user="ada",
+        role="user",
+        feed_port=7703,
+        log_port=7705,
+        last_seq=70_000,
+    ),
+    client.SnapshotStored(digest=DIGEST, size=1028),
+    client.JobAccepted(job=JOB, state="queued"),
+    _SUMMARY,
+    client.Jobs(jobs=(_SUMMARY,)),
+    _WORKER_INFO,
+    _CHANGE,
+    _EPOCH_INFO,
+    _VERSION_INFO,
+    client.JobDetail(
+        summary=_SUMMARY,
+        spec=SPEC,
+        snapshot=DIGEST,
+        workers=(_WORKER_INFO,),
+        history=(_CHANGE,),
+        epochs=(_EPOCH_INFO,),
+        versions=(_VERSION_INFO,),
+        failures=1,
+        exit_code=1,
+        samples_done=17_244,
+        version=VERSION,
+    ),
+    _NODE_INFO,
+    client.Nodes(nodes=(_NODE_INFO,)),
+    _FEED_EVENT,
+    client.EventsPage(events=(_FEED_EVENT,), next_seq=70_001),
+    client.Failed(code="bad_field", message="lr: nan", hint="give a number", field="lr"),
+)
+_OF_LOGS: Final = (
+    logs.LogHello(node=NODE, **_WORKER, stream="log"),
+    logs.LogChunk(**_WORKER, stream="log", offset=512, data=b"epoch 12\n"),
+    logs.LogEnded(**_WORKER, stream="log", size=521),
+    logs.LogStored(**_WORKER, stream="log", size=521, ended=True, credit=1 << 20),
+    logs.ReadLog(job=JOB, stream="samples", rank=RANK, cursor=512, max_bytes=4096, wait_s=10.5),
+    _PIECE,
+    logs.LogPage(job=JOB, pieces=(_PIECE,), cursor=521, ended=True, missing=("r2: lost",)),
+    logs.GetSnapshot(digest=DIGEST, offset=1024),
+    logs.SnapshotPiece(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
+)
+_ON_A_NODE: Final = (
+    worker.Assignment(
+        **_WORKER,
+        slot=2,
+        group=GROUP,
+        spec=SPEC,
+        workdir="/var/ones/work/9f86",
+        checkpoints="/var/ones/checkpoints/digits-7",
+        socket="ipc:///run/ones/agent.sock",
+        env={"CUDA_VISIBLE_DEVICES": "2"},
+    ),
+    worker.WorkerHello(**_WORKER, pid=4711),
+    worker.Reported(**_WORKER, count=3),
+    worker.SwitchOrder(version=VERSION),
+    worker.Fork(folder="/run/ones/digits-7.v5.r1"),
+    worker.Forked(folder="/run/ones/digits-7.v5.r1", pid=4711, started_ticks=88_123),
+    worker.ForkFailed(folder="/run/ones/digits-7.v5.r1", error="EAGAIN"),
+    worker.ZygoteReady(pid=4700, python="3.11.9", torch="2.13.0"),
+    worker.ExitStatus(code=1, signal=9, at=1_760_000_061.5, max_rss_bytes=300 << 20, cpu_s=42.5),
+    worker.ProcessMark(pid=4711, started_ticks=88_123),
+)
+
+EXAMPLES: Final[dict[str, Message]] = {
+    tag_of(type(message)): message
+    for message in (*_OF_WORKERS, *_OF_AGENTS, *_OF_CLIENTS, *_OF_LOGS, *_ON_A_NODE)
+}
+
+
+def kinds_on_the_wire() -> dict[str, type[Message]]:
+    """Every tagged message that a codec can meet, also deep inside another one."""
+    found: dict[type[msgspec.Struct], None] = {}
+    for codec in CODECS:
+        for kind in codec.kinds:
+            _collect(kind, found)
+    return {tag_of(kind): kind for kind in found if issubclass(kind, Message)}
+
+
+def _collect(annotation: object, found: dict[type[msgspec.Struct], None]) -> None:
+    for kind in _structs_in(annotation):
+        if kind not in found:
+            found[kind] = None
+            for field in msgspec.structs.fields(kind):
+                _collect(field.type, found)
+
+
+def _structs_in(annotation: object) -> Iterator[type[msgspec.Struct]]:
+    if inner := get_args(annotation):
+        for argument in inner:
+            yield from _structs_in(argument)
+    elif isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        yield annotation

@@ -1,0 +1,85 @@
+"""Real sockets on loopback: free addresses, and waits that end as soon as they can."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Awaitable, Callable
+from typing import Final, TypeVar
+
+import zmq
+import zmq.asyncio
+from zmq.utils.monitor import recv_monitor_message
+
+from schemas.link import Incoming, KeyPair, Link, Wire
+
+T = TypeVar("T")
+BOUND_S: Final = 10.0  # of any wait; reached only where something is broken
+AGAIN_S: Final = 0.02  # between two attempts to be heard
+
+
+class HeldLink(Link):
+    """A link that holds its sockets until it is closed, as the tasks of a process do."""
+
+    def __init__(self, keys: KeyPair | None = None) -> None:
+        super().__init__(keys)
+        self._held: list[Wire] = []
+
+    def bind(self, kind: str, address: str) -> Wire:
+        self._held.append(super().bind(kind, address))
+        return self._held[-1]
+
+    def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Wire:
+        self._held.append(super().connect(kind, address, server_key))
+        return self._held[-1]
+
+
+def free_address() -> str:
+    """A TCP address on loopback that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+async def soon(awaitable: Awaitable[T]) -> T:
+    """What `awaitable` gives, within the bound."""
+    return await asyncio.wait_for(awaitable, BOUND_S)
+
+
+async def connected(wire: Wire) -> Wire:
+    """`wire`, once its handshake is done and it can send (a DEALER)."""
+    assert await wire._socket.poll(BOUND_S * 1000, zmq.POLLOUT), "nobody answers"
+    return wire
+
+
+async def heard(receiver: Wire, say: Callable[[], object]) -> Incoming:
+    """The next message of `receiver`, while `say` is repeated (pub/sub may lose the first ones)."""
+    receiving = asyncio.ensure_future(receiver.receive())
+    async with asyncio.timeout(BOUND_S):
+        while not receiving.done():
+            say()
+            await asyncio.wait({receiving}, timeout=AGAIN_S)
+    return receiving.result()
+
+
+def events_of(wire: Wire, *wanted: zmq.Event) -> asyncio.Future[zmq.Event]:
+    """The first of the `wanted` events of the transport below `wire`, from now on."""
+    monitor = wire._socket.get_monitor_socket()
+
+    async def first() -> zmq.Event:
+        while True:
+            event = (await recv_monitor_message(monitor))["event"]
+            if event in wanted:
+                return zmq.Event(event)
+
+    return asyncio.ensure_future(first())
+
+
+def plain_dealer(link: Link, address: str, **options: object) -> zmq.asyncio.Socket:
+    """A DEALER as somebody else may write it: it queues what it says until it is connected."""
+    dealer = link._context.socket(zmq.DEALER)
+    dealer.linger = 0
+    for name, value in options.items():
+        setattr(dealer, name, value)
+    dealer.connect(address)
+    return dealer

@@ -1,0 +1,267 @@
+"""An agent, a controller and the network between them, all in memory and all under control.
+
+A message that is sent waits in `up` or `down`; the caller decides about each one: deliver it, in
+any order, lose it, or bring it again long after, out of `sent_up` or `sent_down`.
+"""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import dataclass, field
+
+from schemas.cluster import NodeSpec
+from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
+from schemas.messages.agent import (
+    DeltaAcked,
+    FromAgent,
+    Greet,
+    GroupDelta,
+    Hello,
+    Numbered,
+    Pulse,
+    ToAgent,
+    Welcome,
+    WorkerStarted,
+)
+from schemas.session import (
+    AgentOutput,
+    AgentSession,
+    Apply,
+    ControllerOutput,
+    ControllerSession,
+    Deliver,
+    Order,
+    Publish,
+    SayHello,
+    ToController,
+    ToNode,
+    order_of,
+)
+
+NODE = NodeId("agent-1")
+SPEC = NodeSpec(
+    node=NODE, host="ash", address="10.0.0.7", slots=(), cores=4, memory_bytes=1, release="0"
+)
+
+
+Up = tuple[BootId, FromAgent | Numbered]  # with the agent's boot that sent it
+Down = tuple[BootId | None, ToAgent]  # with the agent's boot that it is meant for
+
+
+def started(pid: int) -> WorkerStarted:
+    """An event that differs from every other one by its `pid`."""
+    return WorkerStarted(
+        job=JobId("a-1"), version=Version(1), rank=Rank(0), pid=pid, started_ticks=1
+    )
+
+
+def delta(job: str, term: int, version: int, stage: int) -> GroupDelta:
+    """A delta of which only the order matters."""
+    return GroupDelta(
+        job=JobId(job),
+        term=Term(term),
+        version=Version(version),
+        stage=stage,
+        group=None,
+        spec=None,
+    )
+
+
+def hello(boot: BootId, events_sent: int) -> Hello:
+    """What an agent without workers says first."""
+    return Hello(node=NODE, boot=boot, spec=SPEC, workers=(), events_sent=events_sent)
+
+
+@dataclass
+class Controller:
+    """One incarnation: its session, what it has yet to commit, and the shared journal."""
+
+    session: ControllerSession
+    journal: dict[BootId, list[Numbered]]
+    wanted: dict[JobId, GroupDelta]
+    pending: list[Numbered | Hello] = field(default_factory=list)  # commits in this order
+
+
+@dataclass
+class Network:
+    """The two ends and everything that is under way between them."""
+
+    now: Seconds = Seconds(0.0)
+    journal: dict[BootId, list[Numbered]] = field(default_factory=dict)
+    wanted: dict[JobId, GroupDelta] = field(default_factory=dict)
+    up: list[Up] = field(default_factory=list)
+    down: list[Down] = field(default_factory=list)
+    sent_up: list[Up] = field(default_factory=list)  # ever
+    sent_down: list[Down] = field(default_factory=list)  # ever
+    said: dict[BootId, list[Numbered]] = field(default_factory=dict)  # what happened, per boot
+    orders: dict[tuple[BootId, JobId], list[Order]] = field(default_factory=dict)
+    agent: AgentSession = field(init=False)
+    controller: Controller = field(init=False)
+    former: list[Controller] = field(default_factory=list)  # incarnations that do not know it
+
+    def __post_init__(self) -> None:
+        self._terms = 0
+        self._boots = 0
+        self.start_agent()
+        self.start_controller()
+
+    # --- what people and machines do
+
+    def start_agent(self) -> None:
+        """A new agent process: what the old one knew is gone."""
+        self._boots += 1
+        self.agent = AgentSession(NODE, BootId(f"boot-{self._boots}"))
+        self.said[self.agent.boot] = []
+        self.journal[self.agent.boot] = []
+
+    def start_controller(self) -> None:
+        """A new incarnation; the old one goes on as if it were alone."""
+        self._terms += 1
+        if self._terms > 1:
+            self.former.append(self.controller)
+        session = ControllerSession(NODE, Term(self._terms))
+        self.controller = Controller(session, self.journal, self.wanted)
+
+    def happen(self) -> None:
+        """Something happens to a worker."""
+        outputs = self.agent.happened(started(pid=self.agent.sent + 1))
+        self.said[self.agent.boot] += [o.numbered for o in outputs if isinstance(o, Publish)]
+        self._of_agent(outputs)
+
+    def want(self, job: JobId, version: Version, stage: int) -> None:
+        """The core decides about `job`."""
+        self.wanted[job] = self.order(self.controller, job, version, stage)
+
+    def order(self, controller: Controller, job: JobId, version: Version, stage: int) -> GroupDelta:
+        """An incarnation, not always the present one, orders something."""
+        new = delta(job, controller.session.term, version, stage)
+        self._of_controller(controller, controller.session.order(new, self.now))
+        return new
+
+    def pass_time(self, seconds: float) -> None:
+        """Both ends hear that time has passed."""
+        self.now = Seconds(self.now + seconds)
+        self._of_agent(self.agent.tick(self.now))
+        for controller in (self.controller, *self.former):
+            self._of_controller(controller, controller.session.tick(self.now))
+
+    def commit(self) -> None:
+        """The journal takes the oldest thing that waits for it."""
+        controller = self.controller
+        if not controller.pending:
+            return
+        taken = controller.pending.pop(0)
+        session = controller.session
+        if isinstance(taken, Hello):
+            committed = len(self.journal[taken.boot])
+            self._of_controller(controller, session.greeted(taken, committed, self.now, 1, 2))
+            for job, wish in self.wanted.items():
+                self.wanted[job] = self.order(controller, job, wish.version, wish.stage)
+            return
+        self.journal[taken.boot].append(taken)
+        if session.boot == taken.boot:
+            self._of_controller(controller, session.committed(taken.seq))
+
+    # --- what the network does
+
+    def arrive_up(self, sent: Up, controller: Controller | None = None) -> None:
+        """Bring a message to the controller, or to an incarnation before it."""
+        boot, message = sent
+        controller = controller or self.controller
+        if isinstance(message, DeltaAcked) and boot != controller.session.boot:
+            return  # an ack names no boot, but its connection ended with its process
+        if isinstance(message, Hello):
+            self._greet(controller, message)
+        elif isinstance(message, Numbered):
+            outputs = controller.session.published((message,), self.now)
+            self._of_controller(controller, outputs)
+        else:
+            self._of_controller(controller, controller.session.receive(message, self.now))
+
+    def arrive_down(self, sent: Down) -> None:
+        """Bring a message to the agent; one of a lower term must change nothing."""
+        boot, message = sent
+        if isinstance(message, Welcome) and boot != self.agent.boot:
+            return  # a welcome names no boot, but its connection ended with its process
+        before = copy.deepcopy(self.agent) if self._is_outdated(message) else None
+        outputs = self.agent.receive(message, self.now)
+        if before is not None:
+            assert self.agent == before, f"{message} changed something"
+            assert [o for o in outputs if not is_refusal(o)] == []
+        self._of_agent(outputs)
+
+    def be_fair(self, seconds: float = 20.0) -> None:
+        """Be calm until everything is said; former incarnations go on as they like."""
+        end = self.now + seconds
+        while self.now < end and not self.settled():
+            self.be_calm(0.5)
+
+    def be_calm(self, seconds: float = 1.0) -> None:
+        """Time passes, then everything under way arrives, in order, and is committed."""
+        self.pass_time(seconds)
+        while self.up or self.down or self.controller.pending:
+            if self.up:
+                self.arrive_up(self.up.pop(0))
+            self.commit()
+            if self.down:
+                self.arrive_down(self.down.pop(0))
+
+    def settled(self) -> bool:
+        """Whether nothing is left to say."""
+        return (
+            self.agent.session is not None
+            and self.agent.session == self.controller.session.session
+            and self.journal[self.agent.boot] == self.said[self.agent.boot]
+            and not self.agent.spool
+            and not self.controller.session.outstanding
+        )
+
+    def _greet(self, controller: Controller, message: Hello) -> None:
+        controller.pending.append(message)
+        if controller is self.controller and message.boot != self.agent.boot:
+            # A former life's hello that overtakes the present one's in the journal makes the
+            # session forget what it delivered of the present one; here it finds the journal idle.
+            while controller.pending:
+                self.commit()
+
+    def _is_outdated(self, message: ToAgent) -> bool:
+        fenced = isinstance(message, Welcome | Greet | GroupDelta | Pulse)
+        return fenced and message.term < self.agent.term
+
+    # --- outputs
+
+    def _of_agent(self, outputs: list[AgentOutput]) -> None:
+        for output in outputs:
+            match output:
+                case ToController(message=message):
+                    self._send_up(message)
+                case Publish(numbered=numbered):
+                    self._send_up(numbered)
+                case SayHello():
+                    self._send_up(hello(self.agent.boot, self.agent.sent))
+                case Apply(delta=new):
+                    held = self.orders.setdefault((self.agent.boot, new.job), [])
+                    held.append(order_of(new))
+
+    def _of_controller(self, controller: Controller, outputs: list[ControllerOutput]) -> None:
+        for output in outputs:
+            match output:
+                case ToNode(message=message):
+                    sent = (controller.session.boot, message)
+                    self.down.append(sent)
+                    self.sent_down.append(sent)
+                case Deliver(numbered=numbered):
+                    controller.pending.append(numbered)
+
+    def _send_up(self, message: FromAgent | Numbered) -> None:
+        self.up.append((self.agent.boot, message))
+        self.sent_up.append((self.agent.boot, message))
+
+
+def is_refusal(output: AgentOutput) -> bool:
+    """Whether this only tells the sender that it is outdated."""
+    return (
+        isinstance(output, ToController)
+        and isinstance(output.message, DeltaAcked)
+        and not output.message.applied
+    )

@@ -1,0 +1,86 @@
+"""Messages as plain maps, and what spoils them, for tests of hostile bytes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final, Literal, get_args
+
+import msgspec
+from hypothesis import strategies as st
+
+from schemas.messages import Message
+
+Path = tuple[str | int, ...]
+OPEN: Final = "[...]"  # how an error names a value of a map whose keys are free
+UINT64: Final = 2**64
+
+
+def plain(message: Message) -> Any:
+    """What an independent MessagePack reader is to find."""
+    return msgspec.to_builtins(message, builtin_types=(bytes,))
+
+
+def leaves(value: Any, path: Path = (), name: str = "") -> Iterator[tuple[Path, str, Any]]:
+    """Every field in `value`: its place in the plain map, its name in errors, its value."""
+    if path:
+        yield path, name, value
+    if isinstance(value, msgspec.Struct):
+        for field in value.__struct_fields__:
+            yield from leaves(getattr(value, field), (*path, field), f"{name}.{field}".strip("."))
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from leaves(inner, (*path, key), name + OPEN)
+    elif isinstance(value, tuple):
+        for index, inner in enumerate(value):
+            yield from leaves(inner, (*path, index), f"{name}[{index}]")
+
+
+def of_another_type(value: Any, name: str) -> Any:
+    """Something that cannot stand where `value` stands."""
+    if name.endswith(f"detail{OPEN}"):  # may be any scalar
+        return [1]
+    return "wrong" if isinstance(value, bool | int | float) else 7
+
+
+def spoiled(message: Message, path: Path, wrong: Any) -> Any:
+    """The plain map of `message` with `wrong` at `path`."""
+    whole = msgspec.msgpack.decode(msgspec.msgpack.encode(message))
+    inner = whole
+    for step in path[:-1]:
+        inner = inner[step]
+    inner[path[-1]] = wrong
+    return whole
+
+
+def instances(annotation: Any) -> st.SearchStrategy[Any]:
+    """Any value of a message's class, or of a field's type."""
+    if isinstance(annotation, type) and issubclass(annotation, msgspec.Struct):
+        fields = msgspec.structs.fields(annotation)
+        return st.builds(annotation, **{field.name: instances(field.type) for field in fields})
+    if hasattr(annotation, "__supertype__"):
+        return instances(annotation.__supertype__)
+    inside = get_args(annotation)
+    if (bounds := getattr(annotation, "__metadata__", None)) is not None:
+        return st.integers(bounds[0].ge, bounds[0].le)
+    origin = getattr(annotation, "__origin__", None)
+    if origin is Literal:
+        return st.sampled_from(inside)
+    if origin is tuple and inside[-1] is Ellipsis:
+        return st.lists(instances(inside[0]), max_size=2).map(tuple)
+    if origin is tuple:
+        return st.tuples(*map(instances, inside))
+    if origin is dict:
+        return st.dictionaries(*map(instances, inside), max_size=2)
+    if inside:
+        return st.one_of(*map(instances, inside))
+    return SCALARS[annotation]
+
+
+SCALARS: Final[dict[Any, st.SearchStrategy[Any]]] = {
+    str: st.text(max_size=8),
+    bytes: st.binary(max_size=8),
+    bool: st.booleans(),
+    int: st.integers(-UINT64 // 2, UINT64 - 1),
+    float: st.floats(allow_nan=False),
+    type(None): st.none(),
+}
