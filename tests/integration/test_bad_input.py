@@ -314,6 +314,17 @@ def test_hostile_bytes_to_the_agents_ports_are_dropped_and_audited(
     assert '"what": "message"' in (cluster.home / "logs" / "controller.log").read_text()
 
 
+def test_absurd_numbers_end_nobody(cluster: Cluster, stranger: Stranger) -> None:
+    socket = stranger.connect("shippers", key="node-1")
+    piece = {"type": "logs.get_snapshot.1", "digest": "0" * 64, "offset": 2**63}
+
+    assert stranger.ask(socket, msgpack.packb(piece)) is None
+    assert cluster.ones("events", "--from", str(2**63)).code == 2
+    assert cluster.ones("events", "--from", str(10**23)).code == 2
+    answer = stranger.ask(socket, msgpack.packb({**piece, "offset": 0})) or {}
+    assert (answer["type"], answer["total"]) == ("logs.snapshot_piece.1", -1)
+
+
 def test_a_node_key_cannot_submit(stranger: Stranger) -> None:
     answer = stranger.ask(stranger.connect("clients", key="node-1"), b"1", GOOD)
 

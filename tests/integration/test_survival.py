@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, await_gone, kill
+from tests.support.cluster import TOY, Cluster, await_gone, kill
 
 EPOCH = list(range(400))
 SLOW = {"PAUSE_S": "0.05", "OMP_NUM_THREADS": "1"}
@@ -146,3 +146,75 @@ def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(
     (tmp_path / "go on").touch()
     assert house.wait(job).code == 0, house.said()
     assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
+
+
+def test_a_tracked_scheduler_goes_on_where_it_was(house: Cluster, tmp_path: Path) -> None:
+    script = TOY.replace(
+        "step = 0\n",
+        "scheduler = torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=4)\n"
+        "agent.track(scheduler=scheduler)\nstep = 0\n",
+    ).replace("    agent.report(", "    scheduler.step()\n    agent.report(")
+    undisturbed = house.submit(script)
+    job = house.submit(script, env={**SLOW, "HOLD": str(tmp_path / "go on")})
+
+    kill(house.until_epoch(job, 3)["workers"][0]["pid"])
+    (tmp_path / "go on").touch()
+
+    house.wait(undisturbed)
+    assert house.wait(job).code == 0
+    rates = [[e["lr"] for e in house.show(name)["epochs"]] for name in (undisturbed, job)]
+    assert rates[0] == rates[1]
+    assert len(set(rates[0])) == 4
+
+
+def test_an_epoch_before_an_early_exit_is_not_lost(house: Cluster) -> None:
+    leaving = TOY.replace(
+        "    while epoch == 2 and", "    if epoch == 2: break\n    while epoch == 2 and"
+    )
+    failing = leaving.replace("epoch == 2: break", "epoch == 2: raise SystemExit(3)")
+
+    jobs = [house.submit(script) for script in (leaving, failing)]
+
+    assert [house.wait(job).code for job in jobs] == [0, 1]
+    assert [house.show(job)["epoch"] for job in jobs] == [3, 3]
+
+
+def test_a_forked_child_that_fails_takes_no_report_of_its_parent(house: Cluster) -> None:
+    fork = "    if epoch == 2:\n        pid = os.fork()\n        assert pid, 'the child fails'\n"
+    fork += "        os.waitpid(pid, 0)\n"
+    job = house.submit(TOY.replace("    agent.report(", fork + "    agent.report("))
+
+    assert house.wait(job).code == 0
+    assert [e["epoch"] for e in house.show(job)["epochs"]] == [1, 2, 3, 4]
+
+
+def test_a_script_that_exits_on_term_resumes_after_down_and_up(
+    house: Cluster, tmp_path: Path
+) -> None:
+    polite = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n" + TOY
+    job = house.submit(polite, env={**SLOW, "HOLD": str(tmp_path / "go on")})
+    house.until_epoch(job, 2)
+
+    house.down()
+    (tmp_path / "go on").touch()
+    house.up()
+
+    assert house.wait(job).code == 0
+    assert house.show(job)["failures"] == 0
+
+
+def test_an_exit_code_is_known_even_if_the_zygote_died_before(
+    house: Cluster, tmp_path: Path
+) -> None:
+    script = (
+        "import os, sys, time\nwhile not os.path.exists(os.environ['HOLD']): time.sleep(0.01)\n"
+    )
+    job = house.submit(script + "sys.exit(3)", env={"HOLD": str(tmp_path / "go on")})
+    started = house.until(job, lambda shown: bool(shown["workers"] and shown["workers"][0]["pid"]))
+    stat = Path(f"/proc/{started['workers'][0]['pid']}/stat").read_text()
+
+    kill(int(stat.rpartition(")")[2].split()[1]))
+    (tmp_path / "go on").touch()
+
+    assert house.wait(job).code == 1
+    assert house.show(job)["reason"] == "its script ended: exit code 3"

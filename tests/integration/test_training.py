@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from controlplane.client import BlockingClient, JobSpec, StopRule
+from controlplane.client import BlockingClient, Client, JobSpec, StopRule
+from controlplane.client.jobfile import load_job
 from tests.support.cluster import TOY, Cluster
 
 EPOCH = list(range(400))
@@ -26,6 +28,15 @@ def test_twelve_jobs_share_four_slots_and_nothing_is_lost_or_repeated(cluster: C
     assert shown["reason"] == "all 4 epochs are done"
     assert [epoch["step"] for epoch in shown["epochs"]] == [20, 40, 60, 80]
     assert shown["progress"] == 1.0
+
+
+async def test_jobs_of_one_folder_may_start_at_the_same_moment(cluster: Cluster) -> None:
+    spec = load_job(cluster.write(TOY))
+    async with Client(cluster.home) as client:
+        jobs = await asyncio.gather(*(client.submit(spec) for _ in range(8)))
+        ended = [await client.wait(job, timeout=60) for job in jobs]
+
+    assert [detail.summary.state for detail in ended] == ["succeeded"] * 8
 
 
 def test_logs_can_be_followed_while_the_job_runs(cluster: Cluster) -> None:
