@@ -84,12 +84,12 @@ class BlockingClient:
         """See `Client.wait`."""
         return self._run(self._client.wait(job, timeout))
 
-    def events(self, from_seq: int = 1, *, follow: bool = False) -> Iterator[FeedEvent]:
+    def events(self, from_seq: int = 1, follow: bool = False) -> Iterator[FeedEvent]:
         """See `Client.events`."""
         for page in self._each(self._client.event_pages(from_seq, follow=follow)):
             yield from page
 
-    def tail(self, job: str, rank: int | None = None, *, follow: bool = True) -> Iterator[str]:
+    def tail(self, job: str, rank: int | None = None, follow: bool = True) -> Iterator[str]:
         """See `Client.tail`."""
         for page in self._each(self._client.line_pages(job, LOG, rank, follow=follow)):
             for _, line in page:

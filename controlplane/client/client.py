@@ -200,14 +200,14 @@ class Client:
                 what = f"{job} is {detail.summary.state} after {timeout:g} s"
                 raise TimedOutError(what, "wait longer, or look with `ones show`")
 
-    async def events(self, from_seq: int = 1, *, follow: bool = False) -> AsyncIterator[FeedEvent]:
+    async def events(self, from_seq: int = 1, follow: bool = False) -> AsyncIterator[FeedEvent]:
         """Feed events from `from_seq` on; with `follow`, for ever."""
         async for page in self.event_pages(from_seq, follow=follow):
             for event in page:
                 yield event
 
     async def tail(
-        self, job: str, rank: int | None = None, *, follow: bool = True
+        self, job: str, rank: int | None = None, follow: bool = True
     ) -> AsyncIterator[str]:
         """Lines of a job's output from its start on; with `follow`, until the job has ended.
 

@@ -325,6 +325,26 @@ def test_absurd_numbers_end_nobody(cluster: Cluster, stranger: Stranger) -> None
     assert (answer["type"], answer["total"]) == ("logs.snapshot_piece.1", -1)
 
 
+def test_the_feed_tells_readers_what_happens_and_nodes_nothing(
+    cluster: Cluster, stranger: Stranger
+) -> None:
+    reader = stranger.connect("feed", zmq.SUB)
+    node = stranger.connect("feed", zmq.SUB, key="node-1")
+    for socket in (reader, node):
+        socket.subscribe(b"job/")
+    told: list[str] = []
+    while "job.succeeded" not in told:
+        cluster.submit("")
+        while reader.poll(1000):
+            topic, body = reader.recv_multipart()
+            event = msgpack.unpackb(body)
+            assert topic.decode() == f"job/{event['job']}"
+            told.append(event["event"])
+
+    assert {"job.submitted", "job.starting", "worker.exited"} <= set(told)
+    assert not node.poll(0)
+
+
 def test_a_node_key_cannot_submit(stranger: Stranger) -> None:
     answer = stranger.ask(stranger.connect("clients", key="node-1"), b"1", GOOD)
 

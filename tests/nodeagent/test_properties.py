@@ -16,6 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from nodeagent.actions import FetchWorkspace, StartWorker
 from schemas.ids import JobId, SlotId, WorkerId, node_of, worker_id
 from schemas.messages.agent import (
     GroupDelta,
@@ -97,6 +98,12 @@ class Agent(RuleBasedStateMachine):
     def something_is_finished(self, which: int, *, well: bool) -> None:
         self.node.finish(one_of(self.node.work, which), well=well)
 
+    @precondition(lambda self: self.node.work)
+    @rule()
+    def no_start_succeeds(self) -> None:
+        for work in [work for work in self.node.work if isinstance(work, StartWorker)]:
+            self.node.finish(work, well=False)
+
     @precondition(lambda self: self.node.living())
     @rule(which=ANY, steps=st.integers(1, 4))
     def a_worker_goes_on(self, which: int, steps: int) -> None:
@@ -139,6 +146,17 @@ class Agent(RuleBasedStateMachine):
             self.the_next_stage_is_ordered(job)
         self.orders_arrive(len(self.under_way))
         self.all_goes_well_for_a_moment(rounds, acts=2 * switches)
+
+    @rule(job=JOBS, on=st.sampled_from([S0, S1]), rounds=st.integers(0, 2))
+    def a_slot_goes_to_another_job(self, job: JobId, on: SlotId, rounds: int) -> None:
+        for holder, delta in list(self.newest.items()):
+            if delta.group and on in {member.slot for member in delta.group.members}:
+                self.order(stop(holder, delta.version + 1))
+        self.a_new_version_is_ordered(job, on, "5")
+        self.orders_arrive(len(self.under_way))
+        for work in [work for work in self.node.work if isinstance(work, FetchWorkspace)]:
+            self.node.finish(work)
+        self.all_goes_well_for_a_moment(rounds, acts=0)
 
     # --- what holds
 

@@ -72,6 +72,7 @@ class Process:
     connected_to: str = ""  # the life of the agent
     reports: list[ScriptReport] = field(default_factory=list)  # its file
     read: int = 0  # by the present agent
+    stored: bool = False  # all of its output
     epoch: int = 0
 
     def act(self, epochs: int) -> None:
@@ -197,6 +198,7 @@ class Node:
             case Grace(worker=worker):
                 self._tell(GraceOver(worker))
             case Storing(worker=worker):
+                self.processes[worker].stored = True
                 self._tell(LogsStored(worker))
 
     def look(self, worker: WorkerId) -> None:
@@ -252,6 +254,7 @@ class Node:
             case RemoveWorker(worker=worker):
                 gone = self.processes.pop(worker, None)
                 assert gone is None or not gone.alive, f"{worker} lost its folder while it lived"
+                assert gone is None or gone.stored, f"{worker} lost its folder before its logs"
             case ForgetJob(job=job):
                 assert not [w for w in self.processes.values() if w.assignment.job == job]
                 self.session.forget_job(job)

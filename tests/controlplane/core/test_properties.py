@@ -32,10 +32,10 @@ from controlplane.core.node import NodePhase
 from controlplane.core.reactor import START_LIMIT_S
 from controlplane.policy.api import ClusterView, Plan
 from controlplane.policy.fifo import Fifo
-from schemas.ids import JobId, NodeId, Seconds, SlotId, WorkerId, node_of, slot_id
+from schemas.ids import JobId, NodeId, Seconds, SlotId, WorkerId, node_of, slot_id, worker_id
 from schemas.messages.agent import GroupDelta
 from tests.support.agents import Node, haunt
-from tests.support.builders import N1, N2, S0, S1, T0, cancelled, submission
+from tests.support.builders import BATCH, N1, N2, S0, S1, T0, cancelled, proposal, submission
 from tests.support.controller import Controller
 
 T = TypeVar("T")
@@ -74,6 +74,7 @@ class Cluster(RuleBasedStateMachine):
         self.heard: list[NodeReported] = []
         self.views: list[ClusterView] = [self.controller.state.view()]
         self.wake_at: Seconds | None = None
+        self.passed_over: set[WorkerId] = set()  # by a greeting that came late
         self.the_links_hold_again()
 
     # --- users and policies
@@ -94,6 +95,14 @@ class Cluster(RuleBasedStateMachine):
     def a_plan_of_an_older_view_arrives(self, age: int) -> None:
         view = self.views[-1 - min(age, len(self.views) - 1)]
         self.take(PlanProposed(plan=Fifo().plan(view, self.now)))
+
+    @precondition(lambda self: self.controller.state.active)
+    @rule(slots=st.lists(st.sampled_from([S0, S1, T0]), min_size=1, max_size=3))
+    def a_plan_of_a_strange_policy_arrives(self, slots: list[SlotId]) -> None:
+        waiting = list(self.controller.state.jobs)
+        self.take(
+            proposal({job: {slot: BATCH} for job, slot in zip(waiting[-3:], slots, strict=False)})
+        )
 
     @rule()
     def the_policy_is_asked(self) -> None:
@@ -247,6 +256,14 @@ class Cluster(RuleBasedStateMachine):
             for slot in range(node.slots):
                 assert len(node.living(slot)) <= 1, node.living(slot)
 
+    @invariant()
+    def no_slot_is_given_away_while_a_process_may_live_on_it(self) -> None:
+        usable = {slot.slot for slot in self.controller.state.view().slots if slot.usable}
+        for name, node in self.nodes.items():
+            for worker in node.living():
+                slot = slot_id(name, node.processes[worker].assignment.slot)
+                assert slot not in usable or worker in self.passed_over
+
     def teardown(self) -> None:
         self.everything_gets_well()
         unfinished = {
@@ -320,6 +337,8 @@ class Cluster(RuleBasedStateMachine):
         return changes
 
     def greeted(self, greeting: NodeGreeted) -> None:
+        named = {worker_id(seen.job, seen.version, seen.rank) for seen in greeting.workers}
+        self.passed_over.update(set(self.nodes[greeting.node].living()) - named)
         self.linked.add(greeting.node)
         self.take(greeting)
         known = self.controller.state.nodes[greeting.node]
@@ -358,17 +377,6 @@ class HauntedCluster(Cluster):
             self.a_link_breaks(node_of(slot), keeps=False)
             haunt(self.nodes[node_of(slot)], GHOST, version, slot)
         self.the_links_hold_again()
-
-    @invariant()
-    def their_slots_are_not_given_away_while_they_live(self) -> None:
-        usable = {slot.slot for slot in self.controller.state.view().slots if slot.usable}
-        haunted = {
-            slot_id(name, process.assignment.slot)
-            for name in self.linked
-            for process in self.nodes[name].processes.values()
-            if process.alive and process.assignment.job == GHOST
-        }
-        assert not usable & haunted
 
 
 def one_of(choices: Sequence[T], which: int) -> T:

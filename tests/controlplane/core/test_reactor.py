@@ -26,6 +26,7 @@ from controlplane.core.worker import WorkerPhase
 from controlplane.policy.api import Reason
 from schemas.errors import UnknownJobError
 from schemas.ids import BootId, JobId, SlotId, Version, WorkerId
+from schemas.messages.agent import GroupFormed, WorkerReady
 from schemas.messages.client import EpochInfo, VersionInfo
 from tests.support.builders import (
     BATCH,
@@ -936,6 +937,16 @@ def test_a_report_whose_index_was_taken_changes_nothing() -> None:
 
     assert [controller.tell(N1, report) for report in again] == [[], [], [], []]
     assert controller.tell(N1, epoch_end(A, 3)) != []
+
+
+@pytest.mark.parametrize("report", [ready(A), formed(A)], ids=["ready", "formed"])
+def test_the_last_report_again_changes_nothing(report: WorkerReady | GroupFormed) -> None:
+    controller = starting()
+    controller.tell(N1, ready(A))
+    if report != ready(A):
+        controller.tell(N1, report)
+
+    assert controller.tell(N1, report) == []
 
 
 def test_an_epoch_of_an_old_version_changes_nothing() -> None:

@@ -8,7 +8,8 @@ import io
 import os
 import shutil
 import tarfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -157,20 +158,34 @@ PROJECT = {
     "train.py": "print(1)",
     "lib/model.py": "x = 1",
     "lib/__init__.py": "",
+    "app/main.py": "",
     "data/small.txt": "7",
     "empty.txt": "",
 }
 
 
-def test_the_same_files_give_the_same_bytes(tmp_path: Path) -> None:
+def test_the_same_files_give_the_same_bytes_whenever_and_wherever_they_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = tree(tmp_path / "one", PROJECT)
     other = tree(tmp_path / "other", dict(reversed(PROJECT.items())))
     for path in other.rglob("*"):
         os.utime(path, (1, 1))
     (other / "train.py").chmod(0o600)
+    first = pack(one)
+    walk = os.walk
 
-    assert pack(one) == pack(other)
-    assert packed(pack(one)) == {name: text.encode() for name, text in PROJECT.items()}
+    def backwards(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for root, folders, files in walk(folder):
+            folders.sort(reverse=True)
+            files.sort(reverse=True)
+            yield root, folders, files
+
+    monkeypatch.setattr(os, "walk", backwards)
+    monkeypatch.setattr(time, "time", lambda: 2e9)
+
+    assert pack(other) == first
+    assert packed(first) == {name: text.encode() for name, text in PROJECT.items()}
 
 
 def test_another_content_or_name_gives_another_digest(tmp_path: Path) -> None:
