@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
+from elastic.files import AppendFile
 from schemas.codec import TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.link import ThreadDealer
@@ -28,7 +29,7 @@ class ReportFile:
     """The worker's own append-only file of reports."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab", buffering=0)
+        self._file = AppendFile(path)
         self._lock = threading.Lock()
         self._pid = os.getpid()
         self.count = _frames(path.read_bytes())
@@ -39,8 +40,12 @@ class ReportFile:
             return
         with self._lock:
             data = encode(make(self.count + 1))
-            self._file.write(FRAME.pack(len(data)) + data)
+            self._file.append(FRAME.pack(len(data)) + data)
             self.count += 1
+
+    def flush(self) -> bool:
+        """Write what found no room before; whether all is written."""
+        return self._file.flush()
 
 
 _files: dict[Path, ReportFile] = {}
@@ -105,7 +110,7 @@ class Channel:
                 greeted = dealer.send(encode(WorkerHello(pid=os.getpid(), **self._who())))
             for data in messages:
                 self._heard(data)
-            count = self._reports.count
+            count = self._reports.count if self._reports.flush() else told
             if count > told and dealer.send(encode(Reported(count=count, **self._who()))):
                 told = count
             if (steps := self._telemetry()) is not None:

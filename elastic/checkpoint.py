@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import queue
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +20,8 @@ from schemas.ids import Version
 
 FORMAT: Final = 1
 KEPT: Final = 2  # the newest, and the one before it
+RETRY_S: Final = 1.0
+CLOSE_S: Final = 30.0  # how long a script's end waits for a disk that takes nothing
 
 
 def path_of(folder: Path, point: ResumePoint) -> Path:
@@ -119,7 +121,11 @@ def load(path: Path) -> dict[str, Any]:
 class _Order:
     point: ResumePoint
     content: dict[str, Any]
-    durable: Callable[[], None]
+    durable: tuple[Callable[[], None], ...]  # of this epoch, and of those that it stands for
+
+    def after(self, earlier: _Order) -> _Order:
+        """This order in place of an `earlier` one that could not be written."""
+        return _Order(self.point, self.content, earlier.durable + self.durable)
 
 
 _open: set[Writer] = set()  # of this process
@@ -137,12 +143,17 @@ def drain() -> None:
 class Writer:
     """Writes checkpoints in a thread of its own, in order, at most one behind.
 
-    The training thread waits only when two epochs have ended since the disk took the last one.
+    The training thread waits only when two epochs have ended since the disk took the last one. A
+    disk that takes nothing (full, away) does not stop training: the newest state is tried again
+    and stands for those before it, whose epochs are reported with it.
     """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._orders: queue.Queue[_Order | None] = queue.Queue(maxsize=1)
+        self._next: _Order | None = None
+        self._changed = threading.Condition()
+        self._failing = False
+        self._closing = False
         self._error: BaseException | None = None
         self._checked = False
         _open.add(self)
@@ -155,19 +166,25 @@ class Writer:
         """Write `content`, already copied, and call `durable` in the writer's thread.
 
         Raises:
-            CheckpointError: if an earlier write failed.
+            CheckpointError: if an earlier state could not be written, whatever the disk.
         """
-        self._raise()
-        self._orders.put(_Order(point, {"format": FORMAT, **content}, durable))
+        order = _Order(point, {"format": FORMAT, **content}, (durable,))
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is None or self._failing or self._error)
+            self._raise()
+            self._next = order.after(self._next) if self._next else order
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Wait for what is under way.
 
         Raises:
-            CheckpointError: if a write failed.
+            CheckpointError: if the last state could not be written within `CLOSE_S`.
         """
         _open.discard(self)
-        self._orders.put(None)
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
         self._thread.join()
         self._raise()
 
@@ -175,18 +192,50 @@ class Writer:
         if self._error is not None:
             full = isinstance(self._error, OSError)
             hint = f"free space at {self._folder}" if full else "track only plain states"
-            raise CheckpointError(
-                f"cannot write a checkpoint: {self._error}", hint
-            ) from self._error
+            what = f"cannot write a checkpoint: {self._error}"
+            raise CheckpointError(what, hint) from self._error
 
     def _run(self) -> None:
-        while (order := self._orders.get()) is not None:
+        while (order := self._take()) is not None:
+            try:
+                self._persist(order)
+            except Exception as error:  # noqa: BLE001 - a user's state may raise anything
+                with self._changed:
+                    self._error = error
+                    self._changed.notify_all()
+                return
+
+    def _take(self) -> _Order | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._next is not None or self._closing)
+            order, self._next = self._next, None
+            self._changed.notify_all()
+            return order
+
+    def _persist(self, order: _Order) -> None:
+        """Write `order`, or what has replaced it by the time the disk takes something again."""
+        given_up_at: float | None = None
+        while True:
             try:
                 self._store(order)
-            except Exception as error:  # noqa: BLE001 - a user's state may raise anything
-                self._error = error
+            except OSError as error:
+                if not self._failing:
+                    sys.stderr.write(f"[ones] checkpoint: {error}; tried again, training goes on\n")
+                with self._changed:
+                    self._failing = True
+                    self._changed.notify_all()
+                    self._changed.wait_for(lambda: self._next is not None, timeout=RETRY_S)
+                    if self._next is not None:
+                        order, self._next = self._next.after(order), None
+                    if self._closing:
+                        given_up_at = given_up_at or time.monotonic() + CLOSE_S
+                if given_up_at is not None and time.monotonic() > given_up_at:
+                    raise
             else:
-                order.durable()
+                self._failing = False
+                for durable in order.durable:
+                    durable()
+                return
 
     def _store(self, order: _Order) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -198,7 +247,7 @@ class Writer:
             fresh.replace(target)
         finally:
             fresh.unlink(missing_ok=True)
-        _sync(self._folder, os.O_RDONLY | os.O_DIRECTORY)
+        _sync_folder(self._folder)
         self._prune(order.point)
 
     def _check(self, path: Path) -> None:
@@ -223,14 +272,15 @@ def save(content: dict[str, Any], path: Path) -> None:
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        torch.save(content, path)
+        with path.open("wb", buffering=0) as file:
+            torch.save(content, file)
+            os.fsync(file.fileno())
     finally:
         torch.serialization.set_crc32_options(checksums)
-    _sync(path, os.O_RDWR)
 
 
-def _sync(path: Path, flags: int) -> None:
-    descriptor = os.open(path, flags)
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
     finally:

@@ -22,6 +22,7 @@ from torch.utils.data import Dataset
 from elastic import checkpoint
 from elastic.channel import Channel
 from elastic.errors import UsageError
+from elastic.files import AppendFile
 from elastic.loader import ElasticLoader
 from elastic.losses import LossMeter
 from elastic.progress import Speed, StopState, stop_reason
@@ -73,7 +74,7 @@ class ScalingAgent:
         self._why_done = ""
         self._epoch_open = False
         self._writer: checkpoint.Writer | None = None
-        self._samples: Any = None
+        self._samples: AppendFile | None = None
         self._model: nn.Module | None = None
         self._optimizer: torch.optim.Optimizer | None = None
         self._stream = SampleStream(0, 0)
@@ -248,7 +249,7 @@ class ScalingAgent:
         self._writer = checkpoint.Writer(Path(assignment.checkpoints))
         atexit.register(checkpoint.drain)  # for scripts that leave their loop
         if assignment.spec.record_samples:
-            self._samples = (self._folder / "samples").open("ab", buffering=0)
+            self._samples = AppendFile(self._folder / "samples")
         parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         self._report(
             WorkerReady,
@@ -367,7 +368,7 @@ class ScalingAgent:
             record = {
                 "epoch": standing.epoch, "step": standing.step, "rank": standing.rank, "ids": ids,
             }  # fmt: skip
-            self._samples.write(json.dumps(record).encode() + b"\n")
+            self._samples.append(json.dumps(record).encode() + b"\n")
         limit = self._rule.samples if self._rule is not None else None
         return limit is None or standing.samples_done < limit
 

@@ -28,6 +28,7 @@ import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker 
 import torch.utils.data
 
 import elastic.launch
+from elastic.files import PatientOutput
 from schemas.codec import TO_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.messages import Message
@@ -183,8 +184,15 @@ def main() -> None:
     folder = Zygote(path).serve()
     if folder is None:
         return
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(line_buffering=True, errors="backslashreplace")  # type: ignore[union-attr]
+    sys.stdout, sys.stderr = (
+        io.TextIOWrapper(
+            io.BufferedWriter(PatientOutput(descriptor)),
+            encoding="utf-8",
+            errors="backslashreplace",
+            line_buffering=True,
+        )
+        for descriptor in (1, 2)
+    )
     _leave(elastic.launch.run_worker(folder), folder)
 
 

@@ -56,7 +56,8 @@ def digest_of(archive: bytes) -> str:
 
 def _patterns(folder: Path) -> tuple[str, ...]:
     path = folder / IGNORE_FILE
-    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    lines = text.splitlines()
     own = (line.strip().rstrip("/") for line in lines)
     return (*IGNORED, *(line for line in own if line and not line.startswith("#")))
 

@@ -149,6 +149,10 @@ class Api:
         submitted = JobSubmitted(
             spec=request.spec, snapshot=request.snapshot, user=who.name, key=request.key
         )
+        waiting = self._turn.reactor.state.keys.get(f"{who.name}/{request.key}")
+        if self._turn.stalled and request.key and waiting:
+            what = f"{waiting} waits until the journal can be written ({self._turn.stalled})"
+            raise UnavailableError(what, "free space there; it need not be submitted again")
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 job = self._turn.reactor.state.job(command.job)

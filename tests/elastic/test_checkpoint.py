@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import threading
 from pathlib import Path
@@ -63,17 +64,57 @@ def test_an_epoch_is_durable_only_when_its_file_is_there(tmp_path: Path) -> None
     assert (seen, done.is_set()) == ([True], True)
 
 
-def test_a_write_that_fails_is_told_and_leaves_the_last_checkpoint(tmp_path: Path) -> None:
-    folder = tmp_path / "checkpoints"
-    writer = checkpoint.Writer(folder)
-    writer.write(point(1), {"epoch": 1}, lambda: None)
-    writer.write(point(2), {"epoch": object}, lambda: None)
-    folder.joinpath("epoch-000003.v3.new").mkdir(parents=True, exist_ok=True)
-    writer.write(point(3), {"epoch": 3}, lambda: None)
+def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    room, tried = threading.Event(), threading.Event()
+    save = checkpoint.save
 
-    with pytest.raises(CheckpointError, match="cannot write a checkpoint"):
+    def full(content: dict[str, object], path: Path) -> None:
+        if not room.is_set():
+            tried.set()
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(content, path)
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(checkpoint, "RETRY_S", 0.01)
+    durable: list[int] = []
+    writer = checkpoint.Writer(tmp_path)
+    for epoch in (1, 2, 3, 4):
+        writer.write(point(epoch), {"epoch": epoch}, lambda epoch=epoch: durable.append(epoch))
+        assert tried.wait(5)
+    assert durable == []
+    room.set()
+    writer.close()
+
+    assert durable == [1, 2, 3, 4]
+    newest = checkpoint.find(tmp_path, point(2))
+    assert checkpoint.load(newest)["epoch"] == 4
+
+
+def test_a_disk_that_stays_full_is_told_at_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint, "save", full)
+    monkeypatch.setattr(checkpoint, "RETRY_S", 0.01)
+    monkeypatch.setattr(checkpoint, "CLOSE_S", 0.05)
+    writer = checkpoint.Writer(tmp_path)
+    writer.write(point(1), {"epoch": 1}, lambda: None)
+
+    with pytest.raises(CheckpointError, match=r"No space left on device; free space at"):
         writer.close()
-    assert checkpoint.load(checkpoint.path_of(folder, point(1)))["epoch"] == 1
+
+
+def test_a_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
+    writer = checkpoint.Writer(tmp_path)
+    writer.write(point(1), {"tracked": {"scheduler": Path("a class that torch refuses")}}, print)
+
+    with pytest.raises(CheckpointError, match="track only plain states"):
+        writer.close()
+    assert list(tmp_path.glob("*.pt")) == []
 
 
 def test_a_damaged_or_missing_checkpoint_says_which_and_why(tmp_path: Path) -> None:

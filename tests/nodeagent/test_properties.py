@@ -125,6 +125,7 @@ class Agent(RuleBasedStateMachine):
 
     @rule()
     def the_agent_begins_anew(self) -> None:
+        self.each_worker_said_its_reports_once_in_order_and_its_exit_last()
         self.node.restart()
         self.arrived.clear()
         self.under_way = list(self.newest.values())
@@ -147,8 +148,10 @@ class Agent(RuleBasedStateMachine):
         self.orders_arrive(len(self.under_way))
         self.all_goes_well_for_a_moment(rounds, acts=2 * switches)
 
-    @rule(job=JOBS, on=st.sampled_from([S0, S1]), rounds=st.integers(0, 2))
-    def a_slot_goes_to_another_job(self, job: JobId, on: SlotId, rounds: int) -> None:
+    @rule(
+        job=JOBS, on=st.sampled_from([S0, S1]), starts=st.sampled_from(["well", "badly", "not yet"])
+    )
+    def a_slot_goes_to_another_job(self, job: JobId, on: SlotId, starts: str) -> None:
         for holder, delta in list(self.newest.items()):
             if delta.group and on in {member.slot for member in delta.group.members}:
                 self.order(stop(holder, delta.version + 1))
@@ -156,7 +159,9 @@ class Agent(RuleBasedStateMachine):
         self.orders_arrive(len(self.under_way))
         for work in [work for work in self.node.work if isinstance(work, FetchWorkspace)]:
             self.node.finish(work)
-        self.all_goes_well_for_a_moment(rounds, acts=0)
+        for work in [work for work in self.node.work if isinstance(work, StartWorker)]:
+            if starts != "not yet":
+                self.node.finish(work, well=starts == "well")
 
     # --- what holds
 
@@ -165,8 +170,7 @@ class Agent(RuleBasedStateMachine):
         for slot in range(self.node.slots):
             assert len(self.node.living(slot)) <= 1, self.node.living(slot)
 
-    @invariant()
-    def each_worker_says_its_reports_once_in_order_and_its_exit_last(self) -> None:
+    def each_worker_said_its_reports_once_in_order_and_its_exit_last(self) -> None:
         said: dict[WorkerId, list[int]] = {}
         exited = set()
         for numbered in self.node.session.spool:
@@ -186,6 +190,7 @@ class Agent(RuleBasedStateMachine):
         self.orders_arrive(len(self.under_way))
         while self.goes_on():
             pass
+        self.each_worker_said_its_reports_once_in_order_and_its_exit_last()
         ended = {
             worker_id(e.job, e.version, e.rank)
             for e in (numbered.event for numbered in self.node.session.spool)

@@ -1,0 +1,74 @@
+"""What a full disk does to a worker's files: nothing that training would feel."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from elastic import files
+from elastic.files import AppendFile, PatientOutput
+
+
+class Disk:
+    """A disk with room for `room` bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.room = 1 << 30
+        self._write = os.write
+        monkeypatch.setattr(files.os, "write", self.write)
+
+    def write(self, descriptor: int, data: bytes) -> int:
+        taken = bytes(data)[: self.room]
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= len(taken)
+        return self._write(descriptor, taken)
+
+
+@pytest.fixture
+def disk(monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(monkeypatch)
+
+
+def test_records_that_find_no_room_wait_and_come_whole(disk: Disk, tmp_path: Path) -> None:
+    file = AppendFile(tmp_path / "reports")
+    file.append(b"first ")
+    disk.room = 3
+    file.append(b"second ")
+    file.append(b"third ")
+    assert (tmp_path / "reports").read_bytes() == b"first sec"
+    assert not file.flush()
+
+    disk.room = 1000
+
+    assert file.flush()
+    assert (tmp_path / "reports").read_bytes() == b"first second third "
+
+
+def test_more_than_memory_should_hold_is_refused(
+    disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(files, "LIMIT", 10)
+    file = AppendFile(tmp_path / "samples")
+    disk.room = 0
+    file.append(b"x" * 10)
+
+    with pytest.raises(OSError, match="No space left"):
+        file.append(b"x")
+
+
+def test_output_without_room_is_dropped_and_counted(disk: Disk, tmp_path: Path) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        output = PatientOutput(log.fileno())
+        assert output.write(b"before\n") == 7
+        disk.room = 2
+        assert output.write(b"lost\n") == 5
+        disk.room = 1000
+        assert output.write(b"after\n") == 6
+
+    assert (tmp_path / "log").read_text() == (
+        "before\nlo\n[ones] 3 bytes of output were lost: the disk was full\nafter\n"
+    )
