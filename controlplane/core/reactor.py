@@ -208,9 +208,9 @@ class Reactor:
 
     def _reconcile_worker(self, job: Job, worker: Worker, seen: WorkerSeen | None) -> None:
         if seen is None:
-            if (
-                worker.pid is not None
-            ):  # else: it was never heard of, and is ordered or called off again
+            # One that was never heard of may not have begun: it is ordered or called off again.
+            unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING}
+            if worker.pid is not None or not unheard:
                 self._gone(job, worker, WorkerExited(**_of(worker, job), code=None, signal=None))
             return
         if worker.pid is None and seen.pid is not None:
