@@ -69,7 +69,9 @@ class Wire:
     def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
         identity = None
         if self._identified:
-            identity = Identity.parse(str(frames[-1].get("User-Id")))
+            # libzmq itself says "unsubscribed" for a peer that is gone, and for nobody's key.
+            with contextlib.suppress(zmq.ZMQError):
+                identity = Identity.parse(str(frames[-1].get("User-Id")))
         return Incoming(tuple(frame.bytes for frame in frames), identity)
 
     def send(self, *frames: bytes) -> bool:
@@ -83,7 +85,8 @@ class Wire:
 
     def revoke(self, topic: bytes) -> None:
         """Take back a subscription (manual XPUB)."""
-        self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
+        with contextlib.suppress(zmq.ZMQError):  # its peer may be gone, or was never granted it
+            self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
 
     def subscribe(self, topic: bytes) -> None:
         """Ask for a topic (SUB)."""

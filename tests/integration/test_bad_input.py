@@ -343,6 +343,9 @@ def test_the_feed_tells_readers_what_happens_and_nodes_nothing(
 
     assert {"job.submitted", "job.starting", "worker.exited"} <= set(told)
     assert not node.poll(0)
+    for socket in (reader, node):
+        socket.close()
+    assert cluster.wait(cluster.submit("")).code == 0
 
 
 def test_a_node_key_cannot_submit(stranger: Stranger) -> None:
