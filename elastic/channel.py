@@ -18,7 +18,13 @@ from schemas.codec import TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.link import ThreadDealer
 from schemas.messages.agent import ScriptReport, StepsReported
-from schemas.messages.worker import Assignment, Reported, WorkerHello
+from schemas.messages.worker import (
+    Assignment,
+    GroupOrder,
+    Reported,
+    SlotGranted,
+    WorkerHello,
+)
 
 FRAME: Final = struct.Struct(">I")
 TELEMETRY_S: Final = 1.0
@@ -67,11 +73,20 @@ def _frames(data: bytes) -> int:
 class Channel:
     """One worker's line to its agent; works on, in silence, while there is none."""
 
-    def __init__(self, assignment: Assignment, folder: Path) -> None:
+    def __init__(
+        self, assignment: Assignment, folder: Path, hear: Callable[[GroupOrder | SlotGranted], None]
+    ) -> None:
+        """Begin to talk.
+
+        Args:
+            assignment: whose worker this is.
+            folder: its files.
+            hear: takes an order, in the channel's thread; must not wait.
+        """
         self._assignment = assignment
+        self._hear = hear
         self._reports = report_file(folder / "reports")
         self._telemetry: Telemetry = lambda: None
-        self._ordered = threading.Event()
         self._stop = threading.Event()
         self._started = threading.Event()
         self._wake: Callable[[], None] = lambda: None
@@ -87,10 +102,6 @@ class Channel:
     def tell_steps(self, telemetry: Telemetry) -> None:
         """Ask `telemetry` about once a second, from the channel's thread."""
         self._telemetry = telemetry
-
-    def await_switch(self) -> None:
-        """Wait until the controller wants this worker in its group."""
-        self._ordered.wait()
 
     def close(self) -> None:
         """End the conversation."""
@@ -122,8 +133,7 @@ class Channel:
             order = TO_WORKER.decode(data)
         except OnesError:
             return
-        if order.version == self._assignment.version:
-            self._ordered.set()
+        self._hear(order)
 
     def _who(self) -> dict[str, Any]:
         a = self._assignment

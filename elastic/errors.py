@@ -29,3 +29,14 @@ class MissingMetricError(ElasticError):
 
 class CheckpointError(ElasticError):
     """A checkpoint that a worker should start from cannot be used."""
+
+
+class BrokenGroupError(ElasticError):
+    """A process group could not be built, or a peer of it is gone."""
+
+
+class CancelledError(ElasticError):
+    """A wait was called off: the controller wants this worker at rest."""
+
+    def __init__(self) -> None:
+        super().__init__("called off")

@@ -3,36 +3,41 @@
 from __future__ import annotations
 
 import atexit
-import json
-import math
+import itertools
 import os
 import random
 import sys
 import time
+import types
+import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from elastic import checkpoint
+from elastic import checkpoint, testing
+from elastic.batching import Row, split
 from elastic.channel import Channel
 from elastic.errors import UsageError
 from elastic.files import AppendFile
+from elastic.gradients import Reducer
+from elastic.handover import State
+from elastic.learning_rate import DOUBLING_STEPS, Ramp, target
 from elastic.loader import ElasticLoader
-from elastic.losses import LossMeter
-from elastic.progress import Speed, StopState, stop_reason
+from elastic.member import Member, Outcome, Piece, Standing
+from elastic.progress import Speed
 from elastic.sampler import SampleStream
+from elastic.training import Training, rule_for
 from schemas.codec import ASSIGNMENT
-from schemas.groups import ResumePoint
+from schemas.ids import Version
 from schemas.jobs import StopRule
 from schemas.messages.agent import (
-    EpochReported,
-    GroupFormed,
+    JOIN,
     ScriptReport,
     StepsReported,
     TrainingFinished,
@@ -41,19 +46,6 @@ from schemas.messages.agent import (
 from schemas.messages.worker import Assignment
 
 WORKER: Final = "ONES_WORKER"  # the worker's folder, when an agent started the process
-R = TypeVar("R", bound=ScriptReport)
-
-
-@dataclass(slots=True)
-class _Standing:
-    """Where training stands; everything that a checkpoint has to bring back."""
-
-    epoch: int = 1  # the running one
-    cursor: int = 0  # samples of it that are done
-    step: int = 0  # optimizer steps since the job began
-    samples_done: int = 0
-    local_batches: tuple[int, ...] = (1,)
-    rank: int = 0
 
 
 class ScalingAgent:
@@ -62,25 +54,28 @@ class ScalingAgent:
     def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
         self._assignment = assignment
         self._folder = folder
-        self._channel = Channel(assignment, folder) if assignment and folder else None
-        if self._channel is not None:
+        self._standing = Standing()
+        self._training = Training(assignment, self._report, self._standing)
+        self._member = Member(
+            assignment,
+            report=self._report,
+            standing=self._standing,
+            losses=self._training.losses,
+            device=self.device,
+            trainee=self._training,
+        )
+        self._channel: Channel | None = None
+        if assignment is not None and folder is not None:
+            self._channel = Channel(assignment, folder, self._member.hear)
             atexit.register(self._channel.close)
-        self._standing = _Standing(rank=assignment.rank if assignment else 0)
-        self._rule: StopRule | None = assignment.spec.stop if assignment else None
-        self._stop = StopState()
-        self._tracked: dict[str, Any] = {}
-        self._losses = LossMeter()
-        self._speed = Speed(time.monotonic())
-        self._why_done = ""
         self._epoch_open = False
-        self._writer: checkpoint.Writer | None = None
-        self._samples: AppendFile | None = None
-        self._model: nn.Module | None = None
-        self._optimizer: torch.optim.Optimizer | None = None
-        self._stream = SampleStream(0, 0)
+        self._joined = False
+        self._reducer: Reducer | None = None
         self._seed = 0
-        self._resumed_tracked: dict[str, Any] = {}
-        self._resumed_groups: list[dict[str, Any]] = []  # of the optimizer
+        self._parameters = 0
+        self._resumed_epoch = 0
+        self._training.batch = lambda: self.batch_size
+        self._training.group = lambda: self._member.group.version
 
     @classmethod
     def from_env(cls, seed: int = 0) -> ScalingAgent:
@@ -106,13 +101,20 @@ class ScalingAgent:
 
     @property
     def rank(self) -> int:
-        """This worker's place in its group; 0 prints and saves."""
-        return self._standing.rank
+        """This worker's place in its group, which may change; 0 prints and saves."""
+        if self._assignment is not None and not self._joined:
+            return int(self._assignment.rank)
+        return self._member.rank
 
     @property
     def world_size(self) -> int:
-        """How many workers the group has."""
-        return len(self._standing.local_batches)
+        """How many workers the group has at present."""
+        return self._member.size
+
+    @property
+    def step(self) -> int:
+        """Steps that are done since the job began."""
+        return self._standing.step
 
     @property
     def device(self) -> torch.device:
@@ -121,8 +123,8 @@ class ScalingAgent:
 
     @property
     def batch_size(self) -> int:
-        """The global batch, samples per step."""
-        return sum(self._standing.local_batches)
+        """The global batch at present, samples per step."""
+        return self._member.batch
 
     # --- load
 
@@ -134,9 +136,11 @@ class ScalingAgent:
         *,
         batch_size: int,
         lr: float | None = None,
+        lr_scaling: str = "auto",
+        lr_doubling_steps: int = DOUBLING_STEPS,
         **loader_options: Any,
     ) -> tuple[nn.Module, torch.optim.Optimizer, ElasticLoader]:
-        """Build model, optimizer and loader; under a cluster, join the job's group.
+        """Build model, optimizer and loader.
 
         Args:
             build_model: makes the module.
@@ -145,146 +149,149 @@ class ScalingAgent:
             batch_size: global, samples per step; the job file's wins.
             lr: learning rate at that batch; the job file's wins. Groups of parameters keep the
                 ratios that `build_optimizer` gave them. None keeps the optimizer's own.
+            lr_scaling: how the rate follows a batch that changes: "linear" with it, "sqrt" with its
+                square root, "none"; "auto": sqrt for Adam and its kin, else linear.
+            lr_doubling_steps: steps in which the rate grows by at most 2x; 0: all at once.
             loader_options: of torch's DataLoader.
 
         Returns:
-            Model and optimizer, from the last finished epoch if there is one, and the loader.
+            Model and optimizer, from the last checkpoint if there is one, and the loader.
 
         Raises:
             UsageError: if the dataset has no length or an option chooses samples.
             CheckpointError: if the job should resume and cannot.
         """
+        testing.reach("load", rank=self.rank, version=self._version)
         size = _size_of(train_set)
-        model = build_model().to(self.device)
+        training, member = self._training, self._member
+        model = build_model()
+        member.await_slot()  # what runs on the slot's device may be about to leave it
+        model = model.to(self.device)
         optimizer = build_optimizer(model.parameters())
-        self._model, self._optimizer = model, optimizer
-        self._choose_batch_and_rate(optimizer, batch_size, lr)
-        self._stream = SampleStream(self._seed, size)
+        training.state = State(model, optimizer)
+        training.stream = SampleStream(self._seed, size)
+        self._choose_batch_and_rate(optimizer, batch_size, lr, lr_scaling, lr_doubling_steps)
+        _pass_over(optimizer, member, training)
+        reducer = self._reducer = Reducer(training.state.trained(), member.backward_over)
         loader = ElasticLoader(
             train_set,
-            stream=self._stream,
-            position=self._standing,
+            stream=training.stream,
+            standing=self._standing,
+            member=member,
+            bound=self._assignment.spec.local_limit if self._assignment else batch_size,
             device=self.device,
             done=self._batch_done,
             options=loader_options,
         )
-        resumed = self._resume(model, optimizer)
-        self._losses.listen()
-        optimizer.register_step_post_hook(lambda *_: self._stepped())
-        if self._channel is not None:
-            self._join(model, size, resumed)
-        self._speed = Speed(time.monotonic())
+        member.use(training.state, reducer, size, loader.depth)
+        self._resumed_epoch = training.resume()
+        if self._standing.step:
+            at = f"step {self._standing.step}, samples {self._standing.samples_done}"
+            self._say(f"resumes after epoch {self._resumed_epoch}, {at}")
+        self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+        _schedulers_of(optimizer, self.track)
+        training.speed = Speed(time.monotonic())
         return model, optimizer, loader
 
     def track(self, **stateful: Any) -> None:
-        """Keep these in checkpoints too: schedulers, scalers, anything with a `state_dict`.
+        """Keep these in checkpoints and handovers too: scalers, anything with a `state_dict`.
 
-        Call it after `load`; in a resumed job they have their state back when it returns.
+        Call it after `load` and before the first epoch; in a resumed job they have their state back
+        when it returns. Schedulers of torch that are made after `load` are tracked by themselves.
         """
-        self._tracked.update(stateful)
-        for name, state in self._resumed_tracked.items():
-            if name in stateful:
-                stateful[name].load_state_dict(state)
-        if self._optimizer is not None and self._resumed_groups:
-            for group, was in zip(self._optimizer.param_groups, self._resumed_groups, strict=True):
-                group.update(was)  # a scheduler's constructor sets rates as if it were new
-        scaler = stateful.get("scaler")
-        if scaler is not None:
-            self._losses.scale = scaler.get_scale
+        self._training.track(stateful)
 
     def _choose_batch_and_rate(
-        self, optimizer: torch.optim.Optimizer, batch_size: int, lr: float | None
+        self,
+        optimizer: torch.optim.Optimizer,
+        batch_size: int,
+        lr: float | None,
+        scaling: str,
+        doubling: int,
     ) -> None:
-        assignment = self._assignment
+        training, assignment = self._training, self._assignment
+        if batch_size < 1:
+            raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
+        training.lr_rule = rule_for(optimizer, scaling)
         if assignment is None:
-            if batch_size < 1:
-                raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
-            self._standing.local_batches = (batch_size,)
+            training.base_batch = batch_size
+            self._member.schedule.announce([Row(1, split(batch_size, 1), 0)])
         else:
             group = assignment.group
-            self._standing.local_batches = tuple(m.local_batch for m in group.members)
+            training.base_batch = group.base_batch or group.global_batch
             self._say_wins("batch_size", batch_size, group.global_batch)
             if group.lr is not None:
                 self._say_wins("lr", lr, group.lr)
                 lr = group.lr
-        if lr is not None:
-            own = float(optimizer.defaults["lr"])
-            for group_ in optimizer.param_groups:
-                group_["lr"] = lr * (float(group_["lr"]) / own if own else 1.0)
+        training.set_rate(lr)
+        to = target(training.lr_rule, self.batch_size, training.base_batch)
+        training.ramp = Ramp(min(1.0, to), to, 0, doubling)
+
+    @property
+    def _version(self) -> int | None:
+        return self._assignment.version if self._assignment else None
 
     def _say_wins(self, name: str, script: Any, job: Any) -> None:
-        if script is not None and script != job:
+        joins = self._assignment is not None and self._assignment.kind == JOIN
+        if script is not None and script != job and not joins:
             self._say(f"{name} {job} of the job file wins over the script's {script}")
 
-    def _resume(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-        point = self._assignment.group.resume if self._assignment else None
-        if self._assignment is None or point is None:
-            return 0
-        folder = Path(self._assignment.checkpoints)
-        content = checkpoint.load(checkpoint.find(folder, point))
-        rates = [group["lr"] for group in optimizer.param_groups]
-        model.load_state_dict(content["model"])
-        optimizer.load_state_dict(content["optimizer"])
-        if self._assignment.group.global_batch != content["batch_size"]:
-            for group, rate in zip(optimizer.param_groups, rates, strict=True):
-                group["lr"] = rate
-        self._resumed_groups = [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in optimizer.param_groups
-        ]
-        standing = self._standing
-        standing.epoch, standing.cursor = content["epoch"] + 1, 0
-        standing.step, standing.samples_done = content["step"], content["samples_done"]
-        self._stop = msgspec.convert(content["stop"], StopState)
-        self._why_done = content["why_done"]
-        self._resumed_tracked = content["tracked"]
-        checkpoint.restore_random_state(content["random"])
-        self._say(f"resumes after epoch {content['epoch']}, step {content['step']}")
-        return int(content["epoch"])
-
-    def _join(self, model: nn.Module, size: int, resumed: int) -> None:
-        assignment, channel = self._assignment, self._channel
+    def _join(self) -> None:
+        """Say that this worker is ready, and wait until it is a member of its group."""
+        assignment, channel, training = self._assignment, self._channel, self._training
+        self._joined = True
         if assignment is None or channel is None or self._folder is None:
             return
-        self._writer = checkpoint.Writer(Path(assignment.checkpoints))
+        training.open_writer(Path(assignment.checkpoints))
         atexit.register(checkpoint.drain)  # for scripts that leave their loop
         if assignment.spec.record_samples:
-            self._samples = AppendFile(self._folder / "samples")
-        parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            training.samples = AppendFile(self._folder / "samples")
+        training.check_header()
+        _warm_up(self.device)
+        testing.reach("ready", rank=assignment.rank, version=assignment.version)
         self._report(
             WorkerReady,
-            epoch_samples=size,
-            resumed_epoch=resumed,
-            parameters=parameters,
+            {
+                "epoch_samples": training.stream.size,
+                "resumed_epoch": self._resumed_epoch,
+                "parameters": self._parameters,
+                "store_port": self._member.store_port(),
+            },
         )
-        channel.await_switch()
-        self._report(GroupFormed, epoch=self._standing.epoch - 1, step=self._standing.step)
+        self._member.join()
+        if assignment.kind != JOIN:
+            training.retarget(self.batch_size)
         channel.tell_steps(self._steps)
+        training.speed = Speed(time.monotonic())
 
     # --- the loop
 
     def epochs(self, count: int) -> Iterator[int]:
         """Run up to `count` epochs, counted from 0 as `range` does; the job file's stop rule wins.
 
-        A resumed job begins with the first epoch that is not finished.
+        A resumed job begins with the first epoch that is not finished. Under a cluster the first
+        epoch begins when this worker's group is there.
         """
-        if self._model is None:
+        training = self._training
+        if training.state is None:
             raise UsageError("epochs() before load()", "call agent.load(...) first")
-        if self._rule is None:
-            self._rule = StopRule(epochs=count)
-        elif self._rule.epochs != count:
-            self._say(f"stop {_told(self._rule)} of the job file wins over the script's {count}")
-        while not self._why_done:
+        if training.rule is None:
+            training.rule = StopRule(epochs=count)
+        elif training.rule.epochs != count:
+            told = _told(training.rule)
+            self._say(f"stop {told} of the job file wins over the script's {count}")
+        self._join()
+        while not training.why_done:
             self._epoch_open = True
-            self._losses.take()
-            self._speed.begin_epoch(time.monotonic())
+            training.losses.take()
+            training.speed.begin_epoch(time.monotonic())
             yield self._standing.epoch - 1
             if self._epoch_open:
                 self.report()
         self._finish()
 
     def report(self, **metrics: float) -> None:
-        """End the epoch with what it achieved.
+        """End the epoch with what it achieved; in a group, rank 0's numbers are everybody's.
 
         Args:
             metrics: numbers, or tensors with one element; `loss` replaces the training loss that
@@ -297,105 +304,58 @@ class ScalingAgent:
         if not self._epoch_open:
             raise UsageError("report() outside of an epoch", "call it once in each epoch")
         now = time.monotonic()
-        self._epoch_open = False
+        training = self._training
         numbers = {name: _number(name, value) for name, value in metrics.items()}
-        loss = numbers.pop("loss", self._losses.take())
-        standing = self._standing
-        epoch, standing.epoch, standing.cursor = standing.epoch, standing.epoch + 1, 0
-        rule = self._rule or StopRule(epochs=epoch)
-        self._why_done = stop_reason(rule, self._stop, epoch, standing.samples_done, numbers)
-        if self._writer is None or self._assignment is None:
-            return
-        samples_per_s, seconds = self._speed.of_epoch(now)
-        values: dict[str, Any] = {
-            "epoch": epoch,
-            "step": standing.step,
-            "samples_done": standing.samples_done,
-            "epoch_samples": self._stream.size,
-            "epochs": rule.epochs,
-            "samples_per_s": samples_per_s,
-            "duration_s": seconds,
-            "train_loss": loss if loss is not None and math.isfinite(loss) else None,
-            "metrics": {k: v for k, v in numbers.items() if math.isfinite(v)},
-            "global_batch": self.batch_size,
-            "lr": self._lr(),
-        }
-        point = ResumePoint(epoch=epoch, version=self._assignment.version)
-        self._writer.write(
-            point, self._content(epoch), lambda: self._report(EpochReported, **values)
-        )
-
-    def _content(self, epoch: int) -> dict[str, Any]:
-        if self._model is None or self._optimizer is None:
-            return {}
-        states = {
-            "model": self._model.state_dict(),
-            "optimizer": self._optimizer.state_dict(),
-            "tracked": {name: thing.state_dict() for name, thing in self._tracked.items()},
-        }
-        return {
-            "epoch": epoch,
-            "step": self._standing.step,
-            "samples_done": self._standing.samples_done,
-            "batch_size": self.batch_size,
-            "stop": msgspec.to_builtins(self._stop),
-            "why_done": self._why_done,
-            "random": checkpoint.random_state(),
-            **checkpoint.copied(states),
-        }
+        loss = numbers.pop("loss", training.losses.take())
+        said = self._member.agree(training.concluded(numbers, loss))
+        self._epoch_open = False
+        training.end_epoch(said, now, first=self.rank == 0)
 
     def _finish(self) -> None:
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-            self._report(TrainingFinished, why=self._why_done)
-        self._losses.deafen()
+        if self._training.close_writer() and self.rank == 0:
+            self._report(TrainingFinished, {"why": self._training.why_done})
+        if self._reducer is not None:
+            self._reducer.close()
 
     # --- steps
 
-    def _stepped(self) -> None:
-        self._standing.step += 1
-
-    def _batch_done(self, cursor: int, ids: list[int]) -> bool:
+    def _batch_done(self, piece: Piece) -> bool:
         """The script is through with a batch; whether it should go on."""
+        outcome = self._member.done(piece)
         if not self._epoch_open:
             return False
-        standing = self._standing
-        samples = cursor - standing.cursor
-        standing.cursor, standing.samples_done = cursor, standing.samples_done + samples
-        self._speed.add(samples, time.monotonic())
-        if self._samples is not None:
-            record = {
-                "epoch": standing.epoch, "step": standing.step, "rank": standing.rank, "ids": ids,
-            }  # fmt: skip
-            self._samples.append(json.dumps(record).encode() + b"\n")
-        limit = self._rule.samples if self._rule is not None else None
+        standing, training = self._standing, self._training
+        if outcome is Outcome.DROPPED or not piece.last:
+            return True
+        samples = piece.cursor - standing.cursor
+        standing.step = piece.step
+        standing.cursor, standing.samples_done = piece.cursor, standing.samples_done + samples
+        training.speed.add(samples, time.monotonic())
+        limit = training.rule.samples if training.rule is not None else None
         return limit is None or standing.samples_done < limit
 
     def _steps(self) -> StepsReported | None:
         assignment = self._assignment
-        if assignment is None or not self._epoch_open:
+        if assignment is None or not self._epoch_open or self.rank:
             return None
-        standing = self._standing
+        standing, training = self._standing, self._training
         return StepsReported(
             job=assignment.job,
             version=assignment.version,
             rank=assignment.rank,
+            group=Version(self._member.group.version),
             epoch=standing.epoch,
             step=standing.step,
             samples_done=standing.samples_done,
-            samples_per_s=self._speed.recent(time.monotonic()),
-            train_loss=self._losses.mean(),
+            samples_per_s=training.speed.recent(time.monotonic()),
+            train_loss=training.losses.mean(),
             global_batch=self.batch_size,
-            lr=self._lr(),
+            lr=training.lr(),
         )
 
     # --- helpers
 
-    def _lr(self) -> float:
-        return float(self._optimizer.param_groups[0]["lr"]) if self._optimizer else 0.0
-
-    def _report(self, kind: type[R], **values: Any) -> None:
+    def _report(self, kind: type[ScriptReport], values: dict[str, Any]) -> None:
         assignment, channel = self._assignment, self._channel
         if assignment is None or channel is None:
             return
@@ -408,6 +368,57 @@ class ScalingAgent:
         if self.rank == 0:
             sys.stderr.write(f"[ones] {text}\n")
             sys.stderr.flush()
+
+
+def _pass_over(optimizer: torch.optim.Optimizer, member: Member, training: Training) -> None:
+    """Let `optimizer.step` wait for a handover, scale rates, and pass over what is no step."""
+    original = type(optimizer).step
+
+    def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        if member.skips:
+            return None
+        member.before_step()
+        factor = training.factor()
+        if factor == 1.0:
+            return original(self, *args, **options)
+        rates = [group["lr"] for group in self.param_groups]
+        for group in self.param_groups:
+            group["lr"] = group["lr"] * factor
+        try:
+            return original(self, *args, **options)
+        finally:
+            for group, rate in zip(self.param_groups, rates, strict=True):
+                group["lr"] = rate
+
+    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+
+
+_trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRScheduler], None]] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def _schedulers_of(optimizer: torch.optim.Optimizer, track: Callable[..., None]) -> None:
+    """Track every scheduler of torch that is made for `optimizer` from now on."""
+    count = itertools.count(1)
+    _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
+    if LRScheduler.__init__.__name__ == "made":
+        return
+    original: Any = LRScheduler.__init__
+
+    def made(self: LRScheduler, *args: Any, **options: Any) -> None:
+        original(self, *args, **options)
+        tracker = _trackers.get(self.optimizer)
+        if tracker is not None:
+            tracker(self)
+
+    LRScheduler.__init__ = made  # type: ignore[method-assign]
+
+
+def _warm_up(device: torch.device) -> None:
+    """A first backward pass starts threads and libraries: let that be before the others wait."""
+    weight = torch.ones(8, 8, device=device, requires_grad=True)
+    torch.autograd.grad((weight @ weight).sum(), weight)
 
 
 def _size_of(dataset: Dataset[Any]) -> int:

@@ -2,42 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 
 class LossMeter:
-    """Mean of the scalars that the script called `backward` on since the last `take`.
+    """Mean over the steps since the last `take`.
 
-    `torch.Tensor.backward` is wrapped while it listens, because no hook of autograd sees the loss.
     Nothing is synchronised: the sum stays a tensor on its device until somebody reads it.
     """
 
     def __init__(self) -> None:
         self.scale: Callable[[], float] = lambda: 1.0  # of a gradient scaler, if one is tracked
-        self._sum: torch.Tensor | None = None
+        self._sum: torch.Tensor | float | None = None
         self._count = 0
-        self._original: Callable[..., None] | None = None
 
-    def listen(self) -> None:
-        """Begin to see losses."""
-        if self._original is not None:
-            return
-        original = self._original = torch.Tensor.backward
+    def of_pass(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
+        """The loss of one backward pass, unscaled; None when no scalar was seen."""
+        if not losses:
+            return None
+        total = losses[0] if len(losses) == 1 else torch.stack(list(losses)).mean()
+        return total / self.scale()
 
-        def backward(loss: torch.Tensor, *args: Any, **options: Any) -> None:
-            self._saw(loss)
-            original(loss, *args, **options)  # type: ignore[no-untyped-call]
-
-        torch.Tensor.backward = backward  # type: ignore[method-assign, assignment]
-
-    def deafen(self) -> None:
-        """Stop; `backward` is torch's own again."""
-        if self._original is not None:
-            torch.Tensor.backward = self._original  # type: ignore[method-assign]
-            self._original = None
+    def add(self, loss: torch.Tensor | float) -> None:
+        """Count one step's loss."""
+        self._sum = loss if self._sum is None else self._sum + loss
+        self._count += 1
 
     def mean(self) -> float | None:
         """The mean so far; None when nothing was seen."""
@@ -48,10 +39,3 @@ class LossMeter:
         """The mean so far, and begin anew."""
         mean, self._sum, self._count = self.mean(), None, 0
         return mean
-
-    def _saw(self, loss: torch.Tensor) -> None:
-        if loss.numel() != 1:
-            return
-        value = loss.detach().reshape(()) / self.scale()
-        self._sum = value if self._sum is None else self._sum + value
-        self._count += 1

@@ -57,11 +57,15 @@ class SampleStream:
 def share(step: Sequence[int], local_batches: Sequence[int], rank: int) -> list[int]:
     """The part of a step's ids that `rank` takes.
 
-    A short step is dealt out with differences of at most one sample, low ranks first.
+    A short step is dealt out with differences of at most one sample, low ranks first, to the ranks
+    that take any: a newcomer without the whole state takes none.
     """
     if len(step) == sum(local_batches):
         start = sum(local_batches[:rank])
         return list(step[start : start + local_batches[rank]])
-    each, rest = divmod(len(step), len(local_batches))
-    start = each * rank + min(rank, rest)
-    return list(step[start : start + each + (rank < rest)])
+    if local_batches[rank] == 0:
+        return []
+    place = sum(1 for batch in local_batches[:rank] if batch)
+    each, rest = divmod(len(step), sum(1 for batch in local_batches if batch))
+    start = each * place + min(place, rest)
+    return list(step[start : start + each + (place < rest)])

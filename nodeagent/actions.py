@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schemas.ids import JobId, Version, WorkerId
+from schemas.ids import JobId, WorkerId
 from schemas.messages.agent import AgentEvent, GroupDelta
 
 
@@ -23,6 +23,7 @@ class StartWorker:
     worker: WorkerId
     rank: int
     delta: GroupDelta
+    granted: bool = True  # nobody else is on the slot
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +41,25 @@ class Kill:
 
 
 @dataclass(frozen=True, slots=True)
-class OrderSwitch:
-    """Tell the worker to join its group."""
+class AwaitExit:
+    """It leaves by itself; TERM is asked for when the grace is over."""
 
     worker: WorkerId
-    version: Version
+
+
+@dataclass(frozen=True, slots=True)
+class OrderGroup:
+    """Tell the worker what is wanted of its group."""
+
+    worker: WorkerId
+    delta: GroupDelta
+
+
+@dataclass(frozen=True, slots=True)
+class GrantSlot:
+    """Tell the worker that its slot's device is free."""
+
+    worker: WorkerId
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,5 +84,14 @@ class ForgetJob:
 
 
 Action = (
-    FetchWorkspace | StartWorker | Terminate | Kill | OrderSwitch | Say | RemoveWorker | ForgetJob
+    FetchWorkspace
+    | StartWorker
+    | Terminate
+    | Kill
+    | AwaitExit
+    | OrderGroup
+    | GrantSlot
+    | Say
+    | RemoveWorker
+    | ForgetJob
 )

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from nodeagent.actions import Action, ForgetJob, OrderSwitch, Say
+from nodeagent.actions import Action, ForgetJob, GrantSlot, OrderGroup, Say
 from nodeagent.core import AgentCore
 from nodeagent.devices import inventory
 from nodeagent.errors import StartError
@@ -30,8 +30,9 @@ from schemas.daemon import notify, watchdog
 from schemas.errors import OnesError
 from schemas.ids import BootId, NodeId, Seconds, WorkerId, worker_id
 from schemas.link import Link, Wire, load_keys, load_public
-from schemas.messages.agent import Hello, StepsReported, Telemetry, Welcome
-from schemas.messages.worker import Reported, SwitchOrder, WorkerHello
+from schemas.messages import Message
+from schemas.messages.agent import GroupDelta, Hello, StepsReported, Telemetry, Welcome
+from schemas.messages.worker import GroupOrder, Reported, SlotGranted, WorkerHello
 from schemas.session import (
     AgentOutput,
     AgentSession,
@@ -77,6 +78,7 @@ class Agent:
         self._python = settings.python or sys.executable
         self._manager = Manager(
             node=self._node,
+            address=settings.address,
             folders=self._folders,
             slots=self._spec.slots,
             python=self._python,
@@ -230,13 +232,32 @@ class Agent:
         match action:
             case Say(event=event):
                 self._do(self._session.happened(event))
-            case OrderSwitch(worker=worker, version=version):
-                if (route := self._routes.get(worker)) is not None:
-                    self._workers.send(route, encode(SwitchOrder(version=version)))
+            case OrderGroup(worker=worker, delta=delta):
+                self._order(worker, delta)
+            case GrantSlot(worker=worker):
+                self._send(worker, SlotGranted())
             case ForgetJob(job=job):
                 self._session.forget_job(job)
             case _:
                 self._manager.perform(action)
+
+    def _order(self, worker: WorkerId, delta: GroupDelta) -> None:
+        if delta.group is not None:
+            order = GroupOrder(
+                version=delta.version,
+                stage=delta.stage,
+                kind=delta.kind,
+                group=delta.group,
+                former=delta.former,
+                store=delta.store,
+                source=delta.source,
+            )
+            self._send(worker, order)
+
+    def _send(self, worker: WorkerId, message: Message) -> None:
+        """To a worker that greeted; the others hear of everything when they do."""
+        if (route := self._routes.get(worker)) is not None:
+            self._workers.send(route, encode(message))
 
     def _connect(self, kind: str, address: str) -> Wire:
         return self._link.connect(kind, address, self._server_key)

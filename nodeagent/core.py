@@ -13,10 +13,12 @@ from typing import Any
 
 from nodeagent.actions import (
     Action,
+    AwaitExit,
     FetchWorkspace,
     ForgetJob,
+    GrantSlot,
     Kill,
-    OrderSwitch,
+    OrderGroup,
     RemoveWorker,
     Say,
     StartWorker,
@@ -24,6 +26,7 @@ from nodeagent.actions import (
 )
 from nodeagent.events import (
     Adopted,
+    Connected,
     Desired,
     Ended,
     Event,
@@ -38,9 +41,9 @@ from nodeagent.events import (
 from schemas.groups import Member
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_of, worker_id
 from schemas.messages.agent import (
+    SETTLED,
     SWITCH,
     GroupDelta,
-    GroupFormed,
     JobCleared,
     WorkerExited,
     WorkerRefused,
@@ -55,11 +58,12 @@ class Phase(Enum):
     WANTED = "wanted"  # waits for its working directory or its slot
     STARTING = "starting"  # the zygote was asked
     ALIVE = "alive"
+    RETIRING = "retiring"  # left its group as agreed; is given time to exit by itself
     STOPPING = "stopping"  # TERM was sent
     ENDED = "ended"  # its folder stays until its output is stored
 
 
-LIVING = frozenset({Phase.STARTING, Phase.ALIVE, Phase.STOPPING})
+LIVING = frozenset({Phase.STARTING, Phase.ALIVE, Phase.RETIRING, Phase.STOPPING})
 
 
 @dataclass(slots=True)
@@ -76,7 +80,10 @@ class WorkerState:
     started_ticks: int | None = None
     code: int | None = None
     signal: int | None = None
-    formed: bool = False
+    granted: bool = True  # the slot's device is its own
+    adopted: bool = False  # an earlier life of this agent may have granted it since it began
+    leaves: bool = False  # was told of a group without it
+    told: tuple[Version, int] = (Version(0), 0)  # the newest order that was sent to it
     stored: bool = False
 
 
@@ -131,8 +138,10 @@ class AgentCore:
                     RemoveWorker(worker.worker),
                     *self._slot_freed(worker),
                 ]
+            case Connected():
+                worker.told = (Version(0), 0)
+                return [GrantSlot(worker.worker)] if worker.granted else []
             case ReportRead(report=report):
-                worker.formed = worker.formed or isinstance(report, GroupFormed)
                 return [Say(report)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
             case Ended() if worker.phase in LIVING:
                 worker.phase, worker.code, worker.signal = Phase.ENDED, event.code, event.signal
@@ -140,6 +149,9 @@ class AgentCore:
                     **_of(worker), code=event.code, signal=event.signal, unseen=event.unseen
                 )
                 return [Say(exited), *self._slot_freed(worker)]
+            case GraceOver() if worker.phase is Phase.RETIRING:
+                worker.phase = Phase.STOPPING
+                return [Terminate(worker.worker)]
             case GraceOver() if worker.phase is Phase.STOPPING:
                 return [Kill(worker.worker)]
             case LogsStored() if worker.phase is Phase.ENDED:
@@ -155,6 +167,8 @@ class AgentCore:
             rank=assignment.rank,
             slot=assignment.slot,
             phase=Phase.ALIVE,
+            granted=assignment.granted,
+            adopted=True,
             pid=event.pid,
             started_ticks=event.started_ticks,
         )
@@ -180,13 +194,14 @@ class AgentCore:
         delta = job.delta
         if delta is None:
             return []
-        wanted = {worker_id(name, delta.version, m.rank): m for m in self._members(delta)}
+        wanted = {member.worker: member for member in self._members(delta)}
         actions: list[Action] = []
         for worker in [w for w in self.workers.values() if w.job == name]:
             if worker.worker not in wanted:
                 actions.extend(self._let_go(worker))
         for identity, member in wanted.items():
-            if identity not in self.workers and delta.version > job.ordered:
+            born = identity == worker_id(name, delta.version, member.rank)
+            if born and identity not in self.workers and delta.version > job.ordered:
                 self.workers[identity] = _new(identity, delta, member)
             if worker_now := self.workers.get(identity):
                 actions.extend(self._bring_on(job, worker_now, delta))
@@ -195,7 +210,7 @@ class AgentCore:
         return actions
 
     def _members(self, delta: GroupDelta) -> list[Member]:
-        members = delta.group.members if delta.group else ()
+        members = (*(delta.group.members if delta.group else ()), *delta.former)
         return [member for member in members if node_of(member.slot) == self.node]
 
     def _let_go(self, worker: WorkerState) -> list[Action]:
@@ -203,6 +218,9 @@ class AgentCore:
             case Phase.WANTED:
                 del self.workers[worker.worker]
                 return []
+            case Phase.ALIVE if worker.leaves:
+                worker.phase = Phase.RETIRING
+                return [AwaitExit(worker.worker)]
             case Phase.ALIVE:
                 worker.phase = Phase.STOPPING
                 return [Terminate(worker.worker)]
@@ -219,46 +237,65 @@ class AgentCore:
                     return []
                 job.fetching = delta.snapshot
                 return [FetchWorkspace(worker.job, delta.snapshot)]
-            if self._slot_taken(worker):
-                return []
+            worker.granted = not self._slot_taken(worker)
             worker.phase = Phase.STARTING
-            return [StartWorker(worker.worker, worker.rank, delta)]
-        return list(self._switch(worker))
+            return [StartWorker(worker.worker, worker.rank, delta, worker.granted)]
+        return [*self._grant(worker), *self._order(worker, delta)]
 
-    def _switch(self, worker: WorkerState) -> list[Action]:
-        delta = self._job(worker.job).delta
-        due = delta is not None and delta.version == worker.version and delta.stage >= SWITCH
-        if due and worker.phase is Phase.ALIVE and not worker.formed:
-            return [OrderSwitch(worker.worker, worker.version)]
-        return []
+    def _grant(self, worker: WorkerState) -> list[Action]:
+        """Give it the device when the process that had it before was seen gone."""
+        if worker.granted or worker.phase is not Phase.ALIVE or self._slot_taken(worker):
+            return []
+        worker.granted = True
+        return [GrantSlot(worker.worker)]
+
+    def _order(self, worker: WorkerState, delta: GroupDelta) -> list[Action]:
+        """Tell it the newest that is wanted of its group, once."""
+        order = (delta.version, delta.stage)
+        if worker.phase is not Phase.ALIVE or order <= worker.told or delta.group is None:
+            return []
+        worker.told = order
+        if delta.stage == SWITCH:
+            worker.leaves = delta.group.member(worker.worker) is None
+        return [OrderGroup(worker.worker, delta)]
 
     def _slot_taken(self, worker: WorkerState) -> bool:
         return any(
-            other.slot == worker.slot and other.phase in LIVING and other is not worker
+            other.slot == worker.slot and other.phase in LIVING and (other.granted or other.adopted)
             for other in self.workers.values()
+            if other is not worker
         )
 
     def _slot_freed(self, worker: WorkerState) -> list[Action]:
         waiting = {
             other.job
             for other in self.workers.values()
-            if other.phase is Phase.WANTED and other.slot == worker.slot
+            if other.slot == worker.slot and other.phase in {Phase.WANTED, Phase.ALIVE}
         }
         return [action for job in sorted(waiting) for action in self._settle(job)]
 
     def _say_cleared(self, job: JobState, delta: GroupDelta) -> list[Action]:
         mine = [worker for worker in self.workers.values() if worker.job == delta.job]
-        older = (worker for worker in mine if worker.version < delta.version)
+        wanted = {member.worker for member in self._members(delta)}
+        older = (w for w in mine if w.version < delta.version and w.worker not in wanted)
         if any(worker.phase is not Phase.ENDED for worker in older):
             return []
         actions: list[Action] = []
-        if delta.version > 1 and job.cleared < delta.version:
-            job.cleared = delta.version
-            actions.append(Say(JobCleared(job=delta.job, version=delta.version)))
+        through = Version(delta.version + (delta.stage >= SETTLED))
+        if through > 1 and job.cleared < through and not self._on_its_way(mine, wanted, delta):
+            job.cleared = through
+            actions.append(Say(JobCleared(job=delta.job, version=through)))
         if delta.forget and not mine and delta.group is None:
             del self.jobs[delta.job]
             actions.append(ForgetJob(delta.job))
         return actions
+
+    @staticmethod
+    def _on_its_way(mine: list[WorkerState], wanted: set[WorkerId], delta: GroupDelta) -> bool:
+        """Whether processes of this very version are about to end, which settle it."""
+        return delta.stage >= SETTLED and any(
+            w.phase is not Phase.ENDED for w in mine if w.worker not in wanted
+        )
 
     # --- pictures
 

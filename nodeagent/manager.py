@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from nodeagent.actions import FetchWorkspace, Kill, RemoveWorker, StartWorker, Terminate
+from nodeagent.actions import AwaitExit, FetchWorkspace, Kill, RemoveWorker, StartWorker, Terminate
 from nodeagent.errors import AgentError
 from nodeagent.events import (
     Adopted,
@@ -57,6 +57,7 @@ class Manager:
         self,
         *,
         node: NodeId,
+        address: str,
         folders: Folders,
         slots: tuple[SlotSpec, ...],
         python: str,
@@ -67,6 +68,7 @@ class Manager:
         may_read: Callable[[], bool],
     ) -> None:
         self._node = node
+        self._address = address
         self._folders = folders
         self._slots = {slot.index: slot for slot in slots}
         self._python = python
@@ -81,7 +83,7 @@ class Manager:
     # --- what the core asks
 
     def perform(
-        self, action: FetchWorkspace | StartWorker | Terminate | Kill | RemoveWorker
+        self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
     ) -> None:
         """Begin to do it; the outcome comes as an event."""
         match action:
@@ -89,6 +91,8 @@ class Manager:
                 self._later(self._fetch(job, digest))
             case StartWorker():
                 self._later(self._start(action))
+            case AwaitExit(worker=worker):
+                self._later(self._grace(worker))
             case Terminate(worker=worker):
                 self._signal(worker, signal.SIGTERM)
                 self._later(self._grace(worker))
@@ -193,6 +197,9 @@ class Manager:
             checkpoints=str(self._folders.checkpoints / action.delta.job),
             socket=self._folders.socket,
             env=environ,
+            address=self._address,
+            kind=action.delta.kind,
+            granted=action.granted,
         )
 
     def _watch(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:

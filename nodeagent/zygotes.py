@@ -168,6 +168,8 @@ def _spawn(python: str, path: Path, output: Path) -> subprocess.Popen[bytes]:
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RANK", "WORLD_SIZE"):
         environ.pop(name, None)
     environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not survive the fork
+    # torch's store asks the name service for every peer; a lost answer should not cost 5 s.
+    environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     command = [python, "-P", "-m", "elastic.zygote", "--socket", str(path)]
     try:
         with output.open("wb") as sink:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import msgspec
 
-from schemas.ids import Rank, SlotId, Version
+from schemas.ids import Rank, SlotId, Version, WorkerId
 
 
 class ResumePoint(msgspec.Struct, frozen=True, kw_only=True):
-    """The checkpoint that a group starts from: written at the end of `epoch` by `version`."""
+    """The checkpoint that a group starts from: written after `epoch` by `version`.
+
+    At the epoch's end, or somewhere in the next epoch by a group that was paused.
+    """
 
     epoch: int  # 1-based, finished
     version: Version
@@ -20,6 +23,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     rank: Rank
     slot: SlotId
     local_batch: int  # b_j^i of ONES eq. 1, samples per step
+    worker: WorkerId  # the process: named after the version and rank it was born with
 
 
 class Group(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,10 +31,15 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
 
     version: Version
     members: tuple[Member, ...]
-    lr: float | None  # at the group's global batch; None: the script's own
+    lr: float | None  # at `base_batch`; None: the script's own
+    base_batch: int = 0  # global batch that `lr` belongs to
     resume: ResumePoint | None = None
 
     @property
     def global_batch(self) -> int:
         """B_j of ONES eq. 2, samples per step."""
         return sum(member.local_batch for member in self.members)
+
+    def member(self, worker: WorkerId) -> Member | None:
+        """The place of `worker` in this group, if it has one."""
+        return next((member for member in self.members if member.worker == worker), None)

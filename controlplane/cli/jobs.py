@@ -129,6 +129,38 @@ def cancel(job: str, *, common: Common = COMMON) -> int:
     return Exit.OK
 
 
+def resize(
+    job: str,
+    *,
+    slots: Annotated[int | None, Parameter(help="how many; 0 pauses it")] = None,
+    batch: Annotated[int | None, Parameter(help="global, samples per step")] = None,
+    on: Annotated[list[str] | None, Parameter(help="exactly these slots, NODE/INDEX")] = None,
+    auto: Annotated[bool, Parameter(help="give it back to the policy instead")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Change the size of JOB while it trains; the policy leaves it alone until --auto."""
+    with BlockingClient(common.home) as client:
+        if auto:
+            detail = client.resume(job, auto=True)
+        else:
+            detail = client.resize(job, slots, batch, on or ())
+    return _moved(detail, common)
+
+
+def pause(job: str, *, common: Common = COMMON) -> int:
+    """Take the slots of JOB away; it goes on from the same step when it is resumed."""
+    with BlockingClient(common.home) as client:
+        detail = client.pause(job)
+    return _moved(detail, common)
+
+
+def resume(job: str, *, auto: bool = False, common: Common = COMMON) -> int:
+    """End a pause of JOB; with --auto, give it back to the policy."""
+    with BlockingClient(common.home) as client:
+        detail = client.resume(job, auto=auto)
+    return _moved(detail, common)
+
+
 def samples(job: str, *, common: Common = COMMON) -> int:
     """Print which samples each committed step of JOB took (needs record_samples in its file)."""
     with BlockingClient(common.home) as client:
@@ -169,6 +201,15 @@ def events(
 
 def _code(detail: JobDetail) -> int:
     return Exit.OK if detail.summary.state == "succeeded" else Exit.JOB_FAILED
+
+
+def _moved(detail: JobDetail, common: Common) -> int:
+    job = detail.summary
+    if common.output == "json":
+        print_json({"job": job.job, "state": job.state, "reason": job.reason, "slots": job.slots})
+    elif common.output == "table":
+        sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
+    return Exit.OK
 
 
 def _row(job: JobSummary) -> list[object]:
@@ -220,6 +261,24 @@ def _show(detail: JobDetail) -> None:
             for w in detail.workers
         ]
         print_table(["rank", "node", "slot", "pid", "group", "batch", "phase"], rows)
+    if len(detail.versions) > 1:
+        out("\n")
+        sys.stdout.flush()
+        print_table(
+            ["group", "ordered", "what", "slots", "batch", "outcome", "took"],
+            [
+                (
+                    f"v{v.version}",
+                    moment(v.time),
+                    v.kind,
+                    len(v.slots),
+                    v.global_batch or "",
+                    v.outcome or "under way",
+                    f"{v.took_s:.2f} s" if v.outcome else "",
+                )
+                for v in detail.versions[-20:]
+            ],
+        )
     if detail.epochs:
         out("\n")
         sys.stdout.flush()

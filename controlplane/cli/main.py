@@ -34,6 +34,9 @@ def build() -> App:
         jobs.logs,
         jobs.wait,
         jobs.cancel,
+        jobs.resize,
+        jobs.pause,
+        jobs.resume,
         jobs.samples,
         jobs.events,
     ):

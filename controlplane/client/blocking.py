@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -75,6 +75,24 @@ class BlockingClient:
     def cancel(self, job: str) -> JobDetail:
         """See `Client.cancel`."""
         return self._run(self._client.cancel(job))
+
+    def resize(
+        self,
+        job: str,
+        slots: int | None = None,
+        batch: int | None = None,
+        on: Sequence[str] = (),
+    ) -> JobDetail:
+        """See `Client.resize`."""
+        return self._run(self._client.resize(job, slots, batch, on))
+
+    def pause(self, job: str) -> JobDetail:
+        """See `Client.pause`."""
+        return self._run(self._client.pause(job))
+
+    def resume(self, job: str, *, auto: bool = False) -> JobDetail:
+        """See `Client.resume`."""
+        return self._run(self._client.resume(job, auto=auto))
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         """See `Client.nodes`."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import os
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -18,7 +17,7 @@ from controlplane.client.jobfile import checked
 from controlplane.client.snapshot import digest_of, pack
 from schemas.codec import LOG_REPLY, REPLY, Codec, encode
 from schemas.errors import OnesError, TimedOutError, UnreachableError, raised
-from schemas.ids import JobId, Rank, Version
+from schemas.ids import JobId, Rank, SlotId, Version
 from schemas.jobs import ENDED, JobSpec
 from schemas.link import Link, Wire, load_keys, load_public
 from schemas.messages import Message
@@ -37,8 +36,11 @@ from schemas.messages.client import (
     ListNodes,
     NodeInfo,
     Nodes,
+    PauseJob,
     PutSnapshot,
     ReadEvents,
+    ResizeJob,
+    ResumeJob,
     SnapshotStored,
     SubmitJob,
 )
@@ -179,6 +181,30 @@ class Client:
         """End a job."""
         return await self._call(CancelJob(job=JobId(job)), JobDetail)
 
+    async def resize(
+        self,
+        job: str,
+        slots: int | None = None,
+        batch: int | None = None,
+        on: Sequence[str] = (),
+    ) -> JobDetail:
+        """Put an operator's hand on a job: so many slots, this global batch, exactly these slots.
+
+        It is followed as soon as slots allow; the policy leaves the job alone until `resume` with
+        `auto`. Zero slots pause the job.
+        """
+        places = tuple(SlotId(slot) for slot in on)
+        request = ResizeJob(job=JobId(job), slots=slots, batch=batch, on=places)
+        return await self._call(request, JobDetail)
+
+    async def pause(self, job: str) -> JobDetail:
+        """Take a job's slots away; its state is kept in a checkpoint."""
+        return await self._call(PauseJob(job=JobId(job)), JobDetail)
+
+    async def resume(self, job: str, *, auto: bool = False) -> JobDetail:
+        """End a pause; with `auto`, give the job back to the policy."""
+        return await self._call(ResumeJob(job=JobId(job), auto=auto), JobDetail)
+
     async def nodes(self) -> tuple[NodeInfo, ...]:
         """All nodes."""
         return (await self._call(ListNodes(), Nodes)).nodes
@@ -246,17 +272,20 @@ class Client:
     async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
         """Sample records as they come from the controller."""
         detail = await self.job(job)
-        started = [(v.version, v.resumed_epoch) for v in detail.versions]
-        last_epoch = {
-            version: resumed for (version, _), (_, resumed) in itertools.pairwise(started)
-        }
+        restarts = [(v.version, v.resumed_step) for v in detail.versions if v.kind == "start"]
+        seen: set[tuple[int, int, int]] = set()
         async for page in self.line_pages(job, SAMPLES, None, follow=False):
-            records = [(version, json.loads(line)) for version, line in page if line[-1:] == b"}"]
-            yield [
-                record
-                for version, record in records
-                if record["epoch"] <= last_epoch.get(version, record["epoch"])
-            ]
+            fresh = []
+            for born, line in page:
+                if line[-1:] != b"}":
+                    continue
+                record = json.loads(line)
+                taken_back = any(v > born and record["step"] > step for v, step in restarts)
+                key = (record["epoch"], record["step"], record["rank"])
+                if not taken_back and key not in seen:
+                    seen.add(key)
+                    fresh.append(record)
+            yield fresh
 
     async def line_pages(
         self, job: str, stream: Stream, rank: int | None, *, follow: bool

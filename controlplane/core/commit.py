@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from controlplane.core.job import HOLDING, Job
 from controlplane.core.node import Node, NodePhase
-from controlplane.core.state import MAX_WORKERS, State
+from controlplane.core.state import State
 from controlplane.policy.api import Plan
 from schemas.ids import JobId, Seconds, SlotId
 
@@ -38,16 +38,16 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     """Re-check every entry of `plan` against the present, entry by entry.
 
     A plan may be based on an older state (as Nomad's plan applier allows): entries that still
-    fit are kept, the others are refused one by one. A running job is left as it is: moving it
-    takes the re-scale protocol, which this core does not have yet.
+    fit are kept, the others are refused one by one. A running job is left as it is (no policy
+    moves one yet), and so is a job under an operator's hand.
     """
     nodes = state.slots()
-    taken = set(state.owners())
+    taken = {*state.owners(), *state.claims()}
     starts: list[Start] = []
     refused: dict[JobId, str] = {}
     for name, placed in plan.local_batch.items():
         job = state.jobs.get(name)
-        if job is None or job.ended or job.phase in HOLDING or not placed:
+        if job is None or job.ended or job.phase in HOLDING or job.hand or not placed:
             continue
         why_not = _unfit(job, placed, nodes, taken, now)
         if why_not:
@@ -67,7 +67,7 @@ def _unfit(
     now: Seconds,
 ) -> str:
     least, most = job.spec.slots
-    if not least <= len(placed) <= min(most, MAX_WORKERS):
+    if not least <= len(placed) <= most:
         return f"{len(placed)} slots are outside its bounds"
     if any(not 1 <= batch <= job.spec.local_limit for batch in placed.values()):
         return "a local batch is outside its bounds"

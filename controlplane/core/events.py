@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from controlplane.policy.api import Plan
 from schemas.cluster import NodeSpec
-from schemas.ids import BootId, JobId, NodeId, Term, Version
+from schemas.ids import BootId, JobId, NodeId, SlotId, Term, Version
 from schemas.jobs import JobSpec
 from schemas.messages import Message
 from schemas.messages.agent import AgentEvent, WorkerSeen
@@ -84,6 +84,44 @@ class StartExpired(Message, tag="core.start_expired.1"):
     version: Version
 
 
+class RescaleExpired(Message, tag="core.rescale_expired.1"):
+    """A change of a job's group took too long."""
+
+    job: JobId
+    version: Version
+
+
+class ResizeRequested(Message, tag="core.resize_requested.1"):
+    """An operator takes a job in hand: this size, whatever the policy thinks."""
+
+    job: JobId
+    user: str
+    slots: int | None  # 0: pause; None: as it is
+    batch: int | None
+    on: tuple[SlotId, ...] = ()
+
+
+class PauseRequested(Message, tag="core.pause_requested.1"):
+    """An operator takes a job's slots away, its state kept."""
+
+    job: JobId
+    user: str
+
+
+class ResumeRequested(Message, tag="core.resume_requested.1"):
+    """An operator ends a pause, or gives the job back to the policy."""
+
+    job: JobId
+    user: str
+    auto: bool
+
+
+class HandDue(Message, tag="core.hand_due.1"):
+    """It is time to try an operator's order again."""
+
+    job: JobId
+
+
 class InputSkipped(Message, tag="core.input_skipped.1"):
     """An input that `handle` could not take; its place in the node's stream is passed over."""
 
@@ -105,5 +143,10 @@ Input = (
     | NodeReported
     | PlanProposed
     | StartExpired
+    | RescaleExpired
+    | ResizeRequested
+    | PauseRequested
+    | ResumeRequested
+    | HandDue
     | InputSkipped
 )

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from controlplane.core.errors import InvariantBrokenError
 from controlplane.core.job import HOLDING, Job, Phase
+from controlplane.core.rescale import OPEN
 from controlplane.core.state import State
 from controlplane.core.worker import WorkerPhase
-from schemas.ids import SlotId, worker_id
+from schemas.groups import Group
+from schemas.ids import SlotId
 
 
 def check(state: State) -> None:
@@ -32,29 +34,51 @@ def check(state: State) -> None:
 
 def _one_owner_per_slot(state: State) -> None:
     owner: dict[SlotId, str] = {}
+    heir: dict[SlotId, str] = {}
     slots = state.slots()
     for job, worker in state.living():
-        other = owner.setdefault(worker.slot, worker.worker)
+        other = (heir if worker.claims else owner).setdefault(worker.slot, worker.worker)
         _require(other == worker.worker, f"{worker.slot} has two owners in {job.job}: {other}")
         _require(worker.slot in slots, f"{worker.worker} is on unknown slot {worker.slot}")
+        early = worker.claims and worker.phase in {WorkerPhase.READY, WorkerPhase.MEMBER}
+        _require(
+            not early, f"{worker.worker} has the device of {worker.slot} before its owner left"
+        )
+    for slot, name in heir.items():
+        _require(slot in owner, f"{name} waits for {slot}, which nobody has")
 
 
 def _phase_and_group_agree(job: Job) -> None:
     holding = job.phase in HOLDING
     _require(holding == (job.group is not None), f"{job.job}: {job.phase} with group {job.group}")
+    changing = job.phase is Phase.RESCALING
+    _require(changing == (job.change is not None), f"{job.job}: {job.phase} with {job.change}")
+    counted = {member.worker for member in job.members()}
+    for worker in job.workers.values():
+        going = worker.phase in {WorkerPhase.LEAVING, WorkerPhase.RETIRING, WorkerPhase.GONE}
+        _require(going or worker.worker in counted, f"{worker.worker} works for no group")
+    if job.change is not None:
+        _require(job.change.phase in OPEN, f"{job.job}: its change is over")
+        _require(job.change.group.version == job.version, f"{job.job}: a change of old")
+        _members_are_there(job, job.change.group)
     if job.group is None:
-        living = [w for w in job.workers.values() if w.phase is not WorkerPhase.GONE]
-        strays = [w.worker for w in living if w.phase is not WorkerPhase.LEAVING]
-        _require(not strays, f"{job.job}: {strays} work for no group")
         return
-    _require(job.group.version == job.version, f"{job.job}: group and version disagree")
-    for member in job.group.members:
-        worker = job.workers.get(worker_id(job.job, job.version, member.rank))
+    _require(job.group.version <= job.version, f"{job.job}: a group of the future")
+    _members_are_there(job, job.group)
+    for worker in job.group_workers():
+        formed = worker.phase not in {WorkerPhase.ORDERED, WorkerPhase.STARTED, WorkerPhase.READY}
+        _require(job.phase is Phase.STARTING or formed, f"{worker.worker} is no member yet")
+
+
+def _members_are_there(job: Job, group: Group) -> None:
+    slots = [member.slot for member in group.members]
+    _require(len(set(slots)) == len(slots), f"{job.job}: two members on one slot")
+    for rank, member in enumerate(group.members):
+        _require(member.rank == rank, f"{job.job}: rank {rank} is {member.rank}")
+        worker = job.workers.get(member.worker)
         if worker is None:
             raise InvariantBrokenError(f"{job.job}: no worker for rank {member.rank}")
         _require(worker.slot == member.slot, f"{worker.worker} is not on its member's slot")
-        formed = worker.phase in {WorkerPhase.MEMBER, WorkerPhase.GONE}
-        _require(job.phase is not Phase.RUNNING or formed, f"{worker.worker} is no member yet")
 
 
 def _require(holds: bool, otherwise: str) -> None:  # noqa: FBT001 - reads as a sentence

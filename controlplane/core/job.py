@@ -9,8 +9,9 @@ from typing import Final
 import msgspec
 
 from controlplane.core.errors import IllegalTransitionError
+from controlplane.core.rescale import Hand, Rescale
 from controlplane.core.worker import Worker
-from schemas.groups import Group, ResumePoint
+from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.messages.agent import PREPARE
@@ -27,6 +28,7 @@ class Phase(Enum):
     QUEUED = "queued"
     STARTING = "starting"
     RUNNING = "running"
+    RESCALING = "rescaling"  # its group changes; it still trains
     PAUSED = "paused"
     SUCCEEDED = "succeeded"
     FAILED = "failed"
@@ -38,6 +40,10 @@ class Turn(Enum):
 
     GROUP_ORDERED = "group ordered"
     GROUP_FORMED = "group formed"
+    RESCALE_ORDERED = "re-scale ordered"
+    RESCALE_ABANDONED = "re-scale abandoned"  # the old group goes on
+    MEMBER_LOST = "member lost"  # and others have the state
+    PARKED = "parked"  # its state is in a checkpoint, its workers leave
     GROUP_LOST = "group lost"  # a worker or node is gone, through no fault of the script
     SCRIPT_FAILED = "script failed"  # and may be tried again
     GAVE_UP = "gave up"  # no retry is left
@@ -46,7 +52,8 @@ class Turn(Enum):
 
 
 ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
-HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING})
+HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESCALING})
+TRAINING: Final = frozenset({Phase.RUNNING, Phase.RESCALING})
 
 NEXT: Final[Mapping[tuple[Phase, Turn], Phase]] = {
     (Phase.QUEUED, Turn.GROUP_ORDERED): Phase.STARTING,
@@ -57,11 +64,23 @@ NEXT: Final[Mapping[tuple[Phase, Turn], Phase]] = {
     (Phase.STARTING, Turn.GAVE_UP): Phase.FAILED,
     (Phase.STARTING, Turn.FINISHED): Phase.SUCCEEDED,  # a script that never formed a group
     (Phase.STARTING, Turn.CANCELLED): Phase.CANCELLED,
+    (Phase.STARTING, Turn.PARKED): Phase.PAUSED,  # paused before it trained
+    (Phase.RUNNING, Turn.RESCALE_ORDERED): Phase.RESCALING,
+    (Phase.RUNNING, Turn.MEMBER_LOST): Phase.RESCALING,
     (Phase.RUNNING, Turn.GROUP_LOST): Phase.PAUSED,
     (Phase.RUNNING, Turn.SCRIPT_FAILED): Phase.PAUSED,
     (Phase.RUNNING, Turn.GAVE_UP): Phase.FAILED,
     (Phase.RUNNING, Turn.FINISHED): Phase.SUCCEEDED,
     (Phase.RUNNING, Turn.CANCELLED): Phase.CANCELLED,
+    (Phase.RESCALING, Turn.GROUP_FORMED): Phase.RUNNING,
+    (Phase.RESCALING, Turn.RESCALE_ABANDONED): Phase.RUNNING,
+    (Phase.RESCALING, Turn.MEMBER_LOST): Phase.RESCALING,
+    (Phase.RESCALING, Turn.PARKED): Phase.PAUSED,
+    (Phase.RESCALING, Turn.GROUP_LOST): Phase.PAUSED,
+    (Phase.RESCALING, Turn.SCRIPT_FAILED): Phase.PAUSED,
+    (Phase.RESCALING, Turn.GAVE_UP): Phase.FAILED,
+    (Phase.RESCALING, Turn.FINISHED): Phase.SUCCEEDED,
+    (Phase.RESCALING, Turn.CANCELLED): Phase.CANCELLED,
     (Phase.PAUSED, Turn.GROUP_ORDERED): Phase.STARTING,
     (Phase.PAUSED, Turn.CANCELLED): Phase.CANCELLED,
 }
@@ -80,7 +99,12 @@ class Job(msgspec.Struct, kw_only=True):
     why: str = "submitted"
     version: Version = Version(0)  # the highest ever used
     stage: int = PREPARE  # of `version`
-    group: Group | None = None
+    group: Group | None = None  # the one that trains, or that is started
+    change: Rescale | None = None  # to the next one
+    hand: Hand | None = None  # an operator's
+    hand_at: Seconds = Seconds(0.0)  # the hand's order is not tried again before
+    hand_waits: str = ""  # why the hand's order is not followed yet
+    tries: int = 0  # changes in a row that were abandoned, or mends without a group between
     workers: dict[WorkerId, Worker] = {}  # of every version whose process may still exist
     versions: list[VersionInfo] = []  # every group that was ordered
     nodes: dict[NodeId, None] = {}  # those that were ever told of it
@@ -99,7 +123,8 @@ class Job(msgspec.Struct, kw_only=True):
     finished_why: str = ""
     script_error: str = ""
     failures: int = 0  # of the script
-    losses: int = 0  # of its workers, in a row without a finished epoch between
+    losses: int = 0  # of its groups, in a row without a finished epoch between
+    parked: bool = False  # its last group was paused
     exit_code: int | None = None
     ready_at: Seconds = Seconds(0.0)
     queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot, up to `since`
@@ -107,6 +132,18 @@ class Job(msgspec.Struct, kw_only=True):
     rescales: int = 0
     batch_changes: int = 0
     history: list[Change] = []
+
+    def members(self) -> list[Member]:
+        """Of the group that trains, and of the one that it changes to."""
+        members = list(self.group.members) if self.group else []
+        if self.change is not None:
+            known = {member.worker for member in members}
+            members += [m for m in self.change.group.members if m.worker not in known]
+        return members
+
+    def group_workers(self) -> list[Worker]:
+        """The processes of `group`, in rank order."""
+        return [self.workers[m.worker] for m in self.group.members] if self.group else []
 
     @property
     def ended(self) -> bool:

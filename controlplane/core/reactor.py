@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
+from controlplane.core import changes, hands, lifecycle
 from controlplane.core import job as jobs
 from controlplane.core import node as nodes
 from controlplane.core import worker as workers
-from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
-from controlplane.core.commit import Start, check
+from controlplane.core.commands import Accept, AskForPlan, Command
+from controlplane.core.commit import check
+from controlplane.core.context import Context, place
 from controlplane.core.events import (
     CancelRequested,
     ControllerStarted,
+    HandDue,
     Input,
     InputSkipped,
     JobSubmitted,
@@ -21,24 +24,31 @@ from controlplane.core.events import (
     NodeLost,
     NodeReported,
     NodeSuspected,
+    PauseRequested,
     PlanProposed,
+    RescaleExpired,
+    ResizeRequested,
+    ResumeRequested,
     StartExpired,
 )
-from controlplane.core.job import HOLDING, Job, Turn
+from controlplane.core.job import Job, Turn
 from controlplane.core.node import Node, NodeTurn
-from controlplane.core.outcome import Outcome, outcome_of
+from controlplane.core.rescale import Hand
 from controlplane.core.state import State
 from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
-from schemas.groups import Group, Member, ResumePoint
-from schemas.ids import JobId, NodeId, Rank, Seconds, Version, node_of, slot_id, worker_id
+from schemas.groups import ResumePoint
+from schemas.ids import JobId, Seconds, node_of, slot_id, worker_id
 from schemas.messages.agent import (
-    PREPARE,
-    SETTLED,
-    SWITCH,
+    AtRest,
     EpochReported,
+    GroupBroken,
     GroupFormed,
     JobCleared,
+    JoinFailed,
+    Parked,
     ScriptFailed,
+    ScriptReport,
+    StoreOpened,
     TrainingFinished,
     WorkerExited,
     WorkerReady,
@@ -46,14 +56,11 @@ from schemas.messages.agent import (
     WorkerSeen,
     WorkerStarted,
 )
-from schemas.messages.client import EpochInfo, VersionInfo
-from schemas.messages.feed import Detail, FeedEvent
+from schemas.messages.client import EpochInfo
+from schemas.messages.feed import Detail
 
-START_LIMIT_S: Final = 1800.0  # from the order to a formed group
-RETRY_FIRST_S: Final = 1.0  # before the first retry of a failed script; doubles
-RETRY_LONGEST_S: Final = 60.0
 FORMER_BOOTS: Final = 8
-MAX_LOSSES: Final = 8  # workers lost in a row without a finished epoch between
+SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
 
 
 class Reactor:
@@ -61,45 +68,61 @@ class Reactor:
 
     def __init__(self, state: State | None = None) -> None:
         self.state = state or State()
-        self._out: list[Command] = []
-        self._now = Seconds(0.0)
-        self._ask = False
+        self._ctx = Context(self.state)
 
     def handle(self, event: Input, now: Seconds) -> list[Command]:
         """Apply one input and return what the world should now do about it."""
-        self._out, self._now, self._ask = [], now, False
+        ctx = self._ctx
+        ctx.begin(now)
         self.state.version += 1
         _HANDLERS[type(event)](self, event)
-        if self._ask:
-            self._out.append(AskForPlan())
-        return self._out
+        if self.state.hands:
+            hands.steer_all(ctx)
+        if ctx.ask:
+            ctx.out.append(AskForPlan())
+        return ctx.out
 
     def due(self, now: Seconds) -> list[Input]:
         """The deadlines that have passed, as inputs."""
-        return [
+        starts: list[Input] = [
             StartExpired(job=job, version=version)
             for job, (at, version) in self.state.starts.items()
             if at <= now
         ]
+        holders = [self.state.jobs[name] for name in self.state.holders]
+        late: list[Input] = [
+            RescaleExpired(job=job.job, version=job.change.group.version)
+            for job in holders
+            if job.change is not None and job.change.deadline <= now
+        ]
+        waiting = [self.state.jobs[name] for name in self.state.hands]
+        again: list[Input] = [
+            HandDue(job=job.job) for job in waiting if hands.ready_again(job, now)
+        ]
+        return [*starts, *late, *again]
 
     # --- the controller and its users
 
     def _controller_started(self, event: ControllerStarted) -> None:
         self.state.term = event.term
-        self._announce("controller.started", detail={"term": event.term, "release": event.release})
+        self._ctx.announce(
+            "controller.started", detail={"term": event.term, "release": event.release}
+        )
         for node in self.state.nodes.values():
-            nodes.advance(node, NodeTurn.CONTROLLER_STARTED, self._now)
-        again = Seconds(self._now + START_LIMIT_S)  # nobody could start while nobody ruled
+            nodes.advance(node, NodeTurn.CONTROLLER_STARTED, self._ctx.now)
+        again = Seconds(
+            self._ctx.now + lifecycle.START_LIMIT_S
+        )  # nobody could start while nobody ruled
         self.state.starts = {
             job: (again, version) for job, (_, version) in self.state.starts.items()
         }
-        self._ask = True
+        self._ctx.ask = True
 
     def _job_submitted(self, event: JobSubmitted) -> None:
         key = f"{event.user}/{event.key}" if event.key else ""
         known = self.state.keys.get(key)
         if known is not None:
-            self._out.append(Accept(known))
+            self._ctx.out.append(Accept(known))
             return
         self.state.jobs_accepted += 1
         name = JobId(f"{event.spec.name}-{self.state.jobs_accepted}")
@@ -108,73 +131,105 @@ class Reactor:
             spec=event.spec,
             snapshot=event.snapshot,
             user=event.user,
-            submitted_at=self._now,
-            since=self._now,
+            submitted_at=self._ctx.now,
+            since=self._ctx.now,
         )
         self.state.jobs[name] = job
         self.state.active[name] = None
         if key:
             self.state.keys[key] = name
-        self._announce("job.submitted", job, {"name": event.spec.name, "user": event.user})
-        self._out.append(Accept(name))
-        self._ask = True
+        self._ctx.announce("job.submitted", job, {"name": event.spec.name, "user": event.user})
+        self._ctx.out.append(Accept(name))
+        self._ctx.ask = True
 
     def _cancel_requested(self, event: CancelRequested) -> None:
         job = self.state.job(event.job)
         if not job.ended:
-            self._end(job, Turn.CANCELLED, f"cancelled by {event.user}")
+            lifecycle.end(self._ctx, job, Turn.CANCELLED, f"cancelled by {event.user}")
 
     # --- plans
 
     def _plan_proposed(self, event: PlanProposed) -> None:
-        verdict = check(event.plan, self.state, self._now)
+        verdict = check(event.plan, self.state, self._ctx.now)
         for start in verdict.starts:
-            self._start(self.state.job(start.job), start)
+            lifecycle.start(self._ctx, self.state.job(start.job), start.local_batch, start.why)
         if verdict.refused:
-            self._ask = True
-
-    def _start(self, job: Job, start: Start) -> None:
-        version = Version(job.version + 1)
-        members = tuple(
-            Member(rank=Rank(rank), slot=slot, local_batch=batch)
-            for rank, (slot, batch) in enumerate(start.local_batch.items())
-        )
-        group = Group(version=version, members=members, lr=job.spec.lr, resume=job.checkpoint)
-        job.version, job.stage, job.group = version, PREPARE, group
-        job.versions = [*job.versions, VersionInfo(version=version, resumed_epoch=job.epoch)]
-        for member in members:
-            name = worker_id(job.job, version, member.rank)
-            job.workers[name] = Worker(
-                worker=name,
-                version=version,
-                rank=member.rank,
-                slot=member.slot,
-                local_batch=member.local_batch,
-            )
-            job.nodes[node_of(member.slot)] = None
-        self.state.holders[job.job] = None
-        self.state.starts[job.job] = (Seconds(self._now + START_LIMIT_S), version)
-        slots = ", ".join(member.slot for member in members)
-        resumes = f", resumes after epoch {job.epoch}" if job.epoch else ""
-        self._turn(job, Turn.GROUP_ORDERED, f"{start.why}: {slots}{resumes}", {"slots": slots})
-        self._send(job)
+            self._ctx.ask = True
 
     def _start_expired(self, event: StartExpired) -> None:
         job = self.state.jobs.get(event.job)
         _, version = self.state.starts.get(event.job, (0.0, None))
         if job is None or version != event.version:
             return
-        why = f"its script did not call ScalingAgent.load within {START_LIMIT_S:.0f} s"
-        self._fail(job, why)
+        limit = f"{lifecycle.START_LIMIT_S:.0f} s"
+        lifecycle.fail(self._ctx, job, f"its script did not come to its first epoch within {limit}")
+
+    def _rescale_expired(self, event: RescaleExpired) -> None:
+        job = self.state.jobs.get(event.job)
+        if job and job.change and job.change.group.version == event.version:
+            changes.expired(self._ctx, job)
+
+    # --- an operator's hand
+
+    def _resize_requested(self, event: ResizeRequested) -> None:
+        job = self.state.job(event.job)
+        if job.ended:
+            return
+        slots, before = event.slots, job.hand
+        if slots is None and not event.on:
+            slots = before.slots if before else None
+        paused = event.slots == 0 or (event.slots is None and bool(before and before.paused))
+        if event.slots == 0:
+            slots = before.slots if before else None
+        batch = event.batch if event.batch is not None else (before.batch if before else None)
+        self._take_in_hand(
+            job, Hand(user=event.user, slots=slots, batch=batch, on=event.on, paused=paused)
+        )
+
+    def _pause_requested(self, event: PauseRequested) -> None:
+        job = self.state.job(event.job)
+        if job.ended:
+            return
+        was = job.hand or Hand(user=event.user)
+        hand = Hand(user=event.user, slots=was.slots, batch=was.batch, on=was.on, paused=True)
+        self._take_in_hand(job, hand)
+
+    def _resume_requested(self, event: ResumeRequested) -> None:
+        job = self.state.job(event.job)
+        was = job.hand
+        if job.ended or was is None:
+            return
+        if event.auto or (was.slots is None and was.batch is None and not was.on):
+            job.hand, job.hand_waits = None, ""
+            self.state.hands.pop(job.job, None)
+            self._ctx.announce("job.hand", job, {"user": event.user, "hand": "off"})
+            self._ctx.ask = True
+            return
+        hand = Hand(user=event.user, slots=was.slots, batch=was.batch, on=was.on)
+        self._take_in_hand(job, hand)
+
+    def _take_in_hand(self, job: Job, hand: Hand) -> None:
+        job.hand, job.hand_at, job.tries = hand, Seconds(0.0), 0
+        self.state.hands[job.job] = None
+        slots = ", ".join(hand.on) or hand.slots
+        told = "pause" if hand.paused else "resize"
+        detail: Detail = {"user": hand.user, "hand": told, "slots": slots, "batch": hand.batch}
+        self._ctx.announce("job.hand", job, detail)
+        self._ctx.ask = True  # what it leaves free may be used
+
+    def _hand_due(self, event: HandDue) -> None:
+        job = self.state.jobs.get(event.job)
+        if job is not None:
+            job.hand_at = Seconds(0.0)
 
     # --- nodes
 
     def _node_greeted(self, event: NodeGreeted) -> None:
         node = self.state.nodes.get(event.node)
         if node is None:
-            node = Node(node=event.node, spec=event.spec, boot=event.boot, since=self._now)
+            node = Node(node=event.node, spec=event.spec, boot=event.boot, since=self._ctx.now)
             self.state.nodes[event.node] = node
-            self._announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
+            self._ctx.announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
         else:
             if event.boot in node.former:
                 return  # late words of a process that is gone
@@ -184,7 +239,7 @@ class Reactor:
             node.spec = event.spec
             self._turn_node(node, NodeTurn.GREETED, "node.up")
         self._reconcile(node, event.workers)
-        self._ask = True
+        self._ctx.ask = True
 
     def _reconcile(self, node: Node, seen: Iterable[WorkerSeen]) -> None:
         """Hold what the node runs against what it should run, and tell it the difference."""
@@ -204,7 +259,7 @@ class Reactor:
         touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in here}
         for name in touched:
             if name in self.state.jobs:
-                self._send_to(self.state.jobs[name], node.node)
+                self._ctx.send_to(self.state.jobs[name], node.node)
 
     def _reconcile_worker(self, job: Job, worker: Worker, seen: WorkerSeen | None) -> None:
         if seen is None:
@@ -219,7 +274,7 @@ class Reactor:
 
     def _node_heard(self, event: NodeHeard) -> None:
         self._turn_node(self.state.nodes[event.node], NodeTurn.HEARD, "node.up")
-        self._ask = True
+        self._ctx.ask = True
 
     def _node_suspected(self, event: NodeSuspected) -> None:
         node = self.state.nodes[event.node]
@@ -229,10 +284,10 @@ class Reactor:
         node = self.state.nodes[event.node]
         if not self._turn_node(node, NodeTurn.LOST, "node.lost", {"silent_s": event.silent_s}):
             return
+        why = f"node {node.node} has been silent for {event.silent_s:.0f} s"
         for job in [self.state.jobs[name] for name in self.state.holders]:
-            if job.group and any(node_of(m.slot) == node.node for m in job.group.members):
-                self._lose(job, f"node {node.node} has been silent for {event.silent_s:.0f} s")
-        self._ask = True
+            changes.cut_off(self._ctx, job, node.node, why)
+        self._ctx.ask = True
 
     # --- workers
 
@@ -252,28 +307,39 @@ class Reactor:
             gone = isinstance(news, WorkerExited | WorkerRefused)
             if gone and name in node.foreign.values():
                 node.foreign = {slot: of for slot, of in node.foreign.items() if of != name}
-                self._ask = True
+                self._ctx.ask = True
             return
-        if isinstance(news, _REPORTS):
+        if isinstance(news, ScriptReport):
             if news.index <= worker.reports:
                 return
             worker.reports = news.index
         self._worker_news(job, worker, news)
 
     def _worker_news(self, job: Job, worker: Worker, news: WorkerNews) -> None:
-        current = worker.version == job.version
+        ctx = self._ctx
+        speaks = worker.phase in SPEAKING and job.group is not None
         match news:
             case WorkerStarted(pid=pid):
                 self._worker_started(job, worker, pid)
             case WorkerReady():
                 self._worker_ready(job, worker, news)
+            case StoreOpened():
+                changes.store_opened(ctx, job, worker, news)
             case GroupFormed():
-                self._group_formed(job, worker, news)
-            case EpochReported() if current:
+                changes.formed(ctx, job, worker, news)
+            case JoinFailed(group=version, error=error) if speaks:
+                changes.join_failed(ctx, job, version, error)
+            case GroupBroken(group=version, error=error) if speaks:
+                changes.broken(ctx, job, version, error)
+            case AtRest() if speaks:
+                changes.at_rest(ctx, job, worker, news)
+            case Parked() if speaks:
+                changes.parked(ctx, job, news)
+            case EpochReported() if speaks:
                 self._epoch_reported(job, news)
-            case TrainingFinished(why=why) if current:
+            case TrainingFinished(why=why) if speaks:
                 job.finished_why = why
-            case ScriptFailed(error=error, where=where) if current:
+            case ScriptFailed(error=error, where=where) if worker.phase is not WorkerPhase.LEAVING:
                 job.script_error = f"{error} ({where})" if where else error
             case WorkerExited():
                 self._gone(job, worker, news)
@@ -281,47 +347,38 @@ class Reactor:
                 self._refused(job, worker, f"{error}; {hint}" if hint else error)
 
     def _job_cleared(self, job: Job | None, node: Node, news: JobCleared) -> None:
-        """Processes that were ordered, and called off before they began, never exit."""
+        """Processes that were ordered, and called off before they began, never exit.
+
+        One that began says so before; of those that the node counted as members when it said
+        this, it says nothing.
+        """
         if job is None:
             return
+        counted = {member.worker for member in job.members()}
         for worker in job.workers.values():
-            if node_of(worker.slot) == node.node and worker.version < news.version:
+            here = node_of(worker.slot) == node.node and worker.version < news.version
+            if here and worker.pid is None and worker.worker not in counted:
                 workers.advance(worker, WorkerTurn.GONE)
-        self._drop_gone(job)
-        self._ask = True
+                changes.slot_freed(self._ctx, worker.slot)
+        lifecycle.drop_gone(self._ctx, job)
+        self._ctx.ask = True
 
     def _worker_started(self, job: Job, worker: Worker, pid: int) -> None:
         if worker.pid is None:
             worker.pid = pid
             job.ran[worker.worker] = node_of(worker.slot)
             workers.advance(worker, WorkerTurn.STARTED)
-            self._announce("worker.started", job, {**_place(worker), "pid": pid})
+            self._ctx.announce("worker.started", job, {**place(worker), "pid": pid})
 
     def _worker_ready(self, job: Job, worker: Worker, news: WorkerReady) -> None:
         if worker.phase is WorkerPhase.ORDERED:
             workers.advance(worker, WorkerTurn.STARTED)
         if not workers.advance(worker, WorkerTurn.READY) or job.group is None:
             return
-        job.epoch_samples = news.epoch_samples
-        self._announce("worker.ready", job, _place(worker))
-        if all(w.phase is WorkerPhase.READY for w in self._group_of(job)):
-            job.stage = SWITCH
-            self._send(job)
-
-    def _group_formed(self, job: Job, worker: Worker, news: GroupFormed) -> None:
-        if not workers.advance(worker, WorkerTurn.FORMED) or job.group is None:
-            return
-        if not all(w.phase is WorkerPhase.MEMBER for w in self._group_of(job)):
-            return
-        del self.state.starts[job.job]
-        job.versions[-1] = VersionInfo(version=job.version, resumed_epoch=news.epoch)
-        job.stage = SETTLED
-        slots = len(job.group.members)
-        why = f"trains on {slots} slot{'s' * (slots != 1)}, batch {job.group.global_batch}"
-        if news.epoch:
-            why += f", resumed after epoch {news.epoch}"
-        self._turn(job, Turn.GROUP_FORMED, why, {"slots": slots, "epoch": news.epoch})
-        self._send(job)
+        job.epoch_samples, worker.store_port = news.epoch_samples, news.store_port
+        self._ctx.announce("worker.ready", job, place(worker))
+        lifecycle.start_ready(self._ctx, job)
+        changes.prepared(self._ctx, job)
 
     def _epoch_reported(self, job: Job, news: EpochReported) -> None:
         if job.group is None or news.epoch <= job.epoch:
@@ -330,11 +387,11 @@ class Reactor:
         job.epoch_samples, job.epochs_stated = news.epoch_samples, news.epochs
         job.samples_per_s = news.samples_per_s
         job.train_loss, job.metrics, job.lr = news.train_loss, news.metrics, news.lr
-        job.checkpoint = ResumePoint(epoch=news.epoch, version=news.version)
+        job.checkpoint = ResumePoint(epoch=news.epoch, version=news.group)
         job.losses = 0
         info = EpochInfo(
             epoch=news.epoch,
-            time=self._now,
+            time=self._ctx.now,
             step=news.step,
             global_batch=news.global_batch,
             lr=news.lr,
@@ -351,98 +408,28 @@ class Reactor:
             "global_batch": news.global_batch,
             "lr": news.lr,
         }
-        self._announce("job.epoch", job, detail)
+        self._ctx.announce("job.epoch", job, detail)
 
     def _refused(self, job: Job, worker: Worker, why: str) -> None:
+        was = worker.phase
         workers.advance(worker, WorkerTurn.GONE)
-        if worker.version == job.version and job.group is not None:
-            self._fail(job, why)
-        self._drop_gone(job)
-        self._ask = True
+        changes.slot_freed(self._ctx, worker.slot)
+        if job.group is not None and was not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
+            changes.refused(self._ctx, job, worker, why)
+        lifecycle.drop_gone(self._ctx, job)
+        self._ctx.ask = True
 
     def _gone(self, job: Job, worker: Worker, news: WorkerExited) -> None:
-        if worker.phase is WorkerPhase.GONE:
+        was = worker.phase
+        if was is WorkerPhase.GONE:
             return
         workers.advance(worker, WorkerTurn.GONE)
-        detail: Detail = {**_place(worker), "code": news.code, "signal": news.signal}
-        self._announce("worker.exited", job, detail)
-        if worker.version == job.version and job.group is not None:
-            self._conclude(job, news)
-        self._drop_gone(job)
-        self._ask = True
-
-    def _conclude(self, job: Job, news: WorkerExited) -> None:
-        """Decide what the end of a group's worker means for its job."""
-        outcome, why = outcome_of(job, news)
-        if outcome is Outcome.LOST:
-            self._lose(job, why)
-            return
-        job.exit_code = 128 + news.signal if news.signal is not None else news.code
-        if outcome is Outcome.FAILED:
-            self._fail(job, why)
-        elif all(w.phase is WorkerPhase.GONE for w in self._group_of(job)):
-            self._end(job, Turn.FINISHED, why)
-
-    def _lose(self, job: Job, why: str) -> None:
-        """A worker is gone through no fault of the script: start again from the last epoch."""
-        job.losses += 1
-        if job.losses >= MAX_LOSSES:
-            self._end(job, Turn.GAVE_UP, f"{why}, for the {MAX_LOSSES}th time without an epoch")
-            return
-        again = f"resumes after epoch {job.epoch}" if job.epoch else "starts again"
-        self._withdraw(job)
-        self._turn(job, Turn.GROUP_LOST, f"{why}; {again}")
-        self._ask = True
-
-    def _fail(self, job: Job, why: str) -> None:
-        """The script failed: try again while retries are left."""
-        job.failures += 1
-        if job.failing_is_final:
-            tried = f" (try {job.failures} of {job.failures})" if job.spec.retries else ""
-            self._end(job, Turn.GAVE_UP, why + tried)
-            return
-        pause_s = min(RETRY_LONGEST_S, RETRY_FIRST_S * 2 ** (job.failures - 1))
-        job.ready_at = Seconds(self._now + pause_s)
-        job.script_error = ""
-        self._withdraw(job)
-        left = job.spec.retries - job.failures + 1
-        self._turn(job, Turn.SCRIPT_FAILED, f"{why}; tried again in {pause_s:.0f} s, {left} left")
-        self._ask = True
-
-    def _end(self, job: Job, turn: Turn, why: str) -> None:
-        detail: Detail = {"exit_code": job.exit_code, "epoch": job.epoch}
-        nodes_used = dict.fromkeys([*self._dismiss(job), *job.nodes])
-        self._turn(job, turn, why, detail)
-        del self.state.active[job.job]
-        for node in nodes_used:
-            self._send_to(job, node)
-        self._drop_gone(job)
-        self._ask = True
-
-    def _withdraw(self, job: Job) -> None:
-        for node in self._dismiss(job):
-            self._send_to(job, node)
-
-    def _dismiss(self, job: Job) -> list[NodeId]:
-        """Take the group away; returns the nodes that must hear of it."""
-        job.version, job.stage, job.group = Version(job.version + 1), SETTLED, None
-        self.state.starts.pop(job.job, None)
-        for worker in job.workers.values():
-            if worker.phase not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
-                workers.advance(worker, WorkerTurn.DISMISSED)
-        return list(dict.fromkeys(node_of(worker.slot) for worker in job.workers.values()))
-
-    def _drop_gone(self, job: Job) -> None:
-        """Forget processes that were seen gone, but for those of the present group."""
-        living = {
-            name: worker
-            for name, worker in job.workers.items()
-            if worker.phase is not WorkerPhase.GONE
-            or (job.group is not None and worker.version == job.version)
-        }
-        job.workers = living
-        if not living:
-            self.state.holders.pop(job.job, None)
+        changes.slot_freed(self._ctx, worker.slot)
+        detail: Detail = {**place(worker), "code": news.code, "signal": news.signal}
+        self._ctx.announce("worker.exited", job, detail)
+        changes.gone(self._ctx, job, worker, was, news)
+        lifecycle.drop_gone(self._ctx, job)
+        self._ctx.ask = True
 
     # --- helpers
 
@@ -451,66 +438,28 @@ class Reactor:
         if node is not None and node.boot == event.boot:
             node.committed = max(node.committed, event.seq)
 
-    def _group_of(self, job: Job) -> list[Worker]:
-        return [worker for worker in job.workers.values() if worker.version == job.version]
-
-    def _send(self, job: Job) -> None:
-        """Tell every node of the job's group what it should run now."""
-        if job.group is not None:
-            for node in dict.fromkeys(node_of(member.slot) for member in job.group.members):
-                self._send_to(job, node)
-
-    def _send_to(self, job: Job, node: NodeId) -> None:
-        self._out.append(SendDelta(node, self.state.desired(job, node)))
-
-    def _turn(self, job: Job, turn: Turn, why: str, detail: Detail | None = None) -> None:
-        before = job.phase
-        jobs.advance(job, turn, why, self._now, detail)
-        if job.phase in HOLDING and before not in HOLDING:
-            job.exit_code, job.finished_why, job.script_error = None, "", ""
-        self._announce(f"job.{job.phase.value}", job, {"reason": why, **(detail or {})})
-
     def _turn_node(
         self, node: Node, turn: NodeTurn, event: str, detail: Detail | None = None
     ) -> bool:
-        changed = nodes.advance(node, turn, self._now)
+        changed = nodes.advance(node, turn, self._ctx.now)
         if changed:
-            self._announce(event, node=node, detail=detail)
+            self._ctx.announce(event, node=node, detail=detail)
         return changed
-
-    def _announce(
-        self,
-        event: str,
-        job: Job | None = None,
-        detail: Detail | None = None,
-        node: Node | None = None,
-    ) -> None:
-        self.state.feed_seq += 1
-        news = FeedEvent(
-            seq=self.state.feed_seq,
-            time=self._now,
-            event=event,
-            job=job.job if job else None,
-            node=node.node if node else None,
-            detail=detail or {},
-        )
-        self._out.append(Announce(news))
-
-
-def _place(worker: Worker) -> Detail:
-    return {"rank": worker.rank, "slot": worker.slot, "version": worker.version}
 
 
 def _of(worker: Worker, job: Job) -> dict[str, Any]:
     return {"job": job.job, "version": worker.version, "rank": worker.rank}
 
 
-_REPORTS: Final = (WorkerReady, GroupFormed, EpochReported, TrainingFinished, ScriptFailed)
-
 WorkerNews = (
     WorkerStarted
     | WorkerReady
+    | StoreOpened
     | GroupFormed
+    | JoinFailed
+    | GroupBroken
+    | AtRest
+    | Parked
     | EpochReported
     | TrainingFinished
     | ScriptFailed
@@ -529,5 +478,10 @@ _HANDLERS: Final[Mapping[type[Any], Callable[[Reactor, Any], None]]] = {
     NodeReported: Reactor._node_reported,  # noqa: SLF001
     PlanProposed: Reactor._plan_proposed,  # noqa: SLF001
     StartExpired: Reactor._start_expired,  # noqa: SLF001
+    RescaleExpired: Reactor._rescale_expired,  # noqa: SLF001
+    ResizeRequested: Reactor._resize_requested,  # noqa: SLF001
+    PauseRequested: Reactor._pause_requested,  # noqa: SLF001
+    ResumeRequested: Reactor._resume_requested,  # noqa: SLF001
+    HandDue: Reactor._hand_due,  # noqa: SLF001
     InputSkipped: Reactor._input_skipped,  # noqa: SLF001
 }

@@ -8,13 +8,24 @@ import msgspec
 
 from controlplane.core.job import HOLDING, Job
 from controlplane.core.node import Node, NodePhase
+from controlplane.core.rescale import Rescale, RescalePhase
 from controlplane.core.worker import Worker, WorkerPhase
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from schemas.errors import UnknownJobError
-from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, Version, node_of, slot_id
-from schemas.messages.agent import SETTLED, GroupDelta
-
-MAX_WORKERS = 1  # of one job; groups of several are formed by re-scales, which come next
+from schemas.groups import Member
+from schemas.ids import (
+    JobId,
+    NodeId,
+    Rank,
+    Seconds,
+    SlotId,
+    Term,
+    Version,
+    WorkerId,
+    node_of,
+    slot_id,
+)
+from schemas.messages.agent import MEND, PREPARE, SETTLED, SWITCH, GroupDelta
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -30,6 +41,7 @@ class State(msgspec.Struct, kw_only=True):
     nodes: dict[NodeId, Node] = {}
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
     starts: dict[JobId, tuple[Seconds, Version]] = {}  # deadlines of groups that are forming
+    hands: dict[JobId, None] = {}  # jobs under an operator's hand, in the order they came under it
 
     def job(self, job: JobId) -> Job:
         """The job of that name.
@@ -43,7 +55,7 @@ class State(msgspec.Struct, kw_only=True):
             raise UnknownJobError(job) from None
 
     def living(self) -> Iterator[tuple[Job, Worker]]:
-        """Every worker that owns a slot."""
+        """Every process that may exist."""
         for name in self.holders:
             job = self.jobs[name]
             for worker in job.workers.values():
@@ -52,12 +64,16 @@ class State(msgspec.Struct, kw_only=True):
 
     def owners(self) -> dict[SlotId, JobId]:
         """Who owns each slot that has an owner."""
-        owned = {worker.slot: job.job for job, worker in self.living()}
+        owned = {worker.slot: job.job for job, worker in self.living() if not worker.claims}
         for node in self.nodes.values():
             owned.update(
                 {slot: JobId(name.rpartition(".v")[0]) for slot, name in node.foreign.items()}
             )
         return owned
+
+    def claims(self) -> dict[SlotId, tuple[Job, Worker]]:
+        """Who is prepared beside the owner of a slot, to have it next."""
+        return {worker.slot: (job, worker) for job, worker in self.living() if worker.claims}
 
     def slots(self) -> dict[SlotId, Node]:
         """Every slot and its node."""
@@ -69,43 +85,108 @@ class State(msgspec.Struct, kw_only=True):
 
     def desired(self, job: Job, node: NodeId) -> GroupDelta:
         """What `node` should run of `job` now."""
+        if job.change is not None:
+            delta = self._changing(job, job.change, node)
+            if delta is not None:
+                return delta
         group = job.group
-        if group and any(node_of(member.slot) == node for member in group.members):
+        version, stage = job.version, job.stage
+        if job.change is not None:
+            version, stage = job.change.before, SETTLED
+        # A member that was seen gone is not ordered again from an agent that never heard of it.
+        if group and any(
+            node_of(member.slot) == node
+            and job.workers[member.worker].phase is not WorkerPhase.GONE
+            for member in group.members
+        ):
             return GroupDelta(
                 job=job.job,
                 term=self.term,
-                version=job.version,
-                stage=job.stage,
+                version=version,
+                stage=stage,
                 group=group,
                 spec=job.spec,
                 snapshot=job.snapshot,
+                store=self.store_of(job) if stage == SWITCH else "",
             )
         return GroupDelta(
             job=job.job,
             term=self.term,
-            version=job.version,
-            stage=SETTLED,
+            version=version,
+            stage=stage if job.group else SETTLED,
             group=None,
             spec=None,
             forget=job.ended,
         )
 
-    def view(self) -> ClusterView:
-        """The picture that policies decide on: active jobs, and slots of nodes not lost."""
-        owners = self.owners()
-        slots = tuple(
-            SlotView(
-                slot=slot_id(node.node, slot.index),
-                node=node.node,
-                kind=slot.kind,
-                usable=node.phase is NodePhase.UP and slot_id(node.node, slot.index) not in owners,
+    def _changing(self, job: Job, change: Rescale, node: NodeId) -> GroupDelta | None:
+        if node not in change.told and change.kind != MEND:
+            return None  # it runs what it ran
+        leaving: tuple[Member, ...] = ()
+        if job.group is not None and change.kind != MEND:
+            leaving = tuple(
+                member for member in job.group.members if change.group.member(member.worker) is None
             )
-            for node in self.nodes.values()
-            if node.phase is not NodePhase.LOST
-            for slot in node.spec.slots
+        begun = change.phase in {RescalePhase.SWITCHING, RescalePhase.REJOINING}
+        stage = SWITCH if begun else PREPARE
+        if not any(node_of(m.slot) == node for m in (*change.group.members, *leaving)):
+            return GroupDelta(
+                job=job.job,
+                term=self.term,
+                version=change.group.version,
+                stage=stage,
+                group=None,
+                spec=None,
+            )
+        return GroupDelta(
+            job=job.job,
+            term=self.term,
+            version=change.group.version,
+            stage=stage,
+            group=change.group,
+            spec=job.spec,
+            snapshot=job.snapshot,
+            kind=change.kind,
+            former=leaving,
+            store=change.store if begun else "",
+            source=None if change.source is None else Rank(change.source),
         )
-        jobs = {job: _view(self.jobs[job]) for job in self.active}
-        return ClusterView(version=self.version, slots=slots, jobs=jobs)
+
+    def store_of(self, job: Job) -> str:
+        """HOST:PORT of the store that a started group meets at; empty for one worker."""
+        if job.group is None or len(job.group.members) == 1:
+            return ""
+        first = job.group.members[0]
+        return self.address_of(first.worker, job, job.workers[first.worker].store_port)
+
+    def address_of(self, worker: WorkerId, job: Job, port: int) -> str:
+        """HOST:PORT of something that a worker serves."""
+        node = self.nodes[node_of(job.workers[worker].slot)]
+        return f"{node.spec.address}:{port}"
+
+    def view(self) -> ClusterView:
+        """The picture that policies decide on: active jobs, and slots of nodes not lost.
+
+        Jobs under an operator's hand are not in it, nor is what their orders wait for.
+        """
+        taken = {*self.owners(), *self.claims()}
+        held = sum(
+            max(0, (job.hand.slots or 0) - len(job.group.members if job.group else ()))
+            for job in map(self.jobs.__getitem__, self.hands)
+            if job.hand and job.hand_waits and not job.hand.paused
+        )
+        slots = []
+        for node in self.nodes.values():
+            if node.phase is NodePhase.LOST:
+                continue
+            for slot in node.spec.slots:
+                name = slot_id(node.node, slot.index)
+                usable = node.phase is NodePhase.UP and name not in taken
+                if usable and held > 0:
+                    held, usable = held - 1, False
+                slots.append(SlotView(slot=name, node=node.node, kind=slot.kind, usable=usable))
+        jobs = {job: _view(self.jobs[job]) for job in self.active if job not in self.hands}
+        return ClusterView(version=self.version, slots=tuple(slots), jobs=jobs)
 
 
 def _view(job: Job) -> JobView:
@@ -118,8 +199,8 @@ def _view(job: Job) -> JobView:
         batch_limit=job.spec.batch_limit,
         local_limit=job.spec.local_limit,
         least=least,
-        most=min(most, MAX_WORKERS),
-        wanted=min(job.spec.wanted, MAX_WORKERS),
+        most=most,
+        wanted=job.spec.wanted,
         running_on={member.slot: member.local_batch for member in running},
         ready_at=job.ready_at,
         epoch=job.epoch,

@@ -19,6 +19,7 @@ class WorkerPhase(Enum):
     STARTED = "started"
     READY = "ready"
     MEMBER = "member"
+    RETIRING = "retiring"  # left its group as agreed, is about to exit; still owns its slot
     LEAVING = "leaving"  # told to stop; still owns its slot
     GONE = "gone"
 
@@ -29,18 +30,23 @@ class WorkerTurn(Enum):
     STARTED = "process started"
     READY = "said ready"
     FORMED = "joined its group"
+    RETIRED = "left its group"
     DISMISSED = "told to stop"
     GONE = "seen gone"
 
 
 _LIVING = (WorkerPhase.ORDERED, WorkerPhase.STARTED, WorkerPhase.READY, WorkerPhase.MEMBER)
+_GOING = (WorkerPhase.RETIRING, WorkerPhase.LEAVING)
 
 NEXT: Final[Mapping[tuple[WorkerPhase, WorkerTurn], WorkerPhase]] = {
     (WorkerPhase.ORDERED, WorkerTurn.STARTED): WorkerPhase.STARTED,
     (WorkerPhase.STARTED, WorkerTurn.READY): WorkerPhase.READY,
     (WorkerPhase.READY, WorkerTurn.FORMED): WorkerPhase.MEMBER,
+    (WorkerPhase.MEMBER, WorkerTurn.FORMED): WorkerPhase.MEMBER,  # of the next group
+    (WorkerPhase.MEMBER, WorkerTurn.RETIRED): WorkerPhase.RETIRING,
+    (WorkerPhase.RETIRING, WorkerTurn.DISMISSED): WorkerPhase.LEAVING,
     **{(phase, WorkerTurn.DISMISSED): WorkerPhase.LEAVING for phase in _LIVING},
-    **{(phase, WorkerTurn.GONE): WorkerPhase.GONE for phase in (*_LIVING, WorkerPhase.LEAVING)},
+    **{(phase, WorkerTurn.GONE): WorkerPhase.GONE for phase in (*_LIVING, *_GOING)},
 }
 
 
@@ -48,13 +54,17 @@ class Worker(msgspec.Struct, kw_only=True):
     """One process on one slot; the slot is its own until it is seen gone."""
 
     worker: WorkerId
-    version: Version
-    rank: Rank
+    version: Version  # that it was born with
+    rank: Rank  # that it was born with
     slot: SlotId
     local_batch: int
     phase: WorkerPhase = WorkerPhase.ORDERED
     pid: int | None = None
     reports: int = 0  # taken from its report file
+    store_port: int = 0  # that it announced when it was ready
+    formed: Version = Version(0)  # the group that it takes its steps in
+    formed_step: int = 0  # where that began
+    claims: bool = False  # it is prepared beside the slot's owner, which is about to leave
 
 
 def advance(worker: Worker, turn: WorkerTurn) -> bool:
@@ -67,6 +77,6 @@ def advance(worker: Worker, turn: WorkerTurn) -> bool:
     if phase is not None:
         worker.phase = phase
         return True
-    if worker.phase in {WorkerPhase.LEAVING, WorkerPhase.GONE} or turn is WorkerTurn.STARTED:
+    if worker.phase in {*_GOING, WorkerPhase.GONE} or turn is WorkerTurn.STARTED:
         return False
     raise IllegalTransitionError(worker.worker, worker.phase.value, turn.value, "")

@@ -10,9 +10,15 @@ import msgspec
 import structlog
 
 from controlplane.core.commands import Accept, Command
-from controlplane.core.events import CancelRequested, JobSubmitted
+from controlplane.core.events import (
+    CancelRequested,
+    JobSubmitted,
+    PauseRequested,
+    ResizeRequested,
+    ResumeRequested,
+)
 from controlplane.core.job import Job
-from controlplane.core.state import MAX_WORKERS
+from controlplane.core.state import State
 from controlplane.service import views
 from controlplane.service.feed import READERS, Feed
 from controlplane.service.snapshots import Snapshots
@@ -36,8 +42,11 @@ from schemas.messages.client import (
     ListJobs,
     ListNodes,
     Nodes,
+    PauseJob,
     PutSnapshot,
     ReadEvents,
+    ResizeJob,
+    ResumeJob,
     SnapshotStored,
     SubmitJob,
 )
@@ -134,15 +143,14 @@ class Api:
                 return await self._submit(request, who)
             case CancelJob():
                 return await self._cancel(request, who)
+            case ResizeJob() | PauseJob() | ResumeJob():
+                return await self._move(request, who)
             case _:
                 raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
 
     async def _submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
         for problem in problems(request.spec):
             raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
-        if request.spec.slots[0] > MAX_WORKERS:
-            what = f"slots: this release runs a job on {MAX_WORKERS} slot"
-            raise BadFieldError(what, f"let the least be {MAX_WORKERS}", "slots")
         if not self._snapshots.has(request.snapshot):
             what = f"snapshot {request.snapshot[:64]!r} is not stored here"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
@@ -167,7 +175,32 @@ class Api:
             await self._durable(CancelRequested(job=request.job, user=who.name))
         return self._detail(self._turn.reactor.state.job(request.job))
 
-    async def _durable(self, event: JobSubmitted | CancelRequested) -> list[Command]:
+    async def _move(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Message:
+        """Put an operator's hand on a job, or take it off."""
+        job = self._turn.reactor.state.job(request.job)
+        if who.role != "admin" and who.name != job.user:
+            raise DeniedError(f"{job.job} belongs to {job.user}", "ask its owner")
+        if job.ended:
+            raise BadFieldError(f"job: {job.job} has {job.phase.value}", "submit it again", "job")
+        event: ResizeRequested | PauseRequested | ResumeRequested
+        match request:
+            case ResizeJob(slots=slots, batch=batch, on=on):
+                check_resize(self._turn.reactor.state, job, request)
+                event = ResizeRequested(job=job.job, user=who.name, slots=slots, batch=batch, on=on)
+            case PauseJob():
+                event = PauseRequested(job=job.job, user=who.name)
+            case ResumeJob(auto=auto):
+                if job.hand is None:
+                    what = f"job: nobody's hand is on {job.job}"
+                    raise BadFieldError(what, "the policy rules it already", "job")
+                event = ResumeRequested(job=job.job, user=who.name, auto=auto)
+        await self._durable(event)
+        return self._detail(self._turn.reactor.state.job(request.job))
+
+    async def _durable(
+        self,
+        event: JobSubmitted | CancelRequested | ResizeRequested | PauseRequested | ResumeRequested,
+    ) -> list[Command]:
         done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()
 
         def committed(commands: list[Command]) -> None:
@@ -211,3 +244,39 @@ class Api:
     def _detail(self, job: Job) -> Message:
         reason = self._turn.reasons.get(job.job)
         return views.detail(job, reason, self._telemetry, self._turn.now())
+
+
+def check_resize(state: State, job: Job, request: ResizeJob) -> None:
+    """Refuse an order that could never be followed.
+
+    Raises:
+        BadFieldError: naming the field and the bound.
+    """
+    least, most = job.spec.slots
+    size = len(request.on) if request.on else request.slots
+    if request.on and request.slots not in {None, len(request.on)}:
+        what = f"slots: {request.slots} is not the number of slots in `on`, {len(request.on)}"
+        raise BadFieldError(what, "leave one of them out", "slots")
+    if size is None and request.batch is None:
+        raise BadFieldError("slots: nothing is asked for", "give slots, batch or both", "slots")
+    if size is not None and size != 0 and not least <= size <= most:
+        what = f"slots: {size} is outside the job's slots [{least}, {most}]"
+        raise BadFieldError(what, f"choose {least} to {most}, or 0 to pause it", "slots")
+    known = state.slots()
+    for slot in request.on:
+        if slot not in known:
+            what = f"on: there is no slot {slot[:80]!r}"
+            raise BadFieldError(what, "give NODE/INDEX as in `ones show`", "on")
+    if len(set(request.on)) != len(request.on):
+        raise BadFieldError("on: a slot is given twice", "give each once", "on")
+    if size is not None and size > len(known):
+        what = f"slots: the cluster has {len(known)}, not {size}"
+        raise BadFieldError(what, "choose fewer, or add nodes", "slots")
+    batch = request.batch
+    if batch is not None:
+        now = len(job.group.members) if job.group else least
+        lowest = max(1, size if size is not None else now)
+        if not lowest <= batch <= job.spec.batch_limit:
+            what = f"batch: {batch} is outside {lowest} to {job.spec.batch_limit}"
+            hint = "at least one sample for each slot, at most max_batch_size of the job file"
+            raise BadFieldError(what, hint, "batch")

@@ -13,8 +13,9 @@ class TelemetryTable:
         self._latest: dict[JobId, tuple[Seconds, StepsReported]] = {}
 
     def take(self, steps: StepsReported, now: Seconds) -> None:
-        """Remember a report of a job's rank 0."""
-        if steps.rank == 0:
+        """Remember a report; a late one of an older group tells nothing."""
+        known = self.of(steps.job)
+        if known is None or steps.group >= known.group:
             self._latest[steps.job] = (now, steps)
 
     def of(self, job: JobId) -> StepsReported | None:

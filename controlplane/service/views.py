@@ -16,11 +16,13 @@ def summary(job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Sec
     """A line of `ones ps`."""
     queued_s, running_s = times(job, now)
     live = telemetry.of(job.job) if job.group else None
-    live = live if live and live.version == job.version else None
+    live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
     why = reason.text if reason and waiting and not job.history else job.why
     if reason and waiting and job.history:
         why = f"{job.why}; {reason.text}"
+    if job.hand_waits:
+        why = f"{job.why}; {job.hand_waits}"
     return JobSummary(
         job=job.job,
         name=job.spec.name,
@@ -46,15 +48,18 @@ def summary(job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Sec
 def detail(job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds) -> JobDetail:
     """Everything about one job."""
     live = telemetry.of(job.job) if job.group else None
+    ranks = {m.worker: m for m in job.group.members} if job.group else {}
     workers = tuple(
         WorkerInfo(
-            rank=worker.rank,
+            rank=ranks[worker.worker].rank if worker.worker in ranks else worker.rank,
             node=node_of(worker.slot),
             slot=worker.slot,
             pid=worker.pid,
-            version=worker.version,
+            version=worker.formed or worker.version,
             phase=worker.phase.value,
             local_batch=worker.local_batch,
+            worker=worker.worker,
+            step=worker.formed_step,
         )
         for worker in job.workers.values()
     )

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from schemas.cluster import NodeSpec
-from schemas.groups import Group
+from schemas.groups import Group, Member
 from schemas.ids import BootId, JobId, NodeId, Rank, Term, Version
 from schemas.jobs import JobSpec
 from schemas.messages import Message
 
 PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of one version; they only grow
+START, JOIN, MEND, PARK = "start", "join", "mend", "park"  # what leads to a version
 
 
 # --- what happens to workers: numbered, spooled by the agent until the controller committed them
 
 
 class WorkerEvent(Message):
-    """Something that happened to one worker."""
+    """Something that happened to one worker; `version` and `rank` are those it was born with."""
 
     job: JobId
     version: Version
@@ -35,24 +36,68 @@ class ScriptReport(WorkerEvent):
     index: int  # 1-based position in that file: makes a repeated report harmless
 
 
-class WorkerReady(ScriptReport, tag="worker.ready.1"):
-    """Model, optimizer and data are built; the worker waits for its group."""
+class WorkerReady(ScriptReport, tag="worker.ready.2"):
+    """Model, optimizer and data are built, the device is its own; it waits for its group."""
 
     epoch_samples: int  # ||D||, samples of one pass over the training set
     resumed_epoch: int  # last finished epoch it starts from; 0 for none
     parameters: int  # trainable scalars of the model
+    store_port: int = 0  # of the group's TCPStore, if this is its rank 0
 
 
-class GroupFormed(ScriptReport, tag="worker.group_formed.1"):
-    """The worker is a member of its group and takes its next step in it."""
+class StoreOpened(ScriptReport, tag="worker.store_opened.1"):
+    """An incumbent that is rank 0 of group `group` serves its TCPStore."""
 
+    group: Version
+    port: int
+
+
+class GroupFormed(ScriptReport, tag="worker.group_formed.2"):
+    """The worker is a full member of group `group`: its next step is taken in it."""
+
+    group: Version
     epoch: int  # finished epochs at that moment
     step: int
+    pause_ms: float = 0.0  # what the swap cost its training thread
 
 
-class EpochReported(ScriptReport, tag="worker.epoch_reported.1"):
+class JoinFailed(ScriptReport, tag="worker.join_failed.1"):
+    """Group `group` could not be built; the worker goes on in the one that it has."""
+
+    group: Version
+    error: str
+
+
+class GroupBroken(ScriptReport, tag="worker.group_broken.1"):
+    """A collective operation of group `group` failed; the worker waits for a new group."""
+
+    group: Version
+    error: str
+
+
+class AtRest(ScriptReport, tag="worker.at_rest.1"):
+    """The training thread stands still, as group `group` asked, and nothing is under way."""
+
+    group: Version
+    step: int  # steps that its parameters have taken
+    epoch: int  # finished
+    full: bool  # it has the job's whole state
+    port: int  # of a TCPStore that the next group may use
+
+
+class Parked(ScriptReport, tag="worker.parked.1"):
+    """The job was paused as version `group` asked; its checkpoint is durable."""
+
+    group: Version
+    epoch: int  # finished
+    step: int
+    samples_done: int
+
+
+class EpochReported(ScriptReport, tag="worker.epoch_reported.2"):
     """A finished epoch (ONES section 3.1), sent when its checkpoint is durable."""
 
+    group: Version  # that wrote the checkpoint
     epoch: int  # 1-based, counted by the job
     step: int  # optimizer steps since the job began
     samples_done: int  # Y_processed since the job began
@@ -95,14 +140,16 @@ class WorkerRefused(WorkerEvent, tag="worker.refused.1"):
 
 
 class JobCleared(Message, tag="worker.cleared.1"):
-    """No process of an older version of `job` than `version` is left on the node."""
+    """No process of `job` born before `version` is left on the node, but members of its group."""
 
     job: JobId
     version: Version
 
 
-class StepsReported(WorkerEvent, tag="worker.steps.1"):
-    """Telemetry, about once a second, unnumbered: a lost one is a lost one."""
+class StepsReported(WorkerEvent, tag="worker.steps.2"):
+    """Telemetry of a group's rank 0, about once a second, unnumbered: a lost one is a lost one."""
+
+    group: Version
 
     epoch: int  # the running one, 1-based
     step: int
@@ -116,7 +163,12 @@ class StepsReported(WorkerEvent, tag="worker.steps.1"):
 AgentEvent = (
     WorkerStarted
     | WorkerReady
+    | StoreOpened
     | GroupFormed
+    | JoinFailed
+    | GroupBroken
+    | AtRest
+    | Parked
     | EpochReported
     | TrainingFinished
     | ScriptFailed
@@ -135,7 +187,7 @@ class Numbered(Message, tag="agent.numbered.1"):
     event: AgentEvent
 
 
-class Telemetry(Message, tag="agent.telemetry.1"):
+class Telemetry(Message, tag="agent.telemetry.2"):
     """Unnumbered news of a node's workers."""
 
     node: NodeId
@@ -232,11 +284,12 @@ class Resent(Message, tag="agent.resent.1"):
 # --- deltas
 
 
-class GroupDelta(Message, tag="agent.group_delta.1"):
+class GroupDelta(Message, tag="agent.group_delta.2"):
     """The full desired state of one job on one node, ordered by (term, version, stage).
 
     `group` lists all members of the job, on whatever node; the agent runs those whose slot is
-    its own. No group means that nothing of the job may run on this node.
+    its own, and those of `former`, which leave by themselves or stay if the change is abandoned.
+    Neither means that nothing of the job may run on this node.
     """
 
     job: JobId
@@ -247,6 +300,10 @@ class GroupDelta(Message, tag="agent.group_delta.1"):
     spec: JobSpec | None  # with `group`
     snapshot: str = ""  # sha256 of the working directory's archive, with `group`
     forget: bool = False  # the job ended: its folder on the node may go once its logs are stored
+    kind: str = START  # start, join, mend or park: what leads to this version
+    former: tuple[Member, ...] = ()  # members of the group before, while the change is under way
+    store: str = ""  # HOST:PORT of the group's TCPStore, from stage SWITCH on
+    source: Rank | None = None  # mend: whose state all take; None: all have the same
 
 
 class DeltaAcked(Message, tag="agent.delta_acked.1"):

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, Term, Version
+from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.messages import Message
 from schemas.messages.feed import Detail, FeedEvent
@@ -43,6 +43,28 @@ class CancelJob(Message, tag="client.cancel_job.1"):
     """End this job and stop its workers."""
 
     job: JobId
+
+
+class ResizeJob(Message, tag="client.resize_job.1"):
+    """An operator's hand: this many slots, and this batch; the policy leaves the job alone."""
+
+    job: JobId
+    slots: int | None = None  # None: as many as it has
+    batch: int | None = None  # global, samples per step; None: as it is
+    on: tuple[SlotId, ...] = ()  # exactly these slots
+
+
+class PauseJob(Message, tag="client.pause_job.1"):
+    """An operator's hand: a checkpoint, and no slots until it is resumed."""
+
+    job: JobId
+
+
+class ResumeJob(Message, tag="client.resume_job.1"):
+    """End a pause; with `auto`, also give the job back to the policy."""
+
+    job: JobId
+    auto: bool = False
 
 
 class ListJobs(Message, tag="client.list_jobs.1"):
@@ -129,16 +151,18 @@ class Jobs(Message, tag="client.jobs.1"):
     jobs: tuple[JobSummary, ...]
 
 
-class WorkerInfo(Message, tag="client.worker_info.1"):
-    """One worker process of a job's present group."""
+class WorkerInfo(Message, tag="client.worker_info.2"):
+    """One worker process of a job."""
 
-    rank: Rank
+    rank: Rank  # in the present group; of one that is in none, the rank it was born with
     node: NodeId
     slot: SlotId
     pid: int | None
-    version: Version
+    version: Version  # of the group that it takes its steps in
     phase: str
     local_batch: int
+    worker: WorkerId = WorkerId("")
+    step: int = 0  # at which it joined that group
 
 
 class Change(Message, tag="client.change.1"):
@@ -164,14 +188,24 @@ class EpochInfo(Message, tag="client.epoch_info.1"):
     metrics: dict[str, float]
 
 
-class VersionInfo(Message, tag="client.version_info.1"):
-    """One group that was ordered: steps of earlier versions after `resumed_epoch` do not count."""
+class VersionInfo(Message, tag="client.version_info.2"):
+    """One group that was ordered.
+
+    One that started from a checkpoint takes back what earlier workers did after `resumed_step`.
+    """
 
     version: Version
     resumed_epoch: int  # the finished epoch that it started from; 0 for none
+    kind: str = "start"  # start, join, mend or park
+    resumed_step: int = 0
+    time: Seconds = Seconds(0.0)  # of the order
+    slots: tuple[SlotId, ...] = ()
+    global_batch: int = 0
+    outcome: str = ""  # empty while it is under way
+    took_s: float = 0.0  # from the order to the outcome
 
 
-class JobDetail(Message, tag="client.job_detail.1"):
+class JobDetail(Message, tag="client.job_detail.2"):
     """Answer to GetJob and CancelJob."""
 
     summary: JobSummary
@@ -230,6 +264,9 @@ Request = (
     | PutSnapshot
     | SubmitJob
     | CancelJob
+    | ResizeJob
+    | PauseJob
+    | ResumeJob
     | ListJobs
     | GetJob
     | ListNodes

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from schemas.groups import Group
+from schemas.groups import Group, Member
 from schemas.ids import JobId, Rank, Version
 from schemas.jobs import JobSpec
 from schemas.messages import Message
 from schemas.messages.agent import (
+    START,
+    AtRest,
     EpochReported,
+    GroupBroken,
     GroupFormed,
+    JoinFailed,
+    Parked,
     ScriptFailed,
     StepsReported,
+    StoreOpened,
     TrainingFinished,
     WorkerReady,
 )
 
 
-class Assignment(Message, tag="worker.assignment.1"):
+class Assignment(Message, tag="worker.assignment.2"):
     """What one worker is to do; a file in its folder, written by the agent before the fork."""
 
     job: JobId
@@ -29,6 +35,9 @@ class Assignment(Message, tag="worker.assignment.1"):
     checkpoints: str  # the job's checkpoint folder
     socket: str  # the agent's ipc address
     env: dict[str, str]  # beside the zygote's own
+    address: str = "127.0.0.1"  # where members on other nodes reach this worker
+    kind: str = START  # join: the job trains already, its members hand over the state
+    granted: bool = True  # the slot's device is free; else it is granted later
 
 
 class WorkerHello(Message, tag="worker.hello.1"):
@@ -49,10 +58,23 @@ class Reported(Message, tag="worker.reported.1"):
     count: int
 
 
-class SwitchOrder(Message, tag="worker.switch_order.1"):
-    """Agent to worker: join the group of this version at the next boundary."""
+class GroupOrder(Message, tag="worker.group_order.1"):
+    """Agent to worker: the newest that the controller wants of the job's group.
+
+    Ordered by (version, stage). A worker that is not in `group` leaves at the boundary.
+    """
 
     version: Version
+    stage: int
+    kind: str
+    group: Group
+    former: tuple[Member, ...] = ()
+    store: str = ""
+    source: Rank | None = None
+
+
+class SlotGranted(Message, tag="worker.slot_granted.1"):
+    """Agent to worker: the process that had the slot before is gone, the device is yours."""
 
 
 class Fork(Message, tag="zygote.fork.1"):
@@ -102,7 +124,18 @@ class ProcessMark(Message, tag="worker.process_mark.1"):
 
 
 FromWorker = WorkerHello | Reported | StepsReported
-ToWorker = SwitchOrder
-Report = WorkerReady | GroupFormed | EpochReported | TrainingFinished | ScriptFailed
+ToWorker = GroupOrder | SlotGranted
+Report = (
+    WorkerReady
+    | StoreOpened
+    | GroupFormed
+    | JoinFailed
+    | GroupBroken
+    | AtRest
+    | Parked
+    | EpochReported
+    | TrainingFinished
+    | ScriptFailed
+)
 FromZygote = Forked | ForkFailed | ZygoteReady
 ToZygote = Fork

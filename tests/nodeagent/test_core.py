@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from signal import SIGKILL, SIGTERM
+from typing import Any
 
 import pytest
 
 from nodeagent.actions import (
     Action,
+    AwaitExit,
     FetchWorkspace,
     ForgetJob,
+    GrantSlot,
     Kill,
-    OrderSwitch,
+    OrderGroup,
     RemoveWorker,
     Say,
     StartWorker,
@@ -33,8 +36,10 @@ from nodeagent.events import (
     WorkspaceReady,
 )
 from schemas.ids import JobId, Rank, Version, WorkerId, worker_id
-from schemas.messages.agent import GroupDelta, WorkerSeen
+from schemas.messages.agent import JOIN, MEND, PARK, GroupDelta, WorkerSeen
+from schemas.messages.worker import Report
 from tests.support.builders import (
+    BATCH,
     N1,
     S0,
     S1,
@@ -48,6 +53,7 @@ from tests.support.builders import (
     exited,
     finished,
     formed,
+    members,
     ready,
     refused,
     run,
@@ -58,6 +64,7 @@ from tests.support.builders import (
     switch,
 )
 
+BOTH = {S0: 32, S1: 32}
 FIRST = WorkerId(f"{A}.v1.r0")
 
 
@@ -81,7 +88,7 @@ def laid_out(job: JobId) -> WorkspaceReady:
     return WorkspaceReady(job, SNAPSHOT)
 
 
-def alive(job: JobId = A, version: int = 1, **order: object) -> list[Event]:
+def alive(job: JobId = A, version: int = 1, **order: Any) -> list[Event]:
     """Everything up to a living process of a job."""
     return [
         Desired(run(job, version, **order)),
@@ -90,8 +97,20 @@ def alive(job: JobId = A, version: int = 1, **order: object) -> list[Event]:
     ]
 
 
-def adopted(delta: GroupDelta) -> Adopted:
-    return Adopted(worker(delta.job, delta.version), assignment(delta), 100, 7)
+def alive_on_both(job: JobId = A) -> list[Event]:
+    """A job that trains on both slots."""
+    order = run(job, on=BOTH)
+    return [
+        Desired(order),
+        laid_out(job),
+        *(Started(worker(job, rank=rank), 100 + rank, 7) for rank in (0, 1)),
+        Desired(settle(job, on=BOTH)),
+    ]
+
+
+def adopted(delta: GroupDelta, *, granted: bool = True) -> Adopted:
+    told = assignment(delta, granted=granted)
+    return Adopted(worker(delta.job, delta.version), told, 100, 7)
 
 
 def ended(job: JobId = A, version: int = 1, *, code: int | None = 0) -> Ended:
@@ -110,10 +129,10 @@ def test_a_worker_is_started_only_after_its_workspace_is_there() -> None:
 
 def test_a_workspace_is_fetched_once_however_often_it_is_wanted() -> None:
     core = agent()
-    delta = run(A, on={S0: 32, S1: 32})
+    delta = run(A, on=BOTH)
 
     assert wanted(core, delta) == [FetchWorkspace(A, SNAPSHOT)]
-    assert wanted(core, switch(A, on={S0: 32, S1: 32})) == []
+    assert wanted(core, switch(A, on=BOTH)) == []
     assert [type(action) for action in core.handle(laid_out(A))] == [StartWorker, StartWorker]
 
 
@@ -144,14 +163,17 @@ def test_a_group_on_other_nodes_is_none_of_its_business() -> None:
 def test_a_started_worker_is_said() -> None:
     core = agent(Desired(run(A)), laid_out(A))
 
-    assert core.handle(Started(FIRST, 100, 7)) == [Say(started(A, pid=100))]
+    assert core.handle(Started(FIRST, 100, 7)) == [
+        Say(started(A, pid=100)),
+        OrderGroup(FIRST, run(A)),
+    ]
 
 
 def test_a_worker_is_started_once_for_each_version() -> None:
     core = agent(*alive(), ended(), LogsStored(FIRST))
 
     assert wanted(core, switch(A)) == []
-    assert wanted(core, settle(A)) == []
+    assert wanted(core, settle(A)) == [Say(cleared(A, 2))]
 
 
 def test_a_worker_that_cannot_be_started_is_refused_and_its_folder_removed() -> None:
@@ -181,30 +203,46 @@ def test_a_workspace_that_failed_is_fetched_again_for_the_next_version() -> None
     assert wanted(core, run(A, 3)) == [FetchWorkspace(A, SNAPSHOT), Say(cleared(A, 3))]
 
 
-# --- one process on each slot
+# --- one process on each device
 
 
-def test_a_slot_is_used_only_after_the_process_before_is_gone() -> None:
-    core = agent(*alive(A), Desired(stop(A, 2)))
-    assert wanted(core, run(B)) == [FetchWorkspace(B, SNAPSHOT)]
-    assert core.handle(laid_out(B)) == []
+def test_a_worker_starts_beside_the_process_before_and_has_the_device_when_that_is_gone() -> None:
+    core = agent(*alive(A), Desired(stop(A, 2)), Desired(run(B)))
 
-    actions = core.handle(ended(A, code=15))
-
-    assert actions == [
+    assert core.handle(laid_out(B)) == [StartWorker(worker(B), 0, run(B), granted=False)]
+    assert core.handle(Started(worker(B), 101, 7)) == [
+        Say(started(B, pid=101)),
+        OrderGroup(worker(B), run(B)),
+    ]
+    assert core.handle(Connected(worker(B))) == [OrderGroup(worker(B), run(B))]
+    assert core.handle(ended(A, code=15)) == [
         Say(exited(A, code=15)),
-        StartWorker(worker(B), 0, run(B)),
-        Say(cleared(A, 2)),
+        GrantSlot(worker(B)),
+        Say(cleared(A, 3)),
     ]
 
 
-def test_the_next_version_of_a_job_waits_for_the_one_before_too() -> None:
+def test_a_worker_that_is_still_being_started_has_the_device_when_it_has() -> None:
+    core = agent(*alive(A), Desired(stop(A, 2)), Desired(run(B)), laid_out(B), ended(A, code=15))
+
+    assert core.handle(Started(worker(B), 101, 7)) == [
+        Say(started(B, pid=101)),
+        GrantSlot(worker(B)),
+        OrderGroup(worker(B), run(B)),
+    ]
+
+
+def test_the_next_version_of_a_job_has_the_device_after_the_one_before_too() -> None:
     core = agent(*alive())
 
-    assert wanted(core, run(A, 3)) == [Terminate(FIRST)]
+    assert wanted(core, run(A, 3)) == [
+        Terminate(FIRST),
+        StartWorker(worker(A, 3), 0, run(A, 3), granted=False),
+    ]
+    core.handle(Started(worker(A, 3), 101, 7))
     assert core.handle(ended(code=0)) == [
         Say(exited(A, code=0)),
-        StartWorker(worker(A, 3), 0, run(A, 3)),
+        GrantSlot(worker(A, 3)),
         Say(cleared(A, 3)),
     ]
 
@@ -215,17 +253,37 @@ def test_another_slot_is_used_at_once() -> None:
     assert core.handle(laid_out(B)) == [StartWorker(worker(B), 0, run(B, on=S1))]
 
 
-def test_a_start_that_failed_gives_its_slot_to_the_next() -> None:
+def test_a_start_that_failed_gives_its_device_to_the_next() -> None:
     core = agent(Desired(run(A)), laid_out(A), Desired(stop(A, 2)), Desired(run(B)), laid_out(B))
+    core.handle(Started(worker(B), 101, 7))
 
     actions = core.handle(StartFailed(FIRST, "no zygote"))
 
     assert actions == [
         Say(refused(A, error="no zygote")),
         RemoveWorker(FIRST),
-        StartWorker(worker(B), 0, run(B)),
-        Say(cleared(A, 2)),
+        GrantSlot(worker(B)),
+        Say(cleared(A, 3)),
     ]
+
+
+def test_a_worker_that_never_had_the_device_leaves_it_to_nobody() -> None:
+    core = agent(
+        *alive(A),
+        *alive(B),
+        Desired(stop(B, 2)),
+        Desired(run(JobId("c-3"))),
+        laid_out(JobId("c-3")),
+    )
+    core.handle(Started(worker(JobId("c-3")), 102, 7))
+
+    assert core.handle(ended(B, code=15)) == [Say(exited(B, code=15)), Say(cleared(B, 3))]
+
+
+def test_a_device_is_granted_again_to_a_worker_that_connects() -> None:
+    core = agent(*alive())
+
+    assert core.handle(Connected(FIRST))[0] == GrantSlot(FIRST)
 
 
 # --- stopping
@@ -238,7 +296,7 @@ def test_a_worker_is_stopped_gently_and_then_by_force() -> None:
     assert core.handle(GraceOver(FIRST)) == [Kill(FIRST)]
     assert core.handle(Ended(FIRST, None, SIGKILL, unseen=False)) == [
         Say(exited(A, signal=SIGKILL)),
-        Say(cleared(A, 2)),
+        Say(cleared(A, 3)),
     ]
 
 
@@ -267,7 +325,7 @@ def test_a_worker_that_is_called_off_while_it_starts_is_stopped_when_it_has() ->
 def test_a_worker_that_was_called_off_before_it_started_is_said_to_be_cleared() -> None:
     core = agent(Desired(run(A)))
 
-    assert wanted(core, stop(A, 2)) == [Say(cleared(A, 2))]
+    assert wanted(core, stop(A, 2)) == [Say(cleared(A, 3))]
     assert core.handle(laid_out(A)) == []
 
 
@@ -276,27 +334,45 @@ def test_it_is_said_once_that_nothing_older_is_left() -> None:
 
     assert core.handle(laid_out(A)) == []
     assert wanted(core, stop(A, 2, term=2)) == []
-    assert wanted(core, stop(A, 4)) == [Say(cleared(A, 4))]
+    assert wanted(core, stop(A, 4)) == [Say(cleared(A, 5))]
 
 
 def test_it_is_not_said_while_a_process_is_still_leaving() -> None:
     core = agent(*alive(), Desired(run(A, 3)))
+    core.handle(Started(worker(A, 3), 101, 7))
 
-    assert wanted(core, stop(A, 4)) == []
-    assert core.handle(ended(code=0)) == [Say(exited(A, code=0)), Say(cleared(A, 4))]
+    assert wanted(core, stop(A, 4)) == [Terminate(worker(A, 3))]
+    assert core.handle(ended(code=0)) == [Say(exited(A, code=0))]
+    assert core.handle(ended(A, 3, code=0)) == [
+        Say(exited(A, 3, code=0)),
+        Say(cleared(A, 5)),
+    ]
+
+
+def test_a_newcomer_that_was_called_off_before_it_started_is_said_to_be_cleared() -> None:
+    core = agent(*alive(), Desired(settle(A)))
+    grows = run(A, 2, on=BOTH, born=[(1, 0), (2, 1)], kind=JOIN, snapshot="6" * 64)
+    assert wanted(core, grows) == [
+        OrderGroup(FIRST, grows),
+        FetchWorkspace(A, "6" * 64),
+    ]
+
+    actions = wanted(core, settle(A, 2, on=S0, born=[(1, 0)]))
+
+    assert actions[-1] == Say(cleared(A, 3))
+    assert core.handle(WorkspaceReady(A, "6" * 64)) == []
 
 
 # --- the group
 
 
-def test_a_worker_is_told_to_switch_when_it_is_ordered() -> None:
+def test_a_worker_is_told_of_each_stage_of_its_group_once() -> None:
     core = agent(*alive(), Connected(FIRST), ReportRead(FIRST, ready(A)))
 
-    assert wanted(core, switch(A)) == [OrderSwitch(FIRST, Version(1))]
-
-
-def test_a_worker_that_only_prepares_is_not_told_to_switch() -> None:
-    assert agent(*alive()).handle(Connected(FIRST)) == []
+    assert wanted(core, switch(A)) == [OrderGroup(FIRST, switch(A))]
+    assert core.handle(ReportRead(FIRST, formed(A))) == [Say(formed(A))]
+    assert wanted(core, settle(A)) == [OrderGroup(FIRST, settle(A)), Say(cleared(A, 2))]
+    assert wanted(core, settle(A, term=2)) == []
 
 
 def test_a_worker_that_starts_after_the_order_is_told_to_switch_at_once() -> None:
@@ -304,34 +380,90 @@ def test_a_worker_that_starts_after_the_order_is_told_to_switch_at_once() -> Non
 
     assert core.handle(Started(FIRST, 100, 7)) == [
         Say(started(A, pid=100)),
-        OrderSwitch(FIRST, Version(1)),
+        OrderGroup(FIRST, switch(A)),
     ]
 
 
-def test_a_worker_that_connects_again_is_told_again() -> None:
+def test_a_worker_that_connects_again_is_told_the_newest_again() -> None:
     core = agent(*alive(), Desired(switch(A)))
 
-    assert core.handle(Connected(FIRST)) == [OrderSwitch(FIRST, Version(1))]
+    for _ in range(2):
+        assert core.handle(Connected(FIRST)) == [GrantSlot(FIRST), OrderGroup(FIRST, switch(A))]
 
 
-def test_a_worker_that_connects_again_is_not_told_nothing() -> None:
-    core = agent(*alive(), Desired(switch(A)))
-
-    assert OrderSwitch(FIRST, Version(1)) in core.handle(Connected(FIRST))
-
-
-def test_a_member_of_its_group_is_not_told_again() -> None:
-    core = agent(*alive(), Desired(switch(A)))
-
-    assert core.handle(ReportRead(FIRST, formed(A))) == [Say(formed(A))]
-    assert core.handle(Connected(FIRST)) == []
-    assert wanted(core, settle(A)) == []
-
-
-def test_a_worker_that_is_to_stop_is_not_told_to_switch() -> None:
+def test_a_worker_that_is_to_stop_is_not_told_of_a_group() -> None:
     core = agent(*alive(), Desired(switch(A)), Desired(stop(A, 2)))
 
-    assert core.handle(Connected(FIRST)) == []
+    assert OrderGroup(FIRST, switch(A)) not in core.handle(Connected(FIRST))
+
+
+def test_an_incumbent_hears_of_a_newcomer_and_both_are_told_to_switch() -> None:
+    core = agent(*alive(), Desired(settle(A)))
+    newcomer = worker(A, 2, 1)
+    grows: dict[str, Any] = {"on": BOTH, "born": [(1, 0), (2, 1)], "kind": JOIN}
+
+    assert wanted(core, run(A, 2, **grows)) == [
+        OrderGroup(FIRST, run(A, 2, **grows)),
+        StartWorker(newcomer, 1, run(A, 2, **grows)),
+    ]
+    core.handle(Started(newcomer, 101, 7))
+    order = switch(A, 2, store="127.0.0.1:29100", **grows)
+    assert wanted(core, order) == [OrderGroup(FIRST, order), OrderGroup(newcomer, order)]
+
+
+def test_a_newcomer_that_is_known_by_an_older_version_is_not_started_again() -> None:
+    core = agent(Desired(run(A, 1)), laid_out(A), StartFailed(FIRST, "no zygote"))
+
+    assert wanted(core, run(A, 2, on=S0, born=[(1, 0)], kind=MEND)) == [Say(cleared(A, 2))]
+
+
+def test_a_leaver_is_told_and_given_time_to_exit_by_itself() -> None:
+    core = agent(*alive_on_both())
+    second = worker(A, rank=1)
+    leaves = members(A, BOTH, [(1, 0), (1, 1)])[1:]
+    order = switch(A, 2, on=S0, born=[(1, 0)], kind=JOIN, former=leaves)
+
+    assert wanted(core, order) == [OrderGroup(FIRST, order), OrderGroup(second, order)]
+    settled = settle(A, 2, on=S0, born=[(1, 0)])
+    assert wanted(core, settled) == [AwaitExit(second), OrderGroup(FIRST, settled)]
+    assert core.handle(GraceOver(second)) == [Terminate(second)]
+    assert core.handle(GraceOver(second)) == [Kill(second)]
+    assert core.handle(Ended(second, None, SIGKILL, unseen=False)) == [
+        Say(exited(A, rank=1, signal=SIGKILL)),
+        Say(cleared(A, 3)),
+    ]
+
+
+def test_a_leaver_that_went_by_itself_is_neither_stopped_nor_killed() -> None:
+    second = worker(A, rank=1)
+    core = agent(*alive_on_both(), Desired(switch(A, 2, on=S0, born=[(1, 0)])))
+
+    assert core.handle(Ended(second, 0, None, unseen=False))[0] == Say(exited(A, rank=1, code=0))
+    assert core.handle(GraceOver(second)) == []
+
+
+def test_a_leaver_that_stays_after_all_is_an_incumbent_again() -> None:
+    second = worker(A, rank=1)
+    leaves = members(A, BOTH, [(1, 0), (1, 1)])[1:]
+    core = agent(
+        *alive_on_both(),
+        Desired(switch(A, 2, on=S0, born=[(1, 0)], former=leaves)),
+    )
+    kept = settle(A, 2, on=BOTH, born=[(1, 0), (1, 1)])
+    assert wanted(core, kept)[:2] == [OrderGroup(FIRST, kept), OrderGroup(second, kept)]
+
+    next_order = switch(A, 3, on=BOTH, born=[(1, 0), (1, 1)])
+    core.handle(Desired(next_order))
+
+    assert wanted(core, stop(A, 4)) == [Terminate(FIRST), Terminate(second)]
+
+
+def test_a_group_of_nobody_is_told_to_those_that_leave() -> None:
+    core = agent(*alive())
+    parks = switch(A, 2, on={}, born=[], kind=PARK, former=members(A, {S0: BATCH}, [(1, 0)]))
+
+    assert wanted(core, parks) == [OrderGroup(FIRST, parks), Say(cleared(A, 2))]
+    assert wanted(core, stop(A, 2)) == [AwaitExit(FIRST)]
 
 
 # --- the end of a worker
@@ -339,7 +471,12 @@ def test_a_worker_that_is_to_stop_is_not_told_to_switch() -> None:
 
 def test_reports_are_said_as_they_are_read_and_the_exit_behind_them() -> None:
     core = agent(*alive())
-    reports = [ready(A), formed(A), epoch_end(A, 1), finished(A, index=4, why="done")]
+    reports: tuple[Report, ...] = (
+        ready(A),
+        formed(A),
+        epoch_end(A, 1),
+        finished(A, index=4, why="done"),
+    )
 
     said = [core.handle(ReportRead(FIRST, report)) for report in reports]
 
@@ -360,7 +497,7 @@ def test_an_exit_is_said_once() -> None:
 def test_a_folder_is_removed_when_its_logs_are_stored_and_nobody_wants_it() -> None:
     core = agent(*alive(), ended())
 
-    assert wanted(core, stop(A, 2)) == [Say(cleared(A, 2))]
+    assert wanted(core, stop(A, 2)) == [Say(cleared(A, 3))]
     assert core.handle(LogsStored(FIRST)) == [RemoveWorker(FIRST)]
 
 
@@ -368,13 +505,13 @@ def test_a_folder_whose_logs_were_stored_early_is_removed_when_nobody_wants_it()
     core = agent(*alive(), ended())
 
     assert core.handle(LogsStored(FIRST)) == []
-    assert wanted(core, stop(A, 2)) == [RemoveWorker(FIRST), Say(cleared(A, 2))]
+    assert wanted(core, stop(A, 2)) == [RemoveWorker(FIRST), Say(cleared(A, 3))]
 
 
 def test_a_job_that_ended_is_forgotten_when_nothing_of_it_is_left() -> None:
     core = agent(*alive(), ended())
 
-    assert wanted(core, stop(A, 2, forget=True)) == [Say(cleared(A, 2))]
+    assert wanted(core, stop(A, 2, forget=True)) == [Say(cleared(A, 3))]
     assert core.handle(LogsStored(FIRST)) == [RemoveWorker(FIRST), ForgetJob(A)]
     assert core.jobs == {}
 
@@ -382,7 +519,7 @@ def test_a_job_that_ended_is_forgotten_when_nothing_of_it_is_left() -> None:
 def test_a_job_of_which_nothing_was_ever_here_is_forgotten_at_once() -> None:
     core = agent()
 
-    assert wanted(core, stop(A, 2, forget=True)) == [Say(cleared(A, 2)), ForgetJob(A)]
+    assert wanted(core, stop(A, 2, forget=True)) == [Say(cleared(A, 3)), ForgetJob(A)]
     assert core.jobs == {}
 
 
@@ -422,7 +559,7 @@ def test_what_is_heard_of_an_unknown_worker_changes_nothing() -> None:
 def test_an_adopted_worker_that_is_wanted_goes_on() -> None:
     core = agent(adopted(run(A)))
 
-    assert wanted(core, settle(A)) == [OrderSwitch(FIRST, Version(1))]
+    assert wanted(core, settle(A)) == [OrderGroup(FIRST, settle(A)), Say(cleared(A, 2))]
     assert core.handle(ReportRead(FIRST, formed(A))) == [Say(formed(A))]
     assert core.handle(ended(code=0)) == [Say(exited(A, code=0))]
 
@@ -433,34 +570,52 @@ def test_an_adopted_worker_that_is_not_wanted_is_stopped() -> None:
     assert wanted(core, stop(A, 2)) == [Terminate(FIRST)]
 
 
-def test_an_adopted_worker_that_was_replaced_is_stopped_before_its_slot_is_used() -> None:
+def test_an_adopted_worker_that_was_replaced_keeps_the_device_until_it_is_gone() -> None:
     core = agent(adopted(run(A)))
 
     assert wanted(core, run(A, 3)) == [Terminate(FIRST), FetchWorkspace(A, SNAPSHOT)]
-    assert core.handle(laid_out(A)) == []
+    assert core.handle(laid_out(A)) == [StartWorker(worker(A, 3), 0, run(A, 3), granted=False)]
+    core.handle(Started(worker(A, 3), 101, 7))
     assert core.handle(ended(code=15)) == [
         Say(exited(A, code=15)),
-        StartWorker(worker(A, 3), 0, run(A, 3)),
+        GrantSlot(worker(A, 3)),
         Say(cleared(A, 3)),
     ]
 
 
-def test_an_adopted_worker_of_which_nothing_is_heard_is_left_alone_on_its_slot() -> None:
+def test_an_adopted_worker_of_which_nothing_is_heard_is_left_alone_on_its_device() -> None:
     core = agent(adopted(run(A)), Desired(run(B)))
 
-    assert core.handle(laid_out(B)) == []
+    assert core.handle(laid_out(B)) == [StartWorker(worker(B), 0, run(B), granted=False)]
+    core.handle(Started(worker(B), 101, 7))
     assert core.handle(ReportRead(FIRST, epoch_end(A, 1))) == [Say(epoch_end(A, 1))]
     assert core.handle(ended()) == [
         Say(exited(A, code=0)),
-        StartWorker(worker(B), 0, run(B)),
+        GrantSlot(worker(B)),
     ]
+
+
+def test_an_adopted_worker_that_was_prepared_beside_another_waits_for_the_device() -> None:
+    for first, second in (((A, True), (B, False)), ((B, False), (A, True))):
+        core = agent(*(adopted(run(job), granted=granted) for job, granted in (first, second)))
+
+        assert core.handle(Connected(worker(B))) == []
+        assert wanted(core, run(B)) == [OrderGroup(worker(B), run(B))]
+        core.handle(Desired(stop(A, 2)))
+        assert GrantSlot(worker(B)) in core.handle(ended(A, code=15))
+
+
+def test_an_adopted_worker_that_is_alone_on_its_slot_may_have_the_device_already() -> None:
+    core = agent(adopted(run(A), granted=False), Desired(stop(A, 2)), Desired(run(B)))
+
+    assert core.handle(laid_out(B)) == [StartWorker(worker(B), 0, run(B), granted=False)]
 
 
 def test_an_adopted_worker_that_had_ended_says_so_and_is_not_started_again() -> None:
     core = agent(adopted(run(A)))
 
     assert core.handle(ended()) == [Say(exited(A, code=0))]
-    assert wanted(core, settle(A)) == []
+    assert wanted(core, settle(A)) == [Say(cleared(A, 2))]
 
 
 # --- the picture for the greeting

@@ -17,10 +17,11 @@ from nodeagent.folders import Folders, start_ticks
 from nodeagent.manager import Manager
 from nodeagent.shipper import Shipper
 from nodeagent.zygotes import Zygotes
+from schemas.ids import WorkerId
 from schemas.messages.worker import Forked
 from tests.support.builders import N1, A, node_spec, run
 
-FIRST = f"{A}.v1.r0"
+FIRST = WorkerId(f"{A}.v1.r0")
 
 
 class Forking:
@@ -60,6 +61,7 @@ async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
 
     manager = Manager(
         node=N1,
+        address="127.0.0.1",
         folders=folders,
         slots=node_spec().slots,
         python=sys.executable,

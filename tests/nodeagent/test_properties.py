@@ -1,4 +1,4 @@
-"""Whatever the order of orders and of what becomes of processes: one process on each slot."""
+"""Whatever the order of orders and of what becomes of processes: one owner for each device."""
 
 from __future__ import annotations
 
@@ -17,8 +17,15 @@ from hypothesis.stateful import (
 )
 
 from nodeagent.actions import FetchWorkspace, StartWorker
+from schemas.groups import Member
 from schemas.ids import JobId, SlotId, WorkerId, node_of, worker_id
 from schemas.messages.agent import (
+    JOIN,
+    PARK,
+    PREPARE,
+    SETTLED,
+    START,
+    SWITCH,
     GroupDelta,
     ScriptReport,
     WorkerExited,
@@ -30,6 +37,7 @@ from tests.support.builders import N1, S0, S1, T0, A, B, C, run, settle, stop, s
 
 T = TypeVar("T")
 ANY = st.integers(0, 9)
+SLOTS = st.sampled_from([S0, S1, T0])
 JOBS = st.sampled_from([A, B, C])
 EPOCHS = 3
 SIZE = settings(
@@ -47,10 +55,12 @@ class Agent(RuleBasedStateMachine):
         super().__init__()
         self.node = Node(N1, slots=2)
         self.newest: dict[JobId, GroupDelta] = {}
+        self.trained: dict[JobId, GroupDelta] = {}  # what a change that is given up goes back to
+        self.ordered_last: set[WorkerId] = set()  # born with the newest order of their job
         self.under_way: list[GroupDelta] = []
         self.arrived: list[GroupDelta] = []
 
-    # --- orders: only newer ones are made, and no slot is promised twice
+    # --- orders: only newer ones are made, and no slot is promised to more than one beside its owner
 
     @rule(
         job=JOBS,
@@ -64,13 +74,57 @@ class Agent(RuleBasedStateMachine):
         else:
             self.order(run(job, version, on=on, snapshot=snapshot))
 
-    @rule(job=JOBS)
-    def the_next_stage_is_ordered(self, job: JobId) -> None:
+    @rule(job=JOBS, add=SLOTS)
+    def a_group_grows(self, job: JobId, add: SlotId) -> None:
+        settled = self.settled(job)
+        if settled is None or add in self.promised(but=job) or add in slots_of(settled):
+            return
+        version = settled.version + 1
+        on = {**shares(settled), add: 16}
+        born = [*births(settled), (version, len(on) - 1)]
+        self.order(run(job, version, on=on, born=born, kind=JOIN, snapshot=settled.snapshot))
+
+    @rule(job=JOBS, leaves=ANY, parks=st.booleans())
+    def a_group_shrinks(self, job: JobId, leaves: int, *, parks: bool) -> None:
+        settled = self.settled(job)
+        if settled is None or settled.group is None:
+            return
+        who = one_of(settled.group.members, leaves)
+        stay = [m for m in settled.group.members if m is not who and not parks]
+        former = tuple(m for m in settled.group.members if m not in stay)
+        on = {member.slot: 16 for member in stay}
+        born = [
+            birth
+            for birth, m in zip(births(settled), settled.group.members, strict=True)
+            if m in stay
+        ]
+        kind = JOIN if stay else PARK
+        changes = {"kind": kind, "former": former, "snapshot": settled.snapshot}
+        self.order(switch(job, settled.version + 1, on=on, born=born, **changes))
+
+    @rule(job=JOBS, gives_up=st.sampled_from([False, False, True]))
+    def the_next_stage_is_ordered(self, job: JobId, *, gives_up: bool = False) -> None:
         delta = self.newest.get(job)
-        if delta and delta.group and delta.stage < 3:
-            stage = switch if delta.stage == 1 else settle
-            (member,) = delta.group.members
-            self.order(stage(job, delta.version, on=member.slot, snapshot=delta.snapshot))
+        if delta is None or delta.group is None or delta.stage >= SETTLED:
+            return
+        began = all(
+            member.worker in self.node.world.processes
+            for member in members_of(delta)
+            if node_of(member.slot) == N1
+        )
+        changes = {"on": shares(delta), "born": births(delta), "snapshot": delta.snapshot}
+        before = self.trained.get(job)
+        if gives_up and before is not None and delta.kind != START:
+            kept = {"on": shares(before), "born": births(before), "snapshot": before.snapshot}
+            self.order(settle(job, delta.version, of=before.version, **kept))
+        elif not began and (delta.kind != START or delta.stage == SWITCH):
+            return  # nobody switches before all are ready
+        elif delta.stage == PREPARE:
+            self.order(switch(job, delta.version, kind=delta.kind, former=delta.former, **changes))
+        elif delta.group.members:
+            self.order(settle(job, delta.version, **changes))
+        else:
+            self.order(stop(job, delta.version))
 
     @rule(job=JOBS)
     def a_job_ends(self, job: JobId) -> None:
@@ -159,16 +213,16 @@ class Agent(RuleBasedStateMachine):
         self.orders_arrive(len(self.under_way))
         for work in [work for work in self.node.work if isinstance(work, FetchWorkspace)]:
             self.node.finish(work)
-        for work in [work for work in self.node.work if isinstance(work, StartWorker)]:
+        for start in [work for work in self.node.work if isinstance(work, StartWorker)]:
             if starts != "not yet":
-                self.node.finish(work, well=starts == "well")
+                self.node.finish(start, well=starts == "well")
 
     # --- what holds
 
     @invariant()
-    def no_slot_has_two_processes(self) -> None:
+    def no_device_has_two_processes(self) -> None:
         for slot in range(self.node.slots):
-            assert len(self.node.living(slot)) <= 1, self.node.living(slot)
+            assert len(self.node.granted(slot)) <= 1, self.node.granted(slot)
 
     def each_worker_said_its_reports_once_in_order_and_its_exit_last(self) -> None:
         said: dict[WorkerId, list[int]] = {}
@@ -197,12 +251,17 @@ class Agent(RuleBasedStateMachine):
             if isinstance(e, WorkerExited | WorkerRefused)
         }
         wanted = {
-            worker_id(delta.job, delta.version, member.rank)
+            member.worker
             for delta in self.newest.values()
-            for member in (delta.group.members if delta.group else ())
+            for member in (*(delta.group.members if delta.group else ()), *delta.former)
             if node_of(member.slot) == N1
         }
-        assert set(self.node.living()) == wanted - ended
+        # One whose order was overtaken by one that counts on it was never started.
+        assert set(self.node.living()) == (wanted - ended) & self.node.processes.keys()
+        born = {name for name in wanted - ended if name in self.ordered_last}
+        assert born <= set(self.node.living())
+        for slot in range(self.node.slots):
+            assert bool(self.node.granted(slot)) == bool(self.node.living(slot))
         assert set(self.node.processes) <= wanted, "folders of others are gone"
         forgotten = {job for job, delta in self.newest.items() if delta.forget}
         assert set(self.node.core.jobs) == self.newest.keys() - forgotten
@@ -220,7 +279,16 @@ class Agent(RuleBasedStateMachine):
     # --- steps
 
     def order(self, delta: GroupDelta) -> None:
+        before = self.newest.get(delta.job)
+        if before is not None and before.stage >= SETTLED and before.group is not None:
+            self.trained[delta.job] = before
         self.newest[delta.job] = delta
+        version = delta.version
+        members = delta.group.members if delta.group else ()
+        new = {m.worker for m in members if m.worker == worker_id(delta.job, version, m.rank)}
+        self.ordered_last = {
+            name for name in self.ordered_last if not name.startswith(f"{delta.job}.")
+        } | new
         self.under_way.append(delta)
 
     def promised(self, but: JobId) -> set[SlotId]:
@@ -230,6 +298,29 @@ class Agent(RuleBasedStateMachine):
             if delta.group and delta.job != but
             for member in delta.group.members
         }
+
+    def settled(self, job: JobId) -> GroupDelta | None:
+        """The order that made a group train which does not change at the moment."""
+        delta = self.newest.get(job)
+        return delta if delta and delta.group and delta.stage >= SETTLED else None
+
+
+def slots_of(delta: GroupDelta) -> list[SlotId]:
+    return list(shares(delta))
+
+
+def shares(delta: GroupDelta) -> dict[SlotId, int]:
+    return {member.slot: member.local_batch for member in members_of(delta)}
+
+
+def births(delta: GroupDelta) -> list[tuple[int, int]]:
+    """The version and rank that each member was born with, as its name says."""
+    names = [member.worker.rpartition(".v")[2].split(".r") for member in members_of(delta)]
+    return [(int(version), int(rank)) for version, rank in names]
+
+
+def members_of(delta: GroupDelta) -> tuple[Member, ...]:
+    return delta.group.members if delta.group else ()
 
 
 def one_of(choices: Sequence[T], which: int) -> T:

@@ -4,7 +4,7 @@ import contextlib
 from pathlib import Path
 from typing import Any, Final
 
-import msgpack
+import msgpack  # type: ignore[import-untyped]
 import msgspec
 import pytest
 from hypothesis import given, settings
@@ -201,7 +201,7 @@ def test_an_unknown_key_is_ignored(tag: str) -> None:
 
 
 def test_an_unknown_key_of_a_node_or_a_group_is_ignored() -> None:
-    for tag, place in (("agent.hello.1", "spec"), ("agent.group_delta.1", "group")):
+    for tag, place in (("agent.hello.1", "spec"), ("agent.group_delta.2", "group")):
         newer = msgpack.unpackb(golden(tag))
         newer[place]["since_1_1"] = 1
         assert codecs_of(tag)[0].decode(msgpack.packb(newer)) == EXAMPLES[tag]
@@ -362,4 +362,5 @@ def with_raw_value(message: bytes, key: str, value: bytes) -> bytes:
     """A packed map with one more key, whose value is given as bytes."""
     count = len(msgpack.unpackb(message))
     head = 1 if count < 16 else 3
-    return b"\xde" + (count + 1).to_bytes(2, "big") + message[head:] + msgpack.packb(key) + value
+    name: bytes = msgpack.packb(key)
+    return b"\xde" + (count + 1).to_bytes(2, "big") + message[head:] + name + value

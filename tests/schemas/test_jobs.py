@@ -13,7 +13,8 @@ FORMS = "give one of epochs, samples, metric with at_least, metric with plateau"
 
 def spec(**changes: Any) -> JobSpec:
     """The smallest job, with changes."""
-    return JobSpec(**{"name": "digits", "script": "train.py", "batch_size": 32} | changes)
+    smallest: dict[str, Any] = {"name": "digits", "script": "train.py", "batch_size": 32}
+    return JobSpec(**smallest | changes)
 
 
 def stops(**rule: Any) -> tuple[Problem, ...]:

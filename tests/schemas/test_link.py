@@ -125,7 +125,7 @@ async def test_a_router_answers_the_connection_that_asked(house: House) -> None:
     assert router.send(route, b"welcome")
 
     assert await soon(node.receive()) == Incoming((b"welcome",), None)
-    assert await ada._socket.poll(0) == 0
+    assert not await ada._socket.poll(0)
 
 
 async def test_a_router_says_that_a_connection_is_unknown(house: House) -> None:
@@ -218,9 +218,9 @@ async def test_an_unknown_key_is_denied_and_told_and_others_go_on(house: House) 
     incoming = await soon(router.receive())
 
     assert (incoming.identity, incoming.frames[1:]) == (NODE, (b"from the node",))
-    assert await router._socket.poll(0) == 0
+    assert not await router._socket.poll(0)
     assert set(house.denied) == {stranger_keys.public.decode()}
-    assert said.done()  # queued on the stranger's side
+    assert said.done()  # type: ignore[attr-defined] # queued on the stranger's side
     stranger.close()
 
 
@@ -261,7 +261,7 @@ async def test_a_peer_without_keys_gets_no_handshake(house: House) -> None:
     await soon(failed)
 
     assert bare.send(b"hello") is False
-    assert await router._socket.poll(0) == 0
+    assert not await router._socket.poll(0)
 
 
 async def test_a_request_that_the_authority_cannot_answer_does_not_stop_it(house: House) -> None:
@@ -346,7 +346,7 @@ async def test_a_larger_frame_drops_its_sender_and_the_router_lives_on(
     other.send(b"still here")
 
     assert (await soon(router.receive())).frames[1:] == (b"still here",)
-    assert await router._socket.poll(0) == 0
+    assert not await router._socket.poll(0)
 
 
 async def test_a_dealer_says_that_nobody_is_connected() -> None:

@@ -1,4 +1,8 @@
-"""A node in a few lines: the real agent core around imaginary processes, folders and a spool."""
+"""A node in a few lines: the real agent core around imaginary processes, folders and a spool.
+
+The processes do what workers of the training library do about their orders, one act at a time;
+what their collective operations would tell them, they learn from the `World` that they share.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +12,12 @@ from signal import SIGKILL
 from controlplane.core.events import NodeGreeted, NodeReported
 from nodeagent.actions import (
     Action,
+    AwaitExit,
     FetchWorkspace,
     ForgetJob,
+    GrantSlot,
     Kill,
-    OrderSwitch,
+    OrderGroup,
     RemoveWorker,
     Say,
     StartWorker,
@@ -32,6 +38,7 @@ from nodeagent.events import (
     WorkspaceFailed,
     WorkspaceReady,
 )
+from schemas.groups import Group
 from schemas.ids import (
     BootId,
     JobId,
@@ -44,18 +51,66 @@ from schemas.ids import (
     WorkerId,
     worker_id,
 )
-from schemas.messages.agent import GroupDelta, JobCleared, ScriptReport, Welcome
+from schemas.messages.agent import (
+    JOIN,
+    MEND,
+    PARK,
+    PREPARE,
+    SETTLED,
+    START,
+    SWITCH,
+    GroupDelta,
+    JobCleared,
+    ScriptReport,
+    Welcome,
+)
 from schemas.messages.worker import Assignment
 from schemas.session import AgentSession, Apply
 from tests.support.builders import (
     assignment,
+    at_rest,
+    broken,
     epoch_end,
     finished,
     formed,
+    join_failed,
     node_spec,
+    parked,
     ready,
     run,
+    store,
 )
+
+Place = tuple[int, int]  # (epochs finished, steps taken)
+NONE = Version(0)
+
+
+class World:
+    """All processes, and what the members of a group agree on without the controller."""
+
+    def __init__(self, *, whole: bool = True) -> None:
+        self.whole = whole  # every node is in it; else those that are not do as they are told
+        self.processes: dict[WorkerId, Process] = {}
+        self.passed: dict[tuple[JobId, Version], Place] = {}  # boundaries, and where they were
+        self.trained: dict[tuple[JobId, Version], Place] = {}
+        self.done: set[tuple[JobId, Version]] = set()  # groups that met their stop rule
+
+    def arm(self, delta: GroupDelta) -> None:
+        """Let the boundary of a version pass if everybody who has a part in it waits for it."""
+        if delta.group is None or (delta.job, delta.version) in self.passed:
+            return
+        parts = [member.worker for member in (*delta.group.members, *delta.former)]
+        known = [self.processes[name] for name in parts if name in self.processes]
+        if self.whole and len(known) < len(parts):
+            return
+        if all(process.alive and delta.version in process.armed for process in known):
+            resume = delta.group.resume
+            places = [(resume.epoch, resume.epoch * 16) if resume else (0, 0)]
+            places += [process.place for process in known]
+            self.passed[delta.job, delta.version] = max(places)
+
+    def lives(self, worker: WorkerId) -> bool:
+        return self.processes[worker].alive if worker in self.processes else not self.whole
 
 
 @dataclass(slots=True)
@@ -64,37 +119,203 @@ class Process:
 
     assignment: Assignment
     pid: int
+    world: World
+    granted: bool = True  # its device is its own, as far as it was told
     alive: bool = True
     code: int | None = None
     signal: int | None = None
     stopping: bool = False  # was sent TERM
-    may_join: bool = False  # was told to switch
     connected_to: str = ""  # the life of the agent
     reports: list[ScriptReport] = field(default_factory=list)  # its file
     read: int = 0  # by the present agent
     stored: bool = False  # all of its output
-    epoch: int = 0
+    order: GroupDelta | None = None  # the newest that it was told
+    armed: dict[Version, GroupDelta] = field(default_factory=dict)  # boundaries that it waits for
+    group: Group | None = None  # that it takes its steps in
+    rests: Version = Version(0)  # stands still, as this version asked
+    said: set[tuple[str, Version]] = field(default_factory=set)
 
-    def act(self, epochs: int) -> None:
-        """Do the next thing that the training library would do."""
-        job, version = self.assignment.job, self.assignment.version
-        index = len(self.reports) + 1
-        resume = self.assignment.group.resume
-        if index == 1:
-            self.epoch = resume.epoch if resume else 0
-            self.reports.append(ready(job, version, resumed=self.epoch))
-        elif index == 2:
-            if self.may_join:
-                self.reports.append(formed(job, version, epoch=self.epoch))
-        elif self.epoch < epochs:
-            self.epoch += 1
-            self.reports.append(epoch_end(job, self.epoch, version, index=index))
+    @property
+    def name(self) -> WorkerId:
+        return worker_id(self.assignment.job, self.assignment.version, self.assignment.rank)
+
+    @property
+    def place(self) -> Place:
+        """Where its parameters are."""
+        key = (self.assignment.job, self.group.version if self.group else Version(0))
+        return self.world.trained.get(key, (0, 0))
+
+    @property
+    def in_group(self) -> Version:
+        """That it takes its next step in; a boundary is passed by all at once."""
+        job = self.assignment.job
+        passed = [version for version in self.armed if (job, version) in self.world.passed]
+        return max([*passed, self.group.version if self.group else Version(0)])
+
+    @property
+    def progress(self) -> object:
+        """Changes whenever an act changed anything."""
+        return (
+            len(self.reports),
+            self.alive,
+            sorted(self.armed),
+            self.in_group,
+            self.place,
+            (self.assignment.job, self.in_group) in self.world.done,
+        )
+
+    def act(self, epochs: int | None) -> None:
+        """Do the next thing that the training library would do; None: everything but train."""
+        if not self.reports:
+            if self.granted:
+                self._say("ready")
+            return
+        if self._swap():
+            return
+        self._obey()
+        if self._swap() or self.rests:
+            return
+        if self.group is None:
+            self._waits_for_nobody()
+            return
+        if self._meets_a_fault():
+            self._say("broken", self.group.version)
         else:
-            self.reports.append(finished(job, version, index=index, why="its epochs are done"))
-            self.die(code=0)
+            self._train(self.group, epochs)
+
+    def fail_to_join(self) -> None:
+        """It cannot build a group that it was told of."""
+        waits = [v for v in self.armed if (self.assignment.job, v) not in self.world.passed]
+        if waits:
+            del self.armed[waits[-1]]
+            self._say("cannot join", waits[-1])
 
     def die(self, code: int | None = None, signal: int | None = None) -> None:
         self.alive, self.code, self.signal = False, code, signal
+
+    def _obey(self) -> None:
+        order = self.order
+        if order is None or order.group is None:
+            return
+        if order.stage >= SETTLED or order.kind == MEND:
+            self.armed = {
+                version: delta
+                for version, delta in self.armed.items()
+                if (order.job, version) in self.world.passed or version == order.version
+            }
+        if order.kind == MEND and order.stage == PREPARE and self.rests < order.version:
+            self.rests = order.version
+            self._say("at rest", order.version)
+        if order.stage == PREPARE and order.kind == JOIN and self.group is not None:
+            first = order.group.members[0].worker
+            if first == self.name and len(order.group.members) > 1:
+                self._say("store", order.version)
+        in_time = self.in_group < order.version and ("cannot join", order.version) not in self.said
+        if order.stage == SWITCH and in_time:
+            self.armed[order.version] = order
+            self.world.arm(order)
+
+    def _swap(self) -> bool:
+        """Pass a boundary that all have agreed on."""
+        job = self.assignment.job
+        for version in sorted(self.armed):
+            if (job, version) not in self.world.passed:
+                continue
+            delta = self.armed.pop(version)
+            assert delta.group is not None
+            old, self.rests = self.group, Version(0)
+            if delta.group.member(self.name) is None:
+                if delta.kind == PARK and old is not None and old.members[0].worker == self.name:
+                    self._say("parked", version)
+                self.die(code=0)
+            else:
+                self.group = delta.group
+                self.world.trained.setdefault((job, version), self.world.passed[job, version])
+                self._say("formed", version)
+            return True
+        return False
+
+    def _waits_for_nobody(self) -> None:
+        """The first group of a job cannot form without one of its members."""
+        for version, delta in self.armed.items():
+            members = delta.group.members if delta.group and delta.kind == START else ()
+            if not all(self.world.lives(member.worker) for member in members):
+                self._say("broken", version)
+
+    def _meets_a_fault(self) -> bool:
+        group, job = self.group, self.assignment.job
+        if group is None or (job, group.version) in self.world.done:
+            return False
+        processes = self.world.processes
+        return any(
+            not self.world.lives(member.worker)
+            or (member.worker in processes and processes[member.worker].in_group != group.version)
+            for member in group.members
+        )
+
+    def _train(self, group: Group, epochs: int | None) -> None:
+        key = (self.assignment.job, group.version)
+        if key in self.world.done:
+            self._say("finished")
+            self.die(code=0)
+        elif epochs is None or any(
+            self.world.processes[member.worker].rests
+            for member in group.members
+            if member.worker in self.world.processes
+        ):
+            return
+        elif group.members[0].worker == self.name:
+            epoch, step = self.place
+            if epoch < epochs:
+                self.world.trained[key] = (epoch + 1, step + 16)
+                self._say("epoch", group.version)
+            else:
+                self.world.done.add(key)
+
+    def _say(self, what: str, version: Version = NONE) -> None:
+        """Write a report, once about each version."""
+        if what != "epoch" and (what, version) in self.said:
+            return
+        self.said.add((what, version))
+        job, index = self.assignment.job, len(self.reports) + 1
+        who = (job, self.assignment.version)
+        rank, port = self.assignment.rank, 29000 + self.pid
+        epoch, step = self.place
+        report: ScriptReport
+        match what:
+            case "ready":
+                resume = self.assignment.group.resume
+                resumed = resume.epoch if resume else 0
+                report = ready(*who, rank=rank, index=index, resumed=resumed, port=port)
+            case "store":
+                report = store(*who, rank=rank, index=index, group=version, port=port)
+            case "formed":
+                report = formed(*who, rank=rank, index=index, group=version, epoch=epoch, step=step)
+            case "cannot join":
+                report = join_failed(*who, rank=rank, index=index, group=version, error="no")
+            case "broken":
+                report = broken(*who, rank=rank, index=index, group=version, error="reset")
+            case "at rest":
+                behind = step > 0 and (self.pid + version) % 3 == 0  # the last step was half done
+                report = at_rest(
+                    *who,
+                    rank=rank,
+                    index=index,
+                    group=version,
+                    step=step - behind,
+                    epoch=epoch,
+                    full=self.group is not None,
+                    port=port,
+                )
+            case "parked":
+                report = parked(*who, rank=rank, index=index, group=version, epoch=epoch, step=step)
+            case "epoch":
+                report = epoch_end(
+                    job, epoch, who[1], rank=rank, index=index, group=version, step=step
+                )
+            case _:
+                report = finished(*who, rank=rank, index=index, why="its epochs are done")
+        self.reports.append(report)
 
 
 # What an agent is busy with; it ends well or badly when the test says so.
@@ -114,8 +335,9 @@ Work = FetchWorkspace | StartWorker | Grace | Storing
 class Node:
     """One host with its agent."""
 
-    def __init__(self, node: NodeId, slots: int) -> None:
+    def __init__(self, node: NodeId, slots: int, world: World | None = None) -> None:
         self.node, self.slots = node, slots
+        self.world = world or World(whole=False)
         self.processes: dict[WorkerId, Process] = {}
         self.boots = 0
         self.pids = 0
@@ -135,6 +357,8 @@ class Node:
 
     def reboot(self) -> None:
         """The host goes down and comes back without any process or folder."""
+        for process in self.processes.values():
+            process.die()
         self.processes.clear()
         self.restart()
 
@@ -188,10 +412,12 @@ class Node:
             case FetchWorkspace(job=job, digest=digest):
                 bad = WorkspaceFailed(job, digest, "no such snapshot")
                 self._tell(WorkspaceReady(job, digest) if well else bad)
-            case StartWorker(worker=worker, rank=rank, delta=delta) if well:
+            case StartWorker(worker=worker, rank=rank, delta=delta, granted=granted) if well:
                 assert worker not in self.processes, f"{worker} is started twice"
                 self.pids += 1
-                self.processes[worker] = Process(assignment(delta, rank), self.pids)
+                told = assignment(delta, rank, granted=granted)
+                process = Process(told, self.pids, self.world, granted=granted)
+                self.processes[worker] = self.world.processes[worker] = process
                 self._tell(Started(worker, self.pids, 7))
             case StartWorker(worker=worker):
                 self._tell(StartFailed(worker, "no zygote"))
@@ -220,6 +446,10 @@ class Node:
             if process.alive and slot in {None, process.assignment.slot}
         ]
 
+    def granted(self, slot: int) -> list[WorkerId]:
+        """The processes that may use the device of `slot`."""
+        return [worker for worker in self.living(slot) if self.processes[worker].granted]
+
     def _knows_end(self, worker: WorkerId) -> bool:
         known = self.core.workers.get(worker)
         return known is not None and known.phase is Phase.ENDED
@@ -241,12 +471,17 @@ class Node:
             case Terminate(worker=worker):
                 self.processes[worker].stopping = True
                 self.work.append(Grace(worker))
+            case AwaitExit(worker=worker):
+                self.work.append(Grace(worker))
             case Kill(worker=worker):
                 if self.processes[worker].alive:
                     self.processes[worker].die(signal=SIGKILL)
-            case OrderSwitch(worker=worker):
+            case OrderGroup(worker=worker, delta=delta):
                 if self.processes[worker].connected_to == self.boot:
-                    self.processes[worker].may_join = True
+                    self.processes[worker].order = delta
+            case GrantSlot(worker=worker):
+                if self.processes[worker].connected_to == self.boot:
+                    self.processes[worker].granted = True
             case Say(event=event):
                 if isinstance(event, JobCleared):
                     assert not self._older(event), f"{event}, but {self._older(event)}"
@@ -260,17 +495,25 @@ class Node:
                 self.session.forget_job(job)
 
     def _older(self, cleared: JobCleared) -> list[WorkerId]:
+        job = self.core.jobs.get(cleared.job)
+        delta = job.delta if job else None
+        group = delta.group.members if delta and delta.group else ()
+        members = (*group, *(delta.former if delta else ()))
+        wanted = {member.worker for member in members}
         return [
             worker
             for worker in self.living()
             if self.processes[worker].assignment.job == cleared.job
             and self.processes[worker].assignment.version < cleared.version
+            and worker not in wanted
         ]
 
 
 def haunt(node: Node, job: JobId, version: int, slot: SlotId) -> None:
     """Let a worker train there that no controller knows of; its agent is a new one."""
-    process = Process(assignment(run(job, version, on=slot)), pid=9000 + version)
+    told = assignment(run(job, version, on=slot))
+    process = Process(told, pid=9000 + version, world=node.world, group=told.group)
     process.reports = [ready(job, version), formed(job, version)]
-    node.processes[worker_id(job, Version(version), Rank(0))] = process
+    name = worker_id(job, Version(version), Rank(0))
+    node.processes[name] = node.world.processes[name] = process
     node.restart()

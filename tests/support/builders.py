@@ -2,27 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from controlplane.core.commands import Announce, Command, SendDelta
-from controlplane.core.events import CancelRequested, JobSubmitted, NodeGreeted, PlanProposed
+from controlplane.core.events import (
+    CancelRequested,
+    JobSubmitted,
+    NodeGreeted,
+    PauseRequested,
+    PlanProposed,
+    ResizeRequested,
+    ResumeRequested,
+)
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
 from schemas.cluster import NodeSpec, SlotSpec
 from schemas.groups import Group, Member, ResumePoint
-from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, slot_id
+from schemas.ids import (
+    BootId,
+    JobId,
+    NodeId,
+    Rank,
+    Seconds,
+    SlotId,
+    Term,
+    Version,
+    WorkerId,
+    index_of,
+    slot_id,
+    worker_id,
+)
 from schemas.jobs import JobSpec
 from schemas.messages.agent import (
     PREPARE,
     SETTLED,
+    START,
     SWITCH,
+    AtRest,
     EpochReported,
+    GroupBroken,
     GroupDelta,
     GroupFormed,
     JobCleared,
+    JoinFailed,
+    Parked,
     ScriptFailed,
+    StoreOpened,
     TrainingFinished,
     WorkerExited,
     WorkerReady,
@@ -37,7 +64,7 @@ from schemas.messages.worker import Assignment
 A, B, C = JobId("a-1"), JobId("b-2"), JobId("c-3")
 N1, N2 = NodeId("n1"), NodeId("n2")
 S0, S1 = slot_id(N1, 0), slot_id(N1, 1)
-T0 = slot_id(N2, 0)
+T0, T1 = slot_id(N2, 0), slot_id(N2, 1)
 SNAPSHOT: Final = "5" * 64
 BATCH: Final = 64
 
@@ -55,6 +82,25 @@ def submission(name: str = "a", *, key: str = "", user: str = "ann", **spec: Any
 
 def cancelled(job: JobId, user: str = "ann") -> CancelRequested:
     return CancelRequested(job=job, user=user)
+
+
+def resized(
+    job: JobId,
+    slots: int | None = None,
+    *,
+    batch: int | None = None,
+    on: tuple[SlotId, ...] = (),
+    user: str = "ann",
+) -> ResizeRequested:
+    return ResizeRequested(job=job, user=user, slots=slots, batch=batch, on=on)
+
+
+def paused(job: JobId, user: str = "ann") -> PauseRequested:
+    return PauseRequested(job=job, user=user)
+
+
+def resumed(job: JobId, *, auto: bool = False, user: str = "ann") -> ResumeRequested:
+    return ResumeRequested(job=job, user=user, auto=auto)
 
 
 # --- what nodes are
@@ -83,6 +129,7 @@ def seen(
     job: JobId,
     version: int = 1,
     *,
+    rank: int = 0,
     slot: int = 0,
     pid: int | None = 100,
     ended: bool = False,
@@ -91,7 +138,7 @@ def seen(
     return WorkerSeen(
         job=job,
         version=Version(version),
-        rank=Rank(0),
+        rank=Rank(rank),
         slot=slot,
         pid=pid,
         started_ticks=None if pid is None else 7,
@@ -103,34 +150,124 @@ def seen(
 # --- what workers say
 
 
-def _worker(job: JobId, version: int) -> dict[str, Any]:
-    return {"job": job, "version": Version(version), "rank": Rank(0)}
+def _worker(job: JobId, version: int, rank: int = 0) -> dict[str, Any]:
+    """Who speaks: the version and rank that it was born with."""
+    return {"job": job, "version": Version(version), "rank": Rank(rank)}
 
 
-def started(job: JobId, version: int = 1, *, pid: int = 100) -> WorkerStarted:
-    return WorkerStarted(**_worker(job, version), pid=pid, started_ticks=7)
+def started(job: JobId, version: int = 1, *, rank: int = 0, pid: int = 100) -> WorkerStarted:
+    return WorkerStarted(**_worker(job, version, rank), pid=pid, started_ticks=7)
 
 
-def ready(job: JobId, version: int = 1, *, index: int = 1, resumed: int = 0) -> WorkerReady:
+def ready(
+    job: JobId, version: int = 1, *, rank: int = 0, index: int = 1, resumed: int = 0, port: int = 0
+) -> WorkerReady:
     return WorkerReady(
-        **_worker(job, version),
+        **_worker(job, version, rank),
         index=index,
         epoch_samples=1000,
         resumed_epoch=resumed,
         parameters=10,
+        store_port=port,
     )
 
 
-def formed(job: JobId, version: int = 1, *, index: int = 2, epoch: int = 0) -> GroupFormed:
-    return GroupFormed(**_worker(job, version), index=index, epoch=epoch, step=epoch * 16)
+def store(
+    job: JobId, version: int = 1, *, rank: int = 0, index: int, group: int, port: int
+) -> StoreOpened:
+    return StoreOpened(**_worker(job, version, rank), index=index, group=Version(group), port=port)
+
+
+def formed(
+    job: JobId,
+    version: int = 1,
+    *,
+    rank: int = 0,
+    index: int = 2,
+    group: int | None = None,
+    epoch: int = 0,
+    step: int | None = None,
+) -> GroupFormed:
+    return GroupFormed(
+        **_worker(job, version, rank),
+        index=index,
+        group=Version(version if group is None else group),
+        epoch=epoch,
+        step=epoch * 16 if step is None else step,
+    )
+
+
+def join_failed(
+    job: JobId, version: int = 1, *, rank: int = 0, index: int, group: int, error: str
+) -> JoinFailed:
+    return JoinFailed(**_worker(job, version, rank), index=index, group=Version(group), error=error)
+
+
+def broken(
+    job: JobId, version: int = 1, *, rank: int = 0, index: int, group: int, error: str
+) -> GroupBroken:
+    return GroupBroken(
+        **_worker(job, version, rank), index=index, group=Version(group), error=error
+    )
+
+
+def at_rest(
+    job: JobId,
+    version: int = 1,
+    *,
+    rank: int = 0,
+    index: int,
+    group: int,
+    step: int = 20,
+    epoch: int = 0,
+    full: bool = True,
+    port: int = 0,
+) -> AtRest:
+    return AtRest(
+        **_worker(job, version, rank),
+        index=index,
+        group=Version(group),
+        step=step,
+        epoch=epoch,
+        full=full,
+        port=port,
+    )
+
+
+def parked(
+    job: JobId,
+    version: int = 1,
+    *,
+    rank: int = 0,
+    index: int,
+    group: int,
+    epoch: int = 0,
+    step: int = 20,
+) -> Parked:
+    return Parked(
+        **_worker(job, version, rank),
+        index=index,
+        group=Version(group),
+        epoch=epoch,
+        step=step,
+        samples_done=step * BATCH,
+    )
 
 
 def epoch_end(
-    job: JobId, epoch: int, version: int = 1, *, index: int | None = None, **changes: Any
+    job: JobId,
+    epoch: int,
+    version: int = 1,
+    *,
+    rank: int = 0,
+    index: int | None = None,
+    group: int | None = None,
+    **changes: Any,
 ) -> EpochReported:
     report = EpochReported(
-        **_worker(job, version),
+        **_worker(job, version, rank),
         index=2 + epoch if index is None else index,
+        group=Version(version if group is None else group),
         epoch=epoch,
         step=epoch * 16,
         samples_done=epoch * 1000,
@@ -146,23 +283,34 @@ def epoch_end(
     return msgspec.structs.replace(report, **changes)
 
 
-def finished(job: JobId, version: int = 1, *, index: int, why: str) -> TrainingFinished:
-    return TrainingFinished(**_worker(job, version), index=index, why=why)
+def finished(
+    job: JobId, version: int = 1, *, rank: int = 0, index: int, why: str
+) -> TrainingFinished:
+    return TrainingFinished(**_worker(job, version, rank), index=index, why=why)
 
 
-def raised(job: JobId, version: int = 1, *, index: int, error: str, where: str) -> ScriptFailed:
-    return ScriptFailed(**_worker(job, version), index=index, error=error, where=where)
+def raised(
+    job: JobId, version: int = 1, *, rank: int = 0, index: int, error: str, where: str
+) -> ScriptFailed:
+    return ScriptFailed(**_worker(job, version, rank), index=index, error=error, where=where)
 
 
 def exited(
-    job: JobId, version: int = 1, *, code: int | None = None, signal: int | None = None
+    job: JobId,
+    version: int = 1,
+    *,
+    rank: int = 0,
+    code: int | None = None,
+    signal: int | None = None,
 ) -> WorkerExited:
     unseen = code is None and signal is None
-    return WorkerExited(**_worker(job, version), code=code, signal=signal, unseen=unseen)
+    return WorkerExited(**_worker(job, version, rank), code=code, signal=signal, unseen=unseen)
 
 
-def refused(job: JobId, version: int = 1, *, error: str, hint: str = "") -> WorkerRefused:
-    return WorkerRefused(**_worker(job, version), error=error, hint=hint)
+def refused(
+    job: JobId, version: int = 1, *, rank: int = 0, error: str, hint: str = ""
+) -> WorkerRefused:
+    return WorkerRefused(**_worker(job, version, rank), error=error, hint=hint)
 
 
 def cleared(job: JobId, version: int) -> JobCleared:
@@ -172,14 +320,38 @@ def cleared(job: JobId, version: int) -> JobCleared:
 # --- groups, deltas and assignments
 
 
-def group(
-    on: Mapping[SlotId, int], version: int = 1, *, resume: ResumePoint | None = None
-) -> Group:
-    members = tuple(
-        Member(rank=Rank(rank), slot=slot, local_batch=batch)
-        for rank, (slot, batch) in enumerate(on.items())
+Born = Sequence[tuple[int, int]]  # (version, rank) that each member was born with
+
+
+def members(job: JobId, on: Mapping[SlotId, int], born: Born) -> tuple[Member, ...]:
+    """Members in rank order, of processes that began as `born` says."""
+    return tuple(
+        Member(rank=Rank(rank), slot=slot, local_batch=batch, worker=named(job, *began))
+        for rank, ((slot, batch), began) in enumerate(zip(on.items(), born, strict=True))
     )
-    return Group(version=Version(version), members=members, lr=None, resume=resume)
+
+
+def named(job: JobId, version: int = 1, rank: int = 0) -> WorkerId:
+    return worker_id(job, Version(version), Rank(rank))
+
+
+def group(
+    job: JobId,
+    on: Mapping[SlotId, int],
+    version: int = 1,
+    *,
+    born: Born | None = None,
+    resume: ResumePoint | None = None,
+) -> Group:
+    """A group; all of its members are new with it, if nothing else is said."""
+    began = [(version, rank) for rank in range(len(on))] if born is None else born
+    return Group(
+        version=Version(version),
+        members=members(job, on, began),
+        lr=None,
+        base_batch=BATCH,
+        resume=resume,
+    )
 
 
 def resume_at(epoch: int, version: int) -> ResumePoint:
@@ -191,22 +363,35 @@ def run(
     version: int = 1,
     *,
     on: Mapping[SlotId, int] | SlotId = S0,
+    born: Born | None = None,
+    of: int | None = None,
+    kind: str = START,
+    former: tuple[Member, ...] = (),
+    store: str = "",
+    source: int | None = None,
     stage: int = PREPARE,
     term: int = 1,
     resume: ResumePoint | None = None,
     snapshot: str = SNAPSHOT,
     **spec: Any,
 ) -> GroupDelta:
-    """The delta that orders a group; on one slot, if only that is named."""
+    """The delta that orders a group; on one slot, if only that is named.
+
+    The group is that of version `of`, if a later change was given up.
+    """
     slots = {on: BATCH} if isinstance(on, str) else on
     return GroupDelta(
         job=job,
         term=Term(term),
         version=Version(version),
         stage=stage,
-        group=group(slots, version, resume=resume),
+        group=group(job, slots, version if of is None else of, born=born, resume=resume),
         spec=job_spec(job.rpartition("-")[0], **spec),
         snapshot=snapshot,
+        kind=kind,
+        former=former,
+        store=store,
+        source=None if source is None else Rank(source),
     )
 
 
@@ -218,20 +403,22 @@ def settle(job: JobId, version: int = 1, **changes: Any) -> GroupDelta:
     return run(job, version, stage=SETTLED, **changes)
 
 
-def stop(job: JobId, version: int, *, forget: bool = False, term: int = 1) -> GroupDelta:
+def stop(
+    job: JobId, version: int, *, stage: int = SETTLED, forget: bool = False, term: int = 1
+) -> GroupDelta:
     """The delta that leaves nothing of a job on a node."""
     return GroupDelta(
         job=job,
         term=Term(term),
         version=Version(version),
-        stage=SETTLED,
+        stage=stage,
         group=None,
         spec=None,
         forget=forget,
     )
 
 
-def assignment(delta: GroupDelta, rank: int = 0) -> Assignment:
+def assignment(delta: GroupDelta, rank: int = 0, *, granted: bool = True) -> Assignment:
     """What a worker of `delta` finds in its folder."""
     if delta.group is None or delta.spec is None:
         raise ValueError(delta)
@@ -239,13 +426,15 @@ def assignment(delta: GroupDelta, rank: int = 0) -> Assignment:
         job=delta.job,
         version=delta.version,
         rank=Rank(rank),
-        slot=int(delta.group.members[rank].slot.rpartition("/")[2]),
+        slot=index_of(delta.group.members[rank].slot),
         group=delta.group,
         spec=delta.spec,
         workdir="/work",
         checkpoints="/checkpoints",
         socket="ipc:///agent",
         env={},
+        kind=delta.kind,
+        granted=granted,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -17,7 +17,7 @@ from controlplane.core.state import State
 from controlplane.journal.record import input_from
 from controlplane.journal.replay import replay
 from schemas.codec import encode
-from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term
+from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, node_of
 from schemas.messages.agent import AgentEvent
 from tests.support import builders
 from tests.support.builders import N1, S0, A
@@ -67,6 +67,10 @@ class Controller:
             for job, slots in placed.items()
         }
         return self.take(builders.proposal(batches, based_on=self.state.version))
+
+    def due(self, later_s: float = 0.0) -> list[Input]:
+        """The deadlines that have passed by then."""
+        return self.reactor.due(Seconds(self.now + later_s))
 
     def tell(self, node: NodeId, event: AgentEvent) -> list[Command]:
         """Let `node` say this next in its numbered stream."""
@@ -126,3 +130,25 @@ def begin(controller: Controller, job: JobId, version: int, *, on: SlotId = S0) 
     controller.tell(node, builders.started(job, version, pid=100 + version))
     controller.tell(node, builders.ready(job, version, resumed=epoch))
     controller.tell(node, builders.formed(job, version, epoch=epoch))
+
+
+ELASTIC: Final[Mapping[str, Any]] = {"slots": (1, 4), "max_batch_size": 256}
+
+
+def training(
+    controller: Controller, *slots: SlotId, name: str = "a", epochs: int = 0, **spec: Any
+) -> Controller:
+    """One more job of `controller`, whose group trains on `slots`."""
+    job = JobId(f"{name}-{controller.state.jobs_accepted + 1}")
+    controller.submit(name, **{**ELASTIC, **spec})
+    share, rest = divmod(builders.BATCH, len(slots))
+    controller.place({job: {slot: share + (at < rest) for at, slot in enumerate(slots)}})
+    nodes = [(rank, node_of(slot)) for rank, slot in enumerate(slots)]
+    for rank, node in nodes:
+        controller.tell(node, builders.started(job, rank=rank, pid=100 + rank))
+        controller.tell(node, builders.ready(job, rank=rank, port=29000 + rank))
+    for rank, node in nodes:
+        controller.tell(node, builders.formed(job, rank=rank))
+    for epoch in range(1, epochs + 1):
+        controller.tell(nodes[0][1], builders.epoch_end(job, epoch))
+    return controller

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, get_args
+from typing import Any, Final, get_args
 
 import msgspec
 
 from schemas.cluster import NodeSpec, SlotSpec
 from schemas.codec import CODECS, tag_of
 from schemas.groups import Group, Member, ResumePoint
-from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version
+from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule
 from schemas.messages import Message, agent, client, feed, logs, worker
 
@@ -47,12 +47,22 @@ SPEC: Final = JobSpec(
 GROUP: Final = Group(
     version=VERSION,
     members=(
-        Member(rank=Rank(0), slot=SlotId("agent-1/0"), local_batch=32),
-        Member(rank=RANK, slot=SLOT, local_batch=32),
+        Member(
+            rank=Rank(0),
+            slot=SlotId("agent-1/0"),
+            local_batch=32,
+            worker=WorkerId("digits-7.v3.r0"),
+        ),
+        Member(rank=RANK, slot=SLOT, local_batch=32, worker=WorkerId("digits-7.v5.r1")),
     ),
     lr=0.05,
+    base_batch=64,
     resume=ResumePoint(epoch=12, version=Version(4)),
 )
+FORMER: Final = (
+    Member(rank=RANK, slot=SlotId("agent-1/3"), local_batch=32, worker=WorkerId("digits-7.v3.r1")),
+)
+STORE: Final = "10.0.0.7:29400"
 NODE_SPEC: Final = NodeSpec(
     node=NODE,
     host="ash",
@@ -63,10 +73,11 @@ NODE_SPEC: Final = NodeSpec(
     release="0.1.0",
 )
 
-_WORKER: Final = {"job": JOB, "version": VERSION, "rank": RANK}
+_WORKER: Final[dict[str, Any]] = {"job": JOB, "version": VERSION, "rank": RANK}
 _STARTED: Final = agent.WorkerStarted(**_WORKER, pid=4711, started_ticks=88_123)
 _STEPS: Final = agent.StepsReported(
     **_WORKER,
+    group=VERSION,
     epoch=13,
     step=340,
     samples_done=21_760,
@@ -100,7 +111,15 @@ _SUMMARY: Final = client.JobSummary(
     batch_changes=1,
 )
 _WORKER_INFO: Final = client.WorkerInfo(
-    rank=RANK, node=NODE, slot=SLOT, pid=4711, version=VERSION, phase="training", local_batch=32
+    rank=RANK,
+    node=NODE,
+    slot=SLOT,
+    pid=4711,
+    version=VERSION,
+    phase="training",
+    local_batch=32,
+    worker=WorkerId("digits-7.v5.r1"),
+    step=336,
 )
 _CHANGE: Final = client.Change(
     time=Seconds(1_760_000_004.5),
@@ -119,7 +138,17 @@ _EPOCH_INFO: Final = client.EpochInfo(
     train_loss=0.25,
     metrics={"accuracy": 0.875},
 )
-_VERSION_INFO: Final = client.VersionInfo(version=VERSION, resumed_epoch=12)
+_VERSION_INFO: Final = client.VersionInfo(
+    version=VERSION,
+    resumed_epoch=12,
+    kind=agent.JOIN,
+    resumed_step=340,
+    time=Seconds(1_760_000_070.5),
+    slots=(SlotId("agent-1/0"), SLOT),
+    global_batch=64,
+    outcome="formed",
+    took_s=0.25,
+)
 _NODE_INFO: Final = client.NodeInfo(
     node=NODE,
     state="up",
@@ -145,11 +174,24 @@ _PIECE: Final = logs.LogPiece(version=VERSION, rank=RANK, offset=512, data=b"epo
 
 _OF_WORKERS: Final = (
     _STARTED,
-    agent.WorkerReady(**_WORKER, index=1, epoch_samples=1437, resumed_epoch=12, parameters=4810),
-    agent.GroupFormed(**_WORKER, index=2, epoch=12, step=336),
+    agent.WorkerReady(
+        **_WORKER,
+        index=1,
+        epoch_samples=1437,
+        resumed_epoch=12,
+        parameters=4810,
+        store_port=29_400,
+    ),
+    agent.StoreOpened(**_WORKER, index=2, group=VERSION, port=29_401),
+    agent.GroupFormed(**_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25),
+    agent.JoinFailed(**_WORKER, index=3, group=VERSION, error="the store closed"),
+    agent.GroupBroken(**_WORKER, index=3, group=VERSION, error="connection reset by peer"),
+    agent.AtRest(**_WORKER, index=4, group=VERSION, step=341, epoch=12, full=True, port=29_402),
+    agent.Parked(**_WORKER, index=5, group=VERSION, epoch=12, step=345, samples_done=21_800),
     agent.EpochReported(
         **_WORKER,
         index=3,
+        group=VERSION,
         epoch=13,
         step=364,
         samples_done=18_681,
@@ -193,6 +235,10 @@ _OF_AGENTS: Final = (
         spec=SPEC,
         snapshot=DIGEST,
         forget=True,
+        kind=agent.MEND,
+        former=FORMER,
+        store=STORE,
+        source=RANK,
     ),
     agent.DeltaAcked(job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, applied=True),
 )
@@ -201,6 +247,9 @@ _OF_CLIENTS: Final = (
     client.PutSnapshot(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
     client.SubmitJob(spec=SPEC, snapshot=DIGEST, key="once"),
     client.CancelJob(job=JOB),
+    client.ResizeJob(job=JOB, slots=2, batch=128, on=(SlotId("agent-1/0"), SLOT)),
+    client.PauseJob(job=JOB),
+    client.ResumeJob(job=JOB, auto=True),
     client.ListJobs(ended=True),
     client.GetJob(job=JOB, wait_s=10.5),
     client.ListNodes(),
@@ -263,10 +312,22 @@ _ON_A_NODE: Final = (
         checkpoints="/var/ones/checkpoints/digits-7",
         socket="ipc:///run/ones/agent.sock",
         env={"CUDA_VISIBLE_DEVICES": "2"},
+        address="10.0.0.7",
+        kind=agent.JOIN,
+        granted=False,
     ),
     worker.WorkerHello(**_WORKER, pid=4711),
     worker.Reported(**_WORKER, count=3),
-    worker.SwitchOrder(version=VERSION),
+    worker.GroupOrder(
+        version=VERSION,
+        stage=agent.SWITCH,
+        kind=agent.MEND,
+        group=GROUP,
+        former=FORMER,
+        store=STORE,
+        source=RANK,
+    ),
+    worker.SlotGranted(),
     worker.Fork(folder="/run/ones/digits-7.v5.r1"),
     worker.Forked(folder="/run/ones/digits-7.v5.r1", pid=4711, started_ticks=88_123),
     worker.ForkFailed(folder="/run/ones/digits-7.v5.r1", error="EAGAIN"),

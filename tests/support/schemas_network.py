@@ -225,8 +225,11 @@ class Network:
                 self.commit()
 
     def _is_outdated(self, message: ToAgent) -> bool:
-        fenced = isinstance(message, Welcome | Greet | GroupDelta | Pulse)
-        return fenced and message.term < self.agent.term
+        match message:
+            case Welcome(term=term) | Greet(term=term) | GroupDelta(term=term) | Pulse(term=term):
+                return term < self.agent.term
+            case _:
+                return False
 
     # --- outputs
 

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Callable, Mapping
 from enum import Enum
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
-from controlplane.core import job, node, worker
+from controlplane.core import job, node, rescale, worker
 from controlplane.core.errors import IllegalTransitionError
 from schemas.ids import Rank, Version, worker_id
 from tests.support.builders import S0, A
@@ -27,6 +27,10 @@ def job_table() -> str:
     return _printed(job.Phase, job.Turn, _arrows(job.NEXT))
 
 
+def rescale_table() -> str:
+    return _printed(rescale.RescalePhase, rescale.RescaleTurn, _arrows(rescale.NEXT))
+
+
 def worker_table() -> str:
     return _printed(worker.WorkerPhase, worker.WorkerTurn, _worker_cell)
 
@@ -37,6 +41,7 @@ def node_table() -> str:
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
     "job": job_table,
+    "rescale": rescale_table,
     "worker": worker_table,
     "node": node_table,
 }
@@ -51,8 +56,8 @@ def section(readme: str, table: str) -> str | None:
 def rewritten(readme: str) -> str:
     """`readme` with the tables as they are now between its marks."""
     for name, printed in TABLES.items():
-        whole = SECTION.format(name, printed())
-        readme = _marked(name).sub(lambda _, whole=whole: whole, readme)
+        whole = SECTION.format(name, printed()).replace("\\", r"\\")
+        readme = _marked(name).sub(whole, readme)
     return readme
 
 
@@ -60,8 +65,11 @@ def _marked(table: str) -> re.Pattern[str]:
     return re.compile(rf"<!-- table: {table} -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
-def _arrows(table: Mapping[tuple[Enum, Enum], Enum]) -> Callable[[Enum, Enum], str]:
-    return lambda phase, turn: table[phase, turn].value if (phase, turn) in table else NO_ARROW
+def _arrows(table: Mapping[Any, Enum]) -> Callable[[Enum, Enum], str]:
+    def cell(phase: Enum, turn: Enum) -> str:
+        return str(table[phase, turn].value) if (phase, turn) in table else NO_ARROW
+
+    return cell
 
 
 def _worker_cell(phase: worker.WorkerPhase, turn: worker.WorkerTurn) -> str:

@@ -1,10 +1,14 @@
-"""Whatever happens in whatever order: one owner for each slot, one history, and every job ends."""
+"""Whatever happens in whatever order: one owner for each slot, one history, and every job ends.
+
+Groups change their size, members and nodes are lost in every phase of that, controllers and agents
+begin anew; and as soon as the world behaves again, everything that was asked for comes about.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from signal import SIGKILL, SIGSEGV, SIGTERM
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -28,21 +32,39 @@ from controlplane.core.events import (
     NodeSuspected,
     PlanProposed,
 )
+from controlplane.core.job import Job, Phase
+from controlplane.core.lifecycle import START_LIMIT_S
 from controlplane.core.node import NodePhase
-from controlplane.core.reactor import START_LIMIT_S
 from controlplane.policy.api import ClusterView, Plan
 from controlplane.policy.fifo import Fifo
+from controlplane.service.api import check_resize
+from schemas.errors import BadFieldError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, WorkerId, node_of, slot_id, worker_id
 from schemas.messages.agent import GroupDelta
-from tests.support.agents import Node, haunt
-from tests.support.builders import BATCH, N1, N2, S0, S1, T0, cancelled, proposal, submission
+from schemas.messages.client import ResizeJob
+from tests.support.agents import Node, World, haunt
+from tests.support.builders import (
+    BATCH,
+    N1,
+    N2,
+    S0,
+    S1,
+    T0,
+    T1,
+    cancelled,
+    paused,
+    proposal,
+    resized,
+    resumed,
+    submission,
+)
 from tests.support.controller import Controller
 
 T = TypeVar("T")
 EPOCHS = 2
 MAX_JOBS = 6
 GHOST = JobId("ghost-9")
-ENDS = (
+ENDS: tuple[dict[str, int], ...] = (
     {"code": 0},
     {"code": 3},
     {"signal": SIGKILL},
@@ -51,10 +73,12 @@ ENDS = (
     {},  # nobody saw it
 )
 NODES = st.sampled_from((N1, N2))
+SLOTS = st.sampled_from((S0, S1, T0, T1))
+MANY = 2000  # rounds: enough for everything to come about
 ANY = st.integers(0, 9)  # one of what there is, round and round
 SIZE = settings(
-    max_examples=250,
-    stateful_step_count=80,
+    max_examples=400,
+    stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
@@ -67,7 +91,8 @@ class Cluster(RuleBasedStateMachine):
         super().__init__()
         self.controller = Controller()
         self.controller.start()
-        self.nodes = {N1: Node(N1, slots=2), N2: Node(N2, slots=1)}
+        self.world = World()
+        self.nodes = {name: Node(name, 2, self.world) for name in (N1, N2)}
         self.linked: set[NodeId] = set()
         self.greetings: dict[NodeId, list[NodeGreeted]] = {N1: [], N2: []}  # under way
         self.orders: dict[NodeId, list[GroupDelta]] = {N1: [], N2: []}  # under way
@@ -81,15 +106,46 @@ class Cluster(RuleBasedStateMachine):
 
     @precondition(lambda self: len(self.controller.state.jobs) < MAX_JOBS)
     @rule(
-        name=st.sampled_from("ab"), key=st.sampled_from(["", "k", "l"]), retries=st.integers(0, 2)
+        name=st.sampled_from("ab"),
+        key=st.sampled_from(["", "k", "l"]),
+        retries=st.integers(0, 2),
+        wanted=st.integers(1, 3),
     )
-    def a_user_submits(self, name: str, key: str, retries: int) -> None:
-        self.take(submission(name, key=key, retries=retries))
+    def a_user_submits(self, name: str, key: str, retries: int, wanted: int) -> None:
+        self.submit(name, key=key, retries=retries, wanted=wanted)
 
     @precondition(lambda self: self.controller.state.jobs)
     @rule(which=ANY)
     def a_user_cancels(self, which: int) -> None:
         self.take(cancelled(one_of(list(self.controller.state.jobs), which)))
+
+    @precondition(lambda self: self.controller.state.active)
+    @rule(
+        which=ANY,
+        slots=st.sampled_from([None, 0, 1, 2, 2, 3, 3]),
+        batch=st.sampled_from([None, None, None, 16, 128]),
+        rounds=st.integers(0, 4),
+    )
+    def a_user_resizes(self, which: int, slots: int | None, batch: int | None, rounds: int) -> None:
+        self.resize(which, ResizeJob(job=self.one_job(which), slots=slots, batch=batch))
+        self.all_goes_well_for_a_moment(rounds)
+
+    @precondition(lambda self: self.controller.state.active)
+    @rule(which=ANY, on=st.sets(SLOTS, min_size=1, max_size=3), rounds=st.integers(0, 4))
+    def a_user_moves(self, which: int, on: set[SlotId], rounds: int) -> None:
+        self.resize(which, ResizeJob(job=self.one_job(which), on=tuple(sorted(on))))
+        self.all_goes_well_for_a_moment(rounds)
+
+    @precondition(lambda self: self.controller.state.active)
+    @rule(which=ANY, rounds=st.integers(0, 4))
+    def a_user_pauses(self, which: int, rounds: int) -> None:
+        self.take(paused(self.one_job(which)))
+        self.all_goes_well_for_a_moment(rounds)
+
+    @precondition(lambda self: self.controller.state.hands)
+    @rule(which=ANY, auto=st.booleans())
+    def a_user_resumes(self, which: int, *, auto: bool) -> None:
+        self.take(resumed(one_of(list(self.controller.state.hands), which), auto=auto))
 
     @rule(age=st.integers(0, 8))
     def a_plan_of_an_older_view_arrives(self, age: int) -> None:
@@ -97,7 +153,7 @@ class Cluster(RuleBasedStateMachine):
         self.take(PlanProposed(plan=Fifo().plan(view, self.now)))
 
     @precondition(lambda self: self.controller.state.active)
-    @rule(slots=st.lists(st.sampled_from([S0, S1, T0]), min_size=1, max_size=3))
+    @rule(slots=st.lists(SLOTS, min_size=1, max_size=3))
     def a_plan_of_a_strange_policy_arrives(self, slots: list[SlotId]) -> None:
         waiting = list(self.controller.state.jobs)
         self.take(
@@ -109,16 +165,16 @@ class Cluster(RuleBasedStateMachine):
         self.plan()
 
     @precondition(lambda self: self.controller.state.active)
-    @rule(rounds=st.integers(1, 5))
-    def all_goes_well_for_a_moment(self, rounds: int) -> None:
+    @rule(rounds=st.integers(1, 5), epochs=st.sampled_from([None, EPOCHS]))
+    def all_goes_well_for_a_moment(self, rounds: int, epochs: int | None = None) -> None:
         for _ in range(rounds):
             self.plan_if_asked()
-            self.nodes_go_on()
+            self.nodes_go_on(epochs)
 
     @precondition(lambda self: len(self.controller.state.jobs) < MAX_JOBS)
-    @rule(retries=st.integers(0, 2), rounds=st.integers(1, 5))
-    def a_job_arrives_and_all_goes_well(self, retries: int, rounds: int) -> None:
-        self.take(submission("c", retries=retries))
+    @rule(retries=st.integers(0, 2), wanted=st.integers(1, 3), rounds=st.integers(1, 5))
+    def a_job_arrives_and_all_goes_well(self, retries: int, wanted: int, rounds: int) -> None:
+        self.submit("c", retries=retries, wanted=wanted)
         self.all_goes_well_for_a_moment(rounds)
 
     @precondition(lambda self: len(self.linked) < len(self.nodes))
@@ -133,8 +189,8 @@ class Cluster(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.controller.now += seconds
 
-    @precondition(lambda self: self.controller.state.starts)
-    @rule(passed=st.sampled_from([0.0, 0.0, 0.0, START_LIMIT_S]))
+    @precondition(lambda self: self.controller.state.holders)
+    @rule(passed=st.sampled_from([0.0, 0.0, 0.0, 2.0, 600.0, START_LIMIT_S]))
     def deadlines_are_looked_at(self, passed: float) -> None:
         self.controller.now += passed
         for event in self.controller.reactor.due(self.now):
@@ -196,9 +252,10 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.heard)
     @rule(which=st.integers(0, 999))
     def an_old_event_arrives_again(self, which: int) -> None:
-        before = self.controller.state.version, len(self.controller.state.view().jobs)
-        assert self.take(one_of(self.heard, which)) == []
-        assert before[1] == len(self.controller.state.view().jobs)
+        before = len(self.controller.state.view().jobs)
+        due = bool(self.controller.state.hands)  # a hand may do something at any input
+        assert self.take(one_of(self.heard, which)) == [] or due
+        assert len(self.controller.state.view().jobs) == before
 
     # --- what happens on nodes
 
@@ -215,6 +272,12 @@ class Cluster(RuleBasedStateMachine):
             if worker := self.worker_on(node, which):
                 self.nodes[node].processes[worker].act(EPOCHS)
                 self.nodes[node].look(worker)
+
+    @precondition(lambda self: any(node.processes for node in self.nodes.values()))
+    @rule(node=NODES, which=ANY)
+    def a_worker_cannot_join(self, node: NodeId, which: int) -> None:
+        if worker := self.worker_on(node, which):
+            self.nodes[node].processes[worker].fail_to_join()
 
     @precondition(lambda self: any(node.processes for node in self.nodes.values()))
     @rule(which=ANY, end=st.sampled_from(ENDS), seen=st.booleans(), rounds=st.integers(0, 4))
@@ -251,10 +314,10 @@ class Cluster(RuleBasedStateMachine):
     # --- what holds
 
     @invariant()
-    def no_slot_has_two_processes(self) -> None:
+    def no_device_has_two_processes(self) -> None:
         for node in self.nodes.values():
             for slot in range(node.slots):
-                assert len(node.living(slot)) <= 1, node.living(slot)
+                assert len(node.granted(slot)) <= 1, node.granted(slot)
 
     @invariant()
     def no_slot_is_given_away_while_a_process_may_live_on_it(self) -> None:
@@ -262,10 +325,17 @@ class Cluster(RuleBasedStateMachine):
         for name, node in self.nodes.items():
             for worker in node.living():
                 slot = slot_id(name, node.processes[worker].assignment.slot)
-                assert slot not in usable or worker in self.passed_over
+                assert slot not in usable or worker in self.passed_over, worker
 
     def teardown(self) -> None:
-        self.everything_gets_well()
+        self.everything_gets_well(epochs=None)
+        for job in self.controller.state.active:
+            self.is_where_it_should_be(self.controller.job(job))
+        self.every_slot_that_is_owned_has_a_process()
+        self.everything_gets_well(EPOCHS)
+        for job in list(self.controller.state.hands):
+            self.take(resumed(job, auto=True))
+        self.everything_gets_well(EPOCHS)
         unfinished = {
             job: self.controller.job(job).history[-1:] for job in self.controller.state.active
         }
@@ -273,15 +343,46 @@ class Cluster(RuleBasedStateMachine):
         assert self.controller.state.holders == {}
         assert self.controller.replayed() == self.controller.state
 
-    def everything_gets_well(self) -> None:
+    def is_where_it_should_be(self, job: Job) -> None:
+        """Nothing goes on any more, so nothing is under way: what was asked for is there."""
+        story = [change.why for change in job.history[-6:]], job.change, job.workers
+        assert job.phase not in {Phase.STARTING, Phase.RESCALING}, story
+        hand = job.hand
+        if hand is None or job.hand_waits:
+            return
+        if hand.paused:
+            assert job.phase in {Phase.PAUSED, Phase.QUEUED}, story
+            return
+        assert job.phase is Phase.RUNNING, story
+        assert job.group is not None
+        slots = [member.slot for member in job.group.members]
+        assert hand.slots in {None, len(slots)} or hand.on, (hand, story)
+        assert not hand.on or set(hand.on) == set(slots), (hand, story)
+        assert hand.batch in {None, job.group.global_batch}, (hand, story)
+
+    def every_slot_that_is_owned_has_a_process(self) -> None:
+        living = {
+            slot_id(name, node.processes[worker].assignment.slot)
+            for name, node in self.nodes.items()
+            for worker in node.living()
+        }
+        owners, claims = self.controller.state.owners(), self.controller.state.claims()
+        assert set(owners) == living
+        assert claims == {}
+
+    def everything_gets_well(self, epochs: int | None) -> None:
         """Links hold, starts succeed, workers finish; plans are made when they are asked for."""
         for name, node in self.nodes.items():
             self.a_link_breaks(name, keeps=False)
             self.greeted(node.hello())
-        while self.plan_if_asked() or self.nodes_go_on() or self.plan_in_time():
-            pass
+        for _ in range(MANY):
+            went_on = self.plan_if_asked() or self.nodes_go_on(epochs)
+            if not went_on and not self.plan_in_time() and not self.a_hand_is_due():
+                return
+        story = {job: self.controller.job(job).history[-8:] for job in self.controller.state.active}
+        raise AssertionError(story)
 
-    def nodes_go_on(self) -> bool:
+    def nodes_go_on(self, epochs: int | None) -> bool:
         gone_on = False
         for name in sorted(self.linked):
             node = self.nodes[name]
@@ -290,15 +391,11 @@ class Cluster(RuleBasedStateMachine):
                 node.finish(work)
                 gone_on = True
             for worker, process in list(node.processes.items()):
-                before = len(process.reports), process.alive, len(node.session.spool)
+                before = process.progress, len(node.session.spool)
                 if process.alive:
-                    process.act(EPOCHS)
+                    process.act(epochs)
                 node.look(worker)
-                gone_on |= before != (
-                    len(process.reports),
-                    process.alive,
-                    len(node.session.spool),
-                )
+                gone_on |= before != (process.progress, len(node.session.spool))
             gone_on |= self.deliver_events(name, 999)
         return gone_on
 
@@ -311,7 +408,37 @@ class Cluster(RuleBasedStateMachine):
         self.controller.now = max(self.controller.now, self.wake_at)
         return self.plan()
 
+    def a_hand_is_due(self) -> bool:
+        due = [job.hand_at for job in map(self.controller.job, self.controller.state.hands)]
+        later = [at for at in due if at > 0]
+        if not later:
+            return False
+        self.controller.now = max(self.controller.now, *later)
+        for event in self.controller.reactor.due(self.now):
+            self.take(event)
+        return True
+
     # --- steps
+
+    def submit(self, name: str, *, key: str = "", retries: int, wanted: int) -> None:
+        spec: dict[str, Any] = {
+            "slots": (1, 3),
+            "slots_wanted": wanted,
+            "max_batch_size": 4 * BATCH,
+        }
+        self.take(submission(name, key=key, retries=retries, **spec))
+
+    def one_job(self, which: int) -> JobId:
+        return one_of(list(self.controller.state.active), which)
+
+    def resize(self, which: int, request: ResizeJob) -> None:
+        """Ask for it if the service would let it through."""
+        job = self.controller.job(request.job)
+        try:
+            check_resize(self.controller.state, job, request)
+        except BadFieldError:
+            return
+        self.take(resized(job.job, request.slots, batch=request.batch, on=request.on))
 
     @property
     def now(self) -> Seconds:
@@ -371,7 +498,7 @@ class Cluster(RuleBasedStateMachine):
 class HauntedCluster(Cluster):
     """The same, with a worker of a job that the controller does not know."""
 
-    @initialize(slots=st.sets(st.sampled_from([S0, S1, T0]), min_size=1))
+    @initialize(slots=st.sets(SLOTS, min_size=1))
     def workers_of_an_unknown_job_run(self, slots: set[SlotId]) -> None:
         for version, slot in enumerate(sorted(slots), start=1):
             self.a_link_breaks(node_of(slot), keeps=False)

@@ -15,19 +15,20 @@ from controlplane.core.events import (
     StartExpired,
 )
 from controlplane.core.job import Phase
-from controlplane.core.node import NodePhase
-from controlplane.core.reactor import (
+from controlplane.core.lifecycle import (
     MAX_LOSSES,
     RETRY_FIRST_S,
     RETRY_LONGEST_S,
     START_LIMIT_S,
 )
+from controlplane.core.node import NodePhase
 from controlplane.core.worker import WorkerPhase
 from controlplane.policy.api import Reason
 from schemas.errors import UnknownJobError
-from schemas.ids import BootId, JobId, SlotId, Version, WorkerId
-from schemas.messages.agent import GroupFormed, WorkerReady
+from schemas.ids import BootId, JobId, Seconds, SlotId, Version, WorkerId
+from schemas.messages.agent import PREPARE, START, AgentEvent, GroupFormed, WorkerReady
 from schemas.messages.client import EpochInfo, VersionInfo
+from schemas.messages.worker import Report
 from tests.support.builders import (
     BATCH,
     N1,
@@ -145,7 +146,16 @@ def test_a_plan_prepares_the_job_on_the_node_of_its_member_only() -> None:
         news("job.starting", A, reason=f"its turn by arrival: {T0}", slots=T0),
         send(N2, run(A, on=T0)),
     ]
-    assert controller.job(A).versions == [VersionInfo(version=Version(1), resumed_epoch=0)]
+    assert controller.job(A).versions == [
+        VersionInfo(
+            version=Version(1),
+            resumed_epoch=0,
+            kind=START,
+            time=Seconds(controller.now),
+            slots=(T0,),
+            global_batch=BATCH,
+        )
+    ]
     assert usable(controller) == {S0: True, T0: False}
 
 
@@ -186,8 +196,10 @@ def test_a_formed_group_is_running_and_settled() -> None:
     assert commands == [
         news("job.running", A, reason="trains on 1 slot, batch 64", slots=1, epoch=0),
         send(N1, settle(A)),
+        AskForPlan(),
     ]
     assert controller.job(A).phase is Phase.RUNNING
+    assert controller.job(A).versions[-1].outcome == "formed"
     assert controller.state.starts == {}
 
 
@@ -214,7 +226,7 @@ def test_an_epoch_is_kept_and_announced() -> None:
     assert job.epochs == [
         EpochInfo(
             epoch=1,
-            time=1234.0,
+            time=Seconds(1234.0),
             step=16,
             global_batch=BATCH,
             lr=0.1,
@@ -399,7 +411,9 @@ def test_a_lost_job_resumes_from_the_last_reported_epoch_and_its_version() -> No
         news("job.starting", A, reason=f"planned: {S0}, resumes after epoch 2", slots=S0),
         send(N1, run(A, 3, resume=resume_at(2, 1))),
     ]
-    assert controller.job(A).versions[-1] == VersionInfo(version=Version(3), resumed_epoch=2)
+    last = controller.job(A).versions[-1]
+    assert (last.version, last.resumed_epoch, last.resumed_step) == (3, 2, 32)
+    assert [version.outcome for version in controller.job(A).versions] == ["formed", ""]
 
 
 def test_a_resumed_job_that_finished_no_epoch_resumes_from_the_version_that_did() -> None:
@@ -420,7 +434,7 @@ def test_a_resumed_group_says_after_which_epoch() -> None:
 
     commands = controller.tell(N1, formed(A, 3, epoch=2))
 
-    assert reasons(commands) == ["trains on 1 slot, batch 64, resumed after epoch 2"]
+    assert reasons(commands) == ["trains on 1 slot, batch 64, resumed after epoch 2, step 32"]
 
 
 def test_a_segmentation_fault_is_a_failure_of_the_script() -> None:
@@ -511,19 +525,19 @@ def test_a_refused_worker_that_was_called_off_frees_its_slot_and_asks_for_a_plan
 def test_a_group_that_does_not_form_in_time_is_a_failure_of_the_script() -> None:
     controller = starting()
     controller.tell(N1, started(A))
-    assert controller.reactor.due(controller.now + START_LIMIT_S - 1) == []
-    (expired,) = controller.reactor.due(controller.now + START_LIMIT_S)
+    assert controller.due(START_LIMIT_S - 1) == []
+    (expired,) = controller.due(START_LIMIT_S)
 
     commands = controller.take(expired)
 
-    why = "its script did not call ScalingAgent.load within 1800 s"
+    why = "its script did not come to its first epoch within 1800 s"
     assert commands == [
         news("job.failed", A, reason=why, exit_code=None, epoch=0),
         send(N1, stop(A, 2, forget=True)),
         AskForPlan(),
     ]
     assert usable(controller) == {S0: False}, "its process still lives"
-    assert controller.reactor.due(controller.now + 9 * START_LIMIT_S) == []
+    assert controller.due(9 * START_LIMIT_S) == []
 
 
 def test_an_old_deadline_leaves_the_new_one_alone() -> None:
@@ -532,9 +546,7 @@ def test_an_old_deadline_leaves_the_new_one_alone() -> None:
     controller.place({A: S0})
 
     assert controller.take(StartExpired(job=A, version=Version(1))) == []
-    assert controller.reactor.due(controller.now + START_LIMIT_S) == [
-        StartExpired(job=A, version=Version(3))
-    ]
+    assert controller.due(START_LIMIT_S) == [StartExpired(job=A, version=Version(3))]
 
 
 def test_a_new_controller_gives_forming_groups_their_time_again() -> None:
@@ -543,10 +555,8 @@ def test_a_new_controller_gives_forming_groups_their_time_again() -> None:
 
     controller.start()
 
-    assert controller.reactor.due(controller.now) == []
-    assert controller.reactor.due(controller.now + START_LIMIT_S) == [
-        StartExpired(job=A, version=Version(1))
-    ]
+    assert controller.due() == []
+    assert controller.due(START_LIMIT_S) == [StartExpired(job=A, version=Version(1))]
 
 
 # --- cancelling
@@ -933,7 +943,7 @@ def test_a_report_whose_index_was_taken_changes_nothing() -> None:
     controller = running(epochs=2)
     controller.take(greeting(N1, seen(A), boot="boot-2"))
 
-    again = [ready(A), formed(A), epoch_end(A, 1), epoch_end(A, 2)]
+    again: list[Report] = [ready(A), formed(A), epoch_end(A, 1), epoch_end(A, 2)]
 
     assert [controller.tell(N1, report) for report in again] == [[], [], [], []]
     assert controller.tell(N1, epoch_end(A, 3)) != []
@@ -965,11 +975,12 @@ def test_the_end_of_an_old_worker_says_nothing_about_its_job() -> None:
     begin(controller, A, 3, on=T0)
     controller.take(greeting(N1, seen(A)))
 
-    for report in (
+    said: tuple[AgentEvent, ...] = (
         finished(A, index=3, why="done"),
         raised(A, index=4, error="E", where=""),
         exited(A, code=1),
-    ):
+    )
+    for report in said:
         controller.tell(N1, report)
 
     job = controller.job(A)
@@ -1122,4 +1133,4 @@ def test_the_snapshot_of_a_job_travels_with_every_order() -> None:
 
     assert controller.job(A).snapshot == SNAPSHOT
     assert controller.state.desired(controller.job(A), N1).snapshot == SNAPSHOT
-    assert controller.state.desired(controller.job(A), N2) == stop(A, 1)
+    assert controller.state.desired(controller.job(A), N2) == stop(A, 1, stage=PREPARE)

@@ -1,22 +1,28 @@
-"""Every cell of the three tables."""
+"""Every cell of the four tables."""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Container, Mapping
+from enum import Enum
+from typing import Any
 
 import pytest
 
-from controlplane.core import job, node, worker
+from controlplane.core import job, node, rescale, worker
 from controlplane.core.errors import IllegalTransitionError
 from controlplane.core.job import Job, Phase, Turn
 from controlplane.core.node import Node, NodePhase, NodeTurn
+from controlplane.core.rescale import Rescale, RescalePhase, RescaleTurn
 from controlplane.core.worker import WorkerPhase, WorkerTurn
-from schemas.ids import BootId, Seconds
+from schemas.ids import BootId, Seconds, Version
+from schemas.messages.agent import JOIN
 from tests.support import tables
-from tests.support.builders import N1, SNAPSHOT, A, job_spec, node_spec
+from tests.support.builders import N1, S0, SNAPSHOT, A, group, job_spec, node_spec
 from tests.support.tables import worker_in
 
-LEFT = {WorkerPhase.LEAVING, WorkerPhase.GONE}
+LEFT = {WorkerPhase.RETIRING, WorkerPhase.LEAVING, WorkerPhase.GONE}
+MENDS = {RescalePhase.RESTING, RescalePhase.REJOINING}
 OLD_NEWS = {
     (phase, turn)
     for phase, turn in itertools.product(WorkerPhase, WorkerTurn)
@@ -36,20 +42,32 @@ def job_in(phase: Phase) -> Job:
     )
 
 
+def change_in(phase: RescalePhase) -> Rescale:
+    return Rescale(
+        group=group(A, {S0: 64}, 2),
+        kind=JOIN,
+        before=Version(1),
+        phase=phase,
+        why="ann asked for 1 slot",
+        began=Seconds(1.0),
+        deadline=Seconds(301.0),
+    )
+
+
 def node_in(phase: NodePhase) -> Node:
     return Node(node=N1, spec=node_spec(), boot=BootId("boot-1"), phase=phase, since=Seconds(1.0))
 
 
-def drawn(table: dict) -> list[object]:
+def drawn(table: Mapping[Any, object]) -> list[object]:
     return [pytest.param(*cell, after, id=_name(*cell)) for cell, after in table.items()]
 
 
-def not_drawn(phases: type, turns: type, table: object) -> list[object]:
+def not_drawn(phases: type[Enum], turns: type[Enum], table: Container[object]) -> list[object]:
     cells = [cell for cell in itertools.product(phases, turns) if cell not in table]
     return [pytest.param(*cell, id=_name(*cell)) for cell in cells]
 
 
-def _name(phase: object, turn: object) -> str:
+def _name(phase: Enum, turn: Enum) -> str:
     return f"{phase.value}-{turn.value}".replace(" ", "_")
 
 
@@ -112,6 +130,48 @@ def test_time_counts_as_running_only_while_slots_are_held() -> None:
     assert job.times(timed, Seconds(99.0)) == (13.0, 23.0)
 
 
+# --- changes of a group
+
+
+@pytest.mark.parametrize(("phase", "turn", "after"), drawn(rescale.NEXT))
+def test_a_change_follows_each_arrow(
+    phase: RescalePhase, turn: RescaleTurn, after: RescalePhase
+) -> None:
+    moved = change_in(phase)
+
+    assert rescale.advance(A, moved, turn) is after
+
+    assert moved == change_in(after)
+
+
+@pytest.mark.parametrize(("phase", "turn"), not_drawn(RescalePhase, RescaleTurn, rescale.NEXT))
+def test_a_change_takes_no_other_arrow(phase: RescalePhase, turn: RescaleTurn) -> None:
+    stays = change_in(phase)
+
+    with pytest.raises(IllegalTransitionError) as raised:
+        rescale.advance(A, stays, turn)
+
+    error = raised.value
+    assert (error.who, error.phase, error.happening) == (A, phase.value, turn.value)
+    assert stays == change_in(phase)
+
+
+def test_a_change_that_is_over_takes_nothing_and_one_under_way_can_always_end() -> None:
+    assert {phase for phase, _ in rescale.NEXT} == rescale.OPEN
+    for end in (RescaleTurn.EXPIRED, RescaleTurn.MEMBER_LOST):
+        assert {phase for phase, turn in rescale.NEXT if turn is end} == rescale.OPEN
+
+
+def test_only_a_mend_can_lose_the_state_of_the_job() -> None:
+    loses = {phase for (phase, _), after in rescale.NEXT.items() if after is RescalePhase.LOST}
+    abandons = {
+        phase for (phase, _), after in rescale.NEXT.items() if after is RescalePhase.ABANDONED
+    }
+
+    assert loses == MENDS
+    assert not abandons & MENDS
+
+
 # --- workers
 
 
@@ -151,10 +211,14 @@ def test_a_worker_takes_no_other_arrow(phase: WorkerPhase, turn: WorkerTurn) -> 
     assert stays == worker_in(phase)
 
 
-def test_a_worker_that_left_can_only_be_seen_gone() -> None:
+def test_a_worker_that_left_is_at_most_told_to_stop_until_it_is_seen_gone() -> None:
     from_left = {cell: after for cell, after in worker.NEXT.items() if cell[0] in LEFT}
 
-    assert from_left == {(WorkerPhase.LEAVING, WorkerTurn.GONE): WorkerPhase.GONE}
+    assert from_left == {
+        (WorkerPhase.RETIRING, WorkerTurn.DISMISSED): WorkerPhase.LEAVING,
+        (WorkerPhase.RETIRING, WorkerTurn.GONE): WorkerPhase.GONE,
+        (WorkerPhase.LEAVING, WorkerTurn.GONE): WorkerPhase.GONE,
+    }
 
 
 # --- nodes

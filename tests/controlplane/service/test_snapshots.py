@@ -11,6 +11,7 @@ import tarfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,7 +48,8 @@ def tree(folder: Path, files: Mapping[str, str | bytes]) -> Path:
 
 def packed(archive: bytes) -> dict[str, bytes]:
     with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
-        return {member.name: tar.extractfile(member).read() for member in tar.getmembers()}
+        files = {member.name: tar.extractfile(member) for member in tar.getmembers()}
+        return {name: file.read() for name, file in files.items() if file is not None}
 
 
 # --- stored in pieces
@@ -302,7 +304,8 @@ def laid_out(archive: bytes, base: Path) -> Path:
 def tarball(*members: tarfile.TarInfo, kind: str = "gz") -> bytes:
     """An archive that no client of ours would make."""
     made = io.BytesIO()
-    with tarfile.open(fileobj=made, mode=f"w:{kind}", format=tarfile.PAX_FORMAT) as tar:
+    mode: Any = f"w:{kind}"
+    with tarfile.open(fileobj=made, mode=mode, format=tarfile.PAX_FORMAT) as tar:
         for member in members:
             content = os.urandom(member.size)
             tar.addfile(member, io.BytesIO(content))

@@ -1,0 +1,188 @@
+"""An operator's hand: bring jobs to the size that somebody asked for, as slots allow."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from controlplane.core.changes import abandon, order
+from controlplane.core.context import Context
+from controlplane.core.job import Job, Phase, Turn
+from controlplane.core.lifecycle import start, withdraw
+from controlplane.core.node import NodePhase
+from controlplane.core.rescale import Hand, RescalePhase, RescaleTurn
+from controlplane.core.state import State
+from controlplane.core.worker import WorkerPhase
+from schemas.ids import Seconds, SlotId, node_of
+from schemas.messages.agent import PARK
+
+
+def steer_all(ctx: Context) -> None:
+    """Do the next thing for every job that is under somebody's hand."""
+    for name in list(ctx.state.hands):
+        job = ctx.state.jobs[name]
+        if job.hand is None:
+            del ctx.state.hands[name]
+        elif not job.ended:
+            _steer(ctx, job, job.hand)
+
+
+def _steer(ctx: Context, job: Job, hand: Hand) -> None:
+    job.hand_waits = ""
+    if hand.paused or hand.slots == 0:
+        _pause(ctx, job, hand)
+    elif job.phase in {Phase.QUEUED, Phase.PAUSED}:
+        _start(ctx, job, hand)
+    elif job.phase is Phase.RUNNING:
+        _resize(ctx, job, hand)
+    elif _preparing(job) and _outdated(job, hand):
+        abandon(ctx, job, RescaleTurn.SUPERSEDED, "a newer order takes its place")
+        _steer(ctx, job, hand)
+
+
+def _pause(ctx: Context, job: Job, hand: Hand) -> None:
+    why = f"paused by {hand.user}"
+    if job.phase is Phase.STARTING:
+        withdraw(ctx, job, "paused")
+        ctx.turn(job, Turn.PARKED, why)
+        ctx.ask = True
+    elif job.phase is Phase.RUNNING and job.hand_at <= ctx.now:
+        order(ctx, job, {}, why)
+    elif _preparing(job) and job.change is not None and job.change.kind != PARK:
+        abandon(ctx, job, RescaleTurn.SUPERSEDED, "a newer order takes its place")
+        _pause(ctx, job, hand)
+
+
+def _start(ctx: Context, job: Job, hand: Hand) -> None:
+    if job.ready_at > ctx.now:
+        job.hand_at, job.hand_waits = job.ready_at, "waits before its next try"
+        return
+    size = _size(job, hand)
+    free = [slot for slot in _free(ctx.state) if not hand.on or slot in hand.on]
+    if len(free) < size:
+        job.hand_waits = f"waits for {size} slots as {hand.user} asked, {len(free)} free"
+        return
+    chosen = _close_together(free, (), size)
+    start(ctx, job, _split(_batch(job, hand, size), chosen), f"{hand.user} asked for {size} slots")
+
+
+def _resize(ctx: Context, job: Job, hand: Hand) -> None:
+    group = job.group
+    if group is None:
+        return
+    have = [member.slot for member in group.members]
+    size = _size(job, hand)
+    batch = _batch(job, hand, size)
+    if hand.on:
+        new = [SlotId(slot) for slot in hand.on if slot not in have]
+        # Grow to the union first, shrink when that has settled: a migration.
+        target = [*have, *new] if new else [slot for slot in have if slot in hand.on]
+    else:
+        new = _room(ctx.state, job, have, size - len(have))
+        target = [*have[:size], *new]
+    room = {*_free(ctx.state), *_promised(ctx.state, job)}
+    if len(target) < size or any(slot not in room for slot in new):
+        short = ", ".join(slot for slot in new if slot not in room) or f"{size - len(have)} more"
+        job.hand_waits = f"waits for slots as {hand.user} asked: {short}"
+    elif target == have and group.global_batch == batch:
+        job.tries = 0
+    elif job.hand_at > ctx.now:
+        job.hand_waits = "waits before its next try"
+    else:
+        order(ctx, job, _split(batch, target), f"{hand.user} asked for {_asked(hand, size, batch)}")
+
+
+def _room(state: State, job: Job, have: list[SlotId], need: int) -> list[SlotId]:
+    """Up to `need` more slots: free ones close by, then ones that are about to be free."""
+    if need <= 0:
+        return []
+    free = _free(state)
+    near = _close_together(free, have, need)
+    soon = [slot for slot in _promised(state, job) if slot not in free]
+    return [*near, *soon[: need - len(near)]]
+
+
+def _preparing(job: Job) -> bool:
+    return job.change is not None and job.change.phase is RescalePhase.PREPARING
+
+
+def _outdated(job: Job, hand: Hand) -> bool:
+    """Whether the change that is prepared leads to something else than the hand wants."""
+    if job.change is None or job.change.kind == PARK:
+        return True
+    group = job.change.group
+    there = {member.slot for member in group.members}
+    slots = not there >= set(hand.on) if hand.on else len(there) != _size(job, hand)
+    return slots or (hand.batch is not None and hand.batch != group.global_batch)
+
+
+def _asked(hand: Hand, size: int, batch: int) -> str:
+    slots = ", ".join(hand.on) if hand.on else f"{size} slot{'s' * (size != 1)}"
+    return f"{slots}, batch {batch}" if hand.batch is not None else slots
+
+
+def _size(job: Job, hand: Hand) -> int:
+    if hand.on:
+        return len(hand.on)
+    if hand.slots is not None:
+        return hand.slots
+    return len(job.group.members) if job.group else job.spec.wanted
+
+
+def _batch(job: Job, hand: Hand, size: int) -> int:
+    if hand.batch is not None:
+        return hand.batch
+    now = job.group.global_batch if job.group else job.spec.batch_size
+    return min(max(now, size), job.spec.batch_limit)
+
+
+def _split(batch: int, slots: list[SlotId]) -> dict[SlotId, int]:
+    """`batch` dealt out with differences of at most one sample."""
+    share, rest = divmod(batch, len(slots))
+    return {slot: share + (place < rest) for place, slot in enumerate(slots)}
+
+
+def _free(state: State) -> list[SlotId]:
+    """Slots of nodes that are up, which nobody has or was promised."""
+    taken = {*state.owners(), *state.claims()}
+    return [
+        slot
+        for slot, node in state.slots().items()
+        if node.phase is NodePhase.UP and slot not in taken
+    ]
+
+
+def _promised(state: State, job: Job) -> list[SlotId]:
+    """Slots whose owner leaves already, and waits for nobody: no circle can come of these."""
+    claims = state.claims()
+    leaving: list[SlotId] = []
+    for other, worker in state.living():
+        if worker.slot in claims or worker.claims or other is job:
+            continue
+        going = worker.phase in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
+        change = other.change
+        if change is not None and change.group.member(worker.worker) is None:
+            pure = not any(
+                other.workers[m.worker].version == change.group.version
+                for m in change.group.members
+            )
+            going = going or (pure and worker.phase is WorkerPhase.MEMBER)
+        if going:
+            leaving.append(worker.slot)
+    up = state.slots()
+    return [slot for slot in leaving if slot in up and up[slot].phase is NodePhase.UP]
+
+
+def _close_together(free: list[SlotId], have: Sequence[SlotId], size: int) -> list[SlotId]:
+    """`size` of the free slots: where the job is already, then where most are free."""
+    here = Counter(node_of(slot) for slot in have)
+    room = Counter(node_of(slot) for slot in free)
+    order_ = {slot: place for place, slot in enumerate(free)}
+    return sorted(
+        free, key=lambda s: (-here[node_of(s)], -room[node_of(s)], node_of(s), order_[s])
+    )[:size]
+
+
+def ready_again(job: Job, now: Seconds) -> bool:
+    """Whether a pause before the next try of an operator's order is over."""
+    return 0 < job.hand_at <= now

@@ -1,0 +1,130 @@
+"""The change from one version of a job's group to the next, and its transition table.
+
+ONES section 3.3, as a "shadow join": newcomers are prepared while the incumbents train, and all
+members swap groups at one agreed step. A mend is the same change without newcomers, made when a
+member was lost: the survivors come to rest, agree on the furthest step and go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Final
+
+import msgspec
+
+from controlplane.core.errors import IllegalTransitionError
+from schemas.groups import Group
+from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
+
+PREPARE_LIMIT_S: Final = 300.0  # newcomers import, build, open their data
+SWITCH_LIMIT_S: Final = 300.0  # members build the group, and the boundary comes
+REST_LIMIT_S: Final = 600.0  # a long evaluation may have to end first
+RETRY_FIRST_S: Final = 1.0  # before an operator's order is tried again; doubles
+RETRY_LONGEST_S: Final = 60.0
+MAX_MENDS: Final = 5  # in a row, without a group between
+
+
+class RescalePhase(Enum):
+    """Where a change stands."""
+
+    PREPARING = "preparing"  # newcomers start; the old group trains
+    SWITCHING = "switching"  # all members were told; the old group trains up to the boundary
+    RESTING = "resting"  # a member was lost; the others come to rest and say where they are
+    REJOINING = "rejoining"  # the survivors build a group and take the furthest state
+    SETTLED = "settled"
+    ABANDONED = "abandoned"  # the old group goes on as if nothing had been asked
+    BROKEN = "broken"  # another change takes its place
+    LOST = "lost"  # nobody has the state: back to the last checkpoint
+
+
+class RescaleTurn(Enum):
+    """What can happen to a change."""
+
+    PREPARED = "prepared"  # every newcomer is ready, and the store of the new group is open
+    FORMED = "formed"  # every member of the new group takes its steps in it
+    NEWCOMER_LOST = "newcomer lost"
+    JOIN_FAILED = "join failed"  # a member could not build the new group
+    SUPERSEDED = "superseded"  # a newer order came before anybody was told of this one
+    EXPIRED = "expired"
+    MEMBER_LOST = "member lost"  # of the group that trains
+    RESTED = "rested"  # every survivor said where it stands
+    NOBODY_FULL = "nobody full"  # none of the survivors has the whole state
+
+
+NEXT: Final[Mapping[tuple[RescalePhase, RescaleTurn], RescalePhase]] = {
+    (RescalePhase.PREPARING, RescaleTurn.PREPARED): RescalePhase.SWITCHING,
+    (RescalePhase.PREPARING, RescaleTurn.NEWCOMER_LOST): RescalePhase.ABANDONED,
+    (RescalePhase.PREPARING, RescaleTurn.SUPERSEDED): RescalePhase.ABANDONED,
+    (RescalePhase.PREPARING, RescaleTurn.EXPIRED): RescalePhase.ABANDONED,
+    (RescalePhase.PREPARING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
+    (RescalePhase.SWITCHING, RescaleTurn.FORMED): RescalePhase.SETTLED,
+    (RescalePhase.SWITCHING, RescaleTurn.NEWCOMER_LOST): RescalePhase.ABANDONED,
+    (RescalePhase.SWITCHING, RescaleTurn.JOIN_FAILED): RescalePhase.ABANDONED,
+    (RescalePhase.SWITCHING, RescaleTurn.EXPIRED): RescalePhase.ABANDONED,
+    (RescalePhase.SWITCHING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
+    (RescalePhase.RESTING, RescaleTurn.RESTED): RescalePhase.REJOINING,
+    (RescalePhase.RESTING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
+    (RescalePhase.RESTING, RescaleTurn.NOBODY_FULL): RescalePhase.LOST,
+    (RescalePhase.RESTING, RescaleTurn.EXPIRED): RescalePhase.LOST,
+    (RescalePhase.REJOINING, RescaleTurn.FORMED): RescalePhase.SETTLED,
+    (RescalePhase.REJOINING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
+    (RescalePhase.REJOINING, RescaleTurn.JOIN_FAILED): RescalePhase.BROKEN,
+    (RescalePhase.REJOINING, RescaleTurn.EXPIRED): RescalePhase.LOST,
+}
+OPEN: Final = frozenset(
+    {
+        RescalePhase.PREPARING,
+        RescalePhase.SWITCHING,
+        RescalePhase.RESTING,
+        RescalePhase.REJOINING,
+    }
+)
+
+
+class Rest(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a survivor stands still."""
+
+    step: int
+    epoch: int  # finished
+    full: bool
+    port: int
+
+
+class Rescale(msgspec.Struct, kw_only=True):
+    """One change that is under way."""
+
+    group: Group  # what it leads to; its version is the change's
+    kind: str  # join, mend or park
+    before: Version  # what nodes that were not told of this one hold
+    phase: RescalePhase
+    why: str
+    began: Seconds
+    deadline: Seconds
+    store: str = ""  # HOST:PORT, once known
+    source: int | None = None  # mend: rank whose state all take
+    rests: dict[WorkerId, Rest] = {}
+    told: dict[NodeId, None] = {}  # nodes that heard of this version
+
+
+class Hand(msgspec.Struct, frozen=True, kw_only=True):
+    """An operator's hand on a job: the policy leaves it alone."""
+
+    user: str
+    slots: int | None = None  # None: whatever it had
+    batch: int | None = None  # None: as it is
+    on: tuple[str, ...] = ()  # exactly these slots
+    paused: bool = False
+
+
+def advance(job: JobId, change: Rescale, turn: RescaleTurn) -> RescalePhase:
+    """Move `change` along the table.
+
+    Raises:
+        IllegalTransitionError: if the arrow is not drawn.
+    """
+    try:
+        change.phase = NEXT[change.phase, turn]
+    except KeyError:
+        raise IllegalTransitionError(job, change.phase.value, turn.value, change.why) from None
+    return change.phase

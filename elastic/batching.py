@@ -1,0 +1,94 @@
+"""How a step's samples are dealt out: over workers, over passes, over the change to a new group."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+def split(batch: int, workers: int) -> tuple[int, ...]:
+    """`batch` samples over `workers`, with differences of at most one, low ranks first."""
+    each, rest = divmod(batch, workers)
+    return tuple(each + (rank < rest) for rank in range(workers))
+
+
+def passes(count: int, bound: int) -> tuple[int, ...]:
+    """`count` samples in as few passes as `bound` per pass allows, of nearly equal size.
+
+    More than one pass means that gradients are accumulated before they are reduced.
+    """
+    if count <= bound:
+        return (count,)
+    return split(count, -(-count // bound))
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """What comes next in a job's stream of samples."""
+
+    epoch: int  # 1-based
+    cursor: int  # samples of it that are done
+    step: int  # steps that are done, of all epochs
+    samples_done: int  # of all epochs
+
+
+def advanced(position: Position, steps: int, batch: int, size: int) -> Position:
+    """Where the stream stands `steps` steps of `batch` samples further on.
+
+    Args:
+        position: where to begin.
+        steps: how many.
+        batch: global, samples per step; the last step of an epoch is short.
+        size: ||D||, samples of an epoch.
+    """
+    epoch, cursor, done = position.epoch, position.cursor, position.samples_done
+    for _ in range(steps):
+        if cursor >= size:
+            epoch, cursor = epoch + 1, 0
+        taken = min(batch, size - cursor)
+        cursor, done = cursor + taken, done + taken
+    if cursor >= size:
+        epoch, cursor = epoch + 1, 0
+    return Position(epoch, cursor, position.step + steps, done)
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Who takes how much from one step on."""
+
+    first: int  # step, 1-based
+    local_batches: tuple[int, ...]  # by rank; 0 for a newcomer that has not the whole state yet
+    rank: int | None  # this worker's; None when it has left
+
+    @property
+    def batch(self) -> int:
+        """Global, samples per step."""
+        return sum(self.local_batches)
+
+
+class Schedule:
+    """The rows that are in force or announced, oldest first."""
+
+    def __init__(self, row: Row) -> None:
+        self._rows = [row]
+
+    def at(self, step: int) -> Row:
+        """The row in force at `step`."""
+        found = self._rows[0]
+        for row in self._rows:
+            if row.first <= step:
+                found = row
+        return found
+
+    def announce(self, rows: Sequence[Row]) -> None:
+        """These follow; they replace rows that begin as late."""
+        first = min(row.first for row in rows)
+        self._rows = [row for row in self._rows if row.first < first] + list(rows)
+
+    def forget(self, step: int) -> None:
+        """Drop what was over before `step`: a long job changes often."""
+        self._rows = [
+            row
+            for row, after in zip(self._rows, [*self._rows[1:], None], strict=True)
+            if after is None or after.first > step
+        ]

@@ -1,0 +1,83 @@
+"""Agreement without a message of its own: a few numbers at the tail of the gradients.
+
+Every step's reduction sums them over the ranks, so all ranks learn the same at the same step: when
+each of them is ready for a new group, that one is in force `lead` steps later, on all at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+DIGEST_PARTS: Final = 4  # bytes of a state's checksum; each rides with its square
+FIXED: Final = 4 + 2 * DIGEST_PARTS
+LEAST_BYTES: Final = 1 << 20  # that are sent in one step however short it is
+LEAD: Final = 2  # steps from the agreement to the swap, at least
+
+
+@dataclass(frozen=True, slots=True)
+class Tail:
+    """What one rank says."""
+
+    samples: int = 0
+    ready: bool = False  # for the group that was ordered last
+    seconds: float = 0.0  # of its last step
+    digest: bytes = bytes(DIGEST_PARTS)
+
+    def numbers(self) -> list[float]:
+        """Shape (FIXED - 1,): all but the loss sum, which is a tensor and comes first."""
+        parts = [float(part) for part in self.digest]
+        return [
+            float(self.samples),
+            float(self.ready),
+            self.seconds,
+            *parts,
+            *(part * part for part in parts),
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """What all ranks know after a step's reduction."""
+
+    loss_sum: float
+    samples: int
+    ready: int  # ranks
+    seconds: float  # mean over ranks
+    same: bool  # all digests are equal
+    used: tuple[bool, ...]  # by parameter: some rank has a gradient for it
+
+
+def agreed(numbers: Sequence[float], ranks: int) -> Agreed:
+    """Read the summed tail; equal on all ranks to the last bit.
+
+    Args:
+        numbers: shape (FIXED + parameters,).
+        ranks: how many were summed.
+    """
+    parts = numbers[4 : 4 + DIGEST_PARTS]
+    squares = numbers[4 + DIGEST_PARTS : FIXED]
+    same = all(ranks * square == part * part for part, square in zip(parts, squares, strict=True))
+    return Agreed(
+        loss_sum=numbers[0],
+        samples=round(numbers[1]),
+        ready=round(numbers[2]),
+        seconds=numbers[3] / ranks,
+        same=same,
+        used=tuple(count > 0 for count in numbers[FIXED:]),
+    )
+
+
+def handover_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: int) -> int:
+    """Over how many steps the state is sent, so that none waits for it.
+
+    Args:
+        state_bytes: parameters, optimizer state.
+        step_s: mean duration of a step.
+        bytes_per_s: that the transfer reaches beside training.
+        units: pieces that cannot be divided; more steps than these make no sense.
+    """
+    in_a_step = max(LEAST_BYTES, 0.5 * step_s * bytes_per_s)
+    wanted = -(-state_bytes // int(in_a_step)) if state_bytes else 1
+    return max(1, min(wanted, units, 64))

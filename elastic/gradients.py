@@ -1,0 +1,219 @@
+"""Gradients of a step, summed over the group in one flat bucket, inside `backward()`.
+
+The script stays as it was: after `loss.backward()` every parameter's gradient is that of the global
+batch. DistributedDataParallel is not used, because it cannot change its group (see the README).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic.errors import UsageError
+
+_listening: list[Reducer] = []
+_depth = 0
+_original: Any = None
+
+
+class Reducer:
+    """Sees every backward pass of some parameters, and hands its gradients over as one bucket."""
+
+    def __init__(self, parameters: Iterable[nn.Parameter], finished: Callable[[], None]) -> None:
+        """Begin to watch.
+
+        Args:
+            parameters: those that are trained.
+            finished: called when an outermost backward pass has reached any of them.
+        """
+        self.parameters = [p for p in parameters if p.requires_grad]
+        self._finished = finished
+        self._fired = [False] * len(self.parameters)
+        self._any = False
+        self._prior: dict[int, torch.Tensor] = {}  # gradients that the script had kept
+        self._kept: torch.Tensor | None = None  # sum over the passes of one step
+        self._flat: torch.Tensor | None = None
+        self._views: list[torch.Tensor] = []
+        self._used_before = [False] * len(self.parameters)
+        self.active = False  # a group of one needs nothing of all this
+        self.losses: list[torch.Tensor] = []  # of this step, as `backward` saw them
+        for index, parameter in enumerate(self.parameters):
+            parameter.register_hook(self._before(index))  # type: ignore[no-untyped-call]
+            parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
+                self._after(index)
+            )
+        _listening.append(self)
+        _wrap()
+
+    def close(self) -> None:
+        """Stop watching."""
+        self.active = False
+        if self in _listening:
+            _listening.remove(self)
+
+    def _before(self, index: int) -> Callable[[torch.Tensor], None]:
+        parameter = self.parameters[index]
+
+        def before(_: torch.Tensor) -> None:
+            if not self.active or self._fired[index] or parameter.grad is None:
+                return
+            kept = parameter.grad
+            self._prior[index] = kept.clone() if self._owns(kept) else kept
+            parameter.grad = None
+
+        return before
+
+    def _after(self, index: int) -> Callable[[torch.Tensor], None]:
+        def after(_: torch.Tensor) -> None:
+            self._any = True
+            self._fired[index] = True
+
+        return after
+
+    def _owns(self, tensor: torch.Tensor) -> bool:
+        flat = self._flat
+        return (
+            flat is not None
+            and tensor.untyped_storage().data_ptr() == flat.untyped_storage().data_ptr()
+        )
+
+    def backward_over(self) -> None:
+        """An outermost backward pass is over."""
+        if self._any:
+            self._any = False
+            self._finished()
+
+    # --- what the group's member does with it
+
+    def keep(self, weight: float) -> None:
+        """Add this pass's gradients to the step's, and leave nothing for the optimizer to see."""
+        flat = self._filled(weight)
+        self._kept = flat.clone() if self._kept is None else self._kept.add_(flat)
+        self._used_before = [a or b for a, b in zip(self._used_before, self._fired, strict=True)]
+        self._empty_grads()
+
+    def bucket(self, weight: float, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """All gradients of the step times `weight`, and room for `extra` numbers, in one tensor.
+
+        Args:
+            weight: of this pass: its samples over the global batch; 0 takes nothing of it.
+            extra: numbers behind the gradients, before one number for each parameter.
+
+        Returns:
+            The bucket, shape (scalars + extra + parameters,), and a view of its last
+            `extra + parameters` numbers.
+        """
+        flat = self._filled(weight, extra)
+        if self._kept is not None:
+            flat[: self._kept.numel()].add_(self._kept)
+            self._kept = None
+        used = [a or b for a, b in zip(self._used_before, self._fired, strict=True)]
+        if weight == 0 and not any(self._used_before):
+            used = [False] * len(used)
+        self._used_before = [False] * len(used)
+        end = sum(p.numel() for p in self.parameters)
+        flat[end + extra :].copy_(torch.tensor([float(u) for u in used], dtype=flat.dtype))
+        return flat, flat[end:]
+
+    def spread(self, used: Sequence[bool]) -> None:
+        """Give every used parameter its part of the reduced bucket."""
+        for index, parameter in enumerate(self.parameters):
+            if not used[index]:
+                parameter.grad = self._prior.get(index)
+                continue
+            view = self._views[index]
+            grad = view if view.dtype == parameter.dtype else view.to(parameter.dtype)
+            if index in self._prior:
+                grad = grad + self._prior[index]
+            parameter.grad = grad
+        self._clear()
+
+    def drop(self) -> None:
+        """Forget this step's gradients; an operation that was given up keeps its bucket."""
+        self._kept, self._flat, self._views = None, None, []
+        self._used_before = [False] * len(self.parameters)
+        self._empty_grads()
+
+    def _clear(self) -> None:
+        self._prior = {}
+        self._fired = [False] * len(self.parameters)
+
+    def _empty_grads(self) -> None:
+        """Zeros, not None: a gradient scaler looks for some, and the step is passed over anyway."""
+        for index, parameter in enumerate(self.parameters):
+            if index in self._prior:
+                parameter.grad = self._prior[index]
+            elif parameter.grad is not None:
+                parameter.grad = torch.zeros_like(parameter)
+        self._clear()
+
+    def _filled(self, weight: float, extra: int = 0) -> torch.Tensor:
+        flat = self._allocated(extra)
+        sources, targets = [], []
+        for index, parameter in enumerate(self.parameters):
+            grad = parameter.grad
+            if weight and self._fired[index] and grad is not None:
+                if grad.layout is not torch.strided:
+                    what = "the script makes sparse gradients"
+                    raise UsageError(what, "use sparse=False: groups reduce dense ones")
+                sources.append(grad)
+                targets.append(self._views[index])
+            else:
+                self._views[index].zero_()
+        if sources:
+            torch._foreach_copy_(targets, sources)
+            if weight != 1.0:
+                torch._foreach_mul_(targets, weight)
+        return flat
+
+    def _allocated(self, extra: int) -> torch.Tensor:
+        size = sum(p.numel() for p in self.parameters) + extra + len(self.parameters)
+        if self._flat is None or self._flat.numel() < size:
+            first = self.parameters[0]
+            wide = torch.float64 if any(p.dtype is torch.float64 for p in self.parameters) else None
+            flat = torch.zeros(size, dtype=wide or torch.float32, device=first.device)
+            self._flat, self._views, start = flat, [], 0
+            for parameter in self.parameters:
+                view = flat[start : start + parameter.numel()].view(parameter.shape)
+                self._views.append(view)
+                start += parameter.numel()
+        return self._flat
+
+
+def _wrap() -> None:
+    """See where outermost backward passes end.
+
+    The engine's own callback ends with the innermost pass, which is too early when a checkpointed
+    block runs a pass of its own inside.
+    """
+    global _original  # noqa: PLW0603 - one engine in a process
+    if _original is not None:
+        return
+    _original = torch.autograd.backward
+
+    def backward(tensors: Any, *args: Any, **options: Any) -> None:
+        global _depth  # noqa: PLW0603
+        if _depth == 0:
+            _saw(tensors)
+        _depth += 1
+        try:
+            _original(tensors, *args, **options)
+        finally:
+            _depth -= 1
+        if _depth == 0:
+            for reducer in _listening:
+                reducer.backward_over()
+
+    torch.autograd.backward = backward
+
+
+def _saw(tensors: Any) -> None:
+    loss = tensors if isinstance(tensors, torch.Tensor) else None
+    if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
+        loss = tensors[0]
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        for reducer in _listening:
+            reducer.losses.append(loss.detach().reshape(()))

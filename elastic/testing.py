@@ -1,0 +1,123 @@
+"""Named fault points: a test says in the job's environment where which worker meets its end.
+
+`ELASTIC_FAULTS="reduce:rank=1:step=40=kill; handover.send:version=3=stall 2.5"`: at each point that
+a worker reaches, the first fault whose conditions hold is carried out, once in each process.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from dataclasses import dataclass
+from typing import Final
+
+VARIABLE: Final = "ELASTIC_FAULTS"
+POINTS: Final = frozenset(
+    {
+        "load",  # before the model is built
+        "ready",  # before the worker says that it is
+        "build",  # in the thread that builds the group
+        "built",  # in the same, when the group is there
+        "announce",  # the boundary was agreed on
+        "boundary",  # before the swap
+        "swapped",  # after it
+        "handover.send",  # in the thread that sends the state
+        "handover.receive",  # in the thread that receives it
+        "handed_over",  # a newcomer has the whole state
+        "reduce",  # before a step's reduction
+        "reduced",  # after it, before anybody knows
+        "step",  # after the optimizer's step
+        "report",  # before the epoch's report is agreed on
+        "rest",  # before the worker says that it is at rest
+        "mend",  # before the survivors' group is built
+        "mended",  # after it
+        "park",  # before a pause's checkpoint
+        "parked",  # after it, before it is said
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens at a point, and to whom."""
+
+    point: str
+    action: str  # kill, stop, fail, stall SECONDS, corrupt
+    rank: int | None = None
+    step: int | None = None
+    version: int | None = None
+
+    def meets(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
+        """Whether this is the place."""
+        return (
+            self.point == point
+            and self.rank in {None, rank}
+            and (self.step is None or (step is not None and step >= self.step))
+            and self.version in {None, version}
+        )
+
+
+class InjectedError(Exception):
+    """What the action `fail` raises."""
+
+
+def parse(text: str) -> list[Fault]:
+    """The faults of `text`.
+
+    Raises:
+        ValueError: naming the part that cannot be read.
+    """
+    faults = []
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        place, _, action = part.rpartition("=")
+        point, *conditions = place.split(":")
+        numbers = dict(condition.split("=") for condition in conditions)
+        if point not in POINTS or not action or set(numbers) - {"rank", "step", "version"}:
+            raise ValueError(f"{VARIABLE}: cannot read {part!r}")
+        faults.append(Fault(point, action, **{key: int(value) for key, value in numbers.items()}))
+    return faults
+
+
+_plan: list[Fault] | None = None
+_lock = threading.Lock()
+
+
+def reach(
+    point: str, *, rank: int | None = None, step: int | None = None, version: int | None = None
+) -> bool:
+    """A worker comes to `point`; True asks the caller to corrupt what it is about to send.
+
+    Raises:
+        InjectedError: if the fault is to fail.
+    """
+    global _plan  # noqa: PLW0603 - one plan in a process
+    if _plan is None:
+        _plan = parse(os.environ.get(VARIABLE, ""))
+    if not _plan:
+        return False
+    with _lock:
+        found = next((fault for fault in _plan if fault.meets(point, rank, step, version)), None)
+        if found is None:
+            return False
+        _plan.remove(found)
+    return _carry_out(found)
+
+
+def _carry_out(fault: Fault) -> bool:
+    action, _, seconds = fault.action.partition(" ")
+    match action:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "stall":
+            time.sleep(float(seconds))
+        case "fail":
+            raise InjectedError(f"fault at {fault.point}")
+        case "corrupt":
+            return True
+        case _:
+            raise ValueError(f"{VARIABLE}: no action {fault.action!r}")
+    return False

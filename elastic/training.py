@@ -1,0 +1,332 @@
+"""What a job's training consists of beside its tensors, and how it is handed on or kept."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import torch
+
+from elastic import checkpoint
+from elastic.errors import UsageError
+from elastic.files import AppendFile
+from elastic.handover import State, packed, unpacked
+from elastic.learning_rate import Ramp, Rule, target
+from elastic.losses import LossMeter
+from elastic.member import Piece, Standing
+from elastic.progress import Speed, StopState, stop_reason
+from elastic.sampler import SampleStream, share
+from schemas.groups import ResumePoint
+from schemas.ids import Version
+from schemas.jobs import StopRule
+from schemas.messages.agent import EpochReported, Parked, ScriptReport
+from schemas.messages.worker import Assignment
+
+R = TypeVar("R", bound=ScriptReport)
+Reporter = Callable[[type[ScriptReport], dict[str, Any]], None]
+DIVIDES_BY_GRADIENT = frozenset(
+    {"Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "SparseAdam"}
+)
+
+
+class Training:
+    """Standing, schedulers, rates, stop rule, checkpoints: one job's, in one worker."""
+
+    def __init__(self, assignment: Assignment | None, report: Reporter, standing: Standing) -> None:
+        self.assignment = assignment
+        self.standing = standing
+        self.losses = LossMeter()
+        self.speed = Speed(time.monotonic())
+        self.rule: StopRule | None = assignment.spec.stop if assignment else None
+        self.stop = StopState()
+        self.why_done = ""
+        self.tracked: dict[str, Any] = {}
+        self.stream = SampleStream(0, 0)
+        self.state: State | None = None
+        self.ramp = Ramp()
+        self.lr_rule: Rule = "linear"
+        self.base_batch = 1
+        self.batch: Callable[[], int] = lambda: 1
+        self.group: Callable[[], int] = lambda: 0  # version of the present group
+        self.samples: AppendFile | None = None
+        self._report = report
+        self._writer: checkpoint.Writer | None = None
+        self._resumed: dict[str, Any] = {}  # states of what is tracked later
+        self._resumed_groups: list[dict[str, Any]] = []  # of the optimizer
+        self._said = b""  # what rank 0 said last at the end of an epoch
+        self._last: dict[str, Any] = {}  # the last epoch's report
+
+    # --- learning rate
+
+    def set_rate(self, lr: float | None) -> None:
+        """Give the optimizer this rate at the job's first batch, keeping ratios of its groups."""
+        if lr is None or self.state is None:
+            return
+        optimizer = self.state.optimizer
+        own = float(optimizer.defaults["lr"])
+        for group in optimizer.param_groups:
+            group["lr"] = lr * (float(group["lr"]) / own if own else 1.0)
+
+    def retarget(self, batch: int) -> None:
+        """The global batch changes: the rate follows (ONES section 3.3.2)."""
+        to = target(self.lr_rule, batch, self.base_batch)
+        self.ramp = self.ramp.towards(to, self.standing.step)
+
+    def factor(self) -> float:
+        """What rates are multiplied with in the step that is under way."""
+        return self.ramp.at(self.standing.step + 1)
+
+    def lr(self) -> float:
+        """The rate in force, of the optimizer's first group."""
+        if self.state is None:
+            return 0.0
+        return float(self.state.optimizer.param_groups[0]["lr"]) * self.factor()
+
+    # --- what travels, or lies in a checkpoint
+
+    def header(self) -> dict[str, Any]:
+        """All state that is no tensor; part of a handover."""
+        state = self.state
+        if state is None:
+            return {}
+        return {
+            "structure": checkpoint.copied(state.structure(state.parameters()[0].device)),
+            "hyper": checkpoint.copied(state.hyperparameters()),
+            "random": checkpoint.random_state(),
+            "report": self._said.decode("latin-1"),  # bytes would not be read back
+            **self._facts(),
+        }
+
+    def _facts(self) -> dict[str, Any]:
+        standing = self.standing
+        return {
+            "epoch": standing.epoch - 1,
+            "cursor": standing.cursor,
+            "step": standing.step,
+            "samples_done": standing.samples_done,
+            "batch_size": self.batch(),
+            "stop": msgspec.to_builtins(self.stop),
+            "why_done": self.why_done,
+            "ramp": [self.ramp.begin, self.ramp.to, self.ramp.since, self.ramp.doubling],
+            "tracked": checkpoint.copied(
+                {name: thing.state_dict() for name, thing in self.tracked.items()}
+            ),
+        }
+
+    def take_header(self, header: dict[str, Any], *, resumed: bool) -> None:
+        """Take over what the others have; tensors come beside it."""
+        if self.state is None:
+            return
+        self.stop = msgspec.convert(header["stop"], StopState)
+        self._said = header["report"].encode("latin-1")
+        begin, to, since, doubling = header["ramp"]
+        self.ramp = Ramp(begin, to, since, doubling)
+        if resumed:
+            self._take_tracked(header["tracked"])
+            self.state.take_hyperparameters(header["hyper"])
+            _seed_apart(header["random"]["torch"], self.assignment.rank if self.assignment else 0)
+
+    def check_header(self) -> None:
+        """See to it that what is tracked can be handed over.
+
+        Raises:
+            UsageError: if a `state_dict` holds what cannot be read back without executing it.
+        """
+        try:
+            unpacked(packed(self.header()))
+        except Exception as error:  # noqa: BLE001 - a state_dict may hold anything
+            first = str(error).strip().splitlines()[-1][:300]
+            what = f"a tracked state cannot be handed over: {first}"
+            raise UsageError(
+                what, "track only tensors, numbers, text and their containers"
+            ) from None
+
+    def _take_tracked(self, states: dict[str, Any]) -> None:
+        for name, state in states.items():
+            if name in self.tracked:
+                self.tracked[name].load_state_dict(state)
+            else:
+                self._resumed[name] = state
+
+    def snapshot(self) -> dict[str, Any]:
+        """Schedulers, scalers and rates as they are."""
+        tracked = {name: thing.state_dict() for name, thing in self.tracked.items()}
+        hyper = self.state.hyperparameters() if self.state else []
+        return {"tracked": checkpoint.copied(tracked), "hyper": checkpoint.copied(hyper)}
+
+    def restore(self, snapshot: dict[str, Any]) -> None:
+        """The reverse."""
+        self._take_tracked(snapshot["tracked"])
+        if self.state is not None:
+            self.state.take_hyperparameters(snapshot["hyper"])
+
+    def track(self, stateful: dict[str, Any]) -> None:
+        """Keep these too; in a resumed job they have their state back when this returns."""
+        self.tracked.update(stateful)
+        for name, thing in stateful.items():
+            if name in self._resumed:
+                thing.load_state_dict(self._resumed.pop(name))
+        if self.state is not None and self._resumed_groups:
+            # a scheduler's constructor sets rates as if it were new
+            self.state.take_hyperparameters(self._resumed_groups)
+        scaler = stateful.get("scaler")
+        if scaler is not None:
+            self.losses.scale = scaler.get_scale
+
+    # --- checkpoints
+
+    def resume(self) -> int:
+        """Go back to the assignment's checkpoint, if it names one; returns its epoch.
+
+        Raises:
+            CheckpointError: if it cannot be used.
+        """
+        point = self.assignment.group.resume if self.assignment else None
+        if self.assignment is None or point is None or self.state is None:
+            return 0
+        content = checkpoint.load(checkpoint.find(Path(self.assignment.checkpoints), point))
+        self.state.model.load_state_dict(content["model"])
+        self.state.optimizer.load_state_dict(content["optimizer"])
+        self._resumed_groups = self.state.hyperparameters()
+        standing = self.standing
+        standing.epoch, standing.cursor = content["epoch"] + 1, content.get("cursor", 0)
+        standing.step, standing.samples_done = content["step"], content["samples_done"]
+        if standing.cursor >= self.stream.size > 0:
+            standing.cursor = 0
+        self.stop = msgspec.convert(content["stop"], StopState)
+        self.why_done = content["why_done"]
+        if "ramp" in content:
+            begin, to, since, doubling = content["ramp"]
+            self.ramp = Ramp(begin, to, since, doubling)
+        self._resumed = dict(content["tracked"])
+        checkpoint.restore_random_state(content["random"])
+        return int(content["epoch"])
+
+    def open_writer(self, folder: Path) -> None:
+        """Checkpoints go to `folder`."""
+        self._writer = checkpoint.Writer(folder)
+
+    def close_writer(self) -> bool:
+        """Wait for what is under way; whether there was a writer."""
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        return writer is not None
+
+    def _content(self) -> dict[str, Any]:
+        if self.state is None:
+            return {}
+        facts = self._facts()
+        states = {
+            "model": self.state.model.state_dict(),
+            "optimizer": self.state.optimizer.state_dict(),
+        }
+        return {**facts, "random": checkpoint.random_state(), **checkpoint.copied(states)}
+
+    # --- epochs
+
+    def concluded(self, numbers: dict[str, float], loss: float | None) -> bytes:
+        """What this worker would say of the epoch that ends; rank 0's word is everybody's."""
+        return msgspec.msgpack.encode({"metrics": numbers, "loss": loss})
+
+    def end_epoch(self, said: bytes, now: float, *, first: bool) -> None:
+        """Take in what rank 0 said of the epoch; if this is rank 0, keep and report it.
+
+        Raises:
+            MissingMetricError: if the stop rule looks at a metric that is not there.
+        """
+        word = msgspec.msgpack.decode(said)
+        numbers, loss = word["metrics"], word["loss"]
+        self._said = said
+        standing = self.standing
+        epoch, standing.epoch, standing.cursor = standing.epoch, standing.epoch + 1, 0
+        rule = self.rule or StopRule(epochs=epoch)
+        self.why_done = stop_reason(rule, self.stop, epoch, standing.samples_done, numbers)
+        samples_per_s, seconds = self.speed.of_epoch(now)
+        self._last = {
+            "epoch": epoch,
+            "step": standing.step,
+            "samples_done": standing.samples_done,
+            "epoch_samples": self.stream.size,
+            "epochs": rule.epochs,
+            "samples_per_s": samples_per_s,
+            "duration_s": seconds,
+            "train_loss": loss if loss is not None and math.isfinite(loss) else None,
+            "metrics": {k: v for k, v in numbers.items() if math.isfinite(v)},
+            "global_batch": self.batch(),
+            "lr": self.lr(),
+        }
+        if first:
+            self.report_again()
+
+    def report_again(self) -> None:
+        """Write a checkpoint of the present state, and report the last epoch when it is durable."""
+        if self._writer is None or not self._last:
+            return
+        values = dict(self._last, group=Version(self.group()))
+        point = ResumePoint(epoch=values["epoch"], version=Version(self.group()))
+        self._writer.write(point, self._content(), lambda: self._report(EpochReported, values))
+
+    def park(self, version: int) -> None:
+        """Write a checkpoint of this very step, wait until it is durable, and say so."""
+        if self._writer is None:
+            return
+        standing = self.standing
+        durable = threading.Event()
+        point = ResumePoint(epoch=standing.epoch - 1, version=Version(version))
+        self._writer.write(point, self._content(), durable.set)
+        durable.wait()
+        facts = {
+            "group": Version(version),
+            "epoch": standing.epoch - 1,
+            "step": standing.step,
+            "samples_done": standing.samples_done,
+        }
+        self._report(Parked, facts)
+
+    # --- samples
+
+    def record(self, piece: Piece, rank: int, ids: list[int]) -> None:
+        """Write which samples a committed step took, if the job asked for it."""
+        if self.samples is not None:
+            entry = {"epoch": piece.epoch, "step": piece.step, "rank": rank, "ids": ids}
+            self.samples.append(json.dumps(entry).encode() + b"\n")
+
+    def share(self, piece: Piece, rank: int) -> list[int]:
+        """The sample ids that rank `rank` took in the step of `piece`."""
+        ids = self.stream.order(piece.epoch)[piece.before : piece.cursor]
+        return share(ids, piece.row.local_batches, rank)
+
+
+def rule_for(optimizer: torch.optim.Optimizer, asked: str) -> Rule:
+    """How the learning rate follows the batch; `auto`: by the kind of optimizer.
+
+    Raises:
+        UsageError: if `asked` is no rule.
+    """
+    if asked == "auto":
+        kinds = {kind.__name__ for kind in type(optimizer).__mro__}
+        return "sqrt" if kinds & DIVIDES_BY_GRADIENT else "linear"
+    if asked not in {"linear", "sqrt", "none"}:
+        what = f"lr_scaling {asked!r} is no rule"
+        raise UsageError(what, 'choose "auto", "linear", "sqrt" or "none"', "lr_scaling")
+    return asked  # type: ignore[return-value] # it is one of the rule's literals
+
+
+def _seed_apart(state: torch.Tensor, rank: int) -> None:
+    """Random numbers that follow from rank 0's at the handover, and differ from rank to rank."""
+    digest = hashlib.blake2b(bytes(state.tolist()) + rank.to_bytes(4, "big"), digest_size=8)
+    seed = int.from_bytes(digest.digest(), "big") >> 1
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)

@@ -1,0 +1,341 @@
+"""What a change of size costs a job that trains, beside the ways in which others do it.
+
+Real clusters, real processes. `step` is the time between two ends of a step of one worker; the pause
+of a transition is the step that holds the swap, less the median step before it. In the first part
+steps spend their time as on a device of their own (they sleep), in the second they compete for the
+cores of this machine, and a newcomer's start-up competes with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import statistics
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from tests.bench import report
+from tests.bench.elastic_peers import blocking_regroup_ms, cold_restart, ddp_ratios
+from tests.support.cluster import Cluster, kill
+
+SCRIPT: Final = """
+import os, time, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from elastic import ScalingAgent
+
+agent = ScalingAgent.from_env()
+inputs = torch.randn(4096, 64)
+data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
+width, idle_s = int(os.environ["WIDTH"]), float(os.environ["IDLE_S"])
+
+
+def build_model():
+    return nn.Sequential(nn.Linear(64, width), nn.ReLU(), nn.Linear(width, width), nn.ReLU(),
+                         nn.Linear(width, 1))
+
+
+model, optimizer, loader = agent.load(
+    build_model, lambda p: torch.optim.SGD(p, lr=0.001, momentum=float(os.environ["MOMENTUM"])),
+    data, batch_size=64, num_workers=int(os.environ["LOADERS"]))
+name = os.path.basename(os.environ["ONES_WORKER"])
+out = open(os.environ["STEPS"] + name, "w", buffering=1)
+for epoch in agent.epochs(100000):
+    asked = time.time()
+    for x, y in loader:
+        got = time.time()
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(x), y)
+        time.sleep(idle_s)
+        loss.backward()
+        optimizer.step()
+        now = time.time()
+        out.write(f"{now} {agent.step + 1} {agent.rank} {agent.world_size} {got - asked}\\n")
+        asked = now
+"""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of one worker."""
+
+    at: float
+    step: int
+    rank: int
+    size: int
+    wait_s: float  # for its batch
+
+
+@dataclass(frozen=True)
+class Transition:
+    """What one incumbent felt of one change."""
+
+    grew: bool
+    pause_ms: float
+    pause_steps: float
+    after_ratio: float  # the step after the swap, over the median in the new group
+    cost_steps: float  # extra time from the order to two steps after the swap
+    wait_ms: float  # for the batch at the boundary, over the median wait
+
+
+class Job:
+    """A training job whose steps are on record."""
+
+    def __init__(self, cluster: Cluster, folder: Path, **environ: object) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        folder.mkdir()
+        defaults = {"WIDTH": 64, "IDLE_S": 0.04, "MOMENTUM": 0.9, "LOADERS": 0}
+        env = {key: str(value) for key, value in {**defaults, **environ}.items()}
+        self.job = cluster.submit(
+            SCRIPT,
+            batch_size=64,
+            max_local_batch=64,
+            slots=[1, 4],
+            record_samples=True,
+            stop={"epochs": 100_000},
+            env={"OMP_NUM_THREADS": "1", "STEPS": f"{folder}/", **env},
+        )
+        cluster.until(self.job, lambda shown: shown["state"] == "running")
+
+    def resize(self, slots: int) -> float:
+        """Change the size and wait until it is there; returns the seconds that took."""
+        began = time.time()
+        done = self.cluster.ones("resize", self.job, "--slots", str(slots))
+        assert done.code == 0, done.err
+        state = "running" if slots else "paused"
+        self.cluster.until(self.job, lambda s: s["slots"] == slots and s["state"] == state)
+        return time.time() - began
+
+    def steps(self) -> dict[str, list[Step]]:
+        """By worker, in order; the line that is being written is left out."""
+        found = {}
+        for path in sorted(self.folder.iterdir()):
+            rows = [line.split() for line in path.read_text().split("\n")[:-1]]
+            found[path.name] = [
+                Step(float(at), int(step), int(rank), int(size), float(wait))
+                for at, step, rank, size, wait in rows
+            ]
+        return found
+
+    def transitions(self) -> list[Transition]:
+        """One for each change that the worker with the lowest rank lived through."""
+        orders = [v["time"] for v in self.cluster.show(self.job)["versions"] if v["kind"] == "join"]
+        found = []
+        for steps in self.steps().values():
+            times = [b.at - a.at for a, b in itertools.pairwise(steps)]  # times[i]: of steps[i + 1]
+            swaps = [i for i in range(1, len(steps)) if steps[i].size != steps[i - 1].size]
+            for swap, following in zip(swaps, [*swaps, len(steps)][1:], strict=False):
+                before, after = times[max(0, swap - 9) : swap - 1], times[swap + 1 : following - 1]
+                if steps[swap - 1].rank or len(before) < 4 or len(after) < 4:
+                    continue
+                usual, usual_after = statistics.median(before), statistics.median(after)
+                ordered = max((at for at in orders if at < steps[swap].at), default=0.0)
+                during = [t for s, t in zip(steps[1:], times, strict=True)
+                          if s.at > ordered and s.step <= steps[swap].step + 2]  # fmt: skip
+                waits = [s.wait_s for s in steps[max(0, swap - 9) : swap]]
+                pause = max(0.0, times[swap - 1] - usual)
+                found.append(
+                    Transition(
+                        grew=steps[swap].size > steps[swap - 1].size,
+                        pause_ms=pause * 1e3,
+                        pause_steps=pause / usual,
+                        after_ratio=times[swap] / usual_after,
+                        cost_steps=max(0.0, sum(during) - usual * len(during)) / usual,
+                        wait_ms=(steps[swap].wait_s - statistics.median(waits)) * 1e3,
+                    )
+                )
+        return found
+
+    def gap_s(self, moment: float) -> float:
+        """The longest time without the end of a step of anybody that holds `moment`."""
+        ends = sorted(step.at for steps in self.steps().values() for step in steps)
+        return min(at for at in ends if at > moment) - max(at for at in ends if at <= moment)
+
+    def ready_s(self) -> list[float]:
+        """Seconds from each order to its newcomers' readiness."""
+        ordered, found = 0.0, []
+        for event in self.cluster.events(self.job):
+            if event["type"] == "job.rescaling":
+                ordered = event["time"]
+            elif event["type"] == "worker.ready" and ordered:
+                found.append(event["time"] - ordered)
+        return found
+
+    def stream(self) -> tuple[int, int]:
+        """Samples lost and repeated in the epochs that are over."""
+        shown = self.cluster.ones("cancel", self.job)
+        assert shown.code == 0, shown.err
+        epochs = self.cluster.samples(self.job)
+        whole = [ids for epoch, ids in sorted(epochs.items())[:-1]]
+        lost = sum(4096 - len(set(ids)) for ids in whole)
+        return lost, sum(len(ids) - len(set(ids)) for ids in whole)
+
+
+def walk(job: Job, rounds: int) -> None:
+    """1 -> 2 -> 4 -> 2 -> 1, `rounds` times, a second or so in each size."""
+    for _ in range(rounds):
+        for slots in (2, 4, 2, 1):
+            job.resize(slots)
+            time.sleep(12 * 0.05)
+
+
+def percentile(values: list[float], part: float) -> float:
+    """The value below which `part` of them lie."""
+    return sorted(values)[min(len(values) - 1, int(part * len(values)))]
+
+
+def main() -> None:
+    """Print the tables and write the figures."""
+    chosen = report.arguments(__doc__ or "")
+    rounds = 13 if chosen.quick else 50
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+        base = Path(folder)
+        cluster = Cluster(base / "home", base / "jobs")
+        cluster.up()
+        try:
+            figures |= measured(cluster, base, rounds, quick=chosen.quick)
+        finally:
+            cluster.down()
+    report.table("figures", ["key", "value"], list(figures.items()))
+    report.write(figures, chosen.json)
+
+
+def measured(cluster: Cluster, base: Path, rounds: int, *, quick: bool) -> dict[str, float]:
+    """All figures, on one cluster."""
+    small = Job(cluster, base / "small")
+    walk(small, rounds)
+    felt = small.transitions()
+    ready = small.ready_s()
+    pauses = [t.pause_ms for t in felt]
+    figures: dict[str, float] = {
+        "transitions": len(felt),
+        "pause_ms_median": statistics.median(pauses),
+        "pause_ms_p99": percentile(pauses, 0.99),
+        "pause_steps_median": statistics.median(t.pause_steps for t in felt),
+        "pause_steps_p99": percentile([t.pause_steps for t in felt], 0.99),
+        "rescale_cost_steps": statistics.median(t.cost_steps for t in felt),
+        "shrink_ms_median": statistics.median(t.pause_ms for t in felt if not t.grew),
+        "shrink_ms_max": max(t.pause_ms for t in felt if not t.grew),
+        "after_swap_ratio": statistics.median(t.after_ratio for t in felt),
+        "joiner_ready_s": statistics.median(ready),
+    }
+    table("small model, steps of 40 ms on a device of their own", felt)
+    figures |= killed(small, 5 if quick else 20)
+    figures |= parked(small, 3 if quick else 10)
+    lost, repeated = small.stream()
+    figures |= {"stream_lost": lost, "stream_repeated": repeated}
+
+    loaders = Job(cluster, base / "loaders", LOADERS=2)
+    walk(loaders, 2 if quick else 10)
+    waits = loaders.transitions()
+    figures["loader_boundary_ms"] = statistics.median(t.wait_ms for t in waits)
+    loaders.stream()
+
+    busy = Job(cluster, base / "busy", IDLE_S=0.0, WIDTH=700)
+    walk(busy, 2 if quick else 10)
+    table(f"all workers compete for {os.cpu_count()} cores", busy.transitions())
+    figures["busy_pause_steps_median"] = statistics.median(
+        t.pause_steps for t in busy.transitions()
+    )
+    figures["busy_rescale_cost_steps"] = statistics.median(t.cost_steps for t in busy.transitions())
+    busy.stream()
+
+    large = Job(cluster, base / "large", WIDTH=5000, MOMENTUM=0.0, IDLE_S=0.3)
+    for slots in (2, 1) * (2 if quick else 6):
+        large.resize(slots)
+        time.sleep(8.0)
+    grown = [t for t in large.transitions() if t.grew]
+    table("100 MB of parameters, steps of 300 ms on a device of their own", large.transitions())
+    figures["pause_100mb_ms"] = statistics.median(t.pause_ms for t in grown)
+    figures["pause_100mb_steps"] = statistics.median(t.pause_steps for t in grown)
+    figures["joiner_ready_100mb_s"] = statistics.median(large.ready_s())
+    large.stream()
+
+    restart_ms, cold_ready_s = cold_restart(base)
+    regroup_ms = blocking_regroup_ms(5 if quick else 20)
+    floor = max(0.1, figures["pause_ms_median"])
+    figures |= {
+        "cold_restart_ms": restart_ms,
+        "blocking_regroup_ms": regroup_ms,
+        "joiner_vs_cold": cold_ready_s / figures["joiner_ready_s"],
+        "vs_checkpoint": restart_ms / floor,
+        "vs_checkpoint_best": figures["parked_gap_ms"] / floor,
+        "vs_blocking": regroup_ms / floor,
+        **ddp_ratios(100 if quick else 400),
+    }
+    return figures
+
+
+def killed(job: Job, times: int) -> dict[str, float]:
+    """kill -9 of a member of three: how long until anybody's next step is over."""
+    gaps = []
+    job.resize(3)
+    choose = random.Random(0)  # noqa: S311 - which of three workers
+    for _ in range(times):
+        time.sleep(0.5)
+        shown = job.cluster.show(job.job)
+        victims = [w for w in shown["workers"] if w["phase"] == "member"]
+        moment = time.time()
+        kill(choose.choice(victims)["pid"])
+        time.sleep(1.0)
+        gaps.append(job.gap_s(moment))
+        job.cluster.until(job.job, lambda s: s["slots"] == 3 and s["state"] == "running")
+    return {
+        "resume_after_kill_s": statistics.median(gaps),
+        "resume_after_kill_s_max": max(gaps),
+    }
+
+
+def parked(job: Job, times: int) -> dict[str, float]:
+    """To no workers and back, which is a checkpoint and a restart as short as can be."""
+    gaps, starts = [], []
+    for _ in range(times):
+        job.resize(0)
+        moment = time.time()
+        job.resize(2)
+        time.sleep(1.0)
+        gaps.append(job.gap_s(moment) * 1e3)
+        ends = sorted(step.at for steps in job.steps().values() for step in steps)
+        starts.append(min(at for at in ends if at > moment) - moment)
+    return {
+        "parked_gap_ms": statistics.median(gaps),
+        "resume_from_checkpoint_s": statistics.median(starts),
+    }
+
+
+def table(title: str, felt: list[Transition]) -> None:
+    """Print what incumbents felt."""
+    rows = []
+    for name, chosen in (
+        ("grow", [t for t in felt if t.grew]),
+        ("shrink", [t for t in felt if not t.grew]),
+    ):
+        if chosen:
+            rows.append(
+                (
+                    name,
+                    len(chosen),
+                    statistics.median(t.pause_ms for t in chosen),
+                    percentile([t.pause_ms for t in chosen], 0.99),
+                    statistics.median(t.pause_steps for t in chosen),
+                    percentile([t.pause_steps for t in chosen], 0.99),
+                    statistics.median(t.after_ratio for t in chosen),
+                    statistics.median(t.cost_steps for t in chosen),
+                )
+            )
+    report.table(
+        title,
+        ["", "transitions", "pause ms", "p99", "in steps", "p99", "step after / median",
+         "whole cost, steps"],
+        rows,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

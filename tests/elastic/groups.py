@@ -1,0 +1,666 @@
+"""A job's workers as real processes, with a test in the place of agent and controller.
+
+Workers run a real script through `ScalingAgent`: assignment file, report file, ZeroMQ socket, gloo.
+The crew forks them, hears their reports and gives the orders that a controller would give.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import textwrap
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.context import ForkServerProcess
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import msgspec
+import torch
+import zmq
+from torch import nn
+
+from elastic.sampler import SampleStream
+from schemas.codec import FROM_WORKER, REPORT, encode
+from schemas.groups import Group, Member, ResumePoint
+from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
+from schemas.jobs import JobSpec, StopRule
+from schemas.messages.agent import (
+    JOIN,
+    MEND,
+    PARK,
+    PREPARE,
+    SETTLED,
+    START,
+    SWITCH,
+    AtRest,
+    EpochReported,
+    GroupBroken,
+    GroupFormed,
+    JoinFailed,
+    Parked,
+    ScriptFailed,
+    ScriptReport,
+    StoreOpened,
+    WorkerReady,
+)
+from schemas.messages.worker import Assignment, GroupOrder, StepsReported, WorkerHello
+from tests.elastic.peers import FORKS
+
+JOB: Final = JobId("toy-1")
+SEED: Final = 11
+SIZE: Final = 61  # the last step of an epoch has one sample, so some workers have none
+LIMIT_S: Final = 25.0
+LOOK_MS: Final = 5
+FRAME: Final = struct.Struct(">I")
+R = TypeVar("R", bound=ScriptReport)
+
+HEAD: Final = """
+import hashlib, json, os, pathlib, sys
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from elastic import ScalingAgent
+
+HOME = pathlib.Path(os.environ["CREW_HOME"])
+ME = pathlib.Path(os.environ["ONES_WORKER"]).name
+torch.set_default_dtype(torch.float64)
+agent = ScalingAgent.from_env()
+generator = torch.Generator().manual_seed(5)
+inputs = torch.randn(SIZE, 6, generator=generator)
+targets = inputs.sum(dim=1, keepdim=True).sin()
+data = TensorDataset(inputs, targets)
+
+def digest(model):
+    whole = hashlib.sha256()
+    for parameter in model.parameters():
+        whole.update(parameter.detach().contiguous().numpy().tobytes())
+    return whole.hexdigest()[:16]
+
+def say(**words):
+    with open(HOME / "said", "a") as said:
+        said.write(json.dumps({"worker": ME, **words}) + "\\n")
+
+def enough():
+    return float((HOME / "enough").exists())
+"""
+
+PLAIN: Final = """
+SCALING = "none"
+
+def build_model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
+
+def build_optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+"""
+
+LOOP: Final = """
+model, optimizer, loader = agent.load(
+    build_model, build_optimizer, data, batch_size=1, lr_scaling=SCALING
+)
+for epoch in agent.epochs(1000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    if agent._member._full:
+        say(epoch=epoch + 1, step=agent._standing.step, digest=digest(model))
+    agent.report(enough=enough())
+if agent.rank == 0:
+    torch.save(model.state_dict(), HOME / "final.pt")
+"""
+
+
+SCHEDULED: Final = """
+SCALING = "none"
+
+def build_model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
+
+def build_optimizer(parameters):
+    return torch.optim.Adam(parameters, lr=0.01)
+
+def schedules(optimizer):
+    per_batch = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.97)
+    per_epoch = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.98**epoch)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=9)
+    return per_batch, per_epoch, scaler
+"""
+
+SCHEDULED_LOOP: Final = """
+model, optimizer, loader = agent.load(
+    build_model, build_optimizer, data, batch_size=1, lr_scaling=SCALING
+)
+per_batch, per_epoch, scaler = schedules(optimizer)
+agent.track(scaler=scaler)
+for epoch in agent.epochs(1000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        scaler.scale(nn.functional.mse_loss(model(x), y)).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        scaler.step(optimizer)
+        scaler.update()
+        per_batch.step()
+    say(epoch=epoch + 1, step=agent._standing.step, digest=digest(model) + str(per_batch.get_last_lr()) + str(scaler.get_scale()))
+    per_epoch.step()
+    agent.report(enough=enough())
+if agent.rank == 0:
+    torch.save(model.state_dict(), HOME / "final.pt")
+"""
+
+NOISY: Final = """
+SCALING = "linear"
+
+def build_model():
+    torch.manual_seed(3)
+    return nn.Sequential(
+        nn.Linear(6, 7), nn.BatchNorm1d(7), nn.Dropout(0.3), nn.Tanh(), nn.Linear(7, 1)
+    )
+
+def build_optimizer(parameters):
+    return torch.optim.SGD(parameters, lr=0.01, momentum=0.9, nesterov=True)
+"""
+
+WIDE: Final = """
+SCALING = "none"
+
+def build_model():
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(6, 400), nn.Tanh(), nn.Linear(400, 400), nn.Tanh(), nn.Linear(400, 1))
+
+def build_optimizer(parameters):
+    return torch.optim.AdamW(parameters, lr=0.001, amsgrad=True)
+"""
+
+
+def alone(source: str, epochs: int, batch: int, size: int = SIZE) -> dict[str, torch.Tensor]:
+    """What one plain process, without this library, makes of the same batches."""
+    threads = torch.get_num_threads()
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    try:
+        names: dict[str, Any] = {"torch": torch, "nn": nn}
+        exec(source, names)  # noqa: S102 - the part of the script that builds
+        inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(5))
+        targets = inputs.sum(dim=1, keepdim=True).sin()
+        model = names["build_model"]()
+        optimizer = names["build_optimizer"](model.parameters())
+        schedules = names["schedules"](optimizer) if "schedules" in names else None
+        stream = SampleStream(SEED, size)
+        for epoch in range(1, epochs + 1):
+            for _, ids in stream.batches(epoch, 0, [batch], 0):
+                optimizer.zero_grad()
+                loss = nn.functional.mse_loss(model(inputs[ids]), targets[ids])
+                if schedules is None:
+                    loss.backward()
+                    optimizer.step()
+                    continue
+                per_batch, _, scaler = schedules
+                scaler.scale(loss).backward()
+                scaler.unscale_(optimizer)
+                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+                scaler.step(optimizer)
+                scaler.update()
+                per_batch.step()
+            if schedules is not None:
+                schedules[1].step()
+        found: dict[str, torch.Tensor] = model.state_dict()
+        return found
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(threads)
+
+
+def furthest(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    """The largest difference between two sets of parameters."""
+    assert ours.keys() == theirs.keys()
+    return max(float((ours[name] - theirs[name]).abs().max()) for name in ours)
+
+
+def script(*parts: str, size: int = SIZE) -> str:
+    """A training script over `size` samples in float64."""
+    return HEAD.replace("SIZE", str(size)) + "".join(textwrap.dedent(part) for part in parts)
+
+
+@dataclass
+class Worker:
+    """One process and what it reported."""
+
+    name: WorkerId
+    folder: Path
+    process: ForkServerProcess
+    assignment: Assignment
+    route: bytes = b""
+    reports: list[ScriptReport] = field(default_factory=list)
+    read: int = 0
+
+    @property
+    def alive(self) -> bool:
+        return self.process.is_alive()
+
+
+class Crew:
+    """The workers of one job, and what an agent and a controller would do for them."""
+
+    def __init__(self, home: Path, source: str, *, faults: str = "", bound: int = 1000) -> None:
+        self.home = home
+        (home / "train.py").write_text(source)
+        (home / "checkpoints").mkdir()
+        self._socket_path = home / "s"
+        self._context = zmq.Context()
+        self._router = self._context.socket(zmq.ROUTER)
+        self._router.bind(f"ipc://{self._socket_path}")
+        self.faults = faults
+        self._bound = bound
+        self.version = 0
+        self.group = Group(version=Version(0), members=(), lr=None)
+        self.workers: dict[WorkerId, Worker] = {}
+        self.mends = 0
+        self._batch = 0
+        self._tolerant = False  # of members that could not build a group
+        self._sent: dict[WorkerId, GroupOrder] = {}
+
+    # --- orders
+
+    def start(self, *batches: int, resume: ResumePoint | None = None) -> None:
+        """Start the job's workers with these local batches."""
+        self._batch = self._batch or sum(batches)
+        self.version += 1
+        names = [self._named(rank) for rank in range(len(batches))]
+        self.group = self._group(names, batches, resume)
+        for name in names:
+            self._fork(name, self.group, START)
+        self.until(lambda: all(self._last(name, WorkerReady) for name in names), "all are ready")
+        port = self._last(names[0], WorkerReady).store_port  # type: ignore[union-attr]
+        self._order(names, SWITCH, START, self.group, store=f"127.0.0.1:{port}")
+        self.until(lambda: self._formed(self.group), "the group has started")
+        self._order(names, SETTLED, START, self.group)
+
+    def change(self, *batches: int) -> None:
+        """Bring the group to these local batches: newcomers join, the last ones leave."""
+        self.begin_change(*batches)
+        self.finish_change()
+
+    def begin_change(self, *batches: int) -> None:
+        """The same, without waiting for the end."""
+        old = self.group
+        self.version += 1
+        stay = [member.worker for member in old.members[: len(batches)]]
+        new = [self._named(rank) for rank in range(len(stay), len(batches))]
+        self._coming = coming = self._group([*stay, *new], batches)
+        for name in new:
+            self._fork(name, coming, JOIN)
+        store = ""
+        if len(stay) != len(old.members) or new:
+            first = coming.members[0].worker
+            if len(batches) > 1:
+                self._order([first, *new], PREPARE, JOIN, coming)
+                self.until(
+                    lambda: (
+                        (self._tolerant and self._hurt())
+                        or (
+                            self._opened(first) is not None
+                            and all(self._last(name, WorkerReady) for name in new)
+                        )
+                    ),
+                    "the newcomers are ready",
+                )
+                if self._tolerant and self._hurt():
+                    return
+                store = f"127.0.0.1:{self._opened(first)}"
+        everybody = dict.fromkeys([*(m.worker for m in old.members), *new])
+        self._order(list(everybody), SWITCH, JOIN, coming, store=store)
+
+    def finish_change(self) -> None:
+        """Wait until the group that was ordered trains, and those who leave have left."""
+        old, coming = self.group, self._coming
+        self.until(lambda: self._formed(coming), f"group {coming.version} trains")
+        self.group = coming
+        kept = [member.worker for member in coming.members]
+        self._order(kept, SETTLED, JOIN, coming)
+        left = [m.worker for m in old.members if m.worker not in kept]
+        self.until(lambda: not any(self.workers[n].alive for n in left), "the leavers left")
+        assert [self.workers[name].process.exitcode for name in left] == [0] * len(left)
+
+    def change_if_it_can(self, *batches: int) -> None:
+        """Change, and do what a controller does about whatever goes wrong meanwhile."""
+        old = self.group
+        self._tolerant = True
+        self.begin_change(*batches)
+        coming = self._coming
+        self.until(lambda: self._formed(coming) or self._hurt(), "it trains or is hurt")
+        if self._formed(coming) and not self._hurt():
+            self.finish_change()
+            return
+        newcomers = [m.worker for m in coming.members if old.member(m.worker) is None]
+        if not self.broken():
+            self._order([m.worker for m in old.members], SETTLED, JOIN, self._renumbered(old))
+            for name in newcomers:
+                self.workers[name].process.kill()
+            epochs = len(self.epochs())
+            self.until(
+                lambda: self.broken() or len(self.epochs()) > epochs + 1, "the old group goes on"
+            )
+        if self.broken():
+            self.mend()
+
+    def _hurt(self) -> bool:
+        everybody = {m.worker for m in (*self.group.members, *self._coming.members)}
+        died = any(not self.workers[n].alive and self.workers[n].process.exitcode for n in everybody)
+        failed = any(r.group == self.version for r in self.reported(JoinFailed))
+        return died or failed or self.broken()
+
+    def _renumbered(self, group: Group) -> Group:
+        return msgspec.structs.replace(group, version=Version(self.version))
+
+    def park(self) -> ResumePoint:
+        """Pause the job; returns where it is to be resumed."""
+        self.version += 1
+        names = [member.worker for member in self.group.members]
+        nobody = Group(version=Version(self.version), members=(), lr=None)
+        self._order(names, SWITCH, PARK, nobody)
+        self.until(lambda: self._last(names[0], Parked) is not None, "the job is parked")
+        self.until(lambda: not any(self.workers[n].alive for n in names), "the workers left")
+        assert [self.workers[name].process.exitcode for name in names] == [0] * len(names)
+        parked = self._last(names[0], Parked)
+        assert parked is not None
+        self.group = nobody
+        return ResumePoint(epoch=parked.epoch, version=parked.group)
+
+    def mend(self) -> None:
+        """Those who are left come to rest, agree on the furthest step, and go on."""
+        candidates = list(
+            dict.fromkeys(
+                [
+                    *(m.worker for m in self.group.members),
+                    *(m.worker for m in getattr(self, "_coming", self.group).members),
+                ]
+            )
+        )
+        while True:
+            self.mends += 1
+            assert self.mends < 6, "mended again and again\n" + self.said()
+            self.version += 1
+            version = Version(self.version)
+            here = [name for name in candidates if self.workers[name].alive]
+            asked = self._group(here, self._dealt(len(here)))
+            self._order(here, PREPARE, MEND, asked)
+            self.until(
+                lambda here=here, version=version: all(  # type: ignore[misc]
+                    not self.workers[n].alive or self._rest(n, version) for n in here
+                ),
+                "all are at rest",
+            )
+            rests = {name: self._rest(name, version) for name in here}
+            full = [n for n, rest in rests.items() if rest and rest.full and self.workers[n].alive]
+            assert full, "nobody has the whole state\n" + self.said()
+            for name in here:
+                if name not in full:
+                    self.workers[name].process.kill()
+            places = [(rests[n].step, rests[n].epoch) for n in full]  # type: ignore[union-attr]
+            source = None if len(set(places)) == 1 else Rank(places.index(max(places)))
+            mended = self._group(full, self._dealt(len(full)))
+            store = f"127.0.0.1:{rests[full[0]].port}"  # type: ignore[union-attr]
+            self._order(full, SWITCH, MEND, mended, store=store, source=source)
+            self.until(
+                lambda full=full, mended=mended: (
+                    self._formed(mended)  # type: ignore[misc]
+                    or not all(self.workers[n].alive for n in full)
+                ),
+                "the mended group trains",
+            )
+            if self._formed(mended):
+                self.group = self._coming = mended
+                self._order(full, SETTLED, MEND, mended)
+                return
+
+    def finish(self) -> list[EpochReported]:
+        """Let the running epoch be the last; all reported epochs."""
+        (self.home / "enough").touch()
+        return self.ended()
+
+    def ended(self) -> list[EpochReported]:
+        """Wait for the workers' own end; all reported epochs, mending what breaks meanwhile."""
+        while True:
+            self.until(
+                lambda: self.broken() or not any(w.alive for w in self._members()),
+                "the job ended",
+            )
+            if self.broken():
+                self.mend()
+                continue
+            codes = [worker.process.exitcode for worker in self._members()]
+            assert codes == [0] * len(codes), self.said()
+            return self.epochs()
+
+    # --- what happened
+
+    def broken(self) -> bool:
+        """Whether a member died, or says that its group broke."""
+        members = self._members()
+        died = any(not w.alive and w.process.exitcode != 0 for w in members)
+        said = any(
+            isinstance(r, GroupBroken) and r.group >= self.group.version
+            for w in members
+            for r in w.reports
+        )
+        return died or said
+
+    def epochs(self) -> list[EpochReported]:
+        """Every epoch that was reported, in order; a repeated one once."""
+        found: dict[int, EpochReported] = {}
+        for worker in self.workers.values():
+            for report in worker.reports:
+                if isinstance(report, EpochReported):
+                    found.setdefault(report.epoch, report)
+        return [found[epoch] for epoch in sorted(found)]
+
+    def reported(self, kind: type[R]) -> list[R]:
+        """All reports of one kind."""
+        return [r for w in self.workers.values() for r in w.reports if isinstance(r, kind)]
+
+    def samples(self) -> dict[int, list[int]]:
+        """The ids that committed steps took, sorted, by epoch; a record that is there twice once."""
+        taken: set[tuple[int, int, int, tuple[int, ...]]] = set()
+        for worker in self.workers.values():
+            path = worker.folder / "samples"
+            for line in path.read_text().splitlines() if path.exists() else ():
+                entry = json.loads(line)
+                taken.add((entry["epoch"], entry["step"], entry["rank"], tuple(entry["ids"])))
+        found: dict[int, list[int]] = {}
+        for epoch, _, _, ids in taken:
+            found.setdefault(epoch, []).extend(ids)
+        return {epoch: sorted(ids) for epoch, ids in sorted(found.items())}
+
+    def words(self) -> list[dict[str, Any]]:
+        """What the scripts wrote down."""
+        path = self.home / "said"
+        return [json.loads(line) for line in path.read_text().splitlines()]
+
+    def digests(self) -> dict[int, set[str]]:
+        """The digests of parameters that were seen at the end of each epoch, on any rank."""
+        found: dict[int, set[str]] = {}
+        for word in self.words():
+            found.setdefault(word["epoch"], set()).add(word["digest"])
+        return found
+
+    def final(self) -> dict[str, torch.Tensor]:
+        """The parameters that the job ended with."""
+        loaded: dict[str, torch.Tensor] = torch.load(self.home / "final.pt", weights_only=True)
+        return loaded
+
+    def step(self) -> int:
+        """The last step of an epoch that is known to be over; 0 at first."""
+        path = self.home / "said"
+        return max((word["step"] for word in self.words()), default=0) if path.exists() else 0
+
+    def trains_on(self, epochs: int = 1) -> None:
+        """Wait until some more epochs are over."""
+        wanted = len(self.epochs()) + epochs
+        self.until(lambda: len(self.epochs()) >= wanted, f"{wanted} epochs are over")
+
+    def until(self, there: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
+        """Hear the workers until something is `there`."""
+        deadline = time.monotonic() + limit_s
+        while True:
+            self._hear()
+            if there():
+                return
+            if failed := self.reported(ScriptFailed):
+                raise AssertionError(f"{failed[0].error}\n{self.said()}")
+            if (failures := self.reported(JoinFailed)) and not self._tolerant:
+                raise AssertionError(f"{failures[0].error}\n{self.said()}")
+            if time.monotonic() > deadline:
+                raise AssertionError(f"not within {limit_s} s: {what}\n{self.said()}")
+            self._router.poll(LOOK_MS)
+
+    def said(self) -> str:
+        """Reports and logs of all workers, for a test that fails."""
+        parts = []
+        for worker in self.workers.values():
+            log = worker.folder / "log"
+            parts.append(f"--- {worker.name}: {worker.process.exitcode}")
+            parts += [repr(report)[:240] for report in worker.reports[-6:]]
+            parts.append(log.read_text()[-1500:] if log.exists() else "")
+        return "\n".join(parts)
+
+    def close(self) -> None:
+        """Leave no process behind."""
+        for worker in self.workers.values():
+            worker.process.kill()
+        for worker in self.workers.values():
+            worker.process.join(5)
+            worker.process.close()
+        self._router.close(linger=0)
+        self._context.term()
+
+    # --- helpers
+
+    def _members(self) -> list[Worker]:
+        return [self.workers[member.worker] for member in self.group.members]
+
+    def _named(self, rank: int) -> WorkerId:
+        return worker_id(JOB, Version(self.version), Rank(rank))
+
+    def _dealt(self, count: int) -> list[int]:
+        each, rest = divmod(self.group.global_batch, count)
+        return [each + (rank < rest) for rank in range(count)]
+
+    def _group(
+        self, names: Sequence[WorkerId], batches: Sequence[int], resume: ResumePoint | None = None
+    ) -> Group:
+        members = tuple(
+            Member(rank=Rank(i), slot=slot_id(NodeId("n"), i), local_batch=batch, worker=name)
+            for i, (name, batch) in enumerate(zip(names, batches, strict=True))
+        )
+        return Group(
+            version=Version(self.version), members=members, lr=None, base_batch=self._batch,
+            resume=resume,
+        )  # fmt: skip
+
+    def _fork(self, name: WorkerId, group: Group, kind: str) -> None:
+        folder = self.home / name
+        folder.mkdir()
+        rank = Rank(int(name.rpartition(".r")[2]))
+        spec = JobSpec(
+            name="toy", script="train.py", batch_size=self._batch, max_local_batch=self._bound,
+            record_samples=True, stop=StopRule(metric="enough", at_least=1.0), seed=SEED,
+        )  # fmt: skip
+        env = {"OMP_NUM_THREADS": "1", "CREW_HOME": str(self.home), "ELASTIC_FAULTS": self.faults}
+        assignment = Assignment(
+            job=JOB, version=Version(self.version), rank=rank, slot=rank, group=group, spec=spec,
+            workdir=str(self.home), checkpoints=str(self.home / "checkpoints"),
+            socket=f"ipc://{self._socket_path}", env=env, kind=kind,
+        )  # fmt: skip
+        (folder / "assignment").write_bytes(encode(assignment))
+        process = FORKS.Process(target=_work, args=(folder,))
+        process.start()
+        self.workers[name] = Worker(name, folder, process, assignment)
+
+    def _order(
+        self, names: Sequence[WorkerId], stage: int, kind: str, group: Group, *,
+        store: str = "", source: Rank | None = None,
+    ) -> None:  # fmt: skip
+        order = GroupOrder(
+            version=group.version, stage=stage, kind=kind, group=group, store=store, source=source
+        )
+        for name in names:
+            self._sent[name] = order
+            if self.workers[name].route:
+                self._router.send_multipart([self.workers[name].route, encode(order)])
+
+    def _hear(self) -> None:
+        while self._router.poll(0):
+            route, data = self._router.recv_multipart()
+            message = FROM_WORKER.decode(data)
+            if isinstance(message, StepsReported):
+                continue
+            name = worker_id(message.job, message.version, message.rank)
+            if isinstance(message, WorkerHello):
+                self.workers[name].route = route
+                if name in self._sent:
+                    self._router.send_multipart([route, encode(self._sent[name])])
+        for worker in self.workers.values():
+            self._read(worker)
+
+    @staticmethod
+    def _read(worker: Worker) -> None:
+        path = worker.folder / "reports"
+        data = path.read_bytes()[worker.read :] if path.exists() else b""
+        start = 0
+        while start + FRAME.size <= len(data):
+            (length,) = FRAME.unpack_from(data, start)
+            end = start + FRAME.size + length
+            if end > len(data):
+                break
+            worker.reports.append(REPORT.decode(data[start + FRAME.size : end]))
+            start = end
+        worker.read += start
+
+    def _last(self, name: WorkerId, kind: type[R]) -> R | None:
+        found = [r for r in self.workers[name].reports if isinstance(r, kind)]
+        return found[-1] if found else None
+
+    def _formed(self, group: Group) -> bool:
+        return all(
+            any(
+                isinstance(report, GroupFormed) and report.group == group.version
+                for report in self.workers[member.worker].reports
+            )
+            for member in group.members
+        )
+
+    def _opened(self, name: WorkerId) -> int | None:
+        opened = self._last(name, StoreOpened)
+        return opened.port if opened is not None and opened.group == self.version else None
+
+    def _rest(self, name: WorkerId, version: Version) -> AtRest | None:
+        rest = self._last(name, AtRest)
+        return rest if rest is not None and rest.group == version else None
+
+
+@contextlib.contextmanager
+def crew(home: Path, source: str, *, faults: str = "", bound: int = 1000) -> Iterator[Crew]:
+    """A crew that leaves no process behind."""
+    made = Crew(home, source, faults=faults, bound=bound)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def _work(folder: Path) -> None:
+    """Be the worker of `folder`, and leave as the zygote's children do."""
+    from elastic import launch, zygote  # noqa: PLC0415 - in the process that was forked
+
+    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(log, 1)
+    os.dup2(log, 2)
+    zygote._leave(launch.run_worker(folder), folder)

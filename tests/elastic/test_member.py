@@ -1,0 +1,207 @@
+"""A job's group changes while it trains: real processes, sockets and gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.elastic.groups import (
+    LOOP,
+    NOISY,
+    PLAIN,
+    SCHEDULED,
+    SCHEDULED_LOOP,
+    SIZE,
+    WIDE,
+    Crew,
+    alone,
+    crew,
+    furthest,
+    script,
+)
+
+
+def every_sample_once(job: Crew, size: int = SIZE) -> None:
+    epochs = [report.epoch for report in job.epochs()]
+    assert epochs == list(range(1, len(epochs) + 1))
+    assert job.samples() == {epoch: list(range(size)) for epoch in epochs}
+
+
+def all_ranks_equal(job: Crew) -> None:
+    assert {epoch: len(seen) for epoch, seen in job.digests().items() if len(seen) != 1} == {}
+
+
+def as_alone(job: Crew, source: str, batch: int, within: float = 1e-9) -> None:
+    every_sample_once(job)
+    all_ranks_equal(job)
+    assert furthest(job.final(), alone(source, len(job.epochs()), batch)) < within
+
+
+@pytest.mark.parametrize(
+    ("source", "loop"),
+    [(PLAIN, LOOP), (SCHEDULED, SCHEDULED_LOOP), (WIDE, LOOP)],
+    ids=["momentum", "schedulers, scaler and clipping", "a handover over several steps"],
+)
+def test_a_group_that_grows_and_shrinks_trains_as_one_process_would(
+    tmp_path: Path, source: str, loop: str
+) -> None:
+    with crew(tmp_path, script(source, loop)) as job:
+        job.start(12)
+        job.change(6, 6)
+        job.change(3, 3, 3, 3)
+        job.change(4, 4, 4)
+        job.change(12)
+        job.finish()
+
+        as_alone(job, source, 12)
+
+
+def test_a_group_of_several_starts_with_one_state(tmp_path: Path) -> None:
+    unlike = PLAIN.replace("manual_seed(3)", "manual_seed(3 + agent.rank)")
+    with crew(tmp_path, script(unlike, LOOP)) as job:
+        job.start(5, 4, 3)
+        job.trains_on()
+        job.finish()
+
+        as_alone(job, PLAIN, 12)
+
+
+def test_a_share_that_is_too_large_is_taken_in_passes(tmp_path: Path) -> None:
+    with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP), bound=4) as job:
+        job.start(12)
+        job.change(7, 5)
+        job.trains_on()
+        job.finish()
+
+        as_alone(job, SCHEDULED, 12)
+
+
+def test_a_batch_changes_without_a_new_process(tmp_path: Path) -> None:
+    noisy = NOISY.replace("nn.BatchNorm1d(7),", "")  # which refuses a share of one sample
+    with crew(tmp_path, script(noisy, LOOP)) as job:
+        job.start(6, 6)
+        job.trains_on()
+        job.change(12, 12)
+        job.trains_on()
+        job.change(2, 1)
+        job.trains_on()
+        epochs = job.finish()
+
+        every_sample_once(job)
+        all_ranks_equal(job)
+        assert len(job.workers) == 2
+        assert [epochs[0].global_batch, epochs[-1].global_batch] == [12, 3]
+        assert epochs[-1].lr == pytest.approx(0.01 * 3 / 12)
+
+
+def test_dropout_and_batch_norm_leave_all_ranks_with_the_same_parameters(tmp_path: Path) -> None:
+    with crew(tmp_path, script(NOISY, LOOP, size=72)) as job:
+        job.start(6, 6)
+        job.change(3, 3, 3, 3)
+        job.trains_on()
+        job.change(4, 4, 4)
+        job.finish()
+
+        every_sample_once(job, 72)
+        all_ranks_equal(job)
+
+
+def test_a_paused_job_goes_on_where_it_was(tmp_path: Path) -> None:
+    with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP)) as job:
+        job.start(6, 6)
+        job.trains_on()
+        point = job.park()
+        job.start(4, 4, 4, resume=point)
+        job.trains_on()
+        point = job.park()
+        job.start(12, resume=point)
+        job.finish()
+
+        as_alone(job, SCHEDULED, 12)
+
+
+KILLS = {
+    "before the reduction": (["reduce:rank=1:step=10:version=1=kill"], (4, 4, 4)),
+    "rank 0 before the reduction": (["reduce:rank=0:step=10:version=1=kill"], (4, 4, 4)),
+    "after the reduction": (["reduced:rank=2:step=10:version=1=kill"], (4, 4, 4)),
+    "rank 0 after the reduction": (["reduced:rank=0:step=11:version=1=kill"], (6, 6)),
+    "one rank is a step ahead": (
+        ["reduced:rank=1:step=10:version=1=kill", "reduced:rank=0:step=10:version=1=fail"],
+        (4, 4, 4),
+    ),
+    "the last step of an epoch": (
+        ["reduced:rank=1:step=12:version=1=kill", "reduced:rank=0:step=12:version=1=fail"],
+        (4, 4, 4),
+    ),
+    "at the end of an epoch": (["report:rank=1:version=1=kill"], (4, 4, 4)),
+    "rank 0 at the end of an epoch": (["report:rank=0:version=1=kill"], (4, 4, 4)),
+    "nobody dies": (["reduced:rank=1:step=10:version=1=fail"], (4, 4, 4)),
+    "twice": (
+        ["reduce:rank=1:step=10:version=1=kill", "mend:rank=2:version=2=kill"],
+        (3, 3, 3, 3),
+    ),
+}
+
+
+@pytest.mark.parametrize(("faults", "batches"), KILLS.values(), ids=KILLS.keys())
+def test_a_lost_member_costs_no_sample_and_no_step(
+    tmp_path: Path, faults: Sequence[str], batches: Sequence[int]
+) -> None:
+    with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP), faults=";".join(faults)) as job:
+        job.start(*batches)
+        job.until(job.broken, "a member is lost")
+        job.mend()
+        job.trains_on()
+        job.finish()
+
+        as_alone(job, SCHEDULED, 12)
+
+
+def test_a_mended_group_grows_again(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP), faults="reduce:rank=1:step=9:version=1=kill") as job:
+        job.start(6, 6)
+        job.until(job.broken, "a member is lost")
+        job.mend()
+        job.change(6, 6)
+        job.trains_on()
+        job.finish()
+
+        as_alone(job, PLAIN, 12)
+
+
+def test_a_state_that_arrives_damaged_is_noticed_and_sent_again(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP), faults="handover.send:rank=0=corrupt") as job:
+        job.start(12)
+        job.change(6, 6)
+        job.trains_on()
+        job.finish()
+
+        every_sample_once(job)
+        assert "is sent again" in job.said()
+
+
+LOSSES = [
+    (point, who)
+    for point, ranks in {
+        "ready": (2,), "build": (0, 1, 2), "built": (0, 1, 2), "announce": (0, 1),
+        "boundary": (0, 1), "swapped": (0, 1), "handover.send": (0, 1), "handover.receive": (2, 3),
+        "handed_over": (2, 3),
+    }.items()
+    for who in ranks
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("point", "rank"), LOSSES, ids=[f"{p} {r}" for p, r in LOSSES])
+def test_a_member_lost_while_the_group_changes_costs_nothing(
+    tmp_path: Path, point: str, rank: int
+) -> None:
+    faults = f"{point}:rank={rank}:version=2=kill"
+    with crew(tmp_path, script(WIDE, LOOP), faults=faults) as job:
+        job.start(6, 6)
+        job.change_if_it_can(3, 3, 3, 3)
+        job.trains_on()
+        job.finish()
+
+        as_alone(job, WIDE, 12)

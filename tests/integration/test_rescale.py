@@ -1,0 +1,320 @@
+"""Real clusters, real workers: jobs change size while they train, and lose nothing."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster, kill
+
+SAMPLES = 240
+SCRIPT = """
+import hashlib, os, time, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from elastic import ScalingAgent
+
+agent = ScalingAgent.from_env()
+inputs = torch.randn(240, 8)
+data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
+
+
+def build_model():
+    return nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 1))
+
+
+model, optimizer, loader = agent.load(
+    build_model, lambda p: torch.optim.AdamW(p, lr=0.01), data, batch_size=12)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 50, 0.9)
+for epoch in agent.epochs(1000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        scheduler.step()
+        time.sleep(0.01)
+    whole = b"".join(bytes(p.detach().view(-1).view(torch.uint8).tolist())
+                     for p in model.parameters())
+    print("epoch", epoch, "rank", agent.rank, hashlib.sha1(whole).hexdigest())
+    agent.report(size=agent.world_size)
+"""
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    base: Path = tmp_path_factory.mktemp("rescale")
+    made = Cluster(base / "home", base / "jobs", slots=4)
+    made.up()
+    yield made
+    made.down()
+
+
+def training(cluster: Cluster, slots: int = 1, faults: str = "", **fields: Any) -> str:
+    """A job that trains on so many slots until it is cancelled."""
+    job = cluster.submit(
+        SCRIPT,
+        **{
+            "batch_size": 12,
+            "max_batch_size": 96,
+            "max_local_batch": 12,
+            "slots": [1, 4],
+            "slots_wanted": slots,
+            "record_samples": True,
+            "stop": {"epochs": 100_000},
+            "env": {"OMP_NUM_THREADS": "1", "ELASTIC_FAULTS": faults},
+            **fields,
+        },
+    )
+    cluster.until(job, lambda shown: shown["state"] == "running")
+    return job
+
+
+def resize(cluster: Cluster, job: str, slots: int, *more: str) -> dict[str, Any]:
+    """Order a size, and wait until it is there."""
+    done = cluster.ones("resize", job, "--slots", str(slots), *more)
+    assert done.code == 0, done.err
+    state = "running" if slots else "paused"
+    return cluster.until(job, lambda s: s["slots"] == slots and s["state"] == state)
+
+
+def further(cluster: Cluster, job: str, epochs: int = 2) -> dict[str, Any]:
+    """The job when it has finished some more epochs."""
+    return cluster.until_epoch(job, cluster.show(job)["epoch"] + epochs)
+
+
+def assert_nothing_lost(cluster: Cluster, job: str) -> None:
+    """End the job: every sample once in every epoch, and equal parameters on all ranks."""
+    shown = cluster.show(job)
+    assert cluster.ones("cancel", job).code == 0
+    taken = cluster.samples(job)
+    whole = {epoch: ids for epoch, ids in taken.items() if epoch <= shown["epoch"]}
+    assert whole == {epoch: list(range(SAMPLES)) for epoch in range(1, shown["epoch"] + 1)}
+    digests: dict[str, set[str]] = defaultdict(set)
+    for line in cluster.output(job):
+        if line.startswith("epoch"):
+            _, epoch, _, _, digest = line.split()
+            digests[epoch].add(digest)
+    assert {epoch for epoch, found in digests.items() if len(found) > 1} == set()
+
+
+def kinds(shown: dict[str, Any]) -> list[tuple[str, str]]:
+    return [(version["kind"], version["outcome"]) for version in shown["versions"]]
+
+
+def test_a_job_takes_every_size_and_loses_no_sample(cluster: Cluster) -> None:
+    job = training(cluster)
+    for slots in (2, 4, 3, 1, 0, 2, 4, 1):
+        shown = resize(cluster, job, slots)
+    further(cluster, job)
+
+    assert shown["rescales"] == 8
+    assert shown["batch_changes"] == 0
+    assert [len(version["slots"]) for version in shown["versions"]] == [1, 2, 4, 3, 1, 0, 2, 4, 1]
+    assert_nothing_lost(cluster, job)
+
+
+def test_random_sizes_and_batches_one_upon_the_other_lose_no_sample(cluster: Cluster) -> None:
+    job = training(cluster)
+    choose = random.Random(7)  # noqa: S311 - sizes
+    for _ in range(12):
+        slots, batch = choose.randint(0, 4), choose.choice((12, 24, 48, 96))
+        order = ("--slots", str(slots), *(("--batch", str(batch)) if slots else ()))
+        assert cluster.ones("resize", job, *order).code == 0
+    resize(cluster, job, 3, "--batch", "30")
+    shown = further(cluster, job)
+
+    assert (shown["slots"], shown["global_batch"]) == (3, 30)
+    assert sorted(worker["local_batch"] for worker in shown["workers"]) == [10, 10, 10]
+    assert_nothing_lost(cluster, job)
+
+
+def test_a_change_of_the_batch_alone_keeps_the_processes(cluster: Cluster) -> None:
+    job = training(cluster, 2)
+    before = [worker["pid"] for worker in cluster.show(job)["workers"]]
+
+    assert cluster.ones("resize", job, "--batch", "48").code == 0
+    shown = cluster.until(job, lambda s: s["global_batch"] == 48 and s["state"] == "running")
+    further(cluster, job)
+
+    assert [worker["pid"] for worker in shown["workers"]] == before
+    assert (shown["rescales"], shown["batch_changes"]) == (0, 1)
+    assert_nothing_lost(cluster, job)
+
+
+def test_a_job_moves_to_other_slots_while_it_trains(cluster: Cluster) -> None:
+    job = training(cluster, 2)
+    node = cluster.show(job)["workers"][0]["node"]
+
+    order = ("resize", job, "--on", f"{node}/2", "--on", f"{node}/3")
+    assert cluster.ones(*order).code == 0
+    there = {f"{node}/2", f"{node}/3"}
+    shown = cluster.until(
+        job, lambda s: {w["slot"] for w in s["workers"]} == there and s["state"] == "running"
+    )
+    further(cluster, job)
+
+    assert kinds(shown) == [("start", "formed"), ("join", "formed"), ("join", "formed")]
+    assert_nothing_lost(cluster, job)
+
+
+def test_pause_and_resume_go_on_from_the_same_step(cluster: Cluster) -> None:
+    job = training(cluster, 2)
+    further(cluster, job)
+    assert cluster.ones("pause", job).code == 0
+    paused = cluster.until(job, lambda s: s["state"] == "paused")
+    assert cluster.ones("resume", job).code == 0
+    cluster.until(job, lambda s: s["state"] == "running")
+    shown = further(cluster, job)
+
+    assert paused["workers"] == [] or {w["phase"] for w in paused["workers"]} <= {"retiring"}
+    assert shown["versions"][-1]["resumed_step"] == paused["samples_done"] // 12
+    assert_nothing_lost(cluster, job)
+
+
+def test_two_jobs_trade_slots_on_a_full_cluster(cluster: Cluster) -> None:
+    first, second = training(cluster, 3), training(cluster, 1)
+    for turn in range(6):
+        large, small = (first, second) if turn % 2 else (second, first)
+        # The one that grows is ordered first on every other turn: it has to wait, not to die.
+        orders = [(small, 1), (large, 3)]
+        for job, slots in orders if turn % 4 < 2 else reversed(orders):
+            assert cluster.ones("resize", job, "--slots", str(slots)).code == 0
+        for job, slots in orders:
+            cluster.until(job, lambda s, n=slots: s["slots"] == n and s["state"] == "running")  # type: ignore[misc]
+
+    owners: dict[str, str] = {}
+    for event in cluster.events():
+        if event["type"] == "worker.ready" and event["job"] in {first, second}:
+            assert event["slot"] not in owners, event
+            owners[event["slot"]] = event["job"]
+        elif event["type"] == "worker.exited" and owners.get(event["slot"]) == event["job"]:
+            del owners[event["slot"]]
+    for job in (first, second):
+        assert_nothing_lost(cluster, job)
+
+
+FAULTS = {
+    "a newcomer is lost while it is prepared": "ready:rank=2:version=2=kill",
+    "a newcomer is lost while the group is built": "build:rank=2:version=2=kill",
+    "rank 0 is lost at the boundary": "boundary:rank=0:version=2=kill",
+    "an incumbent is lost after the swap": "swapped:rank=1:version=2=kill",
+    "an incumbent is lost while it sends the state": "handover.send:rank=0:version=2=kill",
+    "a newcomer is lost while it receives the state": "handover.receive:rank=2:version=2=kill",
+    "the state arrives damaged": "handover.send:rank=1:version=2=corrupt",
+    "a member is lost in a reduction": "reduce:rank=1:step=40:version=2=kill",
+    "one is a step behind when a member is lost": (
+        "reduced:rank=1:step=40:version=2=kill; reduced:rank=0:step=40:version=2=fail"
+    ),
+    "rank 0 is lost at the end of an epoch": "report:rank=0:version=2=kill",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS.keys())
+def test_the_job_goes_on_and_loses_no_sample_when(cluster: Cluster, fault: str) -> None:
+    job = training(cluster, 2, faults=fault)
+    assert cluster.ones("resize", job, "--slots", "3").code == 0
+    cluster.until(job, lambda s: s["slots"] == 3 and s["state"] == "running")
+    shown = further(cluster, job, 3)
+
+    assert [kind for kind, _ in kinds(shown)].count("start") == 1  # never back to a checkpoint
+    assert_nothing_lost(cluster, job)
+
+
+def test_a_job_whose_members_are_all_lost_goes_back_to_its_last_epoch(cluster: Cluster) -> None:
+    job = training(cluster, 2)
+    shown = further(cluster, job)
+    for worker in shown["workers"]:
+        kill(worker["pid"])
+    cluster.until(job, lambda s: s["state"] == "running" and len(s["versions"]) > 1)
+    further(cluster, job)
+
+    assert_nothing_lost(cluster, job)
+
+
+@pytest.mark.parametrize("part", ["agent", "controller"])
+def test_a_change_survives_the_death_of_the(cluster: Cluster, part: str) -> None:
+    job = training(
+        cluster, 2, faults="ready:rank=2:version=2=stall 0.5; built:rank=1:version=2=stall 0.5"
+    )
+    assert cluster.ones("resize", job, "--slots", "3").code == 0
+    pids = cluster.up()
+    kill(pids["agents"][0] if part == "agent" else pids["controller"])
+    cluster.up()
+    shown = cluster.until(job, lambda s: s["slots"] == 3 and s["state"] == "running")
+    further(cluster, job)
+
+    assert kinds(shown) == [("start", "formed"), ("join", "formed")]
+    assert_nothing_lost(cluster, job)
+
+
+def test_the_output_of_every_worker_that_ever_was_is_there(cluster: Cluster) -> None:
+    job = training(cluster)
+    for slots in (3, 1, 2):
+        resize(cluster, job, slots)
+        further(cluster, job, 1)
+    shown = cluster.show(job)
+    cluster.ones("cancel", job)
+
+    by_epoch = defaultdict(set)
+    for line in cluster.output(job):
+        if line.startswith("epoch"):
+            _, epoch, _, rank, _ = line.split()
+            by_epoch[int(epoch)].add(int(rank))
+    for epoch in range(shown["epoch"]):
+        assert by_epoch[epoch] == set(range(len(by_epoch[epoch])))
+    assert max(len(ranks) for ranks in by_epoch.values()) == 3
+
+
+@pytest.mark.parametrize(
+    ("order", "said"),
+    [
+        (("--slots", "5"), "slots: 5 is outside the job's slots [1, 4]"),
+        (("--batch", "97"), "batch: 97 is outside"),
+        (("--slots", "4", "--batch", "3"), "batch: 3 is outside 4 to 96"),
+        (("--on", "nowhere/0"), "there is no slot 'nowhere/0'"),
+        ((), "nothing is asked for"),
+    ],
+)
+def test_an_order_that_cannot_be_followed_is_refused(
+    cluster: Cluster, order: tuple[str, ...], said: str
+) -> None:
+    job = training(cluster)
+    done = cluster.ones("resize", job, *order)
+    cluster.ones("cancel", job)
+
+    assert (done.code, said in done.err) == (2, True), done.err
+    assert done.err.count("\n") == 1
+
+
+def test_an_order_that_has_to_wait_says_what_for(cluster: Cluster) -> None:
+    first, second = training(cluster, 3), training(cluster, 1)
+    assert cluster.ones("resize", second, "--slots", "2").code == 0
+    waiting = cluster.show(second)["reason"]
+    resize(cluster, first, 2)
+    cluster.until(second, lambda s: s["slots"] == 2 and s["state"] == "running")
+    for job in (first, second):
+        cluster.ones("cancel", job)
+
+    user = os.environ.get("USER") or "root"
+    assert "waits for slots as" in waiting, (waiting, user)
+    assert "1 more" in waiting
+
+
+def test_the_policy_leaves_a_job_alone_until_it_is_given_back(cluster: Cluster) -> None:
+    job = training(cluster)
+    assert cluster.ones("resume", job).code == 2
+    assert cluster.ones("pause", job).code == 0
+    cluster.until(job, lambda s: s["state"] == "paused")
+    assert cluster.ones("resize", job, "--auto").code == 0
+    cluster.until(job, lambda s: s["state"] == "running")
+    hands = [event["hand"] for event in cluster.events(job) if event["type"] == "job.hand"]
+    cluster.ones("cancel", job)
+
+    assert hands == ["pause", "off"]
