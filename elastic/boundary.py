@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Final
 
 DIGEST_PARTS: Final = 4  # bytes of a state's checksum; each rides with its square
-FIXED: Final = 4 + 2 * DIGEST_PARTS
+FIXED: Final = 4 + 2 * DIGEST_PARTS + 3
+STEPS_SAID: Final = 1024  # a step is said modulo this, which any float adds up exactly
 LEAST_BYTES: Final = 1 << 20  # that are sent in one step however short it is
 LEAD: Final = 2  # steps from the agreement to the swap, at least
 
@@ -24,6 +25,9 @@ class Tail:
     ready: bool = False  # for the group that was ordered last
     seconds: float = 0.0  # of its last step
     digest: bytes = bytes(DIGEST_PARTS)
+    step: int = 0  # that this rank is in
+    ends: bool = False  # it is through with the epoch instead
+    skipped: bool = False  # its script passed over the batch
 
     def numbers(self) -> list[float]:
         """Shape (FIXED - 1,): all but the loss sum, which is a tensor and comes first."""
@@ -34,6 +38,9 @@ class Tail:
             self.seconds,
             *parts,
             *(part * part for part in parts),
+            float(self.step % STEPS_SAID),
+            float(self.ends),
+            float(self.skipped),
         ]
 
 
@@ -46,6 +53,9 @@ class Agreed:
     ready: int  # ranks
     seconds: float  # mean over ranks
     same: bool  # all digests are equal
+    step: float  # mean over ranks, modulo STEPS_SAID
+    ends: int  # ranks that are through with the epoch
+    skipped: int  # ranks whose script passed over the batch
     used: tuple[bool, ...]  # by parameter: some rank has a gradient for it
 
 
@@ -57,7 +67,8 @@ def agreed(numbers: Sequence[float], ranks: int) -> Agreed:
         ranks: how many were summed.
     """
     parts = numbers[4 : 4 + DIGEST_PARTS]
-    squares = numbers[4 + DIGEST_PARTS : FIXED]
+    squares = numbers[4 + DIGEST_PARTS : 4 + 2 * DIGEST_PARTS]
+    step, ends, skipped = numbers[4 + 2 * DIGEST_PARTS : FIXED]
     same = all(ranks * square == part * part for part, square in zip(parts, squares, strict=True))
     return Agreed(
         loss_sum=numbers[0],
@@ -65,6 +76,9 @@ def agreed(numbers: Sequence[float], ranks: int) -> Agreed:
         ready=round(numbers[2]),
         seconds=numbers[3] / ranks,
         same=same,
+        step=step / ranks,
+        ends=round(ends),
+        skipped=round(skipped),
         used=tuple(count > 0 for count in numbers[FIXED:]),
     )
 

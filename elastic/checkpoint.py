@@ -175,6 +175,15 @@ class Writer:
             self._next = order.after(self._next) if self._next else order
             self._changed.notify_all()
 
+    def check(self) -> None:
+        """Raise what came between a state and the disk, unless it is only full.
+
+        Raises:
+            CheckpointError: if an earlier state could not be written, whatever the disk.
+        """
+        with self._changed:
+            self._raise()
+
     def close(self) -> None:
         """Wait for what is under way.
 

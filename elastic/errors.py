@@ -31,6 +31,17 @@ class CheckpointError(ElasticError):
     """A checkpoint that a worker should start from cannot be used."""
 
 
+class OutOfStepError(ElasticError):
+    """The workers of a group do different things at the same time."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"the workers of the group are out of step: {what}",
+            "every worker takes every batch of the loader, once: let the data or a stop rule end "
+            "epochs, not a count of batches in the script",
+        )
+
+
 class BrokenGroupError(ElasticError):
     """A process group could not be built, or a peer of it is gone."""
 

@@ -55,21 +55,24 @@ class Reducer:
             _listening.remove(self)
 
     def _before(self, index: int) -> Callable[[torch.Tensor], None]:
-        parameter = self.parameters[index]
-
         def before(_: torch.Tensor) -> None:
-            if not self.active or self._fired[index] or parameter.grad is None:
-                return
-            kept = parameter.grad
-            self._prior[index] = kept.clone() if self._owns(kept) else kept
-            parameter.grad = None
+            if self.active and not self._fired[index]:
+                self._set_aside(index)
 
         return before
+
+    def _set_aside(self, index: int) -> None:
+        """What the script had kept of this parameter's gradient is no part of this step's."""
+        parameter = self.parameters[index]
+        kept = parameter.grad
+        if kept is not None:
+            self._prior[index] = kept.clone() if self._owns(kept) else kept
+            parameter.grad = None
 
     def _after(self, index: int) -> Callable[[torch.Tensor], None]:
         def after(_: torch.Tensor) -> None:
             self._any = True
-            self._fired[index] = True
+            self._fired[index] = self.active
 
         return after
 
@@ -118,6 +121,11 @@ class Reducer:
         flat[end + extra :].copy_(torch.tensor([float(u) for u in used], dtype=flat.dtype))
         return flat, flat[end:]
 
+    def nothing(self, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `bucket` gives, empty, and apart from the gradients."""
+        flat = torch.zeros_like(self._allocated(extra))
+        return flat, flat[sum(p.numel() for p in self.parameters) :]
+
     def spread(self, used: Sequence[bool]) -> None:
         """Give every used parameter its part of the reduced bucket."""
         for index, parameter in enumerate(self.parameters):
@@ -154,6 +162,8 @@ class Reducer:
         flat = self._allocated(extra)
         sources, targets = [], []
         for index, parameter in enumerate(self.parameters):
+            if not self._fired[index]:
+                self._set_aside(index)  # before its old place in the bucket is written again
             grad = parameter.grad
             if weight and self._fired[index] and grad is not None:
                 if grad.layout is not torch.strided:

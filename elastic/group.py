@@ -19,6 +19,7 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 from elastic.errors import BrokenGroupError, CancelledError
 
 BUILD_LIMIT_S: Final = 30.0
+LONG: Final = timedelta(seconds=1800)  # that something the training thread may hold up takes
 OPERATION_LIMIT_S: Final = 1800.0  # a rank may evaluate for long while the others wait
 GLOO: Final[Any] = dist.ProcessGroupGloo  # its options have no types
 LOOK_S: Final = 0.02  # how often a wait looks whether it was called off
@@ -211,9 +212,9 @@ class Building:
     def _run(self) -> None:
         try:
             group = self._make()
-        except BrokenGroupError as error:
+        except Exception as error:  # noqa: BLE001 - a thread's end that nobody hears of is worse
             if not self._dropped:
-                self._failed(error.message)
+                self._failed(str(error) or type(error).__name__)
             self.over.set()
             return
         with self._lock:
@@ -242,6 +243,8 @@ def agree(group: Group, said: bytes, cancel: threading.Event, source: int = 0) -
         return said
     length = torch.tensor([len(said)], dtype=torch.int64, device=group.device)
     group.broadcast(length, source, cancel)
+    if not int(length):
+        return b""
     if group.rank == source:
         data = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(group.device)
     else:

@@ -20,7 +20,7 @@ from torch import nn
 from elastic import testing
 from elastic.boundary import DIGEST_PARTS
 from elastic.errors import ElasticError
-from elastic.group import Group, agree, as_bytes
+from elastic.group import LONG, Group, agree, as_bytes
 
 IN_PLACE: Final = 16 << 10  # bytes; smaller pieces travel together, copied
 SAMPLED: Final = 1024  # numbers of a tensor that its checksum looks at
@@ -104,7 +104,9 @@ class State:
                     kept[key] = said["value"]
                     continue
                 dtype = getattr(torch, said["dtype"].removeprefix("torch."))
-                kept[key] = torch.empty(said["shape"], dtype=dtype, device=device)
+                kept[key] = torch.zeros(
+                    said["shape"], dtype=dtype, device=device
+                )  # steps before it comes
             if kept:
                 self.optimizer.state[parameter] = kept
             else:
@@ -195,6 +197,10 @@ class Parts:
     large: list[torch.Tensor]  # views of bytes
     small: list[torch.Tensor]
 
+    def and_then(self, other: Parts) -> Parts:
+        """Both, this one first."""
+        return Parts([*self.large, *other.large], [*self.small, *other.small])
+
 
 def parts(tensors: Sequence[torch.Tensor], member: int, members: int) -> Parts:
     """The part of `tensors`, seen as one row of bytes, that `member` of `members` sends."""
@@ -242,15 +248,24 @@ class Transfer:
 
 
 class Sending(Transfer):
-    """This member's part of a portion, to every newcomer."""
+    """This member's part of a portion, to every newcomer; buffers are rank 0's alone."""
 
     def __init__(
-        self, group: Group, portion: Sequence[Unit], members: int, newcomers: Sequence[int]
+        self,
+        group: Group,
+        portion: Sequence[Unit],
+        members: int,
+        newcomers: Sequence[int],
+        buffers: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
         tensors = [tensor for unit in portion for tensor in unit.tensors]
         held = [travelling for travelling, _ in _contiguous(tensors)]
         mine = parts(held, group.rank, members)
+        if group.rank == 0:
+            own = [travelling for travelling, _ in _contiguous(buffers)]
+            held += own
+            mine = mine.and_then(parts(own, 0, 1))
         together = torch.cat(mine.small) if mine.small else None
         corrupt = testing.reach("handover.send", rank=group.rank, version=group.version)
         if corrupt and together is not None:
@@ -260,7 +275,7 @@ class Sending(Transfer):
             pieces = [*mine.large, *([] if together is None else [together])]
             for to in newcomers:
                 for pending in [group.send(piece, to) for piece in pieces]:
-                    pending.wait()
+                    pending.wait(LONG)
             held.clear()
 
         self._start(work, "send")
@@ -269,11 +284,20 @@ class Sending(Transfer):
 class Receiving(Transfer):
     """A portion from all members, as far as possible into its place."""
 
-    def __init__(self, group: Group, portion: Sequence[Unit], members: int) -> None:
+    def __init__(
+        self,
+        group: Group,
+        portion: Sequence[Unit],
+        members: int,
+        buffers: Sequence[torch.Tensor] = (),
+    ) -> None:
         super().__init__()
         tensors = [tensor for unit in portion for tensor in unit.tensors]
         pairs = list(_contiguous(tensors))
         received = [parts([to for to, _ in pairs], member, members) for member in range(members)]
+        of_first = list(_contiguous(buffers))
+        received[0] = received[0].and_then(parts([to for to, _ in of_first], 0, 1))
+        pairs += of_first
         together = [
             torch.empty(sum(p.numel() for p in part.small), dtype=torch.uint8, device=group.device)
             for part in received
@@ -285,7 +309,7 @@ class Receiving(Transfer):
             for member, part in enumerate(received):
                 pieces = [*part.large, *([together[member]] if part.small else [])]
                 for pending in [group.receive(piece, member) for piece in pieces]:
-                    pending.wait()
+                    pending.wait(LONG)
 
         self._start(work, "receive")
 

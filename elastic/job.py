@@ -165,6 +165,7 @@ class ScalingAgent:
         size = _size_of(train_set)
         training, member = self._training, self._member
         model = build_model()
+        _refuse_sharded(model)
         member.await_slot()  # what runs on the slot's device may be about to leave it
         model = model.to(self.device)
         optimizer = build_optimizer(model.parameters())
@@ -219,7 +220,7 @@ class ScalingAgent:
         else:
             group = assignment.group
             training.base_batch = group.base_batch or group.global_batch
-            self._say_wins("batch_size", batch_size, group.global_batch)
+            self._say_wins("batch_size", batch_size, assignment.spec.batch_size)
             if group.lr is not None:
                 self._say_wins("lr", lr, group.lr)
                 lr = group.lr
@@ -260,7 +261,7 @@ class ScalingAgent:
         )
         self._member.join()
         if assignment.kind != JOIN:
-            training.retarget(self.batch_size)
+            training.retarget(self.batch_size, self._standing.step)
         channel.tell_steps(self._steps)
         training.speed = Speed(time.monotonic())
 
@@ -282,6 +283,7 @@ class ScalingAgent:
             self._say(f"stop {told} of the job file wins over the script's {count}")
         self._join()
         while not training.why_done:
+            self._member.check_trained()
             self._epoch_open = True
             training.losses.take()
             training.speed.begin_epoch(time.monotonic())
@@ -322,7 +324,7 @@ class ScalingAgent:
     def _batch_done(self, piece: Piece) -> bool:
         """The script is through with a batch; whether it should go on."""
         outcome = self._member.done(piece)
-        if not self._epoch_open:
+        if not self._epoch_open or piece.epoch != self._standing.epoch:
             return False
         standing, training = self._standing, self._training
         if outcome is Outcome.DROPPED or not piece.last:
@@ -419,6 +421,20 @@ def _warm_up(device: torch.device) -> None:
     """A first backward pass starts threads and libraries: let that be before the others wait."""
     weight = torch.ones(8, 8, device=device, requires_grad=True)
     torch.autograd.grad((weight @ weight).sum(), weight)
+
+
+def _refuse_sharded(model: nn.Module) -> None:
+    """Workers hold whole models: gradients are reduced here, and nowhere else.
+
+    Raises:
+        UsageError: if something else of torch distributes the model already.
+    """
+    others = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
+    for part in model.modules():
+        found = others & {kind.__name__ for kind in type(part).__mro__}
+        if found or any(type(p).__name__ == "DTensor" for p in part.parameters(recurse=False)):
+            what = f"build_model() gave a model that {min(found or {'DTensor'})} distributes"
+            raise UsageError(what, "give the plain module: the agent's group reduces gradients")
 
 
 def _size_of(dataset: Dataset[Any]) -> int:

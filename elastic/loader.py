@@ -15,7 +15,7 @@ from elastic.errors import UsageError
 from elastic.member import Member, Piece, Standing
 from elastic.sampler import SampleStream, share
 
-OWN = frozenset({"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"})
+OWN = frozenset({"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"})
 SHADOW: Final = 2  # samples of a batch that only keeps the script's loop going
 
 

@@ -21,11 +21,11 @@ import torch
 
 from elastic import testing
 from elastic.batching import Position, Row, Schedule, advanced
-from elastic.boundary import FIXED, LEAD, Agreed, Tail, agreed, handover_steps
-from elastic.errors import BrokenGroupError, CancelledError
+from elastic.boundary import FIXED, LEAD, STEPS_SAID, Agreed, Tail, agreed, handover_steps
+from elastic.errors import BrokenGroupError, CancelledError, OutOfStepError, UsageError
 from elastic.gradients import Reducer
-from elastic.group import Building, Group, StoreServer, agree, build, wait_for
-from elastic.handover import Receiving, Sending, State, Unit, broadcast, packed, portions, unpacked
+from elastic.group import LONG, Building, Group, StoreServer, agree, build, wait_for
+from elastic.handover import Receiving, Sending, State, broadcast, packed, portions, unpacked
 from elastic.losses import LossMeter
 from schemas.ids import WorkerId, worker_id
 from schemas.messages.agent import (
@@ -46,7 +46,8 @@ from schemas.messages.agent import (
 from schemas.messages.worker import Assignment, GroupOrder, SlotGranted
 
 LINGER_S: Final = 0.1  # a leaver's sockets stay until the others have read what it sent last
-CHECK_AFTER: Final = 2  # steps behind the handover
+CHECK_AFTER: Final = 2  # steps behind a handover or a mend
+CHECK_EVERY: Final = 256  # steps: against scripts that let workers drift apart
 ANNOUNCED: Final = "announced"  # keys in a group's store
 HEADER: Final = "header"
 BYTES_PER_S: Final = 400e6  # of a transfer beside training, over sockets
@@ -109,8 +110,16 @@ class Trainee(Protocol):
         """The reverse."""
         ...
 
-    def retarget(self, batch: int) -> None:
-        """The global batch changes: so does the learning rate."""
+    def retarget(self, batch: int, step: int) -> None:
+        """The global batch changes after `step`: so does the learning rate."""
+        ...
+
+    def rates(self) -> bytes:
+        """How far the learning rate has followed the batch."""
+        ...
+
+    def take_rates(self, said: bytes) -> None:
+        """The reverse."""
         ...
 
     def park(self, version: int) -> None:
@@ -119,6 +128,11 @@ class Trainee(Protocol):
 
     def report_again(self) -> None:
         """Say the last epoch again: who was to say it may be gone."""
+        ...
+
+    @property
+    def records(self) -> bool:
+        """Whether samples are recorded at all."""
         ...
 
     def record(self, piece: Piece, rank: int, ids: list[int]) -> None:
@@ -165,7 +179,7 @@ class _Handover:
 class Member:
     """The worker's place in its group; without an assignment, a group of one for ever."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0915 - every field has its line
         self,
         assignment: Assignment | None,
         *,
@@ -211,6 +225,9 @@ class Member:
         self._unwritten: deque[Piece] = deque()
         self._on_behalf: tuple[tuple[WorkerId, ...], frozenset[WorkerId]] | None = None
         self._first_anew = False
+        self._left = False
+        self._rate_from: tuple[int, int] | None = None  # step, global batch
+        self._received = 0  # step whose portion was taken
         if assignment is None:
             self.me = WorkerId("")
             self._workers: tuple[WorkerId, ...] = (self.me,)
@@ -306,7 +323,11 @@ class Member:
     def _open_store(self, order: GroupOrder) -> None:
         first = order.group.members[0].worker if order.group.members else None
         if first == self.me and order.version != self._born and order.version not in self._servers:
-            server = self._serve(order.version)
+            try:
+                server = self._serve(order.version)
+            except (OSError, RuntimeError) as error:
+                self._report(JoinFailed, group=order.version, error=f"no store: {error}"[:500])
+                return
             self._report(StoreOpened, group=order.version, port=server.port)
 
     def _serve(self, version: int) -> StoreServer:
@@ -379,6 +400,18 @@ class Member:
         """
         self._state, self._reducer, self._samples, self._depth = state, reducer, size, depth
 
+    def check_trained(self) -> None:
+        """An epoch begins: what is trained must be what gradients are summed for.
+
+        Raises:
+            UsageError: if it is not.
+        """
+        if self._state is None or self._reducer is None or self.group.size == 1:
+            return
+        if [id(p) for p in self._state.trained()] != [id(p) for p in self._reducer.parameters]:
+            what = "the parameters that are trained changed after load()"
+            raise UsageError(what, "freeze, unfreeze and add parameters in build_model")
+
     def store_port(self) -> int:
         """Serve the store of the group that is started, if this is its rank 0."""
         assignment = self._assignment
@@ -401,6 +434,15 @@ class Member:
             self._rest(None)
         try:
             group = self._met(order)
+        except BrokenGroupError as error:
+            kind = JoinFailed if order.kind == JOIN else GroupBroken
+            self._report(kind, group=order.version, error=error.message[:500])
+            self._full = order.kind != JOIN
+            self._rest(None)  # the controller ends it, or asks first what it has
+        except CancelledError:
+            self._full = order.kind != JOIN
+            self._rest(None)
+        try:
             if order.kind == JOIN:
                 self._await_boundary(order, group)
                 return
@@ -425,7 +467,7 @@ class Member:
 
         def ask() -> None:
             try:
-                group.store.wait([ANNOUNCED])
+                group.store.wait([ANNOUNCED], LONG)
                 said.append(msgspec.msgpack.decode(group.store.get(ANNOUNCED)))
             except RuntimeError as error:
                 self._join_failed(order.version)(str(error).partition("\n")[0])
@@ -452,12 +494,13 @@ class Member:
         newcomers = list(range(members, group.size))
         self._handover = _Handover(group, members, newcomers, first, steps)
         self._check_at = first + steps - 1 + CHECK_AFTER
+        self._rate_from = (first + steps, sum(plan["new"]))
         threading.Thread(target=self._take_header, args=(self._handover,), daemon=True).start()
 
     def _take_header(self, handover: _Handover) -> None:
         """In a thread: as soon as the incumbents say what comes, make room and begin to receive."""
         try:
-            handover.group.store.wait([HEADER])
+            handover.group.store.wait([HEADER], LONG)
             header = unpacked(handover.group.store.get(HEADER))
             if self._state is not None:
                 self._state.adopt(header["structure"], self._device)
@@ -480,6 +523,8 @@ class Member:
         """The script asks for the next step's batch; True: what was drawn ahead is void."""
         if self._assignment is None:
             return False
+        if self._left:
+            raise Leaving(0)
         if self._cancel.is_set():
             self._rest(None)
         self._after_a_mend()
@@ -489,6 +534,9 @@ class Member:
         if following is not None and following.boundary == self._standing.step:
             self._swap(following)
         self._hand_over()
+        if self._rate_from is not None and self._standing.step + 1 >= self._rate_from[0]:
+            self._trainee.retarget(self._rate_from[1], self._standing.step)
+            self._rate_from = None
         stale, self._stale = self._stale, False
         return stale
 
@@ -506,6 +554,8 @@ class Member:
         if not self._reduced and piece.last and self.group.size > 1:
             self._take_part_with_nothing(piece)
         self._skip, self._piece = False, None
+        if self._reducer is not None:
+            self._reducer.active = False  # what the script does between batches is its own
         if self._undo is not None:
             self._trainee.restore(self._undo)
             self._undo = None
@@ -520,12 +570,13 @@ class Member:
     def _take_part_with_nothing(self, piece: Piece) -> None:
         """The script passed over its batch, and the others wait for this worker's gradients.
 
-        What they agree on is then applied here too, as the optimizer's step was passed over.
+        What they agree on is then applied here too, as the optimizer's step was passed over; the
+        state is sent again to all, because the script's clipping and scaling was passed over too.
         """
         if self._reducer is None or self._state is None:
             return
         self._reducer.active = True
-        self._reduce(piece, weight=0.0)
+        self._reduce(piece, weight=0.0, skipped=True)
         if self._outcome is Outcome.WHOLE and any(
             p.grad is not None for p in self._reducer.parameters
         ):
@@ -560,7 +611,7 @@ class Member:
         self._skip = False
         self._reduce(piece, piece.count / piece.total)
 
-    def _reduce(self, piece: Piece, weight: float) -> None:
+    def _reduce(self, piece: Piece, weight: float, *, skipped: bool = False) -> None:
         reducer, group = self._reducer, self.group
         if reducer is None:
             return
@@ -579,14 +630,28 @@ class Member:
                 reducer.spread(agreed(tail.tolist(), 1).used)
             if loss_sum is not None:
                 self._losses.add(loss_sum / max(1, piece.total))
-            said = Agreed(0.0, piece.count, int(ready), self._seconds, same=True, used=())
+            said = Agreed(
+                loss_sum=0.0,
+                samples=piece.count,
+                ready=int(ready),
+                seconds=self._seconds,
+                same=True,
+                step=piece.step % STEPS_SAID,
+                ends=0,
+                skipped=0,
+                used=(),
+            )
             self._learned(piece, said)
             return
         digest = b"\0\0\0\0"
-        if self._check_at == piece.step and self._state is not None:
+        now_and_then = piece.step % CHECK_EVERY == 0 and self._handover is None
+        checks = piece.step == self._check_at or now_and_then
+        if checks and self._full and self._state is not None:
             digest = self._state.digest()
         bucket, tail = reducer.bucket(weight, FIXED)
-        words = Tail(piece.count, ready, self._seconds, digest).numbers()
+        words = Tail(
+            piece.count, ready, self._seconds, digest, step=piece.step, skipped=skipped
+        ).numbers()
         tail[0] = 0.0 if loss_sum is None else loss_sum
         tail[1:FIXED] = torch.tensor(words, dtype=tail.dtype)
         try:
@@ -599,7 +664,9 @@ class Member:
             self._rest(piece, error)
             return
         told = agreed(tail.tolist(), group.size)
+        _in_step(told, group.size, piece.step)
         reducer.spread(told.used)
+        self._resync = self._resync or told.skipped > 0 or (checks and not told.same)
         if told.samples:
             self._losses.add(told.loss_sum / told.samples)
         self._learned(piece, told)
@@ -615,13 +682,14 @@ class Member:
                 if self._next is not None:
                     self._drop_next(self._next)
                 self._next = flagged
+            if flagged is not None and agreed_on:
+                flagged.boundary = piece.step + max(LEAD, self._depth)
             elif flagged is not None and flagged.dropped and not agreed_on:
                 self._drop_next(flagged)
         if flagged is not None and agreed_on:
             self._announce(flagged, piece, told)
         if self._check_at == piece.step:
             self._check_at = 0
-            self._resync = not told.same
             if self._retired is not None:
                 self._retired.retire()
                 self._retired = None
@@ -634,20 +702,20 @@ class Member:
         if state is None:
             return
         order, lead = following.order, max(LEAD, self._depth)
-        following.boundary = piece.step + lead
+        boundary = piece.step + lead
         testing.reach("announce", rank=self.rank, step=piece.step, version=order.version)
         mine = order.group.member(self.me)
         members = [m.worker for m in order.group.members]
         rank = mine.rank if mine else None
         new = tuple(m.local_batch for m in order.group.members)
         old = piece.row.local_batches
-        rows = [Row(following.boundary + 1, new, rank)]
+        rows = [Row(boundary + 1, new, rank)]
         newcomers = len(set(members) - set(self._workers))
         if newcomers:
             sizes = [unit.size for unit in state.units(self._device)]
             following.steps = handover_steps(sum(sizes), told.seconds, BYTES_PER_S, len(sizes))
-            zeros = Row(following.boundary + 1, (*old, *(0,) * newcomers), rank)
-            rows = [zeros, Row(following.boundary + 1 + following.steps, new, rank)]
+            zeros = Row(boundary + 1, (*old, *(0,) * newcomers), rank)
+            rows = [zeros, Row(boundary + 1 + following.steps, new, rank)]
             if self.rank == 0:
                 self._tell_newcomers(following, piece, lead, old, new)
         self.schedule.forget(self._standing.step)
@@ -693,12 +761,10 @@ class Member:
         mine = order.group.member(self.me)
         if mine is None:
             self.write_records()
-            if order.kind == PARK and old.rank == 0:
-                testing.reach("park", rank=0, version=order.version)
-                self._trainee.park(order.version)
-                testing.reach("parked", rank=0, version=order.version)
+            if order.kind == PARK and not self._parked(order.version):
+                return
             self._leave()
-        before = len(self._workers)
+        before, former = len(self._workers), self._workers
         workers = tuple(m.worker for m in order.group.members)
         newcomers = [m.rank for m in order.group.members if m.worker not in self._workers]
         if following.building is not None and following.building.group is not None:
@@ -707,14 +773,30 @@ class Member:
             old.version = order.version
         self._workers = workers
         batch = sum(m.local_batch for m in order.group.members)
-        self._trainee.retarget(batch)
+        self._rate_from = (self._standing.step + 1 + following.steps, batch)
         if newcomers and self._state is not None:
             self._give(following, before, newcomers)
             self._retired = old
         elif self.group is not old:
             old.retire()
+        if mine.rank == 0 and set(former) - set(workers):
+            self._record_for(former, frozenset(workers))
         testing.reach("swapped", rank=self.rank, version=order.version)
         self._said_formed((time.perf_counter() - began) * 1e3)
+
+    def _parked(self, version: int) -> bool:
+        """Rank 0 writes the checkpoint, the others wait for it; False: the pause was lost."""
+        try:
+            if self.rank == 0:
+                self._record_for(self._workers, frozenset({self.me}))
+                testing.reach("park", rank=0, version=version)
+                self._trainee.park(version)
+                testing.reach("parked", rank=0, version=version)
+            agree(self.group, b"", self._cancel)
+        except (CancelledError, BrokenGroupError) as error:
+            self._rest(None, error)
+            return False
+        return True
 
     def _give(self, following: _Next, members: int, newcomers: Sequence[int]) -> None:
         """Begin to send the state; what forward passes change is copied first."""
@@ -753,22 +835,21 @@ class Member:
             return
         units = state.units(self._device)
         portion = [units[index] for index in handover.order[place]]
-        if place == 0:
-            if not handover.buffers:
-                handover.buffers = [torch.empty_like(buffer) for buffer in state.buffers()]
-            portion.append(Unit(handover.buffers))
+        if place == 0 and not handover.buffers:
+            handover.buffers = [torch.empty_like(buffer) for buffer in state.buffers()]
+        buffers = handover.buffers if place == 0 else []
+        group, members = handover.group, handover.members
         if self._full:
-            handover.transfer = Sending(
-                handover.group, portion, handover.members, handover.newcomers
-            )
+            handover.transfer = Sending(group, portion, members, handover.newcomers, buffers)
         else:
-            handover.transfer = Receiving(handover.group, portion, handover.members)
+            handover.transfer = Receiving(group, portion, members, buffers)
 
     def _receive(self, piece: Piece) -> None:
         """A newcomer waits for the portion of this step, which the optimizer is to work on."""
         handover, state = self._handover, self._state
-        if handover is None or self._full or state is None:
+        if handover is None or self._full or state is None or self._received == piece.step:
             return
+        self._received = piece.step
         try:
             wait_for(handover.got_header, self._cancel)
             transfer = handover.transfer
@@ -804,7 +885,7 @@ class Member:
         if self._state is None:
             return
         if self.rank == 0:
-            sys.stderr.write("[ones] the state of a newcomer differs: it is sent again\n")
+            sys.stderr.write("[ones] the state of the workers differs: it is sent again\n")
         header = packed(self._trainee.header()) if self.rank == 0 else b""
         try:
             said = broadcast(self._state, self.group, 0, header, self._cancel)
@@ -826,8 +907,9 @@ class Member:
     def _leave(self) -> NoReturn:
         """End this worker's part; its script unwinds from where it is."""
         self.write_records()
-        if self.group.size > 1:
+        if self.group.size > 1 and not self._left:
             time.sleep(LINGER_S)
+        self._left = True  # should the script's loop swallow it
         raise Leaving(0)
 
     # --- a member was lost
@@ -835,8 +917,11 @@ class Member:
     def agree(self, said: bytes) -> bytes:
         """What rank 0 says at the end of an epoch, on every rank, whatever is lost meanwhile."""
         while True:
+            if self._left:
+                raise Leaving(0)
             try:
                 testing.reach("report", rank=self.rank, version=self.group.version)
+                self._end_together()
                 heard = agree(self.group, said, self._cancel)
             except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
                 header = self._rest(None, error)
@@ -845,6 +930,20 @@ class Member:
             else:
                 self.write_records()
                 return heard
+
+    def _end_together(self) -> None:
+        """See to it that all ranks are through with the epoch.
+
+        Raises:
+            OutOfStepError: if some are in a step instead.
+        """
+        reducer, group = self._reducer, self.group
+        if reducer is None or group.size == 1:
+            return
+        marker, tail = reducer.nothing(FIXED)
+        tail[1:FIXED] = torch.tensor(Tail(ends=True).numbers(), dtype=tail.dtype)
+        group.all_reduce(marker, self._cancel)
+        _in_step(agreed(tail.tolist(), group.size), group.size, None)
 
     def _rest(self, piece: Piece | None, error: Exception | None = None) -> dict[str, Any] | None:
         """Stand still, say where, and go on in the group that the controller makes of those left.
@@ -869,7 +968,8 @@ class Member:
                 order = self._orders.popleft()
                 if order.kind != MEND:
                     continue
-                self._cancel.clear()
+                if not self._orders:
+                    self._cancel.clear()
             if order.stage == PREPARE:
                 self._say_at_rest(order)
                 continue
@@ -904,10 +1004,22 @@ class Member:
         step = standing.step
         if order.source is not None:
             own = packed(self._trainee.header()) if group.rank == order.source else b""
-            said = broadcast(state, group, order.source, own, self._cancel)
+            try:
+                said = broadcast(state, group, order.source, own, self._cancel)
+            except (CancelledError, BrokenGroupError):
+                group.retire()  # not here: what is under way in it would hold this thread up
+                raise
             if group.rank != order.source:
                 header = unpacked(said)
                 step = header["step"]
+        try:
+            rates = agree(group, self._trainee.rates(), self._cancel, int(order.source or 0))
+        except (CancelledError, BrokenGroupError):
+            group.retire()
+            raise
+        self._trainee.take_rates(rates)
+        self._trainee.retarget(order.group.global_batch, step)
+        self._rate_from, self._check_at = None, step + CHECK_AFTER
         old, was = self.group, self.rank
         self.group = group
         old.retire()
@@ -937,15 +1049,29 @@ class Member:
         self.write_records()
         if self.rank:
             return
+        self._record_for(before, now)
+        if self._first_anew:
+            self._first_anew = False
+            self._trainee.report_again()
+
+    def _record_for(self, before: tuple[WorkerId, ...], now: frozenset[WorkerId]) -> None:
+        """Write what members that are gone by `now` took in the last steps, if they did not."""
+        if not self._trainee.records:
+            return
         for piece in self._recent:
             for rank, worker in enumerate(before[: len(piece.row.local_batches)]):
                 if worker not in now and (ids := self._trainee.share(piece, rank)):
                     self._trainee.record(piece, rank, ids)
-        if self._first_anew:
-            self._first_anew = False
-            self._trainee.report_again()
 
     # --- helpers
 
     def _report(self, kind: type[ScriptReport], **values: Any) -> None:
         self._report_as(kind, values)
+
+
+def _in_step(told: Agreed, ranks: int, step: int | None) -> None:
+    """Raise unless all ranks are in `step`, or, for None, through with the epoch."""
+    if told.ends not in {0, ranks} or (step is None) != (told.ends == ranks):
+        raise OutOfStepError("some have ended the epoch, others take another batch")
+    if step is not None and told.step != step % STEPS_SAID:
+        raise OutOfStepError(f"not all are in step {step}")

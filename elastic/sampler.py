@@ -57,8 +57,9 @@ class SampleStream:
 def share(step: Sequence[int], local_batches: Sequence[int], rank: int) -> list[int]:
     """The part of a step's ids that `rank` takes.
 
-    A short step is dealt out with differences of at most one sample, low ranks first, to the ranks
-    that take any: a newcomer without the whole state takes none.
+    A short step is dealt out with differences of at most one sample, low ranks first, to as many
+    ranks as can have two: layers that look at a batch as a whole refuse a single one. A newcomer
+    without the whole state takes none.
     """
     if len(step) == sum(local_batches):
         start = sum(local_batches[:rank])
@@ -66,6 +67,9 @@ def share(step: Sequence[int], local_batches: Sequence[int], rank: int) -> list[
     if local_batches[rank] == 0:
         return []
     place = sum(1 for batch in local_batches[:rank] if batch)
-    each, rest = divmod(len(step), sum(1 for batch in local_batches if batch))
+    takers = min(sum(1 for batch in local_batches if batch), max(1, len(step) // 2))
+    if place >= takers:
+        return []
+    each, rest = divmod(len(step), takers)
     start = each * place + min(place, rest)
     return list(step[start : start + each + (place < rest)])

@@ -76,10 +76,20 @@ class Training:
         for group in optimizer.param_groups:
             group["lr"] = lr * (float(group["lr"]) / own if own else 1.0)
 
-    def retarget(self, batch: int) -> None:
-        """The global batch changes: the rate follows (ONES section 3.3.2)."""
+    def retarget(self, batch: int, step: int) -> None:
+        """The global batch changes after `step`: the rate follows (ONES section 3.3.2)."""
         to = target(self.lr_rule, batch, self.base_batch)
-        self.ramp = self.ramp.towards(to, self.standing.step)
+        self.ramp = self.ramp.towards(to, step)
+
+    def rates(self) -> bytes:
+        """How far the rate has followed the batch."""
+        ramp = self.ramp
+        return msgspec.msgpack.encode([ramp.begin, ramp.to, ramp.since, ramp.doubling])
+
+    def take_rates(self, said: bytes) -> None:
+        """The reverse."""
+        begin, to, since, doubling = msgspec.msgpack.decode(said)
+        self.ramp = Ramp(begin, to, since, doubling)
 
     def factor(self) -> float:
         """What rates are multiplied with in the step that is under way."""
@@ -284,7 +294,8 @@ class Training:
         durable = threading.Event()
         point = ResumePoint(epoch=standing.epoch - 1, version=Version(version))
         self._writer.write(point, self._content(), durable.set)
-        durable.wait()
+        while not durable.wait(timeout=0.2):
+            self._writer.check()
         facts = {
             "group": Version(version),
             "epoch": standing.epoch - 1,
@@ -294,6 +305,11 @@ class Training:
         self._report(Parked, facts)
 
     # --- samples
+
+    @property
+    def records(self) -> bool:
+        """Whether samples are recorded at all."""
+        return self.samples is not None
 
     def record(self, piece: Piece, rank: int, ids: list[int]) -> None:
         """Write which samples a committed step took, if the job asked for it."""

@@ -1,4 +1,4 @@
-"""Brings up a cluster on this host, trains the three examples on it and shows them live."""
+"""Brings up a cluster on this host, trains the three examples and changes their size meanwhile."""
 
 from __future__ import annotations
 
@@ -27,6 +27,12 @@ EXAMPLES = ("digits", "language", "embedding")
 COLOURS = ("cyan", "magenta", "yellow")
 PLAIN_EVERY_S = 5.0
 LIMIT_S = 900.0
+ORDERS = (  # (which example, from which progress on, slots, global batch)
+    (0, 0.15, 2, 128),
+    (0, 0.55, 1, 64),
+    (1, 0.60, 2, 64),
+    (2, 0.70, 2, 768),
+)
 
 
 def main() -> int:
@@ -36,7 +42,7 @@ def main() -> int:
     parser.add_argument("--dir", type=Path, help="folder of the cluster; default: a new one")
     chosen = parser.parse_args()
     home = (chosen.dir or Path(tempfile.mkdtemp(prefix="ones-"))).resolve()
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     ones("local", "up", "--dir", str(home))
     try:
         with BlockingClient(home) as client:
@@ -67,6 +73,9 @@ def follow(client: BlockingClient, console: Console) -> list[JobSummary]:
     told = -PLAIN_EVERY_S
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for jobs, nodes, seconds in states(client):
+            for job, slots, batch in orders_due(jobs):
+                client.resize(job.job, slots, batch)
+                told = -PLAIN_EVERY_S
             if console.is_terminal:
                 live.update(picture(jobs, nodes, seconds), refresh=True)
             elif seconds - told >= PLAIN_EVERY_S:
@@ -74,6 +83,19 @@ def follow(client: BlockingClient, console: Console) -> list[JobSummary]:
                 told_now = "  |  ".join(line(job) for job in jobs)
                 console.print(f"{seconds:5.0f} s  {told_now}", soft_wrap=True)
     return jobs
+
+
+def orders_due(jobs: list[JobSummary]) -> Iterator[tuple[JobSummary, int, int]]:
+    """What an operator would now order with `ones resize`; each order once."""
+    for order in list(_open_orders):
+        example, progress, slots, batch = order
+        job = jobs[example]
+        if job.state == "running" and (job.progress or 0.0) >= progress:
+            _open_orders.remove(order)
+            yield job, slots, batch
+
+
+_open_orders = list(ORDERS)
 
 
 def states(client: BlockingClient) -> Iterator[tuple[list[JobSummary], list[NodeInfo], float]]:
@@ -124,13 +146,14 @@ def slots(node: NodeInfo, jobs: list[JobSummary]) -> Text:
 def summarise(jobs: list[JobSummary], console: Console, seconds: float) -> None:
     """What was achieved."""
     table = Table(box=SIMPLE_HEAD, title=f"all done in {seconds:.0f} s", title_justify="left")
-    for name in ("job", "state", "epochs", "waited", "ran", "loss", "metrics"):
+    for name in ("job", "state", "epochs", "re-scales", "waited", "ran", "loss", "metrics"):
         table.add_column(name)
     for job in jobs:
         table.add_row(
             job.job,
             job.state,
             str(job.epoch),
+            str(job.rescales + job.batch_changes),
             f"{job.queued_s:.1f} s",
             f"{job.running_s:.0f} s",
             f"{job.train_loss:.3f}" if job.train_loss is not None else "",
@@ -143,7 +166,7 @@ def line(job: JobSummary) -> str:
     """One job in a log."""
     part = f"{job.progress:.0%}" if job.progress is not None else f"epoch {job.epoch}"
     loss = f" loss {job.train_loss:.3f}" if job.train_loss is not None else ""
-    batch = f" batch {job.global_batch}" if job.global_batch else ""
+    batch = f" slots {job.slots} batch {job.global_batch}" if job.global_batch else ""
     return f"{job.job} {job.state} {part}{batch}{loss}"
 
 

@@ -132,7 +132,7 @@ def settle(ctx: Context, job: Job, change: Rescale) -> None:
     rescales.advance(job.job, change, RescaleTurn.FORMED)
     old = job.group
     group = job.group = change.group
-    job.change, job.stage, job.tries = None, SETTLED, 0
+    job.change, job.stage, job.mends = None, SETTLED, 0
     for worker in job.workers.values():
         member = group.member(worker.worker)
         if member is not None:
@@ -171,15 +171,16 @@ def abandon(ctx: Context, job: Job, turn: RescaleTurn, why: str) -> None:
     job.change, job.stage, job.script_error = None, ABANDONED, ""
     conclude_version(ctx, job, "abandoned")
     if turn is not RescaleTurn.SUPERSEDED:
-        job.tries += 1
-        pause_s = rescales.RETRY_FIRST_S * 2 ** min(job.tries - 1, 10)
-        job.hand_at = Seconds(ctx.now + min(rescales.RETRY_LONGEST_S, pause_s))
+        _back_off(ctx, job)
     ctx.turn(job, Turn.RESCALE_ABANDONED, f"{trains_on(group)}: {why}")
     for node in change.told:
         ctx.send_to(job, node)
     drop_gone(ctx, job)
     _release_claims(ctx, group)
     ctx.ask = True
+    gone_on = [w for w in job.group_workers() if w.formed > group.version]
+    if any(worker.formed == change.group.version for worker in gone_on):
+        mend(ctx, job, f"a worker went on to the abandoned version {change.group.version}")
 
 
 def _release_claims(ctx: Context, group: Group) -> None:
@@ -203,7 +204,8 @@ def parked(ctx: Context, job: Job, news: Parked) -> None:
     nodes = [*_nodes(job.group), *change.told]
     job.checkpoint = ResumePoint(epoch=news.epoch, version=news.group)
     job.epoch, job.step, job.samples_done = news.epoch, news.step, news.samples_done
-    job.group, job.change, job.stage, job.tries, job.losses = None, None, SETTLED, 0, 0
+    job.group, job.change, job.stage, job.losses = None, None, SETTLED, 0
+    job.tries, job.mends = 0, 0
     job.parked = True
     job.rescales += 1
     for worker in job.workers.values():
@@ -231,8 +233,12 @@ def mend(ctx: Context, job: Job, why: str) -> None:
         rescales.advance(job.job, change, RescaleTurn.MEMBER_LOST)
         conclude_version(ctx, job, "broken")
     survivors = _survivors(job, group, change)
-    job.tries += 1
-    if job.tries > rescales.MAX_MENDS or not survivors:
+    job.mends += 1
+    if job.tries:  # the first loss since an epoch is no reason to wait
+        _back_off(ctx, job)
+    else:
+        job.tries = 1
+    if job.mends > rescales.MAX_MENDS or not survivors:
         lose(ctx, job, why)
         return
     before, version = job.version, Version(job.version + 1)
@@ -263,6 +269,14 @@ def mend(ctx: Context, job: Job, why: str) -> None:
     )
     for node in job.change.told:
         ctx.send_to(job, node)
+    _release_claims(ctx, job.change.group)
+
+
+def _back_off(ctx: Context, job: Job) -> None:
+    """An operator's order is not tried again at once: it may be what does the harm."""
+    job.tries += 1
+    pause_s = rescales.RETRY_FIRST_S * 2 ** min(job.tries - 1, 10)
+    job.hand_at = Seconds(ctx.now + min(rescales.RETRY_LONGEST_S, pause_s))
 
 
 def at_rest(ctx: Context, job: Job, worker: Worker, news: AtRest) -> None:
@@ -418,7 +432,8 @@ def _rested_without(ctx: Context, job: Job, change: Rescale, news: WorkerExited)
 
 def _all_gone(ctx: Context, job: Job, outcome: Outcome, why: str, news: WorkerExited) -> None:
     job.exit_code = 128 + news.signal if news.signal is not None else news.code
-    if outcome is Outcome.DONE and (job.finished_why or not _leaves(job.change)):
+    mending = job.change is not None and job.change.kind == MEND
+    if outcome is Outcome.DONE and (job.finished_why or not (mending or _leaves(job.change))):
         end(ctx, job, Turn.FINISHED, why)
     elif outcome is Outcome.FAILED:
         fail(ctx, job, why)

@@ -18,13 +18,20 @@ from schemas.messages.agent import PARK
 
 
 def steer_all(ctx: Context) -> None:
-    """Do the next thing for every job that is under somebody's hand."""
-    for name in list(ctx.state.hands):
-        job = ctx.state.jobs[name]
-        if job.hand is None:
-            del ctx.state.hands[name]
-        elif not job.ended:
-            _steer(ctx, job, job.hand)
+    """Do the next thing for every job that is under somebody's hand.
+
+    Twice: what a later one gives up, an earlier one may have waited for.
+    """
+    for _ in range(2):
+        before = len(ctx.out)
+        for name in list(ctx.state.hands):
+            job = ctx.state.jobs[name]
+            if job.hand is None:
+                del ctx.state.hands[name]
+            elif not job.ended:
+                _steer(ctx, job, job.hand)
+        if len(ctx.out) == before:
+            return
 
 
 def _steer(ctx: Context, job: Job, hand: Hand) -> None:
@@ -85,7 +92,7 @@ def _resize(ctx: Context, job: Job, hand: Hand) -> None:
         short = ", ".join(slot for slot in new if slot not in room) or f"{size - len(have)} more"
         job.hand_waits = f"waits for slots as {hand.user} asked: {short}"
     elif target == have and group.global_batch == batch:
-        job.tries = 0
+        job.hand_waits = ""
     elif job.hand_at > ctx.now:
         job.hand_waits = "waits before its next try"
     else:
@@ -131,7 +138,7 @@ def _size(job: Job, hand: Hand) -> int:
 
 def _batch(job: Job, hand: Hand, size: int) -> int:
     if hand.batch is not None:
-        return hand.batch
+        return max(hand.batch, size)
     now = job.group.global_batch if job.group else job.spec.batch_size
     return min(max(now, size), job.spec.batch_limit)
 

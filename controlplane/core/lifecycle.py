@@ -112,7 +112,7 @@ def start_formed(ctx: Context, job: Job, news: GroupFormed) -> None:
         return
     ctx.state.starts.pop(job.job, None)
     conclude_version(ctx, job, "formed", news)
-    job.stage, job.tries = SETTLED, 0
+    job.stage, job.mends = SETTLED, 0
     job.rescales += job.parked
     job.parked = False
     why = f"{trains_on(group)}"

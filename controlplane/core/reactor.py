@@ -33,11 +33,11 @@ from controlplane.core.events import (
 )
 from controlplane.core.job import Job, Turn
 from controlplane.core.node import Node, NodeTurn
-from controlplane.core.rescale import Hand
+from controlplane.core.rescale import LIMITS, Hand
 from controlplane.core.state import State
 from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
 from schemas.groups import ResumePoint
-from schemas.ids import JobId, Seconds, node_of, slot_id, worker_id
+from schemas.ids import JobId, Seconds, SlotId, node_of, slot_id, worker_id
 from schemas.messages.agent import (
     AtRest,
     EpochReported,
@@ -116,6 +116,10 @@ class Reactor:
         self.state.starts = {
             job: (again, version) for job, (_, version) in self.state.starts.items()
         }
+        for name in self.state.holders:
+            change = self.state.jobs[name].change
+            if change is not None:
+                change.deadline = Seconds(self._ctx.now + LIMITS[change.phase])
         self._ctx.ask = True
 
     def _job_submitted(self, event: JobSubmitted) -> None:
@@ -178,12 +182,17 @@ class Reactor:
         slots, before = event.slots, job.hand
         if slots is None and not event.on:
             slots = before.slots if before else None
+        on = event.on
+        if before is not None and not on and not event.slots:
+            on = tuple(
+                SlotId(slot) for slot in before.on
+            )  # an order for the batch, or a pause, is none to move
         paused = event.slots == 0 or (event.slots is None and bool(before and before.paused))
         if event.slots == 0:
             slots = before.slots if before else None
         batch = event.batch if event.batch is not None else (before.batch if before else None)
         self._take_in_hand(
-            job, Hand(user=event.user, slots=slots, batch=batch, on=event.on, paused=paused)
+            job, Hand(user=event.user, slots=slots, batch=batch, on=on, paused=paused)
         )
 
     def _pause_requested(self, event: PauseRequested) -> None:
@@ -388,7 +397,7 @@ class Reactor:
         job.samples_per_s = news.samples_per_s
         job.train_loss, job.metrics, job.lr = news.train_loss, news.metrics, news.lr
         job.checkpoint = ResumePoint(epoch=news.epoch, version=news.group)
-        job.losses = 0
+        job.losses, job.tries = 0, 0
         info = EpochInfo(
             epoch=news.epoch,
             time=self._ctx.now,

@@ -17,9 +17,9 @@ from controlplane.core.errors import IllegalTransitionError
 from schemas.groups import Group
 from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 
-PREPARE_LIMIT_S: Final = 300.0  # newcomers import, build, open their data
-SWITCH_LIMIT_S: Final = 300.0  # members build the group, and the boundary comes
-REST_LIMIT_S: Final = 600.0  # a long evaluation may have to end first
+PREPARE_LIMIT_S: Final = 600.0  # newcomers import, build, open their data
+SWITCH_LIMIT_S: Final = 1800.0  # the boundary comes; steps and evaluations may be long
+REST_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
 RETRY_FIRST_S: Final = 1.0  # before an operator's order is tried again; doubles
 RETRY_LONGEST_S: Final = 60.0
 MAX_MENDS: Final = 5  # in a row, without a group between
@@ -80,6 +80,14 @@ OPEN: Final = frozenset(
         RescalePhase.REJOINING,
     }
 )
+
+
+LIMITS: Final[Mapping[RescalePhase, float]] = {
+    RescalePhase.PREPARING: PREPARE_LIMIT_S,
+    RescalePhase.SWITCHING: SWITCH_LIMIT_S,
+    RescalePhase.RESTING: REST_LIMIT_S,
+    RescalePhase.REJOINING: SWITCH_LIMIT_S,
+}
 
 
 class Rest(msgspec.Struct, frozen=True, kw_only=True):

@@ -273,7 +273,7 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
         what = f"slots: the cluster has {len(known)}, not {size}"
         raise BadFieldError(what, "choose fewer, or add nodes", "slots")
     batch = request.batch
-    if batch is not None:
+    if batch is not None and size != 0:
         now = len(job.group.members) if job.group else least
         lowest = max(1, size if size is not None else now)
         if not lowest <= batch <= job.spec.batch_limit:

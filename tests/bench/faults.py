@@ -118,8 +118,8 @@ CASES: Final = (
     Case("newcomers are prepared", "zygote", "ready:rank=2:version=2=stall 1.5", process="zygote"),
     Case("group is built", "agent", "built:rank=1:version=2=stall 1.5", process="agent"),
     Case("group is built", "controller", "built:rank=1:version=2=stall 1.5", process="controller"),
-    Case("pause's checkpoint", "rank 0", "park:rank=0:version=2=kill", 2, 0),
-    Case("pause's checkpoint is written", "rank 0", "parked:rank=0:version=2=kill", 2, 0),
+    Case("pause's checkpoint (3 s)", "rank 0", "park:rank=0:version=2=kill", 2, 0),
+    Case("pause is written (3 s)", "rank 0", "parked:rank=0:version=2=kill", 2, 0),
 )
 
 

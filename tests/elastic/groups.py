@@ -44,10 +44,11 @@ from schemas.messages.agent import (
     Parked,
     ScriptFailed,
     ScriptReport,
+    StepsReported,
     StoreOpened,
     WorkerReady,
 )
-from schemas.messages.worker import Assignment, GroupOrder, StepsReported, WorkerHello
+from schemas.messages.worker import Assignment, GroupOrder, WorkerHello
 from tests.elastic.peers import FORKS
 
 JOB: Final = JobId("toy-1")
@@ -199,7 +200,7 @@ def alone(source: str, epochs: int, batch: int, size: int = SIZE) -> dict[str, t
                 optimizer.zero_grad()
                 loss = nn.functional.mse_loss(model(inputs[ids]), targets[ids])
                 if schedules is None:
-                    loss.backward()
+                    loss.backward()  # type: ignore[no-untyped-call]
                     optimizer.step()
                     continue
                 per_batch, _, scaler = schedules
@@ -353,7 +354,9 @@ class Crew:
 
     def _hurt(self) -> bool:
         everybody = {m.worker for m in (*self.group.members, *self._coming.members)}
-        died = any(not self.workers[n].alive and self.workers[n].process.exitcode for n in everybody)
+        died = any(
+            not self.workers[n].alive and self.workers[n].process.exitcode for n in everybody
+        )
         failed = any(r.group == self.version for r in self.reported(JoinFailed))
         return died or failed or self.broken()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 import threading
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,7 @@ def test_what_is_written_is_read_back_and_only_the_last_two_stay(tmp_path: Path)
     writer = checkpoint.Writer(tmp_path)
     for epoch in (1, 2, 3, 4):
         content = {"epoch": epoch, "model": {"w": torch.full((3,), float(epoch))}}
-        writer.write(point(epoch), content, lambda epoch=epoch: durable.append(epoch))
+        writer.write(point(epoch), content, partial(durable.append, epoch))
     writer.close()
 
     assert durable == [1, 2, 3, 4]
@@ -81,7 +82,7 @@ def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
     durable: list[int] = []
     writer = checkpoint.Writer(tmp_path)
     for epoch in (1, 2, 3, 4):
-        writer.write(point(epoch), {"epoch": epoch}, lambda epoch=epoch: durable.append(epoch))
+        writer.write(point(epoch), {"epoch": epoch}, partial(durable.append, epoch))
         assert tried.wait(5)
     assert durable == []
     room.set()

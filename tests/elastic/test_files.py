@@ -18,7 +18,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30
         self._write = os.write
-        monkeypatch.setattr(files.os, "write", self.write)
+        monkeypatch.setattr("elastic.files.os.write", self.write)
 
     def write(self, descriptor: int, data: bytes) -> int:
         taken = bytes(data)[: self.room]

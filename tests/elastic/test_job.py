@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,10 @@ IDS = TensorDataset(torch.arange(10.0).reshape(10, 1))
 def loaded(
     agent: ScalingAgent, data: Dataset[object] = IDS, lr: float | None = 0.5
 ) -> tuple[nn.Module, torch.optim.Optimizer, ElasticLoader]:
-    def optimizer(parameters: object) -> torch.optim.Optimizer:
-        weight, bias = parameters  # type: ignore[misc]
-        return torch.optim.SGD([{"params": [weight]}, {"params": [bias], "lr": 0.2}], lr=0.1)
+    def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        weight, bias = parameters
+        groups: list[dict[str, Any]] = [{"params": [weight]}, {"params": [bias], "lr": 0.2}]
+        return torch.optim.SGD(groups, lr=0.1)
 
     return agent.load(lambda: nn.Linear(1, 1), optimizer, data, batch_size=4, lr=lr)
 

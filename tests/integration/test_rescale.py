@@ -318,3 +318,20 @@ def test_the_policy_leaves_a_job_alone_until_it_is_given_back(cluster: Cluster) 
     cluster.ones("cancel", job)
 
     assert hands == ["pause", "off"]
+
+
+def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(tmp_path: Path) -> None:
+    cluster = Cluster(tmp_path / "home", tmp_path / "jobs", slots=2, agents=2)
+    cluster.up()
+    try:
+        job = training(cluster, 2)
+        shown = resize(cluster, job, 4)
+        far = [w for w in shown["workers"] if w["node"] != shown["workers"][0]["node"]]
+        kill(far[-1]["pid"])
+        cluster.until(job, lambda s: ("mend", "formed") in kinds(s) and s["slots"] == 4)
+        further(cluster, job)
+
+        assert len(far) == 2
+        assert_nothing_lost(cluster, job)
+    finally:
+        cluster.down()

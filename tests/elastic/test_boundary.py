@@ -1,0 +1,93 @@
+"""What ranks tell each other at the tail of their gradients."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.boundary import DIGEST_PARTS, FIXED, LEAST_BYTES, Agreed, Tail, agreed, handover_steps
+
+DIGESTS = st.binary(min_size=DIGEST_PARTS, max_size=DIGEST_PARTS)
+
+
+def summed(tails: list[Tail], dtype: torch.dtype, used: list[list[bool]] | None = None) -> Agreed:
+    """What all ranks read after a reduction of these tails."""
+    rows = [
+        [0.5, *tail.numbers(), *map(float, used[rank] if used else [])]
+        for rank, tail in enumerate(tails)
+    ]
+    total = torch.zeros(len(rows[0]), dtype=dtype)
+    for row in rows:
+        total += torch.tensor(row, dtype=dtype)
+    return agreed(total.tolist(), len(tails))
+
+
+def test_all_ranks_read_the_same_from_the_sum() -> None:
+    tails = [
+        Tail(3, ready=True, seconds=1.0, step=2051),
+        Tail(2, ready=False, seconds=3.0, step=2051, skipped=True),
+        Tail(0, step=2051, ends=True),
+    ]
+
+    told = summed(tails, torch.float32, [[True, False, False], [True, False, True], [False] * 3])
+
+    assert len(Tail().numbers()) == FIXED - 1
+    assert told == Agreed(
+        loss_sum=1.5,
+        samples=5,
+        ready=1,
+        seconds=4.0 / 3,
+        same=True,
+        step=3.0,
+        ends=1,
+        skipped=1,
+        used=(True, False, True),
+    )
+
+
+@given(st.permutations([Tail(i, i % 2 == 0, i / 4, bytes([i] * 4)) for i in range(6)]))
+def test_the_order_of_ranks_does_not_matter(tails: list[Tail]) -> None:
+    assert summed(tails, torch.float32) == summed(
+        sorted(tails, key=lambda t: t.samples), torch.float32
+    )
+
+
+@given(DIGESTS, st.integers(2, 64))
+def test_equal_checksums_are_seen_as_equal(digest: bytes, ranks: int) -> None:
+    assert summed([Tail(digest=digest)] * ranks, torch.float32).same
+
+
+@given(st.lists(DIGESTS, min_size=2, max_size=64))
+def test_checksums_are_equal_only_if_all_their_bytes_are(digests: list[bytes]) -> None:
+    tails = [Tail(digest=digest) for digest in digests]
+
+    assert summed(tails, torch.float32).same == (len(set(digests)) == 1)
+
+
+@given(DIGESTS, st.integers(2, 64), st.data())
+def test_one_rank_that_differs_in_one_byte_is_noticed(
+    digest: bytes, ranks: int, data: st.DataObject
+) -> None:
+    place, rank = data.draw(st.integers(0, DIGEST_PARTS - 1)), data.draw(st.integers(0, ranks - 1))
+    other = bytearray(digest)
+    other[place] ^= 1 << data.draw(st.integers(0, 7))
+    digests = [bytes(other) if r == rank else digest for r in range(ranks)]
+
+    assert not summed([Tail(digest=d) for d in digests], torch.float32).same
+
+
+@given(st.integers(0, 10**12), st.floats(0, 1000), st.floats(1e6, 1e12), st.integers(1, 500))
+def test_a_handover_takes_at_least_one_step_and_no_more_than_its_units(
+    size: int, step_s: float, speed: float, units: int
+) -> None:
+    steps = handover_steps(size, step_s, speed, units)
+
+    assert 1 <= steps <= min(units, 64)
+    if steps < min(units, 64):
+        assert size <= steps * max(LEAST_BYTES, 0.5 * step_s * speed)
+
+
+def test_a_small_state_goes_in_one_step() -> None:
+    assert handover_steps(LEAST_BYTES, 0.0, 400e6, 100) == 1
+    assert handover_steps(100 << 20, 0.1, 400e6, 100) == 6

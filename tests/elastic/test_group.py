@@ -1,0 +1,170 @@
+"""Process groups of a job: several at once, and never a wait without an end."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+import torch
+
+from elastic.errors import BrokenGroupError, CancelledError
+from elastic.group import Building, Group, agree, connect, wait_for
+from tests.elastic.peers import CPU, Meeting, Parent, each, peers
+
+SOON_S = 5.0  # far below any limit of the library's own
+
+
+def _two_versions(meeting: Meeting) -> list[list[float]]:
+    """Sums over two groups that exist at once, used in turns."""
+    first = meeting.group(1)
+    second = meeting.group(2, size=2) if meeting.rank < 2 else None
+    cancel = threading.Event()
+    found = []
+    for _ in range(2):
+        for group in (first, second):
+            if group is not None:
+                tensor = torch.full((2,), float(meeting.rank + 1))
+                group.all_reduce(tensor, cancel)
+                found.append(tensor.tolist())
+    return found
+
+
+def test_several_versions_of_a_group_work_beside_each_other() -> None:
+    assert each(_two_versions, 3) == [
+        [[6.0, 6.0], [3.0, 3.0]] * 2,
+        [[6.0, 6.0], [3.0, 3.0]] * 2,
+        [[6.0, 6.0]] * 2,
+    ]
+
+
+def _reduce_until_it_breaks(meeting: Meeting) -> str:
+    group = meeting.group()
+    Parent.hears("met")
+    try:
+        while True:
+            group.all_reduce(torch.ones(4), threading.Event())
+    except BrokenGroupError as error:
+        return error.message
+
+
+def test_a_peer_that_is_killed_breaks_the_group_of_the_others_at_once() -> None:
+    with peers(_reduce_until_it_breaks, 2) as made:
+        assert [made.said(0), made.said(1)] == ["met", "met"]
+        began = time.monotonic()
+        made.kill(1)
+
+        assert made.said(0)
+        assert time.monotonic() - began < SOON_S
+
+
+def _wait_for_nobody(meeting: Meeting) -> str:
+    group = meeting.group()
+    if meeting.rank:
+        return str(Parent.says())
+    cancel = threading.Event()
+
+    def call_off() -> None:
+        Parent.says()
+        cancel.set()
+
+    threading.Thread(target=call_off, daemon=True).start()
+    Parent.hears("waits")
+    try:
+        group.all_reduce(torch.ones(4), cancel)
+    except CancelledError:
+        group.retire()  # with the operation under way, which would hold this thread up
+        return "called off"
+    return "reduced"
+
+
+def test_a_wait_for_a_peer_that_does_not_come_can_be_called_off() -> None:
+    with peers(_wait_for_nobody, 2) as made:
+        assert made.said(0) == "waits"
+        began = time.monotonic()
+        made.tell(0, "enough")
+
+        assert made.said(0) == "called off"
+        assert time.monotonic() - began < SOON_S
+        made.tell(1, "bye")
+        assert made.said(1) == "bye"
+
+
+def _agree(meeting: Meeting) -> list[object]:
+    group = meeting.group()
+    cancel = threading.Event()
+    words = [agree(group, bytes([meeting.rank]) * 5, cancel, source) for source in range(3)]
+    words.append(agree(group, b"", cancel))
+    tensor = torch.arange(3.0) * meeting.rank
+    group.broadcast(tensor, 2, cancel)
+    return [*words, tensor.tolist()]
+
+
+def test_all_ranks_hear_what_one_says() -> None:
+    said = [b"\0" * 5, b"\1" * 5, b"\2" * 5, b"", [0.0, 2.0, 4.0]]
+
+    assert each(_agree, 3) == [said, said, said]
+
+
+def _retire(meeting: Meeting) -> tuple[float, list[float]]:
+    old, new = meeting.group(1), meeting.group(2)
+    cancel = threading.Event()
+    old.all_reduce(torch.ones(1 << 16), cancel)
+    began = time.perf_counter()
+    old.retire()
+    took = time.perf_counter() - began
+    tensor = torch.ones(2)
+    new.all_reduce(tensor, cancel)
+    return took, tensor.tolist()
+
+
+def test_a_group_is_taken_apart_beside_the_training_thread() -> None:
+    for took, summed in each(_retire, 2):
+        assert took < 0.1
+        assert summed == [2.0, 2.0]
+
+
+def test_a_group_of_one_needs_nobody() -> None:
+    group = Group(1, 0, 1, CPU, [])
+    cancel = threading.Event()
+    tensor = torch.ones(2)
+
+    group.all_reduce(tensor, cancel)
+    group.broadcast(tensor, 0, cancel)
+    group.retire()
+
+    assert tensor.tolist() == [1.0, 1.0]
+    assert agree(group, b"word", cancel) == b"word"
+
+
+def test_a_store_that_nobody_serves_is_told() -> None:
+    with pytest.raises(BrokenGroupError, match="cannot reach the group's store"):
+        connect("127.0.0.1:1", 1, limit_s=0.2)
+
+
+def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
+    go, failures = threading.Event(), list[str]()
+    group = Group(1, 0, 2, CPU, [object()])
+
+    def make() -> Group:
+        go.wait(SOON_S)
+        return group
+
+    building = Building(make, failures.append)
+    assert not building.done
+    building.drop()
+    go.set()
+    assert building.over.wait(SOON_S)
+
+    assert (building.group, group._backends, failures) == (None, [], [])
+
+
+def test_a_wait_ends_when_it_is_called_off_or_late() -> None:
+    ready, cancel = threading.Event(), threading.Event()
+    with pytest.raises(CancelledError):
+        wait_for(ready, cancel, limit_s=0.01)
+    cancel.set()
+    with pytest.raises(CancelledError):
+        wait_for(ready, cancel)
+    ready.set()
+    wait_for(ready, cancel)
