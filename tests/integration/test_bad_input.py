@@ -29,7 +29,6 @@ from tests.support.cluster import TOY, Cluster
         ({"max_batch_size": 4}, "max_batch_size", "raise the first or lower the second"),
         ({"max_local_batch": 4}, "max_local_batch", "raise the first or lower the second"),
         ({"slots": [4, 2]}, "slots", "1 <= least <= most"),
-        ({"slots": [2, 4]}, "slots", "let the least be 1"),
         ({"lr": float("nan")}, "lr", "positive finite number"),
         ({"batch_size": "many"}, "batch_size", "correct this key"),
         ({"stop": {"epoch": 3}}, "stop.epoch", "did you mean epochs?"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controlplane.core.commands import AskForPlan, Command
-from controlplane.core.events import HandDue, RescaleExpired
+from controlplane.core.events import HandDue, RescaleExpired, ResizeRequested
 from controlplane.core.job import Phase
 from controlplane.core.rescale import (
     MAX_MENDS,
@@ -19,7 +19,7 @@ from controlplane.core.rescale import (
 )
 from controlplane.core.worker import WorkerPhase
 from schemas.groups import Member
-from schemas.ids import JobId, SlotId, Version
+from schemas.ids import JobId, Seconds, SlotId, Version
 from schemas.messages.agent import JOIN, MEND, PARK, PREPARE, GroupDelta
 from tests.support.builders import (
     BATCH,
@@ -1091,3 +1091,49 @@ def test_the_history_of_a_change_gives_the_same_state_again() -> None:
 
     assert controller.job(A).version == Version(3)
     assert controller.replayed() == controller.state
+
+
+# --- what must not add up
+
+
+def test_a_new_controller_gives_every_change_its_time_again() -> None:
+    controller = growing()
+    controller.now += 10_000.0
+    controller.start()
+
+    assert controller.reactor.due(Seconds(controller.now)) == []
+
+
+def test_a_survivor_that_exits_while_the_job_is_mended_does_not_make_it_a_success() -> None:
+    controller = both()
+    controller.tell(N2, exited(A, rank=1, signal=SIGKILL))
+    assert change(controller) is RescalePhase.RESTING
+
+    controller.tell(N1, exited(A, code=0))
+
+    assert phase(controller) is Phase.PAUSED
+
+
+def test_growths_that_failed_do_not_cost_a_job_its_mend() -> None:
+    controller = both()
+    for _ in range(7):
+        controller.take(resized(A, 3))
+        newcomer = next(w for w in controller.job(A).workers.values() if w.version > 1)
+        node = N1 if newcomer.slot.startswith(N1) else N2
+        controller.tell(node, exited(A, newcomer.version, rank=newcomer.rank, signal=SIGKILL))
+        assert phase(controller) is Phase.RUNNING
+
+    controller.tell(N2, exited(A, rank=1, signal=SIGKILL))
+
+    assert change(controller) is RescalePhase.RESTING
+
+
+def test_an_order_for_the_batch_leaves_the_job_where_it_was_ordered_to_be() -> None:
+    controller = both()
+    controller.take(ResizeRequested(job=A, user="ann", slots=None, batch=None, on=(S1, T0)))
+    controller.take(ResizeRequested(job=A, user="ann", slots=None, batch=32, on=()))
+
+    hand = controller.job(A).hand
+
+    assert hand is not None
+    assert (hand.on, hand.batch) == ((S1, T0), 32)
