@@ -17,6 +17,7 @@ from controlplane.core.lifecycle import (
     fail,
     lose,
     note_version,
+    pause_before,
     start_formed,
     trains_on,
 )
@@ -275,8 +276,7 @@ def mend(ctx: Context, job: Job, why: str) -> None:
 def _back_off(ctx: Context, job: Job) -> None:
     """An operator's order is not tried again at once: it may be what does the harm."""
     job.tries += 1
-    pause_s = rescales.RETRY_FIRST_S * 2 ** min(job.tries - 1, 10)
-    job.hand_at = Seconds(ctx.now + min(rescales.RETRY_LONGEST_S, pause_s))
+    job.hand_at = Seconds(ctx.now + pause_before(job.tries))
 
 
 def at_rest(ctx: Context, job: Job, worker: Worker, news: AtRest) -> None:

@@ -19,7 +19,7 @@ from schemas.messages.client import VersionInfo
 from schemas.messages.feed import Detail
 
 START_LIMIT_S: Final = 1800.0  # from the order to a formed group
-RETRY_FIRST_S: Final = 1.0  # before the first retry of a failed script; doubles
+RETRY_FIRST_S: Final = 1.0  # before something that failed is tried again; doubles
 RETRY_LONGEST_S: Final = 60.0
 MAX_LOSSES: Final = 8  # groups lost in a row without a finished epoch between
 
@@ -156,6 +156,11 @@ def lose(ctx: Context, job: Job, why: str) -> None:
     ctx.ask = True
 
 
+def pause_before(tries: int) -> float:
+    """Seconds before the next try, after `tries` that failed."""
+    return float(min(RETRY_LONGEST_S, RETRY_FIRST_S * 2 ** min(tries - 1, 10)))
+
+
 def fail(ctx: Context, job: Job, why: str) -> None:
     """The script failed: try again while retries are left."""
     job.failures += 1
@@ -163,7 +168,7 @@ def fail(ctx: Context, job: Job, why: str) -> None:
         tried = f" (try {job.failures} of {job.failures})" if job.spec.retries else ""
         end(ctx, job, Turn.GAVE_UP, why + tried)
         return
-    pause_s = min(RETRY_LONGEST_S, RETRY_FIRST_S * 2 ** (job.failures - 1))
+    pause_s = pause_before(job.failures)
     job.ready_at = Seconds(ctx.now + pause_s)
     job.script_error = ""
     withdraw(ctx, job, "failed")

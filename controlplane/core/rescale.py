@@ -20,8 +20,6 @@ from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 PREPARE_LIMIT_S: Final = 600.0  # newcomers import, build, open their data
 SWITCH_LIMIT_S: Final = 1800.0  # the boundary comes; steps and evaluations may be long
 REST_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
-RETRY_FIRST_S: Final = 1.0  # before an operator's order is tried again; doubles
-RETRY_LONGEST_S: Final = 60.0
 MAX_MENDS: Final = 5  # in a row, without a group between
 
 
