@@ -24,6 +24,7 @@ ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
 MAX_BATCH: Final = 2**40  # samples
 MAX_ARGS: Final = 4096
 MAX_TEXT: Final = 32_768
+MAX_FAMILY: Final = 200
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +50,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     max_local_batch: int | None = None  # samples per step that fit one slot; default: batch_size
     lr: float | None = None  # at `batch_size`; default: the script's own
     slots: tuple[int, int] = (1, 1)  # least, most
+    family: str | None = None  # jobs of one script and model; default: name, script and args
     slots_wanted: int | None = None  # for policies of fixed size; default: least
     python: str | None = None  # interpreter with torch; default: the agent's
     record_samples: bool = False
@@ -94,6 +96,9 @@ def _text(spec: JobSpec) -> list[Problem]:
     if not NAME.fullmatch(spec.name):
         remedy = "use 1 to 48 letters, digits, - or _, beginning with a letter or digit"
         found.append(Problem("name", f"{spec.name[:60]!r} is no job name", remedy))
+    if spec.family is not None and not 1 <= len(spec.family) <= MAX_FAMILY:
+        remedy = f"give 1 to {MAX_FAMILY} characters, or leave it out"
+        found.append(Problem("family", f"it has {len(spec.family)} characters", remedy))
     parts = spec.script.removeprefix("./").split("/")
     if "\0" in spec.script or not {"", ".", ".."}.isdisjoint(parts):
         remedy = "give a path relative to workdir, such as train.py"

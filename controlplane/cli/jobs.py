@@ -20,7 +20,7 @@ from controlplane.cli.output import (
 )
 from controlplane.client import BlockingClient
 from controlplane.client.jobfile import load_job
-from schemas.messages.client import JobDetail, JobSummary
+from schemas.messages.client import JobDetail, JobSummary, Size
 
 COMMON = Common()
 
@@ -87,6 +87,40 @@ def show(job: str, *, common: Common = COMMON) -> int:
     else:
         _show(detail)
     return Exit.OK
+
+
+def explain(job: str, *, common: Common = COMMON) -> int:
+    """Say why JOB has its slots and its batch: every decision, its reason and its numbers."""
+    with BlockingClient(common.home) as client:
+        told = client.explain(job)
+    if common.output == "json":
+        print_json(told)
+    elif common.output == "jsonl":
+        for decision in told.decisions:
+            print_line(decision)
+    else:
+        rows = [
+            (
+                moment(d.time)[11:19],
+                _size(d.was),
+                _size(d.to),
+                d.by,
+                d.outcome or "under way",
+                d.why,
+                " ".join(f"{name}={value:.4g}" for name, value in d.numbers.items()),
+            )
+            for d in told.decisions
+        ]
+        sys.stdout.write(f"{told.job}  {told.state}\n\n")
+        print_table(["time", "from", "to", "by", "outcome", "why", "numbers"], rows)
+    return Exit.OK
+
+
+def _size(size: Size) -> str:
+    if not size.slots:
+        return "waits"
+    many = len(size.slots)
+    return f"{many} slot{'s' * (many != 1)}, batch {size.batch}"
 
 
 def logs(

@@ -21,14 +21,14 @@ from cyclopts import Parameter
 
 from controlplane.cli.output import Common, Exit, print_json
 from controlplane.client import BlockingClient, find_home
-from controlplane.policy.registry import make
+from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
 from schemas.link import write_keys
 from schemas.settings import read_toml
 
 COMMON: Final = Common()
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
-ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers")
+ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
 LOOK_S: Final = 0.05
@@ -77,11 +77,11 @@ def up(
         int | None, Parameter(help="CPU slots of each agent; default: its GPUs, else 4")
     ] = None,
     agents: Annotated[int, Parameter(help="agents, all on this host")] = 1,
-    policy: Annotated[str, Parameter(help="who decides")] = "fifo",
+    policy: Annotated[str, Parameter(help="who decides")] = "ones",
     common: Common = COMMON,
 ) -> int:
     """Start what is not running of the cluster in a folder; make the cluster if there is none."""
-    make(policy)
+    entry(policy)
     if slots is not None and slots < 1:
         raise SettingsError(f"slots: {slots} is below 1", "give 1 or more", "slots")
     if agents < 1:

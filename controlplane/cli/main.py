@@ -13,6 +13,11 @@ from controlplane.cli import cluster, jobs, local
 from controlplane.cli.output import Exit, complain, exit_code
 from schemas.errors import OnesError
 
+DRAWN = {  # modules that draw, which takes long to import; loaded when they are asked for
+    "top": "Show jobs and slots, every second until Ctrl-C.",
+    "timeline": "Draw which job had which slot, from the journal.",
+}
+
 
 class UsageError(OnesError):
     """The command line cannot be understood."""
@@ -31,6 +36,7 @@ def build() -> App:
         jobs.submit,
         jobs.ps,
         jobs.show,
+        jobs.explain,
         jobs.logs,
         jobs.wait,
         jobs.cancel,
@@ -42,6 +48,8 @@ def build() -> App:
     ):
         app.command(command)
         job.command(command)
+    for name, told in DRAWN.items():
+        app.command(f"controlplane.cli.{name}:{name}", name=name, help=told)
     node.command(cluster.node_list, name="list")
     here.command(local.up)
     here.command(local.down)

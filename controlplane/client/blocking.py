@@ -13,7 +13,15 @@ from controlplane.client.client import Client
 from controlplane.client.home import Home
 from schemas.ids import JobId
 from schemas.jobs import JobSpec
-from schemas.messages.client import Cluster, JobAccepted, JobDetail, JobSummary, NodeInfo
+from schemas.messages.client import (
+    Cluster,
+    Explanation,
+    JobAccepted,
+    JobDetail,
+    JobSummary,
+    NodeInfo,
+    SearchInfo,
+)
 from schemas.messages.feed import FeedEvent
 from schemas.messages.logs import LOG
 
@@ -71,6 +79,14 @@ class BlockingClient:
     def job(self, job: str) -> JobDetail:
         """See `Client.job`."""
         return self._run(self._client.job(job))
+
+    def explain(self, job: str) -> Explanation:
+        """See `Client.explain`."""
+        return self._run(self._client.explain(job))
+
+    def search(self) -> SearchInfo:
+        """See `Client.search`."""
+        return self._run(self._client.search())
 
     def cancel(self, job: str) -> JobDetail:
         """See `Client.cancel`."""

@@ -25,9 +25,12 @@ from schemas.messages.client import (
     CancelJob,
     Cluster,
     EventsPage,
+    ExplainJob,
+    Explanation,
     Failed,
     GetCluster,
     GetJob,
+    GetSearch,
     JobAccepted,
     JobDetail,
     Jobs,
@@ -41,6 +44,7 @@ from schemas.messages.client import (
     ReadEvents,
     ResizeJob,
     ResumeJob,
+    SearchInfo,
     SnapshotStored,
     SubmitJob,
 )
@@ -176,6 +180,14 @@ class Client:
     async def job(self, job: str) -> JobDetail:
         """Everything about one job."""
         return await self._call(GetJob(job=JobId(job)), JobDetail)
+
+    async def explain(self, job: str) -> Explanation:
+        """Why a job has the slots and the batch that it has: every decision about it."""
+        return await self._call(ExplainJob(job=JobId(job)), Explanation)
+
+    async def search(self) -> SearchInfo:
+        """How the scheduler stands."""
+        return await self._call(GetSearch(), SearchInfo)
 
     async def cancel(self, job: str) -> JobDetail:
         """End a job."""

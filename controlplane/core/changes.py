@@ -9,6 +9,8 @@ from controlplane.core import worker as workers
 from controlplane.core.context import Context
 from controlplane.core.job import Job, Phase, Turn
 from controlplane.core.lifecycle import (
+    CLUSTER,
+    POLICY,
     add_workers,
     conclude,
     conclude_version,
@@ -24,6 +26,7 @@ from controlplane.core.lifecycle import (
 from controlplane.core.outcome import Outcome, outcome_of
 from controlplane.core.rescale import Rescale, RescalePhase, RescaleTurn, Rest
 from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
+from controlplane.policy.api import Reason
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import NodeId, Rank, Seconds, SlotId, Version, WorkerId, node_of, worker_id
 from schemas.messages.agent import (
@@ -42,7 +45,9 @@ from schemas.messages.agent import (
 # --- join, leave, batch
 
 
-def order(ctx: Context, job: Job, placed: Mapping[SlotId, int], why: str) -> None:
+def order(
+    ctx: Context, job: Job, placed: Mapping[SlotId, int], reason: Reason, by: str = POLICY
+) -> None:
     """Begin to bring a training job to these slots and local batches; none pauses it.
 
     Newcomers and leavers at once are two changes, grow then shrink: the caller gives the union
@@ -67,11 +72,11 @@ def order(ctx: Context, job: Job, placed: Mapping[SlotId, int], why: str) -> Non
         kind=JOIN if members else PARK,
         before=before,
         phase=RescalePhase.PREPARING,
-        why=why,
+        why=reason.text,
         began=ctx.now,
         deadline=Seconds(ctx.now + rescales.PREPARE_LIMIT_S),
     )
-    note_version(ctx, job, change.group, change.kind)
+    note_version(ctx, job, change.group, change.kind, reason, by=by)
     owners = ctx.state.owners()
     add_workers(job, members[len(stay) :], version)
     for member in members[len(stay) :]:
@@ -79,7 +84,7 @@ def order(ctx: Context, job: Job, placed: Mapping[SlotId, int], why: str) -> Non
         change.told[node_of(member.slot)] = None
     if _needs_store(job, change) and stay:
         change.told[node_of(members[0].slot)] = None
-    ctx.turn(job, Turn.RESCALE_ORDERED, f"{why}: {_told(old, change.group)}")
+    ctx.turn(job, Turn.RESCALE_ORDERED, f"{reason.text}: {_told(old, change.group)}")
     for node in change.told:
         ctx.send_to(job, node)
     prepared(ctx, job)
@@ -263,7 +268,7 @@ def mend(ctx: Context, job: Job, why: str) -> None:
             if worker.phase is not WorkerPhase.GONE
         ),
     )
-    note_version(ctx, job, job.change.group, MEND)
+    note_version(ctx, job, job.change.group, MEND, Reason("lost", why), by=CLUSTER)
     count = len(survivors)
     ctx.turn(
         job, Turn.MEMBER_LOST, f"{why}; {count} {'workers go' if count != 1 else 'worker goes'} on"
@@ -274,9 +279,9 @@ def mend(ctx: Context, job: Job, why: str) -> None:
 
 
 def _back_off(ctx: Context, job: Job) -> None:
-    """An operator's order is not tried again at once: it may be what does the harm."""
+    """Nothing is tried again at once: it may be what does the harm."""
     job.tries += 1
-    job.hand_at = Seconds(ctx.now + pause_before(job.tries))
+    job.retry_at = Seconds(ctx.now + pause_before(job.tries))
 
 
 def at_rest(ctx: Context, job: Job, worker: Worker, news: AtRest) -> None:

@@ -2,70 +2,157 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 
-from controlplane.core.job import HOLDING, Job
-from controlplane.core.node import Node, NodePhase
+from controlplane.core.job import HOLDING, Job, Phase
+from controlplane.core.node import NodePhase
 from controlplane.core.state import State
-from controlplane.policy.api import Plan
+from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, Seconds, SlotId
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
-    """Give a waiting job these slots, with these local batches."""
+class Move:
+    """Bring a job to these slots and local batches; none pauses it."""
 
     job: JobId
     local_batch: Mapping[SlotId, int]
-    why: str
+    reason: Reason
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is left of a plan: the changes to make, and what was refused and why."""
+    """What is left of a plan: the changes to make, in order, and what was refused and why."""
 
-    starts: tuple[Start, ...] = ()
-    refused: Mapping[JobId, str] | None = None
+    moves: tuple[Move, ...] = ()  # those that give up slots first
+    refused: Mapping[JobId, str] = field(default_factory=dict)
 
     @property
     def empty(self) -> bool:
         """Whether the plan changes nothing."""
-        return not self.starts
+        return not self.moves
+
+
+def difference(plan: Plan, state: State, now: Seconds) -> Plan:
+    """The part of `plan` that changes something now; a job that should stop says so with `{}`."""
+    moves = check(complete(plan, state), state, now).moves
+    names = {move.job for move in moves}
+    return Plan(
+        based_on=plan.based_on,
+        local_batch={move.job: dict(move.local_batch) for move in moves},
+        reasons={name: reason for name, reason in plan.reasons.items() if name in names},
+    )
+
+
+def complete(plan: Plan, state: State) -> Plan:
+    """`plan` with an entry for every running job that it leaves out and could have known of."""
+    absent = {
+        name: dict[SlotId, int]()
+        for name in state.holders
+        if name not in plan.local_batch and state.jobs[name].phase is Phase.RUNNING
+    }
+    return Plan(based_on=plan.based_on, local_batch=plan.local_batch | absent, reasons=plan.reasons)
 
 
 def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     """Re-check every entry of `plan` against the present, entry by entry.
 
     A plan may be based on an older state (as Nomad's plan applier allows): entries that still
-    fit are kept, the others are refused one by one. A running job is left as it is (no policy
-    moves one yet), and so is a job under an operator's hand.
+    fit are kept, the others are refused one by one. A job that changed since, that is changing, or
+    that is under an operator's hand is left as it is, and so is one that the plan does not name.
     """
-    nodes = state.slots()
-    taken = {*state.owners(), *state.claims()}
-    starts: list[Start] = []
+    usable = _Slots(state)
+    gives: list[Move] = []
+    takes: list[Move] = []
     refused: dict[JobId, str] = {}
+    for job, placed in _entries(plan, state):
+        why_not = _out_of_bounds(job, placed) or _stale(job, plan, now, grows=_grows(job, placed))
+        if why_not:
+            refused[job.job] = why_not
+            continue
+        move = Move(job.job, dict(placed), plan.reasons.get(job.job, Reason("planned", "planned")))
+        if _grows(job, placed):
+            takes.append(move)
+        else:
+            gives.append(move)
+            usable.leave(job, placed)
+    kept = list(gives)
+    for move in takes:
+        job = state.jobs[move.job]
+        why_not = usable.take(job, move.local_batch)
+        if why_not:
+            refused[job.job] = why_not
+        else:
+            kept.append(move)
+    return Verdict(tuple(kept), refused)
+
+
+class _Slots:
+    """Which slots may be taken, while entries take them."""
+
+    def __init__(self, state: State) -> None:
+        self._nodes = state.slots()
+        self._taken = {*state.owners(), *state.claims()}
+        self._soon = state.promised()  # slot -> who leaves it
+
+    def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
+        """Take what `job` does not have of `placed`; why not, or nothing."""
+        have = {member.slot for member in job.group.members} if job.group else set()
+        new = [slot for slot in placed if slot not in have]
+        starts = job.group is None
+        for slot in new:
+            node = self._nodes.get(slot)
+            if node is None or node.phase is not NodePhase.UP:
+                return f"slot {slot} is not there any more"
+            left_by = self._soon.get(slot, job.job)
+            if slot in self._taken and (starts or left_by == job.job):
+                return f"slot {slot} is taken by now"
+        self._taken.update(new)
+        for slot in new:
+            self._soon.pop(slot, None)
+        return ""
+
+    def leave(self, job: Job, placed: Mapping[SlotId, int]) -> None:
+        """`job` shrinks to `placed`: others may be prepared for what it leaves."""
+        for member in job.group.members if job.group else ():
+            if member.slot not in placed:
+                self._soon[member.slot] = job.job
+
+
+def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, int]]]:
+    """Those that differ from the present, of jobs that a plan may move now."""
     for name, placed in plan.local_batch.items():
         job = state.jobs.get(name)
-        if job is None or job.ended or job.phase in HOLDING or job.hand or not placed:
+        if job is None or job.ended or job.hand is not None:
             continue
-        why_not = _unfit(job, placed, nodes, taken, now)
-        if why_not:
-            refused[name] = why_not
-            continue
-        taken.update(placed)
-        reason = plan.reasons.get(name)
-        starts.append(Start(name, dict(placed), reason.text if reason else "planned"))
-    return Verdict(tuple(starts), refused)
+        if job.phase is Phase.RUNNING and job.group is not None:
+            if {member.slot: member.local_batch for member in job.group.members} != placed:
+                yield job, placed
+        elif job.phase not in HOLDING and placed:
+            yield job, placed
 
 
-def _unfit(
-    job: Job,
-    placed: Mapping[SlotId, int],
-    nodes: Mapping[SlotId, Node],
-    taken: set[SlotId],
-    now: Seconds,
-) -> str:
+def _grows(job: Job, placed: Mapping[SlotId, int]) -> bool:
+    have = {member.slot for member in job.group.members} if job.group else set()
+    return not placed.keys() <= have
+
+
+def _stale(job: Job, plan: Plan, now: Seconds, *, grows: bool) -> str:
+    if job.changed_at > plan.based_on:
+        return "it changed since the plan was made"
+    if job.finished_why:
+        return "its training is done"
+    if job.phase is not Phase.RUNNING and job.ready_at > now:
+        return "it waits before its next try"
+    if job.phase is Phase.RUNNING and grows and job.retry_at > now:
+        return "it waits before it is changed again"
+    return ""
+
+
+def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
+    if not placed:
+        return ""
     least, most = job.spec.slots
     if not least <= len(placed) <= most:
         return f"{len(placed)} slots are outside its bounds"
@@ -73,12 +160,4 @@ def _unfit(
         return "a local batch is outside its bounds"
     if sum(placed.values()) > job.spec.batch_limit:
         return "the global batch is above its limit"
-    if job.ready_at > now:
-        return "it waits before its next try"
-    for slot in placed:
-        node = nodes.get(slot)
-        if node is None or node.phase is not NodePhase.UP:
-            return f"slot {slot} is not there any more"
-        if slot in taken:
-            return f"slot {slot} is taken by now"
     return ""

@@ -38,6 +38,7 @@ class Context:
     def turn(self, job: Job, turn: Turn, why: str, detail: Detail | None = None) -> None:
         """Move `job` along its table, and say so."""
         before = job.phase
+        job.changed_at = self.state.version
         jobs.advance(job, turn, why, self.now, detail)
         if job.phase in HOLDING and before not in HOLDING:
             job.exit_code, job.finished_why, job.script_error = None, "", ""

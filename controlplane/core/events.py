@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.policy.api import Plan
+from controlplane.policy.api import Plan, SearchStats
 from schemas.cluster import NodeSpec
 from schemas.ids import BootId, JobId, NodeId, SlotId, Term, Version
 from schemas.jobs import JobSpec
@@ -75,6 +75,7 @@ class PlanProposed(Message, tag="core.plan_proposed.1"):
     """A policy's answer, perhaps to a question of some time ago."""
 
     plan: Plan
+    stats: SearchStats | None = None  # of a policy that searches
 
 
 class StartExpired(Message, tag="core.start_expired.1"):

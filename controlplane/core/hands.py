@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from controlplane.core.changes import abandon, order
 from controlplane.core.context import Context
 from controlplane.core.job import Job, Phase, Turn
-from controlplane.core.lifecycle import start, withdraw
+from controlplane.core.lifecycle import OPERATOR, start, withdraw
 from controlplane.core.node import NodePhase
 from controlplane.core.rescale import Hand, RescalePhase, RescaleTurn
 from controlplane.core.state import State
-from controlplane.core.worker import WorkerPhase
+from controlplane.policy.api import Reason
 from schemas.ids import Seconds, SlotId, node_of
 from schemas.messages.agent import PARK
 
@@ -53,8 +53,8 @@ def _pause(ctx: Context, job: Job, hand: Hand) -> None:
         withdraw(ctx, job, "paused")
         ctx.turn(job, Turn.PARKED, why)
         ctx.ask = True
-    elif job.phase is Phase.RUNNING and job.hand_at <= ctx.now:
-        order(ctx, job, {}, why)
+    elif job.phase is Phase.RUNNING and job.retry_at <= ctx.now:
+        order(ctx, job, {}, Reason("operator", why), by=OPERATOR)
     elif _preparing(job) and job.change is not None and job.change.kind != PARK:
         abandon(ctx, job, RescaleTurn.SUPERSEDED, "a newer order takes its place")
         _pause(ctx, job, hand)
@@ -62,7 +62,7 @@ def _pause(ctx: Context, job: Job, hand: Hand) -> None:
 
 def _start(ctx: Context, job: Job, hand: Hand) -> None:
     if job.ready_at > ctx.now:
-        job.hand_at, job.hand_waits = job.ready_at, "waits before its next try"
+        job.retry_at, job.hand_waits = job.ready_at, "waits before its next try"
         return
     size = _size(job, hand)
     free = [slot for slot in _free(ctx.state) if not hand.on or slot in hand.on]
@@ -70,7 +70,8 @@ def _start(ctx: Context, job: Job, hand: Hand) -> None:
         job.hand_waits = f"waits for {size} slots as {hand.user} asked, {len(free)} free"
         return
     chosen = _close_together(free, (), size)
-    start(ctx, job, _split(_batch(job, hand, size), chosen), f"{hand.user} asked for {size} slots")
+    why = f"{hand.user} asked for {size} slots"
+    start(ctx, job, _split(_batch(job, hand, size), chosen), Reason("operator", why), by=OPERATOR)
 
 
 def _resize(ctx: Context, job: Job, hand: Hand) -> None:
@@ -93,10 +94,11 @@ def _resize(ctx: Context, job: Job, hand: Hand) -> None:
         job.hand_waits = f"waits for slots as {hand.user} asked: {short}"
     elif target == have and group.global_batch == batch:
         job.hand_waits = ""
-    elif job.hand_at > ctx.now:
+    elif job.retry_at > ctx.now:
         job.hand_waits = "waits before its next try"
     else:
-        order(ctx, job, _split(batch, target), f"{hand.user} asked for {_asked(hand, size, batch)}")
+        why = f"{hand.user} asked for {_asked(hand, size, batch)}"
+        order(ctx, job, _split(batch, target), Reason("operator", why), by=OPERATOR)
 
 
 def _room(state: State, job: Job, have: list[SlotId], need: int) -> list[SlotId]:
@@ -160,24 +162,8 @@ def _free(state: State) -> list[SlotId]:
 
 
 def _promised(state: State, job: Job) -> list[SlotId]:
-    """Slots whose owner leaves already, and waits for nobody: no circle can come of these."""
-    claims = state.claims()
-    leaving: list[SlotId] = []
-    for other, worker in state.living():
-        if worker.slot in claims or worker.claims or other is job:
-            continue
-        going = worker.phase in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
-        change = other.change
-        if change is not None and change.group.member(worker.worker) is None:
-            pure = not any(
-                other.workers[m.worker].version == change.group.version
-                for m in change.group.members
-            )
-            going = going or (pure and worker.phase is WorkerPhase.MEMBER)
-        if going:
-            leaving.append(worker.slot)
-    up = state.slots()
-    return [slot for slot in leaving if slot in up and up[slot].phase is NodePhase.UP]
+    """Slots that others leave already."""
+    return [slot for slot, owner in state.promised().items() if owner != job.job]
 
 
 def _close_together(free: list[SlotId], have: Sequence[SlotId], size: int) -> list[SlotId]:
@@ -192,4 +178,4 @@ def _close_together(free: list[SlotId], have: Sequence[SlotId], size: int) -> li
 
 def ready_again(job: Job, now: Seconds) -> bool:
     """Whether a pause before the next try of an operator's order is over."""
-    return 0 < job.hand_at <= now
+    return 0 < job.retry_at <= now

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from enum import Enum
 from typing import Final
@@ -15,11 +16,12 @@ from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.messages.agent import PREPARE
-from schemas.messages.client import Change, EpochInfo, VersionInfo
+from schemas.messages.client import Change, Decision, EpochInfo, Size, VersionInfo
 from schemas.messages.feed import Detail
 
 KEPT_EPOCHS: Final = 1000
 KEPT_CHANGES: Final = 500
+NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # the end of a name that only counts
 
 
 class Phase(Enum):
@@ -102,7 +104,7 @@ class Job(msgspec.Struct, kw_only=True):
     group: Group | None = None  # the one that trains, or that is started
     change: Rescale | None = None  # to the next one
     hand: Hand | None = None  # an operator's
-    hand_at: Seconds = Seconds(0.0)  # the hand's order is not tried again before
+    retry_at: Seconds = Seconds(0.0)  # no growth and no operator's order is tried again before
     hand_waits: str = ""  # why the hand's order is not followed yet
     tries: int = 0  # changes that were abandoned or mended since the last finished epoch
     mends: int = 0  # in a row, without a group between
@@ -133,6 +135,10 @@ class Job(msgspec.Struct, kw_only=True):
     rescales: int = 0
     batch_changes: int = 0
     history: list[Change] = []
+    changed_at: int = 0  # version of the state; plans that are older leave the job alone
+    started_s: float | None = None  # what its last start took, from the order on
+    epoch_at: Seconds = Seconds(0.0)  # when the last epoch was reported
+    decisions: list[Decision] = []  # every group that was ordered, and why
 
     def members(self) -> list[Member]:
         """Of the group that trains, and of the one that it changes to."""
@@ -145,6 +151,33 @@ class Job(msgspec.Struct, kw_only=True):
     def group_workers(self) -> list[Worker]:
         """The processes of `group`, in rank order."""
         return [self.workers[m.worker] for m in self.group.members] if self.group else []
+
+    @property
+    def size(self) -> Size:
+        """Of the group that trains, or that is started."""
+        members = self.group.members if self.group else ()
+        batch = self.group.global_batch if self.group else 0
+        return Size(slots=tuple(member.slot for member in members), batch=batch)
+
+    @property
+    def family(self) -> str:
+        """Jobs of the same script and model: what one teaches of speed and length, others use."""
+        spec = self.spec
+        if spec.family is not None:
+            return f"{self.user}/{spec.family}"
+        stem = NUMBERED.sub("", spec.name) or spec.name
+        return " ".join([f"{self.user}/{stem}", spec.script, *spec.args])
+
+    @property
+    def stop_samples(self) -> int | None:
+        """The work that was stated, in samples since the job began; None when it depends."""
+        stop = self.spec.stop
+        if stop is not None and stop.metric is not None:
+            return None
+        if stop is not None and stop.samples is not None:
+            return stop.samples
+        epochs = stop.epochs if stop is not None else self.epochs_stated
+        return epochs * self.epoch_samples if epochs and self.epoch_samples else None
 
     @property
     def ended(self) -> bool:

@@ -9,22 +9,26 @@ import msgspec
 
 from controlplane.core import worker as workers
 from controlplane.core.context import Context
-from controlplane.core.job import Job, Turn
+from controlplane.core.job import KEPT_CHANGES, Job, Turn
 from controlplane.core.outcome import Outcome, outcome_of
 from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
+from controlplane.policy.api import Reason
 from schemas.groups import Group, Member
 from schemas.ids import NodeId, Rank, Seconds, SlotId, Version, node_of, worker_id
 from schemas.messages.agent import PREPARE, SETTLED, START, SWITCH, GroupFormed, WorkerExited
-from schemas.messages.client import VersionInfo
+from schemas.messages.client import Decision, Size, VersionInfo
 from schemas.messages.feed import Detail
 
 START_LIMIT_S: Final = 1800.0  # from the order to a formed group
 RETRY_FIRST_S: Final = 1.0  # before something that failed is tried again; doubles
 RETRY_LONGEST_S: Final = 60.0
+POLICY, OPERATOR, CLUSTER = "policy", "operator", "cluster"  # who decides
 MAX_LOSSES: Final = 8  # groups lost in a row without a finished epoch between
 
 
-def start(ctx: Context, job: Job, placed: Mapping[SlotId, int], why: str) -> None:
+def start(
+    ctx: Context, job: Job, placed: Mapping[SlotId, int], reason: Reason, by: str = POLICY
+) -> None:
     """Order a group on free slots, from the job's checkpoint if it has one."""
     version = Version(job.version + 1)
     members = tuple(
@@ -45,12 +49,12 @@ def start(ctx: Context, job: Job, placed: Mapping[SlotId, int], why: str) -> Non
     )
     job.version, job.stage, job.group, job.hand_waits = version, PREPARE, group, ""
     add_workers(job, members, version)
-    note_version(ctx, job, group, START)
+    note_version(ctx, job, group, START, reason, by=by)
     ctx.state.holders[job.job] = None
     ctx.state.starts[job.job] = (Seconds(ctx.now + START_LIMIT_S), version)
     slots = ", ".join(member.slot for member in members)
     resumes = f", resumes after epoch {job.epoch}" if job.checkpoint else ""
-    ctx.turn(job, Turn.GROUP_ORDERED, f"{why}: {slots}{resumes}", {"slots": slots})
+    ctx.turn(job, Turn.GROUP_ORDERED, f"{reason.text}: {slots}{resumes}", {"slots": slots})
     ctx.send(job)
 
 
@@ -67,8 +71,23 @@ def add_workers(job: Job, members: tuple[Member, ...], version: Version) -> None
         job.nodes[node_of(member.slot)] = None
 
 
-def note_version(ctx: Context, job: Job, group: Group, kind: str) -> None:
-    """Write into the job's list of versions that `group` was ordered."""
+def note_version(
+    ctx: Context, job: Job, group: Group, kind: str, reason: Reason, *, by: str
+) -> None:
+    """Write down that `group` was ordered, and why."""
+    to = Size(slots=tuple(member.slot for member in group.members), batch=group.global_batch)
+    was = Size() if kind == START else job.size
+    decision = Decision(
+        time=ctx.now,
+        was=was,
+        to=to,
+        why=reason.text,
+        code=reason.code,
+        by=by,
+        numbers=reason.numbers,
+        version=group.version,
+    )
+    job.decisions = [*job.decisions[-(KEPT_CHANGES - 1) :], decision]
     info = VersionInfo(
         version=group.version,
         resumed_epoch=job.epoch,
@@ -91,6 +110,9 @@ def conclude_version(ctx: Context, job: Job, outcome: str, news: GroupFormed | N
     if news is not None:
         last = msgspec.structs.replace(last, resumed_epoch=news.epoch, resumed_step=news.step)
     job.versions[-1] = last
+    decided = job.decisions[-1] if job.decisions else None
+    if decided is not None and decided.version == last.version:
+        job.decisions[-1] = msgspec.structs.replace(decided, outcome=outcome, took_s=took_s)
 
 
 def start_ready(ctx: Context, job: Job) -> None:
@@ -112,6 +134,7 @@ def start_formed(ctx: Context, job: Job, news: GroupFormed) -> None:
         return
     ctx.state.starts.pop(job.job, None)
     conclude_version(ctx, job, "formed", news)
+    job.started_s = job.versions[-1].took_s
     job.stage, job.mends = SETTLED, 0
     job.rescales += job.parked
     job.parked = False

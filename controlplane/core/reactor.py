@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from controlplane.core import changes, hands, lifecycle
+import msgspec
+
+from controlplane.core import changes, hands, lifecycle, plans
 from controlplane.core import job as jobs
 from controlplane.core import node as nodes
 from controlplane.core import worker as workers
 from controlplane.core.commands import Accept, AskForPlan, Command
-from controlplane.core.commit import check
 from controlplane.core.context import Context, place
 from controlplane.core.events import (
     CancelRequested,
@@ -60,6 +61,8 @@ from schemas.messages.client import EpochInfo
 from schemas.messages.feed import Detail
 
 FORMER_BOOTS: Final = 8
+KEPT_GAINS: Final = 1000
+REALISED: Final = "speed_realised"
 SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
 
 
@@ -154,11 +157,7 @@ class Reactor:
     # --- plans
 
     def _plan_proposed(self, event: PlanProposed) -> None:
-        verdict = check(event.plan, self.state, self._ctx.now)
-        for start in verdict.starts:
-            lifecycle.start(self._ctx, self.state.job(start.job), start.local_batch, start.why)
-        if verdict.refused:
-            self._ctx.ask = True
+        plans.follow(self._ctx, event.plan, event.stats)
 
     def _start_expired(self, event: StartExpired) -> None:
         job = self.state.jobs.get(event.job)
@@ -209,7 +208,7 @@ class Reactor:
         if job.ended or was is None:
             return
         if event.auto or (was.slots is None and was.batch is None and not was.on):
-            job.hand, job.hand_waits = None, ""
+            job.hand, job.hand_waits, job.changed_at = None, "", self.state.version
             self.state.hands.pop(job.job, None)
             self._ctx.announce("job.hand", job, {"user": event.user, "hand": "off"})
             self._ctx.ask = True
@@ -218,7 +217,7 @@ class Reactor:
         self._take_in_hand(job, hand)
 
     def _take_in_hand(self, job: Job, hand: Hand) -> None:
-        job.hand, job.hand_at, job.tries = hand, Seconds(0.0), 0
+        job.hand, job.retry_at, job.tries = hand, Seconds(0.0), 0
         self.state.hands[job.job] = None
         slots = ", ".join(hand.on) or hand.slots
         told = "pause" if hand.paused else "resize"
@@ -229,7 +228,7 @@ class Reactor:
     def _hand_due(self, event: HandDue) -> None:
         job = self.state.jobs.get(event.job)
         if job is not None:
-            job.hand_at = Seconds(0.0)
+            job.retry_at = Seconds(0.0)
 
     # --- nodes
 
@@ -392,6 +391,11 @@ class Reactor:
     def _epoch_reported(self, job: Job, news: EpochReported) -> None:
         if job.group is None or news.epoch <= job.epoch:
             return
+        slots = [member.slot for member in job.group.members]
+        whole = _whole(job, news)
+        if whole:
+            self._note_gain(job, news)
+        job.epoch_at = self._ctx.now
         job.epoch, job.step, job.samples_done = news.epoch, news.step, news.samples_done
         job.epoch_samples, job.epochs_stated = news.epoch_samples, news.epochs
         job.samples_per_s = news.samples_per_s
@@ -407,6 +411,9 @@ class Reactor:
             samples_per_s=news.samples_per_s,
             train_loss=news.train_loss,
             metrics=news.metrics,
+            slots=len(slots),
+            nodes=len({node_of(slot) for slot in slots}),
+            whole=whole,
         )
         job.epochs = [*job.epochs[-(jobs.KEPT_EPOCHS - 1) :], info]
         detail: Detail = {
@@ -418,6 +425,23 @@ class Reactor:
             "lr": news.lr,
         }
         self._ctx.announce("job.epoch", job, detail)
+        self._ctx.ask = True
+
+    def _note_gain(self, job: Job, news: EpochReported) -> None:
+        """Hold the speed of the first whole epoch of a group against what was promised of it."""
+        last = job.decisions[-1] if job.decisions else None
+        if last is None or last.version != news.group or "speed_then" not in last.numbers:
+            return
+        if REALISED in last.numbers or not last.numbers.get("speed_now"):
+            return
+        numbers = {**last.numbers, REALISED: news.samples_per_s}
+        job.decisions[-1] = msgspec.structs.replace(last, numbers=numbers)
+        predicted = numbers["speed_then"] / numbers["speed_now"]
+        realised = news.samples_per_s / numbers["speed_now"]
+        self.state.gains.append((predicted, realised))
+        del self.state.gains[:-KEPT_GAINS]
+        detail: Detail = {"version": last.version, "predicted": predicted, "realised": realised}
+        self._ctx.announce("job.gain", job, detail)
 
     def _refused(self, job: Job, worker: Worker, why: str) -> None:
         was = worker.phase
@@ -454,6 +478,17 @@ class Reactor:
         if changed:
             self._ctx.announce(event, node=node, detail=detail)
         return changed
+
+
+def _whole(job: Job, news: EpochReported) -> bool:
+    """Whether one group, with one batch, did all of an epoch."""
+    group = job.group
+    if group is None or news.group != group.version or news.epoch != job.epoch + 1:
+        return False
+    return all(
+        worker.formed == group.version and worker.formed_step <= job.step
+        for worker in job.group_workers()
+    )
 
 
 def _of(worker: Worker, job: Job) -> dict[str, Any]:

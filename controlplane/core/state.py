@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 import msgspec
 
-from controlplane.core.job import HOLDING, Job
+from controlplane.core.job import HOLDING, Job, Phase
 from controlplane.core.node import Node, NodePhase
 from controlplane.core.rescale import Rescale, RescalePhase
 from controlplane.core.worker import Worker, WorkerPhase
@@ -41,6 +42,8 @@ class State(msgspec.Struct, kw_only=True):
     nodes: dict[NodeId, Node] = {}
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
     starts: dict[JobId, tuple[Seconds, Version]] = {}  # deadlines of groups that are forming
+    plans_taken: int = 0
+    gains: list[tuple[float, float]] = []  # speed-ups of changes, predicted and realised
     hands: dict[JobId, None] = {}  # jobs under an operator's hand, in the order they came under it
 
     def job(self, job: JobId) -> Job:
@@ -74,6 +77,23 @@ class State(msgspec.Struct, kw_only=True):
     def claims(self) -> dict[SlotId, tuple[Job, Worker]]:
         """Who is prepared beside the owner of a slot, to have it next."""
         return {worker.slot: (job, worker) for job, worker in self.living() if worker.claims}
+
+    def promised(self) -> dict[SlotId, JobId]:
+        """Slots that may be prepared for somebody, and who leaves them.
+
+        The owner leaves already and waits for nobody: no circle can come of these.
+        """
+        claims, up = self.claims(), self.slots()
+        leaving: dict[SlotId, JobId] = {}
+        for job, worker in self.living():
+            if worker.slot in claims or worker.claims:
+                continue
+            going = worker.phase in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
+            if going or (worker.phase is WorkerPhase.MEMBER and _is_left(job, worker)):
+                node = up.get(worker.slot)
+                if node is not None and node.phase is NodePhase.UP:
+                    leaving[worker.slot] = job.job
+        return leaving
 
     def slots(self) -> dict[SlotId, Node]:
         """Every slot and its node."""
@@ -176,6 +196,7 @@ class State(msgspec.Struct, kw_only=True):
             if job.hand and job.hand_waits and not job.hand.paused
         )
         slots = []
+        leaving = self.promised()
         for node in self.nodes.values():
             if node.phase is NodePhase.LOST:
                 continue
@@ -184,7 +205,14 @@ class State(msgspec.Struct, kw_only=True):
                 usable = node.phase is NodePhase.UP and name not in taken
                 if usable and held > 0:
                     held, usable = held - 1, False
-                slots.append(SlotView(slot=name, node=node.node, kind=slot.kind, usable=usable))
+                view = SlotView(
+                    slot=name,
+                    node=node.node,
+                    kind=slot.kind,
+                    usable=usable,
+                    leaving=name in leaving and held <= 0,
+                )
+                slots.append(view)
         jobs = {job: _view(self.jobs[job]) for job in self.active if job not in self.hands}
         return ClusterView(version=self.version, slots=tuple(slots), jobs=jobs)
 
@@ -192,6 +220,9 @@ class State(msgspec.Struct, kw_only=True):
 def _view(job: Job) -> JobView:
     least, most = job.spec.slots
     running = job.group.members if job.group and job.phase in HOLDING else ()
+    if job.change is not None:
+        running = job.change.group.members
+    settled = job.phase is Phase.RUNNING and not job.finished_why
     return JobView(
         job=job.job,
         submitted_at=job.submitted_at,
@@ -202,8 +233,35 @@ def _view(job: Job) -> JobView:
         most=most,
         wanted=job.spec.wanted,
         running_on={member.slot: member.local_batch for member in running},
+        family=job.family,
+        movable=settled or job.phase in {Phase.QUEUED, Phase.PAUSED},
         ready_at=job.ready_at,
+        retry_at=job.retry_at,
+        moved_at=job.decisions[-1].time if job.decisions else Seconds(0.0),
         epoch=job.epoch,
+        epoch_at=job.epoch_at,
+        epoch_samples=job.epoch_samples,
         samples_done=job.samples_done,
         samples_per_s=job.samples_per_s,
+        stop_samples=job.stop_samples,
+        noise_scale=_noise_scale(job),
+        ran_s=job.running_s,
+        start_s=job.started_s,
+    )
+
+
+def _noise_scale(job: Job) -> float | None:
+    """What the script reports as the metric of that name, if it is a number of samples."""
+    value = job.metrics.get("noise_scale")
+    return value if value is not None and math.isfinite(value) and value > 0 else None
+
+
+def _is_left(job: Job, worker: Worker) -> bool:
+    """Whether a change takes `worker` out of its group, and brings nobody new."""
+    change = job.change
+    if change is None or change.group.member(worker.worker) is not None:
+        return False
+    return not any(
+        job.workers[member.worker].version == change.group.version
+        for member in change.group.members
     )

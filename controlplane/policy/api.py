@@ -1,22 +1,32 @@
-"""What a scheduling policy sees and what it answers."""
+"""What a scheduling policy sees and learns, and what it answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+# --- what it sees
+
 
 class SlotView(msgspec.Struct, frozen=True, kw_only=True):
-    """One slot that may be used now or that is in use."""
+    """One slot of a node that is not lost.
+
+    A slot that is neither usable nor leaving belongs to a job in the view, or to nobody that a
+    policy may move.
+    """
 
     slot: SlotId
     node: NodeId
     kind: str  # "gpu" or "cpu"
-    usable: bool  # its node is up and no process is still leaving it
+    usable: bool  # its node is up and no process is on it
+    leaving: bool = False  # its process is on its way out, and the slot was promised to nobody
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,11 +40,21 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     least: int  # slots
     most: int
     wanted: int
-    running_on: Mapping[SlotId, int] = {}  # slot -> local batch; empty while it waits
+    family: str = ""  # jobs of the same script and model
+    running_on: Mapping[SlotId, int] = {}  # slot -> local batch, of the group it has or is getting
+    movable: bool = True  # False: it starts, changes or ends just now; a plan keeps it as it is
     ready_at: Seconds = Seconds(0.0)  # not to be started before
+    retry_at: Seconds = Seconds(0.0)  # not to be grown before: the last try came to nothing
+    moved_at: Seconds = Seconds(0.0)  # when its present group was ordered
     epoch: int = 0  # finished
+    epoch_at: Seconds = Seconds(0.0)  # when the last one was reported
+    epoch_samples: int = 0  # ||D||
     samples_done: int = 0  # Y_processed
     samples_per_s: float = 0.0  # X_j
+    stop_samples: int | None = None  # stated work since the job began; None: it depends
+    noise_scale: float | None = None  # of its gradients, samples; None: it reports none
+    ran_s: float = 0.0  # with slots, up to `moved_at`
+    start_s: float | None = None  # what its last start took; None: never started
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
@@ -43,6 +63,56 @@ class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
     version: int  # of the core's state
     slots: tuple[SlotView, ...]
     jobs: Mapping[JobId, JobView]
+
+
+# --- what it learns
+
+
+class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
+    """A job finished an epoch; replayed from the journal when a search begins anew."""
+
+    job: JobId
+    family: str
+    slots: int  # in its group when it was reported
+    nodes: int
+    global_batch: int  # samples per step
+    samples_per_s: float  # X_j, mean over the epoch
+    whole: bool  # the group was the same through all of it
+    local_limit: int = 0
+
+
+class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
+    """Telemetry of a job, about once a second; some may be missing."""
+
+    job: JobId
+    family: str
+    group: int  # version
+    slots: int
+    nodes: int
+    global_batch: int
+    step: int
+    samples_done: int
+
+
+class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
+    """A job is over: what its relatives may expect."""
+
+    job: JobId
+    family: str
+    samples_done: int
+    succeeded: bool
+
+
+class PlanTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
+    """A plan of this policy is in force; these jobs were left waiting by it."""
+
+    waiting: tuple[JobId, ...]
+
+
+News = EpochSeen | StepsSeen | JobEnded | PlanTaken
+
+
+# --- what it answers
 
 
 class Reason(msgspec.Struct, frozen=True):
@@ -56,7 +126,8 @@ class Reason(msgspec.Struct, frozen=True):
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Local batch sizes b_j^i for every job that should run (ONES eq. 1).
 
-    A job that is absent should wait. `reasons` has an entry for every job that changes or waits.
+    A job that is absent, or has no slots, should wait. `reasons` has an entry for every job that
+    changes or waits.
     """
 
     based_on: int
@@ -65,9 +136,41 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     wake_at: Seconds | None = None  # ask again then, even if nothing happens
 
 
+class SearchStats(msgspec.Struct, frozen=True, kw_only=True):
+    """How a search stands; zeros for a policy that does not search."""
+
+    generations: int = 0  # since it began
+    best_fitness: float = 0.0
+    mean_fitness: float = 0.0
+    incumbent_fitness: float = 0.0  # of the schedule in force, on the same scale
+    decision_ms: float = 0.0  # that the last answer took
+
+    def in_ms(self, took_s: float) -> SearchStats:
+        """The same, with the time that the last answer took."""
+        return msgspec.structs.replace(self, decision_ms=took_s * 1000.0)
+
+
+class Budget(msgspec.Struct, frozen=True, kw_only=True):
+    """How long to think; counted in generations, so that it means the same on every machine."""
+
+    generations: int
+
+
 class Policy(Protocol):
     """Chooses who runs where, and with which batch size."""
 
+    def observe(self, event: News, now: Seconds) -> None:
+        """Take in news."""
+        ...
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """Think; returns whether thinking on could still find something better."""
+        ...
+
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Read out a complete plan for `view`; changes nothing."""
+        """Read out a complete plan for `view`, the best so far; changes nothing."""
+        ...
+
+    def stats(self) -> SearchStats:
+        """How the search stands."""
         ...

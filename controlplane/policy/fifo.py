@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
-from schemas.ids import JobId, NodeId, Seconds, SlotId
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    JobView,
+    News,
+    Plan,
+    Reason,
+    SearchStats,
+)
+from controlplane.policy.packing import consolidate, split
+from schemas.ids import JobId, Seconds, SlotId
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
 
 
 class Fifo:
@@ -15,6 +26,17 @@ class Fifo:
     A job at the head of the line that does not fit holds back those behind it, so nothing
     starves; one that can never fit is passed over.
     """
+
+    def observe(self, event: News, now: Seconds) -> None:
+        """Nothing that happened changes who came first."""
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """There is nothing to search for."""
+        return False
+
+    def stats(self) -> SearchStats:
+        """None."""
+        return SearchStats()
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Keep what runs, then place the oldest waiting jobs on the slots left over."""
@@ -46,29 +68,8 @@ class Fifo:
         )
 
 
-def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
-    """`size` of the free slots on as few nodes as possible, best fit first.
-
-    Requires `size <= len(free)`.
-    """
-    by_node: dict[NodeId, list[SlotView]] = defaultdict(list)
-    for slot in free:
-        by_node[slot.node].append(slot)
-    fitting = [slots for slots in by_node.values() if len(slots) >= size]
-    if fitting:
-        return min(fitting, key=len)[:size]
-    largest_first = sorted(by_node.values(), key=len, reverse=True)
-    return [slot for slots in largest_first for slot in slots][:size]
-
-
-def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
-    """`batch` dealt out over `slots` with differences of at most one sample."""
-    share, rest = divmod(batch, len(slots))
-    return {slot: share + (place < rest) for place, slot in enumerate(slots)}
-
-
 def _waiting(view: ClusterView) -> list[JobView]:
-    waiting = [job for job in view.jobs.values() if not job.running_on]
+    waiting = [job for job in view.jobs.values() if not job.running_on and job.movable]
     return sorted(waiting, key=lambda job: job.submitted_at)  # stable: the view is in order
 
 

@@ -1,27 +1,87 @@
-"""Policy name to factory."""
+"""Policy name to factory; a policy is imported when it is asked for."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Final
+import importlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, cast
+
+import msgspec
 
 from controlplane.policy.api import Policy
-from controlplane.policy.fifo import Fifo
 from schemas.errors import SettingsError
 
-POLICIES: Final[Mapping[str, Callable[[], Policy]]] = {"fifo": Fifo}
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """Where a policy is."""
+
+    factory: str  # module:class, called with its options if it has any
+    options: str = ""  # module:struct
+    searches: bool = False  # takes long enough for a process of its own
 
 
-def make(name: str) -> Policy:
-    """A new policy of that name.
+POLICIES: Final[Mapping[str, Entry]] = {
+    "fifo": Entry("controlplane.policy.fifo:Fifo"),
+    "ones": Entry(
+        "controlplane.policy.ones.policy:Ones",
+        options="controlplane.policy.ones.options:OnesOptions",
+        searches=True,
+    ),
+}
+
+
+def entry(name: str) -> Entry:
+    """Where the policy of that name is.
 
     Raises:
         SettingsError: if there is none.
     """
     try:
-        return POLICIES[name]()
+        return POLICIES[name]
     except KeyError:
         known = ", ".join(sorted(POLICIES))
         raise SettingsError(
             f"unknown policy {name!r}", f"choose one of {known}", "policy"
         ) from None
+
+
+def make(name: str, options: Mapping[str, Any] | None = None) -> Policy:
+    """A new policy of that name.
+
+    Args:
+        name: as in `POLICIES`.
+        options: of the policy; those that are left out have its defaults.
+
+    Raises:
+        SettingsError: if there is no such policy, or an option is unknown or out of its range.
+    """
+    factory = _load(entry(name).factory)
+    chosen = check_options(name, options or {})
+    return cast("Policy", factory() if chosen is None else factory(chosen))
+
+
+def check_options(name: str, options: Mapping[str, Any]) -> Any:
+    """`options` as the policy takes them; None if it has none.
+
+    Raises:
+        SettingsError: if an option is unknown, of the wrong type or out of its range.
+    """
+    found = entry(name)
+    if not found.options:
+        if options:
+            what = f"policy.options: {name} has no options"
+            raise SettingsError(what, f"leave out {', '.join(options)}", "policy.options")
+        return None
+    try:
+        return msgspec.convert(dict(options), _load(found.options))
+    except msgspec.ValidationError as error:
+        known = ", ".join(_load(found.options).__struct_fields__)
+        what = f"policy.options of {name}: {error}"
+        raise SettingsError(what, f"known: {known}", "policy.options") from None
+
+
+def _load(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)

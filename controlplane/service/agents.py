@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Final
 
 import structlog
@@ -11,14 +11,13 @@ import structlog
 from controlplane.core.commands import SendDelta
 from controlplane.core.events import NodeGreeted, NodeHeard, NodeLost, NodeReported, NodeSuspected
 from controlplane.core.node import NodePhase
-from controlplane.service.telemetry import TelemetryTable
 from controlplane.service.turn import Turn
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.daemon import Audit
 from schemas.errors import OnesError, UnavailableError
 from schemas.ids import NodeId, Seconds, Term
 from schemas.link import Incoming, Wire
-from schemas.messages.agent import Hello, Numbered, Refused, Telemetry
+from schemas.messages.agent import Hello, Numbered, Refused, StepsReported, Telemetry
 from schemas.session import Condition, ControllerOutput, ControllerSession, Deliver, Pace, ToNode
 
 log = structlog.get_logger("agents")
@@ -38,7 +37,7 @@ class Agents:
         term: Term,
         pace: Pace,
         ports: tuple[int, int],
-        telemetry: TelemetryTable,
+        told: Callable[[StepsReported], None],
         audit: Audit,
     ) -> None:
         self._turn = turn
@@ -47,7 +46,7 @@ class Agents:
         self._term = term
         self._pace = pace
         self._log_port, self._event_port = ports
-        self._telemetry = telemetry
+        self._told = told
         self._audit = audit
         self._routes: dict[NodeId, bytes] = {}
         self._sessions: dict[NodeId, ControllerSession] = {}
@@ -78,7 +77,7 @@ class Agents:
             if not self._is_node(incoming, message.node):
                 continue
             if isinstance(message, Telemetry):
-                self._telemetry.take(message.steps, self._turn.now())
+                self._told(message.steps)
             else:
                 self._published(message)
 

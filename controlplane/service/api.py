@@ -34,9 +34,11 @@ from schemas.messages.client import (
     CancelJob,
     Cluster,
     EventsPage,
+    ExplainJob,
     Failed,
     GetCluster,
     GetJob,
+    GetSearch,
     JobAccepted,
     Jobs,
     ListJobs,
@@ -125,6 +127,10 @@ class Api:
                 return self._jobs(ended=ended)
             case GetJob():
                 return await self._job(request)
+            case ExplainJob(job=name):
+                return self._explain(self._turn.reactor.state.job(name))
+            case GetSearch():
+                return self._search()
             case ListNodes():
                 return Nodes(nodes=views.nodes(self._turn.reactor.state))
             case ReadEvents():
@@ -244,6 +250,14 @@ class Api:
     def _detail(self, job: Job) -> Message:
         reason = self._turn.reasons.get(job.job)
         return views.detail(job, reason, self._telemetry, self._turn.now())
+
+    def _explain(self, job: Job) -> Message:
+        reason = self._turn.reasons.get(job.job)
+        return views.explanation(job, reason, self._turn.now())
+
+    def _search(self) -> Message:
+        about = self._about(Identity("", ""))
+        return views.search(self._turn.reactor.state, about.policy, self._turn.planner)
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:

@@ -11,19 +11,22 @@ from pathlib import Path
 import structlog
 
 from controlplane.core.commands import Announce, Command, SendDelta
-from controlplane.policy.registry import make
+from controlplane.policy.registry import check_options, entry, make
+from controlplane.service import news
 from controlplane.service.agents import Agents
 from controlplane.service.api import Api
 from controlplane.service.feed import Feed
 from controlplane.service.logs import LogRelay
 from controlplane.service.logstore import LogStore
-from controlplane.service.settings import ControllerSettings
+from controlplane.service.searcher import Inline, Planner, Searcher
+from controlplane.service.settings import ControllerSettings, PolicyChoice
 from controlplane.service.snapshots import Snapshots
 from controlplane.service.telemetry import TelemetryTable
 from controlplane.service.turn import Turn
 from schemas.daemon import Audit, notify, watchdog
 from schemas.errors import SettingsError
 from schemas.link import Identity, Link, Wire, load_authorised, load_keys
+from schemas.messages.agent import StepsReported
 from schemas.messages.client import Cluster
 from schemas.session import Pace
 
@@ -63,8 +66,18 @@ async def run(settings: ControllerSettings, home: Path) -> None:
             feed.publish(command.event)
             if command.event.job:
                 relay.job_changed(command.event.job)
+            learnt = news.of_event(command.event, turn.reactor.state)
+            if learnt is not None:
+                planner.hear(learnt, turn.now())
 
-    turn = Turn(state / "journal.sqlite", make(settings.policy.name), perform)
+    def told(steps: StepsReported) -> None:
+        telemetry.take(steps, turn.now())
+        learnt = news.of_steps(steps, turn.reactor.state)
+        if learnt is not None:
+            planner.hear(learnt, turn.now())
+
+    turn = Turn(state / "journal.sqlite", perform)
+    planner = turn.planner = _planner(settings.policy, turn)
     listen = settings.listen
     telemetry = TelemetryTable()
     snapshots = Snapshots(state / "snapshots", settings.store.snapshot_bytes)
@@ -91,7 +104,7 @@ async def run(settings: ControllerSettings, home: Path) -> None:
             term=term,
             pace=Pace(suspect_s=settings.silence.suspect_s, lost_s=settings.silence.lost_s),
             ports=(listen.shippers, listen.events),
-            telemetry=telemetry,
+            told=told,
             audit=audit,
         )
 
@@ -125,6 +138,7 @@ async def run(settings: ControllerSettings, home: Path) -> None:
                     agents.hear_events(),
                     agents.keep_time(),
                     turn.keep_deadlines(),
+                    planner.run(),
                     feed.admit(),
                     relay.hear_shippers(),
                     relay.hear_followers(),
@@ -143,6 +157,25 @@ async def run(settings: ControllerSettings, home: Path) -> None:
         turn.close()
         link.close()
     log.info("controller stopped", term=term)
+
+
+def _planner(choice: PolicyChoice, turn: Turn) -> Planner:
+    """Whoever plans: this process, or one of its own.
+
+    Raises:
+        SettingsError: if there is no such policy or option.
+    """
+    if not entry(choice.name).searches:
+        return Inline(make(choice.name, choice.options), turn.propose)
+    check_options(choice.name, choice.options)
+    return Searcher(
+        policy=choice.name,
+        options=choice.options,
+        seed=int(choice.options.get("seed", 0)),
+        history=lambda: news.history(turn.reactor.state),
+        look=turn.look,
+        propose=turn.propose,
+    )
 
 
 async def _bind(link: Link, kind: str, host: str, port: int) -> Wire:

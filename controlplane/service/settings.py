@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +21,7 @@ class Listen(msgspec.Struct, frozen=True, kw_only=True):
     feed: int = 7703
     shippers: int = 7704
     followers: int = 7705
+    metrics: int = 9464  # HTTP, for Prometheus; 0: none
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -32,7 +34,8 @@ class Keys(msgspec.Struct, frozen=True, kw_only=True):
 class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True):
     """Which policy decides."""
 
-    name: str = "fifo"
+    name: str = "ones"
+    options: dict[str, Any] = {}  # its own; see the policy's page
 
 
 class Silence(msgspec.Struct, frozen=True, kw_only=True):

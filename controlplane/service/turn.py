@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from controlplane.core.commands import Announce, AskForPlan, Command
-from controlplane.core.commit import check
+from controlplane.core.commit import difference
 from controlplane.core.events import (
     ControllerStarted,
     Input,
@@ -22,11 +22,13 @@ from controlplane.core.events import (
     NodeReported,
     PlanProposed,
 )
+from controlplane.core.job import HOLDING
 from controlplane.journal.reader import Reader
 from controlplane.journal.record import Entry
 from controlplane.journal.replay import replay
 from controlplane.journal.writer import Writer
-from controlplane.policy.api import Policy, Reason
+from controlplane.policy.api import ClusterView, Plan, PlanTaken, Reason, SearchStats
+from controlplane.service.searcher import Planner
 from schemas.errors import UnavailableError
 from schemas.ids import JobId, Seconds, Term
 
@@ -49,9 +51,9 @@ class Turn:
     (commit before effect), also in order. Several inputs share one fdatasync.
     """
 
-    def __init__(self, journal: Path, policy: Policy, perform: Perform) -> None:
+    def __init__(self, journal: Path, perform: Perform) -> None:
         self._path = journal
-        self._policy = policy
+        self.planner: Planner | None = None
         self._perform = perform
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Pending] = deque()
@@ -161,17 +163,30 @@ class Turn:
             self._loop.call_soon(self.plan)
 
     def plan(self) -> None:
-        """Ask the policy, and take its answer if it changes anything."""
+        """Ask whoever plans; the answer comes through `propose`."""
         self._planning = False
-        now = self.now()
-        plan = self._policy.plan(self.reactor.state.view(), now)
+        if self.planner is not None:
+            self.planner.ask(*self.look())
+
+    def look(self) -> tuple[ClusterView, Seconds]:
+        """What a policy may see, and the time."""
+        return self.reactor.state.view(), self.now()
+
+    def propose(self, plan: Plan, stats: SearchStats | None) -> None:
+        """Take a plan, if it changes anything; only its changes enter the history."""
+        now, state = self.now(), self.reactor.state
         self.reasons = plan.reasons
         if plan.wake_at is not None:
             if self._wake:
                 self._wake.cancel()
             self._wake = self._loop.call_later(max(0.05, plan.wake_at - now), self._ask)
-        if not check(plan, self.reactor.state, now).empty:
-            self.take(PlanProposed(plan=plan))
+        changes = difference(plan, state, now)
+        if not changes.local_batch:
+            return
+        self.take(PlanProposed(plan=changes, stats=stats))
+        if self.planner is not None:
+            left = [name for name in state.active if state.jobs[name].phase not in HOLDING]
+            self.planner.hear(PlanTaken(waiting=tuple(left)), now)
 
     async def keep_deadlines(self) -> None:
         """Turn deadlines that pass into inputs, for ever."""

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import math
+
 from controlplane.core.job import Job, times
 from controlplane.core.node import Node
 from controlplane.core.state import State
-from controlplane.policy.api import Reason
+from controlplane.policy.api import Reason, SearchStats
+from controlplane.service.searcher import Planner
 from controlplane.service.telemetry import TelemetryTable
 from schemas.ids import JobId, Seconds, node_of, slot_id
 from schemas.messages.agent import StepsReported
-from schemas.messages.client import JobDetail, JobSummary, NodeInfo, WorkerInfo
+from schemas.messages.client import (
+    Decision,
+    Explanation,
+    JobDetail,
+    JobSummary,
+    NodeInfo,
+    SearchInfo,
+    WorkerInfo,
+)
 
 
 def summary(job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds) -> JobSummary:
@@ -76,6 +87,43 @@ def detail(job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seco
         samples_done=max(job.samples_done, live.samples_done if live else 0),
         version=job.version,
     )
+
+
+def explanation(job: Job, reason: Reason | None, now: Seconds) -> Explanation:
+    """Every decision about a job; of one that waits also why, as the last entry."""
+    decisions = list(job.decisions)
+    if reason is not None and job.group is None and not job.ended:
+        waits = Decision(
+            time=now, was=job.size, to=job.size, why=reason.text, code=reason.code,
+            numbers=reason.numbers, outcome="waits",
+        )  # fmt: skip
+        decisions.append(waits)
+    return Explanation(job=job.job, state=job.phase.value, decisions=tuple(decisions))
+
+
+def search(state: State, policy: str, planner: Planner | None) -> SearchInfo:
+    """How the scheduler stands."""
+    stats = planner.stats if planner is not None else SearchStats()
+    return SearchInfo(
+        policy=policy,
+        running=planner is not None and planner.running,
+        restarts=planner.restarts if planner is not None else 0,
+        plans=state.plans_taken,
+        generations=stats.generations,
+        best_fitness=stats.best_fitness,
+        mean_fitness=stats.mean_fitness,
+        incumbent_fitness=stats.incumbent_fitness,
+        decision_ms=stats.decision_ms,
+        rescales=sum(job.rescales for job in state.jobs.values()),
+        batch_changes=sum(job.batch_changes for job in state.jobs.values()),
+        predicted_gain=_geometric_mean([predicted for predicted, _ in state.gains]),
+        realised_gain=_geometric_mean([realised for _, realised in state.gains]),
+    )
+
+
+def _geometric_mean(values: list[float]) -> float | None:
+    positive = [value for value in values if value > 0]
+    return math.exp(sum(map(math.log, positive)) / len(positive)) if positive else None
 
 
 def nodes(state: State) -> tuple[NodeInfo, ...]:

@@ -80,6 +80,16 @@ class GetJob(Message, tag="client.get_job.1"):
     wait_s: float = 0.0
 
 
+class ExplainJob(Message, tag="client.explain_job.1"):
+    """Why this job has the slots and the batch that it has."""
+
+    job: JobId
+
+
+class GetSearch(Message, tag="client.get_search.1"):
+    """How the scheduler stands."""
+
+
 class ListNodes(Message, tag="client.list_nodes.1"):
     """All nodes that ever joined."""
 
@@ -175,6 +185,28 @@ class Change(Message, tag="client.change.1"):
     detail: Detail
 
 
+class Size(Message, tag="client.size.1"):
+    """How large a job is; no slots: it waits."""
+
+    slots: tuple[SlotId, ...] = ()
+    batch: int = 0  # global, samples per step
+
+
+class Decision(Message, tag="client.decision.1"):
+    """One group that was ordered, why, and the numbers behind it."""
+
+    time: Seconds
+    was: Size = msgspec.field(name="from")
+    to: Size
+    why: str
+    code: str = ""  # stable, for programs
+    by: str = "policy"  # policy, operator or cluster (something was lost)
+    numbers: dict[str, float] = msgspec.field(default_factory=dict)
+    version: Version = Version(0)
+    outcome: str = ""  # formed, abandoned, ...; empty while it is under way
+    took_s: float = 0.0
+
+
 class EpochInfo(Message, tag="client.epoch_info.1"):
     """What an epoch achieved."""
 
@@ -186,6 +218,9 @@ class EpochInfo(Message, tag="client.epoch_info.1"):
     samples_per_s: float
     train_loss: float | None
     metrics: dict[str, float]
+    slots: int = 0  # of the group that reported it
+    nodes: int = 0
+    whole: bool = False  # the group was the same through all of it
 
 
 class VersionInfo(Message, tag="client.version_info.2"):
@@ -219,6 +254,32 @@ class JobDetail(Message, tag="client.job_detail.2"):
     exit_code: int | None
     samples_done: int
     version: Version
+
+
+class Explanation(Message, tag="client.explanation.1"):
+    """Answer to ExplainJob: every decision about it, oldest first."""
+
+    job: JobId
+    state: str
+    decisions: tuple[Decision, ...]
+
+
+class SearchInfo(Message, tag="client.search_info.1"):
+    """Answer to GetSearch."""
+
+    policy: str
+    running: bool  # whether its process answers; always for one that needs none
+    restarts: int = 0
+    plans: int = 0  # that were taken since this controller began
+    generations: int = 0
+    best_fitness: float = 0.0
+    mean_fitness: float = 0.0
+    incumbent_fitness: float = 0.0
+    decision_ms: float = 0.0  # the last one
+    rescales: int = 0  # of all jobs
+    batch_changes: int = 0
+    predicted_gain: float | None = None  # geometric mean over changes whose gain was measured
+    realised_gain: float | None = None
 
 
 class NodeInfo(Message, tag="client.node_info.1"):
@@ -269,6 +330,8 @@ Request = (
     | ResumeJob
     | ListJobs
     | GetJob
+    | ExplainJob
+    | GetSearch
     | ListNodes
     | ReadEvents
     | ReadLog
@@ -279,6 +342,8 @@ Reply = (
     | JobAccepted
     | Jobs
     | JobDetail
+    | Explanation
+    | SearchInfo
     | Nodes
     | EventsPage
     | LogPage

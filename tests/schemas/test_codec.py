@@ -20,6 +20,7 @@ from tests.support.schemas_golden import (
     CONVERSATIONS,
     FOLDER,
     conversations,
+    extend_grown,
     golden,
     golden_tags,
     write_missing,
@@ -124,6 +125,21 @@ def test_missing_golden_files_are_written_and_present_ones_never_again(tmp_path:
     assert write_missing(tmp_path) == []
 
 
+def test_a_golden_file_is_extended_if_all_that_it_had_is_there_as_it_was(tmp_path: Path) -> None:
+    write_missing(tmp_path)
+    whole = msgpack.unpackb(golden("agent.pulse.1"))
+    del whole["committed"]
+    older = msgpack.packb(whole).hex()
+    grown, changed = (tmp_path / f"agent.{name}.1.hex" for name in ("pulse", "greet"))
+    grown.write_text(older, encoding="ascii")
+    changed.write_text("c0\n", encoding="ascii")
+
+    assert extend_grown(tmp_path) == [grown]
+    assert grown.read_text(encoding="ascii") == (FOLDER / grown.name).read_text(encoding="ascii")
+    assert changed.read_text(encoding="ascii") == "c0\n"
+    assert extend_grown(tmp_path) == []
+
+
 def test_every_conversation_has_the_messages_that_it_had() -> None:
     assert conversations() == (FOLDER / CONVERSATIONS).read_text(encoding="ascii")
 
@@ -177,12 +193,26 @@ def test_an_extension_type_is_refused_wherever_it_stands(tag: str) -> None:
 
 @every_tag
 def test_a_missing_field_is_named(tag: str) -> None:
-    required = [f.name for f in msgspec.structs.fields(EXAMPLES[tag]) if f.required]
+    required = [f.encode_name for f in msgspec.structs.fields(EXAMPLES[tag]) if f.required]
     for name in required:
         short = msgpack.unpackb(golden(tag))
         del short[name]
         for codec in codecs_of(tag):
             assert f"`{name}`" in refusal(codec, msgpack.packb(short)).message
+
+
+@every_tag
+def test_a_field_with_a_default_may_be_missing_because_it_may_be_newer_than_the_sender(
+    tag: str,
+) -> None:
+    optional = [f for f in msgspec.structs.fields(EXAMPLES[tag]) if not f.required]
+    for field in optional:
+        older = msgpack.unpackb(golden(tag))
+        del older[field.encode_name]
+        fresh = field.default if field.default_factory is msgspec.NODEFAULT else {}
+        expected = msgspec.structs.replace(EXAMPLES[tag], **{field.name: fresh})
+        for codec in codecs_of(tag):
+            assert codec.decode(msgpack.packb(older)) == expected
 
 
 def test_a_wrong_field_is_told_with_its_conversation_and_what_was_expected() -> None:
@@ -279,7 +309,7 @@ def test_deep_nesting_under_an_unknown_key_is_malformed(nest: bytes) -> None:
 @pytest.mark.parametrize("nest", NESTS.values(), ids=NESTS)
 def test_deep_nesting_in_the_place_of_a_field_is_malformed(nest: bytes) -> None:
     for tag in TAGS:
-        for field in EXAMPLES[tag].__struct_fields__:
+        for field in EXAMPLES[tag].__struct_encode_fields__:
             rest = msgpack.unpackb(golden(tag))
             del rest[field]
             for codec in codecs_of(tag):

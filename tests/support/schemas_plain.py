@@ -25,8 +25,10 @@ def leaves(value: Any, path: Path = (), name: str = "") -> Iterator[tuple[Path, 
     if path:
         yield path, name, value
     if isinstance(value, msgspec.Struct):
-        for field in value.__struct_fields__:
-            yield from leaves(getattr(value, field), (*path, field), f"{name}.{field}".strip("."))
+        for field, key in zip(
+            value.__struct_fields__, value.__struct_encode_fields__, strict=True
+        ):
+            yield from leaves(getattr(value, field), (*path, key), f"{name}.{key}".strip("."))
     elif isinstance(value, dict):
         for key, inner in value.items():
             yield from leaves(inner, (*path, key), name + OPEN)

@@ -6,7 +6,7 @@ begin anew; and as soon as the world behaves again, everything that was asked fo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from signal import SIGKILL, SIGSEGV, SIGTERM
 from typing import Any, TypeVar
 
@@ -22,7 +22,7 @@ from hypothesis.stateful import (
 )
 
 from controlplane.core.commands import Command, SendDelta
-from controlplane.core.commit import check
+from controlplane.core.commit import check, difference
 from controlplane.core.events import (
     Input,
     NodeGreeted,
@@ -35,7 +35,7 @@ from controlplane.core.events import (
 from controlplane.core.job import Job, Phase
 from controlplane.core.lifecycle import START_LIMIT_S
 from controlplane.core.node import NodePhase
-from controlplane.policy.api import ClusterView, Plan
+from controlplane.policy.api import ClusterView, JobView, Plan
 from controlplane.policy.fifo import Fifo
 from controlplane.service.api import check_resize
 from schemas.errors import BadFieldError
@@ -74,6 +74,12 @@ ENDS: tuple[dict[str, int], ...] = (
 )
 NODES = st.sampled_from((N1, N2))
 SLOTS = st.sampled_from((S0, S1, T0, T1))
+NO_SLOT, NO_NODE = SlotId("n1/7"), SlotId("n9/0")
+PLACED = st.dictionaries(
+    st.sampled_from((S0, S1, T0, T1, S0, S1, T0, T1, NO_SLOT, NO_NODE)),
+    st.sampled_from((BATCH, BATCH // 2, BATCH // 4, 1, 0, BATCH + 1)),
+    max_size=4,
+)
 MANY = 2000  # rounds: enough for everything to come about
 ANY = st.integers(0, 9)  # one of what there is, round and round
 SIZE = settings(
@@ -159,6 +165,55 @@ class Cluster(RuleBasedStateMachine):
         self.take(
             proposal({job: {slot: BATCH} for job, slot in zip(waiting[-3:], slots, strict=False)})
         )
+
+    @precondition(lambda self: self.controller.state.active)
+    @rule(
+        order=st.permutations((S0, S1, T0, T1)),
+        sizes=st.lists(st.integers(0, 3), min_size=1, max_size=4),
+        batch=st.sampled_from((BATCH, BATCH // 2, 1)),
+        rounds=st.integers(0, 4),
+    )
+    def a_policy_deals_all_slots_anew(
+        self, order: list[SlotId], sizes: list[int], batch: int, rounds: int
+    ) -> None:
+        placed: dict[JobId, dict[SlotId, int]] = {}
+        for job, size in zip(self.controller.state.view().jobs, sizes, strict=False):
+            placed[job], order = dict.fromkeys(order[:size], batch), order[size:]
+        plan = Plan(based_on=self.controller.state.version, local_batch=placed)
+        self.follow(difference(plan, self.controller.state, self.now))
+        self.all_goes_well_for_a_moment(rounds)
+
+    @precondition(lambda self: any(job.running_on for job in self.views[-1].jobs.values()))
+    @rule(which=ANY, placed=PLACED, rounds=st.integers(0, 4))
+    def a_plan_moves_one_job(self, which: int, placed: dict[SlotId, int], rounds: int) -> None:
+        training = [job for job, view in self.views[-1].jobs.items() if view.running_on]
+        plan = {one_of(training, which): placed}
+        self.follow(Plan(based_on=self.controller.state.version, local_batch=plan))
+        self.all_goes_well_for_a_moment(rounds)
+
+    @precondition(lambda self: len(self.controller.state.holders) > 1)
+    @rule(which=ANY, to=ANY, rounds=st.integers(0, 4))
+    def a_plan_hands_a_slot_over(self, which: int, to: int, rounds: int) -> None:
+        jobs = self.controller.state.view().jobs.values()
+        training = {job.job: dict(job.running_on) for job in jobs if job.running_on and job.movable}
+        givers = [job for job, on in training.items() if len(on) > 1]
+        if not givers or len(training) == 1:
+            return
+        giver = one_of(givers, which)
+        taker = one_of([job for job in training if job != giver], to)
+        slot, batch = training[giver].popitem()
+        training[taker][slot] = batch
+        self.follow(Plan(based_on=self.controller.state.version, local_batch=training))
+        self.all_goes_well_for_a_moment(rounds)
+
+    @precondition(lambda self: self.controller.state.jobs)
+    @rule(entries=st.dictionaries(ANY, PLACED, max_size=4), age=st.sampled_from((0, 0, 1, 2, 9)))
+    def a_plan_of_a_mad_policy_arrives(
+        self, entries: dict[int, dict[SlotId, int]], age: int
+    ) -> None:
+        names = [*self.controller.state.jobs, GHOST]
+        placed = {one_of(names, which): slots for which, slots in entries.items()}
+        self.follow(Plan(based_on=self.controller.state.version - age, local_batch=placed))
 
     @rule()
     def the_policy_is_asked(self) -> None:
@@ -327,6 +382,30 @@ class Cluster(RuleBasedStateMachine):
                 slot = slot_id(name, node.processes[worker].assignment.slot)
                 assert slot not in usable or worker in self.passed_over, worker
 
+    @invariant()
+    def what_the_view_offers_a_plan_may_take(self) -> None:
+        view, state = self.controller.state.view(), self.controller.state
+        usable = [slot.slot for slot in view.slots if slot.usable]
+        for job in view.jobs.values():
+            if not job.movable:
+                continue
+            for placed in wishes(job, usable, self.now):
+                plan = Plan(based_on=view.version, local_batch={job.job: placed})
+                verdict = check(plan, state, self.now)
+                moves = {move.job: move.local_batch for move in verdict.moves}
+                assert (moves, verdict.refused) == ({job.job: placed}, {})
+
+    @invariant()
+    def every_decision_but_the_one_under_way_has_its_outcome(self) -> None:
+        for job in self.controller.state.jobs.values():
+            under_way = job.phase in {Phase.STARTING, Phase.RESCALING}
+            versions = [decision.version for decision in job.decisions]
+            open_ = [decision.version for decision in job.decisions if not decision.outcome]
+            assert versions == sorted(set(versions))
+            assert open_ == versions[-1:] * under_way, (job.phase, job.decisions)
+            for decision in job.decisions:
+                assert decision.to.batch <= job.spec.batch_limit or decision.by == "operator"
+
     def teardown(self) -> None:
         self.everything_gets_well(epochs=None)
         for job in self.controller.state.active:
@@ -409,7 +488,7 @@ class Cluster(RuleBasedStateMachine):
         return self.plan()
 
     def a_hand_is_due(self) -> bool:
-        due = [job.hand_at for job in map(self.controller.job, self.controller.state.hands)]
+        due = [job.retry_at for job in map(self.controller.job, self.controller.state.hands)]
         later = [at for at in due if at > 0]
         if not later:
             return False
@@ -458,10 +537,23 @@ class Cluster(RuleBasedStateMachine):
         self.controller.asked, self.wake_at = False, plan.wake_at
         verdict = check(plan, self.controller.state, self.now)
         assert not verdict.refused, "what fits the view fits the state"
-        changes = not verdict.empty
-        if changes:
-            self.take(PlanProposed(plan=plan))
-        return changes
+        changed = difference(plan, self.controller.state, self.now)
+        assert all(changed.local_batch.values()), "it pauses nobody"
+        if changed.local_batch:
+            self.take(PlanProposed(plan=changed))
+        return bool(changed.local_batch)
+
+    def follow(self, plan: Plan) -> None:
+        """Propose `plan`; it orders something only of jobs that it names and that it knew of."""
+        jobs = self.controller.state.jobs.values()
+        hands = dict(self.controller.state.hands)
+        before = {job.job: job.version for job in jobs}
+        known = {job.job for job in jobs if job.changed_at <= plan.based_on}
+
+        self.take(PlanProposed(plan=plan))
+
+        ordered = {job.job for job in jobs if job.version != before[job.job]} - hands.keys()
+        assert ordered <= plan.local_batch.keys() & known
 
     def greeted(self, greeting: NodeGreeted) -> None:
         named = {worker_id(seen.job, seen.version, seen.rank) for seen in greeting.workers}
@@ -504,6 +596,20 @@ class HauntedCluster(Cluster):
             self.a_link_breaks(node_of(slot), keeps=False)
             haunt(self.nodes[node_of(slot)], GHOST, version, slot)
         self.the_links_hold_again()
+
+
+def wishes(job: JobView, usable: list[SlotId], now: Seconds) -> Iterator[dict[SlotId, int]]:
+    """What a plan may ask for `job`, as it is in a view, if nothing but the view is known."""
+    now_on = dict(job.running_on)
+    if now_on:
+        yield {}
+        if len(now_on) > job.least:
+            yield dict([*now_on.items()][:-1])
+        if max(now_on.values()) > 1:
+            yield dict.fromkeys(now_on, 1)
+    tried = job.retry_at if now_on else job.ready_at
+    if tried <= now and usable and len(now_on) < job.most:
+        yield dict.fromkeys([*now_on, usable[0]], 1)
 
 
 def one_of(choices: Sequence[T], which: int) -> T:

@@ -219,10 +219,16 @@ def test_an_epoch_is_kept_and_announced() -> None:
             global_batch=BATCH,
             lr=0.1,
             accuracy=0.5,
-        )
+        ),
+        AskForPlan(),
     ]
     job = controller.job(A)
-    assert (job.epoch, job.samples_done, job.checkpoint) == (1, 1000, resume_at(1, 1))
+    assert (job.epoch, job.epoch_at, job.samples_done, job.checkpoint) == (
+        1,
+        1234.0,
+        1000,
+        resume_at(1, 1),
+    )
     assert job.epochs == [
         EpochInfo(
             epoch=1,
@@ -233,6 +239,9 @@ def test_an_epoch_is_kept_and_announced() -> None:
             samples_per_s=500.0,
             train_loss=1.0,
             metrics={"accuracy": 0.5},
+            slots=1,
+            nodes=1,
+            whole=True,
         )
     ]
 
@@ -1077,10 +1086,14 @@ def test_a_stale_plan_starts_no_job_that_ended() -> None:
 
 
 def test_a_stale_plan_leaves_a_running_job_as_it_is() -> None:
-    controller = running(cluster_of(n1=2))
+    controller = running(cluster_of(n1=2), slots=(1, 2))
+    before = controller.job(A).changed_at - 1
 
-    assert controller.place({A: S1}) == []
-    assert controller.place({}) == []
+    assert controller.take(proposal({A: {S1: BATCH}}, based_on=before)) == [AskForPlan()]
+    assert controller.take(proposal({A: {}}, based_on=before)) == [AskForPlan()]
+    assert controller.take(proposal({A: {S0: BATCH}}, based_on=before)) == [], "it asks for nothing"
+    assert controller.take(proposal({}, based_on=before)) == []
+    assert controller.job(A).phase is Phase.RUNNING
 
 
 def test_a_plan_may_name_jobs_and_slots_that_do_not_exist() -> None:

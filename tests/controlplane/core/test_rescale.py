@@ -487,7 +487,7 @@ def test_an_order_that_failed_is_tried_again_after_a_pause_that_doubles() -> Non
     pauses = []
     for version in (2, 3, 4):
         controller.tell(N2, refused(A, version, rank=1, error="no zygote"))
-        pauses.append(controller.job(A).hand_at - controller.now)
+        pauses.append(controller.job(A).retry_at - controller.now)
         assert controller.job(A).hand_waits == "waits before its next try"
         controller.now += pauses[-1]
         assert controller.due() == [HandDue(job=A)]

@@ -1,0 +1,181 @@
+"""timeline: slots over time, drawn in a terminal and into a file."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from string import ascii_letters
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+from rich.console import Console
+from rich.text import Text
+
+from controlplane.cli.bars import png
+from controlplane.cli.output import Common, Exit, print_json, print_line
+from controlplane.cli.stays import (
+    Stay,
+    Window,
+    all_slots,
+    numbered,
+    occupancy,
+    shade,
+    whole,
+    within,
+)
+from controlplane.client import BlockingClient
+from schemas.ids import JobId, SlotId
+from schemas.messages.feed import FeedEvent
+
+__all__ = ["Stay", "Window", "all_slots", "occupancy", "png", "terminal", "timeline"]
+
+COMMON = Common()
+FREE: Final = "grey35"
+PLAIN_WIDTH: Final = 120  # where no terminal says how wide it is
+TICK_EVERY: Final = 12  # columns, at least
+# --- in a terminal
+
+
+def terminal(
+    stays: Sequence[Stay],
+    slots: Sequence[SlotId],
+    width: int,
+    *,
+    window: Window | None = None,
+    colour: bool = True,
+) -> Text:
+    """One line for each slot, a time axis below them, and which job is what.
+
+    Args:
+        stays: who had which slot.
+        slots: the lines, from the top.
+        width: columns of all of it.
+        window: what the axis spans; default: all stays.
+        colour: blocks in a colour for each job, paler where it had the slot for less than half of
+            a column's time; else a letter for each job.
+    """
+    window = window or whole(stays)
+    jobs = numbered(stays)
+    indent = max((len(slot) for slot in slots), default=0) + 1
+    columns = max(width - indent, TICK_EVERY)
+    taken = _taken(stays, window, columns)
+    text = Text(no_wrap=True, overflow="crop")
+    for slot in slots:
+        text.append(slot.ljust(indent))
+        line = taken[slot]
+        cells = (_cell(line.get(column, {}), jobs, colour=colour) for column in range(columns))
+        for (glyph, style), run in groupby(cells):
+            text.append(glyph * len(list(run)), style=style)
+        text.append("\n")
+    for line_below in _axis(window, columns):
+        text.append(" " * indent + line_below + "\n", style="dim")
+    text.append_text(_legend(jobs, width, colour=colour))
+    text.rstrip()
+    return text
+
+
+def _taken(
+    stays: Iterable[Stay], window: Window, columns: int
+) -> Mapping[SlotId, dict[int, dict[JobId, float]]]:
+    """How much of each column's time each job had each slot, as a share."""
+    scale = columns / window.length
+    taken: defaultdict[SlotId, dict[int, dict[JobId, float]]] = defaultdict(dict)
+    for stay in within(stays, window):
+        begin, end = ((at - window.begin) * scale for at in (stay.begin, stay.end))
+        for column in range(int(begin), min(math.ceil(end), columns)):
+            shares = taken[stay.slot].setdefault(column, {})
+            share = min(end, column + 1) - max(begin, column)
+            shares[stay.job] = shares.get(stay.job, 0.0) + share
+    return taken
+
+
+def _cell(
+    shares: Mapping[JobId, float], jobs: Mapping[JobId, int], *, colour: bool
+) -> tuple[str, str]:
+    if not shares:
+        return ("░" if colour else "."), FREE
+    index = jobs[max(shares, key=lambda job: shares[job])]
+    if not colour:
+        return ascii_letters[index % len(ascii_letters)], ""
+    return ("█" if sum(shares.values()) >= 0.5 else "▒"), shade(index)  # noqa: PLR2004
+
+
+def _axis(window: Window, columns: int) -> tuple[str, str]:
+    """Marks, and the seconds below them."""
+    step = _round_up(window.length * TICK_EVERY / columns)
+    marks, told = ["─"] * columns, ""
+    for tick in range(math.ceil(window.length / step)):
+        column = min(round(tick * step / window.length * columns), columns - 1)
+        label = f"{tick * step:g} s"
+        marks[column] = "┬"
+        if column + len(label) <= columns:
+            told = told.ljust(column) + label
+    return "".join(marks), told
+
+
+def _round_up(seconds: float) -> float:
+    """The next 1, 2 or 5 times a power of ten."""
+    power = 10.0 ** math.floor(math.log10(seconds))
+    return next(power * lead for lead in (1, 2, 5, 10) if power * lead >= seconds * (1 - 1e-9))
+
+
+def _legend(jobs: Mapping[JobId, int], width: int, *, colour: bool) -> Text:
+    text, used = Text(), 0
+    for job, index in jobs.items():
+        mark = "██" if colour else ascii_letters[index % len(ascii_letters)]
+        entry = Text.assemble((mark, shade(index) if colour else ""), f" {job}")
+        if used and used + 3 + len(entry) > width:
+            text.append("\n")
+            used = 0
+        text.append("   " if used else "").append_text(entry)
+        used += len(entry) + (3 if used else 0)
+    return text
+
+
+# --- the command
+
+
+def timeline(
+    *,
+    png_: Annotated[
+        Path | None, Parameter(name="--png", help="also draw it into this file")
+    ] = None,
+    from_: Annotated[int, Parameter(name="--from", help="begin at this event")] = 1,
+    common: Common = COMMON,
+) -> int:
+    """Draw which job had which slot, from the journal."""
+    with BlockingClient(common.home) as client:
+        events = tuple(client.events())
+    window = shown_window(events, from_, time.time())
+    stays = within(occupancy(events, window.end), window)
+    slots = all_slots(events)
+    if common.output == "json":
+        print_json(stays)
+    elif common.output == "jsonl":
+        for stay in stays:
+            print_line(stay)
+    elif common.output == "table":
+        _print(stays, slots, window)
+    if png_ is not None:
+        png(stays, slots, png_, "slots over time", window=window)
+    return Exit.OK
+
+
+def shown_window(events: Sequence[FeedEvent], from_seq: int, now: float) -> Window:
+    """From event `from_seq` until now, or until the last event if no worker is left."""
+    last = events[-1].time if events else now
+    alive = any(stay.end == math.inf for stay in occupancy(events, math.inf))
+    end = max(now, last) if alive else last
+    return Window(next((event.time for event in events if event.seq >= from_seq), end), end)
+
+
+def _print(stays: Sequence[Stay], slots: Sequence[SlotId], window: Window) -> None:
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    few = console.color_system in {None, "standard"}  # too few to tell jobs apart
+    colour = not few and not console.no_color
+    console.print(terminal(stays, slots, console.width, window=window, colour=colour))

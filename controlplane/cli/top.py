@@ -1,0 +1,267 @@
+"""top: jobs and slots as they are now, again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Annotated, Final, NamedTuple
+
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.columns import Columns
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from controlplane.cli.output import STYLES, Common, Exit, print_json, print_line
+from controlplane.cli.stays import shade
+from controlplane.client import BlockingClient
+from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
+from schemas.ids import JobId, SlotId, slot_id
+from schemas.messages.client import Cluster, JobSummary, NodeInfo, WorkerInfo
+
+COMMON = Common()
+FREE: Final = "grey35"
+EVERY_S: Final = 1.0
+PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
+PLAIN_WIDTH: Final = 200  # where no terminal says how wide it is
+TABLE_EDGE: Final = 3  # lines of the table that are no jobs
+AWAY: Final = "controller unreachable, trying again"
+ROOMY: Final = 124  # columns, from which on there is room for a bar; the percentage tells the same
+NARROW: Final = 100  # columns, below which only what changes by itself is shown
+RIGHT: Final = frozenset({"slots", "batch", "lr", "samples/s", "loss", "re-scales"})
+COLUMNS: Final = (
+    "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "re-scales",
+    "why",
+)  # fmt: skip
+
+
+class Look(NamedTuple):
+    """The cluster at one moment."""
+
+    cluster: Cluster
+    jobs: tuple[JobSummary, ...]  # oldest first
+    nodes: tuple[NodeInfo, ...]
+    owners: Mapping[SlotId, JobId]
+    colours: Mapping[JobId, int]  # indices, see `shade`
+
+
+class Watch:
+    """Looks at a cluster; asks for a job's workers only when the feed says that they changed."""
+
+    def __init__(self, client: BlockingClient, *, ended: bool = False) -> None:
+        self._client = client
+        self._ended = ended
+        self._next_seq = 0  # of the feed
+        self._workers: dict[JobId, tuple[WorkerInfo, ...]] = {}
+        self._colours: dict[JobId, int] = {}
+
+    def look(self) -> Look:
+        """How it is now.
+
+        Raises:
+            UnreachableError: if no controller answers.
+        """
+        cluster = self._client.cluster()
+        self._forget_changed(cluster.last_seq)
+        jobs = self._client.jobs(ended=self._ended)
+        nodes = self._client.nodes()
+        on_slots = dict.fromkeys(job for node in nodes for job in node.jobs)
+        self._workers = {
+            job: self._workers[job] if job in self._workers else self._ask(job) for job in on_slots
+        }
+        self._colours = recoloured(self._colours, [*on_slots, *(job.job for job in jobs)])
+        return Look(cluster, jobs, nodes, owners_of(nodes, self._workers), self._colours)
+
+    def _forget_changed(self, last_seq: int) -> None:
+        if self._next_seq and last_seq >= self._next_seq:
+            for event in self._client.events(self._next_seq):
+                self._next_seq = event.seq + 1
+                if event.job is not None and event.event != "job.epoch":
+                    self._workers.pop(event.job, None)
+        elif not self._next_seq:
+            self._next_seq = last_seq + 1
+
+    def _ask(self, job: JobId) -> tuple[WorkerInfo, ...]:
+        try:
+            return self._client.job(job).workers
+        except UnknownJobError:  # left behind by another cluster
+            return ()
+
+
+def top(
+    *,
+    once: Annotated[bool, Parameter(help="one picture, as without a terminal")] = False,
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended jobs too")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Show jobs and slots, every second until Ctrl-C."""
+    live = common.output == "table" and not once and sys.stdout.isatty()
+    try:
+        with BlockingClient(common.home, PATIENCE_S if live else None) as client:
+            if common.output in {"json", "jsonl"}:
+                show = print_json if common.output == "json" else print_line
+                show({"jobs": client.jobs(ended=all_), "nodes": client.nodes()})
+            elif live:
+                follow(Watch(client, ended=all_), Console(highlight=False), time.sleep)
+            else:
+                wide = None if sys.stdout.isatty() else PLAIN_WIDTH
+                console = Console(width=wide, highlight=False)
+                look = Watch(client, ended=all_).look()
+                console.print(picture(look, console.width))
+    except KeyboardInterrupt:
+        if not live:
+            raise
+    return Exit.OK
+
+
+def follow(watch: Watch, console: Console, pause: Callable[[float], None]) -> None:
+    """Draw every second, for ever; a controller that is away for a while is borne.
+
+    Raises:
+        UnreachableError: if it does not answer the first time.
+    """
+    look, note = watch.look(), ""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            live.update(fitted(look, console, note), refresh=True)
+            pause(EVERY_S)
+            try:
+                look, note = watch.look(), ""
+            except (UnreachableError, UnavailableError):
+                note = AWAY
+
+
+# --- the picture
+
+
+def picture(look: Look, width: int, note: str = "", most: int | None = None) -> Group:
+    """The header, at most `most` jobs, and the slots of every node."""
+    line = header(look.cluster)
+    if note:
+        line.append(f"   {note}", style="bold red")
+    return Group(line, table(look, width, most), strips(look))
+
+
+def fitted(look: Look, console: Console, note: str = "") -> Group:
+    """The picture with as many jobs as there is room for."""
+    below = len(console.render_lines(strips(look), pad=False))
+    most = max(console.height - below - TABLE_EDGE - 2, 1)
+    return picture(look, console.width, note, most)
+
+
+def header(cluster: Cluster) -> Text:
+    """Who answers here."""
+    facts = {
+        "ones": cluster.release,
+        "policy": cluster.policy,
+        "term": cluster.term,
+        "user": f"{cluster.user} ({cluster.role})",
+    }
+    parts = (Text.assemble((f"{name} ", "dim"), str(fact)) for name, fact in facts.items())
+    return Text("   ").join(parts)
+
+
+def table(look: Look, width: int, most: int | None = None) -> Table:
+    """Jobs, oldest first; if there is no room for all, those on slots come before the others."""
+    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    columns = fitting(width)
+    for column in columns:
+        right = column in RIGHT
+        drawn.add_column(column, justify="right" if right else "left", no_wrap=column != "why")
+    shown = chosen(look.jobs, most)
+    for job in shown:
+        cells = _cells(job, look.colours[job.job])
+        drawn.add_row(*(cells[column] for column in columns))
+    if len(shown) < len(look.jobs):
+        drawn.add_row(Text(f"and {len(look.jobs) - len(shown)} more", style="dim"))
+    return drawn
+
+
+def strips(look: Look) -> RenderableType:
+    """Every node with its slots, as many side by side as there is room for."""
+    return Columns([strip(node, look.owners, look.colours) for node in look.nodes], padding=(0, 3))
+
+
+def strip(node: NodeInfo, owners: Mapping[SlotId, JobId], colours: Mapping[JobId, int]) -> Text:
+    """The slots of a node, coloured by job; those that nobody has are grey."""
+    drawn = Text.assemble(
+        (node.node, "" if node.state == "up" else STYLES.get(node.state, "")), " "
+    )
+    if node.state != "up":
+        drawn.append(f"{node.state} ", style=STYLES.get(node.state, ""))
+    here = [owners.get(slot_id(node.node, index)) for index in range(node.slots)]
+    unknown = here.count(None) - node.free
+    for owner in here:
+        if owner is not None:
+            drawn.append("██ ", style=shade(colours[owner]))
+            continue
+        drawn.append("▒▒ " if unknown > 0 else "░░ ", style=FREE)
+        unknown -= 1
+    drawn.rstrip()
+    return drawn
+
+
+def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
+    known = job.progress is not None
+    return {
+        "job": Text(job.job, style=shade(colour)),
+        "state": Text(job.state, style=STYLES.get(job.state, "")),
+        "progress": ProgressBar(1.0, job.progress or 0.0, 16, style=FREE) if known else "",
+        "%": f"{job.progress:.0%}" if known else f"epoch {job.epoch}",
+        "slots": str(job.slots or ""),
+        "batch": str(job.global_batch or ""),
+        "lr": f"{job.lr:.3g}" if job.lr is not None else "",
+        "samples/s": f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
+        "loss": f"{job.train_loss:.4g}" if job.train_loss is not None else "",
+        "re-scales": str(job.rescales + job.batch_changes),
+        "why": Text(job.reason, no_wrap=True, overflow="ellipsis"),
+    }
+
+
+# --- what it is made of
+
+
+def fitting(width: int) -> list[str]:
+    """The columns of the table for which there is room."""
+    left_out = {"progress"} if width < ROOMY else set()
+    if width < NARROW:
+        left_out |= {"re-scales", "why"}
+    return [column for column in COLUMNS if column not in left_out]
+
+
+def owners_of(
+    nodes: Iterable[NodeInfo], workers: Mapping[JobId, Sequence[WorkerInfo]]
+) -> dict[SlotId, JobId]:
+    """Who has each slot: of two processes on one, the one that is not just being prepared."""
+    jobs_on = {node.node: node.jobs for node in nodes}
+    found: dict[SlotId, tuple[bool, JobId]] = {}
+    for job, crew in workers.items():
+        for worker in crew:
+            if worker.phase == "gone" or job not in jobs_on.get(worker.node, ()):
+                continue
+            newcomer = worker.phase in {"ordered", "started", "ready"}
+            rival = found.get(worker.slot)
+            if rival is None or rival[0] > newcomer:
+                found[worker.slot] = (newcomer, job)
+    return {slot: job for slot, (_, job) in found.items()}
+
+
+def recoloured(before: Mapping[JobId, int], jobs: Iterable[JobId]) -> dict[JobId, int]:
+    """Colours for `jobs`: each keeps its own, a new one takes the first that nobody has."""
+    names = list(dict.fromkeys(jobs))
+    colours = {job: before[job] for job in names if job in before}
+    free = iter(sorted(set(range(len(names))) - set(colours.values())))
+    return {job: colours[job] if job in colours else next(free) for job in names}
+
+
+def chosen(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
+    """The jobs for which there is room, in their order; those on slots first."""
+    if most is None or len(jobs) <= most:
+        return list(jobs)
+    ranked = sorted(jobs, key=lambda job: job.slots == 0)[: most - 1]
+    names = {job.job for job in ranked}
+    return [job for job in jobs if job.job in names]

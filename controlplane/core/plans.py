@@ -1,0 +1,56 @@
+"""Follows a plan: what still fits of it becomes starts, changes and pauses."""
+
+from __future__ import annotations
+
+from controlplane.core.changes import order
+from controlplane.core.commit import Move, check
+from controlplane.core.context import Context
+from controlplane.core.job import Job, Phase
+from controlplane.core.lifecycle import start
+from controlplane.policy.api import Plan, SearchStats
+from schemas.ids import SlotId
+
+
+def follow(ctx: Context, plan: Plan, stats: SearchStats | None) -> None:
+    """Do what fits of `plan`; ask again if something did not."""
+    verdict = check(plan, ctx.state, ctx.now)
+    done = [move for move in verdict.moves if _follow(ctx, move)]
+    if done:
+        ctx.state.plans_taken += 1
+    if done and stats is not None:
+        ctx.announce(
+            "policy.plan",
+            detail={
+                "changes": len(done),
+                "generations": stats.generations,
+                "best_fitness": stats.best_fitness,
+                "mean_fitness": stats.mean_fitness,
+                "decision_ms": stats.decision_ms,
+            },
+        )
+    if verdict.refused:
+        ctx.ask = True
+
+
+def _follow(ctx: Context, move: Move) -> bool:
+    job = ctx.state.jobs[move.job]
+    if job.phase is not Phase.RUNNING:
+        start(ctx, job, move.local_batch, move.reason)
+        return True
+    before = job.version
+    order(ctx, job, _first_step(job, move), move.reason)
+    return job.version != before
+
+
+def _first_step(job: Job, move: Move) -> dict[SlotId, int]:
+    """A job that gets new slots and gives up others grows to all of them first.
+
+    When that has settled, the next plan takes back what is too much: a migration.
+    """
+    have = [member.slot for member in job.group.members] if job.group else []
+    new = [slot for slot in move.local_batch if slot not in have]
+    if not new or all(slot in move.local_batch for slot in have):
+        return dict(move.local_batch)
+    union = [*have, *new]
+    share, rest = divmod(max(sum(move.local_batch.values()), len(union)), len(union))
+    return {slot: share + (place < rest) for place, slot in enumerate(union)}

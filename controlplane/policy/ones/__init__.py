@@ -1,0 +1,1 @@
+"""ONES: an online evolutionary search over schedules, with a batch size for every job."""

@@ -1,0 +1,131 @@
+"""Why a plan does what it does: words for people, codes and numbers for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from controlplane.policy.api import Reason
+from controlplane.policy.ones.genome import Candidate
+from controlplane.policy.ones.problem import Case, Problem
+from schemas.ids import Seconds, SlotId
+
+SHOWN = 3  # names in a sentence
+
+
+def for_change(problem: Problem, best: Candidate, row: int, placed: Mapping[SlotId, int]) -> Reason:
+    """Why a job starts, grows, shrinks, moves, stops or gets another batch."""
+    case = problem.cases[row]
+    numbers = _numbers(problem, best, row)
+    was, now = len(case.now), len(placed)
+    if not now:
+        text = f"paused: its {_slots(was)} serve {_others(problem, best, row)} better"
+        return Reason("pause", text, numbers)
+    if not was:
+        return _start(case, numbers, now)
+    speedup = f"{numbers['speed_then'] / max(numbers['speed_now'], 1e-9):.2f} x the speed"
+    if now > was:
+        text = f"grows to {_slots(now)} ({speedup})"
+        return Reason("grow", f"{text}: {_room(problem, best, row)}", numbers)
+    if now < was:
+        text = f"gives {_slots(was - now)} to {_others(problem, best, row)} ({speedup})"
+        return Reason("shrink", text, numbers)
+    if best.packed[row]:
+        return Reason("pack", f"brought together on fewer nodes ({speedup})", numbers)
+    batch = int(numbers["batch_then"])
+    if batch < numbers["batch_now"]:
+        text = f"batch down to {batch}, its limit is {case.limit}"
+    else:
+        text = f"batch up to {batch} ({speedup}), its limit is {case.limit}"
+    return Reason("batch", text, numbers)
+
+
+def waits(problem: Problem, best: Candidate, row: int) -> Reason:
+    """Why a job has no slots."""
+    case = problem.cases[row]
+    need = int(case.offers.sizes[0])
+    numbers = _numbers(problem, best, row) | {"needs": float(need)}
+    text = f"waits for {_slots(need)}"
+    if best.fitness > -np.inf and problem.capacity < need:
+        return Reason("waits", f"{text}, {problem.capacity} could be had", numbers)
+    values = [
+        float(problem.worth[other, level]) / max(1, int(problem.sizes[other, level]))
+        for other, level in enumerate(best.levels)
+        if level
+    ]
+    if values:
+        numbers["least_value_running"] = min(values)
+    return Reason("waits", f"{text}: others are worth more on them", numbers)
+
+
+def backs_off(until: Seconds, now: Seconds) -> Reason:
+    """It failed or was lost a moment ago."""
+    wait_s = until - now
+    return Reason("backing_off", f"waits {wait_s:.0f} s before its next try", {"wait_s": wait_s})
+
+
+def too_large(needs: int, slots: int) -> Reason:
+    """The cluster is too small for it."""
+    text = f"needs {needs} slots, the cluster has {slots}"
+    return Reason("too_large", text, {"needs": needs, "slots": slots})
+
+
+def _start(case: Case, numbers: dict[str, float], size: int) -> Reason:
+    if case.job.epoch or case.job.samples_done:
+        return Reason("resume", f"goes on, on {_slots(size)}", numbers)
+    if size == case.job.least:
+        return Reason("start", f"starts on {_slots(size)}, to warm up", numbers)
+    return Reason("start", f"starts on {_slots(size)}", numbers)
+
+
+def _room(problem: Problem, best: Candidate, row: int) -> str:
+    """Where the slots of a growing job come from."""
+    before = {slot: problem.cases[other].job.job for other in range(len(problem.cases))
+              for slot in problem.cases[other].now if other != row}  # fmt: skip
+    donors = {before[slot] for slot in best.placed[row] if slot in before}
+    return f"from {_names(sorted(donors))}" if donors else "nobody else needs them more"
+
+
+def _others(problem: Problem, best: Candidate, row: int) -> str:
+    """Who gets the slots of a job that gives some up."""
+    mine = set(problem.cases[row].now)
+    heirs = [
+        problem.cases[other].job.job
+        for other in range(len(problem.cases))
+        if other != row and mine & (set(best.placed[other]) - set(problem.cases[other].now))
+    ]
+    return _names(heirs) or "others"
+
+
+def _names(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:SHOWN])
+    return f"{shown} and {len(names) - SHOWN} more" if len(names) > SHOWN else shown
+
+
+def _slots(many: int) -> str:
+    return f"{many} slot{'s' * (many != 1)}"
+
+
+def _numbers(problem: Problem, best: Candidate, row: int) -> dict[str, float]:
+    case = problem.cases[row]
+    was, now = int(problem.present[row]), int(best.levels[row])
+    numbers = {
+        "slots_now": float(problem.sizes[row, was]),
+        "slots_then": float(problem.sizes[row, now]),
+        "batch_now": float(sum(case.job.running_on.values())),
+        "batch_then": float(case.offers.batches[now - 1]) if now else 0.0,
+        "batch_limit": float(case.limit),
+        "noise_scale": case.offers.noise_scale,
+        "value_now": float(problem.worth[row, was]) if was else 0.0,
+        "value_then": float(problem.worth[row, now]),
+    }
+    if np.isfinite(case.remaining_s):
+        numbers["remaining_on_one_slot_s"] = case.remaining_s
+    if now:
+        speed, goodput = case.offers.speeds[now - 1], case.offers.goodputs[now - 1]
+        numbers |= {"speed_then": float(speed), "goodput_then": float(goodput)}
+    if was:
+        speed, goodput = case.present
+        numbers |= {"speed_now": speed, "goodput_now": goodput}
+    return numbers

@@ -1,0 +1,151 @@
+"""What each size of each job is worth: the table that every candidate is scored with."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from controlplane.policy.api import JobView
+from controlplane.policy.ones.knowledge import Knowledge
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.prediction.efficiency import statistical_efficiency
+
+FloatArray = npt.NDArray[np.float64]
+IntArray = npt.NDArray[np.int64]
+
+BATCHES: Final = 24  # global batches that are tried between the least and the most
+STALL_WEIGHT: Final = 2.5
+STALL_FROM_S, STALL_TO_S = 60.0, 900.0
+LEAST_SHARE: Final = 0.05  # of its value, that a change leaves of a job at worst
+UNKNOWN_S: Final = 60.0  # remaining time when nobody knows anything
+
+
+@dataclass(frozen=True, slots=True)
+class Offers:
+    """The sizes that a job may have now; all arrays have one entry for each."""
+
+    sizes: IntArray  # slots, growing
+    nodes: IntArray  # that they span at best; at the present size, that they do span
+    batches: IntArray  # global, the best at that size
+    speeds: FloatArray  # samples per second; relative if the model's seconds are none
+    goodputs: FloatArray  # speed times statistical efficiency
+    gains: FloatArray  # x(n): goodput over the best on one slot
+    known: bool  # whether speeds are in samples per second
+    one_speed: float  # of the best batch on one slot
+    noise_scale: float
+
+
+def offers(
+    job: JobView,
+    knowledge: Knowledge,
+    options: OnesOptions,
+    sizes: IntArray,
+    nodes: IntArray,
+    *,
+    keep_batch: bool,
+) -> Offers:
+    """Speed, batch and goodput of `job` at each of `sizes`.
+
+    The batch is the one of most goodput at the present noise scale, within R, the user's bounds
+    and twice the batch of now. Without a noise scale the largest batch would always win: the prior
+    is a few times the first batch.
+
+    Args:
+        job: as the view shows it.
+        knowledge: its speed model and R.
+        options: the prior and the margin for a new batch on the same slots.
+        sizes: shape (L,), slots, growing.
+        nodes: shape (L,), that each size spans.
+        keep_batch: whether its present size must keep its present batch.
+    """
+    model = knowledge.family(job.family).speed(job.batch_size)
+    noise = job.noise_scale or options.noise_scale_prior * job.batch_size
+    now_slots, now_batch = len(job.running_on), sum(job.running_on.values())
+    most = min(knowledge.limit(job), job.batch_limit)
+    if now_batch:
+        most = min(most, max(2 * now_batch, job.batch_size))
+    every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
+    spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
+    totals = np.unique(np.geomspace(job.batch_size, max(most, job.batch_size), BATCHES).round())
+    grid = np.maximum(totals[None, :], every[:, None].astype(np.float64))
+    here = np.flatnonzero(every[1:] == now_slots) + 1
+    held = now_batch <= most or keep_batch
+    if now_batch and held and len(here):  # the present batch, beside the others
+        grid = np.column_stack([grid, np.maximum(every, now_batch).astype(np.float64)])
+    local = np.ceil(grid / every[:, None])
+    steps = model.step_s(
+        np.broadcast_to(spans[:, None], grid.shape),
+        np.broadcast_to(every[:, None], grid.shape),
+        local,
+    )
+    speeds = grid / np.maximum(steps, 1e-12)
+    efficiency = statistical_efficiency(grid, job.batch_size, noise)
+    goodputs = np.where(local <= job.local_limit, speeds * efficiency, 0.0)
+    if now_batch and held and len(here):
+        row, others = int(here[0]), goodputs[:, :-1]
+        present = goodputs[row, -1]
+        if keep_batch or others[row].max() <= present * (1.0 + options.batch_margin):
+            others[row] = 0.0
+        goodputs[:row, -1] = goodputs[row + 1 :, -1] = 0.0
+    rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
+    good, fast = goodputs[rows, best], speeds[rows, best]
+    return Offers(
+        sizes=sizes,
+        nodes=nodes,
+        batches=grid[rows, best].astype(np.int64)[1:],
+        speeds=fast[1:],
+        goodputs=good[1:],
+        gains=good[1:] / max(float(good[0]), 1e-12),
+        known=model.known,
+        one_speed=float(fast[0]),
+        noise_scale=noise,
+    )
+
+
+def remaining_s(job: JobView, knowledge: Knowledge, one_speed: float, *, known: bool) -> float:
+    """T1: seconds that `job` would still take on one slot; nan if nobody can say."""
+    samples = knowledge.remaining(job)
+    if samples is None or not known or one_speed <= 0:
+        return math.nan
+    return samples / one_speed
+
+
+def kept_share(
+    case_offers: Offers, one_s: float, stall_s: float, margin: float, now_slots: int
+) -> FloatArray:
+    """C: what is left of a job's value after the change to each size; 1 without a change.
+
+    1 - 2.5 stall / clamp(T(n), 60 s, 900 s), less a margin, so that nothing is moved for nothing.
+    """
+    left_s = np.clip(one_s / np.maximum(case_offers.gains, 1e-9), STALL_FROM_S, STALL_TO_S)
+    share = np.maximum(1.0 - STALL_WEIGHT * stall_s / left_s - margin, LEAST_SHARE)
+    return np.where(case_offers.sizes == now_slots, 1.0, share)
+
+
+def values(
+    gains: FloatArray, changed: FloatArray, weight: float, options: OnesOptions
+) -> FloatArray:
+    """V(n) = weight (x(n) c(n))^0.8: what each size is worth; waiting is worth nothing.
+
+    Paper: minimise the sum over *running* jobs of T c (eq. 3, 8), which rewards leaving jobs out.
+    Here: maximise a sum over all jobs. Two exponents, one on length (in `weight`), one on speed-up.
+    """
+    return np.asarray(weight * np.power(gains * changed, options.speedup_exponent))
+
+
+def weights(remaining: FloatArray, options: OnesOptions) -> FloatArray:
+    """(T1 + patience)^-0.55 for each job; short ones weigh more.
+
+    Unknown lengths count as half the median of the known ones. The patience is 300 s where jobs
+    last hours, and never more than a quarter of their mean, so that seconds are told from minutes
+    where jobs last minutes.
+    """
+    known = remaining[np.isfinite(remaining)]
+    usual = float(np.median(known)) / 2.0 if len(known) else UNKNOWN_S
+    length = np.where(np.isfinite(remaining), remaining, usual)
+    patience = min(options.patience_s, float(np.mean(length)) / 4.0) if len(length) else 0.0
+    return np.asarray(np.power(np.maximum(length + patience, 1.0), -options.size_exponent))

@@ -1,0 +1,114 @@
+"""Evolution: new candidates from old ones (ONES section 3.2.2)."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+
+from controlplane.policy.ones.fitness import IntArray
+from controlplane.policy.ones.genome import BoolArray, filled, lowest, repaired
+from controlplane.policy.ones.problem import Problem
+
+NOISE = 0.3  # sigma of the log factors that a draw by probability uses
+
+
+def refreshed(problem: Problem, levels: IntArray) -> IntArray:
+    """Bring a former candidate to the present: new jobs get slots, idle ones are filled.
+
+    Jobs that ended are no longer in the table. A job that never ran and waits takes its least
+    slots from the one that has run longest, so that it does not starve (the paper's rule 3);
+    what is still idle goes to whom it is worth most.
+    """
+    order = _longest_waiting_first(problem)
+    levels = repaired(problem, levels, order)
+    low = lowest(problem)
+    rows = np.arange(len(levels))
+    for row in order:
+        case = problem.cases[row]
+        if levels[row] or case.now or case.job.epoch or not np.isfinite(problem.worth[row, 1]):
+            continue
+        need = int(problem.sizes[row, 1])
+        for other in _longest_run_first(problem, levels, low):
+            free = problem.capacity - int(problem.sizes[rows, levels].sum())
+            if free >= need:
+                break
+            levels[other] = _one_lower(problem, other, int(levels[other]), int(low[other]))
+        if problem.capacity - int(problem.sizes[rows, levels].sum()) >= need:
+            levels[row] = 1
+    return filled(problem, levels)
+
+
+def _longest_waiting_first(problem: Problem) -> IntArray:
+    begun = [(bool(case.job.epoch), case.job.submitted_at) for case in problem.cases]
+    return np.array(sorted(range(len(begun)), key=lambda row: begun[row]), dtype=np.int64)
+
+
+def _longest_run_first(problem: Problem, levels: IntArray, low: IntArray) -> list[int]:
+    able = [int(row) for row in np.flatnonzero(levels > np.maximum(low, 1))]
+    return sorted(able, key=lambda row: -problem.cases[row].job.ran_s)
+
+
+def _one_lower(problem: Problem, row: int, level: int, low: int) -> int:
+    for lower in range(level - 1, max(low, 1) - 1, -1):
+        if np.isfinite(problem.worth[row, lower]):
+            return lower
+    return level
+
+
+def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) -> IntArray:
+    """Uniform crossover: each job's level from one parent or the other.
+
+    Paper: GPU by GPU, which tears jobs apart. Here job by job; who gets too little room gives way
+    by chance, and what is left is filled.
+    """
+    heads = rng.random(len(one)) < 0.5  # noqa: PLR2004 - a fair coin
+    levels = repaired(problem, np.where(heads, one, other), rng.permutation(len(one)))
+    return filled(problem, levels)
+
+
+def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> IntArray:
+    """Uniform mutation: some jobs lose their slots, which others get by a draw."""
+    lost = rng.random(len(parent)) < rate
+    if not lost.any() and len(parent):
+        lost[rng.integers(len(parent))] = True
+    levels = repaired(
+        problem, np.where(lost, lowest(problem), parent), rng.permutation(len(parent))
+    )
+    return filled(problem, levels, np.exp(rng.normal(0.0, NOISE, len(parent))))
+
+
+def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
+    """One job takes another size, and others make room for it by chance."""
+    levels = parent.copy()
+    row = int(rng.integers(len(parent)))
+    allowed = np.flatnonzero(np.isfinite(problem.worth[row]))
+    levels[row] = int(rng.choice(allowed))
+    order = rng.permutation(len(parent))
+    order = np.concatenate([[row], order[order != row]])
+    return filled(problem, repaired(problem, levels, order))
+
+
+def repacked(problem: Problem, packed: BoolArray, levels: IntArray, rng: Generator) -> BoolArray:
+    """Reorder: a job that is spread over more nodes than it needs is brought together, or not."""
+    spread = [
+        row
+        for row in map(int, np.flatnonzero(levels == problem.present))
+        if _is_spread(problem, row)
+    ]
+    if not spread:
+        return packed & False
+    chosen = packed.copy()
+    row = int(rng.choice(spread))
+    chosen[row] = not chosen[row]
+    kept = np.zeros_like(packed)
+    kept[spread] = chosen[spread]
+    return kept
+
+
+def _is_spread(problem: Problem, row: int) -> bool:
+    case = problem.cases[row]
+    if not case.now or case.gated:
+        return False
+    nodes = len({int(problem.node_of[slot]) for slot in case.now})
+    widest = int(np.bincount(problem.node_of).max())
+    return nodes > -(-len(case.now) // widest)

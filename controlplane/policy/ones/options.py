@@ -1,0 +1,64 @@
+"""What can be chosen about the search; every default says where it comes from."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from schemas.errors import SettingsError
+
+ScaleDown = Literal["off", "literal", "contended", "composed"]
+
+
+class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of policy `ones`, table `[policy.options]` of the controller's settings."""
+
+    seed: int = 0
+    population: int = 16  # K; the paper takes as many as GPUs, 16 give the same result
+    patience: int = 10  # generations without a better candidate before the search rests
+    mutation_rate: float = 0.1  # theta: share of a candidate's jobs that lose their slots
+    warmup_steps: int = 10  # on one slot before a job may grow; the paper says "a few"
+    report_interval_s: float = 30.0  # a longer epoch counts in pieces of this
+    rescale_stall_s: float = 1.0  # what a change costs a running job
+    start_stall_s: float = 10.0  # what a start costs, until some were measured
+    change_margin: float = 0.02  # of its value, that a change must be worth beyond its stall
+    batch_margin: float = 0.05  # of its goodput, that a new batch on the same slots must bring
+    size_exponent: float = 0.55  # how much short jobs are preferred
+    speedup_exponent: float = 0.8  # how much a further slot is worth
+    patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
+    growth: float = 2.0  # times the largest size a family has run, in one change
+    noise_scale_prior: float = 4.0  # times the job's first batch, if it reports none
+    scale_down: ScaleDown = "contended"
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        _check(self)
+
+
+def _check(options: OnesOptions) -> None:
+    low = {
+        "population": 2,
+        "patience": 0,
+        "warmup_steps": 0,
+        "report_interval_s": 0.1,
+        "rescale_stall_s": 0.0,
+        "start_stall_s": 0.0,
+        "change_margin": 0.0,
+        "batch_margin": 0.0,
+        "size_exponent": 0.0,
+        "speedup_exponent": 0.05,
+        "patience_s": 0.0,
+        "growth": 1.0,
+        "noise_scale_prior": 0.01,
+        "seed": 0,
+        "mutation_rate": 0.0,
+    }
+    for name, least in low.items():
+        value = getattr(options, name)
+        if not least <= value < float("inf"):
+            what = f"policy.options.{name}: {value} is below {least}"
+            raise SettingsError(what, "raise it", f"policy.options.{name}")
+    if options.mutation_rate > 1:
+        what = f"policy.options.mutation_rate: {options.mutation_rate} is above 1"
+        raise SettingsError(what, "lower it", "policy.options.mutation_rate")

@@ -1,0 +1,110 @@
+"""`ones`: the online evolutionary search behind the interface of every policy."""
+
+from __future__ import annotations
+
+from numpy.random import Generator
+
+from controlplane.policy.api import Budget, ClusterView, News, Plan, Reason, SearchStats
+from controlplane.policy.ones.explain import backs_off, for_change, too_large, waits
+from controlplane.policy.ones.genome import Candidate
+from controlplane.policy.ones.knowledge import Knowledge
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.problem import Problem, build
+from controlplane.policy.ones.search import Search
+from controlplane.policy.packing import split
+from schemas.ids import JobId, Seconds, SlotId
+
+
+class Ones:
+    """Gives every job the batch and the slots that serve all jobs best.
+
+    Each view becomes a table of what every size of every job is worth; a population of candidate
+    schedules, seeded with the schedule in force and with greedy, is evolved against it. The answer
+    is at hand at once and gets better while there is time.
+    """
+
+    def __init__(self, options: OnesOptions | None = None) -> None:
+        self.options = options or OnesOptions()
+        self._knowledge = Knowledge(self.options)
+        self._search = Search(self.options)
+        self._problem: Problem | None = None
+        self._stale = True  # news came since the problem was built
+
+    def observe(self, event: News, now: Seconds) -> None:
+        """Learn speeds, lengths and limits."""
+        self._knowledge.observe(event, now)
+        self._stale = True
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """Evolve for `budget`; whether to go on could still find something better."""
+        self._face(view, now)
+        for _ in range(budget.generations):
+            if self._search.resting:
+                return False
+            self._search.evolve(rng)
+        return not self._search.resting
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """The fittest candidate, with a reason for every job that changes or waits."""
+        problem = self._face(view, now)
+        best = self._search.best
+        local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
+        reasons: dict[JobId, Reason] = {}
+        if best is not None:
+            for row, case in enumerate(problem.cases):
+                placed = _dealt(problem, best, row)
+                if placed:
+                    local_batch[case.job.job] = placed
+                if placed != dict(case.job.running_on):
+                    reasons[case.job.job] = for_change(problem, best, row, placed)
+                elif not placed:
+                    reasons[case.job.job] = waits(problem, best, row)
+        reasons |= {name: backs_off(at, now) for name, at in problem.backing_off.items()}
+        reasons |= {
+            name: too_large(least, problem.total_slots) for name, least in problem.too_large.items()
+        }
+        return Plan(
+            based_on=view.version,
+            local_batch=local_batch,
+            reasons=reasons,
+            wake_at=_wake_at(problem, view, now),
+        )
+
+    def stats(self) -> SearchStats:
+        """How the population stands."""
+        search = self._search
+        fitness = [candidate.fitness for candidate in search.population]
+        return SearchStats(
+            generations=search.generations,
+            best_fitness=max(fitness, default=0.0),
+            mean_fitness=sum(fitness) / len(fitness) if fitness else 0.0,
+            incumbent_fitness=search.incumbent.fitness if search.incumbent else 0.0,
+        )
+
+    def _face(self, view: ClusterView, now: Seconds) -> Problem:
+        """The problem of `view`, built again if there is anything new."""
+        if self._problem is None or self._stale or self._problem.version != view.version:
+            self._problem = build(view, self._knowledge, self.options, now)
+            self._search.face(self._problem)
+            self._stale = False
+        return self._problem
+
+
+def _dealt(problem: Problem, best: Candidate, row: int) -> dict[SlotId, int]:
+    """Local batches of a job; those of now where slots and batch stay the same."""
+    case = problem.cases[row]
+    level = int(best.levels[row])
+    if not level:
+        return {}
+    batch = int(case.offers.batches[level - 1])
+    slots = [problem.slots[place] for place in best.placed[row]]
+    present = dict(case.job.running_on)
+    if set(slots) == set(present) and batch == sum(present.values()):
+        return present
+    return split(batch, slots)
+
+
+def _wake_at(problem: Problem, view: ClusterView, now: Seconds) -> Seconds | None:
+    """When something that is out of the question now becomes possible."""
+    times = [*problem.backing_off.values(), *(job.retry_at for job in view.jobs.values())]
+    return min((at for at in times if at > now), default=None)

@@ -1,0 +1,134 @@
+"""The population: seeded, refreshed with each new view, evolved generation by generation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+
+from controlplane.policy.ones.fitness import IntArray
+from controlplane.policy.ones.genome import BoolArray, Candidate, filled, lowest, score
+from controlplane.policy.ones.operators import crossed, mutated, refreshed, repacked, resized
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.problem import Problem
+from schemas.ids import JobId
+
+BETTER = 1e-9  # relative: less is no progress
+
+
+@dataclass(frozen=True, slots=True)
+class _Gene:
+    """What a candidate said of one job, kept while levels are numbered anew."""
+
+    slots: int
+    packed: bool
+
+
+class Search:
+    """Holds K candidates; the best of them is never worse than greedy or than doing nothing."""
+
+    def __init__(self, options: OnesOptions) -> None:
+        self._options = options
+        self._problem: Problem | None = None
+        self.population: list[Candidate] = []
+        self.incumbent: Candidate | None = None
+        self.generations = 0
+        self._idle_generations = 0
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fittest; among equals the one that changes least."""
+        return self.population[0] if self.population else None
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing better was found for so long that it is not worth while to go on."""
+        return self._idle_generations >= self._options.patience
+
+    def face(self, problem: Problem) -> None:
+        """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved."""
+        former = [_genes(self._problem, candidate) for candidate in self.population]
+        self._problem, self._idle_generations = problem, 0
+        none = np.zeros(len(problem.cases), dtype=np.bool_)
+        self.incumbent = score(problem, problem.present, none)
+        seeds = [
+            problem.present,
+            filled(problem, problem.present),
+            filled(problem, lowest(problem)),
+            refreshed(problem, problem.present),
+        ]
+        found = [score(problem, levels, none) for levels in seeds]
+        for genes in former[: self._options.population]:
+            levels, packed = _levels(problem, genes)
+            found.append(score(problem, refreshed(problem, levels), packed))
+        self._select(found)
+
+    def evolve(self, rng: Generator) -> bool:
+        """One generation; whether a better candidate was found."""
+        problem, options = self._problem, self._options
+        if problem is None or not problem.cases or not self.population:
+            self._idle_generations = options.patience
+            return False
+        before = self.population[0].fitness
+        found: list[Candidate | None] = list(self.population)
+        many = len(self.population)
+        for number in range(options.population):
+            one = self.population[int(rng.integers(many))]
+            other = self.population[int(rng.integers(many))]
+            children = (
+                (crossed(problem, one.levels, other.levels, rng), one.packed),
+                (mutated(problem, one.levels, options.mutation_rate, rng), one.packed),
+                (resized(problem, one.levels, rng), one.packed),
+            )
+            levels, packed = children[number % len(children)]
+            found.append(score(problem, levels, repacked(problem, packed, levels, rng)))
+        self._select(found)
+        self.generations += 1
+        better = self.population[0].fitness > before * (1.0 + BETTER) + BETTER
+        self._idle_generations = 0 if better else self._idle_generations + 1
+        return better
+
+    def _select(self, found: list[Candidate | None]) -> None:
+        """The K fittest different ones (by mean values: the paper draws, which flips decisions)."""
+        unique: dict[bytes, Candidate] = {}
+        for candidate in found:
+            if candidate is not None:
+                unique.setdefault(candidate.key, candidate)
+        problem = self._problem
+        present = problem.present if problem is not None else None
+        ranked = sorted(
+            unique.values(), key=lambda c: (-round(c.fitness, 9), _moves(c, present), c.key)
+        )
+        self.population = ranked[: self._options.population]
+
+
+def _moves(candidate: Candidate, present: IntArray | None) -> int:
+    return int((candidate.levels != present).sum()) + int(candidate.packed.sum())
+
+
+def _genes(problem: Problem | None, candidate: Candidate) -> dict[JobId, _Gene]:
+    if problem is None:
+        return {}
+    return {
+        case.job.job: _Gene(
+            int(problem.sizes[row, candidate.levels[row]]), bool(candidate.packed[row])
+        )
+        for row, case in enumerate(problem.cases)
+    }
+
+
+def _levels(problem: Problem, genes: dict[JobId, _Gene]) -> tuple[IntArray, BoolArray]:
+    """A former candidate in the numbers of `problem`: the nearest size that a job may have."""
+    levels = problem.present.copy()
+    packed = np.zeros(len(levels), dtype=np.bool_)
+    for row, case in enumerate(problem.cases):
+        gene = genes.get(case.job.job)
+        if gene is None:
+            continue
+        if gene.slots == 0:
+            levels[row] = 0
+            continue
+        sizes = case.offers.sizes
+        levels[row] = max(1, int(np.searchsorted(sizes, gene.slots, side="right")))
+    return levels, packed

@@ -1,0 +1,1 @@
+"""Models of speed and remaining work: numbers in, numbers out."""

@@ -1,0 +1,76 @@
+"""What a policy learns from: the core's announcements, telemetry, and the history of both."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.core.job import ENDED, Job
+from controlplane.core.state import State
+from controlplane.policy.api import EpochSeen, JobEnded, News, StepsSeen
+from schemas.ids import Seconds, node_of
+from schemas.messages.agent import StepsReported
+from schemas.messages.client import EpochInfo
+from schemas.messages.feed import FeedEvent
+
+KEPT_JOBS: Final = 1000  # that a search learns from again when it begins anew
+KEPT_EPOCHS: Final = 50  # of each
+ENDINGS: Final = frozenset(f"job.{phase.value}" for phase in ENDED)
+
+
+def of_event(event: FeedEvent, state: State) -> News | None:
+    """What an announcement teaches."""
+    job = state.jobs.get(event.job) if event.job is not None else None
+    if job is None:
+        return None
+    if event.event == "job.epoch" and job.epochs:
+        return _epoch(job, job.epochs[-1])
+    return _end(job) if event.event in ENDINGS else None
+
+
+def of_steps(steps: StepsReported, state: State) -> News | None:
+    """What telemetry teaches, while its group is in force."""
+    job = state.jobs.get(steps.job)
+    if job is None or job.group is None or job.group.version != steps.group:
+        return None
+    slots = [member.slot for member in job.group.members]
+    return StepsSeen(
+        job=job.job,
+        family=job.family,
+        group=steps.group,
+        slots=len(slots),
+        nodes=len({node_of(slot) for slot in slots}),
+        global_batch=steps.global_batch,
+        step=steps.step,
+        samples_done=steps.samples_done,
+    )
+
+
+def history(state: State) -> list[tuple[Seconds, News]]:
+    """Everything worth learning again, from the epochs in the journal; oldest first."""
+    found: list[tuple[Seconds, News]] = []
+    for job in list(state.jobs.values())[-KEPT_JOBS:]:
+        found += [(info.time, _epoch(job, info)) for info in job.epochs[-KEPT_EPOCHS:]]
+        if job.ended:
+            found.append((job.since, _end(job)))
+    return sorted(found, key=lambda entry: entry[0])
+
+
+def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
+    return EpochSeen(
+        job=job.job,
+        family=job.family,
+        slots=info.slots,
+        nodes=info.nodes,
+        global_batch=info.global_batch,
+        samples_per_s=info.samples_per_s,
+        whole=info.whole,
+    )
+
+
+def _end(job: Job) -> JobEnded:
+    return JobEnded(
+        job=job.job,
+        family=job.family,
+        samples_done=job.samples_done,
+        succeeded=job.phase.value == "succeeded",
+    )

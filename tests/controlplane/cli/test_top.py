@@ -1,0 +1,256 @@
+"""The live picture: what is in it, and what it survives."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+from rich.console import Console, RenderableType
+
+from controlplane.cli.top import (
+    AWAY,
+    COLUMNS,
+    Look,
+    Watch,
+    chosen,
+    fitted,
+    fitting,
+    follow,
+    header,
+    owners_of,
+    picture,
+    recoloured,
+    strip,
+)
+from schemas.errors import UnknownJobError, UnreachableError
+from schemas.ids import JobId, NodeId, SlotId, node_of
+from schemas.messages.client import Cluster, JobSummary, NodeInfo, WorkerInfo
+from schemas.messages.feed import FeedEvent
+from tests.support.builders import N1, N2, S0, S1, T0, A, B, C, news
+
+CLUSTER = msgspec.convert(
+    {"type": "client.cluster.1", "release": "1.2", "policy": "fifo", "term": 3, "user": "ann",
+     "role": "user", "feed_port": 1, "log_port": 2, "last_seq": 10},
+    Cluster,
+)  # fmt: skip
+
+
+def summary(job: JobId, **changes: Any) -> JobSummary:
+    fields = {
+        "type": "client.job_summary.1", "job": job, "name": job[:1], "user": "ann",
+        "state": "queued", "reason": "", "slots": 0, "global_batch": 0, "lr": None, "epoch": 0,
+        "samples_per_s": 0.0, "progress": 0.0, "train_loss": None, "metrics": {},
+        "submitted_at": 0.0, "queued_s": 0.0, "running_s": 0.0, "rescales": 0, "batch_changes": 0,
+    }  # fmt: skip
+    return msgspec.convert({**fields, **changes}, JobSummary)
+
+
+def node(name: NodeId, slots: int, free: int, *jobs: JobId, state: str = "up") -> NodeInfo:
+    fields = {
+        "type": "client.node_info.1", "node": name, "state": state, "reason": "", "host": "h",
+        "address": "h", "slots": slots, "free": free, "kind": "cpu", "model": "CPU",
+        "jobs": jobs, "release": "1.2",
+    }  # fmt: skip
+    return msgspec.convert(fields, NodeInfo)
+
+
+def worker(slot: SlotId, phase: str = "member") -> WorkerInfo:
+    fields = {
+        "type": "client.worker_info.2", "rank": 0, "node": node_of(slot), "slot": slot, "pid": 1,
+        "version": 1, "phase": phase, "local_batch": 1,
+    }  # fmt: skip
+    return msgspec.convert(fields, WorkerInfo)
+
+
+RUNNING = summary(
+    A,
+    state="running",
+    reason="trains on 2 slots, batch 64",
+    slots=2,
+    global_batch=64,
+    lr=0.01,
+    samples_per_s=1088.4,
+    progress=0.5,
+    train_loss=0.54812,
+    rescales=2,
+    batch_changes=1,
+)
+LOOK = Look(
+    CLUSTER,
+    (RUNNING, summary(B, reason="waits for 1 slot, 0 free", lr=0.1)),
+    (node(N1, 2, 0, A), node(N2, 2, 1, C, state="lost")),
+    {S0: A, S1: A},
+    {A: 0, B: 1},
+)
+
+
+def shown(drawn: RenderableType, width: int = 130) -> list[str]:
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(drawn)
+    return [line.rstrip() for line in capture.get().splitlines()]
+
+
+class Controller:
+    """Stands for a client: answers from what a test lays out, and notes what it was asked."""
+
+    def __init__(self) -> None:
+        self.nodes_now = [node(N1, 2, 1, A)]
+        self.crews: dict[JobId, tuple[WorkerInfo, ...]] = {A: (worker(S0),)}
+        self.feed: list[FeedEvent] = []
+        self.asked: list[str] = []
+        self.away = 0  # how many looks in a row it is away, from the second one on
+        self.looks = 0
+
+    def cluster(self) -> Cluster:
+        self.looks += 1
+        if 1 < self.looks <= 1 + self.away:
+            raise UnreachableError("no controller answers", "is the cluster up?")
+        return msgspec.structs.replace(CLUSTER, last_seq=10 + len(self.feed))
+
+    def jobs(self, *, ended: bool) -> tuple[JobSummary, ...]:
+        return (RUNNING,)
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        return tuple(self.nodes_now)
+
+    def job(self, job: JobId) -> Any:
+        self.asked.append(job)
+        if job not in self.crews:
+            raise UnknownJobError(job)
+        return type("Detail", (), {"workers": self.crews[job]})()
+
+    def events(self, from_seq: int) -> Iterator[FeedEvent]:
+        return iter([event for event in self.feed if event.seq >= from_seq])
+
+
+def watched(client: Any) -> Watch:
+    return Watch(client)
+
+
+# --- what is drawn
+
+
+def test_the_picture_shows_the_cluster_its_jobs_and_its_slots() -> None:
+    assert shown(picture(LOOK, 130)) == [
+        "ones 1.2   policy fifo   term 3   user ann (user)",
+        "job  state    progress          %    slots  batch    lr  samples/s    loss  re-scales  why",
+        "─" * 114,
+        "a-1  running  ━━━━━━━━          50%      2     64  0.01       1088  0.5481          3  trains on 2 slots, batch 64",
+        "b-2  queued                     0%                  0.1                             0  waits for 1 slot, 0 free",
+        "n1 ██ ██   n2 lost ▒▒ ░░",
+    ]  # fmt: skip
+
+
+def test_a_job_that_stops_at_a_metric_shows_its_epoch_instead_of_progress() -> None:
+    look = LOOK._replace(jobs=(summary(A, progress=None, epoch=7),))
+
+    assert "epoch 7" in shown(picture(look, 130))[3]
+
+
+def test_narrow_terminals_show_less() -> None:
+    assert fitting(150) == list(COLUMNS)
+    assert fitting(110) == [name for name in COLUMNS if name != "progress"]
+    assert fitting(80) == ["job", "state", "%", "slots", "batch", "lr", "samples/s", "loss"]
+    assert max(len(line) for line in shown(picture(LOOK, 80), 80)) <= 80
+
+
+def test_slots_have_the_colour_of_their_job_and_free_ones_are_grey() -> None:
+    drawn = strip(node(N1, 3, 1, A, B), {S0: A, S1: B}, {A: 0, B: 1})
+
+    assert drawn.plain == "n1 ██ ██ ░░"
+    assert [str(span.style) for span in drawn.spans] == ["#4e79a7", "#f28e2b", "grey35"]
+
+
+def test_the_header_says_when_the_controller_is_away() -> None:
+    told = shown(picture(LOOK, 130, AWAY))[0]
+
+    assert told == f"{header(CLUSTER).plain}   {AWAY}"
+
+
+def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:
+    jobs = [summary(JobId(f"j-{n}"), slots=int(n == 8)) for n in range(1, 9)]
+    look = LOOK._replace(jobs=tuple(jobs), colours={job.job: 0 for job in (RUNNING, *jobs)})
+
+    assert [job.job for job in chosen(jobs, 3)] == ["j-1", "j-8"]
+    assert chosen(jobs, 8) == jobs
+    lines = shown(fitted(look, Console(width=130, height=9, color_system=None)))
+    assert len(lines) <= 9
+    assert lines[-2:] == ["and 6 more", "n1 ██ ██   n2 lost ▒▒ ░░"]
+
+
+# --- whose slot it is
+
+
+def test_a_slot_is_its_owners_while_a_newcomer_is_prepared_beside_it() -> None:
+    crews = {B: [worker(S0, "ready")], A: [worker(S0), worker(S1, "leaving")]}
+
+    assert owners_of([node(N1, 2, 0, A, B)], crews) == {S0: A, S1: A}
+    assert owners_of([node(N1, 2, 0, A, B)], dict(reversed(crews.items()))) == {S0: A, S1: A}
+
+
+def test_a_job_that_owns_nothing_on_a_node_is_not_drawn_there() -> None:
+    crews = {A: [worker(S0), worker(T0, "ready"), worker(S1, "gone")]}
+
+    assert owners_of([node(N1, 2, 1, A), node(N2, 1, 1)], crews) == {S0: A}
+
+
+def test_a_job_keeps_its_colour_and_a_new_one_takes_the_first_that_is_free() -> None:
+    assert recoloured({}, [A, B]) == {A: 0, B: 1}
+    assert recoloured({A: 0, B: 1}, [B, C]) == {B: 1, C: 0}
+    assert recoloured({C: 7}, [C, A, C]) == {C: 7, A: 0}
+
+
+# --- again and again
+
+
+def test_workers_are_asked_for_again_only_when_the_feed_names_their_job() -> None:
+    client = Controller()
+    watch = watched(client)
+
+    assert watch.look().owners == {S0: A}
+    client.feed.append(news("job.epoch", A, seq=11).event)
+    assert watch.look().owners == {S0: A}
+    assert client.asked == [A]
+
+    client.feed.append(news("worker.started", A, seq=12).event)
+    client.crews[A] = (worker(S0), worker(S1))
+    assert watch.look().owners == {S0: A, S1: A}
+    assert client.asked == [A, A]
+
+
+def test_a_slot_that_an_unknown_job_holds_has_no_owner() -> None:
+    client = Controller()
+    client.nodes_now = [node(N1, 2, 1, C)]
+
+    assert watched(client).look().owners == {}
+
+
+def test_a_controller_that_is_away_for_a_moment_is_borne() -> None:
+    client = Controller()
+    client.away = 1
+    pauses: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses.append(seconds)
+        if len(pauses) == 3:
+            raise KeyboardInterrupt
+
+    output = io.StringIO()
+    console = Console(file=output, width=130, force_terminal=True, color_system=None)
+    with pytest.raises(KeyboardInterrupt):
+        follow(watched(client), console, pause)
+
+    first, second, third = output.getvalue().split("policy fifo")[1:4]
+    assert (AWAY in first, AWAY in second, AWAY in third) == (False, True, False)
+
+
+def test_a_controller_that_never_answered_is_an_error() -> None:
+    client = Controller()
+    client.looks, client.away = 1, 1
+
+    with pytest.raises(UnreachableError):
+        follow(watched(client), Console(file=io.StringIO()), lambda _: None)
