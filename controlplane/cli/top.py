@@ -21,7 +21,7 @@ from controlplane.cli.stays import shade
 from controlplane.client import BlockingClient
 from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
 from schemas.ids import JobId, SlotId, slot_id
-from schemas.messages.client import Cluster, JobSummary, NodeInfo, WorkerInfo
+from schemas.messages.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 
 COMMON = Common()
 FREE: Final = "grey35"
@@ -43,6 +43,7 @@ class Look(NamedTuple):
     """The cluster at one moment."""
 
     cluster: Cluster
+    search: SearchInfo
     jobs: tuple[JobSummary, ...]  # oldest first
     nodes: tuple[NodeInfo, ...]
     owners: Mapping[SlotId, JobId]
@@ -74,7 +75,8 @@ class Watch:
             job: self._workers[job] if job in self._workers else self._ask(job) for job in on_slots
         }
         self._colours = recoloured(self._colours, [*on_slots, *(job.job for job in jobs)])
-        return Look(cluster, jobs, nodes, owners_of(nodes, self._workers), self._colours)
+        search = self._client.search()
+        return Look(cluster, search, jobs, nodes, owners_of(nodes, self._workers), self._colours)
 
     def _forget_changed(self, last_seq: int) -> None:
         if self._next_seq and last_seq >= self._next_seq:
@@ -104,7 +106,8 @@ def top(
         with BlockingClient(common.home, PATIENCE_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
                 show = print_json if common.output == "json" else print_line
-                show({"jobs": client.jobs(ended=all_), "nodes": client.nodes()})
+                look = Watch(client, ended=all_).look()
+                show({"jobs": look.jobs, "nodes": look.nodes, "search": look.search})
             elif live:
                 follow(Watch(client, ended=all_), Console(highlight=False), time.sleep)
             else:
@@ -140,7 +143,7 @@ def follow(watch: Watch, console: Console, pause: Callable[[float], None]) -> No
 
 def picture(look: Look, width: int, note: str = "", most: int | None = None) -> Group:
     """The header, at most `most` jobs, and the slots of every node."""
-    line = header(look.cluster)
+    line = header(look.cluster, look.search)
     if note:
         line.append(f"   {note}", style="bold red")
     return Group(line, table(look, width, most), strips(look))
@@ -153,15 +156,27 @@ def fitted(look: Look, console: Console, note: str = "") -> Group:
     return picture(look, console.width, note, most)
 
 
-def header(cluster: Cluster) -> Text:
-    """Who answers here."""
+def header(cluster: Cluster, search: SearchInfo) -> Text:
+    """Who answers here, and how its scheduler stands."""
     facts = {
         "ones": cluster.release,
         "policy": cluster.policy,
         "term": cluster.term,
         "user": f"{cluster.user} ({cluster.role})",
+        "re-scales": search.rescales + search.batch_changes,
     }
-    parts = (Text.assemble((f"{name} ", "dim"), str(fact)) for name, fact in facts.items())
+    if search.generations:
+        facts |= {
+            "generations": search.generations,
+            "fitness": f"{search.best_fitness:.3g} (mean {search.mean_fitness:.3g})",
+            "decision": f"{search.decision_ms:.1f} ms",
+        }
+    if search.predicted_gain is not None and search.realised_gain is not None:
+        gains = f"{search.predicted_gain:.2f} x, realised {search.realised_gain:.2f} x"
+        facts["gain predicted"] = gains
+    parts = [Text.assemble((f"{name} ", "dim"), str(fact)) for name, fact in facts.items()]
+    if not search.running:
+        parts.append(Text("search away, free slots are filled greedily", style="yellow"))
     return Text("   ").join(parts)
 
 

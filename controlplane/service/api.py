@@ -49,6 +49,7 @@ from schemas.messages.client import (
     ReadEvents,
     ResizeJob,
     ResumeJob,
+    SearchInfo,
     SnapshotStored,
     SubmitJob,
 )
@@ -76,6 +77,7 @@ class Api:
         telemetry: TelemetryTable,
         audit: Audit,
         about: Callable[[Identity], Cluster],
+        search: Callable[[], SearchInfo],
     ) -> None:
         self._turn = turn
         self._wire = wire
@@ -84,6 +86,7 @@ class Api:
         self._telemetry = telemetry
         self._audit = audit
         self._about = about
+        self._search = search
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -254,10 +257,6 @@ class Api:
     def _explain(self, job: Job) -> Message:
         reason = self._turn.reasons.get(job.job)
         return views.explanation(job, reason, self._turn.now())
-
-    def _search(self) -> Message:
-        about = self._about(Identity("", ""))
-        return views.search(self._turn.reactor.state, about.policy, self._turn.planner)
 
 
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:

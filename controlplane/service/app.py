@@ -12,12 +12,13 @@ import structlog
 
 from controlplane.core.commands import Announce, Command, SendDelta
 from controlplane.policy.registry import check_options, entry, make
-from controlplane.service import news
+from controlplane.service import news, views
 from controlplane.service.agents import Agents
 from controlplane.service.api import Api
 from controlplane.service.feed import Feed
 from controlplane.service.logs import LogRelay
 from controlplane.service.logstore import LogStore
+from controlplane.service.metrics import Metrics
 from controlplane.service.searcher import Inline, Planner, Searcher
 from controlplane.service.settings import ControllerSettings, PolicyChoice
 from controlplane.service.snapshots import Snapshots
@@ -27,7 +28,7 @@ from schemas.daemon import Audit, notify, watchdog
 from schemas.errors import SettingsError
 from schemas.link import Identity, Link, Wire, load_authorised, load_keys
 from schemas.messages.agent import StepsReported
-from schemas.messages.client import Cluster
+from schemas.messages.client import Cluster, SearchInfo
 from schemas.session import Pace
 
 log = structlog.get_logger("controller")
@@ -80,6 +81,8 @@ async def run(settings: ControllerSettings, home: Path) -> None:
     planner = turn.planner = _planner(settings.policy, turn)
     listen = settings.listen
     telemetry = TelemetryTable()
+    metrics = Metrics()
+    stop_metrics = metrics.serve(listen.host, listen.metrics) if listen.metrics else None
     snapshots = Snapshots(state / "snapshots", settings.store.snapshot_bytes)
     try:
         feed = Feed(
@@ -120,6 +123,9 @@ async def run(settings: ControllerSettings, home: Path) -> None:
                 last_seq=feed.last_seq,
             )
 
+        def search() -> SearchInfo:
+            return views.search(turn.reactor.state, settings.policy.name, planner)
+
         api = Api(
             turn=turn,
             wire=await _bind(link, "ROUTER", listen.host, listen.clients),
@@ -128,6 +134,7 @@ async def run(settings: ControllerSettings, home: Path) -> None:
             telemetry=telemetry,
             audit=audit,
             about=about,
+            search=search,
         )
         async with asyncio.TaskGroup() as tasks:
             owned = [
@@ -139,6 +146,7 @@ async def run(settings: ControllerSettings, home: Path) -> None:
                     agents.keep_time(),
                     turn.keep_deadlines(),
                     planner.run(),
+                    metrics.keep(lambda: turn.reactor.state, search),
                     feed.admit(),
                     relay.hear_shippers(),
                     relay.hear_followers(),
@@ -154,6 +162,8 @@ async def run(settings: ControllerSettings, home: Path) -> None:
             for task in owned:
                 task.cancel()
     finally:
+        if stop_metrics is not None:
+            stop_metrics()
         turn.close()
         link.close()
     log.info("controller stopped", term=term)

@@ -31,7 +31,7 @@ from schemas.ids import Seconds
 log = structlog.get_logger("searcher")
 Propose = Callable[[Plan, SearchStats | None], None]
 ANSWER_S: Final = 1.0  # then free slots are filled without it
-HUNG_S: Final = 30.0  # then it is ended and started again
+HUNG_S: Final = 10.0  # then it is ended and started again
 READ_BYTES: Final = 1 << 18
 RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before the next try, by failures in a row
 STEADY_S: Final = 60.0  # a life this long is no failure

@@ -25,9 +25,7 @@ def leaves(value: Any, path: Path = (), name: str = "") -> Iterator[tuple[Path, 
     if path:
         yield path, name, value
     if isinstance(value, msgspec.Struct):
-        for field, key in zip(
-            value.__struct_fields__, value.__struct_encode_fields__, strict=True
-        ):
+        for field, key in zip(value.__struct_fields__, value.__struct_encode_fields__, strict=True):
             yield from leaves(getattr(value, field), (*path, key), f"{name}.{key}".strip("."))
     elif isinstance(value, dict):
         for key, inner in value.items():

@@ -27,7 +27,7 @@ from controlplane.cli.top import (
 )
 from schemas.errors import UnknownJobError, UnreachableError
 from schemas.ids import JobId, NodeId, SlotId, node_of
-from schemas.messages.client import Cluster, JobSummary, NodeInfo, WorkerInfo
+from schemas.messages.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 from schemas.messages.feed import FeedEvent
 from tests.support.builders import N1, N2, S0, S1, T0, A, B, C, news
 
@@ -78,8 +78,10 @@ RUNNING = summary(
     rescales=2,
     batch_changes=1,
 )
+QUIET = SearchInfo(policy="ones", running=True)
 LOOK = Look(
     CLUSTER,
+    QUIET,
     (RUNNING, summary(B, reason="waits for 1 slot, 0 free", lr=0.1)),
     (node(N1, 2, 0, A), node(N2, 2, 1, C, state="lost")),
     {S0: A, S1: A},
@@ -114,6 +116,9 @@ class Controller:
     def jobs(self, *, ended: bool) -> tuple[JobSummary, ...]:
         return (RUNNING,)
 
+    def search(self) -> SearchInfo:
+        return QUIET
+
     def nodes(self) -> tuple[NodeInfo, ...]:
         return tuple(self.nodes_now)
 
@@ -136,7 +141,7 @@ def watched(client: Any) -> Watch:
 
 def test_the_picture_shows_the_cluster_its_jobs_and_its_slots() -> None:
     assert shown(picture(LOOK, 130)) == [
-        "ones 1.2   policy fifo   term 3   user ann (user)",
+        "ones 1.2   policy fifo   term 3   user ann (user)   re-scales 0",
         "job  state    progress          %    slots  batch    lr  samples/s    loss  re-scales  why",
         "─" * 114,
         "a-1  running  ━━━━━━━━          50%      2     64  0.01       1088  0.5481          3  trains on 2 slots, batch 64",
@@ -165,10 +170,36 @@ def test_slots_have_the_colour_of_their_job_and_free_ones_are_grey() -> None:
     assert [str(span.style) for span in drawn.spans] == ["#4e79a7", "#f28e2b", "grey35"]
 
 
+def test_the_header_tells_how_the_search_stands() -> None:
+    search = SearchInfo(
+        policy="ones",
+        running=False,
+        generations=120,
+        best_fitness=1.5,
+        mean_fitness=1.25,
+        decision_ms=2.54,
+        rescales=7,
+        batch_changes=2,
+        predicted_gain=1.44,
+        realised_gain=1.5,
+    )
+
+    told = header(CLUSTER, search).plain.split("   ")
+
+    assert told[4:] == [
+        "re-scales 9",
+        "generations 120",
+        "fitness 1.5 (mean 1.25)",
+        "decision 2.5 ms",
+        "gain predicted 1.44 x, realised 1.50 x",
+        "search away, free slots are filled greedily",
+    ]
+
+
 def test_the_header_says_when_the_controller_is_away() -> None:
     told = shown(picture(LOOK, 130, AWAY))[0]
 
-    assert told == f"{header(CLUSTER).plain}   {AWAY}"
+    assert told == f"{header(CLUSTER, QUIET).plain}   {AWAY}"
 
 
 def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:

@@ -9,13 +9,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.core.commands import AskForPlan, Command
+from controlplane.core.commands import AskForPlan
 from controlplane.core.commit import Verdict, check, difference
+from controlplane.core.errors import InvariantBrokenError
 from controlplane.core.events import NodeSuspected, PlanProposed
 from controlplane.core.job import Phase
-from controlplane.core.rescale import RescalePhase
 from controlplane.policy.api import Plan, Reason, SearchStats, SlotView
-from schemas.ids import JobId, NodeId, Seconds, SlotId
+from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import StopRule
 from schemas.messages.agent import JOIN, PARK, GroupDelta
 from schemas.messages.client import Decision, Size
@@ -31,14 +31,16 @@ from tests.support.builders import (
     B,
     Born,
     C,
+    cancelled,
+    cleared,
     deltas,
     epoch_end,
     exited,
     finished,
     formed,
+    greeting,
     join_failed,
     members,
-    named,
     news,
     parked,
     paused,
@@ -51,9 +53,9 @@ from tests.support.builders import (
     resume_at,
     resumed,
     run,
+    seen,
     send,
     started,
-    stop,
     store,
     switch,
 )
@@ -355,6 +357,28 @@ def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone(
 
     assert moves(verdict) == {A: {T0: BATCH}}
     assert verdict.refused == {C: "slot n2/1 is taken by now"}
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=InvariantBrokenError,
+    reason="a worker of an unknown job is no owner for the invariant, and frees no slot when it ends",
+)
+def test_a_newcomer_waits_for_a_worker_of_an_unknown_job_that_comes_to_light() -> None:
+    ghost = JobId("ghost-9")
+    controller = training(cluster_of(n1=1, n2=1), S0)
+    controller.submit("b")
+    controller.place({B: {T0: BATCH}})
+    controller.take(cancelled(B))
+    controller.place({A: HALVES})
+    controller.take(greeting(N2, seen(ghost), boot="boot-2"))
+
+    controller.tell(N2, cleared(B, 2))  # it never began
+
+    assert controller.state.owners() == {S0: A, T0: ghost}
+    controller.tell(N2, exited(ghost, code=0))
+    assert controller.state.owners() == {S0: A, T0: A}
+    controller.tell(N2, ready(A, 2, rank=1))
 
 
 def test_two_jobs_never_wait_for_the_slots_of_each_other() -> None:

@@ -603,9 +603,9 @@ def wishes(job: JobView, usable: list[SlotId], now: Seconds) -> Iterator[dict[Sl
     now_on = dict(job.running_on)
     if now_on:
         yield {}
-        if len(now_on) > job.least:
+        if job.least < len(now_on) <= job.most + 1:  # on its way it may be larger than it may be
             yield dict([*now_on.items()][:-1])
-        if max(now_on.values()) > 1:
+        if len(now_on) <= job.most and max(now_on.values()) > 1:
             yield dict.fromkeys(now_on, 1)
     tried = job.retry_at if now_on else job.ready_at
     if tried <= now and usable and len(now_on) < job.most:

@@ -1,0 +1,114 @@
+"""What Prometheus reads: GET /metrics, served by a thread from numbers that the loop writes."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter
+from collections.abc import Callable
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Gauge, start_http_server
+from prometheus_client import Counter as Count
+from prometheus_client import disable_created_metrics
+
+from controlplane.core.node import NodePhase
+from controlplane.core.state import State
+from schemas.errors import SettingsError
+from schemas.jobs import STATES
+from schemas.messages.client import SearchInfo
+
+EVERY_S: Final = 1.0
+
+
+class Metrics:
+    """The cluster in numbers; written about once a second."""
+
+    def __init__(self) -> None:
+        disable_created_metrics()
+        registry = self.registry = CollectorRegistry()
+
+        def gauge(name: str, what: str, *labels: str) -> Gauge:
+            return Gauge(name, what, labels, registry=registry)
+
+        def count(name: str, what: str) -> Count:
+            return Count(name, what, registry=registry)
+
+        self._jobs = gauge("ones_jobs", "Jobs by state.", "state")
+        self._slots = gauge("ones_slots", "Slots of nodes that are up.")
+        self._busy = gauge("ones_slots_busy", "Slots with a process.")
+        self._nodes = gauge("ones_nodes", "Nodes by state.", "state")
+        self._up = gauge("ones_search_up", "1 while the policy answers.")
+        self._best = gauge("ones_search_best_fitness", "Fitness of the best candidate.")
+        self._mean = gauge("ones_search_mean_fitness", "Mean fitness of the population.")
+        self._present = gauge("ones_search_incumbent_fitness", "Fitness of the plan in force.")
+        self._decision = gauge("ones_decision_seconds", "How long the last answer took.")
+        self._predicted = gauge(
+            "ones_gain_predicted_ratio", "Predicted speed-up of re-scales, geometric mean."
+        )
+        self._realised = gauge("ones_gain_realised_ratio", "The same, as measured afterwards.")
+        self._generations = count("ones_search_generations", "Generations evolved.")
+        self._restarts = count("ones_search_restarts", "Times that the search began anew.")
+        self._plans = count("ones_plans", "Plans that changed something.")
+        self._rescales = count("ones_rescales", "Changes of membership of jobs.")
+        self._batches = count("ones_batch_changes", "Changes of batch alone.")
+        self._told: dict[str, int] = {}
+
+    def serve(self, host: str, port: int) -> Callable[[], None]:
+        """Answer on `host:port`; returns what ends it.
+
+        Raises:
+            SettingsError: if the port cannot be had.
+        """
+        try:
+            server, thread = start_http_server(port, host, self.registry)
+        except OSError as error:
+            what = f"listen.metrics: {host}:{port}: {error.strerror}"
+            raise SettingsError(what, "choose another port, or 0 for none", "metrics") from None
+
+        def stop() -> None:
+            server.shutdown()
+            server.server_close()
+            thread.join()
+
+        return stop
+
+    async def keep(self, state: Callable[[], State], search: Callable[[], SearchInfo]) -> None:
+        """Write the numbers about once a second, for ever."""
+        while True:
+            self.write(state(), search())
+            await asyncio.sleep(EVERY_S)
+
+    def write(self, state: State, search: SearchInfo) -> None:
+        """Take the numbers of now."""
+        states = Counter(job.phase.value for job in state.jobs.values())
+        for name in STATES:
+            self._jobs.labels(name).set(states[name])
+        phases = Counter(node.phase for node in state.nodes.values())
+        for phase in NodePhase:
+            self._nodes.labels(phase.value).set(phases[phase])
+        up = [node for node in state.nodes.values() if node.phase is NodePhase.UP]
+        self._slots.set(sum(len(node.spec.slots) for node in up))
+        self._busy.set(len(state.owners()))
+        self._up.set(search.running)
+        self._best.set(search.best_fitness)
+        self._mean.set(search.mean_fitness)
+        self._present.set(search.incumbent_fitness)
+        self._decision.set(search.decision_ms / 1000.0)
+        self._predicted.set(_or_nan(search.predicted_gain))
+        self._realised.set(_or_nan(search.realised_gain))
+        for counter, name in (
+            (self._generations, "generations"),
+            (self._restarts, "restarts"),
+            (self._plans, "plans"),
+            (self._rescales, "rescales"),
+            (self._batches, "batch_changes"),
+        ):
+            value = int(getattr(search, name))
+            before = self._told.get(name, 0)
+            counter.inc(value - before if value >= before else value)
+            self._told[name] = value
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
