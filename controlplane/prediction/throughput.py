@@ -66,7 +66,7 @@ class SpeedModel:
         far = np.maximum(self._with(self.far, compute, slots, plain), FAR * near)
         step = np.where(several, np.where(nodes > 1, far, near), compute)
         if self.correction:
-            step = step * np.vectorize(self._correction, otypes=[np.float64])(nodes, slots)
+            step = step * self._corrections(np.asarray(nodes), np.asarray(slots))
         return np.asarray(step, dtype=np.float64)
 
     def _with(
@@ -82,8 +82,9 @@ class SpeedModel:
         g = self.overlap
         return np.asarray(np.power(np.power(compute, g) + np.power(cost, g), 1.0 / g))
 
-    def _correction(self, nodes: int, slots: int) -> float:
-        return self.correction.get((int(nodes), int(slots)), 1.0)
+    def _corrections(self, nodes: IntArray, slots: IntArray) -> FloatArray:
+        sizes = zip(nodes.ravel().tolist(), slots.ravel().tolist(), strict=True)
+        return np.array([self.correction.get(size, 1.0) for size in sizes]).reshape(slots.shape)
 
 
 def fit(samples: Sequence[Sample], first_batch: int) -> SpeedModel:

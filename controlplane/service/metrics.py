@@ -8,9 +8,8 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, start_http_server
 from prometheus_client import Counter as Count
-from prometheus_client import disable_created_metrics
 
 from controlplane.core.node import NodePhase
 from controlplane.core.state import State
@@ -25,7 +24,7 @@ class Metrics:
     """The cluster in numbers; written about once a second."""
 
     def __init__(self) -> None:
-        disable_created_metrics()
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = self.registry = CollectorRegistry()
 
         def gauge(name: str, what: str, *labels: str) -> Gauge:

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from schemas.jobs import MAX_ARGS, MAX_TEXT, JobSpec, Problem, StopRule, problems
+from schemas.jobs import MAX_ARGS, MAX_FAMILY, MAX_TEXT, JobSpec, Problem, StopRule, problems
 
 FORMS = "give one of epochs, samples, metric with at_least, metric with plateau"
 
@@ -84,6 +84,19 @@ def test_a_bad_name_is_told_shortened(name: str) -> None:
     remedy = "use 1 to 48 letters, digits, - or _, beginning with a letter or digit"
 
     assert problems(spec(name=name)) == (Problem("name", f"{name[:60]!r} is no job name", remedy),)
+
+
+@pytest.mark.parametrize("family", ["", "x" * (MAX_FAMILY + 1)])
+def test_a_family_without_a_name_or_with_a_long_one_is_refused(family: str) -> None:
+    remedy = f"give 1 to {MAX_FAMILY} characters, or leave it out"
+
+    assert problems(spec(family=family)) == (
+        Problem("family", f"it has {len(family)} characters", remedy),
+    )
+
+
+def test_a_family_may_have_any_name_that_is_not_too_long() -> None:
+    assert problems(spec(family="ResNet-18 on größere Bilder" + "x" * 100)) == ()
 
 
 @pytest.mark.parametrize("script", ["train.py", "./train.py", "a/b/train.py", "..train.py"])

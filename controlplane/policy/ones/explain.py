@@ -41,21 +41,32 @@ def for_change(problem: Problem, best: Candidate, row: int, placed: Mapping[Slot
     return Reason("batch", text, numbers)
 
 
-def waits(problem: Problem, best: Candidate, row: int) -> Reason:
-    """Why a job has no slots."""
+def least_worth(problem: Problem, best: Candidate) -> float:
+    """The least that any slot in use is worth; nan if none is."""
+    rows = np.flatnonzero(best.levels)
+    if not len(rows):
+        return float("nan")
+    levels = best.levels[rows]
+    return float((problem.worth[rows, levels] / problem.sizes[rows, levels]).min())
+
+
+def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
+    """Why a job has no slots.
+
+    Args:
+        problem: the table.
+        best: the schedule that leaves it out.
+        row: which job.
+        least: see `least_worth`.
+    """
     case = problem.cases[row]
     need = int(case.offers.sizes[0])
     numbers = _numbers(problem, best, row) | {"needs": float(need)}
     text = f"waits for {_slots(need)}"
-    if best.fitness > -np.inf and problem.capacity < need:
+    if problem.capacity < need:
         return Reason("waits", f"{text}, {problem.capacity} could be had", numbers)
-    values = [
-        float(problem.worth[other, level]) / max(1, int(problem.sizes[other, level]))
-        for other, level in enumerate(best.levels)
-        if level
-    ]
-    if values:
-        numbers["least_value_running"] = min(values)
+    if np.isfinite(least):
+        numbers["least_value_of_a_slot"] = least
     return Reason("waits", f"{text}: others are worth more on them", numbers)
 
 

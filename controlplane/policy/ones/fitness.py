@@ -18,6 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 BATCHES: Final = 24  # global batches that are tried between the least and the most
+STEPS: Final = np.linspace(0.0, 1.0, BATCHES)
 STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 60.0, 900.0
 LEAST_SHARE: Final = 0.05  # of its value, that a change leaves of a job at worst
@@ -70,18 +71,15 @@ def offers(
         most = min(most, max(2 * now_batch, job.batch_size))
     every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
     spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
-    totals = np.unique(np.geomspace(job.batch_size, max(most, job.batch_size), BATCHES).round())
+    span = max(most, job.batch_size) / job.batch_size
+    totals = np.unique((job.batch_size * np.power(span, STEPS)).round())
     grid = np.maximum(totals[None, :], every[:, None].astype(np.float64))
     here = np.flatnonzero(every[1:] == now_slots) + 1
     held = now_batch <= most or keep_batch
     if now_batch and held and len(here):  # the present batch, beside the others
         grid = np.column_stack([grid, np.maximum(every, now_batch).astype(np.float64)])
     local = np.ceil(grid / every[:, None])
-    steps = model.step_s(
-        np.broadcast_to(spans[:, None], grid.shape),
-        np.broadcast_to(every[:, None], grid.shape),
-        local,
-    )
+    steps = model.step_s(spans[:, None], every[:, None], local)
     speeds = grid / np.maximum(steps, 1e-12)
     efficiency = statistical_efficiency(grid, job.batch_size, noise)
     goodputs = np.where(local <= job.local_limit, speeds * efficiency, 0.0)
@@ -106,9 +104,8 @@ def offers(
     )
 
 
-def remaining_s(job: JobView, knowledge: Knowledge, one_speed: float, *, known: bool) -> float:
-    """T1: seconds that `job` would still take on one slot; nan if nobody can say."""
-    samples = knowledge.remaining(job)
+def remaining_s(samples: float | None, one_speed: float, *, known: bool) -> float:
+    """T1: seconds that `samples` still take on one slot; nan if nobody can say."""
     if samples is None or not known or one_speed <= 0:
         return math.nan
     return samples / one_speed
@@ -126,15 +123,13 @@ def kept_share(
     return np.where(case_offers.sizes == now_slots, 1.0, share)
 
 
-def values(
-    gains: FloatArray, changed: FloatArray, weight: float, options: OnesOptions
-) -> FloatArray:
-    """V(n) = weight (x(n) c(n))^0.8: what each size is worth; waiting is worth nothing.
+def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> FloatArray:
+    """V(n) = weight (x(n) c(n))^0.8, for gains x c: what each size is worth.
 
     Paper: minimise the sum over *running* jobs of T c (eq. 3, 8), which rewards leaving jobs out.
-    Here: maximise a sum over all jobs. Two exponents, one on length (in `weight`), one on speed-up.
+    Here: maximise a sum over all jobs, in which waiting is worth nothing. Two exponents, one on length (in `weight`), one on speed-up.
     """
-    return np.asarray(weight * np.power(gains * changed, options.speedup_exponent))
+    return np.asarray(weight * np.power(gains, options.speedup_exponent))
 
 
 def weights(remaining: FloatArray, options: OnesOptions) -> FloatArray:

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.ones.fitness import IntArray
-from controlplane.policy.ones.genome import BoolArray, filled, lowest, repaired
+from controlplane.policy.ones.genome import BoolArray, filled, lowest, repaired, used
 from controlplane.policy.ones.problem import Problem
 
 NOISE = 0.3  # sigma of the log factors that a draw by probability uses
@@ -21,20 +21,23 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
     """
     order = _longest_waiting_first(problem)
     levels = repaired(problem, levels, order)
-    low = lowest(problem)
-    rows = np.arange(len(levels))
-    for row in order:
+    low = np.maximum(lowest(problem), 1)
+    free = problem.capacity - used(problem, levels)
+    donors = _longest_run_first(problem, levels, low)
+    for row in map(int, order):
         case = problem.cases[row]
         if levels[row] or case.now or case.job.epoch or not np.isfinite(problem.worth[row, 1]):
             continue
         need = int(problem.sizes[row, 1])
-        for other in _longest_run_first(problem, levels, low):
-            free = problem.capacity - int(problem.sizes[rows, levels].sum())
-            if free >= need:
-                break
-            levels[other] = _one_lower(problem, other, int(levels[other]), int(low[other]))
-        if problem.capacity - int(problem.sizes[rows, levels].sum()) >= need:
-            levels[row] = 1
+        while free < need and donors:
+            other = donors[-1]
+            lower = int(levels[other]) - 1
+            free += int(problem.sizes[other, lower + 1] - problem.sizes[other, lower])
+            levels[other] = lower
+            if lower <= low[other]:
+                donors.pop()
+        if free >= need:
+            levels[row], free = 1, free - need
     return filled(problem, levels)
 
 
@@ -44,15 +47,9 @@ def _longest_waiting_first(problem: Problem) -> IntArray:
 
 
 def _longest_run_first(problem: Problem, levels: IntArray, low: IntArray) -> list[int]:
-    able = [int(row) for row in np.flatnonzero(levels > np.maximum(low, 1))]
-    return sorted(able, key=lambda row: -problem.cases[row].job.ran_s)
-
-
-def _one_lower(problem: Problem, row: int, level: int, low: int) -> int:
-    for lower in range(level - 1, max(low, 1) - 1, -1):
-        if np.isfinite(problem.worth[row, lower]):
-            return lower
-    return level
+    """Jobs that can give something up; the one that has run longest comes last."""
+    able = [int(row) for row in np.flatnonzero(levels > low)]
+    return sorted(able, key=lambda row: problem.cases[row].job.ran_s)
 
 
 def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) -> IntArray:
@@ -110,5 +107,4 @@ def _is_spread(problem: Problem, row: int) -> bool:
     if not case.now or case.gated:
         return False
     nodes = len({int(problem.node_of[slot]) for slot in case.now})
-    widest = int(np.bincount(problem.node_of).max())
-    return nodes > -(-len(case.now) // widest)
+    return nodes > -(-len(case.now) // problem.widest)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from numpy.random import Generator
 
 from controlplane.policy.api import Budget, ClusterView, News, Plan, Reason, SearchStats
-from controlplane.policy.ones.explain import backs_off, for_change, too_large, waits
+from controlplane.policy.ones.explain import backs_off, for_change, least_worth, too_large, waits
 from controlplane.policy.ones.genome import Candidate
 from controlplane.policy.ones.knowledge import Knowledge
 from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.problem import Problem, build
+from controlplane.policy.ones.problem import Desk, Problem
 from controlplane.policy.ones.search import Search
 from controlplane.policy.packing import split
 from schemas.ids import JobId, Seconds, SlotId
@@ -26,6 +26,7 @@ class Ones:
     def __init__(self, options: OnesOptions | None = None) -> None:
         self.options = options or OnesOptions()
         self._knowledge = Knowledge(self.options)
+        self._desk = Desk(self._knowledge, self.options)
         self._search = Search(self.options)
         self._problem: Problem | None = None
         self._stale = True  # news came since the problem was built
@@ -51,6 +52,7 @@ class Ones:
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
         if best is not None:
+            least = least_worth(problem, best)
             for row, case in enumerate(problem.cases):
                 placed = _dealt(problem, best, row)
                 if placed:
@@ -58,10 +60,10 @@ class Ones:
                 if placed != dict(case.job.running_on):
                     reasons[case.job.job] = for_change(problem, best, row, placed)
                 elif not placed:
-                    reasons[case.job.job] = waits(problem, best, row)
+                    reasons[case.job.job] = waits(problem, best, row, least)
         reasons |= {name: backs_off(at, now) for name, at in problem.backing_off.items()}
         reasons |= {
-            name: too_large(least, problem.total_slots) for name, least in problem.too_large.items()
+            name: too_large(needs, len(problem.slots)) for name, needs in problem.too_large.items()
         }
         return Plan(
             based_on=view.version,
@@ -84,7 +86,7 @@ class Ones:
     def _face(self, view: ClusterView, now: Seconds) -> Problem:
         """The problem of `view`, built again if there is anything new."""
         if self._problem is None or self._stale or self._problem.version != view.version:
-            self._problem = build(view, self._knowledge, self.options, now)
+            self._problem = self._desk.build(view, now)
             self._search.face(self._problem)
             self._stale = False
         return self._problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 
@@ -25,7 +25,18 @@ from controlplane.prediction.efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
-UNPLACED: Final = -1
+KEPT_OFFERS: Final = 20_000
+_Key = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What there is to share out, for everybody alike."""
+
+    capacity: int
+    idle: int
+    contended: bool
+    now: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +78,7 @@ class Problem:
     version: int
     cases: tuple[Case, ...]
     kept: dict[JobId, dict[SlotId, int]]  # jobs that nobody may move now
-    slots: tuple[SlotId, ...]  # in play: free, soon free, or of a case
+    slots: tuple[SlotId, ...]  # all of the cluster
     node_of: IntArray  # shape (S,), number of each slot's node
     free_now: tuple[int, ...]  # places in `slots`
     free_soon: tuple[int, ...]
@@ -77,174 +88,193 @@ class Problem:
     weight: FloatArray  # shape (J,)
     backing_off: dict[JobId, Seconds]  # waits before its next try, until then
     too_large: dict[JobId, int]  # wants at least so many slots, which the cluster has not
-    total_slots: int  # of the whole cluster
+    widest: int  # slots of the largest node
+    capacity: int  # slots in play
     speedup_exponent: float
     spans: dict[tuple[int, int, int, bool], float] = field(default_factory=dict)  # remembered
 
-    @property
-    def capacity(self) -> int:
-        """Slots in play."""
-        return len(self.slots)
 
+class Desk:
+    """Builds problems; what did not change since the last one is not worked out again."""
 
-def build(view: ClusterView, knowledge: Knowledge, options: OnesOptions, now: Seconds) -> Problem:
-    """The problem that `view` poses at `now`."""
-    movable = {
-        name: job
-        for name, job in view.jobs.items()
-        if job.movable and (job.running_on or job.ready_at <= now)
-    }
-    contended = any(not job.running_on for job in movable.values())
-    knowledge.meet(view.jobs.values(), contended=contended, now=now)
-    backing_off = {
-        name: job.ready_at
-        for name, job in view.jobs.items()
-        if job.movable and not job.running_on and job.ready_at > now
-    }
-    mine = {slot for job in movable.values() for slot in job.running_on}
-    taken = {slot for job in view.jobs.values() for slot in job.running_on} - mine
-    in_play = [
-        slot
-        for slot in view.slots
-        if slot.slot not in taken and (slot.usable or slot.leaving or slot.slot in mine)
-    ]
-    place = {slot.slot: number for number, slot in enumerate(in_play)}
-    nodes: dict[NodeId, int] = {}
-    node_of = [nodes.setdefault(slot.node, len(nodes)) for slot in in_play]
-    free_now = [place[slot.slot] for slot in in_play if slot.usable and slot.slot not in mine]
-    free_soon = [place[slot.slot] for slot in in_play if not slot.usable and slot.slot not in mine]
-    widest = max(Counter(slot.node for slot in view.slots).values(), default=1)
-    desk = _Desk(
-        knowledge,
-        options,
-        now,
-        node_of,
-        capacity=len(in_play),
-        idle=len(free_now) + len(free_soon),
-        widest=widest,
-        contended=contended,
-    )
-    too_large = {
-        name: job.least
-        for name, job in movable.items()
-        if not job.running_on and job.least > len(view.slots)
-    }
-    cases = [
-        desk.case(job, tuple(place[slot] for slot in job.running_on if slot in place))
-        for name, job in movable.items()
-        if name not in too_large
-    ]
-    return _tabulated(
-        cases,
-        options,
-        version=view.version,
-        kept={
-            name: dict(job.running_on)
-            for name, job in view.jobs.items()
-            if job.running_on and name not in movable
-        },
-        slots=tuple(slot.slot for slot in in_play),
-        node_of=np.array(node_of, dtype=np.int64),
-        free_now=tuple(free_now),
-        free_soon=tuple(free_soon),
-        backing_off=backing_off,
-        too_large=too_large,
-        total_slots=len(view.slots),
-    )
+    def __init__(self, knowledge: Knowledge, options: OnesOptions) -> None:
+        self._knowledge = knowledge
+        self._options = options
+        self._names: tuple[SlotId, ...] = ()
+        self._place: dict[SlotId, int] = {}
+        self._node_of: IntArray = np.zeros(0, dtype=np.int64)
+        self._widest = 1
+        self._cases: dict[JobId, tuple[_Key, Case]] = {}
+        self._offers: dict[tuple[object, ...], Offers] = {}
 
+    def build(self, view: ClusterView, now: Seconds) -> Problem:
+        """The problem that `view` poses at `now`."""
+        self._number(view)
+        movable: dict[JobId, JobView] = {}
+        backing_off: dict[JobId, Seconds] = {}
+        kept: dict[JobId, dict[SlotId, int]] = {}
+        for name, job in view.jobs.items():
+            if job.running_on and not job.movable:
+                kept[name] = dict(job.running_on)
+            elif job.movable and not job.running_on and job.ready_at > now:
+                backing_off[name] = job.ready_at
+            elif job.movable:
+                movable[name] = job
+        mine = {slot for job in movable.values() for slot in job.running_on}
+        closed = {slot for placed in kept.values() for slot in placed} | mine
+        free_now = [n for n, s in enumerate(view.slots) if s.usable and s.slot not in closed]
+        free_soon = [n for n, s in enumerate(view.slots) if s.leaving and s.slot not in closed]
+        too_large = {
+            name: job.least
+            for name, job in movable.items()
+            if not job.running_on and job.least > len(view.slots)
+        }
+        contended = any(not j.running_on and n not in too_large for n, j in movable.items())
+        self._knowledge.meet(view.jobs.values(), contended=contended, now=now)
+        idle = len(free_now) + len(free_soon)
+        room = _Room(capacity=len(mine) + idle, idle=idle, contended=contended, now=now)
+        cases = [self._case(job, room) for name, job in movable.items() if name not in too_large]
+        if len(self._cases) > 2 * len(view.jobs) + 100:
+            self._cases = {n: c for n, c in self._cases.items() if n in view.jobs}
+        return self._tabulated(
+            cases,
+            version=view.version,
+            kept=kept,
+            slots=self._names,
+            node_of=self._node_of,
+            widest=self._widest,
+            capacity=room.capacity,
+            free_now=tuple(free_now),
+            free_soon=tuple(free_soon),
+            backing_off=backing_off,
+            too_large=too_large,
+        )
 
-@dataclass(frozen=True, slots=True)
-class _Desk:
-    """What every job is looked at with."""
+    def _number(self, view: ClusterView) -> None:
+        """Give every slot a number, the same as long as the cluster has the same slots."""
+        names = tuple(slot.slot for slot in view.slots)
+        if names == self._names:
+            return
+        nodes: dict[NodeId, int] = {}
+        numbers = [nodes.setdefault(slot.node, len(nodes)) for slot in view.slots]
+        self._names, self._place = names, {name: n for n, name in enumerate(names)}
+        self._node_of = np.array(numbers, dtype=np.int64)
+        self._widest = max(Counter(numbers).values(), default=1)
+        self._cases.clear()
 
-    knowledge: Knowledge
-    options: OnesOptions
-    now: Seconds
-    node_of: list[int]
-    capacity: int
-    idle: int
-    widest: int  # slots of the largest node
-    contended: bool
-
-    def case(self, job: JobView, now_on: tuple[int, ...]) -> Case:
+    def _case(self, job: JobView, room: _Room) -> Case:
         """The job as the search sees it."""
-        gated = bool(job.running_on) and self.knowledge.gated(job, self.now)
+        knowledge, options = self._knowledge, self._options
+        gated = bool(job.running_on) and knowledge.gated(job, room.now)
+        limit, warm = knowledge.limit(job), knowledge.warm(job)
+        family = knowledge.family(job.family)
+        model = family.speed(job.batch_size)
+        samples = knowledge.remaining(job)
+        may_grow = job.retry_at <= room.now
         size = len(job.running_on)
-        sizes = self._sizes(job, size, gated=gated)
-        nodes = np.maximum(1, -(-sizes // self.widest))
-        nodes[sizes == size] = max(1, len({self.node_of[place] for place in now_on}))
-        known = offers(job, self.knowledge, self.options, sizes, nodes, keep_batch=gated)
-        one_s = remaining_s(job, self.knowledge, known.one_speed, known=known.known)
-        return Case(
+        most = min(job.most, room.capacity)
+        if gated:  # it may grow onto idle slots, and make room for one that waits
+            most = min(most, size + (0 if room.contended else room.idle))
+        key = (
+            family.edition, limit, warm, gated, samples, may_grow, most,
+            gated and room.contended, family.largest,
+        )  # fmt: skip
+        known = self._cases.get(job.job)
+        if known is not None and known[0] == key and known[1].job is job:
+            return known[1]
+        now_on = tuple(self._place[slot] for slot in job.running_on if slot in self._place)
+        least = min(job.least, size) if size else job.least
+        if gated and not room.contended:
+            least = size
+        most = min(most, max(min(limit, job.batch_limit), job.least))
+        if warm:
+            largest = max(size, family.largest, job.least)
+            most = min(most, int(options.growth * largest))
+        else:  # Start: one slot until a few steps were taken
+            most = min(most, max(size, least))
+        sizes = self._sizes(job, least, most if may_grow else min(most, size))
+        nodes = np.maximum(1, -(-sizes // self._widest))
+        nodes[sizes == size] = max(1, len({int(self._node_of[place]) for place in now_on}))
+        offered = self._offered(job, (family.edition, limit, gated), sizes, nodes)
+        one_s = remaining_s(samples, offered.one_speed, known=offered.known)
+        case = Case(
             job=job,
             now=now_on,
             level=int(np.searchsorted(sizes, size)) + 1 if size else 0,
-            offers=known,
-            limit=self.knowledge.limit(job),
+            offers=offered,
+            limit=limit,
             remaining_s=one_s,
-            keeps=self._keeps(job, known, one_s, size),
-            moved=self._moved(known, one_s, size),
-            model=self.knowledge.family(job.family).speed(job.batch_size),
+            keeps=self._keeps(job, offered, one_s, size),
+            moved=self._moved(offered, one_s, size),
+            model=model,
             gated=gated,
         )
+        self._cases[job.job] = (key, case)
+        return case
+
+    def _offered(
+        self, job: JobView, known: tuple[int, int, bool], sizes: IntArray, nodes: IntArray
+    ) -> Offers:
+        """The same for all jobs of a family that stand alike."""
+        key = (
+            job.family, known, job.batch_size, job.batch_limit, job.local_limit, job.noise_scale,
+            len(job.running_on), sum(job.running_on.values()), sizes.tobytes(), nodes.tobytes(),
+        )  # fmt: skip
+        found = self._offers.get(key)
+        if found is None:
+            if len(self._offers) > KEPT_OFFERS:
+                self._offers.clear()
+            found = self._offers[key] = offers(
+                job, self._knowledge, self._options, sizes, nodes, keep_batch=known[2]
+            )
+        return found
 
     def _keeps(self, job: JobView, known: Offers, one_s: float, size: int) -> FloatArray:
         """A first start is no change: every job needs one."""
         if not size and not job.epoch and not job.samples_done:
             return np.ones(len(known.sizes))
-        stall = self.options.rescale_stall_s
+        stall = self._options.rescale_stall_s
         if not size:
-            stall = job.start_s if job.start_s is not None else self.options.start_stall_s
+            stall = job.start_s if job.start_s is not None else self._options.start_stall_s
         length = one_s if np.isfinite(one_s) else 0.0
-        return kept_share(known, length, stall, self.options.change_margin, size)
+        return kept_share(known, length, stall, self._options.change_margin, size)
 
     def _moved(self, known: Offers, one_s: float, size: int) -> float:
         """What is left of a job's value after it went to other slots, all else being the same."""
         if not size:
             return 1.0
         length = one_s if np.isfinite(one_s) else 0.0
-        options = self.options
+        options = self._options
         share = kept_share(known, length, options.rescale_stall_s, options.change_margin, 0)
         return float(share[np.searchsorted(known.sizes, size)])
 
-    def _sizes(self, job: JobView, size: int, *, gated: bool) -> IntArray:
+    def _sizes(self, job: JobView, least: int, most: int) -> IntArray:
         """What a job may have now: 1 to a node's width, then whole nodes, and what it has."""
-        batch = min(self.knowledge.limit(job), job.batch_limit)
-        most = min(job.most, self.capacity, max(batch, job.least))
-        least = min(job.least, size) if size else job.least
-        if self.knowledge.warm(job):
-            largest = max(size, self.knowledge.family(job.family).largest, job.least)
-            most = min(most, int(self.options.growth * largest))
-        else:  # Start: one slot until a few steps were taken
-            most = min(most, max(size, least))
-        if gated:  # it may grow onto idle slots, and make room for one that waits
-            most = min(most, size + (0 if self.contended else self.idle))
-            least = least if self.contended else size
-        if job.retry_at > self.now:
-            most = min(most, size)
-        choices = set(range(least, min(self.widest, most) + 1))
-        choices.update(n for n in range(self.widest, most + 1, self.widest) if n >= least)
-        return np.array(sorted(choices | {size or job.least}), dtype=np.int64)
+        widest = self._widest
+        choices = set(range(least, min(widest, most) + 1))
+        choices.update(n for n in range(widest, most + 1, widest) if n >= least)
+        return np.array(sorted(choices | {len(job.running_on) or job.least}), dtype=np.int64)
 
-
-def _tabulated(cases: list[Case], options: OnesOptions, **rest: object) -> Problem:
-    weight = weights(np.array([case.remaining_s for case in cases], dtype=np.float64), options)
-    levels = 1 + max((len(case.offers.sizes) for case in cases), default=0)
-    sizes = np.zeros((len(cases), levels), dtype=np.int64)
-    worth = np.full((len(cases), levels), -np.inf)
-    worth[:, 0] = 0.0
-    for row, case in enumerate(cases):
-        many = 1 + len(case.offers.sizes)
-        sizes[row, 1:many] = case.offers.sizes
-        worth[row, 1:many] = values(case.offers.gains, case.keeps, float(weight[row]), options)
-        if case.gated:
-            worth[row, 0] = -np.inf  # it may make room, but is not stopped
-    return Problem(
-        cases=tuple(cases),
-        sizes=sizes,
-        worth=worth,
-        present=np.array([case.level for case in cases], dtype=np.int64),
-        weight=weight,
-        speedup_exponent=options.speedup_exponent,
-        **rest,  # type: ignore[arg-type]
-    )
+    def _tabulated(self, cases: list[Case], **rest: Any) -> Problem:
+        options = self._options
+        weight = weights(np.array([case.remaining_s for case in cases], dtype=np.float64), options)
+        levels = 1 + max((len(case.offers.sizes) for case in cases), default=0)
+        sizes = np.zeros((len(cases), levels), dtype=np.int64)
+        gains = np.full((len(cases), levels), -1.0)
+        for row, case in enumerate(cases):
+            many = 1 + len(case.offers.sizes)
+            sizes[row, 1:many] = case.offers.sizes
+            gains[row, 1:many] = case.offers.gains * case.keeps
+        worth = values(np.maximum(gains, 0.0), weight[:, None], options)
+        worth[gains < 0] = -np.inf
+        gated = np.array([case.gated for case in cases], dtype=np.bool_)
+        worth[:, 0] = np.where(gated, -np.inf, 0.0)  # they may make room, but are not stopped
+        return Problem(
+            cases=tuple(cases),
+            sizes=sizes,
+            worth=worth,
+            present=np.array([case.level for case in cases], dtype=np.int64),
+            weight=weight,
+            speedup_exponent=options.speedup_exponent,
+            **rest,
+        )

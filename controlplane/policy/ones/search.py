@@ -35,6 +35,7 @@ class Search:
         self.incumbent: Candidate | None = None
         self.generations = 0
         self._idle_generations = 0
+        self._former: list[dict[JobId, _Gene]] = []  # of the last problem, not yet renewed
 
     @property
     def best(self) -> Candidate | None:
@@ -59,9 +60,8 @@ class Search:
             refreshed(problem, problem.present),
         ]
         found = [score(problem, levels, none) for levels in seeds]
-        for genes in former[: self._options.population]:
-            levels, packed = _levels(problem, genes)
-            found.append(score(problem, refreshed(problem, levels), packed))
+        self._former = former[1:]
+        found += [self._renewed(problem, genes) for genes in former[:1]]
         self._select(found)
 
     def evolve(self, rng: Generator) -> bool:
@@ -72,6 +72,8 @@ class Search:
             return False
         before = self.population[0].fitness
         found: list[Candidate | None] = list(self.population)
+        found += [self._renewed(problem, genes) for genes in self._former]
+        self._former = []
         many = len(self.population)
         for number in range(options.population):
             one = self.population[int(rng.integers(many))]
@@ -88,6 +90,11 @@ class Search:
         better = self.population[0].fitness > before * (1.0 + BETTER) + BETTER
         self._idle_generations = 0 if better else self._idle_generations + 1
         return better
+
+    @staticmethod
+    def _renewed(problem: Problem, genes: dict[JobId, _Gene]) -> Candidate | None:
+        levels, packed = _levels(problem, genes)
+        return score(problem, refreshed(problem, levels), packed)
 
     def _select(self, found: list[Candidate | None]) -> None:
         """The K fittest different ones (by mean values: the paper draws, which flips decisions)."""

@@ -557,6 +557,18 @@ def test_a_job_whose_training_is_done_is_left_alone() -> None:
     assert not controller.state.view().jobs[A].movable
 
 
+@pytest.mark.xfail(strict=True, reason="commit._stale looks at finished_why of jobs that wait")
+def test_a_job_that_was_lost_after_its_training_was_done_is_started_again() -> None:
+    controller = training(cluster_of(n1=1), S0)
+    controller.tell(N1, finished(A, index=3, why="its epochs are done"))
+    controller.tell(N1, exited(A, signal=SIGKILL))
+    assert controller.state.view().jobs[A].movable
+
+    commands = controller.place({A: {S0: BATCH}})
+
+    assert reasons(commands) == ["planned: n1/0"]
+
+
 def test_a_job_that_is_given_back_is_not_moved_by_a_plan_from_before() -> None:
     controller = both()
     controller.take(resized(A, 2))

@@ -33,8 +33,9 @@ from controlplane.core.events import (
     PlanProposed,
 )
 from controlplane.core.job import Job, Phase
-from controlplane.core.lifecycle import START_LIMIT_S
+from controlplane.core.lifecycle import RETRY_LONGEST_S, START_LIMIT_S
 from controlplane.core.node import NodePhase
+from controlplane.core.rescale import PREPARE_LIMIT_S
 from controlplane.policy.api import ClusterView, JobView, Plan
 from controlplane.policy.fifo import Fifo
 from controlplane.service.api import check_resize
@@ -107,6 +108,12 @@ class Cluster(RuleBasedStateMachine):
         self.wake_at: Seconds | None = None
         self.passed_over: set[WorkerId] = set()  # by a greeting that came late
         self.the_links_hold_again()
+
+    @initialize(sizes=st.lists(st.integers(1, 3), max_size=3))
+    def jobs_train_already(self, sizes: list[int]) -> None:
+        for size in sizes:
+            self.submit("a", retries=1, wanted=size)
+        self.all_goes_well_for_a_moment(5 if sizes else 0)
 
     # --- users and policies
 
@@ -192,18 +199,15 @@ class Cluster(RuleBasedStateMachine):
         self.all_goes_well_for_a_moment(rounds)
 
     @precondition(lambda self: len(self.controller.state.holders) > 1)
-    @rule(which=ANY, to=ANY, rounds=st.integers(0, 4))
-    def a_plan_hands_a_slot_over(self, which: int, to: int, rounds: int) -> None:
-        jobs = self.controller.state.view().jobs.values()
-        training = {job.job: dict(job.running_on) for job in jobs if job.running_on and job.movable}
-        givers = [job for job, on in training.items() if len(on) > 1]
-        if not givers or len(training) == 1:
-            return
-        giver = one_of(givers, which)
-        taker = one_of([job for job in training if job != giver], to)
-        slot, batch = training[giver].popitem()
-        training[taker][slot] = batch
-        self.follow(Plan(based_on=self.controller.state.version, local_batch=training))
+    @rule(which=ANY, to=ANY, rounds=st.integers(0, 4), late=st.sampled_from((False, False, True)))
+    def a_plan_hands_a_slot_over(self, which: int, to: int, rounds: int, *, late: bool) -> None:
+        """And if that comes too late, once more, a while after it was given up."""
+        placed = self.handed_over(which, to)
+        self.follow(Plan(based_on=self.controller.state.version, local_batch=placed))
+        if late:
+            self.deadlines_are_looked_at(PREPARE_LIMIT_S)
+            self.time_passes(RETRY_LONGEST_S)
+            self.follow(Plan(based_on=self.controller.state.version, local_batch=placed))
         self.all_goes_well_for_a_moment(rounds)
 
     @precondition(lambda self: self.controller.state.jobs)
@@ -498,6 +502,19 @@ class Cluster(RuleBasedStateMachine):
         return True
 
     # --- steps
+
+    def handed_over(self, which: int, to: int) -> dict[JobId, dict[SlotId, int]]:
+        """What trains, with one slot of one job given to another; nothing if none has two."""
+        jobs = self.controller.state.view().jobs.values()
+        training = {job.job: dict(job.running_on) for job in jobs if job.running_on and job.movable}
+        givers = [job for job, on in training.items() if len(on) > 1]
+        if not givers or len(training) == 1:
+            return {}
+        giver = one_of(givers, which)
+        taker = one_of([job for job in training if job != giver], to)
+        slot, batch = training[giver].popitem()
+        training[taker][slot] = batch
+        return training
 
     def submit(self, name: str, *, key: str = "", retries: int, wanted: int) -> None:
         spec: dict[str, Any] = {
