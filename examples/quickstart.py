@@ -1,4 +1,7 @@
-"""Brings up a cluster on this host, trains the three examples and changes their size meanwhile."""
+"""Brings up a cluster on this host and trains the three examples, which arrive one after another.
+
+The scheduler starts each on one slot, grows it, makes room for the next and fills what is left.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from controlplane.cli.timeline import all_slots, occupancy, png, terminal
 from controlplane.client import BlockingClient
 from controlplane.client.jobfile import load_job
 from schemas.jobs import ENDED
@@ -27,12 +31,8 @@ EXAMPLES = ("digits", "language", "embedding")
 COLOURS = ("cyan", "magenta", "yellow")
 PLAIN_EVERY_S = 5.0
 LIMIT_S = 900.0
-ORDERS = (  # (which example, from which progress on, slots, global batch)
-    (0, 0.15, 2, 128),
-    (0, 0.55, 1, 64),
-    (1, 0.60, 2, 64),
-    (2, 0.70, 2, 768),
-)
+ARRIVALS_S = (0.0, 9.0, 15.0)
+PICTURE = "slots-over-time.png"
 
 
 def main() -> int:
@@ -47,10 +47,10 @@ def main() -> int:
     try:
         with BlockingClient(home) as client:
             began = time.monotonic()
-            for name in EXAMPLES:
-                client.submit(load_job(Path(__file__).parent / name / "job.toml"))
             jobs = follow(client, console)
             summarise(jobs, console, time.monotonic() - began)
+            explain(client, jobs, console)
+            draw(client, console, chosen.dir or Path(tempfile.gettempdir()))
             failed = [job for job in jobs if job.state != "succeeded"]
             for job in failed:
                 console.print(f"[red]{job.job}[/] {job.state}: {job.reason}")
@@ -73,9 +73,6 @@ def follow(client: BlockingClient, console: Console) -> list[JobSummary]:
     told = -PLAIN_EVERY_S
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for jobs, nodes, seconds in states(client):
-            for job, slots, batch in orders_due(jobs):
-                client.resize(job.job, slots, batch)
-                told = -PLAIN_EVERY_S
             if console.is_terminal:
                 live.update(picture(jobs, nodes, seconds), refresh=True)
             elif seconds - told >= PLAIN_EVERY_S:
@@ -85,26 +82,17 @@ def follow(client: BlockingClient, console: Console) -> list[JobSummary]:
     return jobs
 
 
-def orders_due(jobs: list[JobSummary]) -> Iterator[tuple[JobSummary, int, int]]:
-    """What an operator would now order with `ones resize`; each order once."""
-    for order in list(_open_orders):
-        example, progress, slots, batch = order
-        job = jobs[example]
-        if job.state == "running" and (job.progress or 0.0) >= progress:
-            _open_orders.remove(order)
-            yield job, slots, batch
-
-
-_open_orders = list(ORDERS)
-
-
 def states(client: BlockingClient) -> Iterator[tuple[list[JobSummary], list[NodeInfo], float]]:
-    """The cluster, a few times a second, until every job has ended."""
+    """The cluster, a few times a second, until every job has come and ended."""
     began = time.monotonic()
+    coming = list(zip(ARRIVALS_S, EXAMPLES, strict=True))
     while (seconds := time.monotonic() - began) < LIMIT_S:
+        while coming and coming[0][0] <= seconds:
+            _, name = coming.pop(0)
+            client.submit(load_job(Path(__file__).parent / name / "job.toml"))
         jobs = list(client.jobs(ended=True))
         yield jobs, list(client.nodes()), seconds
-        if all(job.state in ENDED for job in jobs):
+        if not coming and all(job.state in ENDED for job in jobs):
             return
         time.sleep(0.3)
     sys.exit(f"not done after {LIMIT_S:.0f} s; look at `ones ps` and `ones logs`")
@@ -160,6 +148,33 @@ def summarise(jobs: list[JobSummary], console: Console, seconds: float) -> None:
             metrics(job),
         )
     console.print(table)
+
+
+def explain(client: BlockingClient, jobs: list[JobSummary], console: Console) -> None:
+    """Every decision about every job: the start of `ones explain`."""
+    table = Table(box=SIMPLE_HEAD, title="why (`ones explain JOB`)", title_justify="left")
+    for name in ("s", "job", "slots", "batch", "decision"):
+        table.add_column(name, justify="right" if name in {"s", "slots", "batch"} else "left")
+    told = [(d, job.job) for job in jobs for d in client.explain(job.job).decisions]
+    began = min(job.submitted_at for job in jobs)
+    for decision, job in sorted(told, key=lambda entry: entry[0].time):
+        table.add_row(
+            f"{decision.time - began:.0f}",
+            job,
+            str(len(decision.to.slots)),
+            str(decision.to.batch or ""),
+            decision.why,
+        )
+    console.print(table)
+
+
+def draw(client: BlockingClient, console: Console, folder: Path) -> None:
+    """Who had which slot when: on the terminal, and as a picture."""
+    events = list(client.events())
+    stays, slots = occupancy(events, until=events[-1].time), all_slots(events)
+    console.print(terminal(stays, slots, min(console.width, 110)))
+    png(stays, slots, folder / PICTURE, "slots over time")
+    console.print(f"the same as a picture: {folder / PICTURE}", soft_wrap=True)
 
 
 def line(job: JobSummary) -> str:

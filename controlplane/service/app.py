@@ -50,9 +50,7 @@ async def run(settings: ControllerSettings, home: Path) -> None:
     state.mkdir(mode=0o700, parents=True, exist_ok=True)
     audit = Audit()
     loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+    stop = _end_signal(loop)
 
     link = Link(load_keys(home / settings.keys.server))
     authority = link.authority(
@@ -81,8 +79,6 @@ async def run(settings: ControllerSettings, home: Path) -> None:
     planner = turn.planner = _planner(settings.policy, turn)
     listen = settings.listen
     telemetry = TelemetryTable()
-    metrics = Metrics()
-    stop_metrics = metrics.serve(listen.host, listen.metrics) if listen.metrics else None
     snapshots = Snapshots(state / "snapshots", settings.store.snapshot_bytes)
     try:
         feed = Feed(
@@ -136,37 +132,44 @@ async def run(settings: ControllerSettings, home: Path) -> None:
             about=about,
             search=search,
         )
-        async with asyncio.TaskGroup() as tasks:
-            owned = [
-                tasks.create_task(work)
-                for work in (
-                    authority.run(),
-                    agents.hear_orders(),
-                    agents.hear_events(),
-                    agents.keep_time(),
-                    turn.keep_deadlines(),
-                    planner.run(),
-                    metrics.keep(lambda: turn.reactor.state, search),
-                    feed.admit(),
-                    relay.hear_shippers(),
-                    relay.hear_followers(),
-                    api.serve(),
-                    watchdog(lambda: not turn.stalled),
-                )
-            ]
-            _write_pid(home, settings.pid_file)
-            log.info("controller ready", term=term, jobs=len(turn.reactor.state.jobs))
-            notify("READY=1")
-            await stop.wait()
-            notify("STOPPING=1")
-            for task in owned:
-                task.cancel()
+        with (metrics := Metrics()).served(listen.host, listen.metrics):
+            async with asyncio.TaskGroup() as tasks:
+                owned = [
+                    tasks.create_task(work)
+                    for work in (
+                        authority.run(),
+                        agents.hear_orders(),
+                        agents.hear_events(),
+                        agents.keep_time(),
+                        turn.keep_deadlines(),
+                        planner.run(),
+                        metrics.keep(lambda: turn.reactor.state, search),
+                        feed.admit(),
+                        relay.hear_shippers(),
+                        relay.hear_followers(),
+                        api.serve(),
+                        watchdog(lambda: not turn.stalled),
+                    )
+                ]
+                _write_pid(home, settings.pid_file)
+                log.info("controller ready", term=term, jobs=len(turn.reactor.state.jobs))
+                notify("READY=1")
+                await stop.wait()
+                notify("STOPPING=1")
+                for task in owned:
+                    task.cancel()
     finally:
-        if stop_metrics is not None:
-            stop_metrics()
         turn.close()
         link.close()
     log.info("controller stopped", term=term)
+
+
+def _end_signal(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    """Set when somebody asks to stop."""
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(name, stop.set)
+    return stop
 
 
 def _planner(choice: PolicyChoice, turn: Turn) -> Planner:

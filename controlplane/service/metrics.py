@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, start_http_server
@@ -53,24 +54,28 @@ class Metrics:
         self._batches = count("ones_batch_changes", "Changes of batch alone.")
         self._told: dict[str, int] = {}
 
-    def serve(self, host: str, port: int) -> Callable[[], None]:
-        """Answer on `host:port`; returns what ends it.
+    @contextlib.contextmanager
+    def served(self, host: str, port: int) -> Iterator[None]:
+        """Answer on `host:port` meanwhile; port 0 is none.
 
         Raises:
             SettingsError: if the port cannot be had.
         """
+        if not port:
+            yield
+            return
         try:
             server, thread = start_http_server(port, host, self.registry)
         except OSError as error:
             what = f"listen.metrics: {host}:{port}: {error.strerror}"
             raise SettingsError(what, "choose another port, or 0 for none", "metrics") from None
 
-        def stop() -> None:
+        try:
+            yield
+        finally:
             server.shutdown()
             server.server_close()
             thread.join()
-
-        return stop
 
     async def keep(self, state: Callable[[], State], search: Callable[[], SearchInfo]) -> None:
         """Write the numbers about once a second, for ever."""

@@ -20,7 +20,8 @@ def for_change(problem: Problem, best: Candidate, row: int, placed: Mapping[Slot
     numbers = _numbers(problem, best, row)
     was, now = len(case.now), len(placed)
     if not now:
-        text = f"paused: its {_slots(was)} serve {_others(problem, best, row)} better"
+        heirs = _heirs(problem, best, row) or "others"
+        text = f"paused: its {_slots(was)} serve {heirs} better"
         return Reason("pause", text, numbers)
     if not was:
         return _start(case, numbers, now)
@@ -29,7 +30,8 @@ def for_change(problem: Problem, best: Candidate, row: int, placed: Mapping[Slot
         text = f"grows to {_slots(now)} ({speedup})"
         return Reason("grow", f"{text}: {_room(problem, best, row)}", numbers)
     if now < was:
-        text = f"gives {_slots(was - now)} to {_others(problem, best, row)} ({speedup})"
+        heirs = _heirs(problem, best, row)
+        text = f"gives {_slots(was - now)} {f'to {heirs}' if heirs else 'back'} ({speedup})"
         return Reason("shrink", text, numbers)
     if best.packed[row]:
         return Reason("pack", f"brought together on fewer nodes ({speedup})", numbers)
@@ -98,7 +100,7 @@ def _room(problem: Problem, best: Candidate, row: int) -> str:
     return f"from {_names(sorted(donors))}" if donors else "nobody else needs them more"
 
 
-def _others(problem: Problem, best: Candidate, row: int) -> str:
+def _heirs(problem: Problem, best: Candidate, row: int) -> str:
     """Who gets the slots of a job that gives some up."""
     mine = set(problem.cases[row].now)
     heirs = [
@@ -106,7 +108,7 @@ def _others(problem: Problem, best: Candidate, row: int) -> str:
         for other in range(len(problem.cases))
         if other != row and mine & (set(best.placed[other]) - set(problem.cases[other].now))
     ]
-    return _names(heirs) or "others"
+    return _names(heirs)
 
 
 def _names(names: Sequence[str]) -> str:

@@ -17,8 +17,6 @@ from controlplane.prediction.efficiency import statistical_efficiency
 FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
-BATCHES: Final = 24  # global batches that are tried between the least and the most
-STEPS: Final = np.linspace(0.0, 1.0, BATCHES)
 STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 60.0, 900.0
 LEAST_SHARE: Final = 0.05  # of its value, that a change leaves of a job at worst
@@ -71,8 +69,7 @@ def offers(
         most = min(most, max(2 * now_batch, job.batch_size))
     every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
     spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
-    span = max(most, job.batch_size) / job.batch_size
-    totals = np.unique((job.batch_size * np.power(span, STEPS)).round())
+    totals = _totals(job.batch_size, max(most, job.batch_size), options.batches_per_doubling)
     grid = np.maximum(totals[None, :], every[:, None].astype(np.float64))
     here = np.flatnonzero(every[1:] == now_slots) + 1
     held = now_batch <= most or keep_batch
@@ -104,6 +101,13 @@ def offers(
     )
 
 
+def _totals(first: int, most: int, per_doubling: int) -> FloatArray:
+    """Global batches that are tried: the first one, its doublings, what lies between, the most."""
+    steps = int(np.floor(per_doubling * np.log2(most / first) + 1e-9))
+    doublings = first * np.power(2.0, np.arange(steps + 1) / per_doubling)
+    return np.unique(np.append(doublings.round(), float(most)))
+
+
 def remaining_s(samples: float | None, one_speed: float, *, known: bool) -> float:
     """T1: seconds that `samples` still take on one slot; nan if nobody can say."""
     if samples is None or not known or one_speed <= 0:
@@ -127,7 +131,8 @@ def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> Float
     """V(n) = weight (x(n) c(n))^0.8, for gains x c: what each size is worth.
 
     Paper: minimise the sum over *running* jobs of T c (eq. 3, 8), which rewards leaving jobs out.
-    Here: maximise a sum over all jobs, in which waiting is worth nothing. Two exponents, one on length (in `weight`), one on speed-up.
+    Here: maximise a sum over all jobs, in which waiting is worth nothing. Two exponents, one on
+    length (in `weight`), one on speed-up.
     """
     return np.asarray(weight * np.power(gains, options.speedup_exponent))
 

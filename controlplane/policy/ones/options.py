@@ -23,7 +23,8 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     rescale_stall_s: float = 1.0  # what a change costs a running job
     start_stall_s: float = 10.0  # what a start costs, until some were measured
     change_margin: float = 0.02  # of its value, that a change must be worth beyond its stall
-    batch_margin: float = 0.05  # of its goodput, that a new batch on the same slots must bring
+    batch_margin: float = 0.1  # of its goodput, that a new batch on the same slots must bring
+    batches_per_doubling: int = 1  # that are tried between a job's first batch and its limit
     size_exponent: float = 0.55  # how much short jobs are preferred
     speedup_exponent: float = 0.8  # how much a further slot is worth
     patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
@@ -46,6 +47,7 @@ def _check(options: OnesOptions) -> None:
         "start_stall_s": 0.0,
         "change_margin": 0.0,
         "batch_margin": 0.0,
+        "batches_per_doubling": 1,
         "size_exponent": 0.0,
         "speedup_exponent": 0.05,
         "patience_s": 0.0,

@@ -651,6 +651,18 @@ def test_the_difference_leads_to_what_the_whole_plan_asks_for() -> None:
     assert [controller.job(job).decisions[-1].to.slots for job in (A, B)] == [(), (T0, S0)]
 
 
+@pytest.mark.xfail(strict=True, reason="changes.mend deals the whole batch to those that are left")
+def test_survivors_take_no_more_than_fits_one_slot() -> None:
+    controller = training(cluster_of(n1=2, n2=2), S0, S1)
+    controller.place({A: {S0: BATCH, S1: BATCH}})
+    controller.tell(N1, formed(A, index=3, group=2))
+    controller.tell(N1, formed(A, rank=1, index=3, group=2))
+
+    controller.tell(N1, exited(A, rank=1, signal=SIGKILL))
+
+    assert controller.job(A).decisions[-1].to == Size(slots=(S0,), batch=BATCH)
+
+
 # --- decisions
 
 

@@ -40,7 +40,17 @@ from controlplane.policy.api import ClusterView, JobView, Plan
 from controlplane.policy.fifo import Fifo
 from controlplane.service.api import check_resize
 from schemas.errors import BadFieldError
-from schemas.ids import JobId, NodeId, Seconds, SlotId, WorkerId, node_of, slot_id, worker_id
+from schemas.ids import (
+    JobId,
+    NodeId,
+    Seconds,
+    SlotId,
+    WorkerId,
+    index_of,
+    node_of,
+    slot_id,
+    worker_id,
+)
 from schemas.messages.agent import GroupDelta
 from schemas.messages.client import ResizeJob
 from tests.support.agents import Node, World, haunt
@@ -609,7 +619,8 @@ class HauntedCluster(Cluster):
 
     @initialize(slots=st.sets(SLOTS, min_size=1))
     def workers_of_an_unknown_job_run(self, slots: set[SlotId]) -> None:
-        for version, slot in enumerate(sorted(slots), start=1):
+        empty = [slot for slot in slots if not self.nodes[node_of(slot)].living(index_of(slot))]
+        for version, slot in enumerate(sorted(empty), start=1):
             self.a_link_breaks(node_of(slot), keeps=False)
             haunt(self.nodes[node_of(slot)], GHOST, version, slot)
         self.the_links_hold_again()
@@ -621,7 +632,7 @@ def wishes(job: JobView, usable: list[SlotId], now: Seconds) -> Iterator[dict[Sl
     if now_on:
         yield {}
         if job.least < len(now_on) <= job.most + 1:  # on its way it may be larger than it may be
-            yield dict([*now_on.items()][:-1])
+            yield {slot: min(now_on[slot], job.local_limit) for slot in [*now_on][:-1]}
         if len(now_on) <= job.most and max(now_on.values()) > 1:
             yield dict.fromkeys(now_on, 1)
     tried = job.retry_at if now_on else job.ready_at
