@@ -151,9 +151,10 @@ class SearchStats(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Budget(msgspec.Struct, frozen=True, kw_only=True):
-    """How long to think; counted in generations, so that it means the same on every machine."""
+    """How long to think; counted in work, so that it means the same on every machine."""
 
-    generations: int
+    generations: int = 0
+    steps: int = 0  # parts of a generation, a fraction of its time: for who must answer meanwhile
 
 
 class Policy(Protocol):

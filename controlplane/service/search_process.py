@@ -40,7 +40,7 @@ READ_BYTES: Final = 1 << 20
 TELEMETRY_S: Final = 0.5  # steps alone wake the search at most so often
 PUBLISH_S: Final = 0.25  # something better is told at most so often
 NICE: Final = 5  # training and the controller come first
-ONE: Final = Budget(generations=1)
+ONE: Final = Budget(steps=1)  # then look whether somebody asks
 
 
 class SearchProcess:

@@ -40,9 +40,10 @@ class Ones:
         """Evolve for `budget`; whether to go on could still find something better."""
         self._face(view, now)
         for _ in range(budget.generations):
-            if self._search.resting:
-                return False
             self._search.evolve(rng)
+        for _ in range(budget.steps):
+            if not self._search.resting:
+                self._search.breed(rng)
         return not self._search.resting
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:

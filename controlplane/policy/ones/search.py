@@ -36,6 +36,8 @@ class Search:
         self.generations = 0
         self._idle_generations = 0
         self._former: list[dict[JobId, _Gene]] = []  # of the last problem, not yet renewed
+        self._children: list[Candidate | None] = []  # of the generation that is not complete
+        self._born = 0
 
     @property
     def best(self) -> Candidate | None:
@@ -60,36 +62,51 @@ class Search:
             refreshed(problem, problem.present),
         ]
         found = [score(problem, levels, none) for levels in seeds]
-        self._former = former[1:]
+        self._former, self._children, self._born = former[1:], [], 0
         found += [self._renewed(problem, genes) for genes in former[:1]]
         self._select(found)
 
     def evolve(self, rng: Generator) -> bool:
         """One generation; whether a better candidate was found."""
-        problem, options = self._problem, self._options
+        before = self.generations
+        while self.generations == before and not self.resting:
+            self.breed(rng)
+        return not self._idle_generations
+
+    def breed(self, rng: Generator) -> None:
+        """One step of a generation: renew a former candidate, or have one child."""
+        problem = self._problem
         if problem is None or not problem.cases or not self.population:
-            self._idle_generations = options.patience
-            return False
-        before = self.population[0].fitness
-        found: list[Candidate | None] = list(self.population)
-        found += [self._renewed(problem, genes) for genes in self._former]
-        self._former = []
+            self._idle_generations = self._options.patience
+        elif self._former:
+            self._children.append(self._renewed(problem, self._former.pop()))
+        elif self._born < self._options.population:
+            self._children.append(self._child(problem, rng))
+            self._born += 1
+        else:
+            self._succeed()
+
+    def _child(self, problem: Problem, rng: Generator) -> Candidate | None:
         many = len(self.population)
-        for number in range(options.population):
-            one = self.population[int(rng.integers(many))]
-            other = self.population[int(rng.integers(many))]
-            children = (
-                (crossed(problem, one.levels, other.levels, rng), one.packed),
-                (mutated(problem, one.levels, options.mutation_rate, rng), one.packed),
-                (resized(problem, one.levels, rng), one.packed),
-            )
-            levels, packed = children[number % len(children)]
-            found.append(score(problem, levels, repacked(problem, packed, levels, rng)))
-        self._select(found)
+        one = self.population[int(rng.integers(many))]
+        match self._born % 3:
+            case 0:
+                other = self.population[int(rng.integers(many))]
+                levels = crossed(problem, one.levels, other.levels, rng)
+            case 1:
+                levels = mutated(problem, one.levels, self._options.mutation_rate, rng)
+            case _:
+                levels = resized(problem, one.levels, rng)
+        return score(problem, levels, repacked(problem, one.packed, levels, rng))
+
+    def _succeed(self) -> None:
+        """The generation is complete: the fittest of parents and children go on."""
+        before = self.population[0].fitness
+        self._select([*self.population, *self._children])
+        self._children, self._born = [], 0
         self.generations += 1
         better = self.population[0].fitness > before * (1.0 + BETTER) + BETTER
         self._idle_generations = 0 if better else self._idle_generations + 1
-        return better
 
     @staticmethod
     def _renewed(problem: Problem, genes: dict[JobId, _Gene]) -> Candidate | None:

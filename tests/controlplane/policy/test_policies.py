@@ -1,80 +1,50 @@
-"""What every policy keeps to, and what fifo answers."""
+"""What every policy keeps to, whatever it is shown and told."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import msgspec
 import pytest
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from controlplane.policy.api import ClusterView, JobView, Plan, Policy, Reason
+from controlplane.policy.api import ClusterView, JobView, News, Plan
 from controlplane.policy.fifo import Fifo
-from controlplane.policy.registry import POLICIES, make
+from controlplane.policy.fill import fill
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.policy import Ones
+from controlplane.policy.registry import POLICIES, check_options, entry, make
 from schemas.errors import SettingsError
-from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
-from tests.support.builders import N1, N2, S0, S1, T0, A, B, C, cluster_view, job_view, slot_view
+from schemas.ids import SlotId
+from tests.support.views import NOW, planned, views, views_and_news
 
-NOW = Seconds(100.0)
-T1 = slot_id(N2, 1)
-EACH_POLICY = pytest.mark.parametrize("policy", [pytest.param(POLICIES[n], id=n) for n in POLICIES])
-SIZE = settings(max_examples=150, deadline=None)
+Told = tuple[ClusterView, list[News]]
+EACH_POLICY = pytest.mark.parametrize("name", [*POLICIES, "fill"])
+SIZE = settings(max_examples=60, deadline=None)
 
 
-@st.composite
-def views(draw: st.DrawFn) -> ClusterView:
-    """Clusters of up to 12 slots and 6 jobs, of which some run; what a live core could show."""
-    nodes = draw(st.lists(st.integers(1, 4), max_size=3))
-    slots = [
-        slot_id(NodeId(f"n{node}"), index)
-        for node, many in enumerate(nodes)
-        for index in range(many)
+def answer(name: str, told: Told) -> Plan:
+    """The plan of a policy; or of what stands in while a search is away."""
+    view, news = told
+    return fill(view, NOW) if name == "fill" else planned(name, view, news)
+
+
+def changed(plan: Plan, view: ClusterView) -> list[tuple[JobView, dict[SlotId, int]]]:
+    """Jobs that get other slots or batches, and which; a job that stops or waits is not in it."""
+    return [
+        (view.jobs[name], placed)
+        for name, placed in plan.local_batch.items()
+        if placed and placed != view.jobs[name].running_on
     ]
-    free = draw(st.permutations(slots))
-    jobs = []
-    for number in range(draw(st.integers(0, 6))):
-        least = draw(st.integers(1, 4))
-        most = draw(st.integers(least, 6))
-        batch = draw(st.integers(least, least + 2) | st.integers(least, 100))
-        size = draw(st.integers(least, min(most, batch)))
-        running, free = (free[:size], free[size:]) if draw(st.booleans()) else ([], free)
-        if len(running) < size:
-            running = []
-        jobs.append(
-            JobView(
-                job=JobId(f"{draw(st.sampled_from('abc'))}-{number + 1}"),
-                submitted_at=Seconds(draw(st.integers(0, 4))),
-                batch_size=batch,
-                batch_limit=batch + draw(st.integers(0, 50)),
-                local_limit=batch + draw(st.integers(0, 50)),
-                least=least,
-                most=most,
-                wanted=draw(st.integers(least, min(most, batch))),
-                running_on=dict.fromkeys(running, 1 + batch // size),
-                ready_at=Seconds(draw(st.sampled_from([0, 0, 0, 101, 110]))),
-            )
-        )
-    occupied = {slot for job in jobs for slot in job.running_on}
-    shown = [
-        slot_view(slot, usable=slot not in occupied and draw(st.sampled_from([True, True, False])))
-        for slot in slots
-    ]
-    return cluster_view(*shown, *jobs, version=draw(st.integers(0, 9)))
-
-
-def waiting(view: ClusterView) -> list[JobView]:
-    return [job for job in view.jobs.values() if not job.running_on]
-
-
-# --- every policy
 
 
 @EACH_POLICY
 @SIZE
-@given(view=views())
-def test_no_slot_is_given_twice_and_none_that_does_not_exist(
-    policy: type[Policy], view: ClusterView
-) -> None:
-    plan = policy().plan(view, NOW)
+@given(told=views_and_news)
+def test_no_slot_is_given_twice_and_none_that_does_not_exist(name: str, told: Told) -> None:
+    view, _ = told
+
+    plan = answer(name, told)
 
     given_slots = [slot for placed in plan.local_batch.values() for slot in placed]
     assert len(given_slots) == len(set(given_slots))
@@ -84,281 +54,191 @@ def test_no_slot_is_given_twice_and_none_that_does_not_exist(
 
 @EACH_POLICY
 @SIZE
-@given(view=views())
-def test_a_job_gets_only_usable_slots_beside_its_own(
-    policy: type[Policy], view: ClusterView
+@given(told=views_and_news)
+def test_a_job_gets_only_slots_that_nobody_holds_or_whose_holder_gives_them_up(
+    name: str, told: Told
 ) -> None:
-    plan = policy().plan(view, NOW)
+    view, _ = told
 
-    usable = {slot.slot for slot in view.slots if slot.usable}
-    leaves = {
+    plan = answer(name, told)
+
+    open_ = {slot.slot for slot in view.slots if slot.usable or slot.leaving}
+    given_up = {
         slot
         for job in view.jobs.values()
+        if job.movable
         for slot in job.running_on
         if slot not in plan.local_batch.get(job.job, {})
     }
     for job, placed in plan.local_batch.items():
-        assert placed.keys() <= usable | leaves | view.jobs[job].running_on.keys()
+        assert placed.keys() <= open_ | given_up | view.jobs[job].running_on.keys()
 
 
 @EACH_POLICY
 @SIZE
-@given(view=views())
-def test_a_job_runs_as_a_whole_gang_or_not_at_all(policy: type[Policy], view: ClusterView) -> None:
-    plan = policy().plan(view, NOW)
+@given(told=views_and_news)
+def test_a_job_that_changes_runs_as_a_gang_within_its_bounds(name: str, told: Told) -> None:
+    view, _ = told
 
-    for job, placed in plan.local_batch.items():
-        assert view.jobs[job].least <= len(placed) <= view.jobs[job].most
+    for job, placed in changed(answer(name, told), view):
+        assert job.least <= len(placed) <= job.most
 
 
 @EACH_POLICY
 @SIZE
-@given(view=views())
-def test_batches_of_started_jobs_are_within_their_bounds(
-    policy: type[Policy], view: ClusterView
-) -> None:
-    plan = policy().plan(view, NOW)
+@given(told=views_and_news)
+def test_batches_of_jobs_that_change_are_within_their_bounds(name: str, told: Told) -> None:
+    view, _ = told
 
-    for job in waiting(view):
-        placed = plan.local_batch.get(job.job, {})
+    for job, placed in changed(answer(name, told), view):
         assert all(1 <= batch <= job.local_limit for batch in placed.values())
         assert sum(placed.values()) <= job.batch_limit
 
 
 @EACH_POLICY
 @SIZE
-@given(view=views())
-def test_the_same_view_gives_the_same_bytes(policy: type[Policy], view: ClusterView) -> None:
-    once = policy()
+@given(told=views_and_news)
+def test_a_job_that_nobody_may_move_is_kept_as_it_is(name: str, told: Told) -> None:
+    view, _ = told
 
-    plans = [once.plan(view, NOW), once.plan(view, NOW), policy().plan(view, NOW)]
+    plan = answer(name, told)
 
-    assert len({msgspec.msgpack.encode(plan) for plan in plans}) == 1
-    assert plans[0].based_on == view.version
-
-
-@EACH_POLICY
-@SIZE
-@given(view=views())
-def test_a_job_that_backs_off_is_not_started_and_the_policy_asks_to_be_woken(
-    policy: type[Policy], view: ClusterView
-) -> None:
-    plan = policy().plan(view, NOW)
-
-    fits = [job for job in waiting(view) if job.least <= len(view.slots)]
-    for job in (job for job in fits if job.ready_at > NOW):
-        assert job.job not in plan.local_batch
-        assert plan.wake_at is not None
-        assert NOW < plan.wake_at <= job.ready_at
+    for job in view.jobs.values():
+        if not job.movable:
+            assert plan.local_batch.get(job.job, {}) == job.running_on
 
 
 @EACH_POLICY
 @SIZE
-@given(view=views())
-def test_every_job_that_changes_or_waits_is_told_why(
-    policy: type[Policy], view: ClusterView
-) -> None:
-    plan = policy().plan(view, NOW)
+@given(told=views_and_news)
+def test_a_job_that_backs_off_is_not_started(name: str, told: Told) -> None:
+    view, _ = told
 
+    plan = answer(name, told)
+
+    for job in view.jobs.values():
+        if not job.running_on and job.ready_at > NOW:
+            assert not plan.local_batch.get(job.job)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@SIZE
+@given(told=views_and_news)
+def test_a_policy_asks_to_be_woken_for_the_first_that_backs_off(name: str, told: Told) -> None:
+    view, _ = told
+
+    plan = answer(name, told)
+
+    for job in view.jobs.values():
+        fits = job.movable and not job.running_on and job.least <= len(view.slots)
+        if fits and job.ready_at > NOW:
+            assert plan.wake_at is not None
+            assert NOW < plan.wake_at <= job.ready_at
+
+
+@EACH_POLICY
+@SIZE
+@given(told=views_and_news)
+def test_a_running_job_that_may_not_grow_gets_no_slot_that_it_has_not(
+    name: str, told: Told
+) -> None:
+    view, _ = told
+
+    plan = answer(name, told)
+
+    for job in view.jobs.values():
+        if job.running_on and job.retry_at > NOW:
+            assert plan.local_batch.get(job.job, {}).keys() <= job.running_on.keys()
+
+
+@EACH_POLICY
+@SIZE
+@given(told=views_and_news)
+def test_every_job_that_changes_or_waits_is_told_why_and_no_other(name: str, told: Told) -> None:
+    view, _ = told
+
+    plan = answer(name, told)
+
+    said = {job.job for job in view.jobs.values() if job.movable or job.running_on}
     unchanged = {
         job.job
         for job in view.jobs.values()
         if job.running_on and plan.local_batch.get(job.job) == job.running_on
     }
-    assert set(plan.reasons) >= set(view.jobs) - unchanged
+    assert set(plan.reasons) == said - unchanged
     assert all(reason.code and reason.text for reason in plan.reasons.values())
 
 
+@EACH_POLICY
+@SIZE
+@given(told=views_and_news)
+def test_the_same_view_news_seed_and_budget_give_the_same_bytes(name: str, told: Told) -> None:
+    view, _ = told
+
+    plans = [answer(name, told), answer(name, told)]
+
+    assert len({msgspec.msgpack.encode(plan) for plan in plans}) == 1
+    assert plans[0].based_on == view.version
+
+
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_is_made_by_name(name: str) -> None:
-    assert type(make(name)) is type(POLICIES[name]())
+@SIZE
+@given(view=views())
+def test_to_read_a_plan_out_changes_nothing(name: str, view: ClusterView) -> None:
+    policy = make(name)
+
+    plans = [policy.plan(view, NOW), policy.plan(view, NOW), make(name).plan(view, NOW)]
+
+    assert len({msgspec.msgpack.encode(plan) for plan in plans}) == 1
+
+
+# --- the registry
+
+
+@pytest.mark.parametrize(("name", "type_"), [("fifo", Fifo), ("ones", Ones)])
+def test_a_policy_is_made_by_name(name: str, type_: type) -> None:
+    assert type(make(name)) is type_
+
+
+def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
+    made = make("ones", {"population": 4, "scale_down": "off"})
+
+    assert isinstance(made, Ones)
+    assert made.options == OnesOptions(population=4, scale_down="off")
+
+
+def test_only_a_policy_that_searches_is_given_a_process() -> None:
+    assert {name: entry(name).searches for name in POLICIES} == {"fifo": False, "ones": True}
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(SettingsError, match=r"unknown policy 'lifo'; choose one of .*fifo"):
+    with pytest.raises(SettingsError, match=r"unknown policy 'lifo'; choose one of fifo, ones") as e:
         make("lifo")
+    assert e.value.field == "policy"
 
 
-# --- fifo, whatever the view
-
-
-@SIZE
-@given(view=views())
-def test_fifo_leaves_running_jobs_as_they_are(view: ClusterView) -> None:
-    plan = Fifo().plan(view, NOW)
-
-    for job in view.jobs.values():
-        if job.running_on:
-            assert plan.local_batch[job.job] == job.running_on
-
-
-@SIZE
-@given(view=views())
-def test_fifo_starts_no_job_before_an_older_one_that_could_ever_fit(view: ClusterView) -> None:
-    plan = Fifo().plan(view, NOW)
-
-    able = [j for j in waiting(view) if j.least <= len(view.slots) and j.ready_at <= NOW]
-    line = sorted(able, key=lambda job: job.submitted_at)
-    for place, job in enumerate(line):
-        if job.job not in plan.local_batch:
-            behind = [later for later in line[place:] if later.submitted_at > job.submitted_at]
-            assert not [later.job for later in behind if later.job in plan.local_batch]
-
-
-@SIZE
-@given(view=views())
-def test_fifo_starts_the_head_of_the_line_as_soon_as_it_fits(view: ClusterView) -> None:
-    plan = Fifo().plan(view, NOW)
-
-    free = sum(slot.usable for slot in view.slots)
-    started = [job.job for job in waiting(view) if job.job in plan.local_batch]
-    able = [j for j in waiting(view) if j.least <= len(view.slots) and j.ready_at <= NOW]
-    if not started and able:
-        oldest = min(job.submitted_at for job in able)
-        heads = [job for job in able if job.submitted_at == oldest]
-        assert any(min(job.wanted, len(view.slots)) > free for job in heads)
-
-
-# --- fifo, by example
-
-
-def test_fifo_has_nothing_to_do_in_an_empty_cluster() -> None:
-    assert Fifo().plan(cluster_view(version=7), NOW) == Plan(based_on=7)
-
-
-def test_fifo_starts_the_oldest_job_and_the_next_one_waits() -> None:
-    view = cluster_view(slot_view(S0), job_view(B, at=2.0), job_view(A, at=1.0), version=7)
-
-    assert Fifo().plan(view, NOW) == Plan(
-        based_on=7,
-        local_batch={A: {S0: 64}},
-        reasons={
-            A: Reason("next_in_line", "its turn by arrival", {"slots": 1}),
-            B: Reason("waits", "waits for 1 slot, 0 free", {"needs": 1, "free": 0, "ahead": 0}),
-        },
-    )
-
-
-def test_fifo_lets_the_head_of_the_line_hold_back_those_behind_it() -> None:
-    view = cluster_view(
-        slot_view(S0),
-        slot_view(S1, usable=False),
-        job_view(A, at=1.0, slots=(2, 2)),
-        job_view(B, at=2.0),
-        job_view(C, at=3.0),
-    )
-
-    assert Fifo().plan(view, NOW) == Plan(
-        based_on=1,
-        reasons={
-            A: Reason("waits", "waits for 2 slots, 1 free", {"needs": 2, "free": 1, "ahead": 0}),
-            B: Reason(
-                "waits",
-                "waits for 1 slot behind 1 job, 1 free",
-                {"needs": 1, "free": 1, "ahead": 1},
-            ),
-            C: Reason(
-                "waits",
-                "waits for 1 slot behind 2 jobs, 1 free",
-                {"needs": 1, "free": 1, "ahead": 2},
-            ),
-        },
-    )
-
-
-def test_fifo_passes_over_a_job_that_can_never_fit_and_says_why() -> None:
-    view = cluster_view(slot_view(S0), job_view(A, at=1.0, slots=(3, 3)), job_view(B, at=2.0))
-
-    assert Fifo().plan(view, NOW) == Plan(
-        based_on=1,
-        local_batch={B: {S0: 64}},
-        reasons={
-            A: Reason("too_large", "needs 3 slots, the cluster has 1", {"needs": 3, "slots": 1}),
-            B: Reason("next_in_line", "its turn by arrival", {"slots": 1}),
-        },
-    )
-
-
-def test_fifo_passes_over_a_job_that_backs_off_and_asks_to_be_woken_for_the_first() -> None:
-    view = cluster_view(
-        slot_view(S0),
-        job_view(A, at=1.0, ready_at=Seconds(104.0)),
-        job_view(B, at=2.0, ready_at=Seconds(102.0)),
-        job_view(C, at=3.0),
-    )
-
-    assert Fifo().plan(view, NOW) == Plan(
-        based_on=1,
-        local_batch={C: {S0: 64}},
-        reasons={
-            A: Reason("backing_off", "waits before its next try"),
-            B: Reason("backing_off", "waits before its next try"),
-            C: Reason("next_in_line", "its turn by arrival", {"slots": 1}),
-        },
-        wake_at=Seconds(102.0),
-    )
-
-
-def test_fifo_starts_a_job_at_the_moment_its_back_off_is_over() -> None:
-    view = cluster_view(slot_view(S0), job_view(A, ready_at=NOW))
-
-    assert Fifo().plan(view, NOW) == Plan(
-        based_on=1,
-        local_batch={A: {S0: 64}},
-        reasons={A: Reason("next_in_line", "its turn by arrival", {"slots": 1})},
-    )
-
-
-def test_fifo_keeps_a_running_job_where_it_is_and_says_nothing_about_it() -> None:
-    view = cluster_view(
-        slot_view(S0, usable=False), slot_view(S1), job_view(A, running_on={S0: 32})
-    )
-
-    assert Fifo().plan(view, NOW) == Plan(based_on=1, local_batch={A: {S0: 32}})
-
-
-def test_fifo_gives_fewer_than_the_wanted_slots_if_the_cluster_has_no_more() -> None:
-    view = cluster_view(slot_view(S0), slot_view(S1), job_view(A, slots=(1, 4), wanted=4))
-
-    assert Fifo().plan(view, NOW).local_batch == {A: {S0: 32, S1: 32}}
-
-
-def test_fifo_gives_no_slot_without_a_sample() -> None:
-    view = cluster_view(
-        *(slot_view(slot_id(N1, index)) for index in range(4)),
-        job_view(A, slots=(1, 4), wanted=4, batch_size=2),
-    )
-
-    assert Fifo().plan(view, NOW).local_batch == {A: {S0: 1, S1: 1}}
-
-
-def test_fifo_deals_a_batch_out_with_differences_of_at_most_one_sample() -> None:
-    slots = [slot_view(slot_id(N1, index)) for index in range(3)]
-    view = cluster_view(*slots, job_view(A, slots=(3, 3), batch_size=65))
-
-    assert list(Fifo().plan(view, NOW).local_batch[A].values()) == [22, 22, 21]
+def test_an_option_of_a_policy_without_any_is_refused() -> None:
+    with pytest.raises(SettingsError, match=r"fifo has no options; leave out speed") as refused:
+        check_options("fifo", {"speed": 1})
+    assert refused.value.field == "policy.options"
 
 
 @pytest.mark.parametrize(
-    ("free", "chosen"),
+    ("options", "field", "said"),
     [
-        ([S0, T0, T1, slot_id(N2, 2)], [T0, T1]),
-        ([S0, S1, T0, T1, slot_id(N2, 2)], [S0, S1]),
-        ([S0, T0], [S0, T0]),
-        ([S0, T0, slot_id(NodeId("n3"), 0)], [S0, T0]),
+        ({"speed": 1}, "policy.options", r"unknown field `speed`; known: seed, population"),
+        ({"population": "many"}, "policy.options", r"\$\.population"),
+        ({"scale_down": "up"}, "policy.options", r"\$\.scale_down"),
+        ({"population": 1}, "policy.options.population", "population: 1 is below 2; raise it"),
+        ({"growth": 0.5}, "policy.options.growth", "growth: 0.5 is below 1.0; raise it"),
+        ({"mutation_rate": 1.5}, "policy.options.mutation_rate", "1.5 is above 1; lower it"),
+        ({"patience_s": float("nan")}, "policy.options.patience_s", "patience_s: nan"),
+        ({"change_margin": float("inf")}, "policy.options.change_margin", "change_margin: inf"),
     ],
-    ids=["only one node is large enough", "the tightest fit", "no node alone", "no more nodes"],
 )
-def test_fifo_puts_a_gang_on_as_few_nodes_as_possible(
-    free: list[SlotId], chosen: list[SlotId]
+def test_an_option_that_makes_no_sense_is_refused_by_its_name(
+    options: dict[str, Any], field: str, said: str
 ) -> None:
-    view = cluster_view(*map(slot_view, free), job_view(A, slots=(2, 2)))
-
-    assert list(Fifo().plan(view, NOW).local_batch[A]) == chosen
-
-
-def test_fifo_takes_jobs_of_one_moment_in_order_of_arrival() -> None:
-    first, second = JobId("z-9"), JobId("a-10")
-    view = cluster_view(slot_view(S0), job_view(first, at=1.0), job_view(second, at=1.0))
-
-    assert list(Fifo().plan(view, NOW).local_batch) == [first]
+    with pytest.raises(SettingsError, match=said) as refused:
+        make("ones", options)
+    assert refused.value.field == field

@@ -1,0 +1,256 @@
+"""How long a decision takes: from the question to the answer, while the search runs at full speed.
+
+The real search process, over its pipes, is told of a cluster as the controller tells it; then, event
+after event (an epoch, an end with an arrival, a node that is lost and comes back), the difference
+of the view and a question are sent, and the time to the answer is taken. Between the questions it
+evolves without rest. Beside it the same process at rest, and `fifo` in this process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Final
+
+import msgspec
+
+from controlplane.policy.api import ClusterView, EpochSeen, JobView, News, SlotView
+from controlplane.policy.registry import make
+from controlplane.service.search_wire import (
+    FROM_SEARCH,
+    Answer,
+    Ask,
+    Begin,
+    Delta,
+    Frames,
+    Heard,
+    Snapshot,
+    ToSearch,
+    difference,
+    frame,
+)
+from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
+from tests.bench import report
+
+PER_NODE: Final = 4
+FAMILIES: Final = 40
+SIZES: Final = ((64, 100), (512, 800), (4096, 4000), (16384, 4000))  # GPUs, jobs
+READ: Final = 1 << 20
+
+
+class Search:
+    """The search process, from outside."""
+
+    def __init__(self, *, patience: int, history: list[tuple[Seconds, News]]) -> None:
+        command = [sys.executable, "-P", "-m", "controlplane.service.search_process"]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+        self.frames, self.number = Frames(), 0
+        self.sent: ClusterView | None = None
+        options = {"patience": patience}
+        self.say(Begin(policy="ones", options=options, seed=0, history=history))
+
+    def say(self, message: ToSearch) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(frame(message))
+        self.process.stdin.flush()
+
+    def ask(self, view: ClusterView, now: Seconds) -> tuple[Answer, float]:
+        """The answer, and the seconds from the difference of the views to it."""
+        began = time.perf_counter()
+        told: Delta | None = difference(self.sent, view) if self.sent is not None else None
+        self.say(told if told is not None else Snapshot(view=view))
+        self.sent = view
+        self.number += 1
+        self.say(Ask(number=self.number, now=now))
+        while True:
+            assert self.process.stdout is not None
+            data = os.read(self.process.stdout.fileno(), READ)
+            assert data, "the search process ended"
+            for body in self.frames.feed(data):
+                message = FROM_SEARCH.decode(body)
+                if isinstance(message, Answer) and message.number == self.number:
+                    return message, time.perf_counter() - began
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.kill()
+        self.process.wait()
+
+
+@dataclass
+class World:
+    """A cluster that follows plans, in virtual time."""
+
+    gpus: int
+    jobs_wanted: int
+    rng: random.Random
+    now: float = 10_000.0
+    version: int = 0
+    jobs: dict[JobId, JobView] = field(default_factory=dict)
+    lost: set[NodeId] = field(default_factory=set)
+    born: int = 0
+
+    def __post_init__(self) -> None:
+        self.slots = [
+            (
+                NodeId(f"n{slot // PER_NODE}"),
+                slot_id(NodeId(f"n{slot // PER_NODE}"), slot % PER_NODE),
+            )
+            for slot in range(self.gpus)
+        ]
+        free = [slot for _, slot in self.slots]
+        for _ in range(self.jobs_wanted):
+            job = self.arrive()
+            size = min(self.rng.choice([1, 1, 2, 4]), len(free))
+            if size:
+                place, free = free[:size], free[size:]
+                self.run(job, dict.fromkeys(place, max(1, job.batch_size // size)))
+
+    def arrive(self) -> JobView:
+        self.born += 1
+        family = self.rng.randrange(FAMILIES)
+        job = JobView(
+            job=JobId(f"j-{self.born}"),
+            submitted_at=Seconds(self.now),
+            family=f"f{family}",
+            batch_size=64,
+            batch_limit=2048,
+            local_limit=512,
+            least=1,
+            most=16,
+            wanted=1,
+            stop_samples=self.rng.choice([5, 20, 80]) * 50_000,
+        )
+        self.jobs[job.job] = job
+        return job
+
+    def run(self, job: JobView, placed: dict[SlotId, int]) -> None:
+        if dict(job.running_on) == placed:
+            return
+        at = Seconds(self.now)
+        self.jobs[job.job] = msgspec.structs.replace(job, running_on=placed, moved_at=at)
+
+    def follow(self, answer: Answer) -> None:
+        for job in list(self.jobs.values()):
+            self.run(job, answer.plan.local_batch.get(job.job, {}))
+
+    def seen(self, job: JobView) -> EpochSeen:
+        slots, batch = len(job.running_on), sum(job.running_on.values())
+        nodes = len({slot.rpartition("/")[0] for slot in job.running_on})
+        family = int(job.family[1:])
+        step = (
+            0.02 + batch / slots * (1 + family) / 40_000 + 0.004 * (slots - 1) + 0.01 * (nodes - 1)
+        )
+        return EpochSeen(
+            job=job.job, family=job.family, slots=slots, nodes=nodes, global_batch=batch,
+            samples_per_s=batch / step * self.rng.uniform(0.97, 1.03), whole=True,
+        )  # fmt: skip
+
+    def event(self, number: int) -> list[News]:
+        """The next thing happens; what a policy hears of it beside the view."""
+        self.now += 1.0
+        running = [job for job in self.jobs.values() if job.running_on]
+        match number % 4:
+            case 0:  # one ends and another arrives
+                del self.jobs[self.rng.choice(running).job]
+                self.arrive()
+            case 1 if number % 8 == 1:
+                self.lose(self.rng.choice(running))
+            case 1:
+                self.lost.clear()
+            case _:
+                job = self.rng.choice(running)
+                at = Seconds(self.now)
+                self.jobs[job.job] = msgspec.structs.replace(
+                    job, epoch=job.epoch + 1, epoch_at=at, samples_done=job.samples_done + 50_000,
+                    epoch_samples=50_000,
+                )  # fmt: skip
+                return [self.seen(self.jobs[job.job])]
+        return []
+
+    def lose(self, job: JobView) -> None:
+        """A node with some of a job is gone."""
+        node = NodeId(next(iter(job.running_on)).rpartition("/")[0])
+        self.lost = {node}
+        for other in list(self.jobs.values()):
+            left = {s: b for s, b in other.running_on.items() if not s.startswith(f"{node}/")}
+            self.run(other, left)
+
+    def view(self) -> ClusterView:
+        self.version += 1
+        taken = {slot for job in self.jobs.values() for slot in job.running_on}
+        slots = tuple(
+            SlotView(
+                slot=slot, node=node, kind="gpu", usable=slot not in taken and node not in self.lost
+            )
+            for node, slot in self.slots
+        )
+        return ClusterView(version=self.version, slots=slots, jobs=dict(self.jobs))
+
+
+def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[float], float, int]:
+    """Milliseconds of each decision after the first, of the first, and generations meanwhile."""
+    world = World(gpus, jobs, random.Random(7))  # noqa: S311 - a workload, no secret
+    history: list[tuple[Seconds, News]] = [
+        (Seconds(world.now), world.seen(job)) for job in world.jobs.values() if job.running_on
+    ]
+    search = Search(patience=patience, history=history)
+    try:
+        answer, first_s = search.ask(world.view(), Seconds(world.now))
+        world.follow(answer)
+        took: list[float] = []
+        for number in range(events):
+            for news in world.event(number):
+                search.say(Heard(news=news, at=Seconds(world.now)))
+            answer, seconds = search.ask(world.view(), Seconds(world.now))
+            world.follow(answer)
+            took.append(seconds * 1000.0)
+            time.sleep(0.05)  # it thinks on
+        return took, first_s * 1000.0, answer.stats.generations
+    finally:
+        search.close()
+
+
+def first_come(gpus: int, jobs: int, events: int) -> list[float]:
+    """The same events under `fifo`, without a process of its own."""
+    world, policy = World(gpus, jobs, random.Random(7)), make("fifo")  # noqa: S311
+    took = []
+    for number in range(events):
+        world.event(number)
+        view, began = world.view(), time.perf_counter()
+        plan = policy.plan(view, Seconds(world.now))
+        took.append((time.perf_counter() - began) * 1000.0)
+        for job in list(world.jobs.values()):
+            world.run(job, plan.local_batch.get(job.job, {}))
+    return took
+
+
+def main() -> None:
+    """Measure, print, write."""
+    chosen = report.arguments(__doc__ or "")
+    figures: dict[str, float] = {}
+    rows: list[list[object]] = []
+    for gpus, jobs in SIZES[:2] if chosen.quick else SIZES:
+        events = 40 if gpus <= 512 else 12
+        busy, cold, generations = measure(gpus, jobs, events, patience=1_000_000)
+        rest, _, _ = measure(gpus, jobs, events, patience=0)
+        fifo = first_come(gpus, jobs, events)
+        figures[f"ms_{gpus}"] = median(busy)
+        figures[f"ms_{gpus}_max"] = max(busy)
+        rows.append(
+            [f"{gpus} GPUs, {jobs} jobs", median(busy), max(busy), median(rest), max(rest), cold,
+             median(fifo), generations]
+        )  # fmt: skip
+    columns = ("", "busy, median", "max", "at rest, median", "max", "first", "fifo", "generations")
+    report.table("a decision of `ones`, ms from the question to the answer", columns, rows)
+    report.write(figures, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""Views and news as a live core could show them, whatever happens; and problems made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+from hypothesis import strategies as st
+from numpy.random import default_rng
+
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    EpochSeen,
+    JobEnded,
+    JobView,
+    News,
+    Plan,
+    PlanTaken,
+    SlotView,
+    StepsSeen,
+)
+from controlplane.policy.ones.knowledge import Knowledge
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.problem import Desk, Problem
+from controlplane.policy.registry import make
+from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
+from tests.support.builders import slot_view
+
+NOW = Seconds(100.0)
+FAMILIES = ("", "f", "g")
+IN_FOUR = st.sampled_from([True, False, False, False])
+
+
+def row_of(*nodes: int) -> list[SlotView]:
+    """The usable slots of nodes n1, n2, ... with so many each."""
+    return [
+        slot_view(slot_id(NodeId(f"n{number}"), index))
+        for number, many in enumerate(nodes, 1)
+        for index in range(many)
+    ]
+
+
+def taken_slots(slots: Iterable[SlotView], jobs: Iterable[JobView]) -> list[SlotView]:
+    """`slots`, of which those of `jobs` are in use."""
+    taken = {slot for job in jobs for slot in job.running_on}
+    return [
+        msgspec.structs.replace(slot, usable=slot.usable and slot.slot not in taken)
+        for slot in slots
+    ]
+
+
+def view_of(slots: Sequence[SlotView], *jobs: JobView, version: int = 1) -> ClusterView:
+    """A view of `slots`, of which those of `jobs` are in use."""
+    return ClusterView(
+        version=version,
+        slots=tuple(taken_slots(slots, jobs)),
+        jobs={job.job: job for job in jobs},
+    )
+
+
+def desk_of(
+    *, news: Sequence[tuple[float, News]] = (), options: OnesOptions | None = None
+) -> tuple[Knowledge, Desk]:
+    """A search's memory that took in `news`, and the desk that works with it."""
+    options = options or OnesOptions()
+    knowledge = Knowledge(options)
+    for at, event in news:
+        knowledge.observe(event, Seconds(at))
+    return knowledge, Desk(knowledge, options)
+
+
+def problem_of(
+    view: ClusterView,
+    *,
+    news: Sequence[tuple[float, News]] = (),
+    options: OnesOptions | None = None,
+    now: Seconds = NOW,
+) -> Problem:
+    """What a search that knows `news` makes of `view`."""
+    return desk_of(news=news, options=options)[1].build(view, now)
+
+
+def planned(
+    policy: str,
+    view: ClusterView,
+    news: Sequence[News] = (),
+    *,
+    generations: int = 2,
+    options: Mapping[str, Any] | None = None,
+) -> Plan:
+    """What a new policy of that name answers after `news` and so much thinking."""
+    asked = make(policy, options)
+    for event in news:
+        asked.observe(event, NOW)
+    asked.improve(view, Budget(generations=generations), default_rng(0), NOW)
+    return asked.plan(view, NOW)
+
+
+# --- whatever could be
+
+
+@st.composite
+def a_job(draw: st.DrawFn, number: int, free: list[SlotId]) -> JobView:
+    """One job; if it runs, on some of `free`, which it takes out of there."""
+    least = draw(st.integers(1, 3))
+    most = draw(st.integers(least, 6))
+    batch = draw(st.integers(least, least + 2) | st.integers(least, 100))
+    limit = batch + draw(st.sampled_from([0, 50, 400]))
+    name = draw(st.sampled_from("abc"))
+    size = draw(st.integers(least, most))
+    running: list[SlotId] = []
+    if size <= min(len(free), limit) and draw(st.booleans()):
+        running, free[:] = free[:size], free[size:]
+    held = draw(st.integers(max(batch // 2, size), limit)) if running else 0
+    share, rest = divmod(held, size)
+    local = max(batch, share + 1)
+    epoch = draw(st.integers(0, 3))
+    return JobView(
+        job=JobId(f"{name}-{number}"),
+        submitted_at=Seconds(draw(st.integers(0, 4))),
+        batch_size=batch,
+        batch_limit=limit,
+        local_limit=local + draw(st.sampled_from([0, 50])),
+        least=least,
+        most=most,
+        wanted=draw(st.integers(least, min(most, max(batch, least)))),
+        family=draw(st.sampled_from(FAMILIES)),
+        running_on={slot: share + (place < rest) for place, slot in enumerate(running)},
+        movable=not draw(IN_FOUR),
+        ready_at=Seconds(0.0 if running else draw(st.sampled_from([0, 0, 0, 101, 110]))),
+        retry_at=Seconds(draw(st.sampled_from([0, 0, 0, 105, 120]))),
+        moved_at=Seconds(draw(st.sampled_from([0, 50, 80, 99]))),
+        epoch=epoch,
+        epoch_at=Seconds(draw(st.sampled_from([0, 60, 90]))),
+        epoch_samples=1000,
+        samples_done=epoch * 1000,
+        stop_samples=draw(st.sampled_from([None, None, 2000, 50_000])),
+        noise_scale=draw(st.sampled_from([None, 0.5, 64.0, 5000.0])),
+        ran_s=draw(st.sampled_from([0.0, 30.0, 900.0])),
+        start_s=draw(st.sampled_from([None, 3.0])),
+    )
+
+
+@st.composite
+def views(
+    draw: st.DrawFn, most_jobs: int = 6, nodes: Sequence[int] | None = None, version: int = 1
+) -> ClusterView:
+    """Clusters of up to 12 slots and 6 jobs, of which some run, change, back off or were lost."""
+    sizes = draw(st.lists(st.integers(1, 4), max_size=3)) if nodes is None else nodes
+    slots = [slot.slot for slot in row_of(*sizes)]
+    free = list(draw(st.permutations(slots)))
+    jobs = [draw(a_job(number, free)) for number in range(1, 1 + draw(st.integers(0, most_jobs)))]
+    shown = [
+        SlotView(slot=slot, node=NodeId(slot[:2]), kind="cpu", usable=how == "usable",
+                 leaving=how == "leaving")
+        for slot in slots
+        for how in [draw(st.sampled_from(["usable", "usable", "usable", "leaving", "closed"]))
+                    if slot in free else "taken"]
+    ]  # fmt: skip
+    return ClusterView(
+        version=version, slots=tuple(shown), jobs={job.job: job for job in jobs}
+    )
+
+
+@st.composite
+def news_of(draw: st.DrawFn, view: ClusterView, at_most: int = 6) -> list[News]:
+    """What a policy may have heard of the jobs of `view`, and of others."""
+    names = [*view.jobs, JobId("old-99")]
+    return [draw(_one_of(draw(st.sampled_from(names)), view)) for _ in range(
+        draw(st.integers(0, at_most)))]  # fmt: skip
+
+
+def _one_of(job: JobId, view: ClusterView) -> st.SearchStrategy[News]:
+    family = view.jobs[job].family if job in view.jobs else "f"
+    slots = st.integers(1, 6)
+    batch = st.integers(6, 400)
+    waiting = tuple(name for name, job in view.jobs.items() if not job.running_on)
+    ended = JobEnded(job=JobId("old-98"), family=family, samples_done=3000, succeeded=True)
+    return st.one_of(
+        st.builds(
+            EpochSeen,
+            job=st.just(job),
+            family=st.just(family),
+            slots=slots,
+            nodes=st.integers(1, 2),
+            global_batch=batch,
+            samples_per_s=st.floats(0.1, 1e4),
+            whole=st.booleans(),
+        ),
+        st.builds(
+            StepsSeen,
+            job=st.just(job),
+            family=st.just(family),
+            group=st.integers(1, 2),
+            slots=slots,
+            nodes=st.integers(1, 2),
+            global_batch=batch,
+            step=st.integers(0, 30),
+            samples_done=st.integers(0, 5000),
+        ),
+        st.sampled_from([ended, PlanTaken(waiting=waiting)]),
+    )
+
+
+views_and_news = views().flatmap(
+    lambda view: st.tuples(st.just(view), news_of(view))
+)
