@@ -11,7 +11,7 @@ from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import N1, N2, S0, S1, T0, T1, A, B, C, cluster_view, job_view, slot_view
 from tests.support.views import NOW, views
 
-SIZE = settings(max_examples=100, deadline=None)
+SIZE = settings(max_examples=40, deadline=None)
 
 
 def waiting(view: ClusterView) -> list[JobView]:
