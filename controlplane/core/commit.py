@@ -67,7 +67,7 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     takes: list[Move] = []
     refused: dict[JobId, str] = {}
     for job, placed in _entries(plan, state):
-        why_not = _out_of_bounds(job, placed) or _stale(job, plan, now, grows=_grows(job, placed))
+        why_not = _out_of_bounds(job, placed) or _stale(job, plan, now)
         if why_not:
             refused[job.job] = why_not
             continue
@@ -93,7 +93,8 @@ class _Slots:
 
     def __init__(self, state: State) -> None:
         self._nodes = state.slots()
-        self._taken = {*state.owners(), *state.claims()}
+        self._claims = state.claims()
+        self._taken = {*state.owners(), *self._claims}
         self._soon = state.promised()  # slot -> who leaves it
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
@@ -116,7 +117,7 @@ class _Slots:
     def leave(self, job: Job, placed: Mapping[SlotId, int]) -> None:
         """`job` shrinks to `placed`: others may be prepared for what it leaves."""
         for member in job.group.members if job.group else ():
-            if member.slot not in placed:
+            if member.slot not in placed and member.slot not in self._claims:
                 self._soon[member.slot] = job.job
 
 
@@ -138,14 +139,14 @@ def _grows(job: Job, placed: Mapping[SlotId, int]) -> bool:
     return not placed.keys() <= have
 
 
-def _stale(job: Job, plan: Plan, now: Seconds, *, grows: bool) -> str:
+def _stale(job: Job, plan: Plan, now: Seconds) -> str:
     if job.changed_at > plan.based_on:
         return "it changed since the plan was made"
-    if job.finished_why:
+    if job.finished_why and job.phase is Phase.RUNNING:
         return "its training is done"
     if job.phase is not Phase.RUNNING and job.ready_at > now:
         return "it waits before its next try"
-    if job.phase is Phase.RUNNING and grows and job.retry_at > now:
+    if job.phase is Phase.RUNNING and job.retry_at > now:
         return "it waits before it is changed again"
     return ""
 
@@ -160,4 +161,8 @@ def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
         return "a local batch is outside its bounds"
     if sum(placed.values()) > job.spec.batch_limit:
         return "the global batch is above its limit"
+    have = {member.slot for member in job.group.members} if job.group else set()
+    both = have | placed.keys()
+    if have - placed.keys() and placed.keys() - have and len(both) > job.spec.batch_limit:
+        return "its batch is too small to train in the old and the new place at once"
     return ""

@@ -44,8 +44,9 @@ def _one_owner_per_slot(state: State) -> None:
         _require(
             not early, f"{worker.worker} has the device of {worker.slot} before its owner left"
         )
+    owned = state.owners() if heir else {}  # by jobs that are unknown here, too
     for slot, name in heir.items():
-        _require(slot in owner, f"{name} waits for {slot}, which nobody has")
+        _require(slot in owned, f"{name} waits for {slot}, which nobody has")
 
 
 def _phase_and_group_agree(job: Job) -> None:

@@ -138,6 +138,8 @@ class Job(msgspec.Struct, kw_only=True):
     changed_at: int = 0  # version of the state; plans that are older leave the job alone
     started_s: float | None = None  # what its last start took, from the order on
     epoch_at: Seconds = Seconds(0.0)  # when the last epoch was reported
+    epoch_step: int = 0  # where it ended
+    ran_s: float = 0.0  # with slots, up to the last order
     decisions: list[Decision] = []  # every group that was ordered, and why
 
     def members(self) -> list[Member]:

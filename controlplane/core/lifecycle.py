@@ -9,7 +9,7 @@ import msgspec
 
 from controlplane.core import worker as workers
 from controlplane.core.context import Context
-from controlplane.core.job import KEPT_CHANGES, Job, Turn
+from controlplane.core.job import KEPT_CHANGES, Job, Turn, times
 from controlplane.core.outcome import Outcome, outcome_of
 from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
 from controlplane.policy.api import Reason
@@ -87,6 +87,7 @@ def note_version(
         numbers=reason.numbers,
         version=group.version,
     )
+    job.ran_s = times(job, ctx.now)[1]
     job.decisions = [*job.decisions[-(KEPT_CHANGES - 1) :], decision]
     info = VersionInfo(
         version=group.version,

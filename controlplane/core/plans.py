@@ -7,7 +7,7 @@ from controlplane.core.commit import Move, check
 from controlplane.core.context import Context
 from controlplane.core.job import Job, Phase
 from controlplane.core.lifecycle import start
-from controlplane.policy.api import Plan, SearchStats
+from controlplane.policy.api import Plan, Reason, SearchStats
 from schemas.ids import SlotId
 
 
@@ -38,7 +38,11 @@ def _follow(ctx: Context, move: Move) -> bool:
         start(ctx, job, move.local_batch, move.reason)
         return True
     before = job.version
-    order(ctx, job, _first_step(job, move), move.reason)
+    placed, reason = _first_step(job, move), move.reason
+    if placed.keys() != move.local_batch.keys():  # what was promised is for the end of the way
+        numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
+        reason = Reason(reason.code, reason.text, numbers)
+    order(ctx, job, placed, reason)
     return job.version != before
 
 
@@ -51,6 +55,6 @@ def _first_step(job: Job, move: Move) -> dict[SlotId, int]:
     new = [slot for slot in move.local_batch if slot not in have]
     if not new or all(slot in move.local_batch for slot in have):
         return dict(move.local_batch)
-    union = [*have, *new]
+    union = [*have, *new]  # not above the limit of its batch: `commit.check` saw to that
     share, rest = divmod(max(sum(move.local_batch.values()), len(union)), len(union))
     return {slot: share + (place < rest) for place, slot in enumerate(union)}

@@ -257,6 +257,8 @@ class Reactor:
             for name, s in present.items()
             if s.job not in self.state.jobs and not s.ended
         }
+        for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
+            changes.slot_freed(self._ctx, slot)
         here = [
             (job, worker)
             for job, worker in self.state.living()
@@ -314,7 +316,10 @@ class Reactor:
         if job is None or worker is None:
             gone = isinstance(news, WorkerExited | WorkerRefused)
             if gone and name in node.foreign.values():
+                was = list(node.foreign)
                 node.foreign = {slot: of for slot, of in node.foreign.items() if of != name}
+                for slot in was:
+                    changes.slot_freed(self._ctx, slot)
                 self._ctx.ask = True
             return
         if isinstance(news, ScriptReport):
@@ -391,11 +396,14 @@ class Reactor:
     def _epoch_reported(self, job: Job, news: EpochReported) -> None:
         if job.group is None or news.epoch <= job.epoch:
             return
-        slots = [member.slot for member in job.group.members]
+        group = job.group
+        if job.change is not None and job.change.group.version == news.group:
+            group = job.change.group
+        slots = [member.slot for member in group.members]
         whole = _whole(job, news)
         if whole:
             self._note_gain(job, news)
-        job.epoch_at = self._ctx.now
+        job.epoch_at, job.epoch_step = self._ctx.now, news.step
         job.epoch, job.step, job.samples_done = news.epoch, news.step, news.samples_done
         job.epoch_samples, job.epochs_stated = news.epoch_samples, news.epochs
         job.samples_per_s = news.samples_per_s
@@ -486,7 +494,7 @@ def _whole(job: Job, news: EpochReported) -> bool:
     if group is None or news.group != group.version or news.epoch != job.epoch + 1:
         return False
     return all(
-        worker.formed == group.version and worker.formed_step <= job.step
+        worker.formed == group.version and worker.formed_step <= job.epoch_step
         for worker in job.group_workers()
     )
 

@@ -245,7 +245,7 @@ def _view(job: Job) -> JobView:
         samples_per_s=job.samples_per_s,
         stop_samples=job.stop_samples,
         noise_scale=_noise_scale(job),
-        ran_s=job.running_s,
+        ran_s=job.ran_s if running else job.running_s,
         start_s=job.started_s,
     )
 

@@ -44,7 +44,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     running_on: Mapping[SlotId, int] = {}  # slot -> local batch, of the group it has or is getting
     movable: bool = True  # False: it starts, changes or ends just now; a plan keeps it as it is
     ready_at: Seconds = Seconds(0.0)  # not to be started before
-    retry_at: Seconds = Seconds(0.0)  # not to be grown before: the last try came to nothing
+    retry_at: Seconds = Seconds(0.0)  # not to be changed before: the last try came to nothing
     moved_at: Seconds = Seconds(0.0)  # when its present group was ordered
     epoch: int = 0  # finished
     epoch_at: Seconds = Seconds(0.0)  # when the last one was reported

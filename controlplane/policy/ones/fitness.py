@@ -82,7 +82,8 @@ def offers(
     goodputs = np.where(local <= job.local_limit, speeds * efficiency, 0.0)
     if now_batch and held and len(here):
         row, others = int(here[0]), goodputs[:, :-1]
-        present = goodputs[row, -1]
+        present = speeds[row, -1] * efficiency[row, -1]  # above the local limit: in passes
+        goodputs[row, -1] = present
         if keep_batch or others[row].max() <= present * (1.0 + options.batch_margin):
             others[row] = 0.0
         goodputs[:row, -1] = goodputs[row + 1 :, -1] = 0.0

@@ -114,7 +114,7 @@ class Desk:
         backing_off: dict[JobId, Seconds] = {}
         kept: dict[JobId, dict[SlotId, int]] = {}
         for name, job in view.jobs.items():
-            if job.running_on and not job.movable:
+            if job.running_on and (not job.movable or job.retry_at > now):
                 kept[name] = dict(job.running_on)
             elif job.movable and not job.running_on and job.ready_at > now:
                 backing_off[name] = job.ready_at
@@ -170,13 +170,12 @@ class Desk:
         family = knowledge.family(job.family)
         model = family.speed(job.batch_size)
         samples = knowledge.remaining(job)
-        may_grow = job.retry_at <= room.now
         size = len(job.running_on)
         most = min(job.most, room.capacity)
         if gated:  # it may grow onto idle slots, and make room for one that waits
             most = min(most, size + (0 if room.contended else room.idle))
         key = (
-            family.edition, limit, warm, gated, samples, may_grow, most,
+            family.edition, limit, warm, gated, samples, most,
             gated and room.contended, family.largest,
         )  # fmt: skip
         known = self._cases.get(job.job)
@@ -192,7 +191,7 @@ class Desk:
             most = min(most, int(options.growth * largest))
         else:  # Start: one slot until a few steps were taken
             most = min(most, max(size, least))
-        sizes = self._sizes(job, least, most if may_grow else min(most, size))
+        sizes = self._sizes(job, least, most)
         nodes = np.maximum(1, -(-sizes // self._widest))
         nodes[sizes == size] = max(1, len({int(self._node_of[place]) for place in now_on}))
         offered = self._offered(job, (family.edition, limit, gated), sizes, nodes)

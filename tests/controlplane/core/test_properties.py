@@ -629,14 +629,15 @@ class HauntedCluster(Cluster):
 def wishes(job: JobView, usable: list[SlotId], now: Seconds) -> Iterator[dict[SlotId, int]]:
     """What a plan may ask for `job`, as it is in a view, if nothing but the view is known."""
     now_on = dict(job.running_on)
+    if now_on and job.retry_at > now:
+        return
     if now_on:
         yield {}
         if job.least < len(now_on) <= job.most + 1:  # on its way it may be larger than it may be
             yield {slot: min(now_on[slot], job.local_limit) for slot in [*now_on][:-1]}
         if len(now_on) <= job.most and max(now_on.values()) > 1:
             yield dict.fromkeys(now_on, 1)
-    tried = job.retry_at if now_on else job.ready_at
-    if tried <= now and usable and len(now_on) < job.most:
+    if (now_on or job.ready_at <= now) and usable and len(now_on) < job.most:
         yield dict.fromkeys([*now_on, usable[0]], 1)
 
 
