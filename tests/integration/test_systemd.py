@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -121,6 +122,23 @@ def test_the_services_run_and_train_as_the_readme_says(box: Box) -> None:
         "active\nactive\n"
     )
     assert '"event": "controller ready"' in box.journal("ones-controller")
+
+
+@pytest.mark.root
+@pytest.mark.timeout(180)
+def test_the_search_runs_within_the_bounds_of_its_unit(box: Box) -> None:
+    submitted(box, 0.0)
+
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        search = json.loads(ones(box, "top", "-o", "json"))["search"]
+        if search["running"] and search["generations"]:
+            break
+        assert time.monotonic() < deadline, search
+    assert (search["policy"], search["restarts"]) == ("ones", 0)
+    fetched = "import sys, urllib.request as r; print(r.urlopen(sys.argv[1]).read().decode())"
+    page = box.run("/opt/ones/.venv/bin/python", "-c", fetched, "http://127.0.0.1:9464/metrics")
+    assert "ones_search_up 1.0" in page.stdout
 
 
 @pytest.mark.root

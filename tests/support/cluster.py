@@ -91,6 +91,7 @@ class Cluster:
     base: Path
     slots: int = 4
     agents: int = 1
+    policy: str = "fifo"  # most tests want jobs that stay as they are
     _made: int = field(default=0)
 
     def ones(self, *arguments: str, timeout: float = LIMIT_S) -> Finished:
@@ -109,7 +110,7 @@ class Cluster:
         """Start what is not running."""
         slots, agents = str(self.slots), str(self.agents)
         at = ("--dir", str(self.home), "--slots", slots, "--agents", agents)
-        done = self.ones("local", "up", *at, "-o", "json")
+        done = self.ones("local", "up", *at, "--policy", self.policy, "-o", "json")
         assert done.code == 0, done.err + self.said()
         pids: dict[str, Any] = done.json["pids"]
         return pids

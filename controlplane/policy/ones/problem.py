@@ -26,6 +26,7 @@ from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
 KEPT_OFFERS: Final = 20_000
+ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes
 _Key = tuple[object, ...]
 
 
@@ -248,9 +249,9 @@ class Desk:
         return float(share[np.searchsorted(known.sizes, size)])
 
     def _sizes(self, job: JobView, least: int, most: int) -> IntArray:
-        """What a job may have now: 1 to a node's width, then whole nodes, and what it has."""
+        """What a job may have now: up to 4 or a node's width, then whole nodes, and what it has."""
         widest = self._widest
-        choices = set(range(least, min(widest, most) + 1))
+        choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
         choices.update(n for n in range(widest, most + 1, widest) if n >= least)
         return np.array(sorted(choices | {len(job.running_on) or job.least}), dtype=np.int64)
 

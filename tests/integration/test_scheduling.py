@@ -1,0 +1,220 @@
+"""Real clusters under the search: jobs grow, make room and finish; deaths lose nothing."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from tests.support.cluster import Cluster, await_gone, kill
+
+SAMPLES = 480
+SCRIPT = """
+import time, torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from elastic import ScalingAgent
+
+agent = ScalingAgent.from_env()
+inputs = torch.randn(480, 8)
+data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
+model, optimizer, loader = agent.load(
+    lambda: nn.Linear(8, 1), lambda p: torch.optim.SGD(p, lr=0.01), data, batch_size=24)
+for epoch in agent.epochs(1000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+        time.sleep(0.002 + 0.0005 * len(x))  # like a device of its own
+"""
+QUICK = {"report_interval_s": 2.0}
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
+    """A cluster under `ones`, which goes down with the test."""
+    made: list[Cluster] = []
+
+    def up(**fields: Any) -> Cluster:
+        cluster = Cluster(tmp_path / "home", tmp_path / "jobs", **{"policy": "ones", **fields})
+        made.append(cluster)
+        cluster.up()
+        return cluster
+
+    yield up
+    for cluster in made:
+        cluster.down()
+
+
+def submit(cluster: Cluster, epochs: int, **fields: Any) -> str:
+    return cluster.submit(
+        SCRIPT,
+        **{
+            "batch_size": 24,
+            "max_batch_size": 96,
+            "max_local_batch": 48,
+            "slots": [1, 4],
+            "record_samples": True,
+            "stop": {"epochs": epochs},
+            **fields,
+        },
+    )
+
+
+def explained(cluster: Cluster, job: str) -> list[dict[str, Any]]:
+    decisions: list[dict[str, Any]] = cluster.ones("explain", job, "-o", "json").json["decisions"]
+    return decisions
+
+
+def search_process(cluster: Cluster) -> int:
+    """The child that thinks for the controller."""
+    controller = int((cluster.home / "run" / "controller.pid").read_text())
+    (child,) = psutil.Process(controller).children()
+    return child.pid
+
+
+def check_all_done(cluster: Cluster, jobs: list[str], epochs: int) -> list[dict[str, Any]]:
+    """All succeeded, every sample was seen once an epoch, every group was explained."""
+    ids = list(range(SAMPLES))
+    told = []
+    for job in jobs:
+        assert cluster.wait(job).code == 0, cluster.show(job)["history"]
+        assert cluster.samples(job) == dict.fromkeys(range(1, epochs + 1), ids)
+        decisions = explained(cluster, job)
+        assert all(decision["why"] for decision in decisions)
+        ordered = [version["version"] for version in cluster.show(job)["versions"]]
+        assert [decision["version"] for decision in decisions] == ordered
+        told += decisions
+    assert slots_had_one_owner(cluster)
+    return told
+
+
+def slots_had_one_owner(cluster: Cluster) -> bool:
+    """No two members of groups on one slot, at any event of the history."""
+    members: dict[tuple[Any, ...], str] = {}
+    for event in cluster.events():
+        who = (event["job"], event.get("version"), event.get("rank"))
+        if event["type"] == "worker.ready":
+            members[who] = event["slot"]
+        elif event["type"] == "worker.exited":
+            members.pop(who, None)
+        if max(Counter(members.values()).values(), default=0) > 1:
+            return False
+    return True
+
+
+def test_jobs_grow_make_room_and_finish(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+
+    first = submit(cluster, 30)
+    grown = cluster.until(first, lambda shown: shown["slots"] >= 3)
+    others = [submit(cluster, 12) for _ in range(4)]
+    decisions = check_all_done(cluster, others, 12) + check_all_done(cluster, [first], 30)
+
+    assert grown["rescales"] >= 1
+    codes = Counter(decision["code"] for decision in decisions)
+    assert codes["start"] == 5
+    assert codes["grow"] >= 2
+    assert codes["shrink"] + codes["pause"] >= 1
+    assert all(d["numbers"]["slots_then"] == len(d["to"]["slots"]) for d in decisions)
+
+
+def test_a_quiet_cluster_stays_quiet(start: Callable[..., Cluster]) -> None:
+    cluster = start(slots=2)
+    jobs = [submit(cluster, 10_000, slots=[1, 1], max_batch_size=24) for _ in range(2)]
+    for job in jobs:
+        cluster.until_epoch(job, 3)
+    before = cluster.events()
+
+    for job in jobs:
+        cluster.until_epoch(job, 15)
+
+    kinds = {event["type"] for event in cluster.events()[len(before) :]}
+    assert kinds == {"job.epoch"}
+
+
+def test_a_job_that_waits_says_what_it_waits_for(start: Callable[..., Cluster]) -> None:
+    cluster = start(slots=2)
+    cluster.until_epoch(submit(cluster, 10_000), 1)
+
+    late = submit(cluster, 5, slots=[3, 4])
+
+    (waits,) = explained(cluster, late)
+    assert (waits["code"], waits["outcome"]) == ("too_large", "waits")
+    assert waits["numbers"] == {"needs": 3.0, "slots": 2.0}
+
+
+def test_the_death_of_the_search_costs_nothing(start: Callable[..., Cluster]) -> None:
+    cluster = start()
+    jobs = [submit(cluster, 25)]
+    cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
+    dead = search_process(cluster)
+
+    kill(dead)
+    jobs += [submit(cluster, 25), submit(cluster, 25)]
+    kill(_another(cluster, dead))
+    decisions = check_all_done(cluster, jobs, 25)
+
+    assert any(decision["code"] == "grow" for decision in decisions)
+    assert "search process ended" in (cluster.home / "logs" / "controller.log").read_text()
+
+
+def test_a_search_that_hangs_leaves_no_slot_idle(start: Callable[..., Cluster]) -> None:
+    cluster = start(slots=2)
+    first = submit(cluster, 10_000, slots=[1, 1])
+    cluster.until_epoch(first, 1)
+    os.kill(search_process(cluster), signal.SIGSTOP)
+
+    second = submit(cluster, 3, slots=[1, 1])
+
+    assert check_all_done(cluster, [second], 3)[0]["code"] == "fill"
+
+
+@pytest.mark.parametrize("victim", ["controller", "agents"])
+def test_a_death_during_rescales_loses_nothing(start: Callable[..., Cluster], victim: str) -> None:
+    cluster = start()
+    jobs = [submit(cluster, 30)]
+    cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
+    jobs += [submit(cluster, 30), submit(cluster, 30)]
+    for _ in range(3):
+        cluster.until(jobs[0], lambda shown: shown["state"] in {"rescaling", "succeeded"})
+        pids = cluster.up()[victim]
+        for pid in [pids] if isinstance(pids, int) else pids:
+            kill(pid)
+            await_gone(pid)
+        cluster.up()
+
+    check_all_done(cluster, jobs, 30)
+
+
+def test_jobs_whose_workers_on_a_node_die_go_on(start: Callable[..., Cluster]) -> None:
+    cluster = start(slots=2, agents=2)
+    jobs = [submit(cluster, 40), submit(cluster, 40)]
+    for job in jobs:
+        cluster.until(job, lambda shown: shown["slots"] >= 2)
+    here = cluster.show(jobs[0])["workers"][0]
+
+    for worker in cluster.show(jobs[0])["workers"] + cluster.show(jobs[1])["workers"]:
+        if worker["node"] == here["node"] and worker["pid"]:
+            os.kill(worker["pid"], signal.SIGKILL)
+
+    check_all_done(cluster, jobs, 40)
+
+
+def _another(cluster: Cluster, dead: int) -> int:
+    """The search process that came after `dead`."""
+    found: list[int] = []
+
+    def came(_: object) -> bool:
+        controller = int((cluster.home / "run" / "controller.pid").read_text())
+        found[:] = [c.pid for c in psutil.Process(controller).children() if c.pid != dead]
+        return bool(found)
+
+    cluster.until(cluster.ones("ps", "--all", "-o", "quiet").out.split()[0], came)
+    return found[0]
