@@ -21,6 +21,7 @@ from controlplane.policy.api import (
     SlotView,
     StepsSeen,
 )
+from controlplane.policy.ones.fitness import IntArray
 from controlplane.policy.ones.knowledge import Knowledge
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Desk, Problem
@@ -159,9 +160,7 @@ def views(
         for how in [draw(st.sampled_from(["usable", "usable", "usable", "leaving", "closed"]))
                     if slot in free else "taken"]
     ]  # fmt: skip
-    return ClusterView(
-        version=version, slots=tuple(shown), jobs={job.job: job for job in jobs}
-    )
+    return ClusterView(version=version, slots=tuple(shown), jobs={job.job: job for job in jobs})
 
 
 @st.composite
@@ -204,6 +203,17 @@ def _one_of(job: JobId, view: ClusterView) -> st.SearchStrategy[News]:
     )
 
 
-views_and_news = views().flatmap(
-    lambda view: st.tuples(st.just(view), news_of(view))
-)
+views_and_news = views().flatmap(lambda view: st.tuples(st.just(view), news_of(view)))
+
+
+@st.composite
+def problems(draw: st.DrawFn, nodes: Sequence[int] | None = None) -> Problem:
+    """What a search that heard something makes of any view."""
+    view = draw(views(nodes=nodes))
+    return problem_of(view, news=[(1.0, event) for event in draw(news_of(view))])
+
+
+def any_levels(problem: Problem, seed: int) -> IntArray:
+    """A level for each job, whether it is allowed or not, and whether they fit or not."""
+    rng = default_rng(seed)
+    return rng.integers(0, problem.sizes.shape[1], len(problem.cases))

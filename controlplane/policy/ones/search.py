@@ -15,6 +15,7 @@ from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId
 
 BETTER = 1e-9  # relative: less is no progress
+NEWS = 0.02  # relative change of some worth that makes it worth while to search again
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,9 @@ class Search:
     def face(self, problem: Problem) -> None:
         """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved."""
         former = [_genes(self._problem, candidate) for candidate in self.population]
-        self._problem, self._idle_generations = problem, 0
+        former = [*former, *self._former][: self._options.population]
+        calm = self.resting and self._problem is not None and _alike(self._problem, problem)
+        self._problem, self._idle_generations = problem, self._options.patience if calm else 0
         none = np.zeros(len(problem.cases), dtype=np.bool_)
         self.incumbent = score(problem, problem.present, none)
         seeds = [
@@ -125,6 +128,16 @@ class Search:
             unique.values(), key=lambda c: (-round(c.fitness, 9), _moves(c, present), c.key)
         )
         self.population = ranked[: self._options.population]
+
+
+def _alike(one: Problem, other: Problem) -> bool:
+    """Whether two problems differ by so little that there is nothing new to find."""
+    if one.capacity != other.capacity or one.sizes.shape != other.sizes.shape:
+        return False
+    same = all(a.job.job == b.job.job for a, b in zip(one.cases, other.cases, strict=True))
+    same = same and np.array_equal(one.sizes, other.sizes)
+    same = same and np.array_equal(one.present, other.present)
+    return bool(same and np.allclose(one.worth, other.worth, rtol=NEWS, atol=0.0))
 
 
 def _moves(candidate: Candidate, present: IntArray | None) -> int:

@@ -8,7 +8,20 @@ from hypothesis import given, settings
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason
 from controlplane.policy.fifo import Fifo
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
-from tests.support.builders import N1, N2, S0, S1, T0, T1, A, B, C, cluster_view, job_view, slot_view
+from tests.support.builders import (
+    N1,
+    N2,
+    S0,
+    S1,
+    T0,
+    T1,
+    A,
+    B,
+    C,
+    cluster_view,
+    job_view,
+    slot_view,
+)
 from tests.support.views import NOW, views
 
 SIZE = settings(max_examples=40, deadline=None)
