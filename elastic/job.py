@@ -61,6 +61,7 @@ class ScalingAgent:
             report=self._report,
             standing=self._standing,
             losses=self._training.losses,
+            noise=self._training.noise,
             device=self.device,
             trainee=self._training,
         )

@@ -27,6 +27,7 @@ from elastic.gradients import Reducer
 from elastic.group import LONG, Building, Group, StoreServer, agree, build, wait_for
 from elastic.handover import Receiving, Sending, State, broadcast, packed, portions, unpacked
 from elastic.losses import LossMeter
+from elastic.noise import EVERY, NoiseMeter
 from schemas.ids import WorkerId, worker_id
 from schemas.messages.agent import (
     JOIN,
@@ -186,13 +187,14 @@ class Member:
         report: Callable[[type[ScriptReport], dict[str, Any]], None],
         standing: Standing,
         losses: LossMeter,
+        noise: NoiseMeter,
         device: torch.device,
         trainee: Trainee,
     ) -> None:
         self._assignment = assignment
         self._report_as = report
         self._standing = standing
-        self._losses = losses
+        self._losses, self._noise = losses, noise
         self._trainee = trainee
         self._device = device
         self._changed = threading.Condition()
@@ -649,6 +651,10 @@ class Member:
         if checks and self._full and self._state is not None:
             digest = self._state.digest()
         bucket, tail = reducer.bucket(weight, FIXED)
+        gradients = bucket[: bucket.numel() - tail.numel()]
+        measured = group.rank == 0 and piece.first and not skipped and piece.step % EVERY == 0
+        if measured and piece.count:
+            self._noise.before(gradients, piece.count, piece.total)
         words = Tail(
             piece.count, ready, self._seconds, digest, step=piece.step, skipped=skipped
         ).numbers()
@@ -665,6 +671,8 @@ class Member:
             return
         told = agreed(tail.tolist(), group.size)
         _in_step(told, group.size, piece.step)
+        if measured and piece.count and not told.skipped:
+            self._noise.after(gradients, piece.count, piece.total)
         reducer.spread(told.used)
         self._resync = self._resync or told.skipped > 0 or (checks and not told.same)
         if told.samples:

@@ -23,6 +23,7 @@ from elastic.handover import State, packed, unpacked
 from elastic.learning_rate import Ramp, Rule, target
 from elastic.losses import LossMeter
 from elastic.member import Piece, Standing
+from elastic.noise import NoiseMeter
 from elastic.progress import Speed, StopState, stop_reason
 from elastic.sampler import SampleStream, share
 from schemas.groups import ResumePoint
@@ -45,6 +46,7 @@ class Training:
         self.assignment = assignment
         self.standing = standing
         self.losses = LossMeter()
+        self.noise = NoiseMeter()
         self.speed = Speed(time.monotonic())
         self.rule: StopRule | None = assignment.spec.stop if assignment else None
         self.stop = StopState()
@@ -274,6 +276,7 @@ class Training:
             "metrics": {k: v for k, v in numbers.items() if math.isfinite(v)},
             "global_batch": self.batch(),
             "lr": self.lr(),
+            "noise_scale": self.noise.scale(),
         }
         if first:
             self.report_again()

@@ -89,8 +89,13 @@ def show(job: str, *, common: Common = COMMON) -> int:
     return Exit.OK
 
 
-def explain(job: str, *, common: Common = COMMON) -> int:
-    """Say why JOB has its slots and its batch: every decision, its reason and its numbers."""
+def explain(
+    job: str,
+    *,
+    numbers: Annotated[bool, Parameter(help="those behind each decision, too")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Say why JOB has its slots and its batch: every decision and its reason."""
     with BlockingClient(common.home) as client:
         told = client.explain(job)
     if common.output == "json":
@@ -100,19 +105,20 @@ def explain(job: str, *, common: Common = COMMON) -> int:
             print_line(decision)
     else:
         rows = [
-            (
+            [
                 moment(d.time)[11:19],
                 _size(d.was),
                 _size(d.to),
                 d.by,
                 d.outcome or "under way",
                 d.why,
-                " ".join(f"{name}={value:.4g}" for name, value in d.numbers.items()),
-            )
+                *([" ".join(f"{k}={v:.4g}" for k, v in d.numbers.items())] if numbers else []),
+            ]
             for d in told.decisions
         ]
         sys.stdout.write(f"{told.job}  {told.state}\n\n")
-        print_table(["time", "from", "to", "by", "outcome", "why", "numbers"], rows)
+        columns = ["time", "from", "to", "by", "outcome", "why"]
+        print_table([*columns, "numbers"] if numbers else columns, rows)
     return Exit.OK
 
 

@@ -139,6 +139,7 @@ class Job(msgspec.Struct, kw_only=True):
     started_s: float | None = None  # what its last start took, from the order on
     epoch_at: Seconds = Seconds(0.0)  # when the last epoch was reported
     epoch_step: int = 0  # where it ended
+    noise_scale: float | None = None  # of its gradients, the last that was measured, samples
     ran_s: float = 0.0  # with slots, up to the last order
     decisions: list[Decision] = []  # every group that was ordered, and why
 

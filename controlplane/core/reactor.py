@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -408,6 +409,7 @@ class Reactor:
         job.epoch_samples, job.epochs_stated = news.epoch_samples, news.epochs
         job.samples_per_s = news.samples_per_s
         job.train_loss, job.metrics, job.lr = news.train_loss, news.metrics, news.lr
+        job.noise_scale = _noise_scale(news) or job.noise_scale
         job.checkpoint = ResumePoint(epoch=news.epoch, version=news.group)
         job.losses, job.tries = 0, 0
         info = EpochInfo(
@@ -422,6 +424,7 @@ class Reactor:
             slots=len(slots),
             nodes=len({node_of(slot) for slot in slots}),
             whole=whole,
+            noise_scale=job.noise_scale,
         )
         job.epochs = [*job.epochs[-(jobs.KEPT_EPOCHS - 1) :], info]
         detail: Detail = {
@@ -497,6 +500,14 @@ def _whole(job: Job, news: EpochReported) -> bool:
         worker.formed == group.version and worker.formed_step <= job.epoch_step
         for worker in job.group_workers()
     )
+
+
+def _noise_scale(news: EpochReported) -> float | None:
+    """What the script says itself, as the metric of that name, else what was measured."""
+    for value in (news.metrics.get("noise_scale"), news.noise_scale):
+        if value is not None and math.isfinite(value) and value > 0:
+            return value
+    return None
 
 
 def _of(worker: Worker, job: Job) -> dict[str, Any]:

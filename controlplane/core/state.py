@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 
 import msgspec
@@ -244,16 +243,10 @@ def _view(job: Job) -> JobView:
         samples_done=job.samples_done,
         samples_per_s=job.samples_per_s,
         stop_samples=job.stop_samples,
-        noise_scale=_noise_scale(job),
+        noise_scale=job.noise_scale,
         ran_s=job.ran_s if running else job.running_s,
         start_s=job.started_s,
     )
-
-
-def _noise_scale(job: Job) -> float | None:
-    """What the script reports as the metric of that name, if it is a number of samples."""
-    value = job.metrics.get("noise_scale")
-    return value if value is not None and math.isfinite(value) and value > 0 else None
 
 
 def _is_left(job: Job, worker: Worker) -> bool:

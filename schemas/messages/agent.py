@@ -109,6 +109,7 @@ class EpochReported(ScriptReport, tag="worker.epoch_reported.2"):
     metrics: dict[str, float]
     global_batch: int
     lr: float
+    noise_scale: float | None = None  # of its gradients, samples; measured in groups of several
 
 
 class TrainingFinished(ScriptReport, tag="worker.training_finished.1"):

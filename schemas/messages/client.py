@@ -221,6 +221,7 @@ class EpochInfo(Message, tag="client.epoch_info.1"):
     slots: int = 0  # of the group that reported it
     nodes: int = 0
     whole: bool = False  # the group was the same through all of it
+    noise_scale: float | None = None  # of its gradients, samples
 
 
 class VersionInfo(Message, tag="client.version_info.2"):

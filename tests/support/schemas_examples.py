@@ -141,6 +141,7 @@ _EPOCH_INFO: Final = client.EpochInfo(
     slots=2,
     nodes=1,
     whole=True,
+    noise_scale=512.5,
 )
 _SIZE: Final = client.Size(slots=(SlotId("agent-1/0"), SLOT), batch=64)
 _DECISION: Final = client.Decision(
@@ -220,6 +221,7 @@ _OF_WORKERS: Final = (
         metrics={"accuracy": 0.875},
         global_batch=64,
         lr=0.05,
+        noise_scale=512.5,
     ),
     agent.TrainingFinished(**_WORKER, index=4, why="40 epochs are done"),
     agent.ScriptFailed(**_WORKER, index=5, error="ValueError: no data", where="train.py:31"),

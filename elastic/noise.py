@@ -1,0 +1,56 @@
+"""The gradient noise scale: how large a batch can be before its samples say the same.
+
+McCandlish et al. 2018, appendix A.1: the squared norms of the gradients of a small and of a large
+batch differ by the noise. One worker's share is the small one, the group's batch the large one.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import torch
+
+EVERY: Final = 4  # steps between measurements
+SMOOTHING: Final = 0.1  # weight of the newest
+LEAST: Final = 8  # measurements before anything is said
+
+
+class NoiseMeter:
+    """Running estimates of |G|^2 and tr(Sigma), whose ratio is the noise scale in samples."""
+
+    def __init__(self) -> None:
+        self._own = 0.0  # squared norm of this worker's mean gradient
+        self._signal = 0.0  # |G|^2
+        self._noise = 0.0  # tr(Sigma)
+        self._count = 0
+
+    def before(self, share: torch.Tensor, own: int, whole: int) -> None:
+        """Look at this worker's part of the sum that is about to be reduced.
+
+        Args:
+            share: shape (scalars,), its mean gradient times own / whole.
+            own: samples that it took.
+            whole: samples of the step.
+        """
+        self._own = float(torch.dot(share, share)) * (whole / own) ** 2
+
+    def after(self, total: torch.Tensor, own: int, whole: int) -> None:
+        """Look at it after the reduction, shape (scalars,): the mean gradient of the batch."""
+        if not own < whole:
+            return
+        large = float(torch.dot(total, total))
+        signal = (whole * large - own * self._own) / (whole - own)
+        noise = (self._own - large) / (1.0 / own - 1.0 / whole)
+        if not (math.isfinite(signal) and math.isfinite(noise)):
+            return  # a step that overflowed
+        self._count += 1
+        weight = max(SMOOTHING, 1.0 / self._count)
+        self._signal += weight * (signal - self._signal)
+        self._noise += weight * (noise - self._noise)
+
+    def scale(self) -> float | None:
+        """The ratio of noise and signal, in samples; None while it cannot be told."""
+        if self._count < LEAST or self._signal <= 0 or self._noise <= 0:
+            return None
+        return self._noise / self._signal

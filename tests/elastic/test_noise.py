@@ -1,0 +1,55 @@
+"""The gradient noise scale, from gradients whose noise is known."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from elastic.noise import LEAST, NoiseMeter
+
+SCALARS = 2000
+
+
+def measured(own: int, whole: int, times: int, *, signal: float = 0.05) -> tuple[NoiseMeter, float]:
+    """A meter that saw gradients with noise 1 per scalar and sample, and their true noise scale."""
+    torch.manual_seed(0)
+    gradient = torch.randn(SCALARS) * signal
+    meter = NoiseMeter()
+    for _ in range(times):
+        share = (gradient + torch.randn(SCALARS) / own**0.5) * (own / whole)
+        others = whole - own
+        rest = (gradient + torch.randn(SCALARS) / others**0.5) * (others / whole)
+        meter.before(share, own, whole)
+        meter.after(share + rest, own, whole)
+    return meter, SCALARS / float(torch.dot(gradient, gradient))
+
+
+@pytest.mark.parametrize(("own", "whole"), [(16, 32), (16, 64), (32, 256), (7, 20)])
+def test_the_noise_scale_is_found_from_any_share_of_the_batch(own: int, whole: int) -> None:
+    meter, true = measured(own, whole, 400)
+
+    assert meter.scale() == pytest.approx(true, rel=0.25)
+
+
+def test_nothing_is_said_before_enough_was_seen() -> None:
+    assert measured(16, 64, LEAST - 1)[0].scale() is None
+    assert measured(16, 64, LEAST)[0].scale() is not None
+
+
+def test_a_step_that_overflowed_is_passed_over() -> None:
+    meter, _ = measured(16, 64, LEAST)
+    before = meter.scale()
+
+    meter.before(torch.full((SCALARS,), float("inf")), 16, 64)
+    meter.after(torch.full((SCALARS,), float("inf")), 16, 64)
+
+    assert meter.scale() == before
+
+
+def test_one_worker_alone_measures_nothing() -> None:
+    meter = NoiseMeter()
+    for _ in range(2 * LEAST):
+        meter.before(torch.ones(SCALARS), 64, 64)
+        meter.after(torch.ones(SCALARS), 64, 64)
+
+    assert meter.scale() is None
