@@ -339,7 +339,7 @@ class Worker:
         """Write the next report."""
         if self.name in self.training.workers:
             self.reports += 1
-            who = {"job": self.job, "version": self.version, "rank": self.rank}
+            who: dict[str, Any] = {"job": self.job, "version": self.version, "rank": self.rank}
             self.agent.tell(ReportRead(self.name, kind(**who, index=self.reports, **fields)))
 
     def say_steps(self, job: Job, group: Group) -> None:

@@ -121,7 +121,7 @@ PROMISES = (
 
 
 @pytest.mark.parametrize("name", [*POLICIES, "fill"])
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(told=views_and_news)
 def test_a_policy_keeps_its_promises_whatever_it_is_shown_and_told(name: str, told: Told) -> None:
     view, _ = told
