@@ -179,7 +179,7 @@ def _planner(choice: PolicyChoice, turn: Turn) -> Planner:
         SettingsError: if there is no such policy or option.
     """
     if not entry(choice.name).searches:
-        return Inline(make(choice.name, choice.options), turn.propose)
+        return Inline(make(choice.name, choice.options), turn.look, turn.propose)
     check_options(choice.name, choice.options)
     return Searcher(
         policy=choice.name,

@@ -29,6 +29,7 @@ from controlplane.service.search_wire import (
 from schemas.ids import Seconds
 
 log = structlog.get_logger("searcher")
+Look = Callable[[], tuple[ClusterView, Seconds]]
 Propose = Callable[[Plan, SearchStats | None], None]
 ANSWER_S: Final = 1.0  # then free slots are filled without it
 HUNG_S: Final = 10.0  # then it is ended and started again
@@ -53,8 +54,8 @@ class Planner(Protocol):
         """How it stood last."""
         ...
 
-    def ask(self, view: ClusterView, now: Seconds) -> None:
-        """A plan for `view` is wanted; it comes through `propose`."""
+    def ask(self) -> None:
+        """A plan for the present is wanted; it comes through `propose`."""
         ...
 
     def hear(self, news: News, now: Seconds) -> None:
@@ -72,8 +73,9 @@ class Inline:
     restarts = 0
     running = True
 
-    def __init__(self, policy: Policy, propose: Propose) -> None:
+    def __init__(self, policy: Policy, look: Look, propose: Propose) -> None:
         self._policy = policy
+        self._look = look
         self._propose = propose
 
     @property
@@ -81,9 +83,9 @@ class Inline:
         """Those of the policy."""
         return self._policy.stats()
 
-    def ask(self, view: ClusterView, now: Seconds) -> None:
+    def ask(self) -> None:
         """Answer at once."""
-        self._propose(self._policy.plan(view, now), None)
+        self._propose(self._policy.plan(*self._look()), None)
 
     def hear(self, news: News, now: Seconds) -> None:
         """Hand it on."""
@@ -107,7 +109,7 @@ class Searcher:
         options: dict[str, Any],
         seed: int,
         history: Callable[[], list[tuple[Seconds, News]]],
-        look: Callable[[], tuple[ClusterView, Seconds]],
+        look: Look,
         propose: Propose,
     ) -> None:
         self._policy, self._options, self._seed = policy, options, seed
@@ -119,6 +121,7 @@ class Searcher:
         self._sent: ClusterView | None = None
         self._asked: dict[int, float] = {}  # questions without an answer, and when
         self._number = 0
+        self._again = False  # something happened since the question
         self._late: asyncio.TimerHandle | None = None
         self.restarts = 0
         self.stats = SearchStats()
@@ -128,11 +131,18 @@ class Searcher:
         """Whether the process answers."""
         return self._ready and not self._overdue(ANSWER_S)
 
-    def ask(self, view: ClusterView, now: Seconds) -> None:
-        """Put the question; fill free slots if nobody answers."""
-        if not self._ready:
-            self._propose(fill(view, now), None)
+    def ask(self) -> None:
+        """Put the question; fill free slots if nobody answers.
+
+        One question at a time: what happens until its answer is here makes one more.
+        """
+        if not self._ready or self._overdue(ANSWER_S):
+            self._propose_filling()
             return
+        if self._asked:
+            self._again = True
+            return
+        view, now = self._look()
         self._show(view)
         self._number += 1
         loop = asyncio.get_running_loop()
@@ -207,7 +217,7 @@ class Searcher:
 
     async def _bury(self) -> None:
         process, self._process = self._process, None
-        self._ready, self._sent = False, None
+        self._ready, self._sent, self._again = False, None, False
         self._asked.clear()
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
@@ -219,11 +229,15 @@ class Searcher:
             case Ready():
                 self._ready = True
                 self._asked.clear()
-                self.ask(*self._look())
+                self.ask()
             case Answer(number=number, plan=plan, stats=stats):
                 self.stats = stats
-                self._asked = {n: at for n, at in self._asked.items() if n > number > 0}
+                if number in self._asked:
+                    del self._asked[number]
                 self._propose(plan, stats)
+                if self._again and not self._asked:
+                    self._again = False
+                    self.ask()
             case Standing(stats=stats):
                 self.stats = stats.in_ms(self.stats.decision_ms / 1000.0)
 

@@ -166,7 +166,7 @@ class Turn:
         """Ask whoever plans; the answer comes through `propose`."""
         self._planning = False
         if self.planner is not None:
-            self.planner.ask(*self.look())
+            self.planner.ask()
 
     def look(self) -> tuple[ClusterView, Seconds]:
         """What a policy may see, and the time."""
