@@ -78,7 +78,6 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
     global_batch: int  # samples per step
     samples_per_s: float  # X_j, mean over the epoch
     whole: bool  # the group was the same through all of it
-    local_limit: int = 0
 
 
 class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):

@@ -108,7 +108,7 @@ def _compute(samples: Sequence[Sample]) -> tuple[float, float]:
     """A and b, by relative least squares with both at least 0, and a belief about a's share."""
     single = [sample for sample in samples if sample.slots == 1]
     rows = single or [
-        Sample(s.nodes, 1, s.local_batch, s.step_s * s.slots ** (SCALING - 1.0), s.weight)
+        Sample(1, 1, s.local_batch, s.step_s * s.slots ** (SCALING - 1.0) / _far(s), s.weight)
         for s in samples
     ]
     time = np.array([row.step_s for row in rows])
@@ -119,6 +119,10 @@ def _compute(samples: Sequence[Sample]) -> tuple[float, float]:
     belief = np.array([[np.sqrt(FIXED_TRUST) / middle, 0.0]])
     target = np.append(weight, np.sqrt(FIXED_TRUST) * FIXED_SHARE)
     return _non_negative(np.vstack([matrix, belief]), target)
+
+
+def _far(sample: Sample) -> float:
+    return FAR if sample.nodes > 1 else 1.0
 
 
 def _model(samples: Sequence[Sample], compute: tuple[float, float], g: float) -> SpeedModel:

@@ -119,6 +119,10 @@ def difference(before: ClusterView, after: ClusterView) -> Delta | None:
             slots[new.slot] = new
     jobs = {name: job for name, job in after.jobs.items() if before.jobs.get(name) != job}
     gone = [name for name in before.jobs if name not in after.jobs]
+    order = [name for name in before.jobs if name in after.jobs]
+    order += [name for name in after.jobs if name not in before.jobs]
+    if order != list(after.jobs):  # one came back in the middle
+        return None
     return Delta(version=after.version, slots=slots, jobs=jobs, gone=gone)
 
 

@@ -14,7 +14,7 @@ from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from controlplane.prediction.work import remaining_samples
 from schemas.ids import JobId, Seconds
 
-WINDOW_S: Final = 2.0  # of telemetry that makes a sample
+WINDOW_S: Final = 0.9  # of telemetry that makes a sample
 SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
 DRIFT: Final = 0.15  # change of a mean that makes the model be fitted again
 FULL_WEIGHT: Final = 10.0  # samples after which one size counts no more
@@ -106,6 +106,7 @@ class Knowledge:
                     family.finished.append(news.samples_done)
                 family.reached = max(family.reached, news.samples_done)
                 self._jobs.pop(news.job, None)
+                self._known.discard(news.job)
             case PlanTaken(waiting=waiting):
                 for name in waiting:
                     progress = self._jobs.get(name)
@@ -141,10 +142,12 @@ class Knowledge:
 
     def meet(self, jobs: Iterable[JobView], *, contended: bool, now: Seconds) -> None:
         """Take note of arrivals, and move the limits of jobs that reported an epoch."""
+        jobs = list(jobs)
         for job in jobs:
             if job.job not in self._known:
                 self._known.add(job.job)
                 self._arrivals.append(job.submitted_at)
+        for job in jobs:
             progress = self._job(job.job)
             progress.bounds = _bounds(job)
             progress.limit = max(progress.limit, job.batch_size)
@@ -186,10 +189,14 @@ class Knowledge:
         return _bounds(job).clip(limit)
 
     def warm(self, job: JobView) -> bool:
-        """Whether a job has done its first steps, and may have more than its least slots."""
+        """Whether a job may have more than its least slots.
+
+        It has done its first steps, and how fast they are is known: of it or of a relative.
+        """
         progress = self._jobs.get(job.job)
         steps = progress.step if progress else 0
-        return job.epoch > 0 or steps >= self._options.warmup_steps
+        measured = bool(self.family(job.family).means)
+        return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
 
     def gated(self, job: JobView, now: Seconds) -> bool:
         """Whether a job has not finished an epoch or report interval since it was last moved.

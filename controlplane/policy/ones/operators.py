@@ -90,7 +90,7 @@ def repacked(problem: Problem, packed: BoolArray, levels: IntArray, rng: Generat
     spread = [
         row
         for row in map(int, np.flatnonzero(levels == problem.present))
-        if _is_spread(problem, row)
+        if is_spread(problem, row)
     ]
     if not spread:
         return packed & False
@@ -102,7 +102,8 @@ def repacked(problem: Problem, packed: BoolArray, levels: IntArray, rng: Generat
     return kept
 
 
-def _is_spread(problem: Problem, row: int) -> bool:
+def is_spread(problem: Problem, row: int) -> bool:
+    """Whether a job is on more nodes than it needs, and may be moved."""
     case = problem.cases[row]
     if not case.now or case.gated:
         return False

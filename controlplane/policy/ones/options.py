@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import msgspec
@@ -58,9 +59,11 @@ def _check(options: OnesOptions) -> None:
     }
     for name, least in low.items():
         value = getattr(options, name)
-        if not least <= value < float("inf"):
-            what = f"policy.options.{name}: {value} is below {least}"
-            raise SettingsError(what, "raise it", f"policy.options.{name}")
+        field = f"policy.options.{name}"
+        if not math.isfinite(value):
+            raise SettingsError(f"{field}: {value} is not finite", "give a number", field)
+        if value < least:
+            raise SettingsError(f"{field}: {value} is below {least}", "raise it", field)
     if options.mutation_rate > 1:
         what = f"policy.options.mutation_rate: {options.mutation_rate} is above 1"
         raise SettingsError(what, "lower it", "policy.options.mutation_rate")

@@ -37,23 +37,25 @@ def place(
         case = problem.cases[row]
         size = int(problem.sizes[row, levels[row]])
         have = len(case.now)
-        if packed[row] and size:
-            free.give(case.now)
-            placed[row] = ()
-            growing.append((row, size))
-        elif size < have:
+        if size < have:
             stay = _tightest(case.now, problem.node_of, size)
             free.give([slot for slot in case.now if slot not in stay])
             placed[row] = stay
-        elif size > have:
+        elif size > have or packed[row]:
             growing.append((row, size))
     starts_first = sorted(growing, key=lambda entry: (bool(problem.cases[entry[0]].now), -entry[1]))
     for row, size in starts_first:  # others can be prepared beside one who leaves
-        kept = placed[row]
-        new = free.take(size - len(kept), kept)
+        had = placed[row]
+        if packed[row]:
+            new = free.pack(size, had)
+            kept = tuple(slot for slot in had if new and slot in new)
+            free.give([slot for slot in had if slot not in kept])
+        else:
+            new = free.take(size - len(had), had) if had else free.start(size)
+            kept = had
         if new is None:
             return None
-        placed[row] = (*kept, *new)
+        placed[row] = (*kept, *(slot for slot in new if slot not in kept))
     return tuple(placed)
 
 
@@ -82,13 +84,38 @@ class _Free:
     def __init__(self, problem: Problem) -> None:
         self._node_of = problem.node_of
         self._by_node: defaultdict[int, list[int]] = defaultdict(list)
+        self._early = set(problem.free_now)  # nobody has to leave them first
         self.give(problem.free_now)
-        self._late = set(problem.free_soon)
         self.give(problem.free_soon)
 
     def give(self, slots: tuple[int, ...] | list[int]) -> None:
+        """Somebody leaves these."""
         for slot in slots:
             self._by_node[int(self._node_of[slot])].append(slot)
+
+    def start(self, many: int) -> list[int] | None:
+        """Slots for a job that has none: a start has to wait for slots that are still left."""
+        if len(self._early) < many:
+            return self.take(many, ())
+        late = {n: [s for s in slots if s not in self._early] for n, slots in self._by_node.items()}
+        for node, slots in self._by_node.items():
+            self._by_node[node] = [slot for slot in slots if slot in self._early]
+        taken = self.take(many, ())
+        for slots in late.values():
+            self.give(slots)
+        return taken
+
+    def pack(self, many: int, own: tuple[int, ...]) -> list[int] | None:
+        """Slots close together for a job that has `own`, of which it keeps what it can."""
+        here = Counter(int(self._node_of[slot]) for slot in own)
+        for node in here:  # its own are taken first
+            mine = [slot for slot in own if int(self._node_of[slot]) == node]
+            self._by_node[node] = [*mine, *self._by_node[node]]
+        rooms = {node: len(slots) for node, slots in self._by_node.items() if slots}
+        fitting = [node for node in here if rooms[node] >= many]
+        if fitting:
+            return self._from(max(fitting, key=lambda node: (here[node], -node)), many)
+        return self.take(many, ())
 
     def take(self, many: int, have: tuple[int, ...]) -> list[int] | None:
         """`many` slots close to `have`; None if there are not so many."""
@@ -112,6 +139,7 @@ class _Free:
     def _from(self, node: int, many: int) -> list[int]:
         slots = self._by_node[node]
         taken, self._by_node[node] = slots[:many], slots[many:]
+        self._early.difference_update(taken)
         return taken
 
 

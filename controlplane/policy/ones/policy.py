@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from numpy.random import Generator
 
 from controlplane.policy.api import Budget, ClusterView, News, Plan, Reason, SearchStats
@@ -30,6 +32,7 @@ class Ones:
         self._search = Search(self.options)
         self._problem: Problem | None = None
         self._stale = True  # news came since the problem was built
+        self._until = Seconds(0.0)  # when what is out of the question becomes possible
 
     def observe(self, event: News, now: Seconds) -> None:
         """Learn speeds, lengths and limits."""
@@ -70,7 +73,7 @@ class Ones:
             based_on=view.version,
             local_batch=local_batch,
             reasons=reasons,
-            wake_at=_wake_at(problem, view, now),
+            wake_at=_next_change(problem, view, now),
         )
 
     def stats(self) -> SearchStats:
@@ -86,8 +89,10 @@ class Ones:
 
     def _face(self, view: ClusterView, now: Seconds) -> Problem:
         """The problem of `view`, built again if there is anything new."""
-        if self._problem is None or self._stale or self._problem.version != view.version:
+        outdated = self._problem is None or self._problem.version != view.version
+        if self._problem is None or outdated or self._stale or now >= self._until:
             self._problem = self._desk.build(view, now)
+            self._until = _next_change(self._problem, view, now) or Seconds(math.inf)
             self._search.face(self._problem)
             self._stale = False
         return self._problem
@@ -107,7 +112,11 @@ def _dealt(problem: Problem, best: Candidate, row: int) -> dict[SlotId, int]:
     return split(batch, slots)
 
 
-def _wake_at(problem: Problem, view: ClusterView, now: Seconds) -> Seconds | None:
-    """When something that is out of the question now becomes possible."""
-    times = [*problem.backing_off.values(), *(job.retry_at for job in view.jobs.values())]
+def _next_change(problem: Problem, view: ClusterView, now: Seconds) -> Seconds | None:
+    """When something that is out of the question now becomes possible: a try, or a move."""
+    times = [
+        *problem.backing_off.values(),
+        *(job.retry_at for job in view.jobs.values()),
+        *problem.gates,
+    ]
     return min((at for at in times if at > now), default=None)

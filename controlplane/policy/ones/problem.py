@@ -88,6 +88,7 @@ class Problem:
     present: IntArray  # shape (J,), levels now
     weight: FloatArray  # shape (J,)
     backing_off: dict[JobId, Seconds]  # waits before its next try, until then
+    gates: tuple[Seconds, ...]  # when jobs may be moved again, if no epoch ends before
     too_large: dict[JobId, int]  # wants at least so many slots, which the cluster has not
     widest: int  # slots of the largest node
     capacity: int  # slots in play
@@ -148,6 +149,11 @@ class Desk:
             free_now=tuple(free_now),
             free_soon=tuple(free_soon),
             backing_off=backing_off,
+            gates=tuple(
+                Seconds(case.job.moved_at + self._options.report_interval_s)
+                for case in cases
+                if case.gated
+            ),
             too_large=too_large,
         )
 

@@ -9,7 +9,14 @@ from numpy.random import Generator
 
 from controlplane.policy.ones.fitness import IntArray
 from controlplane.policy.ones.genome import BoolArray, Candidate, filled, lowest, score
-from controlplane.policy.ones.operators import crossed, mutated, refreshed, repacked, resized
+from controlplane.policy.ones.operators import (
+    crossed,
+    is_spread,
+    mutated,
+    refreshed,
+    repacked,
+    resized,
+)
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId
@@ -32,6 +39,7 @@ class Search:
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
         self._problem: Problem | None = None
+        self._searched: Problem | None = None  # the last one that was worth a search
         self.population: list[Candidate] = []
         self.incumbent: Candidate | None = None
         self.generations = 0
@@ -54,8 +62,9 @@ class Search:
         """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved."""
         former = [_genes(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
-        calm = self.resting and self._problem is not None and _alike(self._problem, problem)
+        calm = self.resting and self._searched is not None and _alike(self._searched, problem)
         self._problem, self._idle_generations = problem, self._options.patience if calm else 0
+        self._searched = self._searched if calm else problem
         none = np.zeros(len(problem.cases), dtype=np.bool_)
         self.incumbent = score(problem, problem.present, none)
         seeds = [
@@ -114,7 +123,8 @@ class Search:
     @staticmethod
     def _renewed(problem: Problem, genes: dict[JobId, _Gene]) -> Candidate | None:
         levels, packed = _levels(problem, genes)
-        return score(problem, refreshed(problem, levels), packed)
+        levels = refreshed(problem, levels)
+        return score(problem, levels, packed & (levels == problem.present))
 
     def _select(self, found: list[Candidate | None]) -> None:
         """The K fittest different ones (by mean values: the paper draws, which flips decisions)."""
@@ -134,7 +144,8 @@ def _alike(one: Problem, other: Problem) -> bool:
     """Whether two problems differ by so little that there is nothing new to find."""
     if one.capacity != other.capacity or one.sizes.shape != other.sizes.shape:
         return False
-    same = all(a.job.job == b.job.job for a, b in zip(one.cases, other.cases, strict=True))
+    pairs = zip(one.cases, other.cases, strict=True)
+    same = all(a.job.job == b.job.job and a.now == b.now for a, b in pairs)
     same = same and np.array_equal(one.sizes, other.sizes)
     same = same and np.array_equal(one.present, other.present)
     return bool(same and np.allclose(one.worth, other.worth, rtol=NEWS, atol=0.0))
@@ -168,4 +179,6 @@ def _levels(problem: Problem, genes: dict[JobId, _Gene]) -> tuple[IntArray, Bool
             continue
         sizes = case.offers.sizes
         levels[row] = max(1, int(np.searchsorted(sizes, gene.slots, side="right")))
+        same = levels[row] == problem.present[row]
+        packed[row] = gene.packed and same and is_spread(problem, row)
     return levels, packed

@@ -24,7 +24,7 @@ from tests.support.builders import (
 )
 from tests.support.views import NOW, views
 
-SIZE = settings(max_examples=40, deadline=None)
+SIZE = settings(max_examples=30, deadline=None)
 
 
 def waiting(view: ClusterView) -> list[JobView]:

@@ -20,7 +20,7 @@ from tests.support.views import NOW, planned, views, views_and_news
 
 Told = tuple[ClusterView, list[News]]
 EACH_POLICY = pytest.mark.parametrize("name", POLICIES)
-SIZE = settings(max_examples=40, deadline=None)
+SIZE = settings(max_examples=30, deadline=None)
 
 
 def answer(name: str, told: Told) -> Plan:
@@ -121,7 +121,7 @@ PROMISES = (
 
 
 @pytest.mark.parametrize("name", [*POLICIES, "fill"])
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(told=views_and_news)
 def test_a_policy_keeps_its_promises_whatever_it_is_shown_and_told(name: str, told: Told) -> None:
     view, _ = told

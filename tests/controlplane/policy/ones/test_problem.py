@@ -1,0 +1,313 @@
+"""Who may have which size now, and what is remembered from view to view."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.policy.api import ClusterView, EpochSeen, JobView, News, StepsSeen
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.problem import Desk, Problem
+from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
+from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, job_view, slot_view
+from tests.support.views import (
+    FAMILIES,
+    IN_FOUR,
+    NOW,
+    desk_of,
+    news_of,
+    problem_of,
+    row_of,
+    view_of,
+    views,
+)
+
+EIGHT = [slot_id(N1, index) for index in range(8)]
+WARM = StepsSeen(
+    job=A, family="f", group=1, slots=1, nodes=1, global_batch=64, step=10, samples_done=640
+)
+
+
+def a_job(job: JobId = A, on: tuple[SlotId, ...] = (), **changes: Any) -> JobView:
+    """1 to 8 slots, first batch 64, up to 512; moved long ago."""
+    batch = 64 // len(on) if on else 0
+    held = dict.fromkeys(on, batch)
+    view = job_view(job, slots=(1, 8), family="f", batch_limit=512, local_limit=512)
+    return msgspec.structs.replace(view, running_on=held, **changes)
+
+
+def ran_on(slots: int) -> EpochSeen:
+    """A relative's epoch."""
+    return EpochSeen(
+        job=C, family="f", slots=slots, nodes=1, global_batch=64, samples_per_s=100.0, whole=True
+    )
+
+
+def choices(problem: Problem, job: JobId = A) -> list[int]:
+    """The sizes that a job may have; 0 if it may wait."""
+    row = [case.job.job for case in problem.cases].index(job)
+    allowed = np.isfinite(problem.worth[row])
+    return [int(size) for size in problem.sizes[row][allowed]]
+
+
+# --- the start rule
+
+
+def test_a_job_starts_on_one_slot() -> None:
+    problem = problem_of(view_of(row_of(8), a_job()), news=[(1.0, ran_on(4))])
+
+    assert choices(problem) == [0, 1]
+
+
+def test_a_job_that_is_not_warm_keeps_to_one_slot() -> None:
+    problem = problem_of(view_of(row_of(8), a_job(on=(S0,))), news=[(1.0, ran_on(4))])
+
+    assert choices(problem) == [0, 1]
+
+
+def test_a_job_starts_on_its_least_slots_if_it_needs_several() -> None:
+    job = msgspec.structs.replace(a_job(), least=3)
+
+    assert choices(problem_of(view_of(row_of(8), job))) == [0, 3]
+
+
+@pytest.mark.parametrize(
+    ("largest", "growth", "sizes"),
+    [(1, 2.0, [0, 1, 2]), (3, 2.0, [0, 1, 2, 3, 4, 5, 6]), (3, 1.0, [0, 1, 2, 3])],
+    ids=["twice one", "twice three", "as large as a relative"],
+)
+def test_a_warm_job_may_have_twice_the_largest_size_that_its_family_ran_on(
+    largest: int, growth: float, sizes: list[int]
+) -> None:
+    view = view_of(row_of(8), a_job(on=(S0,)))
+    news = [(1.0, WARM), (1.0, ran_on(largest))]
+
+    assert choices(problem_of(view, news=news, options=OnesOptions(growth=growth))) == sizes
+
+
+def test_beyond_one_node_a_job_has_whole_nodes_and_what_it_has_now() -> None:
+    held = (S0, S1, T0, T1, slot_id(NodeId("n2"), 2))
+    view = view_of(row_of(4, 4, 4), a_job(on=held, epoch=1))
+
+    assert choices(problem_of(view)) == [0, 1, 2, 3, 4, 5, 8]
+
+
+def test_no_job_gets_more_slots_than_samples() -> None:
+    job = a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3)
+
+    assert choices(problem_of(view_of(row_of(8), job), news=[(1.0, ran_on(4))])) == [0, 1, 2, 3]
+
+
+# --- who is left alone
+
+
+def test_a_job_that_was_moved_just_now_keeps_its_slots_while_others_wait_or_makes_room() -> None:
+    moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
+
+    crowded = problem_of(view_of(row_of(4), moved, a_job(B)))
+
+    assert choices(crowded) == [1, 2]
+    assert crowded.cases[0].gated
+
+
+def test_a_job_that_was_moved_just_now_may_grow_onto_idle_slots_while_nobody_waits() -> None:
+    moved = a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0))
+
+    assert choices(problem_of(view_of(row_of(3), moved))) == [2, 3]
+
+
+def test_a_job_whose_last_change_came_to_nothing_is_kept_until_it_may_be_changed_again() -> None:
+    job = a_job(on=(S0, S1), epoch=1, retry_at=Seconds(101.0))
+    view = view_of(row_of(8), job)
+
+    assert problem_of(view).kept == {A: job.running_on}
+    assert choices(problem_of(view, now=Seconds(101.0))) == [0, 1, 2, 3, 4]
+
+
+def test_a_job_that_nobody_may_move_is_kept_and_its_slots_are_not_in_play() -> None:
+    kept = a_job(on=(S0, S1), movable=False)
+
+    problem = problem_of(view_of(row_of(4), kept, a_job(B)))
+
+    assert problem.kept == {A: kept.running_on}
+    assert [case.job.job for case in problem.cases] == [B]
+    assert (problem.capacity, problem.free_now) == (2, (2, 3))
+
+
+def test_a_job_that_backs_off_is_out_of_play_until_then() -> None:
+    job = a_job(ready_at=Seconds(104.0))
+
+    problem = problem_of(view_of(row_of(4), job))
+
+    assert (problem.cases, problem.backing_off) == ((), {A: 104.0})
+    assert choices(problem_of(view_of(row_of(4), job), now=Seconds(104.0))) == [0, 1]
+
+
+def test_a_job_that_the_cluster_can_never_hold_is_out_of_play_and_does_not_count_as_waiting() -> (
+    None
+):
+    large = msgspec.structs.replace(a_job(), least=5)
+    moved = a_job(B, on=(S0,), epoch=1, moved_at=Seconds(99.0))
+
+    problem = problem_of(view_of(row_of(4), large, moved))
+
+    assert problem.too_large == {A: 5}
+    assert choices(problem, B) == [1, 2]  # it may grow: nobody waits
+
+
+def test_slots_that_are_left_just_now_may_be_planned_with() -> None:
+    leaving = msgspec.structs.replace(slot_view(S0, usable=False), leaving=True)
+    view = view_of([leaving, slot_view(S1), slot_view(T0, usable=False)], a_job())
+
+    problem = problem_of(view)
+
+    assert (problem.free_now, problem.free_soon, problem.capacity) == ((1,), (0,), 2)
+
+
+# --- the table
+
+
+def test_waiting_is_worth_nothing_and_a_first_start_costs_nothing() -> None:
+    problem = problem_of(view_of(row_of(1), a_job()))
+
+    assert problem.worth[0].tolist() == [0.0, pytest.approx(problem.weight[0])]
+    assert (problem.present.tolist(), problem.sizes.tolist()) == ([0], [[0, 1]])
+
+
+def test_the_present_size_is_worth_its_goodput_and_others_less_by_the_change() -> None:
+    news = [(1.0, ran_on(1)), (1.0, ran_on(2))]
+    view = view_of(row_of(4), a_job(on=(S0,), epoch=1, stop_samples=90_000, batch_limit=64))
+    options = OnesOptions(rescale_stall_s=6.0)
+
+    problem = problem_of(view, news=news, options=options)
+
+    keeps = problem.cases[0].keeps
+    assert problem.cases[0].remaining_s == pytest.approx(900.0)
+    assert problem.cases[0].offers.gains[:2].tolist() == pytest.approx([1.0, 1.0])
+    assert keeps[:2].tolist() == pytest.approx([1.0, 1.0 - 15 / 900 - 0.02])
+    assert problem.worth[0, 1:3].tolist() == pytest.approx(
+        (problem.weight[0] * keeps[:2] ** 0.8).tolist()
+    )
+
+
+def test_a_resume_costs_what_the_last_start_took() -> None:
+    view = view_of(row_of(4), a_job(epoch=1, start_s=6.0, stop_samples=90_000))
+
+    keeps = problem_of(view, news=[(1.0, ran_on(1))]).cases[0].keeps
+
+    assert keeps[0] == pytest.approx(1.0 - 15 / 900 - 0.02)
+
+
+# --- what is remembered
+
+
+def same(one: Problem, other: Problem) -> bool:
+    return (
+        all(map(np.array_equal, _arrays(one), _arrays(other)))
+        and [case.now for case in one.cases] == [case.now for case in other.cases]
+        and [case.limit for case in one.cases] == [case.limit for case in other.cases]
+        and [case.gated for case in one.cases] == [case.gated for case in other.cases]
+        and _plain(one) == _plain(other)
+    )
+
+
+def _arrays(problem: Problem) -> list[Any]:
+    cases = [
+        array
+        for case in problem.cases
+        for array in (case.keeps, case.offers.batches, case.offers.goodputs, case.offers.nodes)
+    ]
+    table = [problem.sizes, problem.worth, problem.present, problem.weight, problem.node_of]
+    return [*table, *cases]
+
+
+def _plain(problem: Problem) -> tuple[object, ...]:
+    return (
+        problem.version, problem.kept, problem.slots, problem.free_now, problem.free_soon,
+        problem.backing_off, problem.too_large, problem.widest, problem.capacity,
+        [(case.job, case.moved) for case in problem.cases],
+    )  # fmt: skip
+
+
+def test_a_case_that_did_not_change_is_not_worked_out_again() -> None:
+    _, desk = desk_of()
+    view = view_of(row_of(4), a_job(on=(S0,)), a_job(B, on=(S1,)))
+    other = msgspec.structs.replace(view.jobs[B], samples_done=7)
+    later = msgspec.structs.replace(view, version=2, jobs={**view.jobs, B: other})
+
+    before, after = desk.build(view, NOW), desk.build(later, NOW)
+
+    assert after.cases[0] is before.cases[0]
+    assert after.cases[1] is not before.cases[1]
+
+
+def test_a_case_is_worked_out_again_when_its_limit_moved() -> None:
+    knowledge, desk = desk_of()
+    view = view_of(row_of(4), a_job(on=(S0,), moved_at=NOW))
+    before = desk.build(view, NOW).cases[0].limit
+
+    torn = msgspec.structs.replace(ran_on(1), job=A, whole=False, global_batch=128)
+    knowledge.observe(torn, NOW)
+
+    assert (before, desk.build(view, NOW).cases[0].limit) == (64, 256)
+
+
+def test_slots_keep_their_numbers_and_with_another_node_all_is_worked_out_again() -> None:
+    _, desk = desk_of()
+    job = a_job(on=(T0,))
+    two = view_of([slot_view(S0), slot_view(T0)], job)
+    more = view_of([slot_view(S0), slot_view(S1), slot_view(T0)], job, version=2)
+
+    assert desk.build(two, NOW).cases[0].now == (1,)
+    assert desk.build(more, NOW).cases[0].now == (2,)
+
+
+@st.composite
+def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[News], float]]:
+    """Views of one cluster; most jobs stay as they are, while families learn and limits move."""
+    view, at = draw(views(nodes=(2, 3))), 100.0
+    found = [(view, draw(news_of(view)), at)]
+    for version in range(2, 5):
+        jobs = {
+            name: msgspec.structs.replace(job, epoch=1 + job.epoch) if draw(IN_FOUR) else job
+            for name, job in view.jobs.items()
+        }
+        slots = view.slots
+        if draw(IN_FOUR):  # a node comes, which is before the others
+            slots = (slot_view(SlotId(f"m{version}/0")), *slots)
+        view = ClusterView(version=version, slots=slots, jobs=jobs)
+        heard = [
+            EpochSeen(
+                job=draw(st.sampled_from([*jobs, C])),
+                family=draw(st.sampled_from(FAMILIES)),
+                slots=draw(st.integers(1, 4)),
+                nodes=1,
+                global_batch=draw(st.sampled_from([8, 64, 300])),
+                samples_per_s=draw(st.sampled_from([10.0, 100.0, 1000.0])),
+                whole=draw(st.booleans()),
+            )
+            for _ in range(draw(st.integers(0, 3)))
+        ]
+        at += draw(st.sampled_from([0.0, 6.0, 40.0]))
+        found.append((view, heard, at))
+    return found
+
+
+@settings(max_examples=40, deadline=None)
+@given(life=lives())
+def test_what_is_remembered_never_changes_a_problem(
+    life: list[tuple[ClusterView, list[News], float]],
+) -> None:
+    knowledge, desk = desk_of()
+    for view, news, at in life:
+        for event in news:
+            knowledge.observe(event, Seconds(at))
+        lived = desk.build(view, Seconds(at))
+        fresh = Desk(knowledge, OnesOptions()).build(view, Seconds(at))
+
+        assert same(lived, fresh)

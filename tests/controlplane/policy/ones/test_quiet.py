@@ -1,0 +1,65 @@
+"""Where nothing happens, nothing is changed: noise in telemetry moves nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from controlplane.policy.api import JobView, SlotView
+from schemas.ids import SlotId
+from tests.support.quiet import Quiet, a_job
+from tests.support.views import row_of
+
+STEADY: dict[str, tuple[Sequence[SlotView], list[JobView], dict[str, Any]]] = {
+    "all slots used": (
+        row_of(4, 4),
+        [a_job(number, batch_limit=64) for number in range(1, 5)],
+        {"step_s": 0.3},
+    ),
+    "batches may grow": (
+        row_of(4, 4),
+        [a_job(number) for number in range(1, 5)],
+        {"step_s": 0.4, "scaling": 0.9},
+    ),
+    "an idle slot that nobody may have": (
+        row_of(5),
+        [a_job(number, most=1) for number in range(1, 5)],
+        {"step_s": 0.3},
+    ),
+    "an idle slot that makes everybody slower": (
+        row_of(5),
+        [a_job(number) for number in range(1, 5)],
+        {"step_s": 0.4, "scaling": 0.0},
+    ),
+    "an idle slot that any of them would like": (
+        row_of(5),
+        [a_job(number) for number in range(1, 5)],
+        {"step_s": 0.4, "scaling": 0.9},
+    ),
+    "some wait": (row_of(4), [a_job(number) for number in range(1, 7)], {"step_s": 0.3}),
+}
+
+
+@pytest.mark.parametrize(("slots", "jobs", "how"), STEADY.values(), ids=STEADY)
+def test_a_steady_cluster_comes_to_rest(
+    slots: Sequence[SlotView], jobs: list[JobView], how: dict[str, Any]
+) -> None:
+    cluster = Quiet(slots, jobs, **how)
+
+    cluster.run(300)
+
+    # every size is tried once before it is known: a batch limit doubles each half minute
+    assert len([change for change in cluster.changes if change[0] > 60]) <= 2 * len(jobs)
+    assert [change for change in cluster.changes if change[0] > 180] == []
+
+
+def test_an_idle_slot_that_serves_nobody_stays_idle() -> None:
+    cluster = Quiet(row_of(5), [a_job(number, most=1) for number in range(1, 5)], step_s=0.3)
+
+    cluster.run(60)
+
+    taken: list[SlotId] = [slot for job in cluster.jobs.values() for slot in job.running_on]
+    assert len(taken) == 4
+    assert {change[2] for change in cluster.changes} == {"start"}

@@ -1,0 +1,158 @@
+"""What a policy is told of what happened in the core."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controlplane.core.commands import Announce, Command
+from controlplane.policy.api import EpochSeen, JobEnded, News, StepsSeen
+from controlplane.service import news
+from schemas.ids import JobId, Rank, Seconds, Version
+from schemas.messages.agent import StepsReported
+from tests.support import builders
+from tests.support.builders import BATCH, N1, S0, S1, T0, A, B
+from tests.support.controller import Controller, cluster_of, running, training
+
+
+def learnt(controller: Controller, commands: list[Command]) -> list[News]:
+    """What the announcements among `commands` teach."""
+    events = [command.event for command in commands if isinstance(command, Announce)]
+    found = [news.of_event(event, controller.state) for event in events]
+    return [event for event in found if event is not None]
+
+
+def steps(job: JobId, version: int = 1, **changes: Any) -> StepsReported:
+    return StepsReported(
+        job=job, version=Version(1), rank=Rank(0), group=Version(version), epoch=1, step=7,
+        samples_done=7 * BATCH, samples_per_s=500.0, train_loss=1.0, global_batch=BATCH, lr=0.1,
+        **changes,
+    )  # fmt: skip
+
+
+def seen(**changes: Any) -> EpochSeen:
+    first: dict[str, Any] = {
+        "job": A, "family": "ann/f", "slots": 1, "nodes": 1, "global_batch": BATCH,
+        "samples_per_s": 500.0, "whole": True,
+    }  # fmt: skip
+    return EpochSeen(**{**first, **changes})
+
+
+# --- of events
+
+
+def test_an_epoch_teaches_its_speed_at_its_size() -> None:
+    controller = running(family="f")
+
+    commands = controller.tell(N1, builders.epoch_end(A, 1))
+
+    assert learnt(controller, commands) == [seen()]
+
+
+def test_an_epoch_of_a_group_that_spans_nodes_says_so() -> None:
+    controller = training(cluster_of(n1=2, n2=2), S0, S1, T0, family="f")
+
+    commands = controller.tell(N1, builders.epoch_end(A, 1))
+
+    assert learnt(controller, commands) == [seen(slots=3, nodes=2)]
+
+
+@pytest.mark.parametrize(("code", "succeeded"), [(0, True), (3, False)])
+def test_an_end_teaches_how_far_the_job_came_and_whether_that_is_all(
+    code: int,
+    succeeded: bool,  # noqa: FBT001
+) -> None:
+    controller = running(family="f", epochs=2)
+    told: list[News] = []
+    if succeeded:
+        told += learnt(controller, controller.tell(N1, builders.finished(A, index=5, why="done")))
+
+    told += learnt(controller, controller.tell(N1, builders.exited(A, code=code)))
+
+    assert told == [JobEnded(job=A, family="ann/f", samples_done=2000, succeeded=succeeded)]
+
+
+def test_a_job_that_is_cancelled_did_not_succeed() -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a", family="f")
+
+    commands = controller.take(builders.cancelled(A))
+
+    assert learnt(controller, commands) == [
+        JobEnded(job=A, family="ann/f", samples_done=0, succeeded=False)
+    ]
+
+
+def test_starts_and_nodes_teach_nothing() -> None:
+    controller = Controller()
+    commands = [*controller.start(), *controller.take(builders.greeting())]
+    commands += [*controller.submit("a"), *controller.place({A: S0})]
+    for event in (builders.started(A), builders.ready(A), builders.formed(A)):
+        commands += controller.tell(N1, event)
+
+    assert any(isinstance(command, Announce) for command in commands)
+    assert learnt(controller, commands) == []
+
+
+# --- of telemetry
+
+
+def test_telemetry_teaches_while_its_group_is_in_force() -> None:
+    controller = training(cluster_of(n1=1, n2=1), S0, T0, family="f")
+
+    assert news.of_steps(steps(A), controller.state) == StepsSeen(
+        job=A, family="ann/f", group=1, slots=2, nodes=2, global_batch=BATCH, step=7,
+        samples_done=7 * BATCH,
+    )  # fmt: skip
+
+
+def test_telemetry_of_another_group_or_of_a_job_that_is_unknown_or_waits_teaches_nothing() -> None:
+    controller = running()
+    controller.submit("b")
+
+    assert news.of_steps(steps(A, 2), controller.state) is None
+    assert news.of_steps(steps(B, 0), controller.state) is None
+    assert news.of_steps(steps(JobId("ghost-9")), controller.state) is None
+
+
+# --- of history
+
+
+def test_a_new_search_learns_every_epoch_and_end_again_oldest_first() -> None:
+    controller = running(family="f")
+    told: list[tuple[Seconds, News]] = []
+    for epoch in (1, 2):
+        controller.now += 10.0
+        commands = controller.tell(N1, builders.epoch_end(A, epoch, samples_per_s=100.0 * epoch))
+        told += [(Seconds(controller.now), event) for event in learnt(controller, commands)]
+    controller.now += 10.0
+    commands = controller.tell(N1, builders.exited(A, code=3))
+    told += [(Seconds(controller.now), event) for event in learnt(controller, commands)]
+
+    assert [type(event) for _, event in told] == [EpochSeen, EpochSeen, JobEnded]
+    assert news.history(controller.state) == told
+
+
+def test_the_histories_of_jobs_are_woven_together_by_time() -> None:
+    controller = cluster_of(n1=2)
+    training(controller, S0, family="f")
+    training(controller, S1, name="b", family="g")
+    for at, job in [(1010.0, B), (1020.0, A)]:
+        controller.now = at
+        controller.tell(N1, builders.epoch_end(job, 1))
+
+    assert news.history(controller.state) == [
+        (1010.0, seen(job=B, family="ann/g")),
+        (1020.0, seen()),
+    ]
+
+
+def test_only_the_latest_epochs_are_learnt_again() -> None:
+    controller = running(epochs=news.KEPT_EPOCHS + 3)
+
+    assert len(news.history(controller.state)) == news.KEPT_EPOCHS
+
+
+def test_a_cluster_without_a_past_teaches_nothing() -> None:
+    assert news.history(cluster_of(n1=1).state) == []
