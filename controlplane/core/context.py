@@ -8,7 +8,7 @@ from controlplane.core.job import HOLDING, Job, Turn
 from controlplane.core.node import Node
 from controlplane.core.state import State
 from controlplane.core.worker import Worker
-from schemas.ids import NodeId, Seconds, node_of
+from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.messages.feed import Detail, FeedEvent
 
 
@@ -20,10 +20,11 @@ class Context:
         self.out: list[Command] = []
         self.now = Seconds(0.0)
         self.ask = False  # for a plan, when the turn is over
+        self.turned: set[JobId] = set()
 
     def begin(self, now: Seconds) -> None:
         """The next input comes."""
-        self.out, self.now, self.ask = [], now, False
+        self.out, self.now, self.ask, self.turned = [], now, False, set()
 
     def send_to(self, job: Job, node: NodeId) -> None:
         """Tell `node` what it should run of `job` now."""
@@ -39,6 +40,7 @@ class Context:
         """Move `job` along its table, and say so."""
         before = job.phase
         job.changed_at = self.state.version
+        self.turned.add(job.job)
         jobs.advance(job, turn, why, self.now, detail)
         if job.phase in HOLDING and before not in HOLDING:
             job.exit_code, job.finished_why, job.script_error = None, "", ""

@@ -35,9 +35,11 @@ from controlplane.core.events import (
 )
 from controlplane.core.job import Job, Turn
 from controlplane.core.node import Node, NodeTurn
+from controlplane.core.picture import Pictures
 from controlplane.core.rescale import LIMITS, Hand
 from controlplane.core.state import State
 from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
+from controlplane.policy.api import ClusterView
 from schemas.groups import ResumePoint
 from schemas.ids import JobId, Seconds, SlotId, node_of, slot_id, worker_id
 from schemas.messages.agent import (
@@ -73,6 +75,11 @@ class Reactor:
     def __init__(self, state: State | None = None) -> None:
         self.state = state or State()
         self._ctx = Context(self.state)
+        self._pictures = Pictures(self.state)
+
+    def view(self) -> ClusterView:
+        """What a policy may see now."""
+        return self._pictures.view()
 
     def handle(self, event: Input, now: Seconds) -> list[Command]:
         """Apply one input and return what the world should now do about it."""
@@ -82,6 +89,11 @@ class Reactor:
         _HANDLERS[type(event)](self, event)
         if self.state.hands:
             hands.steer_all(ctx)
+        touched = _touched(event)
+        if touched is None:
+            self._pictures.touch_all()
+        else:
+            self._pictures.touch(*touched, *ctx.turned)
         if ctx.ask:
             ctx.out.append(AskForPlan())
         return ctx.out
@@ -508,6 +520,29 @@ def _noise_scale(news: EpochReported) -> float | None:
         if value is not None and math.isfinite(value) and value > 0:
             return value
     return None
+
+
+def _touched(event: Input) -> Iterable[JobId] | None:
+    """The jobs that an input is about, beside those that it turns; None: any."""
+    match event:
+        case NodeReported(event=news):
+            return (news.job,)
+        case PlanProposed(plan=plan):
+            return plan.local_batch
+        case (
+            CancelRequested(job=job)
+            | StartExpired(job=job)
+            | RescaleExpired(job=job)
+            | ResizeRequested(job=job)
+            | PauseRequested(job=job)
+            | ResumeRequested(job=job)
+            | HandDue(job=job)
+        ):
+            return (job,)
+        case JobSubmitted():
+            return ()
+        case _:
+            return None
 
 
 def _of(worker: Worker, job: Job) -> dict[str, Any]:

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import msgspec
 
-from controlplane.core.job import HOLDING, Job, Phase
+from controlplane.core.job import Job
 from controlplane.core.node import Node, NodePhase
 from controlplane.core.rescale import Rescale, RescalePhase
 from controlplane.core.worker import Worker, WorkerPhase
-from controlplane.policy.api import ClusterView, JobView, SlotView
 from schemas.errors import UnknownJobError
 from schemas.groups import Member
 from schemas.ids import (
@@ -182,71 +181,6 @@ class State(msgspec.Struct, kw_only=True):
         """HOST:PORT of something that a worker serves."""
         node = self.nodes[node_of(job.workers[worker].slot)]
         return f"{node.spec.address}:{port}"
-
-    def view(self) -> ClusterView:
-        """The picture that policies decide on: active jobs, and slots of nodes not lost.
-
-        Jobs under an operator's hand are not in it, nor is what their orders wait for.
-        """
-        taken = {*self.owners(), *self.claims()}
-        held = sum(
-            max(0, (job.hand.slots or 0) - len(job.group.members if job.group else ()))
-            for job in map(self.jobs.__getitem__, self.hands)
-            if job.hand and job.hand_waits and not job.hand.paused
-        )
-        slots = []
-        leaving = self.promised()
-        for node in self.nodes.values():
-            if node.phase is NodePhase.LOST:
-                continue
-            for slot in node.spec.slots:
-                name = slot_id(node.node, slot.index)
-                usable = node.phase is NodePhase.UP and name not in taken
-                if usable and held > 0:
-                    held, usable = held - 1, False
-                view = SlotView(
-                    slot=name,
-                    node=node.node,
-                    kind=slot.kind,
-                    usable=usable,
-                    leaving=name in leaving and held <= 0,
-                )
-                slots.append(view)
-        jobs = {job: _view(self.jobs[job]) for job in self.active if job not in self.hands}
-        return ClusterView(version=self.version, slots=tuple(slots), jobs=jobs)
-
-
-def _view(job: Job) -> JobView:
-    least, most = job.spec.slots
-    running = job.group.members if job.group and job.phase in HOLDING else ()
-    if job.change is not None:
-        running = job.change.group.members
-    settled = job.phase is Phase.RUNNING and not job.finished_why
-    return JobView(
-        job=job.job,
-        submitted_at=job.submitted_at,
-        batch_size=job.spec.batch_size,
-        batch_limit=job.spec.batch_limit,
-        local_limit=job.spec.local_limit,
-        least=least,
-        most=most,
-        wanted=job.spec.wanted,
-        running_on={member.slot: member.local_batch for member in running},
-        family=job.family,
-        movable=settled or job.phase in {Phase.QUEUED, Phase.PAUSED},
-        ready_at=job.ready_at,
-        retry_at=job.retry_at,
-        moved_at=job.decisions[-1].time if job.decisions else Seconds(0.0),
-        epoch=job.epoch,
-        epoch_at=job.epoch_at,
-        epoch_samples=job.epoch_samples,
-        samples_done=job.samples_done,
-        samples_per_s=job.samples_per_s,
-        stop_samples=job.stop_samples,
-        noise_scale=job.noise_scale,
-        ran_s=job.ran_s if running else job.running_s,
-        start_s=job.started_s,
-    )
 
 
 def _is_left(job: Job, worker: Worker) -> bool:

@@ -170,7 +170,7 @@ class Turn:
 
     def look(self) -> tuple[ClusterView, Seconds]:
         """What a policy may see, and the time."""
-        return self.reactor.state.view(), self.now()
+        return self.reactor.view(), self.now()
 
     def propose(self, plan: Plan, stats: SearchStats | None) -> None:
         """Take a plan, if it changes anything; only its changes enter the history."""

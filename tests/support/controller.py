@@ -12,10 +12,12 @@ from controlplane.core import invariants
 from controlplane.core.commands import Announce, AskForPlan, Command
 from controlplane.core.events import ControllerStarted, Input, NodeLost, NodeReported
 from controlplane.core.job import Job
+from controlplane.core.picture import Pictures
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
 from controlplane.journal.record import input_from
 from controlplane.journal.replay import replay
+from controlplane.policy.api import ClusterView
 from schemas.codec import encode
 from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, node_of
 from schemas.messages.agent import AgentEvent
@@ -36,6 +38,12 @@ class Controller:
     @property
     def state(self) -> State:
         return self.reactor.state
+
+    def view(self) -> ClusterView:
+        """What policies see: the picture that is kept up to date, which is as good as a new one."""
+        view = Pictures(self.state).view()
+        assert self.reactor.view() == view
+        return view
 
     def job(self, job: JobId) -> Job:
         return self.state.job(job)

@@ -325,7 +325,7 @@ def test_what_one_job_gives_up_goes_to_one_job_only() -> None:
     controller.place({B: {T0: 32, S1: 32}})
 
     assert controller.state.promised() == {}
-    assert controller.state.view().slots[1] == SlotView(
+    assert controller.view().slots[1] == SlotView(
         slot=S1, node=N1, kind="cpu", usable=False, leaving=False
     )
 
@@ -460,7 +460,7 @@ def test_a_stale_entry_is_refused_the_rest_is_done_and_a_new_plan_is_asked_for()
 
 def test_a_plan_of_the_moment_of_the_last_change_is_no_older_than_it() -> None:
     controller = alone()
-    assert controller.job(A).changed_at == controller.state.view().version
+    assert controller.job(A).changed_at == controller.view().version
 
     assert deltas(controller.place({A: {}})) != []
 
@@ -547,14 +547,14 @@ def test_a_job_whose_training_is_done_is_left_alone() -> None:
     verdict = check(plan(controller, {A: {S0: 64}}), controller.state, Seconds(controller.now))
 
     assert verdict == Verdict(refused={A: "its training is done"})
-    assert not controller.state.view().jobs[A].movable
+    assert not controller.view().jobs[A].movable
 
 
 def test_a_job_that_was_lost_after_its_training_was_done_is_started_again() -> None:
     controller = training(cluster_of(n1=1), S0)
     controller.tell(N1, finished(A, index=3, why="its epochs are done"))
     controller.tell(N1, exited(A, signal=SIGKILL))
-    assert controller.state.view().jobs[A].movable
+    assert controller.view().jobs[A].movable
 
     commands = controller.place({A: {S0: BATCH}})
 
@@ -577,7 +577,7 @@ def test_a_growth_that_came_to_nothing_is_not_tried_again_at_once() -> None:
     controller.tell(N2, refused(A, 2, rank=1, error="no zygote"))
     job = controller.job(A)
     wait_s = job.retry_at - controller.now
-    assert (wait_s, controller.state.view().jobs[A].retry_at) == (1.0, job.retry_at)
+    assert (wait_s, controller.view().jobs[A].retry_at) == (1.0, job.retry_at)
 
     assert controller.place({A: HALVES}) == [AskForPlan()]
     controller.now += wait_s
@@ -849,14 +849,14 @@ def test_the_first_step_of_a_migration_is_not_held_against_what_its_end_promised
 
 
 def movable(controller: Controller, job: JobId = A) -> bool:
-    return controller.state.view().jobs[job].movable
+    return controller.view().jobs[job].movable
 
 
 def slots(controller: Controller) -> dict[SlotId, str]:
     """What the view says of each slot."""
     return {
         slot.slot: "usable" if slot.usable else "leaving" if slot.leaving else "taken"
-        for slot in controller.state.view().slots
+        for slot in controller.view().slots
     }
 
 
@@ -886,7 +886,7 @@ def test_a_job_that_changes_is_seen_where_it_goes_to() -> None:
     controller = alone()
     controller.place({A: HALVES})
 
-    assert controller.state.view().jobs[A].running_on == HALVES
+    assert controller.view().jobs[A].running_on == HALVES
 
 
 def test_a_slot_is_leaving_from_the_order_until_its_process_is_gone() -> None:
@@ -958,7 +958,7 @@ def test_jobs_of_one_script_are_a_family_unless_the_user_names_one(
     controller = cluster_of(n1=1)
     controller.submit(name, **spec)
 
-    (view,) = controller.state.view().jobs.values()
+    (view,) = controller.view().jobs.values()
 
     assert view.family == family
 
@@ -979,7 +979,7 @@ def test_stated_work_is_in_samples_when_a_stop_rule_states_it(
 ) -> None:
     controller = training(cluster_of(n1=1), S0, epochs=1, stop=stop_rule)
 
-    assert controller.state.view().jobs[A].stop_samples == samples
+    assert controller.view().jobs[A].stop_samples == samples
 
 
 def test_stated_work_is_unknown_before_the_data_set_is_known() -> None:
@@ -988,7 +988,7 @@ def test_stated_work_is_unknown_before_the_data_set_is_known() -> None:
     controller.submit("b", stop=StopRule(samples=2500))
     controller.submit("c")
 
-    jobs = controller.state.view().jobs
+    jobs = controller.view().jobs
     assert [jobs[job].stop_samples for job in (A, B, C)] == [None, 2500, None]
 
 
@@ -1010,7 +1010,7 @@ def test_the_noise_scale_is_seen_if_it_is_a_number_of_samples(
 
     controller.tell(N1, epoch_end(A, 1, metrics=metrics))
 
-    assert controller.state.view().jobs[A].noise_scale == seen
+    assert controller.view().jobs[A].noise_scale == seen
 
 
 def test_a_view_has_the_times_of_a_job() -> None:
@@ -1028,7 +1028,7 @@ def test_a_view_has_the_times_of_a_job() -> None:
     controller.place({A: ON_N1})
     controller.now = 131.0
 
-    seen = controller.state.view().jobs[A]
+    seen = controller.view().jobs[A]
 
     assert (seen.submitted_at, seen.start_s, seen.epoch_at) == (100.0, 3.0, 120.0)
     assert (seen.moved_at, seen.ran_s) == (130.0, 20.0)
@@ -1043,7 +1043,7 @@ def test_a_job_ran_with_slots_up_to_the_order_of_its_present_group() -> None:
     controller.tell(N1, ready(A))
     controller.tell(N1, formed(A))
 
-    seen = controller.state.view().jobs[A]
+    seen = controller.view().jobs[A]
 
     assert (seen.moved_at, seen.ran_s) == (1010.0, 0.0)
 

@@ -114,7 +114,7 @@ class Cluster(RuleBasedStateMachine):
         self.greetings: dict[NodeId, list[NodeGreeted]] = {N1: [], N2: []}  # under way
         self.orders: dict[NodeId, list[GroupDelta]] = {N1: [], N2: []}  # under way
         self.heard: list[NodeReported] = []
-        self.views: list[ClusterView] = [self.controller.state.view()]
+        self.views: list[ClusterView] = [self.controller.view()]
         self.wake_at: Seconds | None = None
         self.passed_over: set[WorkerId] = set()  # by a greeting that came late
         self.the_links_hold_again()
@@ -194,7 +194,7 @@ class Cluster(RuleBasedStateMachine):
         self, order: list[SlotId], sizes: list[int], batch: int, rounds: int
     ) -> None:
         placed: dict[JobId, dict[SlotId, int]] = {}
-        for job, size in zip(self.controller.state.view().jobs, sizes, strict=False):
+        for job, size in zip(self.controller.view().jobs, sizes, strict=False):
             placed[job], order = dict.fromkeys(order[:size], batch), order[size:]
         plan = Plan(based_on=self.controller.state.version, local_batch=placed)
         self.follow(difference(plan, self.controller.state, self.now))
@@ -321,10 +321,10 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: self.heard)
     @rule(which=st.integers(0, 999))
     def an_old_event_arrives_again(self, which: int) -> None:
-        before = len(self.controller.state.view().jobs)
+        before = len(self.controller.view().jobs)
         due = bool(self.controller.state.hands)  # a hand may do something at any input
         assert self.take(one_of(self.heard, which)) == [] or due
-        assert len(self.controller.state.view().jobs) == before
+        assert len(self.controller.view().jobs) == before
 
     # --- what happens on nodes
 
@@ -390,7 +390,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def no_slot_is_given_away_while_a_process_may_live_on_it(self) -> None:
-        usable = {slot.slot for slot in self.controller.state.view().slots if slot.usable}
+        usable = {slot.slot for slot in self.controller.view().slots if slot.usable}
         for name, node in self.nodes.items():
             for worker in node.living():
                 slot = slot_id(name, node.processes[worker].assignment.slot)
@@ -398,7 +398,7 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def what_the_view_offers_a_plan_may_take(self) -> None:
-        view, state = self.controller.state.view(), self.controller.state
+        view, state = self.controller.view(), self.controller.state
         usable = [slot.slot for slot in view.slots if slot.usable]
         for job in view.jobs.values():
             if not job.movable:
@@ -515,7 +515,7 @@ class Cluster(RuleBasedStateMachine):
 
     def handed_over(self, which: int, to: int) -> dict[JobId, dict[SlotId, int]]:
         """What trains, with one slot of one job given to another; nothing if none has two."""
-        jobs = self.controller.state.view().jobs.values()
+        jobs = self.controller.view().jobs.values()
         training = {job.job: dict(job.running_on) for job in jobs if job.running_on and job.movable}
         givers = [job for job, on in training.items() if len(on) > 1]
         if not givers or len(training) == 1:
@@ -555,12 +555,12 @@ class Cluster(RuleBasedStateMachine):
         for command in commands:
             if isinstance(command, SendDelta) and command.node in self.linked:
                 self.orders[command.node].append(command.delta)
-        self.views.append(self.controller.state.view())
+        self.views.append(self.controller.view())
         return commands
 
     def plan(self) -> bool:
         """Ask the policy about the present, as the service does."""
-        plan: Plan = Fifo().plan(self.controller.state.view(), self.now)
+        plan: Plan = Fifo().plan(self.controller.view(), self.now)
         self.controller.asked, self.wake_at = False, plan.wake_at
         verdict = check(plan, self.controller.state, self.now)
         assert not verdict.refused, "what fits the view fits the state"

@@ -71,7 +71,7 @@ GHOST = JobId("ghost-9")
 
 
 def usable(controller: Controller) -> dict[SlotId, bool]:
-    return {slot.slot: slot.usable for slot in controller.state.view().slots}
+    return {slot.slot: slot.usable for slot in controller.view().slots}
 
 
 # --- submission

@@ -256,9 +256,9 @@ def test_a_group_that_shrank_is_settled_without_the_leaver_which_exits_by_itself
         send(N2, stop(A, 2)),
     ]
     assert controller.job(A).workers[named(A, 1, 1)].phase is WorkerPhase.RETIRING
-    assert not controller.state.view().slots[2].usable, "its process still lives"
+    assert not controller.view().slots[2].usable, "its process still lives"
     controller.tell(N2, exited(A, rank=1, code=0))
-    assert controller.state.view().slots[2].usable
+    assert controller.view().slots[2].usable
     assert phase(controller) is Phase.RUNNING
 
 
@@ -1037,7 +1037,7 @@ def test_the_policy_sees_and_moves_no_job_under_a_hand() -> None:
     controller = training(cluster_of(n1=1, n2=1), S0)
     controller.take(resized(A, 1))
 
-    assert controller.state.view().jobs == {}
+    assert controller.view().jobs == {}
     assert controller.place({A: {T0: BATCH}}) == []
 
 
@@ -1046,7 +1046,7 @@ def test_slots_that_a_hand_waits_for_are_kept_from_the_policy() -> None:
     controller.take(resized(A, 3))
 
     assert controller.job(A).hand_waits != ""
-    assert [slot.usable for slot in controller.state.view().slots] == [False, False]
+    assert [slot.usable for slot in controller.view().slots] == [False, False]
 
 
 def test_auto_gives_a_job_back_to_the_policy() -> None:
@@ -1059,7 +1059,7 @@ def test_auto_gives_a_job_back_to_the_policy() -> None:
         news("job.hand", A, user="ann", hand="off"),
         AskForPlan(),
     ]
-    assert list(controller.state.view().jobs) == [A]
+    assert list(controller.view().jobs) == [A]
 
 
 def test_a_hand_on_a_job_that_ended_changes_nothing() -> None:

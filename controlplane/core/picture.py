@@ -1,0 +1,110 @@
+"""The picture that policies decide on, taken again and again; what did not change is kept."""
+
+from __future__ import annotations
+
+from controlplane.core.job import HOLDING, Job, Phase
+from controlplane.core.node import Node, NodePhase
+from controlplane.core.state import State
+from controlplane.policy.api import ClusterView, JobView, SlotView
+from schemas.ids import JobId, Seconds, SlotId, slot_id
+
+
+class Pictures:
+    """Takes pictures of one state; of jobs that nobody touched since, the last one is good."""
+
+    def __init__(self, state: State) -> None:
+        self._state = state
+        self._jobs: dict[JobId, JobView] = {}
+        self._slots: dict[tuple[SlotId, str, bool, bool], SlotView] = {}
+
+    def touch(self, *jobs: JobId) -> None:
+        """These may have changed."""
+        for job in jobs:
+            self._jobs.pop(job, None)
+
+    def touch_all(self) -> None:
+        """Any job may have changed."""
+        self._jobs.clear()
+
+    def view(self) -> ClusterView:
+        """Active jobs, and slots of nodes that are not lost.
+
+        Jobs under an operator's hand are not in it, nor is what their orders wait for.
+        """
+        state = self._state
+        hands = state.hands
+        jobs = {job: self._job(job) for job in state.active if job not in hands}
+        return ClusterView(version=state.version, slots=tuple(self._all_slots()), jobs=jobs)
+
+    def _job(self, name: JobId) -> JobView:
+        known = self._jobs.get(name)
+        if known is None:
+            known = self._jobs[name] = job_view(self._state.jobs[name])
+        return known
+
+    def _all_slots(self) -> list[SlotView]:
+        state = self._state
+        taken = {*state.owners(), *state.claims()}
+        held = sum(
+            max(0, (job.hand.slots or 0) - len(job.group.members if job.group else ()))
+            for job in map(state.jobs.__getitem__, state.hands)
+            if job.hand and job.hand_waits and not job.hand.paused
+        )
+        leaving = state.promised()
+        slots = []
+        for node in state.nodes.values():
+            if node.phase is NodePhase.LOST:
+                continue
+            up = node.phase is NodePhase.UP
+            for slot in node.spec.slots:
+                name = slot_id(node.node, slot.index)
+                usable = up and name not in taken
+                if usable and held > 0:
+                    held, usable = held - 1, False
+                slots.append(
+                    self._slot(node, name, slot.kind, usable, name in leaving and held <= 0)
+                )
+        return slots
+
+    def _slot(self, node: Node, name: SlotId, kind: str, usable: bool, leaving: bool) -> SlotView:  # noqa: FBT001
+        key = (name, kind, usable, leaving)
+        known = self._slots.get(key)
+        if known is None:
+            known = self._slots[key] = SlotView(
+                slot=name, node=node.node, kind=kind, usable=usable, leaving=leaving
+            )
+        return known
+
+
+def job_view(job: Job) -> JobView:
+    """One job as a policy may see it."""
+    least, most = job.spec.slots
+    running = job.group.members if job.group and job.phase in HOLDING else ()
+    if job.change is not None:
+        running = job.change.group.members
+    settled = job.phase is Phase.RUNNING and not job.finished_why
+    return JobView(
+        job=job.job,
+        submitted_at=job.submitted_at,
+        batch_size=job.spec.batch_size,
+        batch_limit=job.spec.batch_limit,
+        local_limit=job.spec.local_limit,
+        least=least,
+        most=most,
+        wanted=job.spec.wanted,
+        running_on={member.slot: member.local_batch for member in running},
+        family=job.family,
+        movable=settled or job.phase in {Phase.QUEUED, Phase.PAUSED},
+        ready_at=job.ready_at,
+        retry_at=job.retry_at,
+        moved_at=job.decisions[-1].time if job.decisions else Seconds(0.0),
+        epoch=job.epoch,
+        epoch_at=job.epoch_at,
+        epoch_samples=job.epoch_samples,
+        samples_done=job.samples_done,
+        samples_per_s=job.samples_per_s,
+        stop_samples=job.stop_samples,
+        noise_scale=job.noise_scale,
+        ran_s=job.ran_s if running else job.running_s,
+        start_s=job.started_s,
+    )
