@@ -269,7 +269,7 @@ class Sending(Transfer):
         together = torch.cat(mine.small) if mine.small else None
         corrupt = testing.reach("handover.send", rank=group.rank, version=group.version)
         if corrupt and together is not None:
-            together = together.flip(0)
+            together = -together - 1  # whatever it is, it is something else now
 
         def work() -> None:
             pieces = [*mine.large, *([] if together is None else [together])]

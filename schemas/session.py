@@ -256,6 +256,7 @@ class ControllerSession:
     last_heard: Seconds = Seconds(0.0)
     _early: dict[int, Numbered] = field(default_factory=dict)
     _asked_at: Seconds = Seconds(-1e9)
+    _behind_at: int | None = None  # what was received when the last heartbeat told of more
     _sessions: int = 0
 
     def greeted(
@@ -350,7 +351,10 @@ class ControllerSession:
             return [ToNode(Greet(term=self.term))]
         self.last_heard = now
         pulse = ToNode(Pulse(session=self.session, term=self.term, committed=self.durable))
-        missing = self._ask(now) if message.events_sent > self.received else []
+        behind = message.events_sent > self.received
+        # Events travel on a socket of their own: those that are only late come before the next.
+        missing = self._ask(now) if behind and self._behind_at == self.received else []
+        self._behind_at = self.received if behind else None
         return [pulse, *missing]
 
     def _ask(self, now: Seconds) -> list[ControllerOutput]:

@@ -102,7 +102,7 @@ class SearchProcess:
         self._thinking = self._policy.improve(view, ONE, self._rng, now)
         if self._thinking and time.monotonic() - self._told_at < PUBLISH_S:
             return
-        began = time.perf_counter()
+        began, self._told_at = time.perf_counter(), time.monotonic()
         plan = self._policy.plan(view, now)
         if plan.local_batch != self._told:
             self._tell(0, plan, time.perf_counter() - began)

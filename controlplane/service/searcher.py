@@ -136,11 +136,13 @@ class Searcher:
 
         One question at a time: what happens until its answer is here makes one more.
         """
-        if not self._ready or self._overdue(ANSWER_S):
+        if not self._ready:
             self._propose_filling()
             return
         if self._asked:
             self._again = True
+            if self._overdue(ANSWER_S):
+                self._propose_filling()
             return
         view, now = self._look()
         self._show(view)

@@ -297,16 +297,25 @@ def test_what_was_resent_is_delivered_in_order_with_what_was_held() -> None:
     assert outputs == delivered(1, 2, 3)
 
 
-def test_a_lost_tail_is_discovered_by_the_heartbeat_that_counts_it() -> None:
+def test_a_lost_tail_is_asked_for_when_a_second_heartbeat_counts_it() -> None:
     session = controller()
     session.published(events(1, 2), at(1.0))
+    beat = Heartbeat(session="2.1", events_sent=4)
+    pulse = ToNode(Pulse(session="2.1", term=Term(2), committed=0))
 
-    outputs = session.receive(Heartbeat(session="2.1", events_sent=4), at(2.0))
+    assert session.receive(beat, at(2.0)) == [pulse], "its events may be on their way"
+    assert session.receive(beat, at(3.0)) == [pulse, ToNode(ResendEvents(boot=BOOT, first=3))]
 
-    assert outputs == [
-        ToNode(Pulse(session="2.1", term=Term(2), committed=0)),
-        ToNode(ResendEvents(boot=BOOT, first=3)),
-    ]
+
+def test_events_that_a_heartbeat_overtook_are_not_asked_for() -> None:
+    session = controller()
+    session.published(events(1, 2), at(1.0))
+    pulse = ToNode(Pulse(session="2.1", term=Term(2), committed=0))
+    session.receive(Heartbeat(session="2.1", events_sent=4), at(2.0))
+
+    session.published(events(3, 4), at(2.1))
+
+    assert session.receive(Heartbeat(session="2.1", events_sent=6), at(3.0)) == [pulse]
 
 
 def test_an_agent_resends_what_is_missed() -> None:
