@@ -69,6 +69,7 @@ class ScalingAgent:
         if assignment is not None and folder is not None:
             self._channel = Channel(assignment, folder, self._member.hear)
             atexit.register(self._channel.close)
+        self._timed = -1  # version of the group whose speed is measured
         self._epoch_open = False
         self._joined = False
         self._reducer: Reducer | None = None
@@ -333,6 +334,9 @@ class ScalingAgent:
         samples = piece.cursor - standing.cursor
         standing.step = piece.step
         standing.cursor, standing.samples_done = piece.cursor, standing.samples_done + samples
+        if self._member.group.version != self._timed:
+            self._timed = self._member.group.version
+            training.speed.regroup(time.monotonic())
         training.speed.add(samples, time.monotonic())
         limit = training.rule.samples if training.rule is not None else None
         return limit is None or standing.samples_done < limit

@@ -13,7 +13,7 @@ import torch
 
 EVERY: Final = 4  # steps between measurements
 SMOOTHING: Final = 0.1  # weight of the newest
-LEAST: Final = 8  # measurements before anything is said
+LEAST: Final = 16  # measurements before anything is said
 
 
 class NoiseMeter:

@@ -12,6 +12,7 @@ from elastic.errors import MissingMetricError
 from schemas.jobs import StopRule
 
 WINDOW_S: Final = 2.0
+LEAST_S: Final = 0.5  # of a first window that is not complete
 
 
 class StopState(msgspec.Struct, kw_only=True):
@@ -85,9 +86,16 @@ class Speed:
             self._recent = self._marked_samples / elapsed
             self._mark, self._marked_samples = now, 0
 
+    def regroup(self, now: float) -> None:
+        """Another group goes on: what was measured before tells nothing of it."""
+        self._mark, self._marked_samples, self._recent = now, 0, 0.0
+
     def recent(self, now: float) -> float:
-        """Samples per second of late."""
-        return self._recent or self.of_epoch(now)[0]
+        """Samples per second of late, in the present group; 0.0 when it has only just begun."""
+        if self._recent:
+            return self._recent
+        elapsed = now - self._mark
+        return self._marked_samples / elapsed if elapsed >= LEAST_S else 0.0
 
     def of_epoch(self, now: float) -> tuple[float, float]:
         """Samples per second over the epoch so far, and its seconds."""

@@ -141,7 +141,7 @@ def summarise(jobs: list[JobSummary], console: Console, seconds: float) -> None:
             job.job,
             job.state,
             str(job.epoch),
-            str(job.rescales + job.batch_changes),
+            str(job.rescales),
             f"{job.queued_s:.1f} s",
             f"{job.running_s:.0f} s",
             f"{job.train_loss:.3f}" if job.train_loss is not None else "",

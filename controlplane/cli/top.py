@@ -163,7 +163,7 @@ def header(cluster: Cluster, search: SearchInfo) -> Text:
         "policy": cluster.policy,
         "term": cluster.term,
         "user": f"{cluster.user} ({cluster.role})",
-        "re-scales": search.rescales + search.batch_changes,
+        "re-scales": f"{search.rescales}, batches {search.batch_changes}",
     }
     if search.generations:
         facts |= {
@@ -232,7 +232,7 @@ def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
         "lr": f"{job.lr:.3g}" if job.lr is not None else "",
         "samples/s": f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
         "loss": f"{job.train_loss:.4g}" if job.train_loss is not None else "",
-        "re-scales": str(job.rescales + job.batch_changes),
+        "re-scales": str(job.rescales),
         "why": Text(job.reason, no_wrap=True, overflow="ellipsis"),
     }
 

@@ -210,6 +210,7 @@ def parked(ctx: Context, job: Job, news: Parked) -> None:
     nodes = [*_nodes(job.group), *change.told]
     job.checkpoint = ResumePoint(epoch=news.epoch, version=news.group)
     job.epoch, job.step, job.samples_done = news.epoch, news.step, news.samples_done
+    job.last_batch = job.group.global_batch if job.group else job.last_batch
     job.group, job.change, job.stage, job.losses = None, None, SETTLED, 0
     job.tries, job.mends = 0, 0
     job.parked = True

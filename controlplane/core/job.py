@@ -140,7 +140,8 @@ class Job(msgspec.Struct, kw_only=True):
     epoch_at: Seconds = Seconds(0.0)  # when the last epoch was reported
     epoch_step: int = 0  # where it ended
     noise_scale: float | None = None  # of its gradients, the last that was measured, samples
-    ran_s: float = 0.0  # with slots, up to the last order
+    noise_epochs: int = 0  # that told of the noise scale
+    last_batch: int = 0  # global, of the last group that trained
     decisions: list[Decision] = []  # every group that was ordered, and why
 
     def members(self) -> list[Member]:

@@ -9,7 +9,7 @@ import msgspec
 
 from controlplane.core import worker as workers
 from controlplane.core.context import Context
-from controlplane.core.job import KEPT_CHANGES, Job, Turn, times
+from controlplane.core.job import KEPT_CHANGES, Job, Turn
 from controlplane.core.outcome import Outcome, outcome_of
 from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
 from controlplane.policy.api import Reason
@@ -87,7 +87,6 @@ def note_version(
         numbers=reason.numbers,
         version=group.version,
     )
-    job.ran_s = times(job, ctx.now)[1]
     job.decisions = [*job.decisions[-(KEPT_CHANGES - 1) :], decision]
     info = VersionInfo(
         version=group.version,
@@ -225,6 +224,7 @@ def dismiss(ctx: Context, job: Job, outcome: str) -> list[NodeId]:
     """Take the group away; returns the nodes that must hear of it."""
     conclude_version(ctx, job, outcome)
     job.version, job.stage = Version(job.version + 1), SETTLED
+    job.last_batch = job.group.global_batch if job.group else job.last_batch
     job.group, job.change = None, None
     ctx.state.starts.pop(job.job, None)
     for worker in job.workers.values():

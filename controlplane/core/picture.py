@@ -6,7 +6,7 @@ from controlplane.core.job import HOLDING, Job, Phase
 from controlplane.core.node import Node, NodePhase
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
-from schemas.ids import JobId, Seconds, SlotId, slot_id
+from schemas.ids import JobId, SlotId, slot_id
 
 
 class Pictures:
@@ -15,7 +15,7 @@ class Pictures:
     def __init__(self, state: State) -> None:
         self._state = state
         self._jobs: dict[JobId, JobView] = {}
-        self._slots: dict[tuple[SlotId, str, bool, bool], SlotView] = {}
+        self._slots: dict[tuple[SlotId, str, bool, bool, bool], SlotView] = {}
 
     def touch(self, *jobs: JobId) -> None:
         """These may have changed."""
@@ -67,11 +67,12 @@ class Pictures:
         return slots
 
     def _slot(self, node: Node, name: SlotId, kind: str, usable: bool, leaving: bool) -> SlotView:  # noqa: FBT001
-        key = (name, kind, usable, leaving)
+        up = node.phase is NodePhase.UP
+        key = (name, kind, usable, leaving, up)
         known = self._slots.get(key)
         if known is None:
             known = self._slots[key] = SlotView(
-                slot=name, node=node.node, kind=kind, usable=usable, leaving=leaving
+                slot=name, node=node.node, kind=kind, usable=usable, leaving=leaving, up=up
             )
         return known
 
@@ -97,7 +98,7 @@ def job_view(job: Job) -> JobView:
         movable=settled or job.phase in {Phase.QUEUED, Phase.PAUSED},
         ready_at=job.ready_at,
         retry_at=job.retry_at,
-        moved_at=job.decisions[-1].time if job.decisions else Seconds(0.0),
+        moved_at=job.since,
         epoch=job.epoch,
         epoch_at=job.epoch_at,
         epoch_samples=job.epoch_samples,
@@ -105,6 +106,9 @@ def job_view(job: Job) -> JobView:
         samples_per_s=job.samples_per_s,
         stop_samples=job.stop_samples,
         noise_scale=job.noise_scale,
-        ran_s=job.ran_s if running else job.running_s,
+        noise_epochs=job.noise_epochs,
+        ran_s=job.running_s,
+        waited_s=job.queued_s,
+        last_batch=job.group.global_batch if job.group else job.last_batch,
         start_s=job.started_s,
     )

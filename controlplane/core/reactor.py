@@ -65,6 +65,7 @@ from schemas.messages.feed import Detail
 
 FORMER_BOOTS: Final = 8
 KEPT_GAINS: Final = 1000
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch's
 REALISED: Final = "speed_realised"
 SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
 
@@ -421,7 +422,11 @@ class Reactor:
         job.epoch_samples, job.epochs_stated = news.epoch_samples, news.epochs
         job.samples_per_s = news.samples_per_s
         job.train_loss, job.metrics, job.lr = news.train_loss, news.metrics, news.lr
-        job.noise_scale = _noise_scale(news) or job.noise_scale
+        noise_scale = _noise_scale(news)
+        if noise_scale is not None:  # smoothed: the first measurements of a group are rough
+            before = job.noise_scale or noise_scale
+            job.noise_scale = before * (noise_scale / before) ** NOISE_SMOOTHING
+            job.noise_epochs += 1
         job.checkpoint = ResumePoint(epoch=news.epoch, version=news.group)
         job.losses, job.tries = 0, 0
         info = EpochInfo(
@@ -436,7 +441,7 @@ class Reactor:
             slots=len(slots),
             nodes=len({node_of(slot) for slot in slots}),
             whole=whole,
-            noise_scale=job.noise_scale,
+            noise_scale=noise_scale,
         )
         job.epochs = [*job.epochs[-(jobs.KEPT_EPOCHS - 1) :], info]
         detail: Detail = {

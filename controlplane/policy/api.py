@@ -26,6 +26,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
     node: NodeId
     kind: str  # "gpu" or "cpu"
     usable: bool  # its node is up and no process is on it
+    up: bool = True  # its node is; else whoever is on it cannot hand it on
     leaving: bool = False  # its process is on its way out, and the slot was promised to nobody
 
 
@@ -45,7 +46,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     movable: bool = True  # False: it starts, changes or ends just now; a plan keeps it as it is
     ready_at: Seconds = Seconds(0.0)  # not to be started before
     retry_at: Seconds = Seconds(0.0)  # not to be changed before: the last try came to nothing
-    moved_at: Seconds = Seconds(0.0)  # when its present group was ordered
+    moved_at: Seconds = Seconds(0.0)  # since when it trains in its group, or waits
     epoch: int = 0  # finished
     epoch_at: Seconds = Seconds(0.0)  # when the last one was reported
     epoch_samples: int = 0  # ||D||
@@ -53,7 +54,10 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float = 0.0  # X_j
     stop_samples: int | None = None  # stated work since the job began; None: it depends
     noise_scale: float | None = None  # of its gradients, samples; None: it reports none
+    noise_epochs: int = 0  # that told of it
+    last_batch: int = 0  # global, of its present or last group; 0: never trained
     ran_s: float = 0.0  # with slots, up to `moved_at`
+    waited_s: float = 0.0  # without, up to `moved_at`
     start_s: float | None = None  # what its last start took; None: never started
 
 
@@ -91,6 +95,7 @@ class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     global_batch: int
     step: int
     samples_done: int
+    samples_per_s: float = 0.0  # by the worker's clock, within this group; 0: not yet
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

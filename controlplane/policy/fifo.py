@@ -14,6 +14,7 @@ from controlplane.policy.api import (
     SearchStats,
 )
 from controlplane.policy.packing import consolidate, split
+from controlplane.policy.reasons import too_large
 from schemas.ids import JobId, Seconds, SlotId
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ class Fifo:
             useful = min(len(view.slots), job.batch_size)  # a slot without a sample is wasted
             size = min(job.wanted, max(job.least, useful))
             if job.least > len(view.slots):
-                reasons[job.job] = _too_large(job, len(view.slots))
+                reasons[job.job] = too_large(job.least, len(view.slots))
             elif job.ready_at > now:
                 wake_at = min(job.ready_at, wake_at or job.ready_at)
                 reasons[job.job] = Reason("backing_off", "waits before its next try")
@@ -71,11 +72,6 @@ class Fifo:
 def _waiting(view: ClusterView) -> list[JobView]:
     waiting = [job for job in view.jobs.values() if not job.running_on and job.movable]
     return sorted(waiting, key=lambda job: job.submitted_at)  # stable: the view is in order
-
-
-def _too_large(job: JobView, slots: int) -> Reason:
-    text = f"needs {job.least} slots, the cluster has {slots}"
-    return Reason("too_large", text, {"needs": job.least, "slots": slots})
 
 
 def _waits(size: int, free: int, ahead: int) -> Reason:

@@ -42,6 +42,7 @@ def of_steps(steps: StepsReported, state: State) -> News | None:
         global_batch=steps.global_batch,
         step=steps.step,
         samples_done=steps.samples_done,
+        samples_per_s=steps.samples_per_s,
     )
 
 

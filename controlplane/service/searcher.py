@@ -33,6 +33,7 @@ Look = Callable[[], tuple[ClusterView, Seconds]]
 Propose = Callable[[Plan, SearchStats | None], None]
 ANSWER_S: Final = 1.0  # then free slots are filled without it
 HUNG_S: Final = 10.0  # then it is ended and started again
+START_S: Final = 60.0  # the same, while it starts and reads what was learnt before
 READ_BYTES: Final = 1 << 18
 RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before the next try, by failures in a row
 STEADY_S: Final = 60.0  # a life this long is no failure
@@ -155,8 +156,7 @@ class Searcher:
 
     def hear(self, news: News, now: Seconds) -> None:
         """Hand it on; what is lost while the process is away is in the history that it gets."""
-        if self._ready:
-            self._send(Heard(news=news, at=now))
+        self._send(Heard(news=news, at=now))  # behind the history, if that is still being read
 
     async def run(self) -> None:
         """Keep a process running, for ever."""
@@ -214,8 +214,9 @@ class Searcher:
             reading.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await reading
-            if self._overdue(HUNG_S):
-                raise ValueError(f"no answer for {HUNG_S:.0f} s")
+            limit_s = HUNG_S if self._ready else START_S
+            if self._overdue(limit_s):
+                raise ValueError(f"no answer for {limit_s:.0f} s")
 
     async def _bury(self) -> None:
         process, self._process = self._process, None
@@ -236,6 +237,9 @@ class Searcher:
                 self.stats = stats
                 if number in self._asked:
                     del self._asked[number]
+                    if self._late is not None:
+                        self._late.cancel()
+                        self._late = None
                 self._propose(plan, stats)
                 if self._again and not self._asked:
                     self._again = False

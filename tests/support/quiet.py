@@ -85,7 +85,7 @@ class Quiet:
         size = {"family": job.family, "slots": len(on), "nodes": nodes, "global_batch": batch}
         seen = StepsSeen(
             job=name, group=self.group[name], step=int(self.steps[name]),
-            samples_done=int(self.done[name]), **size,
+            samples_done=int(self.done[name]), samples_per_s=speed, **size,
         )  # fmt: skip
         self.policy.observe(seen, Seconds(self.now))
         epoch = int(self.done[name] // EPOCH)

@@ -9,7 +9,7 @@ import numpy as np
 from controlplane.policy.api import Reason
 from controlplane.policy.ones.genome import Candidate
 from controlplane.policy.ones.problem import Case, Problem
-from schemas.ids import Seconds, SlotId
+from schemas.ids import SlotId
 
 SHOWN = 3  # names in a sentence
 
@@ -25,17 +25,22 @@ def for_change(problem: Problem, best: Candidate, row: int, placed: Mapping[Slot
         return Reason("pause", text, numbers)
     if not was:
         return _start(case, numbers, now)
-    speedup = f"{numbers['speed_then'] / max(numbers['speed_now'], 1e-9):.2f} x the speed"
+    ratio = numbers["speed_then"] / max(numbers["speed_now"], 1e-9)
+    speedup = f"{ratio:.2f} x the speed expected"
+    batch = int(numbers["batch_then"])
+    to = _slots(now) if batch == numbers["batch_now"] else f"{_slots(now)} and batch {batch}"
     if now > was:
-        text = f"grows to {_slots(now)} ({speedup})"
+        text = f"grows to {to} ({speedup})"
         return Reason("grow", f"{text}: {_room(problem, best, row)}", numbers)
     if now < was:
         heirs = _heirs(problem, best, row)
-        text = f"gives {_slots(was - now)} {f'to {heirs}' if heirs else 'back'} ({speedup})"
+        if heirs:
+            text = f"gives {_slots(was - now)} to {heirs}, goes on with {to} ({speedup})"
+        else:
+            text = f"is better off with {to} ({speedup})"
         return Reason("shrink", text, numbers)
     if best.packed[row]:
         return Reason("pack", f"brought together on fewer nodes ({speedup})", numbers)
-    batch = int(numbers["batch_then"])
     if batch < numbers["batch_now"]:
         text = f"batch down to {batch}, its limit is {case.limit}"
     else:
@@ -70,18 +75,6 @@ def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
     if np.isfinite(least):
         numbers["least_value_of_a_slot"] = least
     return Reason("waits", f"{text}: others are worth more on them", numbers)
-
-
-def backs_off(until: Seconds, now: Seconds) -> Reason:
-    """It failed or was lost a moment ago."""
-    wait_s = until - now
-    return Reason("backing_off", f"waits {wait_s:.0f} s before its next try", {"wait_s": wait_s})
-
-
-def too_large(needs: int, slots: int) -> Reason:
-    """The cluster is too small for it."""
-    text = f"needs {needs} slots, the cluster has {slots}"
-    return Reason("too_large", text, {"needs": needs, "slots": slots})
 
 
 def _start(case: Case, numbers: dict[str, float], size: int) -> Reason:

@@ -18,7 +18,7 @@ FloatArray = npt.NDArray[np.float64]
 IntArray = npt.NDArray[np.int64]
 
 STALL_WEIGHT: Final = 2.5
-STALL_FROM_S, STALL_TO_S = 60.0, 900.0
+STALL_FROM_S, STALL_TO_S = 10.0, 900.0
 LEAST_SHARE: Final = 0.05  # of its value, that a change leaves of a job at worst
 UNKNOWN_S: Final = 60.0  # remaining time when nobody knows anything
 
@@ -62,11 +62,12 @@ def offers(
         keep_batch: whether its present size must keep its present batch.
     """
     model = knowledge.family(job.family).speed(job.batch_size)
-    noise = job.noise_scale or options.noise_scale_prior * job.batch_size
+    noise = noise_scale(job, options)
     now_slots, now_batch = len(job.running_on), sum(job.running_on.values())
     most = min(knowledge.limit(job), job.batch_limit)
-    if now_batch:
-        most = min(most, max(2 * now_batch, job.batch_size))
+    last = now_batch or job.last_batch
+    if last:
+        most = min(most, max(2 * last, job.batch_size))
     every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
     spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
     totals = _totals(job.batch_size, max(most, job.batch_size), options.batches_per_doubling)
@@ -102,6 +103,19 @@ def offers(
     )
 
 
+def noise_scale(job: JobView, options: OnesOptions) -> float:
+    """Phi, samples: what was measured, drawn towards the prior while that was little.
+
+    A first estimate may be off by several times; believed at once, it would keep a job on one
+    slot, where nothing more is measured.
+    """
+    prior = options.noise_scale_prior * job.batch_size
+    if job.noise_scale is None or not job.noise_epochs:
+        return prior
+    trust = job.noise_epochs / (job.noise_epochs + options.noise_trust)
+    return float(prior * (job.noise_scale / prior) ** trust)
+
+
 def _totals(first: int, most: int, per_doubling: int) -> FloatArray:
     """Global batches that are tried: the first one, its doublings, what lies between, the most."""
     steps = int(np.floor(per_doubling * np.log2(most / first) + 1e-9))
@@ -121,11 +135,17 @@ def kept_share(
 ) -> FloatArray:
     """C: what is left of a job's value after the change to each size; 1 without a change.
 
-    1 - 2.5 stall / clamp(T(n), 60 s, 900 s), less a margin, so that nothing is moved for nothing.
+    1 - 2.5 stall / clamp(T(n), 10 s, 900 s), less a margin, so that nothing is moved for nothing.
     """
-    left_s = np.clip(one_s / np.maximum(case_offers.gains, 1e-9), STALL_FROM_S, STALL_TO_S)
-    share = np.maximum(1.0 - STALL_WEIGHT * stall_s / left_s - margin, LEAST_SHARE)
+    left_s = one_s / np.maximum(case_offers.gains, 1e-9)
+    share = stall_share(left_s, stall_s, margin)
     return np.where(case_offers.sizes == now_slots, 1.0, share)
+
+
+def stall_share(left_s: FloatArray, stall_s: float, margin: float) -> FloatArray:
+    """What is left of a value after a stall, with so many seconds to go; shape of `left_s`."""
+    lost = STALL_WEIGHT * stall_s / np.clip(left_s, STALL_FROM_S, STALL_TO_S)
+    return np.asarray(np.maximum(1.0 - lost - margin, LEAST_SHARE))
 
 
 def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> FloatArray:
@@ -138,15 +158,28 @@ def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> Float
     return np.asarray(weight * np.power(gains, options.speedup_exponent))
 
 
-def weights(remaining: FloatArray, options: OnesOptions) -> FloatArray:
-    """(T1 + patience)^-0.55 for each job; short ones weigh more.
+def weights(
+    remaining: FloatArray, waited: FloatArray, ran: FloatArray, options: OnesOptions
+) -> FloatArray:
+    """(T1 + patience)^-0.55 for each job, times its response ratio; short ones weigh more.
 
     Unknown lengths count as half the median of the known ones. The patience is 300 s where jobs
     last hours, and never more than a quarter of their mean, so that seconds are told from minutes
     where jobs last minutes.
+
+    The response ratio 1 + waited / (ran + T1 + patience) grows without bound while a job waits, so
+    that none starves behind a stream of short ones.
+
+    Args:
+        remaining: T1, shape (J,), seconds on one slot; nan where nobody can say.
+        waited: shape (J,), seconds without slots since the submission.
+        ran: shape (J,), seconds with slots.
+        options: exponent, patience, ageing.
     """
     known = remaining[np.isfinite(remaining)]
     usual = float(np.median(known)) / 2.0 if len(known) else UNKNOWN_S
     length = np.where(np.isfinite(remaining), remaining, usual)
     patience = min(options.patience_s, float(np.mean(length)) / 4.0) if len(length) else 0.0
-    return np.asarray(np.power(np.maximum(length + patience, 1.0), -options.size_exponent))
+    short = np.power(np.maximum(length + patience, 1.0), -options.size_exponent)
+    response = 1.0 + options.ageing * waited / np.maximum(ran + length + patience, 1.0)
+    return np.asarray(short * response)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -14,7 +15,6 @@ from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from controlplane.prediction.work import remaining_samples
 from schemas.ids import JobId, Seconds
 
-WINDOW_S: Final = 0.9  # of telemetry that makes a sample
 SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
 DRIFT: Final = 0.15  # change of a mean that makes the model be fitted again
 FULL_WEIGHT: Final = 10.0  # samples after which one size counts no more
@@ -74,10 +74,12 @@ class _Progress:
     bounds: Bounds = Bounds(1, 1)
     limit: int = 0  # R
     group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
-    since: Seconds = Seconds(0.0)
     samples: int = 0
     step: int = 0
     reported_at: Seconds = Seconds(0.0)  # the last epoch or report interval that ended
+    slots: int = 0  # that it was seen on last
+    gave_back: int = 0  # slots that it had when it gave some up for nobody
+    gave_back_at: Seconds = Seconds(-1e9)
     epoch_due: bool = False  # an epoch ended since the limit was last looked at
 
 
@@ -117,7 +119,8 @@ class Knowledge:
         progress = self._job(news.job)
         progress.epoch_due, progress.reported_at = True, now
         progress.limit = max(progress.limit, news.global_batch)
-        if news.whole and news.samples_per_s > 0 and news.slots:
+        sane = math.isfinite(news.samples_per_s) and news.samples_per_s > 0
+        if news.whole and news.slots and sane:
             local = max(1, round(news.global_batch / news.slots))
             step_s = news.global_batch / news.samples_per_s
             self.family(news.family).take(news.nodes, news.slots, local, step_s)
@@ -128,17 +131,16 @@ class Knowledge:
         family.reached = max(family.reached, news.samples_done)
         progress.step = news.step
         group = (news.group, news.global_batch)
-        elapsed = now - progress.since
         trained = news.samples_done - progress.samples
-        if progress.group != group or trained < 0:
-            progress.group, progress.since, progress.samples = group, now, news.samples_done
+        again = progress.group == group
+        progress.group, progress.samples = group, news.samples_done
+        # By the worker's clock: reports that were held up arrive all at once. The first of a group
+        # may have been sent before all its members were there.
+        speed = news.samples_per_s
+        if not again or trained <= 0 or not math.isfinite(speed) or speed <= 0:
             return
-        if elapsed < WINDOW_S or not trained:
-            return
-        progress.since, progress.samples = now, news.samples_done
         local = max(1, round(news.global_batch / max(1, news.slots)))
-        step_s = news.global_batch * elapsed / trained
-        family.take(news.nodes, news.slots, local, step_s)
+        family.take(news.nodes, news.slots, local, news.global_batch / speed)
 
     def meet(self, jobs: Iterable[JobView], *, contended: bool, now: Seconds) -> None:
         """Take note of arrivals, and move the limits of jobs that reported an epoch."""
@@ -152,7 +154,12 @@ class Knowledge:
             progress.bounds = _bounds(job)
             progress.limit = max(progress.limit, job.batch_size)
             if not job.running_on:
+                progress.slots = 0
                 continue
+            slots = len(job.running_on)
+            if slots < progress.slots and not contended:
+                progress.gave_back, progress.gave_back_at = progress.slots, now
+            progress.slots = slots
             long = now - max(progress.reported_at, job.moved_at) > self._options.report_interval_s
             if long and self.warm(job):
                 progress.epoch_due, progress.reported_at = True, now
@@ -204,9 +211,24 @@ class Knowledge:
         Paper: the schedule changes when *all* running jobs have finished an epoch. Here: each job
         by itself, because one slow epoch would hold all others back.
         """
+        since = now - job.moved_at
         if job.epoch_at > job.moved_at:
-            return False
-        return now - job.moved_at < self._options.report_interval_s
+            return since < self._options.settle_s
+        return since < self._options.report_interval_s
+
+    def gate(self, job: JobView) -> Seconds:
+        """When a gated job may be moved again, if no epoch ends before."""
+        wait_s = self._options.report_interval_s
+        if job.epoch_at > job.moved_at:
+            wait_s = self._options.settle_s
+        return Seconds(job.moved_at + wait_s)
+
+    def may_have(self, job: JobView, now: Seconds) -> int | None:
+        """Slots that a job should stay below for a while, because it gave them back; None: any."""
+        progress = self._jobs.get(job.job)
+        if progress is None or now - progress.gave_back_at > self._options.report_interval_s:
+            return None
+        return progress.gave_back - 1
 
     def remaining(self, job: JobView) -> float | None:
         """Samples that a job has left; None if nothing at all is known."""

@@ -21,6 +21,9 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     mutation_rate: float = 0.1  # theta: share of a candidate's jobs that lose their slots
     warmup_steps: int = 10  # on one slot before a job may grow; the paper says "a few"
     report_interval_s: float = 30.0  # a longer epoch counts in pieces of this
+    settle_s: float = (
+        3.0  # after a change, before the next one of the same job, however short epochs
+    )
     rescale_stall_s: float = 1.0  # what a change costs a running job
     start_stall_s: float = 10.0  # what a start costs, until some were measured
     change_margin: float = 0.02  # of its value, that a change must be worth beyond its stall
@@ -28,8 +31,10 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     batches_per_doubling: int = 1  # that are tried between a job's first batch and its limit
     size_exponent: float = 0.55  # how much short jobs are preferred
     speedup_exponent: float = 0.8  # how much a further slot is worth
+    ageing: float = 1.0  # how much waiting adds to a job's weight; 0: nothing, and it may starve
     patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
     growth: float = 2.0  # times the largest size a family has run, in one change
+    noise_trust: float = 4.0  # epochs of measurement that weigh as much as the prior
     noise_scale_prior: float = 4.0  # times the job's first batch, if it reports none
     scale_down: ScaleDown = "contended"
 
@@ -44,6 +49,9 @@ def _check(options: OnesOptions) -> None:
         "patience": 0,
         "warmup_steps": 0,
         "report_interval_s": 0.1,
+        "settle_s": 0.0,
+        "ageing": 0.0,
+        "noise_trust": 0.0,
         "rescale_stall_s": 0.0,
         "start_stall_s": 0.0,
         "change_margin": 0.0,

@@ -7,13 +7,14 @@ import math
 from numpy.random import Generator
 
 from controlplane.policy.api import Budget, ClusterView, News, Plan, Reason, SearchStats
-from controlplane.policy.ones.explain import backs_off, for_change, least_worth, too_large, waits
+from controlplane.policy.ones.explain import for_change, least_worth, waits
 from controlplane.policy.ones.genome import Candidate
 from controlplane.policy.ones.knowledge import Knowledge
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Desk, Problem
 from controlplane.policy.ones.search import Search
 from controlplane.policy.packing import split
+from controlplane.policy.reasons import backs_off, too_large
 from schemas.ids import JobId, Seconds, SlotId
 
 
@@ -52,7 +53,7 @@ class Ones:
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The fittest candidate, with a reason for every job that changes or waits."""
         problem = self._face(view, now)
-        best = self._search.best
+        best = self._search.chosen
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
         if best is not None:

@@ -16,6 +16,7 @@ from controlplane.policy.ones.fitness import (
     kept_share,
     offers,
     remaining_s,
+    stall_share,
     values,
     weights,
 )
@@ -52,6 +53,7 @@ class Case:
     remaining_s: float  # T1, on one slot
     keeps: FloatArray  # c(n) for each size
     moved: float  # c of the present size on other slots
+    again: float  # what is left of its value when it is stopped and started again; 1 if it waits
     model: SpeedModel
     gated: bool
 
@@ -108,6 +110,7 @@ class Desk:
         self._widest = 1
         self._cases: dict[JobId, tuple[_Key, Case]] = {}
         self._offers: dict[tuple[object, ...], Offers] = {}
+        self._now = Seconds(0.0)
 
     def build(self, view: ClusterView, now: Seconds) -> Problem:
         """The problem that `view` poses at `now`."""
@@ -115,8 +118,10 @@ class Desk:
         movable: dict[JobId, JobView] = {}
         backing_off: dict[JobId, Seconds] = {}
         kept: dict[JobId, dict[SlotId, int]] = {}
+        up = {slot.slot for slot in view.slots if slot.up}
         for name, job in view.jobs.items():
-            if job.running_on and (not job.movable or job.retry_at > now):
+            stuck = not job.movable or job.retry_at > now or not job.running_on.keys() <= up
+            if job.running_on and stuck:  # slots of a node that is away can be handed to nobody
                 kept[name] = dict(job.running_on)
             elif job.movable and not job.running_on and job.ready_at > now:
                 backing_off[name] = job.ready_at
@@ -134,6 +139,7 @@ class Desk:
         contended = any(not j.running_on and n not in too_large for n, j in movable.items())
         self._knowledge.meet(view.jobs.values(), contended=contended, now=now)
         idle = len(free_now) + len(free_soon)
+        self._now = now
         room = _Room(capacity=len(mine) + idle, idle=idle, contended=contended, now=now)
         cases = [self._case(job, room) for name, job in movable.items() if name not in too_large]
         if len(self._cases) > 2 * len(view.jobs) + 100:
@@ -149,11 +155,7 @@ class Desk:
             free_now=tuple(free_now),
             free_soon=tuple(free_soon),
             backing_off=backing_off,
-            gates=tuple(
-                Seconds(case.job.moved_at + self._options.report_interval_s)
-                for case in cases
-                if case.gated
-            ),
+            gates=tuple(self._knowledge.gate(case.job) for case in cases if case.gated),
             too_large=too_large,
         )
 
@@ -181,6 +183,9 @@ class Desk:
         most = min(job.most, room.capacity)
         if gated:  # it may grow onto idle slots, and make room for one that waits
             most = min(most, size + (0 if room.contended else room.idle))
+        tried = knowledge.may_have(job, room.now)
+        if tried is not None:
+            most = min(most, max(size, tried))
         key = (
             family.edition, limit, warm, gated, samples, most,
             gated and room.contended, family.largest,
@@ -212,6 +217,7 @@ class Desk:
             remaining_s=one_s,
             keeps=self._keeps(job, offered, one_s, size),
             moved=self._moved(offered, one_s, size),
+            again=self._again(job, one_s),
             model=model,
             gated=gated,
         )
@@ -224,7 +230,8 @@ class Desk:
         """The same for all jobs of a family that stand alike."""
         key = (
             job.family, known, job.batch_size, job.batch_limit, job.local_limit, job.noise_scale,
-            len(job.running_on), sum(job.running_on.values()), sizes.tobytes(), nodes.tobytes(),
+            job.noise_epochs, job.last_batch, len(job.running_on), sum(job.running_on.values()),
+            sizes.tobytes(), nodes.tobytes(),
         )  # fmt: skip
         found = self._offers.get(key)
         if found is None:
@@ -241,7 +248,7 @@ class Desk:
             return np.ones(len(known.sizes))
         stall = self._options.rescale_stall_s
         if not size:
-            stall = job.start_s if job.start_s is not None else self._options.start_stall_s
+            stall = self._start_stall(job)
         length = one_s if np.isfinite(one_s) else 0.0
         return kept_share(known, length, stall, self._options.change_margin, size)
 
@@ -254,6 +261,19 @@ class Desk:
         share = kept_share(known, length, options.rescale_stall_s, options.change_margin, 0)
         return float(share[np.searchsorted(known.sizes, size)])
 
+    def _again(self, job: JobView, one_s: float) -> float:
+        if not job.running_on:
+            return 1.0
+        length = one_s if np.isfinite(one_s) else 0.0
+        share = stall_share(np.array([length]), self._start_stall(job), self._options.change_margin)
+        return float(share[0])
+
+    def _start_stall(self, job: JobView) -> float:
+        return job.start_s if job.start_s is not None else self._options.start_stall_s
+
+    def _waited(self, job: JobView) -> float:
+        return job.waited_s + (0.0 if job.running_on else max(0.0, self._now - job.moved_at))
+
     def _sizes(self, job: JobView, least: int, most: int) -> IntArray:
         """What a job may have now: up to 4 or a node's width, then whole nodes, and what it has."""
         widest = self._widest
@@ -263,7 +283,12 @@ class Desk:
 
     def _tabulated(self, cases: list[Case], **rest: Any) -> Problem:
         options = self._options
-        weight = weights(np.array([case.remaining_s for case in cases], dtype=np.float64), options)
+        weight = weights(
+            np.array([case.remaining_s for case in cases], dtype=np.float64),
+            np.array([self._waited(case.job) for case in cases], dtype=np.float64),
+            np.array([case.job.ran_s for case in cases], dtype=np.float64),
+            options,
+        )
         levels = 1 + max((len(case.offers.sizes) for case in cases), default=0)
         sizes = np.zeros((len(cases), levels), dtype=np.int64)
         gains = np.full((len(cases), levels), -1.0)
@@ -274,7 +299,10 @@ class Desk:
         worth = values(np.maximum(gains, 0.0), weight[:, None], options)
         worth[gains < 0] = -np.inf
         gated = np.array([case.gated for case in cases], dtype=np.bool_)
-        worth[:, 0] = np.where(gated, -np.inf, 0.0)  # they may make room, but are not stopped
+        # To stop costs what it will take to start again; gated ones make room, but are not stopped.
+        again = np.array([case.again for case in cases], dtype=np.float64)
+        stopped = weight * (np.power(again, options.speedup_exponent) - 1.0)
+        worth[:, 0] = np.where(gated, -np.inf, stopped)
         return Problem(
             cases=tuple(cases),
             sizes=sizes,

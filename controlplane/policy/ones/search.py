@@ -21,6 +21,7 @@ from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId
 
+UNHURRIED = 2  # generations before a running job may be stopped
 BETTER = 1e-9  # relative: less is no progress
 NEWS = 0.02  # relative change of some worth that makes it worth while to search again
 
@@ -43,6 +44,7 @@ class Search:
         self.population: list[Candidate] = []
         self.incumbent: Candidate | None = None
         self.generations = 0
+        self._faced_at = 0  # generation
         self._idle_generations = 0
         self._former: list[dict[JobId, _Gene]] = []  # of the last problem, not yet renewed
         self._children: list[Candidate | None] = []  # of the generation that is not complete
@@ -52,6 +54,19 @@ class Search:
     def best(self) -> Candidate | None:
         """The fittest; among equals the one that changes least."""
         return self.population[0] if self.population else None
+
+    @property
+    def chosen(self) -> Candidate | None:
+        """What to do now: the fittest, but nobody is stopped before a little thought was given.
+
+        The first answer comes from few candidates; a better one often finds room for all.
+        """
+        hurried = self.generations - self._faced_at < UNHURRIED and not self.resting
+        if hurried and self._problem is not None:
+            running = self._problem.present > 0
+            gentle = (c for c in self.population if not (running & (c.levels == 0)).any())
+            return next(gentle, self.best)
+        return self.best
 
     @property
     def resting(self) -> bool:
@@ -65,6 +80,7 @@ class Search:
         calm = self.resting and self._searched is not None and _alike(self._searched, problem)
         self._problem, self._idle_generations = problem, self._options.patience if calm else 0
         self._searched = self._searched if calm else problem
+        self._faced_at = self.generations
         none = np.zeros(len(problem.cases), dtype=np.bool_)
         self.incumbent = score(problem, problem.present, none)
         seeds = [

@@ -141,10 +141,10 @@ def watched(client: Any) -> Watch:
 
 def test_the_picture_shows_the_cluster_its_jobs_and_its_slots() -> None:
     assert shown(picture(LOOK, 130)) == [
-        "ones 1.2   policy fifo   term 3   user ann (user)   re-scales 0",
+        "ones 1.2   policy fifo   term 3   user ann (user)   re-scales 0, batches 0",
         "job  state    progress          %    slots  batch    lr  samples/s    loss  re-scales  why",
         "─" * 114,
-        "a-1  running  ━━━━━━━━          50%      2     64  0.01       1088  0.5481          3  trains on 2 slots, batch 64",
+        "a-1  running  ━━━━━━━━          50%      2     64  0.01       1088  0.5481          2  trains on 2 slots, batch 64",
         "b-2  queued                     0%                  0.1                             0  waits for 1 slot, 0 free",
         "n1 ██ ██   n2 lost ▒▒ ░░",
     ]  # fmt: skip
@@ -187,7 +187,7 @@ def test_the_header_tells_how_the_search_stands() -> None:
     told = header(CLUSTER, search).plain.split("   ")
 
     assert told[4:] == [
-        "re-scales 9",
+        "re-scales 7, batches 2",
         "generations 120",
         "fitness 1.5 (mean 1.25)",
         "decision 2.5 ms",

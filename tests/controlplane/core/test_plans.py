@@ -1034,7 +1034,7 @@ def test_a_view_has_the_times_of_a_job() -> None:
     assert (seen.moved_at, seen.ran_s) == (130.0, 20.0)
 
 
-def test_a_job_ran_with_slots_up_to_the_order_of_its_present_group() -> None:
+def test_a_job_ran_with_slots_up_to_the_moment_that_its_group_trains() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a")
     controller.now = 1010.0
@@ -1045,7 +1045,7 @@ def test_a_job_ran_with_slots_up_to_the_order_of_its_present_group() -> None:
 
     seen = controller.view().jobs[A]
 
-    assert (seen.moved_at, seen.ran_s) == (1010.0, 0.0)
+    assert (seen.moved_at, seen.ran_s, seen.waited_s) == (1013.0, 3.0, 10.0)
 
 
 def test_the_history_of_plans_gives_the_same_state_again() -> None:

@@ -103,7 +103,7 @@ def test_telemetry_teaches_while_its_group_is_in_force() -> None:
 
     assert news.of_steps(steps(A), controller.state) == StepsSeen(
         job=A, family="ann/f", group=1, slots=2, nodes=2, global_batch=BATCH, step=7,
-        samples_done=7 * BATCH,
+        samples_done=7 * BATCH, samples_per_s=500.0,
     )  # fmt: skip
 
 

@@ -82,10 +82,25 @@ def test_a_family_that_never_ran_gains_by_the_prior() -> None:
 def test_a_larger_batch_is_offered_where_noise_makes_it_worth_while() -> None:
     steps = (measured(1, 64, 0.1), measured(1, 128, 0.11))
 
-    noisy = offered(a_job(noise_scale=1e6), *steps, limit=128)
-    quiet = offered(a_job(noise_scale=1.0), *steps, limit=128)
+    noisy = offered(a_job(noise_scale=1e6, noise_epochs=1000), *steps, limit=128)
+    quiet = offered(a_job(noise_scale=1.0, noise_epochs=1000), *steps, limit=128)
 
     assert (noisy.batches[0], quiet.batches[0]) == (128, 64)
+
+
+@pytest.mark.parametrize(("epochs", "phi"), [(0, 256.0), (4, 64.0), (12, 32.0)])
+def test_a_noise_scale_is_believed_as_it_is_measured_more_often(epochs: int, phi: float) -> None:
+    seen = offered(a_job(noise_scale=16.0, noise_epochs=epochs))  # the prior is 256
+
+    assert seen.noise_scale == pytest.approx(phi)
+
+
+def test_a_job_that_resumes_has_at_most_twice_its_last_batch() -> None:
+    steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
+    noisy = {"noise_scale": 1e9, "noise_epochs": 1000}
+
+    assert offered(a_job(last_batch=64, **noisy), *steady, limit=256).batches[0] == 128
+    assert offered(a_job(**noisy), *steady, limit=256).batches[0] == 256
 
 
 def test_without_a_noise_scale_it_is_a_few_times_the_first_batch() -> None:
@@ -150,11 +165,11 @@ def share(one_s: float, stall_s: float, now_slots: int) -> FloatArray:
     ("one_s", "stall_s", "left"),
     [
         (600.0, 10.0, [1.0, 1 - 25 / 300 - 0.02]),
-        (80.0, 1.0, [1.0, 1 - 2.5 / 60 - 0.02]),
+        (8.0, 1.0, [1.0, 1 - 2.5 / 10 - 0.02]),
         (1e6, 30.0, [1.0, 1 - 75 / 900 - 0.02]),
         (80.0, 1000.0, [1.0, 0.05]),
     ],
-    ids=["a stall of what is left", "at least a minute", "at most 15", "never nothing"],
+    ids=["a stall of what is left", "at least ten seconds", "at most 15", "never nothing"],
 )
 def test_a_change_costs_its_stall_and_a_margin(
     one_s: float, stall_s: float, left: list[float]
@@ -175,21 +190,41 @@ def test_the_worth_of_a_size_is_its_weight_times_its_gain_to_the_power_of_four_f
     assert worth.tolist() == [[0.5, pytest.approx(0.5 * 1.8**0.8), 0.0]]
 
 
+def weighed(
+    *remaining: float, waited: tuple[float, ...] = (), ran: tuple[float, ...] = ()
+) -> FloatArray:
+    none = (0.0,) * len(remaining)
+    times = (np.array(times or none) for times in (remaining, waited, ran))
+    return weights(*times, OPTIONS)
+
+
+def test_who_waited_weighs_more_by_the_response_ratio() -> None:
+    weight = weighed(100.0, 100.0, 100.0, waited=(0.0, 125.0, 1250.0), ran=(0.0, 0.0, 1125.0))
+
+    assert (weight / weight[0]).tolist() == pytest.approx([1.0, 2.0, 2.0])
+
+
+def test_no_stream_of_short_jobs_outweighs_one_that_waits_for_ever() -> None:
+    weight = weighed(10_000.0, 1.0, waited=(1e7, 0.0))
+
+    assert weight[0] > 10 * weight[1]
+
+
 def test_short_jobs_weigh_more() -> None:
     # the mean is 10000 s, so that the patience is all of its 300 s
-    weight = weights(np.array([100.0, 9900.0, 20000.0]), OPTIONS)
+    weight = weighed(100.0, 9900.0, 20000.0)
 
     assert weight.tolist() == pytest.approx([400**-0.55, 10200**-0.55, 20300**-0.55])
 
 
 def test_patience_is_at_most_a_quarter_of_the_mean() -> None:
-    weight = weights(np.array([20.0, 60.0]), OPTIONS)  # 40 s / 4
+    weight = weighed(20.0, 60.0)  # 40 s / 4
 
     assert weight.tolist() == pytest.approx([30**-0.55, 70**-0.55])
 
 
 def test_an_unknown_length_counts_as_half_the_median_of_the_known() -> None:
-    weight = weights(np.array([math.nan, 400.0, 1200.0]), OPTIONS)  # 400 s; mean 2000 / 3
+    weight = weighed(math.nan, 400.0, 1200.0)  # 400 s; mean 2000 / 3
 
     patience = 2000 / 12
     assert weight.tolist() == pytest.approx(
@@ -198,11 +233,9 @@ def test_an_unknown_length_counts_as_half_the_median_of_the_known() -> None:
 
 
 def test_where_no_length_is_known_all_weigh_the_same() -> None:
-    assert weights(np.array([math.nan, math.nan]), OPTIONS).tolist() == pytest.approx(
-        [75**-0.55] * 2
-    )
-    assert weights(np.array([]), OPTIONS).tolist() == []
+    assert weighed(math.nan, math.nan).tolist() == pytest.approx([75**-0.55] * 2)
+    assert weighed().tolist() == []
 
 
 def test_a_job_with_nothing_left_has_a_finite_weight() -> None:
-    assert weights(np.array([0.0]), OPTIONS).tolist() == [1.0]
+    assert weighed(0.0).tolist() == [1.0]

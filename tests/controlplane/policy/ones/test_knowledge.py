@@ -29,7 +29,7 @@ def epoch(job: JobId = A, **changes: Any) -> EpochSeen:
 def steps(step: int, job: JobId = A, **changes: Any) -> StepsSeen:
     seen = StepsSeen(
         job=job, family="f", group=1, slots=1, nodes=1, global_batch=64, step=step,
-        samples_done=64 * step,
+        samples_done=64 * step, samples_per_s=320.0,
     )  # fmt: skip
     return msgspec.structs.replace(seen, **changes)
 
@@ -69,19 +69,24 @@ def test_an_epoch_that_tells_nothing_of_one_size_is_none(changes: dict[str, Any]
     assert sizes(knowing((1.0, epoch(**changes)))) == {}
 
 
-def test_nearly_a_second_of_telemetry_is_a_measurement_and_less_is_none() -> None:
-    knowledge = knowing((10.0, steps(0)), (10.5, steps(2)), (10.8, steps(4)))
+def test_the_second_report_of_a_group_is_a_measurement_by_the_workers_clock() -> None:
+    knowledge = knowing((10.0, steps(2)))
     assert sizes(knowledge) == {}
 
-    knowledge.observe(steps(5), Seconds(11.0))
+    knowledge.observe(steps(4, samples_per_s=320.0), Seconds(10.01))  # held up, or early
 
     assert sizes(knowledge) == {(1, 1, 64): 0.2}
 
 
 @pytest.mark.parametrize(
-    "other", [{"group": 2}, {"global_batch": 128}, {"samples_done": 3}], ids=lambda c: next(iter(c))
-)
-def test_a_window_begins_anew_with_another_group_or_batch_or_a_step_back(
+    "other",
+    [
+        {"group": 2}, {"global_batch": 128}, {"samples_done": 3}, {"samples_per_s": 0.0},
+        {"samples_per_s": float("inf")}, {"samples_per_s": float("nan")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_report_of_another_group_or_of_no_progress_or_speed_measures_nothing(
     other: dict[str, Any],
 ) -> None:
     knowledge = knowing((10.0, steps(0, samples_done=5)), (13.0, steps(5, **other)))
@@ -89,10 +94,8 @@ def test_a_window_begins_anew_with_another_group_or_batch_or_a_step_back(
     assert sizes(knowledge) == {}
 
 
-def test_telemetry_of_a_job_that_stands_still_is_no_measurement_until_it_moves() -> None:
-    knowledge = knowing((10.0, steps(3)), (20.0, steps(3)), (30.0, steps(13)))
-
-    assert sizes(knowledge) == {(1, 1, 64): 2.0}
+def test_an_epoch_without_a_finite_speed_measures_nothing() -> None:
+    assert sizes(knowing((1.0, epoch(samples_per_s=float("inf"))))) == {}
 
 
 def test_a_newer_measurement_of_one_size_counts_for_three_tenths() -> None:
