@@ -159,19 +159,24 @@ def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> Float
 
 
 def weights(
-    remaining: FloatArray, waited: FloatArray, ran: FloatArray, options: OnesOptions
+    remaining: FloatArray,
+    gains: FloatArray,
+    waited: FloatArray,
+    ran: FloatArray,
+    options: OnesOptions,
 ) -> FloatArray:
-    """(T1 + patience)^-0.55 for each job, times its response ratio; short ones weigh more.
+    """(T1 + patience)^-0.55 for each job, times its response ratio^2; short ones weigh more.
 
     Unknown lengths count as half the median of the known ones. The patience is 300 s where jobs
     last hours, and never more than a quarter of their mean, so that seconds are told from minutes
     where jobs last minutes.
 
-    The response ratio 1 + waited / (ran + T1 + patience) grows without bound while a job waits, so
-    that none starves behind a stream of short ones.
+    The response ratio 1 + waited / (ran + T + patience), with T at the least size that a job may
+    have, grows without bound while it waits, so that none starves behind a stream of short ones.
 
     Args:
         remaining: T1, shape (J,), seconds on one slot; nan where nobody can say.
+        gains: x, shape (J,), of the least size of each job.
         waited: shape (J,), seconds without slots since the submission.
         ran: shape (J,), seconds with slots.
         options: exponent, patience, ageing.
@@ -181,5 +186,6 @@ def weights(
     length = np.where(np.isfinite(remaining), remaining, usual)
     patience = min(options.patience_s, float(np.mean(length)) / 4.0) if len(length) else 0.0
     short = np.power(np.maximum(length + patience, 1.0), -options.size_exponent)
-    response = 1.0 + options.ageing * waited / np.maximum(ran + length + patience, 1.0)
-    return np.asarray(short * response)
+    service = ran + length / np.maximum(gains, 1e-9) + patience
+    response = 1.0 + waited / np.maximum(service, 1.0)
+    return np.asarray(short * np.power(response, options.ageing))

@@ -16,6 +16,7 @@ from controlplane.prediction.work import remaining_samples
 from schemas.ids import JobId, Seconds
 
 SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
+LONGEST_S: Final = 1e7  # of a step that anybody waits for
 DRIFT: Final = 0.15  # change of a mean that makes the model be fitted again
 FULL_WEIGHT: Final = 10.0  # samples after which one size counts no more
 KEPT_RELATIVES: Final = 200
@@ -42,6 +43,8 @@ class Family:
 
     def take(self, nodes: int, slots: int, local_batch: int, step_s: float) -> None:
         """One more measurement; the model is fitted again when it tells something new."""
+        if not 0.0 < step_s < LONGEST_S:
+            return
         self.largest = max(self.largest, slots)
         mean = self.means.get((nodes, slots, local_batch))
         if mean is None:

@@ -31,7 +31,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     batches_per_doubling: int = 1  # that are tried between a job's first batch and its limit
     size_exponent: float = 0.55  # how much short jobs are preferred
     speedup_exponent: float = 0.8  # how much a further slot is worth
-    ageing: float = 1.0  # how much waiting adds to a job's weight; 0: nothing, and it may starve
+    ageing: float = 2.0  # exponent of the response ratio in a job's weight; 0: it may starve
     patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
     growth: float = 2.0  # times the largest size a family has run, in one change
     noise_trust: float = 4.0  # epochs of measurement that weigh as much as the prior

@@ -285,6 +285,7 @@ class Desk:
         options = self._options
         weight = weights(
             np.array([case.remaining_s for case in cases], dtype=np.float64),
+            np.array([case.offers.gains[0] for case in cases], dtype=np.float64),
             np.array([self._waited(case.job) for case in cases], dtype=np.float64),
             np.array([case.job.ran_s for case in cases], dtype=np.float64),
             options,

@@ -194,14 +194,14 @@ def weighed(
     *remaining: float, waited: tuple[float, ...] = (), ran: tuple[float, ...] = ()
 ) -> FloatArray:
     none = (0.0,) * len(remaining)
-    times = (np.array(times or none) for times in (remaining, waited, ran))
-    return weights(*times, OPTIONS)
+    length, idle, busy = (np.array(times or none) for times in (remaining, waited, ran))
+    return weights(length, np.ones(len(remaining)), idle, busy, OPTIONS)
 
 
 def test_who_waited_weighs_more_by_the_response_ratio() -> None:
     weight = weighed(100.0, 100.0, 100.0, waited=(0.0, 125.0, 1250.0), ran=(0.0, 0.0, 1125.0))
 
-    assert (weight / weight[0]).tolist() == pytest.approx([1.0, 2.0, 2.0])
+    assert (weight / weight[0]).tolist() == pytest.approx([1.0, 4.0, 4.0])
 
 
 def test_no_stream_of_short_jobs_outweighs_one_that_waits_for_ever() -> None:
