@@ -202,21 +202,15 @@ class Searcher:
         stream = process.stdout
         if stream is None:
             return b""
-        while True:
-            reading = asyncio.ensure_future(stream.read(READ_BYTES))
-            try:
-                done, _ = await asyncio.wait([reading], timeout=ANSWER_S)
-            except asyncio.CancelledError:
-                reading.cancel()
-                raise
-            if done:
-                return reading.result()
+        reading = asyncio.ensure_future(stream.read(READ_BYTES))
+        try:
+            while not (await asyncio.wait([reading], timeout=ANSWER_S))[0]:
+                limit_s = HUNG_S if self._ready else START_S
+                if self._overdue(limit_s):
+                    raise ValueError(f"no answer for {limit_s:.0f} s")
+            return reading.result()
+        finally:
             reading.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await reading
-            limit_s = HUNG_S if self._ready else START_S
-            if self._overdue(limit_s):
-                raise ValueError(f"no answer for {limit_s:.0f} s")
 
     async def _bury(self) -> None:
         process, self._process = self._process, None

@@ -139,6 +139,52 @@ def test_a_job_that_nobody_may_move_is_kept_and_its_slots_are_not_in_play() -> N
     assert (problem.capacity, problem.free_now) == (2, (2, 3))
 
 
+def test_a_job_with_a_worker_on_a_node_that_is_away_is_kept() -> None:
+    away = [msgspec.structs.replace(slot_view(T0, usable=False), up=False)]
+    spread = a_job(on=(S0, T0), epoch=1)
+
+    problem = problem_of(view_of([*row_of(1), *away], spread, a_job(B)))
+
+    assert (problem.kept, problem.capacity) == ({A: spread.running_on}, 0)
+
+
+def test_a_job_on_a_slot_that_its_node_offers_no_more_is_kept() -> None:
+    ghost = a_job(on=(S0, EIGHT[7]), epoch=1)
+
+    assert problem_of(view_of(row_of(2), ghost)).kept == {A: ghost.running_on}
+
+
+def test_the_gate_opens_a_moment_after_an_epoch_however_short_that_is() -> None:
+    moved = a_job(on=(S0,), epoch=3, epoch_at=Seconds(99.9), moved_at=Seconds(98.0))
+    view = view_of(row_of(1), moved)
+
+    problem = problem_of(view, now=Seconds(100.0))
+
+    assert (problem.cases[0].gated, problem.gates) == (True, (101.0,))
+    assert not problem_of(view, now=Seconds(101.0)).cases[0].gated
+
+
+def test_slots_that_were_given_back_for_nobody_are_not_taken_again_for_a_while() -> None:
+    knowledge, desk = desk_of()
+    before = view_of(row_of(4), a_job(on=(S0, S1), epoch=1))
+    after = view_of(row_of(4), a_job(on=(S0,), epoch=1), version=2)
+
+    desk.build(before, Seconds(50.0))
+
+    assert choices(desk.build(after, Seconds(60.0))) == [0, 1]
+    assert choices(desk.build(after, Seconds(90.1))) == [0, 1, 2]
+    assert knowledge.may_have(before.jobs[A], Seconds(90.1)) is None
+
+
+def test_to_stop_a_job_costs_what_starting_it_again_will_take() -> None:
+    job = a_job(on=(S0,), epoch=1, start_s=6.0, stop_samples=90_000, batch_limit=64)
+
+    problem = problem_of(view_of(row_of(1), job), news=[(1.0, ran_on(1))])
+
+    left = 1.0 - 15 / 900 - 0.02
+    assert problem.worth[0, 0] == pytest.approx(problem.weight[0] * (left**0.8 - 1.0))
+
+
 def test_a_job_that_backs_off_is_out_of_play_until_then() -> None:
     job = a_job(ready_at=Seconds(104.0))
 

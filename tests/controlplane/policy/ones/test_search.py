@@ -106,6 +106,23 @@ def test_a_schedule_in_force_that_nothing_beats_stays() -> None:
     assert search.best.levels.tolist() == [1]
 
 
+def test_nobody_is_stopped_before_a_little_thought_was_given() -> None:
+    """A short job arrives where a long one has the only slot."""
+    long = msgspec.structs.replace(a_job(A, S0), stop_samples=10**9)
+    short = msgspec.structs.replace(a_job(B), stop_samples=64, epoch=0)
+    measured = (1.0, EpochSeen(job=B, family="", slots=1, nodes=1, global_batch=64,
+                               samples_per_s=640.0, whole=True))  # fmt: skip
+    search = facing(problem_of(view_of(row_of(1), long, short), news=[measured]))
+    at_once = search.chosen
+
+    search.evolve(default_rng(0))
+    search.evolve(default_rng(1))
+
+    assert at_once is not None
+    assert search.chosen is not None
+    assert (at_once.levels.tolist(), search.chosen.levels.tolist()) == ([1, 0], [0, 1])
+
+
 def test_a_search_rests_after_so_many_generations_without_progress() -> None:
     search, rng = facing(crowded()), default_rng(0)
     while not search.resting:
