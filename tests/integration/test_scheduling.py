@@ -112,10 +112,10 @@ def slots_had_one_owner(cluster: Cluster) -> bool:
 def test_jobs_grow_make_room_and_finish(start: Callable[..., Cluster]) -> None:
     cluster = start()
 
-    first = submit(cluster, 30)
+    first = submit(cluster, 18)
     grown = cluster.until(first, lambda shown: shown["slots"] >= 3)
-    others = [submit(cluster, 12) for _ in range(4)]
-    decisions = check_all_done(cluster, others, 12) + check_all_done(cluster, [first], 30)
+    others = [submit(cluster, 8) for _ in range(4)]
+    decisions = check_all_done(cluster, others, 8) + check_all_done(cluster, [first], 18)
 
     assert grown["rescales"] >= 1
     codes = Counter(decision["code"] for decision in decisions)
@@ -152,14 +152,14 @@ def test_a_job_that_waits_says_what_it_waits_for(start: Callable[..., Cluster]) 
 
 def test_the_death_of_the_search_costs_nothing(start: Callable[..., Cluster]) -> None:
     cluster = start()
-    jobs = [submit(cluster, 25)]
+    jobs = [submit(cluster, 14)]
     cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
     dead = search_process(cluster)
 
     kill(dead)
-    jobs += [submit(cluster, 25), submit(cluster, 25)]
+    jobs += [submit(cluster, 14), submit(cluster, 14)]
     kill(_another(cluster, dead))
-    decisions = check_all_done(cluster, jobs, 25)
+    decisions = check_all_done(cluster, jobs, 14)
 
     assert any(decision["code"] == "grow" for decision in decisions)
     assert "search process ended" in (cluster.home / "logs" / "controller.log").read_text()
@@ -179,9 +179,9 @@ def test_a_search_that_hangs_leaves_no_slot_idle(start: Callable[..., Cluster]) 
 @pytest.mark.parametrize("victim", ["controller", "agents"])
 def test_a_death_during_rescales_loses_nothing(start: Callable[..., Cluster], victim: str) -> None:
     cluster = start()
-    jobs = [submit(cluster, 30)]
+    jobs = [submit(cluster, 18)]
     cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
-    jobs += [submit(cluster, 30), submit(cluster, 30)]
+    jobs += [submit(cluster, 18), submit(cluster, 18)]
     for _ in range(3):
         cluster.until(jobs[0], lambda shown: shown["state"] in {"rescaling", "succeeded"})
         pids = cluster.up()[victim]
@@ -190,12 +190,12 @@ def test_a_death_during_rescales_loses_nothing(start: Callable[..., Cluster], vi
             await_gone(pid)
         cluster.up()
 
-    check_all_done(cluster, jobs, 30)
+    check_all_done(cluster, jobs, 18)
 
 
 def test_jobs_whose_workers_on_a_node_die_go_on(start: Callable[..., Cluster]) -> None:
     cluster = start(slots=2, agents=2)
-    jobs = [submit(cluster, 40), submit(cluster, 40)]
+    jobs = [submit(cluster, 18), submit(cluster, 18)]
     for job in jobs:
         cluster.until(job, lambda shown: shown["slots"] >= 2)
     here = cluster.show(jobs[0])["workers"][0]
@@ -204,7 +204,7 @@ def test_jobs_whose_workers_on_a_node_die_go_on(start: Callable[..., Cluster]) -
         if worker["node"] == here["node"] and worker["pid"]:
             os.kill(worker["pid"], signal.SIGKILL)
 
-    check_all_done(cluster, jobs, 40)
+    check_all_done(cluster, jobs, 18)
 
 
 def _another(cluster: Cluster, dead: int) -> int:
