@@ -6,7 +6,7 @@ job. Here only jobs that change are placed, aligned to nodes.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 
 import numpy as np
 import numpy.typing as npt
@@ -79,39 +79,40 @@ def span_factor(problem: Problem, row: int, slots: tuple[int, ...], packed: bool
 
 
 class _Free:
-    """Slots that a candidate may give out, by node."""
+    """Slots that a candidate may give out, by node; those that nobody has to leave first apart."""
 
     def __init__(self, problem: Problem) -> None:
-        self._node_of = problem.node_of
-        self._by_node: defaultdict[int, list[int]] = defaultdict(list)
-        self._early = set(problem.free_now)  # nobody has to leave them first
-        self.give(problem.free_now)
+        self._node_of = problem.node_of.tolist()
+        self._early: dict[int, list[int]] = {}
+        self._late: dict[int, list[int]] = {}
+        self._early_left = len(problem.free_now)
+        for slot in problem.free_now:
+            self._early.setdefault(self._node_of[slot], []).append(slot)
         self.give(problem.free_soon)
 
     def give(self, slots: tuple[int, ...] | list[int]) -> None:
         """Somebody leaves these."""
         for slot in slots:
-            self._by_node[int(self._node_of[slot])].append(slot)
+            self._late.setdefault(self._node_of[slot], []).append(slot)
 
     def start(self, many: int) -> list[int] | None:
         """Slots for a job that has none: a start has to wait for slots that are still left."""
-        if len(self._early) < many:
+        if self._early_left < many:
             return self.take(many, ())
-        late = {n: [s for s in slots if s not in self._early] for n, slots in self._by_node.items()}
-        for node, slots in self._by_node.items():
-            self._by_node[node] = [slot for slot in slots if slot in self._early]
-        taken = self.take(many, ())
-        for slots in late.values():
-            self.give(slots)
+        taken: list[int] = []
+        while len(taken) < many:
+            node = _best_fit({n: len(slots) for n, slots in self._early.items()}, many - len(taken))
+            taken += self._from(node, many - len(taken))
         return taken
 
     def pack(self, many: int, own: tuple[int, ...]) -> list[int] | None:
         """Slots close together for a job that has `own`, of which it keeps what it can."""
-        here = Counter(int(self._node_of[slot]) for slot in own)
+        here = Counter(self._node_of[slot] for slot in own)
         for node in here:  # its own are taken first
-            mine = [slot for slot in own if int(self._node_of[slot]) == node]
-            self._by_node[node] = [*mine, *self._by_node[node]]
-        rooms = {node: len(slots) for node, slots in self._by_node.items() if slots}
+            mine = [slot for slot in own if self._node_of[slot] == node]
+            self._early[node] = [*mine, *self._early.get(node, [])]
+        self._early_left += len(own)
+        rooms = {node: len(self._early[node]) + len(self._late.get(node, ())) for node in here}
         fitting = [node for node in here if rooms[node] >= many]
         if fitting:
             return self._from(max(fitting, key=lambda node: (here[node], -node)), many)
@@ -120,27 +121,42 @@ class _Free:
     def take(self, many: int, have: tuple[int, ...]) -> list[int] | None:
         """`many` slots close to `have`; None if there are not so many."""
         taken: list[int] = []
-        here = Counter(int(self._node_of[slot]) for slot in have)
+        here = Counter(self._node_of[slot] for slot in have)
         for node, _ in here.most_common():
             taken += self._from(node, many - len(taken))
         while len(taken) < many:
-            need = many - len(taken)
-            open_ = {node: len(slots) for node, slots in self._by_node.items() if slots}
-            if not open_:
+            rooms = {node: len(slots) for node, slots in self._early.items()}
+            for node, slots in self._late.items():
+                rooms[node] = rooms.get(node, 0) + len(slots)
+            if not rooms:
                 return None
-            fitting = [node for node, room in open_.items() if room >= need]
-            if fitting:
-                node = min(fitting, key=lambda n: (open_[n], n))
-            else:
-                node = max(open_, key=lambda n: (open_[n], -n))
-            taken += self._from(node, need)
+            need = many - len(taken)
+            taken += self._from(_best_fit(rooms, need), need)
         return taken
 
     def _from(self, node: int, many: int) -> list[int]:
-        slots = self._by_node[node]
-        taken, self._by_node[node] = slots[:many], slots[many:]
-        self._early.difference_update(taken)
+        """Up to `many` slots of a node, those that are free now first."""
+        taken: list[int] = []
+        for pool in (self._early, self._late):
+            slots = pool.get(node)
+            if slots and len(taken) < many:
+                part = slots[: many - len(taken)]
+                taken += part
+                if pool is self._early:
+                    self._early_left -= len(part)
+                if len(part) == len(slots):
+                    del pool[node]
+                else:
+                    pool[node] = slots[len(part) :]
         return taken
+
+
+def _best_fit(rooms: dict[int, int], need: int) -> int:
+    """The node with the least room that is enough, else the one with most room."""
+    fitting = [(room, node) for node, room in rooms.items() if room >= need]
+    if fitting:
+        return min(fitting)[1]
+    return max((room, -node) for node, room in rooms.items())[1] * -1
 
 
 def _tightest(slots: tuple[int, ...], node_of: IntArray, size: int) -> tuple[int, ...]:
