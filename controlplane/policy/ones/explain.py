@@ -2,25 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from controlplane.policy.api import Reason
 from controlplane.policy.ones.genome import Candidate
 from controlplane.policy.ones.problem import Case, Problem
-from schemas.ids import SlotId
+from schemas.ids import JobId, SlotId
 
 SHOWN = 3  # names in a sentence
 
 
-def for_change(problem: Problem, best: Candidate, row: int, placed: Mapping[SlotId, int]) -> Reason:
+@dataclass(frozen=True, slots=True)
+class Owners:
+    """Whose each slot is before and after a plan: the row of the job, by place of the slot."""
+
+    before: dict[int, int]
+    after: dict[int, int]
+    jobs: tuple[JobId, ...]
+
+    def names(self, rows: Iterable[int]) -> list[JobId]:
+        """The jobs of these rows, in order of arrival."""
+        return [self.jobs[row] for row in sorted(rows)]
+
+
+def owners_of(problem: Problem, best: Candidate) -> Owners:
+    """Who has which slot now, and who will have it."""
+    return Owners(
+        before={slot: row for row, case in enumerate(problem.cases) for slot in case.now},
+        after={slot: row for row, slots in enumerate(best.placed) for slot in slots},
+        jobs=tuple(case.job.job for case in problem.cases),
+    )
+
+
+def for_change(
+    problem: Problem, best: Candidate, owners: Owners, row: int, placed: Mapping[SlotId, int]
+) -> Reason:
     """Why a job starts, grows, shrinks, moves, stops or gets another batch."""
     case = problem.cases[row]
     numbers = _numbers(problem, best, row)
     was, now = len(case.now), len(placed)
     if not now:
-        heirs = _heirs(problem, best, row) or "others"
+        heirs = _heirs(owners, problem, row) or "others"
         text = f"paused: its {_slots(was)} serve {heirs} better"
         return Reason("pause", text, numbers)
     if not was:
@@ -31,9 +56,9 @@ def for_change(problem: Problem, best: Candidate, row: int, placed: Mapping[Slot
     to = _slots(now) if batch == numbers["batch_now"] else f"{_slots(now)} and batch {batch}"
     if now > was:
         text = f"grows to {to} ({speedup})"
-        return Reason("grow", f"{text}: {_room(problem, best, row)}", numbers)
+        return Reason("grow", f"{text}: {_room(owners, best, row)}", numbers)
     if now < was:
-        heirs = _heirs(problem, best, row)
+        heirs = _heirs(owners, problem, row)
         if heirs:
             text = f"gives {_slots(was - now)} to {heirs}, goes on with {to} ({speedup})"
         else:
@@ -85,23 +110,16 @@ def _start(case: Case, numbers: dict[str, float], size: int) -> Reason:
     return Reason("start", f"starts on {_slots(size)}", numbers)
 
 
-def _room(problem: Problem, best: Candidate, row: int) -> str:
+def _room(owners: Owners, best: Candidate, row: int) -> str:
     """Where the slots of a growing job come from."""
-    before = {slot: problem.cases[other].job.job for other in range(len(problem.cases))
-              for slot in problem.cases[other].now if other != row}  # fmt: skip
-    donors = {before[slot] for slot in best.placed[row] if slot in before}
-    return f"from {_names(sorted(donors))}" if donors else "nobody else needs them more"
+    donors = {owners.before.get(slot, row) for slot in best.placed[row]} - {row}
+    return f"from {_names(owners.names(donors))}" if donors else "nobody else needs them more"
 
 
-def _heirs(problem: Problem, best: Candidate, row: int) -> str:
+def _heirs(owners: Owners, problem: Problem, row: int) -> str:
     """Who gets the slots of a job that gives some up."""
-    mine = set(problem.cases[row].now)
-    heirs = [
-        problem.cases[other].job.job
-        for other in range(len(problem.cases))
-        if other != row and mine & (set(best.placed[other]) - set(problem.cases[other].now))
-    ]
-    return _names(heirs)
+    heirs = {owners.after.get(slot, row) for slot in problem.cases[row].now} - {row}
+    return _names(owners.names(heirs))
 
 
 def _names(names: Sequence[str]) -> str:

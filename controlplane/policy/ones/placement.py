@@ -162,6 +162,6 @@ def _best_fit(rooms: dict[int, int], need: int) -> int:
 def _tightest(slots: tuple[int, ...], node_of: IntArray, size: int) -> tuple[int, ...]:
     """`size` of the slots, on as few nodes as possible; in the order that they had."""
     many = Counter(int(node_of[slot]) for slot in slots)
-    ranked = sorted(slots, key=lambda slot: -many[int(node_of[slot])])
+    ranked = sorted(slots, key=lambda slot: (-many[int(node_of[slot])], int(node_of[slot])))
     stay = set(ranked[:size])
     return tuple(slot for slot in slots if slot in stay)

@@ -7,7 +7,7 @@ import math
 from numpy.random import Generator
 
 from controlplane.policy.api import Budget, ClusterView, News, Plan, Reason, SearchStats
-from controlplane.policy.ones.explain import for_change, least_worth, waits
+from controlplane.policy.ones.explain import for_change, least_worth, owners_of, waits
 from controlplane.policy.ones.genome import Candidate
 from controlplane.policy.ones.knowledge import Knowledge
 from controlplane.policy.ones.options import OnesOptions
@@ -57,13 +57,13 @@ class Ones:
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
         if best is not None:
-            least = least_worth(problem, best)
+            least, owners = least_worth(problem, best), owners_of(problem, best)
             for row, case in enumerate(problem.cases):
                 placed = _dealt(problem, best, row)
                 if placed:
                     local_batch[case.job.job] = placed
                 if placed != dict(case.job.running_on):
-                    reasons[case.job.job] = for_change(problem, best, row, placed)
+                    reasons[case.job.job] = for_change(problem, best, owners, row, placed)
                 elif not placed:
                     reasons[case.job.job] = waits(problem, best, row, least)
         reasons |= {name: backs_off(at, now) for name, at in problem.backing_off.items()}
