@@ -13,6 +13,7 @@ from controlplane.core.node import NodePhase
 from controlplane.core.rescale import Hand, RescalePhase, RescaleTurn
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
+from controlplane.policy.packing import split
 from schemas.ids import Seconds, SlotId, node_of
 from schemas.messages.agent import PARK
 
@@ -71,7 +72,7 @@ def _start(ctx: Context, job: Job, hand: Hand) -> None:
         return
     chosen = _close_together(free, (), size)
     why = f"{hand.user} asked for {size} slots"
-    start(ctx, job, _split(_batch(job, hand, size), chosen), Reason("operator", why), by=OPERATOR)
+    start(ctx, job, split(_batch(job, hand, size), chosen), Reason("operator", why), by=OPERATOR)
 
 
 def _resize(ctx: Context, job: Job, hand: Hand) -> None:
@@ -98,7 +99,7 @@ def _resize(ctx: Context, job: Job, hand: Hand) -> None:
         job.hand_waits = "waits before its next try"
     else:
         why = f"{hand.user} asked for {_asked(hand, size, batch)}"
-        order(ctx, job, _split(batch, target), Reason("operator", why), by=OPERATOR)
+        order(ctx, job, split(batch, target), Reason("operator", why), by=OPERATOR)
 
 
 def _room(state: State, job: Job, have: list[SlotId], need: int) -> list[SlotId]:
@@ -143,12 +144,6 @@ def _batch(job: Job, hand: Hand, size: int) -> int:
         return max(hand.batch, size)
     now = job.group.global_batch if job.group else job.spec.batch_size
     return min(max(now, size), job.spec.batch_limit)
-
-
-def _split(batch: int, slots: list[SlotId]) -> dict[SlotId, int]:
-    """`batch` dealt out with differences of at most one sample."""
-    share, rest = divmod(batch, len(slots))
-    return {slot: share + (place < rest) for place, slot in enumerate(slots)}
 
 
 def _free(state: State) -> list[SlotId]:

@@ -55,7 +55,6 @@ class Turn(Enum):
 
 ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
 HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESCALING})
-TRAINING: Final = frozenset({Phase.RUNNING, Phase.RESCALING})
 
 NEXT: Final[Mapping[tuple[Phase, Turn], Phase]] = {
     (Phase.QUEUED, Turn.GROUP_ORDERED): Phase.STARTING,

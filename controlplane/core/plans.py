@@ -8,6 +8,7 @@ from controlplane.core.context import Context
 from controlplane.core.job import Job, Phase
 from controlplane.core.lifecycle import start
 from controlplane.policy.api import Plan, Reason, SearchStats
+from controlplane.policy.packing import split
 from schemas.ids import SlotId
 
 
@@ -56,5 +57,4 @@ def _first_step(job: Job, move: Move) -> dict[SlotId, int]:
     if not new or all(slot in move.local_batch for slot in have):
         return dict(move.local_batch)
     union = [*have, *new]  # not above the limit of its batch: `commit.check` saw to that
-    share, rest = divmod(max(sum(move.local_batch.values()), len(union)), len(union))
-    return {slot: share + (place < rest) for place, slot in enumerate(union)}
+    return split(max(sum(move.local_batch.values()), len(union)), union)

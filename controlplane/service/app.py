@@ -11,6 +11,7 @@ from pathlib import Path
 import structlog
 
 from controlplane.core.commands import Announce, Command, SendDelta
+from controlplane.policy.api import JobEnded
 from controlplane.policy.registry import check_options, entry, make
 from controlplane.service import news, views
 from controlplane.service.agents import Agents
@@ -29,6 +30,7 @@ from schemas.errors import SettingsError
 from schemas.link import Identity, Link, Wire, load_authorised, load_keys
 from schemas.messages.agent import StepsReported
 from schemas.messages.client import Cluster, SearchInfo
+from schemas.messages.feed import FeedEvent
 from schemas.session import Pace
 
 log = structlog.get_logger("controller")
@@ -65,9 +67,7 @@ async def run(settings: ControllerSettings, home: Path) -> None:
             feed.publish(command.event)
             if command.event.job:
                 relay.job_changed(command.event.job)
-            learnt = news.of_event(command.event, turn.reactor.state)
-            if learnt is not None:
-                planner.hear(learnt, turn.now())
+            _learn(command.event, turn, planner, telemetry)
 
     def told(steps: StepsReported) -> None:
         telemetry.take(steps, turn.now())
@@ -170,6 +170,15 @@ def _end_signal(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
     for name in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(name, stop.set)
     return stop
+
+
+def _learn(event: FeedEvent, turn: Turn, planner: Planner, telemetry: TelemetryTable) -> None:
+    """Tell the policy what an announcement teaches; of an ended job nothing more is shown."""
+    learnt = news.of_event(event, turn.reactor.state)
+    if learnt is not None:
+        planner.hear(learnt, turn.now())
+    if isinstance(learnt, JobEnded):
+        telemetry.forget(learnt.job)
 
 
 def _planner(choice: PolicyChoice, turn: Turn) -> Planner:

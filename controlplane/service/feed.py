@@ -37,10 +37,7 @@ class Feed:
     def publish(self, event: FeedEvent) -> None:
         """Send `event` under its job's or node's topic and ring the bell."""
         self.last_seq = event.seq
-        topic = (
-            f"job/{event.job}" if event.job else f"node/{event.node}" if event.node else "cluster"
-        )
-        self._wire.send(topic.encode(), encode(event))
+        self._wire.send(_topic(event).encode(), encode(event))
         if self._bell is not None and not self._bell.done():
             self._bell.set_result(None)
 

@@ -33,7 +33,6 @@ for epoch in agent.epochs(1000):
         optimizer.step()
         time.sleep(0.002 + 0.0005 * len(x))  # like a device of its own
 """
-QUICK = {"report_interval_s": 2.0}
 
 
 @pytest.fixture

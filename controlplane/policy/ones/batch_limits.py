@@ -47,7 +47,7 @@ def after_epoch(
     ceil(4R / ceil(sigma T + 1)); `off` only doubles. None changes R by more than 2x at once.
     """
     divisor = math.ceil(arrivals_per_s * ran_s + 1.0)
-    doubled = 2 * limit
+    doubled = scaled_up(limit, bounds)
     match reading:
         case "off":
             new = doubled

@@ -90,13 +90,14 @@ class Ones:
 
     def _face(self, view: ClusterView, now: Seconds) -> Problem:
         """The problem of `view`, built again if there is anything new."""
-        outdated = self._problem is None or self._problem.version != view.version
-        if self._problem is None or outdated or self._stale or now >= self._until:
-            self._problem = self._desk.build(view, now)
-            self._until = _next_change(self._problem, view, now) or Seconds(math.inf)
-            self._search.face(self._problem)
+        problem = self._problem
+        fresh = not self._stale and now < self._until
+        if problem is None or problem.version != view.version or not fresh:
+            problem = self._problem = self._desk.build(view, now)
+            self._until = _next_change(problem, view, now) or Seconds(math.inf)
+            self._search.face(problem)
             self._stale = False
-        return self._problem
+        return problem
 
 
 def _dealt(problem: Problem, best: Candidate, row: int) -> dict[SlotId, int]:
