@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from controlplane.core import rescale as rescales
 from controlplane.core import worker as workers
 from controlplane.core.context import Context
-from controlplane.core.job import Job, Phase, Turn
+from controlplane.core.job import Job, Phase, Turn, settle_time
 from controlplane.core.lifecycle import (
     CLUSTER,
     POLICY,
@@ -136,6 +136,7 @@ def formed(ctx: Context, job: Job, worker: Worker, news: GroupFormed) -> None:
 def settle(ctx: Context, job: Job, change: Rescale) -> None:
     """The new group trains; what is not in it is about to exit."""
     rescales.advance(job.job, change, RescaleTurn.FORMED)
+    settle_time(job, ctx.now)
     old = job.group
     group = job.group = change.group
     job.change, job.stage, job.mends = None, SETTLED, 0
@@ -208,6 +209,7 @@ def parked(ctx: Context, job: Job, news: Parked) -> None:
         return
     rescales.advance(job.job, change, RescaleTurn.FORMED)
     nodes = [*_nodes(job.group), *change.told]
+    settle_time(job, ctx.now)
     job.checkpoint = ResumePoint(epoch=news.epoch, version=news.group)
     job.epoch, job.step, job.samples_done = news.epoch, news.step, news.samples_done
     job.last_batch = job.group.global_batch if job.group else job.last_batch

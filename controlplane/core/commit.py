@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+import msgspec
+
 from controlplane.core.job import HOLDING, Job, Phase
 from controlplane.core.node import NodePhase
 from controlplane.core.state import State
@@ -52,7 +54,7 @@ def complete(plan: Plan, state: State) -> Plan:
         for name in state.holders
         if name not in plan.local_batch and state.jobs[name].phase is Phase.RUNNING
     }
-    return Plan(based_on=plan.based_on, local_batch=plan.local_batch | absent, reasons=plan.reasons)
+    return msgspec.structs.replace(plan, local_batch=plan.local_batch | absent)
 
 
 def check(plan: Plan, state: State, now: Seconds) -> Verdict:
@@ -63,6 +65,7 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     that is under an operator's hand is left as it is, and so is one that the plan does not name.
     """
     usable = _Slots(state)
+    restarts = {n for n in plan.restart if n in state.jobs and state.jobs[n].phase is Phase.RUNNING}
     gives: list[Move] = []
     takes: list[Move] = []
     refused: dict[JobId, str] = {}
@@ -71,12 +74,14 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
         if why_not:
             refused[job.job] = why_not
             continue
-        move = Move(job.job, dict(placed), plan.reasons.get(job.job, Reason("planned", "planned")))
-        if _grows(job, placed):
+        stops = job.job in restarts and placed.keys() != _slots(job)
+        target = {} if stops else dict(placed)  # its start is for a plan after its slots are free
+        move = Move(job.job, target, plan.reasons.get(job.job, Reason("planned", "planned")))
+        if _grows(job, target):
             takes.append(move)
         else:
             gives.append(move)
-            usable.leave(job, placed)
+            usable.leave(job, target)
     kept = list(gives)
     for move in takes:
         job = state.jobs[move.job]
@@ -99,7 +104,7 @@ class _Slots:
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
         """Take what `job` does not have of `placed`; why not, or nothing."""
-        have = {member.slot for member in job.group.members} if job.group else set()
+        have = _slots(job)
         new = [slot for slot in placed if slot not in have]
         starts = job.group is None
         for slot in new:
@@ -135,8 +140,11 @@ def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, in
 
 
 def _grows(job: Job, placed: Mapping[SlotId, int]) -> bool:
-    have = {member.slot for member in job.group.members} if job.group else set()
-    return not placed.keys() <= have
+    return not placed.keys() <= _slots(job)
+
+
+def _slots(job: Job) -> set[SlotId]:
+    return {member.slot for member in job.group.members} if job.group else set()
 
 
 def _stale(job: Job, plan: Plan, now: Seconds) -> str:
@@ -161,7 +169,7 @@ def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
         return "a local batch is outside its bounds"
     if sum(placed.values()) > job.spec.batch_limit:
         return "the global batch is above its limit"
-    have = {member.slot for member in job.group.members} if job.group else set()
+    have = _slots(job)
     both = have | placed.keys()
     if have - placed.keys() and placed.keys() - have and len(both) > job.spec.batch_limit:
         return "its batch is too small to train in the old and the new place at once"

@@ -131,6 +131,7 @@ class Job(msgspec.Struct, kw_only=True):
     ready_at: Seconds = Seconds(0.0)
     queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot, up to `since`
     running_s: Seconds = Seconds(0.0)  # in phases that hold slots, up to `since`
+    slot_s: float = 0.0  # slots held times seconds, up to `since`
     rescales: int = 0
     batch_changes: int = 0
     history: list[Change] = []
@@ -211,6 +212,7 @@ def advance(job: Job, turn: Turn, why: str, now: Seconds, detail: Detail | None 
 def settle_time(job: Job, now: Seconds) -> None:
     """Add the time since the last change to what the job waited or ran."""
     queued_s, running_s = times(job, now)
+    job.slot_s += (running_s - job.running_s) * (len(job.group.members) if job.group else 0)
     job.queued_s, job.running_s, job.since = queued_s, running_s, now
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from controlplane.core import worker as workers
 from controlplane.core.context import Context
-from controlplane.core.job import KEPT_CHANGES, Job, Turn
+from controlplane.core.job import KEPT_CHANGES, Job, Turn, settle_time
 from controlplane.core.outcome import Outcome, outcome_of
 from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
 from controlplane.policy.api import Reason
@@ -223,6 +223,7 @@ def withdraw(ctx: Context, job: Job, outcome: str) -> None:
 def dismiss(ctx: Context, job: Job, outcome: str) -> list[NodeId]:
     """Take the group away; returns the nodes that must hear of it."""
     conclude_version(ctx, job, outcome)
+    settle_time(job, ctx.now)
     job.version, job.stage = Version(job.version + 1), SETTLED
     job.last_batch = job.group.global_batch if job.group else job.last_batch
     job.group, job.change = None, None

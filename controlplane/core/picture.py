@@ -108,6 +108,7 @@ def job_view(job: Job) -> JobView:
         noise_scale=job.noise_scale,
         noise_epochs=job.noise_epochs,
         ran_s=job.running_s,
+        slot_s=job.slot_s,
         waited_s=job.queued_s,
         last_batch=job.group.global_batch if job.group else job.last_batch,
         start_s=job.started_s,

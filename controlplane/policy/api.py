@@ -57,8 +57,13 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     noise_epochs: int = 0  # that told of it
     last_batch: int = 0  # global, of its present or last group; 0: never trained
     ran_s: float = 0.0  # with slots, up to `moved_at`
+    slot_s: float = 0.0  # attained service: slots times seconds, up to `moved_at`
     waited_s: float = 0.0  # without, up to `moved_at`
     start_s: float | None = None  # what its last start took; None: never started
+
+    def served(self, now: Seconds) -> float:
+        """Slot seconds that it has attained up to `now`."""
+        return self.slot_s + max(0.0, now - self.moved_at) * len(self.running_on)
 
 
 class ClusterView(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +87,8 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
     global_batch: int  # samples per step
     samples_per_s: float  # X_j, mean over the epoch
     whole: bool  # the group was the same through all of it
+    epoch: int = 0  # that it finished, 1-based
+    train_loss: float | None = None
 
 
 class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
@@ -105,6 +112,7 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     family: str
     samples_done: int
     succeeded: bool
+    slot_s: float = 0.0  # attained service, slots times seconds
 
 
 class PlanTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
@@ -137,6 +145,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     based_on: int
     local_batch: dict[JobId, dict[SlotId, int]] = {}
     reasons: dict[JobId, Reason] = {}
+    restart: tuple[JobId, ...] = ()  # stopped and started anew, if their slots change
     wake_at: Seconds | None = None  # ask again then, even if nothing happens
 
 
@@ -159,6 +168,22 @@ class Budget(msgspec.Struct, frozen=True, kw_only=True):
 
     generations: int = 0
     steps: int = 0  # parts of a generation, a fraction of its time: for who must answer meanwhile
+
+
+class Oracle(Protocol):
+    """What no cluster can know; a simulator may tell a policy that is there to be compared with."""
+
+    def remaining_s(self, job: JobView, slots: int) -> float:
+        """Seconds that a job still trains on so many slots close together, with its first batch."""
+        ...
+
+    def remaining_steps(self, job: JobView) -> float:
+        """Steps that it has left at its first batch, as the published simulators count them."""
+        ...
+
+    def step_s(self, job: JobView, slots: int) -> float:
+        """Seconds of one of these steps on so many slots close together."""
+        ...
 
 
 class Policy(Protocol):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, cast
+from typing import Any, Final, Literal, cast
 
 import msgspec
 
-from controlplane.policy.api import Policy
+from controlplane.policy.api import Oracle, Policy
 from schemas.errors import SettingsError
 
 
@@ -20,6 +20,8 @@ class Entry:
     factory: str  # module:class, called with its options if it has any
     options: str = ""  # module:struct
     searches: bool = False  # takes long enough for a process of its own
+    batch: Literal["fixed", "elastic"] = "fixed"  # whether it may choose another one than the user
+    oracle: Literal["no", "may", "must"] = "no"  # ask one; "must": in a simulation only
 
 
 POLICIES: Final[Mapping[str, Entry]] = {
@@ -28,6 +30,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
         "controlplane.policy.ones.policy:Ones",
         options="controlplane.policy.ones.options:OnesOptions",
         searches=True,
+        batch="elastic",
     ),
 }
 
@@ -47,19 +50,29 @@ def entry(name: str) -> Entry:
         ) from None
 
 
-def make(name: str, options: Mapping[str, Any] | None = None) -> Policy:
+def make(
+    name: str, options: Mapping[str, Any] | None = None, oracle: Oracle | None = None
+) -> Policy:
     """A new policy of that name.
 
     Args:
         name: as in `POLICIES`.
         options: of the policy; those that are left out have its defaults.
+        oracle: in a simulation; None in a cluster.
 
     Raises:
-        SettingsError: if there is no such policy, or an option is unknown or out of its range.
+        SettingsError: if there is no such policy, it needs an oracle, or an option is unknown or
+            out of its range.
     """
-    factory = _load(entry(name).factory)
+    found = entry(name)
+    if found.oracle == "must" and oracle is None:
+        what = f"policy {name!r} needs to know how long jobs will last, which no cluster does"
+        raise SettingsError(what, "use it with `ones sim`; choose another one here", "policy")
+    factory = _load(found.factory)
     chosen = check_options(name, options or {})
-    return cast("Policy", factory() if chosen is None else factory(chosen))
+    given = [] if chosen is None else [chosen]
+    known = {} if found.oracle == "no" else {"oracle": oracle}
+    return cast("Policy", factory(*given, **known))
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Any:

@@ -65,6 +65,8 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
         global_batch=info.global_batch,
         samples_per_s=info.samples_per_s,
         whole=info.whole,
+        epoch=info.epoch,
+        train_loss=info.train_loss,
     )
 
 
@@ -74,4 +76,5 @@ def _end(job: Job) -> JobEnded:
         family=job.family,
         samples_done=job.samples_done,
         succeeded=job.phase.value == "succeeded",
+        slot_s=job.slot_s,
     )

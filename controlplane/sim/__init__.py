@@ -1,0 +1,1 @@
+"""The same core and policies in virtual time."""

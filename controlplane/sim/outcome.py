@@ -1,0 +1,57 @@
+"""What a simulation leaves: every job's story, and what the cluster did."""
+
+from __future__ import annotations
+
+import msgspec
+
+from schemas.ids import Seconds
+
+
+class Stay(msgspec.Struct, frozen=True, array_like=True):
+    """A job held a slot for a while."""
+
+    slot: str
+    since: Seconds
+    until: Seconds
+
+
+class JobStory(msgspec.Struct, frozen=True, kw_only=True):
+    """One job from submission to end."""
+
+    job: str  # as the trace calls it
+    application: str
+    submitted_at: Seconds
+    started_at: Seconds | None  # first slots; None: never
+    ended_at: Seconds | None  # None: still there when the simulation stopped
+    state: str  # succeeded, failed, cancelled; else where it stood
+    queued_s: float  # without slots
+    exec_s: float  # with slots
+    slot_s: float  # slots held times seconds
+    rescales: int
+    batch_changes: int
+    counted: bool = True  # in averages; warm-up jobs are not
+    stays: tuple[Stay, ...] = ()  # if they were recorded
+
+    @property
+    def jct_s(self) -> float | None:
+        """Completion time; None if the user cancelled it, or it never came to an end."""
+        if self.ended_at is None or self.state == "cancelled":
+            return None
+        return self.ended_at - self.submitted_at
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulation: a policy on a trace on a cluster."""
+
+    policy: str
+    options: dict[str, object]  # of the policy, that were given
+    setting: dict[str, object]  # physics, trace, cluster, costs, knowledge: everything else
+    seed: int
+    slots: int  # of the cluster
+    jobs: tuple[JobStory, ...]
+    ended_at: Seconds  # of the last job
+    busy_slot_s: float  # slots held times seconds
+    decisions_ms: tuple[float, ...]  # real time that each answer of the policy took
+    events: int  # that the core handled
+    wall_s: float  # real time of the whole simulation
+    bound_s: float | None = None  # no schedule has a smaller average completion time (fluid SRPT)

@@ -1,0 +1,1 @@
+"""How jobs train, as nature knows it: no policy may see any of this."""
