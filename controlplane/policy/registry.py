@@ -26,6 +26,16 @@ class Entry:
 
 POLICIES: Final[Mapping[str, Entry]] = {
     "fifo": Entry("controlplane.policy.fifo:Fifo"),
+    "optimus": Entry(
+        "controlplane.policy.optimus:Optimus",
+        options="controlplane.policy.optimus_options:OptimusOptions",
+        searches=True,
+        oracle="may",
+    ),
+    "tiresias": Entry(
+        "controlplane.policy.tiresias:Tiresias",
+        options="controlplane.policy.tiresias_options:TiresiasOptions",
+    ),
     "ones": Entry(
         "controlplane.policy.ones.policy:Ones",
         options="controlplane.policy.ones.options:OnesOptions",

@@ -13,7 +13,8 @@ import structlog
 from controlplane.core.commands import Announce, Command, SendDelta
 from controlplane.policy.api import JobEnded
 from controlplane.policy.registry import check_options, entry, make
-from controlplane.service import news, views
+from controlplane.core import news
+from controlplane.service import views
 from controlplane.service.agents import Agents
 from controlplane.service.api import Api
 from controlplane.service.feed import Feed

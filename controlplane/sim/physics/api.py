@@ -17,6 +17,7 @@ class Pace:
 
     samples_per_s: float  # what its workers process
     progress_per_s: float  # how much of the job's work that is worth
+    step_s: float = 0.0  # of one step of all its workers
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class Costs:
 class Report:
     """What a worker says at the end of an epoch."""
 
-    train_loss: float
+    train_loss: float | None
     metrics: dict[str, float]
     noise_scale: float | None  # of the gradients, samples
 

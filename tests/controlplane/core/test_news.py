@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.core.commands import Announce, Command
 from controlplane.policy.api import EpochSeen, JobEnded, News, StepsSeen
-from controlplane.service import news
+from controlplane.core import news
 from schemas.ids import JobId, Rank, Seconds, Version
 from schemas.messages.agent import StepsReported
 from tests.support import builders

@@ -1,0 +1,52 @@
+"""The nodes of a simulated cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from schemas.cluster import NodeSpec, SlotSpec
+from schemas.ids import NodeId
+
+RELEASE: Final = "simulated"
+SPEEDS: Final[Mapping[str, float]] = {  # relative to the GPU that the physics describe
+    "": 1.0,
+    "v100": 1.0,
+    # Means over the models that Gavel's published throughput table (OSDI 2020) has on one GPU at
+    # its largest batch, to one decimal.
+    "p100": 0.6,
+    "k80": 0.2,
+}
+
+
+class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+    """So many nodes alike."""
+
+    count: int
+    slots: int  # GPUs on each
+    model: str = ""  # of its GPUs, as in `SPEEDS`
+
+
+def specs(groups: tuple[Nodes, ...]) -> list[NodeSpec]:
+    """Nodes n000, n001, ... in the order of `groups`."""
+    found: list[NodeSpec] = []
+    for group in groups:
+        for _ in range(group.count):
+            name = NodeId(f"n{len(found):04d}")
+            slots = tuple(
+                SlotSpec(index=index, kind="gpu", model=group.model) for index in range(group.slots)
+            )
+            found.append(
+                NodeSpec(
+                    node=name,
+                    host=str(name),
+                    address="192.0.2.1",  # documentation address: nobody connects
+                    slots=slots,
+                    cores=8 * group.slots,
+                    memory_bytes=1 << 38,
+                    release=RELEASE,
+                )
+            )
+    return found

@@ -1,0 +1,423 @@
+"""The 50 workloads of Table 2: what they are, how fast they train, and how traces mix them."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Literal
+
+import numpy as np
+import pytest
+from numpy.random import Generator
+
+from controlplane.sim.errors import TraceError
+from controlplane.sim.physics.api import Costs, Pace, Physics, Placement, Work
+from controlplane.sim.physics.table2 import Table2, closest, constants, duration_s, generate
+from controlplane.sim.physics.table2.constants import ROWS, SOURCES, Row, source
+from controlplane.sim.physics.table2.convergence import lost_epochs
+from controlplane.sim.physics.table2.speed import step_s, sync_s
+from controlplane.sim.physics.table2.workloads import WORKLOADS, packed
+from controlplane.sim.trace import TraceJob
+from schemas.ids import Seconds
+from schemas.jobs import StopRule, problems
+
+RESNET = "resnet50-imagenet-16k"
+BATCHES: tuple[Literal["fixed", "elastic"], ...] = ("fixed", "elastic")
+
+
+def trace_job(
+    workload: str = RESNET,
+    *,
+    name: str = "a",
+    slots: int = 2,
+    batch: int = 0,
+    samples: int | None = None,
+) -> TraceJob:
+    return TraceJob(
+        name=name, at=Seconds(0.0), workload=workload, slots=slots, batch=batch, samples=samples
+    )
+
+
+def work_of(
+    workload: str = RESNET,
+    batch: Literal["fixed", "elastic"] = "elastic",
+    *,
+    name: str = "a",
+    slots: int = 2,
+    seed: int = 1,
+    physics: Table2 | None = None,
+) -> Work:
+    checked: Physics = physics or Table2()
+    return checked.work(trace_job(workload, name=name, slots=slots), batch, seed=seed)
+
+
+def gpu_hours(rng: Generator, count: int) -> Sequence[float]:
+    return [float(gpu_s) for gpu_s in rng.lognormal(math.log(1000.0), 1.5, count)]
+
+
+def every(_: Generator, count: int, mean_s: float) -> Sequence[float]:
+    return [mean_s * number for number in range(count)]
+
+
+# --- the table
+
+
+def test_there_are_the_fifty_workloads_of_the_paper() -> None:
+    assert len(WORKLOADS) == 50
+    assert Counter(name.split("-")[1] for name in WORKLOADS) == {
+        "imagenet": 24,
+        "cifar10": 15,
+        "cola": 4,
+        "mrpc": 1,
+        "sst2": 6,
+    }
+    assert {RESNET, "vgg16-cifar10-35k", "bert-cola-5k", "bert-mrpc-3.6k"} <= set(WORKLOADS)
+
+
+@pytest.mark.parametrize("application", ROWS)
+def test_every_entry_of_the_table_says_where_it_comes_from(application: str) -> None:
+    said = {field.name: source(application, field.name) or "" for field in fields(Row)}
+
+    assert [
+        name for name, why in said.items() if not why.startswith(("source: ", "chosen: "))
+    ] == []
+
+
+def test_every_other_constant_says_where_it_comes_from_and_no_source_is_left_over() -> None:
+    names = {name for name in vars(constants) if name.isupper()} - {"ROWS", "SOURCES"}
+    columns = {field.name for field in fields(Row)}
+    keys = {name for row in ROWS for part in (row, *row.split("-")) for name in [part]}
+    about_rows = {f"{key}.{column}" for key in keys for column in columns} | columns
+
+    assert names <= set(SOURCES)
+    assert set(SOURCES) <= names | about_rows
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+@pytest.mark.parametrize("batch", BATCHES)
+def test_every_workload_can_be_submitted(workload: str, batch: Literal["fixed", "elastic"]) -> None:
+    for slots in (1, 2, 4, 8):
+        spec = work_of(workload, batch, slots=slots, name="übel/" + "x" * 60).spec
+
+        assert problems(spec) == ()
+        assert (spec.args, spec.family, spec.slots, spec.wanted) == (
+            (workload,),
+            workload,
+            (1, 32),
+            slots,
+        )
+
+
+@pytest.mark.parametrize("workload", WORKLOADS)
+def test_every_workload_takes_minutes_up_to_two_hours(workload: str) -> None:
+    durations = [duration_s(workload, slots) for slots in (1, 2, 4, 8)]
+
+    assert min(durations) > 40.0
+    assert max(durations) < 7200.0
+    assert sorted(durations, reverse=True) == durations
+
+
+def test_an_unknown_workload_is_refused_with_its_neighbours() -> None:
+    with pytest.raises(TraceError, match="did you mean resnet50-imagenet-1"):
+        Table2().work(trace_job("resnet50-imagenet-15k"), "fixed", seed=1)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        trace_job(slots=0),
+        trace_job(slots=4, batch=3),
+        trace_job(batch=-1),
+        trace_job("gpu-time:soon"),
+        trace_job("gpu-time:nan"),
+        trace_job("gpu-time:-1"),
+    ],
+)
+def test_impossible_numbers_are_refused(job: TraceJob) -> None:
+    with pytest.raises(TraceError):
+        Table2().work(job, "fixed", seed=1)
+
+
+def test_a_recorded_gpu_time_becomes_the_closest_workload() -> None:
+    target = 4 * duration_s("bert-cola-7k", 4)
+
+    assert closest(target + 1.0, 4) == "bert-cola-7k"
+    assert work_of(f"gpu-time:{target + 1.0}", slots=4).spec.args == ("bert-cola-7k",)
+
+
+def test_recorded_samples_say_how_long_a_job_is() -> None:
+    physics = Table2()
+    long = physics.work(trace_job(samples=16_000 * 57), "fixed", seed=1)
+    short = physics.work(trace_job(samples=16_000), "fixed", seed=1)
+
+    assert (long.epochs, short.epochs) == (57, 11)
+
+
+# --- speed
+
+
+def test_a_ring_moves_twice_the_gradients_over_the_slowest_link() -> None:
+    row = ROWS["resnet50-imagenet"]
+
+    assert sync_s(row, (1,)) == 0.0
+    assert sync_s(row, (4,)) == pytest.approx(2 * 3 / 4 * 102.4e6 / 30e9 + 6 * 10e-6)
+    assert sync_s(row, (4, 4)) == pytest.approx(2 * 7 / 8 * 102.4e6 / 7e9 + 14 * 30e-6)
+    assert sync_s(row, (4, 0)) == sync_s(row, (4,))
+
+
+def test_a_step_overlaps_synchronisation_with_its_last_pass() -> None:
+    row = ROWS["resnet50-imagenet"]
+    full_pass = 0.030 + 128 / 400
+
+    assert step_s(row, (1,), 128) == pytest.approx(full_pass)
+    assert step_s(row, (2,), 256) == pytest.approx(math.hypot(full_pass, sync_s(row, (2,))))
+    assert step_s(row, (2,), 512) == pytest.approx(
+        full_pass + math.hypot(full_pass, sync_s(row, (2,)))
+    )
+
+
+def test_the_slowest_worker_sets_the_pace() -> None:
+    row = ROWS["resnet50-imagenet"]
+
+    assert step_s(row, (3,), 97) == step_s(row, (3,), 99)
+
+
+def test_the_step_of_resnet50_meets_what_nvidia_measured_on_one_v100() -> None:
+    assert 128 / step_s(ROWS["resnet50-imagenet"], (1,), 128) == pytest.approx(367, rel=0.02)
+
+
+@pytest.mark.parametrize("apart", [(1, 1, 1, 1), (2, 2), (3, 1)])
+def test_nodes_apart_are_slower_than_one(apart: Placement) -> None:
+    work = work_of("bert-cola-5k")
+
+    assert work.pace(apart, 64, 0).samples_per_s < work.pace((4,), 64, 0).samples_per_s
+
+
+def test_a_fixed_batch_gains_little_from_many_slots_and_a_larger_one_more() -> None:
+    work = work_of("resnet18-cifar10-40k")
+    one, fixed, grown = (
+        work.pace(placement, batch, 0).samples_per_s
+        for placement, batch in [((1,), 64), ((4, 4), 64), ((4, 4), 1024)]
+    )
+
+    assert fixed < 3 * one
+    assert grown > 6 * one
+
+
+# --- convergence
+
+
+def test_progress_at_the_first_batch_is_counted_in_samples() -> None:
+    work = work_of()
+    took_s = 0.030 + 32 / 400
+
+    assert work.pace((1,), 32, 7) == Pace(32 / took_s, 32 / took_s, took_s)
+
+
+def test_a_large_batch_is_worth_less_and_less_so_as_training_goes_on() -> None:
+    work = work_of()
+    to_target = work.epochs - 10
+    worth = [
+        pace.progress_per_s / pace.samples_per_s
+        for epoch in (0, to_target, to_target + 9)
+        for pace in [work.pace((4,), 512, epoch)]
+    ]
+
+    assert worth == pytest.approx([632 / 1112, 6032 / 6512, 6032 / 6512])
+
+
+def test_asking_twice_gives_the_same_pace() -> None:
+    work = work_of()
+
+    assert work.pace((4, 4), 512, 3) is work.pace((4, 4), 512, 3)
+
+
+def test_paces_do_not_depend_on_who_asked_before() -> None:
+    shared = Table2()
+    for name in ("vgg16-imagenet-10k", RESNET, "bert-cola-5k"):
+        work_of(name, physics=shared).pace((4,), 64, 0)
+
+    assert work_of(physics=shared).pace((4,), 64, 0) == work_of().pace((4,), 64, 0)
+
+
+def test_an_epoch_is_one_pass_worth_of_progress() -> None:
+    work = work_of()
+
+    assert [work.epoch_ends_at(epoch) for epoch in (0, 1, 9)] == [16_000.0, 32_000.0, 160_000.0]
+    assert work.epoch_samples == 16_000
+
+
+@pytest.mark.parametrize(
+    ("before", "batch", "epochs"),
+    [(0, 4096, 0.0), (256, 512, 0.0), (256, 1024, 1.0), (256, 4096, 3.0), (4096, 256, 0.0)],
+)
+def test_a_jump_beyond_a_doubling_costs_epochs(before: int, batch: int, epochs: float) -> None:
+    assert lost_epochs(before, batch) == epochs
+    assert work_of().setback(before, batch, 5) == epochs * 16_000
+
+
+def test_the_remaining_steps_are_those_at_the_submitted_batch() -> None:
+    work = work_of(batch="fixed", slots=4)
+    left = 16_000 * work.epochs - 1000.0
+
+    assert work.remaining_steps(0, 1000.0) == pytest.approx(left / 256 * (600 + 256) / (600 + 32))
+    assert work.remaining_steps(work.epochs, 1e9) == 0.0
+
+
+def test_jobs_differ_in_length_by_about_a_tenth_and_only_by_name_and_seed() -> None:
+    lengths = [work_of(name=f"job-{number}").epochs - 10 for number in range(300)]
+
+    assert np.mean(lengths) == pytest.approx(25, rel=0.03)
+    assert np.std(lengths) == pytest.approx(2.5, rel=0.25)
+    assert work_of(name="job-7", batch="fixed").epochs - 10 == lengths[7]
+    assert [work_of(name=f"job-{n}", seed=2).epochs - 10 for n in range(300)] != lengths
+
+
+# --- what is reported
+
+
+@pytest.mark.parametrize("workload", ["alexnet-imagenet-10k", "bert-sst2-10k"])
+@pytest.mark.parametrize("erratic", [False, True])
+def test_the_tenth_report_in_a_row_above_target_ends_the_job(
+    workload: str, *, erratic: bool
+) -> None:
+    for seed in range(20):
+        work = work_of(workload, seed=seed, physics=Table2(erratic=erratic))
+        stop = work.spec.stop
+        assert stop is not None
+        assert stop.at_least is not None
+        above = [
+            work.report(epoch, 64).metrics["accuracy"] >= stop.at_least
+            for epoch in range(1, work.epochs + 1)
+        ]
+
+        assert above == [False] * (work.epochs - 10) + [True] * 10
+
+
+def test_users_state_a_target_or_the_epochs() -> None:
+    stated = work_of(physics=Table2(stated=True))
+
+    assert work_of().spec.stop == StopRule(metric="accuracy", at_least=0.75, consecutive=10)
+    assert stated.spec.stop == StopRule(epochs=stated.epochs)
+
+
+def test_a_loss_falls_smoothly_unless_it_is_erratic() -> None:
+    def roughness(physics: Table2) -> float:
+        work = work_of(physics=physics)
+        losses = [work.report(epoch, 64).train_loss or 0.0 for epoch in range(work.epochs + 1)]
+        assert losses[0] > 2 * losses[-1] > 0.0
+        return float(np.mean(np.abs(np.diff(np.log(losses), n=2))))
+
+    assert roughness(Table2()) < 0.15
+    assert roughness(Table2(erratic=True)) > 0.2
+
+
+def test_the_reported_noise_scale_grows_tenfold_and_is_measured_with_noise() -> None:
+    work = work_of(name="b")
+    scales = [work.report(epoch, 64).noise_scale or 0.0 for epoch in range(work.epochs + 1)]
+    truth = [600 * 10 ** min(1.0, epoch / (work.epochs - 10)) for epoch in range(work.epochs + 1)]
+    errors = np.log(np.array(scales) / np.array(truth))
+
+    assert 0.05 < np.std(errors) < 0.2
+    assert abs(np.mean(errors)) < 0.08
+
+
+def test_reports_are_the_same_whenever_they_are_asked_for() -> None:
+    forward = [work_of().report(epoch, 64) for epoch in range(30)]
+    work = work_of()
+
+    assert [work.report(epoch, 64) for epoch in reversed(range(30))] == forward[::-1]
+
+
+# --- what users submit, and what changes cost
+
+
+def test_a_fixed_batch_is_the_tuned_one_and_an_elastic_one_begins_small() -> None:
+    fixed = work_of(batch="fixed", slots=4).spec
+    own = Table2().work(trace_job(slots=4, batch=100), "fixed", seed=1).spec
+    elastic = work_of(batch="elastic", slots=4).spec
+
+    assert (fixed.batch_size, fixed.batch_limit, fixed.local_limit) == (256, 256, 256)
+    assert (own.batch_size, own.batch_limit, own.local_limit) == (100, 100, 128)
+    assert (elastic.batch_size, elastic.batch_limit, elastic.local_limit) == (32, 1024, 128)
+
+
+def test_a_restart_takes_longer_for_larger_models() -> None:
+    assert work_of("googlenet-cifar10-20k").costs == Costs(20.0, 20.0, 15.0, 1.0)
+    assert work_of("vgg16-imagenet-10k").costs == Costs(20.0, 40.0, 15.0, 1.0)
+    assert 20.0 < work_of("bert-cola-5k").costs.restart_s < 40.0
+
+
+# --- traces
+
+
+def test_a_trace_is_the_same_for_the_same_seed_and_another_for_another() -> None:
+    one, same, other = (
+        generate(jobs=50, seed=seed, arrivals=every, gpu_times=gpu_hours) for seed in (1, 1, 2)
+    )
+
+    assert one == same
+    assert one.jobs != other.jobs
+
+
+def test_every_sampled_gpu_time_is_replaced_by_the_closest_workload() -> None:
+    trace = generate(
+        jobs=40,
+        seed=3,
+        arrivals=every,
+        mean_interval_s=10.0,
+        gpu_times=lambda _, count: [1500.0] * count,
+    )
+
+    assert [job.at for job in trace.jobs] == [10.0 * number for number in range(40)]
+    assert [job.workload for job in trace.jobs] == [
+        closest(1500.0, job.slots) for job in trace.jobs
+    ]
+
+
+def test_users_ask_for_few_slots_more_often_than_for_many() -> None:
+    trace = generate(jobs=2000, seed=1, mix="uniform", arrivals=every)
+    counts = Counter(job.slots for job in trace.jobs)
+
+    assert [counts[slots] / 2000 for slots in (1, 2, 4, 8)] == pytest.approx(
+        [0.4, 0.25, 0.25, 0.1], abs=0.03
+    )
+    assert len({job.workload for job in trace.jobs}) == 50
+
+
+def test_crashes_and_impatience_strike_their_shares_and_change_nothing_else() -> None:
+    calm = generate(jobs=1000, seed=1, mix="uniform", arrivals=every)
+    rough = generate(
+        jobs=1000, seed=1, mix="uniform", arrivals=every, crash_share=0.2, cancel_share=0.1
+    )
+    crashed = [job.crashes_at for job in rough.jobs if job.crashes_at is not None]
+    cancelled = [job for job in rough.jobs if job.cancelled_after_s is not None]
+
+    assert {(job.crashes_at, job.cancelled_after_s) for job in calm.jobs} == {(None, None)}
+    assert [(j.at, j.workload, j.slots) for j in rough.jobs] == [
+        (j.at, j.workload, j.slots) for j in calm.jobs
+    ]
+    assert (len(crashed) / 1000, len(cancelled) / 1000) == pytest.approx((0.2, 0.1), abs=0.03)
+    assert all(0.0 < share < 1.0 for share in crashed)
+
+
+@pytest.mark.parametrize(
+    ("jobs", "interval", "crash"),
+    [(0, 30.0, 0.0), (10, 0.0, 0.0), (10, math.nan, 0.0), (10, 30.0, 2.0)],
+)
+def test_a_trace_that_cannot_be_is_refused(jobs: int, interval: float, crash: float) -> None:
+    with pytest.raises(TraceError):
+        generate(
+            jobs=jobs,
+            seed=1,
+            mix="uniform",
+            arrivals=every,
+            mean_interval_s=interval,
+            crash_share=crash,
+        )
+
+
+def test_jobs_on_whole_nodes_are_packed() -> None:
+    assert [packed(slots) for slots in (1, 4, 6, 8)] == [(1,), (4,), (4, 2), (4, 4)]
