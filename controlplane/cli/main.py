@@ -19,6 +19,9 @@ DRAWN = {  # modules that draw, which takes long to import; loaded when they are
 }
 
 
+SIM = "Simulate policies before you use them."
+
+
 class UsageError(OnesError):
     """The command line cannot be understood."""
 
@@ -55,12 +58,15 @@ def build() -> App:
     here.command(local.down)
     for group in (job, node, here):
         app.command(group)
+    app.command("controlplane.cli.simulate:sim", name="sim", help=SIM)
     return app
 
 
 def main() -> None:
     """Run one command; exit codes as `Exit` says."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    # Matrices are small here, and threads that wait for each other burn a core.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     output = _asked_output(sys.argv[1:])
     try:
         code = build()(exit_on_error=False, print_error=False, result_action="return_value")

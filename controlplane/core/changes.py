@@ -458,6 +458,7 @@ def cut_off(ctx: Context, job: Job, node: NodeId, why: str) -> None:
     ]
     if not here or job.group is None:
         return
+    ctx.state.occupancy.touch(job.job)
     counted = {member.worker for member in job.members()}
     touched = [worker for worker in here if worker.worker in counted]
     if job.phase is Phase.STARTING and touched:
@@ -484,6 +485,7 @@ def slot_freed(ctx: Context, slot: SlotId) -> None:
     claim = ctx.state.claims().get(slot)
     if claim is not None and slot not in ctx.state.owners():
         claim[1].claims = False
+        ctx.state.occupancy.touch(claim[0].job)
 
 
 # --- helpers

@@ -99,7 +99,8 @@ class _Slots:
     def __init__(self, state: State) -> None:
         self._nodes = state.slots()
         self._claims = state.claims()
-        self._taken = {*state.owners(), *self._claims}
+        self._held = state.occupancy.is_taken
+        self._taken: set[SlotId] = set()  # by entries of this plan
         self._soon = state.promised()  # slot -> who leaves it
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
@@ -112,7 +113,8 @@ class _Slots:
             if node is None or node.phase is not NodePhase.UP:
                 return f"slot {slot} is not there any more"
             left_by = self._soon.get(slot, job.job)
-            if slot in self._taken and (starts or left_by == job.job):
+            taken = slot in self._taken or self._held(slot)
+            if taken and (starts or left_by == job.job):
                 return f"slot {slot} is taken by now"
         self._taken.update(new)
         for slot in new:

@@ -25,6 +25,7 @@ class Context:
     def begin(self, now: Seconds) -> None:
         """The next input comes."""
         self.out, self.now, self.ask, self.turned = [], now, False, set()
+        self.state.occupancy.begin()
 
     def send_to(self, job: Job, node: NodeId) -> None:
         """Tell `node` what it should run of `job` now."""
@@ -41,6 +42,7 @@ class Context:
         before = job.phase
         job.changed_at = self.state.version
         self.turned.add(job.job)
+        self.state.occupancy.touch(job.job)
         jobs.advance(job, turn, why, self.now, detail)
         if job.phase in HOLDING and before not in HOLDING:
             job.exit_code, job.finished_why, job.script_error = None, "", ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from controlplane.core.errors import InvariantBrokenError
 from controlplane.core.job import HOLDING, Job, Phase
+from controlplane.core.occupancy import Occupancy
 from controlplane.core.rescale import OPEN
 from controlplane.core.state import State
 from controlplane.core.worker import WorkerPhase
@@ -18,6 +19,7 @@ def check(state: State) -> None:
         InvariantBrokenError: naming what is broken.
     """
     _one_owner_per_slot(state)
+    _index_is_right(state)
     for name, job in state.jobs.items():
         _require(job.job == name, f"{name} is filed under another name")
         _require((name in state.active) != job.ended, f"{name}: active and ended disagree")
@@ -47,6 +49,15 @@ def _one_owner_per_slot(state: State) -> None:
     owned = state.owners() if heir else {}  # by jobs that are unknown here, too
     for slot, name in heir.items():
         _require(slot in owned, f"{name} waits for {slot}, which nobody has")
+
+
+def _index_is_right(state: State) -> None:
+    """What is kept up to date job by job is what a look at everything shows."""
+    fresh, kept = Occupancy(state), state.occupancy
+    _require(kept.slots() == fresh.slots(), "the index of slots is out of date")
+    _require(kept.owners() == fresh.owners(), "the index of owners is out of date")
+    _require(kept.claims() == fresh.claims(), "the index of claims is out of date")
+    _require(kept.promised() == fresh.promised(), "the index of promised slots is out of date")
 
 
 def _phase_and_group_agree(job: Job) -> None:

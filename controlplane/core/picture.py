@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from controlplane.core.job import HOLDING, Job, Phase
 from controlplane.core.node import Node, NodePhase
 from controlplane.core.state import State
@@ -15,6 +17,10 @@ class Pictures:
     def __init__(self, state: State) -> None:
         self._state = state
         self._jobs: dict[JobId, JobView] = {}
+        self._row: list[SlotView] = []  # of the last picture
+        self._places: dict[SlotId, int] = {}
+        self._held = 0
+        self._changes = state.occupancy.changes()
         self._slots: dict[tuple[SlotId, str, bool, bool, bool], SlotView] = {}
 
     def touch(self, *jobs: JobId) -> None:
@@ -43,27 +49,42 @@ class Pictures:
         return known
 
     def _all_slots(self) -> list[SlotView]:
-        state = self._state
-        taken = {*state.owners(), *state.claims()}
+        """The row of slots; only those that changed are looked at again."""
+        state, occupancy = self._state, self._state.occupancy
         held = sum(
             max(0, (job.hand.slots or 0) - len(job.group.members if job.group else ()))
             for job in map(state.jobs.__getitem__, state.hands)
             if job.hand and job.hand_waits and not job.hand.paused
         )
-        leaving = state.promised()
-        slots = []
-        for node in state.nodes.values():
+        leaving = occupancy.promised()
+        if held or self._held or self._changes.everything:
+            self._row = self._whole_row(held, leaving)
+            self._places = {view.slot: place for place, view in enumerate(self._row)}
+        else:
+            nodes = occupancy.slots()
+            for slot in self._changes.slots:
+                place = self._places.get(slot)
+                if place is not None:
+                    node, kind = nodes[slot], self._row[place].kind
+                    usable = node.phase is NodePhase.UP and not occupancy.is_taken(slot)
+                    self._row[place] = self._slot(node, slot, kind, usable, slot in leaving)
+        self._held = held
+        self._changes.slots, self._changes.everything = {}, False
+        return self._row
+
+    def _whole_row(self, held: int, leaving: Mapping[SlotId, JobId]) -> list[SlotView]:
+        """Every slot; some are held back for jobs under an operator's hand."""
+        taken, slots = self._state.occupancy.is_taken, []
+        for node in self._state.nodes.values():
             if node.phase is NodePhase.LOST:
                 continue
-            up = node.phase is NodePhase.UP
             for slot in node.spec.slots:
                 name = slot_id(node.node, slot.index)
-                usable = up and name not in taken
+                usable = node.phase is NodePhase.UP and not taken(name)
                 if usable and held > 0:
                     held, usable = held - 1, False
-                slots.append(
-                    self._slot(node, name, slot.kind, usable, name in leaving and held <= 0)
-                )
+                soon = name in leaving and held <= 0
+                slots.append(self._slot(node, name, slot.kind, usable, soon))
         return slots
 
     def _slot(self, node: Node, name: SlotId, kind: str, usable: bool, leaving: bool) -> SlotView:  # noqa: FBT001

@@ -67,6 +67,7 @@ FORMER_BOOTS: Final = 8
 KEPT_GAINS: Final = 1000
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch's
 REALISED: Final = "speed_realised"
+NODE_EVENTS: Final = (ControllerStarted, NodeGreeted, NodeHeard, NodeSuspected, NodeLost)
 SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
 
 
@@ -87,6 +88,10 @@ class Reactor:
         ctx = self._ctx
         ctx.begin(now)
         self.state.version += 1
+        if isinstance(event, NodeReported):
+            self.state.occupancy.touch(event.event.job)
+        elif isinstance(event, NODE_EVENTS):
+            self.state.occupancy.touch_nodes()
         _HANDLERS[type(event)](self, event)
         if self.state.hands:
             hands.steer_all(ctx)
@@ -271,6 +276,7 @@ class Reactor:
             for name, s in present.items()
             if s.job not in self.state.jobs and not s.ended
         }
+        self.state.occupancy.touch_nodes()
         for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
             changes.slot_freed(self._ctx, slot)
         here = [
@@ -286,6 +292,7 @@ class Reactor:
                 self._ctx.send_to(self.state.jobs[name], node.node)
 
     def _reconcile_worker(self, job: Job, worker: Worker, seen: WorkerSeen | None) -> None:
+        self.state.occupancy.touch(job.job)
         if seen is None:
             # One that was never heard of may not have begun: it is ordered or called off again.
             unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING}
@@ -332,6 +339,7 @@ class Reactor:
             if gone and name in node.foreign.values():
                 was = list(node.foreign)
                 node.foreign = {slot: of for slot, of in node.foreign.items() if of != name}
+                self.state.occupancy.touch_nodes()
                 for slot in was:
                     changes.slot_freed(self._ctx, slot)
                 self._ctx.ask = True

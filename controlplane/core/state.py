@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import cached_property
 
 import msgspec
 
 from controlplane.core.job import Job
-from controlplane.core.node import Node, NodePhase
+from controlplane.core.node import Node
+from controlplane.core.occupancy import Occupancy
 from controlplane.core.rescale import Rescale, RescalePhase
 from controlplane.core.worker import Worker, WorkerPhase
 from schemas.errors import UnknownJobError
@@ -22,12 +24,11 @@ from schemas.ids import (
     Version,
     WorkerId,
     node_of,
-    slot_id,
 )
 from schemas.messages.agent import MEND, PREPARE, SETTLED, SWITCH, GroupDelta
 
 
-class State(msgspec.Struct, kw_only=True):
+class State(msgspec.Struct, kw_only=True, dict=True):
     """What `handle` works on and what replay rebuilds."""
 
     term: Term = Term(0)
@@ -63,43 +64,26 @@ class State(msgspec.Struct, kw_only=True):
                 if worker.phase is not WorkerPhase.GONE:
                     yield job, worker
 
-    def owners(self) -> dict[SlotId, JobId]:
-        """Who owns each slot that has an owner."""
-        owned = {worker.slot: job.job for job, worker in self.living() if not worker.claims}
-        for node in self.nodes.values():
-            owned.update(
-                {slot: JobId(name.rpartition(".v")[0]) for slot, name in node.foreign.items()}
-            )
-        return owned
+    @cached_property
+    def occupancy(self) -> Occupancy:
+        """Who has which slot: derived from the rest, and no part of what states are compared by."""
+        return Occupancy(self)
 
-    def claims(self) -> dict[SlotId, tuple[Job, Worker]]:
+    def owners(self) -> Mapping[SlotId, JobId]:
+        """Who owns each slot that has an owner."""
+        return self.occupancy.owners()
+
+    def claims(self) -> Mapping[SlotId, tuple[Job, Worker]]:
         """Who is prepared beside the owner of a slot, to have it next."""
-        return {worker.slot: (job, worker) for job, worker in self.living() if worker.claims}
+        return self.occupancy.claims()
 
     def promised(self) -> dict[SlotId, JobId]:
-        """Slots that may be prepared for somebody, and who leaves them.
+        """Slots that may be prepared for somebody, and who leaves them."""
+        return self.occupancy.promised()
 
-        The owner leaves already and waits for nobody: no circle can come of these.
-        """
-        claims, up = self.claims(), self.slots()
-        leaving: dict[SlotId, JobId] = {}
-        for job, worker in self.living():
-            if worker.slot in claims or worker.claims:
-                continue
-            going = worker.phase in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
-            if going or (worker.phase is WorkerPhase.MEMBER and _is_left(job, worker)):
-                node = up.get(worker.slot)
-                if node is not None and node.phase is NodePhase.UP:
-                    leaving[worker.slot] = job.job
-        return leaving
-
-    def slots(self) -> dict[SlotId, Node]:
+    def slots(self) -> Mapping[SlotId, Node]:
         """Every slot and its node."""
-        return {
-            slot_id(node.node, slot.index): node
-            for node in self.nodes.values()
-            for slot in node.spec.slots
-        }
+        return self.occupancy.slots()
 
     def desired(self, job: Job, node: NodeId) -> GroupDelta:
         """What `node` should run of `job` now."""
@@ -181,14 +165,3 @@ class State(msgspec.Struct, kw_only=True):
         """HOST:PORT of something that a worker serves."""
         node = self.nodes[node_of(job.workers[worker].slot)]
         return f"{node.spec.address}:{port}"
-
-
-def _is_left(job: Job, worker: Worker) -> bool:
-    """Whether a change takes `worker` out of its group, and brings nobody new."""
-    change = job.change
-    if change is None or change.group.member(worker.worker) is not None:
-        return False
-    return not any(
-        job.workers[member.worker].version == change.group.version
-        for member in change.group.members
-    )

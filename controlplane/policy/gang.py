@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from controlplane.policy.api import JobView, Plan
-from controlplane.policy.board import Board, Why, compose, gang_size, slots_of
+from controlplane.policy.board import Board, compose, gang_size, slots_of
 from controlplane.policy.placer import Placer, deal
 from schemas.ids import JobId, Seconds
+
+Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # of a job, in words and numbers
 
 
 def choose(board: Board, ranked: Iterable[JobView]) -> dict[JobId, int]:
@@ -31,7 +33,7 @@ def gang_plan(
     board: Board,
     sizes: Mapping[JobId, int],
     placer: Placer,
-    why: Why,
+    rank: Rank,
     wake_at: Seconds | None = None,
 ) -> Plan:
     """The plan that runs gangs of these sizes and lets the others wait.
@@ -40,14 +42,14 @@ def gang_plan(
         board: what there is.
         sizes: see `choose`.
         placer: of the policy.
-        why: a job's rank, in words and numbers.
+        rank: why a job is served before others, or after them.
         wake_at: when ranks change by themselves.
     """
     room = board.room
     left = room - sum(sizes.values())
 
-    def with_room(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-        words, numbers = why(job, slots)
+    def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        words, numbers = rank(job)
         if slots:
             return words, numbers
         needs = gang_size(job, board)
@@ -55,4 +57,4 @@ def gang_plan(
         return text, {**numbers, "needs": float(needs), "left": float(left)}
 
     placed = deal(board, placer.place(board, sizes))
-    return compose(board, placed, with_room, wake_at=wake_at)
+    return compose(board, placed, why, wake_at=wake_at)

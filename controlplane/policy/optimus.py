@@ -11,6 +11,7 @@ from controlplane.policy.board import Board, compose, survey, useful
 from controlplane.policy.optimus_knowledge import Estimates
 from controlplane.policy.optimus_options import OptimusOptions
 from controlplane.policy.placer import Placer, deal
+from controlplane.policy.rounds import Rounds, able, within
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 
@@ -53,8 +54,8 @@ class Optimus:
                 raise SettingsError(what, "choose fit, or use `ones sim`", field)
             self._lengths = oracle
         self._placer = Placer(self.options.placement, self.options.moves)
+        self._rounds = Rounds(self.options.interval_s)
         self._targets: dict[JobId, int] = {}  # slots of each job of the last round
-        self._round_at = Seconds(0.0)
 
     def observe(self, event: News, now: Seconds) -> None:
         """Learn speeds and loss curves."""
@@ -71,36 +72,19 @@ class Optimus:
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The sizes of the last round, as far as there is room for them by now."""
         board = survey(view, now)
-        if self._is_due(board):
-            self._targets = self._round(board)
-            self._round_at = now
-        sizes = _within(board, self._targets)
+        if self._rounds.is_due(board, self._targets):
+            self._targets = share(able(board), board, self._lengths, self.options.most)
+            self._rounds.begin(now)
+        sizes = within(board, self._targets)
         ascending = sorted(sizes.items(), key=lambda entry: entry[1])
         placed = self._placer.place(board, dict(ascending))
-        next_round = Seconds(self._round_at + self.options.interval_s)
         return compose(
             board,
             deal(board, placed),
             self._why,
             restart=self._placer.restarts(board, placed),
-            wake_at=next_round if view.jobs and next_round > now else None,
+            wake_at=self._rounds.next_at(board),
         )
-
-    def _is_due(self, board: Board) -> bool:
-        """Whether it is time for another round; asked twice at one moment, there is but one."""
-        jobs = board.view.jobs
-        if not any(name in jobs for name in self._targets):
-            return True
-        if self.options.interval_s:
-            return board.now >= self._round_at + self.options.interval_s
-        new = any(job.job not in self._targets for job in board.waiting)
-        return new or board.now != self._round_at
-
-    def _round(self, board: Board) -> dict[JobId, int]:
-        """Slots of every job that may have some."""
-        able = {job.job for job in (*board.running, *board.waiting, *board.leaving)}
-        jobs = [job for name, job in board.view.jobs.items() if name in able]
-        return share(jobs, board, self._lengths, self.options.most)
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         target = self._targets.get(job.job)
@@ -155,24 +139,3 @@ def share(
         left -= 1
         heappush(heap, (-gain(place), place))
     return sizes
-
-
-def _within(board: Board, targets: dict[JobId, int]) -> dict[JobId, int]:
-    """The targets of jobs that may change now, as far as there is room.
-
-    Who shrinks does so at once; who grows or starts does it when all of it fits.
-    """
-    sizes: dict[JobId, int] = {}
-    left = board.room - sum(targets.get(job.job, 0) for job in board.leaving)
-    for job in board.running:
-        have = len(job.running_on)
-        sizes[job.job] = min(have, targets.get(job.job, have))
-        left -= sizes[job.job]
-    for job in (*board.running, *board.waiting):
-        target = targets.get(job.job, 0)
-        further = target - sizes.get(job.job, 0)
-        if 0 < further <= left:
-            sizes[job.job] = target
-            left -= further
-    in_order = [name for name in board.view.jobs if sizes.get(name)]
-    return {name: sizes[name] for name in in_order}

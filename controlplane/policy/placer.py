@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from heapq import heappop, heappush
 from typing import Literal
 
@@ -37,27 +37,33 @@ class Placer:
         self.moves = moves
         self._promised: dict[JobId, list[SlotId]] = {}
 
-    def place(self, board: Board, sizes: Mapping[JobId, int]) -> dict[JobId, list[SlotId]]:
+    def place(
+        self, board: Board, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
+    ) -> dict[JobId, list[SlotId]]:
         """Slots of each job, in order of rank, node by node.
 
         Args:
             board: of which `free` is used up.
             sizes: slots of `board.running` and `board.waiting` jobs, in the order in which those
                 are placed that do not keep theirs; at most `board.room` in all. Absent: none.
+            packed: running jobs that give up their slots for others on fewer nodes, or keep them.
         """
-        placed = self._stay(board, sizes)
+        placed = self._stay(board, sizes, packed)
         jobs = board.view.jobs
         elastic = self.moves == "elastic"
         todo = [(jobs[name], size) for name, size in sizes.items() if size and name not in placed]
         if elastic:  # a start needs slots that are free by now, a growing job need not
             todo.sort(key=lambda entry: bool(entry[0].running_on))
         rooms = _Rooms(board, self.mode)
-        kept_promises = self._keep_promises(todo, rooms)
+        kept_promises = self._keep_promises(todo, rooms, packed)
         placed |= kept_promises
         for job, size in todo:
             if job.job not in placed:
                 own = list(job.running_on) if elastic else []
-                placed[job.job] = rooms.grow(own, size) if own else rooms.start(size)
+                if job.job in packed:
+                    placed[job.job] = rooms.pack(own, size)
+                else:
+                    placed[job.job] = rooms.grow(own, size) if own else rooms.start(size)
         self._promised = {job.job: placed[job.job] for job, _ in todo}
         return placed
 
@@ -71,14 +77,16 @@ class Placer:
             if job.job in placed and len(placed[job.job]) != len(job.running_on)
         )
 
-    def _stay(self, board: Board, sizes: Mapping[JobId, int]) -> dict[JobId, list[SlotId]]:
+    def _stay(
+        self, board: Board, sizes: Mapping[JobId, int], packed: Collection[JobId]
+    ) -> dict[JobId, list[SlotId]]:
         """Jobs that keep their slots or some of them; the others go on the board."""
         placed: dict[JobId, list[SlotId]] = {}
         for job in board.running:
             size, have = sizes.get(job.job, 0), len(job.running_on)
-            if size == have:
+            if size == have and job.job not in packed:
                 placed[job.job] = list(job.running_on)
-            elif not size or self.moves == "restart":
+            elif not size or job.job in packed or self.moves == "restart":
                 board.release(list(job.running_on))
             elif size < have:
                 stays = _tightest(list(job.running_on), size)
@@ -87,12 +95,13 @@ class Placer:
         return placed
 
     def _keep_promises(
-        self, todo: Iterable[tuple[JobView, int]], rooms: _Rooms
+        self, todo: Iterable[tuple[JobView, int]], rooms: _Rooms, packed: Collection[JobId]
     ) -> dict[JobId, list[SlotId]]:
         kept: dict[JobId, list[SlotId]] = {}
         for job, size in todo:
             promised = self._promised.get(job.job, [])
-            own = job.running_on if self.moves == "elastic" else {}
+            stays = self.moves == "elastic" and job.job not in packed
+            own = job.running_on if stays else {}
             new = [slot for slot in promised if slot not in own]
             if len(promised) == size == len(own) + len(new) and rooms.claim(new):
                 kept[job.job] = promised
@@ -145,6 +154,19 @@ class _Rooms:
                 taken += self._take(self._place[node], size - len(taken))
         taken += self.start(size - len(taken))
         return _by_node(taken)
+
+    def pack(self, own: list[SlotId], size: int) -> list[SlotId]:
+        """As few nodes as possible; those of `own`, which are free, where others are no better."""
+        taken: list[SlotId] = []
+        mine = Counter(map(node_of, own))
+        for node in mine:
+            self._free[self._place[node]].sort(key=lambda slot: slot not in own)  # its own first
+        for node, _ in mine.most_common():
+            place, need = self._place[node], size - len(taken)
+            room = len(self._free[place])
+            if room and need and (room >= need or room >= len(self._free[self._roomiest()])):
+                taken += self._take(place, need)
+        return taken + self.start(size - len(taken))
 
     def claim(self, slots: Sequence[SlotId]) -> bool:
         """Take exactly these; False, and nothing is taken, if some are not free."""

@@ -32,6 +32,22 @@ POLICIES: Final[Mapping[str, Entry]] = {
         searches=True,
         oracle="may",
     ),
+    "fair": Entry("controlplane.policy.fair:Fair", options="controlplane.policy.fair:FairOptions"),
+    "gittins": Entry(
+        "controlplane.policy.gittins:Gittins",
+        options="controlplane.policy.gittins:GittinsOptions",
+    ),
+    "goodput": Entry(
+        "controlplane.policy.goodput:Goodput",
+        options="controlplane.policy.goodput_options:GoodputOptions",
+        searches=True,
+        batch="elastic",
+    ),
+    "srtf": Entry(
+        "controlplane.policy.srtf:Srtf",
+        options="controlplane.policy.srtf:SrtfOptions",
+        oracle="must",
+    ),
     "tiresias": Entry(
         "controlplane.policy.tiresias:Tiresias",
         options="controlplane.policy.tiresias_options:TiresiasOptions",

@@ -69,7 +69,7 @@ class Tiresias:
             board,
             sizes,
             self._placer,
-            lambda job, _: self._why(job, now),
+            lambda job: self._why(job, now),
             self._next_fall(
                 view, sizes | {job.job: len(job.running_on) for job in board.pinned}, now
             ),

@@ -8,7 +8,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls  # type: ignore[import-untyped]  # scipy ships no types
+from scipy.optimize import nnls
 
 FloatArray = npt.NDArray[np.float64]
 

@@ -8,12 +8,12 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
-from scipy.optimize import nnls  # type: ignore[import-untyped]  # scipy ships no types
+from scipy.optimize import nnls
 
 FloatArray = npt.NDArray[np.float64]
 
 SPEED_UP: Final = 0.9  # r^0.9 on r slots, until it was measured
-BELIEF: Final = 0.1  # weight of that, in samples, at each of the sizes below
+BELIEF: Final = 0.1  # weight of that, in samples, at each size below; falls as sizes are measured
 BELIEVED_AT: Final = (1, 2, 4, 8, 16)  # slots
 
 
@@ -46,7 +46,7 @@ def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -
     """The model that explains `samples` best: relative least squares, nothing below 0.
 
     Few sizes do not tell four coefficients, so that a speed-up of r^0.9 from what was measured is
-    believed with little weight.
+    believed with little weight, the less the more sizes there are.
 
     Args:
         samples: of one family.
@@ -58,7 +58,8 @@ def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -
         alone_s = float(np.exp(np.mean(np.log(alone))))
     believed = [StepSample(w, batch, alone_s / w**SPEED_UP) for w in BELIEVED_AT]
     rows = [*samples, *believed]
-    weights = np.sqrt(np.array([1.0] * len(samples) + [BELIEF] * len(believed)))
+    belief = BELIEF / max(1, len({sample.slots for sample in samples})) ** 3
+    weights = np.sqrt(np.array([1.0] * len(samples) + [belief] * len(believed)))
     relative = weights / np.array([row.step_s for row in rows])
     matrix = np.array([_terms(row.slots, row.batch) for row in rows]) * relative[:, None]
     found, _ = nnls(matrix, weights)

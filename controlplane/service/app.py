@@ -10,10 +10,10 @@ from pathlib import Path
 
 import structlog
 
+from controlplane.core import news
 from controlplane.core.commands import Announce, Command, SendDelta
 from controlplane.policy.api import JobEnded
 from controlplane.policy.registry import check_options, entry, make
-from controlplane.core import news
 from controlplane.service import views
 from controlplane.service.agents import Agents
 from controlplane.service.api import Api

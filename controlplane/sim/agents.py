@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
@@ -80,6 +80,7 @@ class Crew:
     seen: tuple[int, int] = (0, 0)  # newest version and stage that was acted on
     started: bool = False  # at least once
     crashed: bool = False  # as its trace wanted
+    over: bool = False  # the job ended
 
     def placement(self) -> tuple[int, ...]:
         """Slots on each node, in rank order."""
@@ -98,7 +99,7 @@ class Agents:
     """
 
     def __init__(
-        self, kernel: Kernel, say: Say, watcher: Watcher, crews: Mapping[JobId, Crew], *,
+        self, kernel: Kernel, say: Say, watcher: Watcher, crews: MutableMapping[JobId, Crew], *,
         at_once: bool,
     ) -> None:  # fmt: skip
         self._kernel = kernel
@@ -190,6 +191,7 @@ class Agents:
     def _resume(self, crew: Crew, group: Group) -> None:
         """What was not saved is lost."""
         training = crew.training
+        training.catch_up(self._kernel.now)
         training.fall_back(training.saved if group.resume else 0.0)
         training.steps = training.saved_steps
 
@@ -315,7 +317,7 @@ class Agents:
         """A node is gone; whose groups had workers there."""
         self._down.add(node)
         hit = []
-        for crew in self._crews.values():
+        for crew in list(self._crews.values()):
             here = [name for name, p in crew.processes.items() if node_of(p.slot) == node]
             if not here:
                 continue
@@ -361,6 +363,8 @@ class Agents:
     def _clear(self, crew: Crew, name: WorkerId) -> None:
         """Its slot is free for whoever waits for it."""
         process = crew.processes.pop(name)
+        if crew.over and not crew.processes:
+            del self._crews[crew.job]
         slot = process.slot
         if self._on.get(slot) == name:
             del self._on[slot]
@@ -393,5 +397,3 @@ def _born(name: WorkerId) -> tuple[Version, Rank]:
     """The version and rank that a worker is named after."""
     _, version, rank = name.rsplit(".", 2)
     return Version(int(version[1:])), Rank(int(rank[1:]))
-
-

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,14 +45,29 @@ def fluid_srpt(release: FloatArray, work: FloatArray, most: FloatArray, capacity
     _check(release, work, most, capacity)
     if not len(work):
         return 0.0
-    fastest = np.minimum(most, capacity)
-    ends, _ = _one_machine(release, work / capacity, shortest=True)
-    _, busy = _one_machine(release, work / capacity, shortest=False)
-    return max(
-        float(np.mean(ends - release)),
-        float(np.mean(work / fastest)),
-        float(np.mean(busy + work / (2.0 * fastest) - release)),
+    flow = least_flow(
+        release.tolist(), work.tolist(), np.minimum(most, capacity).tolist(), float(capacity)
     )
+    return flow / len(work)
+
+
+def least_flow(
+    release: Sequence[float], work: Sequence[float], fastest: Sequence[float], capacity: float
+) -> float:
+    """The bound of `fluid_srpt` on the sum of completion times, unchecked and for few jobs fast.
+
+    Args:
+        release: seconds.
+        work: slot seconds.
+        fastest: slots, at most `capacity`.
+        capacity: slots.
+    """
+    size = [area / capacity for area in work]
+    ends, _ = _one_machine(release, size, shortest=True)
+    _, busy = _one_machine(release, size, shortest=False)
+    alone = [area / fast for area, fast in zip(work, fastest, strict=True)]
+    released = sum(release)
+    return max(sum(ends) - released, sum(alone), sum(busy) + sum(alone) / 2.0 - released)
 
 
 def _check(release: FloatArray, work: FloatArray, most: FloatArray, capacity: float) -> None:
@@ -63,38 +80,37 @@ def _check(release: FloatArray, work: FloatArray, most: FloatArray, capacity: fl
 
 
 def _one_machine(
-    release: FloatArray, size: FloatArray, *, shortest: bool
-) -> tuple[FloatArray, FloatArray]:
+    release: Sequence[float], size: Sequence[float], *, shortest: bool
+) -> tuple[list[float], list[float]]:
     """Run jobs one at a time on a machine of speed 1, pre-emptively.
 
     Args:
-        release: shape (J,), seconds.
-        size: shape (J,), seconds.
+        release: seconds.
+        size: seconds.
         shortest: first the job with the least remaining work; else with the least work of all.
 
     Returns:
-        When each job ends, and the mean moment of its work; both of shape (J,).
+        When each job ends, and the mean moment of its work.
     """
-    order = np.argsort(release, kind="stable").tolist()
-    due, left, whole = release.tolist(), size.tolist(), size.tolist()
-    ends, busy = release.astype(float), np.zeros(len(due))
+    order = sorted(range(len(release)), key=release.__getitem__)
+    left, ends, busy = list(size), list(release), [0.0] * len(size)
     waiting: list[tuple[float, int]] = []
-    now, arrived = 0.0, 0
+    now, arrived = -math.inf, 0
     while waiting or arrived < len(order):
         if not waiting:
-            now = max(now, due[order[arrived]])
-        while arrived < len(order) and due[order[arrived]] <= now:
+            now = max(now, release[order[arrived]])
+        while arrived < len(order) and release[order[arrived]] <= now:
             job = order[arrived]
-            heapq.heappush(waiting, (whole[job], job))
+            heapq.heappush(waiting, (size[job], job))
             arrived += 1
         _, job = heapq.heappop(waiting)
         end = now + left[job]
-        until = min(end, due[order[arrived]]) if arrived < len(order) else end
-        share = (until - now) / whole[job] if whole[job] else 1.0
+        until = min(end, release[order[arrived]]) if arrived < len(order) else end
+        share = (until - now) / size[job] if size[job] else 1.0
         busy[job] += share * (now + until) / 2.0
         if until < end:
             left[job] -= until - now
-            heapq.heappush(waiting, (left[job] if shortest else whole[job], job))
+            heapq.heappush(waiting, (left[job] if shortest else size[job], job))
         else:
             ends[job] = end
         now = until

@@ -29,7 +29,7 @@ def easiest(work: Work, scenario: Scenario) -> Ease:
     """
     spec, widest = work.spec, max(group.slots for group in scenario.nodes)
     most = min(spec.slots[1], scenario.slots)
-    sizes = sorted({n for n in range(1, min(8, most) + 1)} | {most} | _doublings(8, most))
+    sizes = sorted(set(range(1, min(8, most) + 1)) | {most} | _doublings(8, most))
     batches = sorted(_doublings(spec.batch_size, spec.batch_limit) | {spec.batch_limit})
     slot_s = least_s = 0.0
     begins = 0.0

@@ -17,6 +17,7 @@ class Kernel:
 
     def __init__(self) -> None:
         self.now = Seconds(0.0)
+        self.urgency = USUAL  # of what happens now
         self.stopped = False
         self._heap: list[tuple[float, int, int, Callable[..., None], tuple[Any, ...]]] = []
         self._scheduled = 0
@@ -37,7 +38,7 @@ class Kernel:
         """
         at_once = 0
         while self._heap and not self.stopped and self._heap[0][0] <= until:
-            when, _, _, what, arguments = heapq.heappop(self._heap)
+            when, self.urgency, _, what, arguments = heapq.heappop(self._heap)
             at_once = at_once + 1 if when == self.now else 0
             if at_once > MAX_AT_ONCE:
                 raise RuntimeError(f"time stands still at {self.now} s: {what!r} again and again")

@@ -22,7 +22,7 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         job, None where there is no completion time. `makespan_s`, from the first submission to
         the last end of all jobs, is None while a job is unfinished. `utilisation` is the share of
         the cluster's slot seconds that jobs held up to the last end. `vs_bound` is the average
-        completion time over its lower bound.
+        completion time over its lower bound, which has to be one of the counted jobs alone.
     """
     counted = [job for job in outcome.jobs if job.counted]
     average = _mean(_completions(counted))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
-import numpy as np
-
-from controlplane.sim.bounds import fluid_srpt
+from controlplane.sim.bounds import least_flow
 
 MOST_JOBS: Final = 5
 MOST_SLOTS: Final = 4
@@ -24,8 +24,9 @@ def brute_force(
     """The smallest average completion time (end minus release) of a tiny instance.
 
     Over all schedules that hold every job on a constant number of slots from one event to the
-    next, an event being that a job is released or ends; changes are free. Branch and bound with
-    `fluid_srpt`, most promising first; idle slots are tried too.
+    next, an event being that a job is released or ends, and leave no slot idle that would speed
+    up a job; changes are free. Branch and bound, most promising first: a fraction of a second for
+    4 jobs, some seconds for most instances of 5.
 
     Args:
         release: seconds, one for each of at most `MOST_JOBS` jobs.
@@ -73,7 +74,13 @@ class _Search:
     release: tuple[float, ...]
     speeds: tuple[tuple[float, ...], ...]
     slots: int
-    found: float = float("inf")
+    found: float = math.inf
+    known: dict[tuple[bool, ...], list[tuple[int, ...]]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Look up once what every bound needs."""
+        self.fastest = [max(speeds) for speeds in self.speeds]
+        self.per_slot = [max(x / n for n, x in enumerate(of) if n) for of in self.speeds]
 
     def best(self, work: tuple[float, ...]) -> float:
         """The smallest sum of completion times."""
@@ -94,21 +101,29 @@ class _Search:
                 return
             self._visit(child)
 
-    def _allocations(self, state: _State, job: int = 0, used: int = 0) -> Iterator[tuple[int, ...]]:
-        """Slots of each job from `job` on; only numbers that are faster than all smaller ones."""
-        if job == len(state.left):
-            yield ()
-            return
-        speeds = self.speeds[job]
-        active = state.left[job] > 0.0 and self.release[job] <= state.now
+    def _allocations(self, state: _State) -> list[tuple[int, ...]]:
+        """Slots of each job: all that leave no slot idle which would speed up a job."""
+        active = tuple(
+            left > 0.0 and at <= state.now
+            for left, at in zip(state.left, self.release, strict=True)
+        )
+        if active not in self.known:
+            self.known[active] = list(self._full(active))
+        return self.known[active]
+
+    def _full(self, active: tuple[bool, ...]) -> Iterator[tuple[int, ...]]:
         useful = [
-            slots
-            for slots in range((self.slots - used if active else 0) + 1)
-            if slots == 0 or speeds[slots] > max(speeds[:slots])
+            [n for n in range(self.slots + 1) if n == 0 or speeds[n] > max(speeds[:n])]
+            if is_active
+            else [0]
+            for is_active, speeds in zip(active, self.speeds, strict=True)
         ]
-        for slots in useful:
-            for rest in self._allocations(state, job + 1, used + slots):
-                yield (slots, *rest)
+        for on in itertools.product(*useful):
+            free = self.slots - sum(on)
+            if free >= 0 and not any(
+                n < more <= n + free for n, of in zip(on, useful, strict=True) for more in of
+            ):
+                yield on
 
     def _after(self, state: _State, on: tuple[int, ...]) -> _State | None:
         """The state at the next event; None if there is none."""
@@ -133,10 +148,8 @@ class _Search:
         jobs = [job for job, left in enumerate(state.left) if left > 0.0]
         if not jobs:
             return state.flow
-        per_slot = np.array([max(x / n for n, x in enumerate(self.speeds[j]) if n) for j in jobs])
-        fastest = np.array([max(self.speeds[job]) for job in jobs])
-        since = np.array([max(state.now, self.release[job]) for job in jobs])
-        waited = sum(max(0.0, state.now - self.release[job]) for job in jobs)
-        left = np.array([state.left[job] for job in jobs])
-        ahead = fluid_srpt(since, left / per_slot, fastest / per_slot, float(self.slots))
-        return state.flow + waited + ahead * len(jobs)
+        since = [max(state.now, self.release[job]) for job in jobs]
+        waited = sum(since) - sum(self.release[job] for job in jobs)
+        work = [state.left[job] / self.per_slot[job] for job in jobs]
+        fastest = [self.fastest[job] / self.per_slot[job] for job in jobs]
+        return state.flow + waited + least_flow(since, work, fastest, float(self.slots))

@@ -55,3 +55,4 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     events: int  # that the core handled
     wall_s: float  # real time of the whole simulation
     bound_s: float | None = None  # no schedule has a smaller average completion time (fluid SRPT)
+    cell: str = ""  # of the experiment that it is a result of: `experiment.cell_key`

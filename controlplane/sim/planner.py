@@ -14,7 +14,7 @@ from controlplane.core.events import PlanProposed
 from controlplane.core.job import HOLDING
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, News, PlanTaken, Policy
-from controlplane.sim.kernel import LAST, Kernel
+from controlplane.sim.kernel import AFTER, LAST, Kernel
 
 MAX_AGAIN: Final = 100  # questions at one time: a policy that never comes to rest
 
@@ -32,6 +32,7 @@ class Planner:
         round_s: float,
         latency_s: float,
         generations: int,
+        think_s: float,
         seed: int,
     ) -> None:
         self._kernel = kernel
@@ -41,6 +42,8 @@ class Planner:
         self._round_s = round_s
         self._latency_s = latency_s
         self._generations = generations
+        self._think_s = think_s
+        self._thought_at = -math.inf
         self._seed = seed
         self._asked_for = math.inf  # the next question
         self._away = False  # an answer is on its way
@@ -52,11 +55,19 @@ class Planner:
         """Tell the policy."""
         self._policy.observe(news, self._kernel.now)
 
-    def ask(self, at: float | None = None) -> None:
-        """A plan is wanted, now or later."""
+    def ask(self, at: float | None = None, *, leisurely: bool = False) -> None:
+        """A plan is wanted, now or later; a leisurely question waits for others to join it.
+
+        In a cluster a search hears of every epoch, and thinks all the time; here each question
+        costs real time, and most epochs change little.
+        """
         when = self._kernel.now if at is None else max(at, self._kernel.now)
+        if leisurely:
+            when = max(when, self._thought_at + self._think_s)
         if self._round_s > 0.0:
             when = math.ceil(when / self._round_s - 1e-9) * self._round_s
+            if self._kernel.urgency == AFTER:  # this round is over
+                when = max(when, self._kernel.now + self._round_s)
         if when < self._asked_for:
             self._asked_for = when
             self._kernel.at(when, self._question, when, urgency=LAST)
@@ -70,7 +81,7 @@ class Planner:
             return
         now = self._kernel.now
         times = self._last[1] + 1 if self._last[0] == now else 1
-        self._last = (now, times)
+        self._last, self._thought_at = (now, times), now
         if times > MAX_AGAIN:
             return
         state, view = self._reactor.state, self._reactor.view()
@@ -102,5 +113,3 @@ class Planner:
         if self._again:
             self._again = False
             self.ask()
-
-

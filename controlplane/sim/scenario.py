@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -12,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.random import default_rng
 
-from controlplane.policy.registry import Entry, entry, make
+from controlplane.policy.registry import entry, make
 from controlplane.sim.bounds import fluid_srpt
 from controlplane.sim.cluster import SPEEDS, Nodes, specs
 from controlplane.sim.ease import Ease, easiest
@@ -21,7 +22,7 @@ from controlplane.sim.kernel import Kernel
 from controlplane.sim.neighbours import Distributed, Interference, Pairwise, parse
 from controlplane.sim.oracle import Truth
 from controlplane.sim.outcome import Outcome
-from controlplane.sim.physics.api import Costs, Physics, Work
+from controlplane.sim.physics.api import Costs, Physics
 from controlplane.sim.physics.profiles import Profiles
 from controlplane.sim.physics.table2 import Table2, generate
 from controlplane.sim.trace import Trace, TraceJob
@@ -59,7 +60,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     cancel_share: float = 0.0  # of the jobs, that their users give up
     node_loss_s: float = 0.0  # mean time between losses of a node; 0: never
     node_back_s: float = 600.0
-    generations: int = 10  # that a searching policy evolves at each question
+    generations: int = 4  # that a searching policy evolves at each question
+    think_s: float = 5.0  # at least, between questions to it that only an epoch's end raised
     stays: bool = False  # write down who had which slot when
 
     def __post_init__(self) -> None:
@@ -110,6 +112,7 @@ def simulate(
         whole_seconds=physics.whole_seconds,
         telemetry_s=30.0 if found.searches else 0.0,
         round_s=scenario.round_s,
+        relatives=scenario.knowledge != "L0",
     )
     world = World(kernel, specs(scenario.nodes), habits, record=record, stays=scenario.stays)
     widest = max(group.slots for group in scenario.nodes)
@@ -119,19 +122,19 @@ def simulate(
         decider,
         latency_s=0.0 if scenario.at_once else scenario.latency_s,
         generations=scenario.generations if found.searches else 0,
+        think_s=scenario.think_s if found.searches else 0.0,
         seed=seed,
     )
     world.interference = _interference(scenario, world, seed)
-    ease: dict[str, Ease] = {}
     world.begin()
     warm_up = int(scenario.warm_up * len(trace.jobs))
     for place, job in enumerate(trace.jobs):
-        world.submit(job, _maker(physics, job, found, scenario, seed), counted=place >= warm_up)
+        make_work = partial(physics.work, job, found.batch, seed=seed)
+        world.submit(job, make_work, counted=place >= warm_up)
     for at, node in _losses(scenario, seed):
         world.lose(specs(scenario.nodes)[node].node, at, scenario.node_back_s)
     kernel.run()
     jobs = world.stories()
-    bound = _bound(trace, physics, scenario, seed, ease, warm_up)
     return Outcome(
         policy=policy,
         options=dict(chosen),
@@ -144,7 +147,7 @@ def simulate(
         decisions_ms=tuple(planner.took_ms),
         events=world.events,
         wall_s=time.perf_counter() - began,
-        bound_s=bound,
+        bound_s=_bound(trace.jobs[warm_up:], physics, scenario, seed),
     )
 
 
@@ -204,16 +207,6 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
     )
 
 
-def _maker(physics: Physics, job: TraceJob, found: Entry, scenario: Scenario, seed: int) -> Any:
-    def make_work() -> Work:
-        work = physics.work(job, found.batch, seed=seed)
-        if scenario.knowledge == "L0":  # nobody has relatives
-            work.spec = msgspec.structs.replace(work.spec, family=job.name)
-        return work
-
-    return make_work
-
-
 def _interference(scenario: Scenario, world: World, seed: int) -> Interference | None:
     kind, share = parse(scenario.interference)
     crews = world.crews
@@ -240,20 +233,16 @@ def _losses(scenario: Scenario, seed: int) -> list[tuple[float, int]]:
 
 
 def _bound(
-    trace: Trace,
-    physics: Physics,
-    scenario: Scenario,
-    seed: int,
-    known: dict[str, Ease],
-    warm_up: int,
+    jobs: Sequence[TraceJob], physics: Physics, scenario: Scenario, seed: int
 ) -> float | None:
     """No schedule of these jobs on these slots has a smaller average completion time.
 
     Only the counted jobs enter, as if the others needed nothing.
     """
+    known: dict[str, Ease] = {}
     speed = max(SPEEDS.get(group.model, 1.0) for group in scenario.nodes)
     eases = []
-    for job in trace.jobs[warm_up:]:
+    for job in jobs:
         if job.crashes_at is not None or job.cancelled_after_s is not None:
             return None
         if job.workload not in known:
@@ -262,7 +251,7 @@ def _bound(
     if not eases:
         return None
     return fluid_srpt(
-        np.array([float(job.at) for job in trace.jobs[warm_up:]]),
+        np.array([float(job.at) for job in jobs]),
         np.array([ease.slot_s for ease in eases]) / speed,
         np.array([ease.slot_s / ease.least_s for ease in eases]),
         float(scenario.slots),
@@ -282,7 +271,7 @@ def _check(scenario: Scenario) -> None:
     least = {
         "jobs": 1, "interval_s": 1e-6, "warm_up": 0.0, "round_s": 0.0, "latency_s": 0.0,
         "crash_share": 0.0, "cancel_share": 0.0, "node_loss_s": 0.0, "node_back_s": 0.0,
-        "generations": 0,
+        "generations": 0, "think_s": 0.0,
     }  # fmt: skip
     for name, low in least.items():
         _bounded(name, getattr(scenario, name), low)
@@ -298,8 +287,6 @@ def _check(scenario: Scenario) -> None:
     if unknown:
         known = ", ".join(name for name in SPEEDS if name)
         raise TraceError(f"GPU type {unknown[0]!r} is unknown", f"choose from {known}", "nodes")
-    if scenario.at_once and max(scenario.stall_s or 0, scenario.first_stall_s or 0) > 1e6:
-        raise TraceError("a stall is longer than a million seconds", "lower it", "stall_s")
     parse(scenario.interference)
 
 

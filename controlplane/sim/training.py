@@ -27,17 +27,18 @@ class Training:
     stalled_until: float = 0.0
     saved: float = 0.0  # progress of the last checkpoint
     saved_steps: float = 0.0
-    epoch_began: float = 0.0
-    epoch_samples: float = 0.0  # processed in the running epoch
+    epoch_trained_s: float = 0.0  # in the running epoch, without stalls
+    epoch_samples: float = 0.0  # processed in it
     edition: int = 0  # of its pace: what was foreseen before is void
 
     def catch_up(self, now: float) -> None:
         """Count what was trained up to `now`."""
         trained_s = now - max(self.since, self.stalled_until)
-        if trained_s > 0.0:
+        if trained_s > 0.0 and self.pace is not STILL:
             self.progress += self.pace.progress_per_s * trained_s
             samples = self.pace.samples_per_s * trained_s
             self.epoch_samples += samples
+            self.epoch_trained_s += trained_s
             self.steps += samples / self.batch if self.batch else 0.0
         self.since = max(self.since, now)
 
@@ -62,10 +63,8 @@ class Training:
         self.saved, self.saved_steps = self.progress, self.steps
 
     def fall_back(self, progress: float) -> None:
-        """Go on from an earlier place."""
+        """Go on from an earlier place, perhaps below where the running epoch began."""
         self.progress = max(0.0, progress)
-        begins = self.work.epoch_ends_at(self.epoch - 1) if self.epoch else 0.0
-        self.progress = max(self.progress, begins)
 
     def epoch_due(self, now: float) -> float:
         """When the running epoch will be finished, if nothing changes."""
@@ -80,7 +79,6 @@ class Training:
         self.catch_up(now)
         self.progress = self.work.epoch_ends_at(self.epoch)
         self.epoch += 1
-        took_s = now - self.epoch_began
-        mean = self.epoch_samples / took_s if took_s > 0.0 else self.pace.samples_per_s
-        self.epoch_began, self.epoch_samples = now, 0.0
-        return mean
+        trained_s, samples = self.epoch_trained_s, self.epoch_samples
+        self.epoch_trained_s = self.epoch_samples = 0.0
+        return samples / trained_s if trained_s > 0.0 else self.pace.samples_per_s

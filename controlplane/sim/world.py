@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
+import msgspec
+
 from controlplane.core import news
 from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
 from controlplane.core.events import (
@@ -34,7 +36,7 @@ from controlplane.sim.trace import TraceJob
 from controlplane.sim.training import Training
 from schemas.cluster import NodeSpec
 from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, node_of, slot_id
-from schemas.messages.agent import AgentEvent
+from schemas.messages.agent import AgentEvent, EpochReported
 
 SUSPECT_S: Final = 6.0  # of silence, as in the service
 LOST_S: Final = 30.0
@@ -51,6 +53,7 @@ class Habits:
     whole_seconds: bool  # epochs end at whole seconds
     telemetry_s: float  # between reports of a job's steps, at most; 0: none
     round_s: float
+    relatives: bool = True  # jobs of one application are one family; else each is its own
 
 
 @dataclass(slots=True)
@@ -112,7 +115,7 @@ class World:
             self._greet(spec.node)
 
     def plan_with(
-        self, policy: Policy, *, latency_s: float, generations: int, seed: int
+        self, policy: Policy, *, latency_s: float, generations: int, think_s: float, seed: int
     ) -> Planner:
         """Let `policy` decide."""
         self.planner = Planner(
@@ -123,6 +126,7 @@ class World:
             round_s=self._habits.round_s,
             latency_s=latency_s,
             generations=generations,
+            think_s=think_s,
             seed=seed,
         )
         return self.planner
@@ -154,6 +158,7 @@ class World:
         now = self.kernel.now
         self.events += 1
         commands = self.reactor.handle(event, now)
+        is_epoch = isinstance(event, NodeReported) and isinstance(event.event, EpochReported)
         if self._record is not None:
             self._record(now, event, commands)
         for command in commands:
@@ -163,7 +168,7 @@ class World:
                 case Announce():
                     self._announced(command)
                 case AskForPlan() if self.planner is not None:
-                    self.planner.ask()
+                    self.planner.ask(leisurely=is_epoch)
                 case Accept():
                     self._accepted = command.job
 
@@ -191,7 +196,9 @@ class World:
                 self._note_stay(story, tuple(job.size.slots))
         if job.ended and name in self.crews and told.event == f"job.{job.phase.value}":
             self._left -= 1
-            self.crews.pop(name, None)
+            self.crews[name].over = True  # newcomers may still be told to stop
+            if not self.crews[name].processes:
+                del self.crews[name]
             self.busy_slot_s += job.slot_s
             if not self._left:
                 self.kernel.stopped = True
@@ -208,7 +215,10 @@ class World:
     def _submitted(self, job: TraceJob, make: Callable[[], Work], counted: bool) -> None:  # noqa: FBT001
         work = make()
         self._accepted = None
-        submission = JobSubmitted(spec=work.spec, snapshot="", user=job.user, key=job.name)
+        spec = work.spec
+        if not self._habits.relatives:
+            spec = msgspec.structs.replace(spec, family=job.name)
+        submission = JobSubmitted(spec=spec, snapshot="", user=job.user, key=job.name)
         self._take(submission)
         name = self._accepted
         if name is None:
@@ -223,7 +233,7 @@ class World:
             self.kernel.at(self.kernel.now + job.cancelled_after_s, self._cancelled, name, job.user)
 
     def _cancelled(self, name: JobId, user: str) -> None:
-        if name in self.crews:
+        if name in self.crews and not self.crews[name].over:
             self._take(CancelRequested(job=name, user=user))
 
     # --- nodes
@@ -417,5 +427,3 @@ class World:
                 )
             )
         return tuple(found)
-
-

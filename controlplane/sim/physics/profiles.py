@@ -116,8 +116,8 @@ class Application:
         """|g|^2 and the trace of its covariance, linear between measured batches."""
         at = min(epoch, self.epochs - 1)
         if batch <= self.first_batch or batch >= self.most_batch:
-            row = self._validation[self.first_batch if batch <= self.first_batch else self.most_batch]
-            return row[at].sqr, row[at].var
+            row = self._edge(batch)[at]
+            return row.sqr, row.var
         low, high, share = self._between(batch)
         one, other = self._validation[low][at], self._validation[high][at]
         mixed = one.sqr * (1 - share) + other.sqr * share
@@ -126,11 +126,13 @@ class Application:
     def iterations(self, batch: float, epoch: int) -> float:
         """Steps that `batch` takes to the end of epoch `epoch` (0-based)."""
         if batch <= self.first_batch or batch >= self.most_batch:
-            row = self._validation[self.first_batch if batch <= self.first_batch else self.most_batch]
-            return row[epoch].iteration
+            return self._edge(batch)[epoch].iteration
         low, high, share = self._between(batch)
         one, other = self._validation[low][epoch], self._validation[high][epoch]
         return one.iteration * (1 - share) + other.iteration * share
+
+    def _edge(self, batch: float) -> list[_Epoch]:
+        return self._validation[self.first_batch if batch <= self.first_batch else self.most_batch]
 
     def _between(self, batch: float) -> tuple[int, int, float]:
         place = bisect_left(self.batches, batch)
@@ -226,7 +228,9 @@ class Profiles:
     ) -> None:
         if not folder.is_dir():
             what = f"{folder} is no folder"
-            raise TraceError(what, "give the one that has a folder for each application", "profiles")
+            raise TraceError(
+                what, "give the one that has a folder for each application", "profiles"
+            )
         self.whole_seconds = whole_seconds
         self._folder = folder / "traces" if (folder / "traces").is_dir() else folder
         self._costs = costs
@@ -237,11 +241,8 @@ class Profiles:
         """The truth about `job`; the same for every seed."""
         app = self._application(job.workload)
         stop = StopRule(epochs=app.epochs) if self._stated else None
-        if batch == "elastic":
-            spec = self._elastic(app, job, stop)
-        else:
-            spec = self._fixed(app, job, stop)
-        return ProfiledWork(app, spec, self._costs)
+        specify = self._elastic if batch == "elastic" else self._fixed
+        return ProfiledWork(app, specify(app, job, stop), self._costs)
 
     def _application(self, name: str) -> Application:
         if name not in self._applications:
@@ -255,13 +256,14 @@ class Profiles:
 
     def _elastic(self, app: Application, job: TraceJob, stop: StopRule | None) -> JobSpec:
         alone = app.name in ONE_SLOT
+        local = app.most_batch if alone else min(app.most_batch, app.most_local * PASSES)
         return JobSpec(
             name=job.name,
             script="train.py",
             family=app.name,
             batch_size=app.most_batch if alone else app.first_batch,
             max_batch_size=app.most_batch,
-            max_local_batch=app.most_batch if alone else min(app.most_batch, app.most_local * PASSES),
+            max_local_batch=local,
             slots=(1, 1) if alone else (1, MOST_SLOTS),
             slots_wanted=1 if alone else min(job.slots, MOST_SLOTS),
             stop=stop,

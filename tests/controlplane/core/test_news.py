@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from controlplane.core import news
 from controlplane.core.commands import Announce, Command
 from controlplane.policy.api import EpochSeen, JobEnded, News, StepsSeen
-from controlplane.core import news
 from schemas.ids import JobId, Rank, Seconds, Version
 from schemas.messages.agent import StepsReported
 from tests.support import builders
@@ -34,7 +34,7 @@ def steps(job: JobId, version: int = 1, **changes: Any) -> StepsReported:
 def seen(**changes: Any) -> EpochSeen:
     first: dict[str, Any] = {
         "job": A, "family": "ann/f", "slots": 1, "nodes": 1, "global_batch": BATCH,
-        "samples_per_s": 500.0, "whole": True,
+        "samples_per_s": 500.0, "whole": True, "epoch": 1, "train_loss": 1.0,
     }  # fmt: skip
     return EpochSeen(**{**first, **changes})
 

@@ -7,26 +7,45 @@ from typing import Any
 import msgspec
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import default_rng
 
-from controlplane.policy.api import ClusterView, JobView, News, Plan
+from controlplane.policy.api import Budget, ClusterView, JobView, News, Plan, Policy
 from controlplane.policy.fifo import Fifo
 from controlplane.policy.fill import fill
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
+from controlplane.policy.packing import split
 from controlplane.policy.registry import POLICIES, check_options, entry, make
 from schemas.errors import SettingsError
-from schemas.ids import SlotId
-from tests.support.views import NOW, planned, views, views_and_news
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import job_view
+from tests.support.toy import Told, Toy
+from tests.support.views import NOW, a_job, news_of, row_of, view_of, views, views_and_news
 
-Told = tuple[ClusterView, list[News]]
+Shown = tuple[ClusterView, list[News]]
+History = list[tuple[float, Shown]]
 EACH_POLICY = pytest.mark.parametrize("name", POLICIES)
 SIZE = settings(max_examples=30, deadline=None)
 
 
-def answer(name: str, told: Told) -> Plan:
-    """The plan of a policy; or of what stands in while a search is away."""
+def made(name: str, options: dict[str, Any] | None = None) -> Policy:
+    """A new policy, with an oracle if it cannot do without."""
+    return make(name, options, Told() if entry(name).oracle == "must" else None)
+
+
+def asked(policy: Policy, told: Shown, now: float = NOW) -> Plan:
+    """What it answers after the news and some thinking."""
     view, news = told
-    return fill(view, NOW) if name == "fill" else planned(name, view, news)
+    for event in news:
+        policy.observe(event, Seconds(now))
+    policy.improve(view, Budget(generations=2), default_rng(0), Seconds(now))
+    return policy.plan(view, Seconds(now))
+
+
+def answer(name: str, told: Shown) -> Plan:
+    """The plan of a policy; or of what stands in while a search is away."""
+    return fill(told[0], NOW) if name == "fill" else asked(made(name), told)
 
 
 def changed(plan: Plan, view: ClusterView) -> list[tuple[JobView, dict[SlotId, int]]]:
@@ -120,10 +139,17 @@ PROMISES = (
 )
 
 
+OVER_TIME = tuple(
+    promise
+    for promise in PROMISES
+    if "backs_off" not in promise.__name__ and "a_while" not in promise.__name__
+)
+
+
 @pytest.mark.parametrize("name", [*POLICIES, "fill"])
 @settings(max_examples=60, deadline=None)
 @given(told=views_and_news)
-def test_a_policy_keeps_its_promises_whatever_it_is_shown_and_told(name: str, told: Told) -> None:
+def test_a_policy_keeps_its_promises_whatever_it_is_shown_and_told(name: str, told: Shown) -> None:
     view, _ = told
 
     plan = answer(name, told)
@@ -135,7 +161,7 @@ def test_a_policy_keeps_its_promises_whatever_it_is_shown_and_told(name: str, to
 @EACH_POLICY
 @SIZE
 @given(told=views_and_news)
-def test_the_same_view_news_seed_and_budget_give_the_same_bytes(name: str, told: Told) -> None:
+def test_the_same_view_news_seed_and_budget_give_the_same_bytes(name: str, told: Shown) -> None:
     assert msgspec.msgpack.encode(answer(name, told)) == msgspec.msgpack.encode(answer(name, told))
 
 
@@ -143,9 +169,9 @@ def test_the_same_view_news_seed_and_budget_give_the_same_bytes(name: str, told:
 @SIZE
 @given(view=views())
 def test_to_read_a_plan_out_changes_nothing(name: str, view: ClusterView) -> None:
-    policy = make(name)
+    policy = made(name)
 
-    plans = [policy.plan(view, NOW), policy.plan(view, NOW), make(name).plan(view, NOW)]
+    plans = [policy.plan(view, NOW), policy.plan(view, NOW), made(name).plan(view, NOW)]
 
     assert len({msgspec.msgpack.encode(plan) for plan in plans}) == 1
 
@@ -156,13 +182,148 @@ def test_to_read_a_plan_out_changes_nothing(name: str, view: ClusterView) -> Non
 def test_a_policy_asks_to_be_woken_for_the_first_that_backs_off(
     name: str, view: ClusterView
 ) -> None:
-    plan = planned(name, view)
+    plan = answer(name, (view, []))
 
     for job in view.jobs.values():
         fits = job.movable and not job.running_on and job.least <= len(view.slots)
         if fits and job.ready_at > NOW:
             assert plan.wake_at is not None
             assert NOW < plan.wake_at <= job.ready_at
+
+
+# --- over time
+
+
+@st.composite
+def histories(draw: st.DrawFn) -> History:
+    """One cluster and news of it at a few moments, whatever happened in between."""
+    now, view, history = float(NOW), draw(views(most_jobs=4, nodes=[2, 3])), []
+    for version in range(2, 2 + draw(st.integers(1, 4))):
+        history.append((now, (view, draw(news_of(view, at_most=3)))))
+        now += draw(st.sampled_from([0.0, 1.0, 60.0, 700.0]))
+        view = draw(later(view, version))
+    return history
+
+
+@st.composite
+def later(draw: st.DrawFn, view: ClusterView, version: int) -> ClusterView:
+    """Some jobs of `view` ended, others came; any may have got other slots or none."""
+    slots = row_of(2, 3)
+    free = list(draw(st.permutations([slot.slot for slot in slots])))
+    jobs = []
+    for job in view.jobs.values():
+        size = draw(st.sampled_from([0, job.least, min(job.most, job.batch_size)]))
+        here, free = (free[:size], free[size:]) if size <= len(free) else ([], free)
+        placed = split(job.batch_size, here) if here else {}
+        how = draw(st.sampled_from(["moves", "moves", "hangs", "ends"]))
+        if how != "ends":
+            jobs.append(msgspec.structs.replace(job, running_on=placed, movable=how != "hangs"))
+    if draw(st.booleans()):
+        jobs.append(draw(a_job(10 * version, free)))
+    return view_of(slots, *jobs, version=version)
+
+
+@EACH_POLICY
+@SIZE
+@given(history=histories())
+def test_the_same_history_gives_the_same_plans_again(name: str, history: History) -> None:
+    first, again = made(name), made(name)
+
+    plans = [asked(first, told, now) for now, told in history]
+
+    assert [asked(again, told, now) for now, told in history] == plans
+
+
+@EACH_POLICY
+@SIZE
+@given(history=histories())
+def test_what_was_asked_before_does_not_show_in_what_is_asked_twice(
+    name: str, history: History
+) -> None:
+    once, twice = made(name), made(name)
+
+    for now, told in history:
+        plan = asked(once, told, now)
+        assert asked(twice, told, now) == plan
+        assert twice.plan(told[0], Seconds(now)) == plan
+
+
+@EACH_POLICY
+@SIZE
+@given(history=histories())
+def test_a_policy_keeps_its_promises_as_time_goes_by(name: str, history: History) -> None:
+    policy = made(name)
+
+    for now, (view, news) in history:
+        plan = asked(policy, (view, news), now)
+        for promise in OVER_TIME:
+            promise(view, plan)
+
+
+@EACH_POLICY
+@SIZE
+@given(
+    jobs=st.lists(
+        st.tuples(st.integers(1, 3), st.integers(0, 3), st.integers(3, 90)), min_size=1, max_size=7
+    ),
+    ends=st.lists(st.booleans(), min_size=7, max_size=7),
+)
+def test_a_policy_comes_to_rest_when_its_plans_are_followed(
+    name: str, jobs: list[tuple[int, int, int]], ends: list[bool]
+) -> None:
+    toy = Toy(made(name), row_of(2, 4))
+    for number, ((least, more, batch), over) in enumerate(zip(jobs, ends, strict=False)):
+        job = JobId(f"j-{number}")
+        toy.submit(
+            job_view(
+                job,
+                at=toy.now,
+                slots=(least, least + more),
+                wanted=min(batch, least + more),
+                batch_size=batch,
+                batch_limit=4 * batch,
+                local_limit=2 * batch,
+            )
+        )
+        toy.at(toy.now + 100.0)
+        if over:
+            toy.end(job)
+            toy.at(toy.now + 50.0)
+
+
+ENDLESS = [
+    ("fifo", {}),
+    ("fair", {}),
+    ("fair", {"quantum_s": 100.0}),
+    ("tiresias", {"limits": [400.0], "promote_after": 2.0}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), ENDLESS)
+def test_a_large_job_is_served_however_many_small_ones_come(
+    name: str, options: dict[str, Any]
+) -> None:
+    assert service_of_a_large_job(name, options) > 1000.0
+
+
+def test_without_promotion_tiresias_lets_a_large_job_starve() -> None:
+    assert service_of_a_large_job("tiresias", {"limits": [400.0]}) <= 800.0
+
+
+def service_of_a_large_job(name: str, options: dict[str, Any]) -> float:
+    """Slot seconds of a job of four slots on four, where two more of two come every 50 s."""
+    large, small = JobId("large-0"), 0
+    toy = Toy(made(name, options), row_of(4))
+    toy.submit(job_view(large, at=0.0, slots=(4, 4)))
+    for now in range(0, 5000, 50):
+        for view in list(toy.jobs.values()):
+            if view.job != large and view.served(Seconds(now)) >= 200.0:
+                toy.end(view.job)
+        for _ in range(2):
+            small += 1
+            toy.submit(job_view(JobId(f"small-{small}"), at=now, slots=(2, 2)))
+        toy.at(now)
+    return toy.jobs[large].served(toy.now)
 
 
 # --- the registry
@@ -181,12 +342,14 @@ def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
 
 
 def test_only_a_policy_that_searches_is_given_a_process() -> None:
-    assert {name: entry(name).searches for name in POLICIES} == {"fifo": False, "ones": True}
+    searching = {name for name in POLICIES if entry(name).searches}
+
+    assert searching == {"ones", "optimus", "goodput"}
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        SettingsError, match=r"unknown policy 'lifo'; choose one of fifo, ones"
+        SettingsError, match=r"unknown policy 'lifo'; choose one of fair, fifo, g"
     ) as e:
         make("lifo")
     assert e.value.field == "policy"

@@ -111,10 +111,10 @@ def test_every_workload_can_be_submitted(workload: str, batch: Literal["fixed", 
 
 
 @pytest.mark.parametrize("workload", WORKLOADS)
-def test_every_workload_takes_minutes_up_to_two_hours(workload: str) -> None:
+def test_every_workload_takes_from_half_a_minute_to_two_hours(workload: str) -> None:
     durations = [duration_s(workload, slots) for slots in (1, 2, 4, 8)]
 
-    assert min(durations) > 40.0
+    assert min(durations) > 30.0
     assert max(durations) < 7200.0
     assert sorted(durations, reverse=True) == durations
 
@@ -251,7 +251,14 @@ def test_an_epoch_is_one_pass_worth_of_progress() -> None:
 
 @pytest.mark.parametrize(
     ("before", "batch", "epochs"),
-    [(0, 4096, 0.0), (256, 512, 0.0), (256, 1024, 1.0), (256, 4096, 3.0), (4096, 256, 0.0)],
+    [
+        (0, 4096, 0.0),
+        (256, 300, 0.0),
+        (256, 512, 0.0),
+        (256, 1024, 1.0),
+        (256, 4096, 3.0),
+        (4096, 256, 0.0),
+    ],
 )
 def test_a_jump_beyond_a_doubling_costs_epochs(before: int, batch: int, epochs: float) -> None:
     assert lost_epochs(before, batch) == epochs
@@ -269,8 +276,8 @@ def test_the_remaining_steps_are_those_at_the_submitted_batch() -> None:
 def test_jobs_differ_in_length_by_about_a_tenth_and_only_by_name_and_seed() -> None:
     lengths = [work_of(name=f"job-{number}").epochs - 10 for number in range(300)]
 
-    assert np.mean(lengths) == pytest.approx(25, rel=0.03)
-    assert np.std(lengths) == pytest.approx(2.5, rel=0.25)
+    assert np.mean(lengths) == pytest.approx(20, rel=0.03)
+    assert np.std(lengths) == pytest.approx(2.0, rel=0.25)
     assert work_of(name="job-7", batch="fixed").epochs - 10 == lengths[7]
     assert [work_of(name=f"job-{n}", seed=2).epochs - 10 for n in range(300)] != lengths
 
@@ -312,6 +319,19 @@ def test_a_loss_falls_smoothly_unless_it_is_erratic() -> None:
 
     assert roughness(Table2()) < 0.15
     assert roughness(Table2(erratic=True)) > 0.2
+
+
+def test_erratic_losses_have_plateaus_and_others_have_none() -> None:
+    def drop(physics: Table2) -> list[float]:
+        works = [work_of(name=f"job-{number}", physics=physics) for number in range(300)]
+        middle = [
+            float(np.median([work.report(epoch, 64).train_loss or 0.0 for work in works]))
+            for epoch in (5, 9, 10)
+        ]
+        return [middle[1] / middle[0], middle[2] / middle[1]]
+
+    assert drop(Table2(erratic=True)) == pytest.approx([1.0, 0.65], abs=0.06)
+    assert drop(Table2()) == pytest.approx([0.69, 0.94], abs=0.06)
 
 
 def test_the_reported_noise_scale_grows_tenfold_and_is_measured_with_noise() -> None:

@@ -71,7 +71,7 @@ def reports(
     done = np.arange(epochs + 1, dtype=np.float64)
     measured = np.exp(NOISE_SPREAD * rng.standard_normal(epochs + 1))
     phi = np.array([noise_scale(row, epoch / to_target) for epoch in range(epochs + 1)])
-    losses = _losses(row, done / to_target, to_target, rng, erratic=erratic)
+    losses = _losses(row, done, to_target, rng, erratic=erratic)
     accuracies = _accuracies(row, done, to_target, rng)
     return tuple(
         Report(loss, {"accuracy": accuracy}, scale)
@@ -82,16 +82,15 @@ def reports(
 
 
 def _losses(
-    row: Row, share: FloatArray, to_target: int, rng: Generator, *, erratic: bool
+    row: Row, done: FloatArray, to_target: int, rng: Generator, *, erratic: bool
 ) -> FloatArray:
-    noise = rng.standard_normal(share.size)
-    spiking = rng.random(share.size) < SPIKES
-    height = rng.uniform(*SPIKE, share.size)
+    noise = rng.standard_normal(done.size)
+    spiking = rng.random(done.size) < SPIKES
+    height = rng.uniform(*SPIKE, done.size)
     if erratic:
-        stair = PLATEAU / to_target
-        share = np.floor(share / stair) * stair
+        done = done // PLATEAU * PLATEAU
     above = math.log(row.classes) - row.floor
-    curve: FloatArray = row.floor + above / (1 + (1 / LOSS_LEFT - 1) * share)
+    curve: FloatArray = row.floor + above / (1 + (1 / LOSS_LEFT - 1) * done / to_target)
     curve *= np.exp((ERRATIC_SPREAD if erratic else LOSS_SPREAD) * noise)
     if erratic:
         curve[spiking] *= height[spiking]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from collections.abc import Callable, Iterable, Mapping
+from typing import Final, Literal
 
 from numpy.random import Generator, default_rng
 
+from controlplane.sim import arrivals as processes
+from controlplane.sim import gpu_times as philly
 from controlplane.sim.errors import TraceError
 from controlplane.sim.physics.table2.constants import (
     CRASHES,
@@ -21,6 +22,13 @@ from schemas.ids import Seconds
 
 GpuTimes = Callable[[Generator, int], Iterable[float]]  # so many jobs' GPU seconds
 Arrivals = Callable[[Generator, int, float], Iterable[float]]  # their times, at such an interval
+
+PROCESSES: Final[Mapping[str, Arrivals]] = {
+    "poisson": processes.poisson,
+    "uniform": processes.uniform,
+    "bursts": processes.bursts,
+    "philly": processes.philly,
+}
 
 
 def generate(
@@ -56,13 +64,13 @@ def generate(
     """
     _check(jobs, mix, mean_interval_s, (crash_share, cancel_share))
     rngs = [default_rng((seed, number)) for number in range(5)]
-    arrive = _found("arrivals", arrivals) if isinstance(arrivals, str) else arrivals
+    arrive = _process(arrivals) if isinstance(arrivals, str) else arrivals
     times = [float(at) for at in arrive(rngs[0], jobs, mean_interval_s)]
     slots = [int(many) for many in rngs[1].choice(USER_SLOTS, size=jobs, p=USER_SHARES)]
     if mix == "uniform":
         names = [str(name) for name in rngs[2].choice(tuple(WORKLOADS), size=jobs)]
     else:
-        draw = gpu_times or _found("gpu_times", "sample")
+        draw = gpu_times or philly.sample
         pairs = zip(draw(rngs[2], jobs), slots, strict=True)
         names = [closest(float(gpu_s), many) for gpu_s, many in pairs]
     crashes = _shares(rngs[3], jobs, crash_share, CRASHES)
@@ -107,11 +115,8 @@ def _shares(
     return [float(value) if hit else None for hit, value in zip(struck, values, strict=True)]
 
 
-def _found(module: str, name: str) -> Any:
-    """A function of the simulator's distributions."""
-    found = getattr(importlib.import_module(f"controlplane.sim.{module}"), name, None)
-    if name.startswith("_") or not callable(found):
-        raise TraceError(
-            f"there is no {name!r} in {module}", "look there for what there is", module
-        )
-    return found
+def _process(name: str) -> Arrivals:
+    if name not in PROCESSES:
+        what = f"there is no arrival process {name!r}"
+        raise TraceError(what, f"choose from {', '.join(PROCESSES)}", "arrivals")
+    return PROCESSES[name]

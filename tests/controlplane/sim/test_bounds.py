@@ -1,0 +1,209 @@
+"""The lower bound of completion times, and the optimum of tiny instances."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.sim.bounds import fluid_srpt
+from controlplane.sim.optimum import brute_force
+
+SLOTS = 3
+INF = float("inf")
+
+
+def bound(
+    release: Sequence[float], work: Sequence[float], most: Sequence[float], capacity: float
+) -> float:
+    return fluid_srpt(
+        np.array(release, float), np.array(work, float), np.array(most, float), capacity
+    )
+
+
+def linear(jobs: int, slots: int = SLOTS) -> list[list[float]]:
+    return [[float(slot) for slot in range(slots + 1)]] * jobs
+
+
+# --- the bound
+
+
+def test_without_jobs_it_is_zero() -> None:
+    assert bound([], [], [], 4.0) == 0.0
+
+
+def test_one_job_takes_its_work_over_its_slots() -> None:
+    assert bound([7.0], [12.0], [3.0], 4.0) == 4.0
+    assert bound([7.0], [12.0], [INF], 4.0) == 3.0
+
+
+def test_without_limits_it_is_shortest_remaining_first() -> None:
+    # On one machine: the second runs 1-2, the first 0-1 and 2-5, the third 5-9.
+    assert bound([0.0, 1.0, 1.0], [4.0, 1.0, 4.0], [INF] * 3, 1.0) == (5.0 + 1.0 + 8.0) / 3.0
+
+
+def test_a_job_that_runs_is_compared_by_what_is_left_of_it() -> None:
+    # At 3 the first has 1 left, which is less than the 2 of the second.
+    assert bound([0.0, 3.0], [4.0, 2.0], [INF] * 2, 1.0) == (4.0 + 3.0) / 2.0
+
+
+def test_jobs_that_are_limited_cannot_use_an_empty_cluster() -> None:
+    assert bound([0.0, 0.0], [10.0, 10.0], [1.0, 2.0], 100.0) == (10.0 + 5.0) / 2.0
+
+
+def test_it_stays_below_a_schedule_that_is_better_than_shortest_first() -> None:
+    # Shortest first: 1 + 5.4 s. Here the longer one keeps its one slot: 4/3 + 4.4 s.
+    assert bound([0.0, 0.0], [4.0, 4.4], [4.0, 1.0], 4.0) <= (4.0 / 3.0 + 4.4) / 2.0
+
+
+def test_jobs_without_work_end_when_they_come() -> None:
+    assert bound([5.0, 5.0], [0.0, 2.0], [1.0, 1.0], 1.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("release", "work", "most", "capacity"),
+    [
+        ([0.0], [1.0, 2.0], [1.0], 1.0),
+        ([0.0], [-1.0], [1.0], 1.0),
+        ([np.nan], [1.0], [1.0], 1.0),
+        ([0.0], [INF], [1.0], 1.0),
+        ([0.0], [1.0], [0.0], 1.0),
+        ([0.0], [1.0], [1.0], 0.0),
+        ([0.0], [1.0], [1.0], INF),
+    ],
+)
+def test_what_makes_no_sense_is_refused(
+    release: list[float], work: list[float], most: list[float], capacity: float
+) -> None:
+    with pytest.raises(ValueError, match=r"must be|differ"):
+        bound(release, work, most, capacity)
+
+
+def test_a_hundred_thousand_jobs_take_seconds() -> None:
+    rng = np.random.default_rng(0)
+    release, work = np.sort(rng.uniform(0.0, 1e6, 100_000)), rng.exponential(600.0, 100_000)
+
+    began = time.process_time()
+    fluid_srpt(release, work, np.full(100_000, 8.0), 64.0)
+
+    assert time.process_time() - began < 10.0
+
+
+# --- the optimum
+
+
+def test_the_optimum_of_linear_jobs_is_shortest_first() -> None:
+    assert brute_force([0.0] * 3, [9.0, 3.0, 6.0], linear(3), SLOTS) == (1.0 + 3.0 + 6.0) / 3.0
+
+
+def test_the_optimum_shares_slots_that_one_job_cannot_use_well() -> None:
+    # Two slots make a job no faster: both run at once.
+    assert brute_force([0.0, 0.0], [2.0, 4.0], [[0.0, 1.0, 1.0]] * 2, 2) == 3.0
+
+
+def test_the_optimum_takes_a_slot_back_when_a_short_job_comes() -> None:
+    # At 1: the second first, for 1 s; the first has 3 left and ends at 5.
+    assert brute_force([0.0, 1.0], [4.0, 1.0], linear(2, 1), 1) == (5.0 + 1.0) / 2.0
+
+
+def test_the_optimum_starts_with_the_first_job_not_at_zero() -> None:
+    assert brute_force([100.0, 50.0], [2.0, 2.0], linear(2, 1), 1) == 2.0
+
+
+def test_a_table_of_speeds_may_be_shorter_than_the_cluster() -> None:
+    assert brute_force([0.0], [6.0], [[0.0, 1.0, 1.5]], 4) == 4.0
+
+
+def test_instances_that_are_too_large_or_never_end_are_refused() -> None:
+    with pytest.raises(ValueError, match="too large to try everything: 6 jobs"):
+        brute_force([0.0] * 6, [1.0] * 6, linear(6), SLOTS)
+    with pytest.raises(ValueError, match="never ends"):
+        brute_force([0.0], [1.0], [[0.0, 0.0]], 1)
+    with pytest.raises(ValueError, match="same jobs"):
+        brute_force([0.0, 0.0], [1.0], linear(1), 1)
+
+
+# --- both, and policies
+
+Instance = tuple[list[float], list[float], list[list[float]]]
+
+
+@st.composite
+def instances(draw: st.DrawFn) -> Instance:
+    """Up to four jobs with concave speeds on up to three slots, some limited to fewer."""
+    jobs = draw(st.integers(1, 4))
+    moments = st.floats(0.0, 20.0).map(lambda at: round(at, 1))
+    release = draw(st.lists(moments, min_size=jobs, max_size=jobs))
+    work = draw(st.lists(st.floats(0.5, 30.0), min_size=jobs, max_size=jobs))
+    bends = draw(st.lists(st.floats(0.0, 1.0), min_size=jobs, max_size=jobs))
+    limits = draw(st.lists(st.integers(1, SLOTS), min_size=jobs, max_size=jobs))
+    speeds = [
+        [min(slots, limit) ** bend if slots else 0.0 for slots in range(SLOTS + 1)]
+        for bend, limit in zip(bends, limits, strict=True)
+    ]
+    return release, work, speeds
+
+
+def by_order(instance: Instance, order: Callable[[list[float]], list[int]], width: int) -> float:
+    """Average completion time of a policy that leaves no slot idle.
+
+    At every event the jobs in `order` take up to `width` slots each, and then, again in order,
+    what is left over and makes them faster.
+    """
+    release, work, speeds = instance
+    now, left, flow = min(release), list(work), 0.0
+    while any(left):
+        active = [job for job in order(left) if left[job] > 0.0 and release[job] <= now]
+        free, on = SLOTS, [0] * len(left)
+        for most in (width, SLOTS):  # first all up to `width`, then whoever can use more
+            for job in active:
+                while free and on[job] < most and speeds[job][on[job] + 1] > speeds[job][on[job]]:
+                    free, on[job] = free - 1, on[job] + 1
+        pace = [of[slots] for of, slots in zip(speeds, on, strict=True)]
+        ends = [left[job] / x for job, x in enumerate(pace) if x > 0.0]
+        step = min(ends + [at - now for at in release if at > now])
+        now = min([at for at in release if at > now and at - now == step], default=now + step)
+        for job, x in enumerate(pace):
+            if x > 0.0:
+                over = left[job] / x <= step * (1.0 + 1e-12)
+                left[job] = 0.0 if over else left[job] - x * step
+                flow += now - release[job] if over else 0.0
+    return flow / len(work)
+
+
+@settings(deadline=None, max_examples=60)
+@given(instance=instances())
+def test_no_policy_beats_the_optimum_and_the_optimum_never_beats_the_bound(
+    instance: Instance,
+) -> None:
+    release, work, speeds = instance
+    # The table of a slot's worth: one slot is the most efficient, for speeds are concave.
+    lower = bound(release, work, [max(of) for of in speeds], SLOTS)
+
+    best = brute_force(release, work, speeds, SLOTS)
+
+    def shortest(left: list[float]) -> list[int]:
+        return sorted(range(len(left)), key=left.__getitem__)
+
+    def first(left: list[float]) -> list[int]:
+        return sorted(range(len(left)), key=release.__getitem__)
+
+    policies = [
+        by_order(instance, order, width) for order in (shortest, first) for width in (1, 2, SLOTS)
+    ]
+    assert lower <= best * (1.0 + 1e-9)
+    assert best <= min(policies) * (1.0 + 1e-9)
+
+
+@settings(deadline=None, max_examples=60)
+@given(instance=instances())
+def test_linear_jobs_on_one_slot_reach_the_bound(instance: Instance) -> None:
+    release, work, _ = instance
+
+    best = brute_force(release, work, linear(len(work), 1), 1)
+
+    assert best == pytest.approx(bound(release, work, [INF] * len(work), 1.0), rel=1e-9)

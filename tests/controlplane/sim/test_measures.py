@@ -1,0 +1,194 @@
+"""What outcomes amount to, and whether two policies differ."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.sim.measures import summary
+from controlplane.sim.results import ResultsError
+from controlplane.sim.statistics import Interval, compare, mean_interval
+from tests.support.outcomes import outcome, story, times
+
+# --- summary
+
+
+def test_a_summary_has_exactly_these_figures() -> None:
+    found = summary(
+        outcome(
+            story("warm", 1000.0, at=10.0, counted=False),
+            story("a", 40.0, at=20.0),
+            story("b", 160.0, at=20.0, application="ncf", rescales=4),
+            bound_s=50.0,
+            busy_slot_s=1000.0,
+        )
+    )
+
+    assert found == {
+        "policy": "ones",
+        "options": {},
+        "setting": {"physics": "table2"},
+        "seed": 5,
+        "slots": 4,
+        "jobs": 2,
+        "avg_jct_s": 100.0,
+        "geo_jct_s": pytest.approx(80.0),
+        "avg_exec_s": 75.0,
+        "avg_queue_s": 25.0,
+        "rescales_per_job": 3.0,
+        "p50_jct_s": 100.0,
+        "p90_jct_s": pytest.approx(148.0),
+        "p99_jct_s": pytest.approx(158.8),
+        "makespan_s": 1000.0,
+        "utilisation": 0.25,
+        "decision_ms_mean": 2.0,
+        "decision_ms_p99": pytest.approx(2.98),
+        "bound_avg_jct_s": 50.0,
+        "vs_bound": 2.0,
+        "unfinished": 0,
+        "failed": 0,
+        "cancelled": 0,
+        "events": 70,
+        "wall_s": 0.5,
+        "jct_s": {"a": 40.0, "b": 160.0},
+        "per_application": {
+            "bert": {
+                "jobs": 1,
+                "unfinished": 0,
+                "avg_jct_s": 40.0,
+                "geo_jct_s": pytest.approx(40.0),
+                "avg_exec_s": 30.0,
+                "avg_queue_s": 10.0,
+                "rescales_per_job": 2.0,
+            },
+            "ncf": {
+                "jobs": 1,
+                "unfinished": 0,
+                "avg_jct_s": 160.0,
+                "geo_jct_s": pytest.approx(160.0),
+                "avg_exec_s": 120.0,
+                "avg_queue_s": 40.0,
+                "rescales_per_job": 4.0,
+            },
+        },
+    }
+
+
+def test_jobs_that_did_not_end_or_were_cancelled_are_counted_but_not_averaged() -> None:
+    found = summary(
+        outcome(
+            story("a", 40.0),
+            story("b", None),
+            story("c", 2.0, state="cancelled"),
+            story("d", 60.0, state="failed"),
+        )
+    )
+
+    assert found["jct_s"] == {"a": 40.0, "b": None, "c": None, "d": 60.0}
+    assert (found["avg_jct_s"], found["jobs"], found["makespan_s"]) == (50.0, 4, None)
+    assert (found["unfinished"], found["cancelled"], found["failed"]) == (1, 1, 1)
+
+
+def test_of_nothing_every_figure_is_null_and_the_document_has_no_nan() -> None:
+    for empty in (outcome(decisions_ms=()), outcome(story("a", None), decisions_ms=())):
+        found = json.loads(json.dumps(summary(empty), allow_nan=False))
+
+        names = ("avg_jct_s", "geo_jct_s", "p99_jct_s", "makespan_s", "decision_ms_p99", "vs_bound")
+        assert [found[name] for name in names] == [None] * len(names)
+
+
+def test_a_completion_time_of_zero_has_no_geometric_mean() -> None:
+    assert summary(times("ones", 0.0, 4.0))["geo_jct_s"] is None
+
+
+# --- comparison
+
+
+def test_the_difference_is_of_pairs_of_jobs() -> None:
+    found = compare([times("ones", 10.0, 30.0)], [times("fifo", 20.0, 60.0)])
+
+    assert (found.first, found.second, found.jobs, found.simulations) == ("ones", "fifo", 2, 1)
+    assert (found.first_mean_s, found.second_mean_s) == (20.0, 40.0)
+    assert (found.difference_s, found.ratio) == (-20.0, 0.5)
+    assert found.ratio_ci == Interval(0.5, 0.5)  # the same for every job
+    assert found.difference_ci_s == Interval(-30.0, -10.0)
+
+
+def test_seeds_are_paired_whatever_their_order() -> None:
+    ours = [times("ones", 10.0, seed=1), times("ones", 100.0, seed=2)]
+    theirs = [times("fifo", 300.0, seed=2), times("fifo", 30.0, seed=1), times("fifo", 9.0, seed=3)]
+
+    found = compare(ours, theirs)
+
+    assert (found.simulations, found.first_mean_s, found.second_mean_s) == (2, 55.0, 165.0)
+    assert found.ratio_ci == Interval(1 / 3, 1 / 3)
+    assert found.difference_ci_s == Interval(-200.0, -20.0)  # seeds are drawn, not only jobs
+
+
+def test_jobs_that_did_not_finish_under_both_are_left_out_and_said() -> None:
+    ours = outcome(story("a", 10.0), story("b", None), story("c", 5.0, counted=False))
+    theirs = outcome(story("a", 20.0), story("b", 7.0), story("c", 6.0, counted=False))
+
+    found = compare([ours], [theirs])
+
+    assert (found.jobs, found.left_out, found.first_mean_s) == (1, 1, 10.0)
+
+
+def test_the_interval_is_the_same_every_time_and_holds_the_truth() -> None:
+    rng = np.random.default_rng(1)
+    base = rng.exponential(100.0, (20, 50))
+    ours = [times("ones", *row * rng.uniform(0.4, 0.6, 50), seed=i) for i, row in enumerate(base)]
+    theirs = [times("fifo", *row, seed=i) for i, row in enumerate(base)]
+
+    found = compare(ours, theirs)
+
+    assert found == compare(ours, theirs)
+    assert found.ratio_ci.low < 0.5 < found.ratio_ci.high
+    assert found.ratio_ci.high - found.ratio_ci.low < 0.02
+    assert found.two_sided_p < 1e-6
+    assert found.less_p < 1e-6
+    assert found.greater_p > 0.999
+
+
+def test_the_tests_of_wilcoxon_are_exact_for_few_jobs() -> None:
+    found = compare([times("ones", 1.0, 2.0, 3.0, 4.0)], [times("fifo", 2.0, 4.0, 6.0, 8.0)])
+
+    assert (found.two_sided_p, found.less_p, found.greater_p) == (0.125, 0.0625, 1.0)
+
+
+def test_equal_outcomes_do_not_differ() -> None:
+    found = compare([times("ones", 5.0, 7.0)], [times("fifo", 5.0, 7.0)])
+
+    assert (found.changed, found.difference_s, found.ratio) == (0, 0.0, 1.0)
+    assert (found.two_sided_p, found.less_p, found.greater_p) == (1.0, 1.0, 1.0)
+    assert found.difference_ci_s == Interval(0.0, 0.0)
+
+
+def test_pairs_that_are_equal_do_not_count_in_the_tests() -> None:
+    found = compare([times("a", 1.0, 5.0, 5.0)], [times("b", 2.0, 5.0, 5.0)])
+
+    assert (found.jobs, found.changed, found.less_p) == (3, 1, 0.5)
+
+
+def test_nothing_in_common_is_refused() -> None:
+    with pytest.raises(ResultsError, match="no finished job of the same setting and seed"):
+        compare([times("ones", 1.0, seed=1)], [times("fifo", 1.0, seed=2)])
+    with pytest.raises(ResultsError, match="no finished job"):
+        compare([outcome(story("a", None))], [outcome(story("a", 1.0))])
+    with pytest.raises(ResultsError, match="two outcomes of seed 5"):
+        compare([times("ones", 1.0)] * 2, [times("fifo", 1.0)])
+
+
+@settings(deadline=None)
+@given(st.lists(st.floats(1.0, 1e6), min_size=1, max_size=20))
+def test_the_mean_is_within_its_interval(values: list[float]) -> None:
+    interval = mean_interval(values)
+
+    slack = 1e-9 * max(values)
+    assert min(values) - slack <= interval.low <= interval.high <= max(values) + slack
+    assert math.isfinite(interval.low)

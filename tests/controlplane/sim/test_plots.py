@@ -1,0 +1,191 @@
+"""Figures: that they are there, what is on them, and what is refused."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from controlplane.sim import plots
+from controlplane.sim.drawing import POLICIES, grouped, styles, time_unit
+from controlplane.sim.gantt import busy_share, gantt, utilisation
+from controlplane.sim.outcome import Outcome, Stay
+from controlplane.sim.results import ResultsError
+from schemas.ids import Seconds
+from tests.support.outcomes import outcome, story, times
+
+pytest.importorskip("matplotlib")
+
+Draw = Callable[[Sequence[Outcome], Path], None]
+OF_MANY: list[Draw] = [plots.box_plots, plots.cumulative, plots.averages, plots.scaling]
+
+
+def held(policy: str = "ones") -> Outcome:
+    """Two jobs on two of four slots: one for 10 s, the other from 10 s to 20 s on both."""
+    first = story("first", 10.0, stays=(Stay("n2/0", Seconds(0.0), Seconds(10.0)),))
+    both = tuple(Stay(slot, Seconds(10.0), Seconds(20.0)) for slot in ("n2/0", "n10/1"))
+    return outcome(first, story("second", 20.0, stays=both), policy=policy)
+
+
+def words(path: Path) -> list[str]:
+    """What an SVG file says, in order."""
+    return re.findall(r"<text[^>]*>([^<]*)</text>", path.read_text())
+
+
+@pytest.mark.parametrize("draw", OF_MANY)
+@pytest.mark.parametrize("suffix", [".svg", ".png", ".pdf"])
+def test_figures_are_drawn_in_the_format_of_the_suffix(
+    tmp_path: Path, draw: Draw, suffix: str
+) -> None:
+    given = [times(p, 1.0, 50.0 + s, seed=s) for p in ("ones", "fifo") for s in range(2)]
+    path = tmp_path / f"figure{suffix}"
+
+    draw(given, path)
+
+    begins = {".svg": b"<?xml", ".png": b"\x89PNG", ".pdf": b"%PDF"}
+    assert path.read_bytes().startswith(begins[suffix])
+
+
+@pytest.mark.parametrize("draw", [*OF_MANY, utilisation])
+def test_the_same_outcomes_give_the_same_bytes(tmp_path: Path, draw: Draw) -> None:
+    given = [held("ones"), held("tiresias")]
+
+    draw(given, tmp_path / "a.svg")
+    draw(given, tmp_path / "b.svg")
+
+    assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
+
+
+@pytest.mark.parametrize("draw", OF_MANY)
+def test_every_policy_and_unit_is_named(tmp_path: Path, draw: Draw) -> None:
+    draw([times("ones", 1.0, 2.0), times("tiresias", 2.0, 3.0)], tmp_path / "f.svg")
+
+    said = words(tmp_path / "f.svg")
+    assert {"ones", "tiresias"} <= set(said)
+    assert any(re.search(r"completion time \(s\)", word) for word in said)
+
+
+@pytest.mark.parametrize("draw", OF_MANY)
+def test_jobs_without_a_time_and_times_of_zero_do_not_stop_a_figure(
+    tmp_path: Path, draw: Draw
+) -> None:
+    given = outcome(story("a", 0.0), story("b", None), story("c", 5.0))
+
+    draw([given], tmp_path / "f.png")
+
+    assert (tmp_path / "f.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize("draw", [*OF_MANY, utilisation])
+def test_nothing_to_draw_is_refused(tmp_path: Path, draw: Draw) -> None:
+    with pytest.raises(ResultsError, match="there is no outcome to draw"):
+        draw([], tmp_path / "f.svg")
+
+
+def test_averages_of_a_policy_that_finished_nothing_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match="no job of ones finished"):
+        plots.averages([outcome(story("a", None))], tmp_path / "f.svg")
+
+
+def test_a_file_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ResultsError, match=r"no format for a figure; end its name with \.svg"):
+        plots.averages([times("ones", 1.0)], tmp_path / "f.gif")
+    with pytest.raises(ResultsError, match="No such file or directory; choose another file"):
+        plots.averages([times("ones", 1.0)], tmp_path / "no" / "f.svg")
+
+
+def test_without_matplotlib_it_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+
+    with pytest.raises(ResultsError, match=r"figures need matplotlib; pip install 'ones\[sim\]'"):
+        plots.averages([times("ones", 1.0)], tmp_path / "f.svg")
+
+
+def test_scaling_shows_the_gain_over_every_other_policy(tmp_path: Path) -> None:
+    given = [
+        msgspec.structs.replace(times(policy, jct * 64 / slots), slots=slots)
+        for policy, jct in (("ones", 1.0), ("fifo", 2.0))
+        for slots in (16, 64)
+    ]
+
+    plots.scaling(given, tmp_path / "f.svg")
+    with_gain = words(tmp_path / "f.svg")
+    plots.scaling(given, tmp_path / "g.svg", ours="slaq")
+
+    assert "ones faster than the other by (%)" in with_gain
+    assert {"16", "64", "GPUs of the cluster"} <= set(with_gain)
+    assert not any("faster" in word for word in words(tmp_path / "g.svg"))
+
+
+# --- colours and labels
+
+
+def test_a_policy_looks_the_same_in_every_figure() -> None:
+    assert styles(["ones", "fifo"])["fifo"] == styles(["fifo", "mine", "drl"])["fifo"]
+
+
+def test_no_two_policies_of_a_figure_look_the_same() -> None:
+    labels = [*POLICIES, "mine", "ones a=1", "ones a=2", "yours"]
+
+    found = styles(labels)
+
+    assert all(a != b for a, b in itertools.combinations(found.values(), 2))
+
+
+def test_outcomes_of_one_policy_are_told_apart_by_the_options_that_differ() -> None:
+    def with_options(**options: object) -> Outcome:
+        return msgspec.structs.replace(times("ones", 1.0), options=options)
+
+    given = [with_options(size=1, speed=2), with_options(size=1), times("fifo", 1.0)]
+
+    assert list(grouped(given)) == ["ones speed=2", "ones", "fifo"]
+
+
+@pytest.mark.parametrize(
+    ("longest", "unit"),
+    [(600.0, (1.0, "seconds")), (601.0, (60.0, "minutes")), (18_001.0, (3600.0, "hours"))],
+)
+def test_the_unit_of_time_suits_the_axis(longest: float, unit: tuple[float, str]) -> None:
+    assert time_unit(longest) == unit
+
+
+# --- slots over time
+
+
+def test_a_gantt_chart_has_a_row_for_each_slot_in_natural_order(tmp_path: Path) -> None:
+    gantt(held(), tmp_path / "f.svg")
+
+    said = words(tmp_path / "f.svg")
+    assert [word for word in said if "/" in word] == ["n2/0", "n10/1"]
+    assert said.count("first") == 1
+    assert said.count("second") == 1  # its bars are below each other
+    assert {"seconds", "ones: 2 jobs on 4 slots"} <= set(said)
+
+
+def test_many_slots_are_not_named(tmp_path: Path) -> None:
+    stays = tuple(Stay(f"n{i // 4}/{i % 4}", Seconds(0.0), Seconds(9.0)) for i in range(200))
+
+    gantt(outcome(story("a", 9.0, stays=stays)), tmp_path / "f.svg")
+
+    assert "slots" in words(tmp_path / "f.svg")
+    assert not any("n0/" in word for word in words(tmp_path / "f.svg"))
+
+
+def test_the_busy_share_of_an_interval_is_what_jobs_held_in_it() -> None:
+    share = busy_share(held(), np.array([0.0, 10.0, 15.0, 25.0]))
+
+    assert share.tolist() == [0.25, 0.5, 0.25]
+
+
+def test_without_stays_there_is_nothing_to_show(tmp_path: Path) -> None:
+    for draw in (gantt, lambda each, path: utilisation([each], path)):
+        with pytest.raises(ResultsError, match="simulate it again and record stays"):
+            draw(times("ones", 1.0), tmp_path / "f.svg")

@@ -1,0 +1,330 @@
+"""What is simulated is what is shipped: the same inputs at the same times, the same commands."""
+
+from __future__ import annotations
+
+import asyncio
+import selectors
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import cache, partial
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Final, TypeVar
+
+import pytest
+
+from controlplane.core.commands import Announce, Command, SendDelta
+from controlplane.core.events import (
+    CancelRequested,
+    ControllerStarted,
+    Input,
+    NodeGreeted,
+    NodeLost,
+    NodeReported,
+    PlanProposed,
+)
+from controlplane.core.reactor import Reactor
+from controlplane.core.state import State
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import input_from
+from controlplane.journal.replay import replay
+from controlplane.policy.registry import make
+from controlplane.service.app import _learn
+from controlplane.service.searcher import Inline
+from controlplane.service.telemetry import TelemetryTable
+from controlplane.service.turn import Turn
+from controlplane.sim.cluster import Nodes
+from controlplane.sim.outcome import Outcome
+from controlplane.sim.scenario import Scenario, simulate
+from schemas.codec import encode
+from schemas.ids import NodeId, Seconds
+from schemas.messages.agent import AtRest, Parked, ScriptFailed, StoreOpened
+from tests.support import builders
+from tests.support.agents import Node
+from tests.support.agents import World as Processes
+
+T = TypeVar("T")
+Event = tuple[Seconds, Input, list[Command]]
+POLICIES: Final = ("fifo", "tiresias", "ones")
+SAME: Final = 1e-6  # seconds between a timer of the loop and the moment that it was set for
+SCENARIO: Final = Scenario(
+    jobs=14,
+    interval_s=20.0,
+    nodes=(Nodes(count=4, slots=2),),
+    crash_share=0.2,
+    cancel_share=0.2,
+    node_loss_s=1500.0,
+    node_back_s=60.0,
+    latency_s=0.0,
+    generations=2,
+    warm_up=0.0,
+)
+
+
+# --- a loop whose time is virtual, except that journals are awaited
+
+
+class Selector(selectors.SelectSelector):
+    """Does not wait for a timer but lets its time come; waits for a journal that writes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.writing = 0
+
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        if self.writing:
+            return super().select(0 if timeout == 0 else None)
+        if timeout is None:
+            raise RuntimeError("nothing will ever happen")
+        self.now += max(timeout, 0.0)
+        return super().select(0)
+
+
+class Loop(asyncio.SelectorEventLoop):
+    def __init__(self) -> None:
+        self.virtual = Selector()
+        super().__init__(self.virtual)
+
+    def time(self) -> float:
+        return self.virtual.now
+
+
+def run(work: Callable[[Loop], Coroutine[Any, Any, T]]) -> T:
+    loop = Loop()
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(work(loop))
+
+
+class Live(Turn):
+    """The service's turn with its journal, planner and news, in virtual time."""
+
+    def __init__(
+        self, journal: Path, loop: Loop, policy: str = "", moments: Sequence[float] = ()
+    ) -> None:
+        self.virtual = loop.virtual
+        self.told: list[Event] = []
+        self.orders: list[SendDelta] = []
+        self._moments = sorted(moments)
+        self._exact: Seconds | None = None
+        super().__init__(journal, self._do)
+        if policy:
+            self.planner = Inline(make(policy), self.look, self.propose)
+        self._telemetry = TelemetryTable()
+
+    def now(self) -> Seconds:
+        """The moment of the recording; a timer's rounding does not make it another one."""
+        if self._exact is not None:
+            return self._exact
+        now = self.virtual.now
+        place = bisect_left(self._moments, now)
+        near = [m for m in self._moments[max(0, place - 1) : place + 1] if abs(m - now) < SAME]
+        return Seconds(min(near, key=lambda moment: abs(moment - now), default=now))
+
+    def take(
+        self,
+        event: Input,
+        before: Callable[[], None] | None = None,
+        after: Callable[[list[Command]], None] | None = None,
+    ) -> None:
+        self.virtual.writing += 1
+        super().take(event, before, partial(self._done, self.now(), event))
+
+    async def at(self, when: float, *events: Input) -> None:
+        """Let the time come, take `events` at once, and all that follows."""
+        loop, come = asyncio.get_running_loop(), asyncio.Event()
+        if when > self.virtual.now:
+            self._exact = None
+            loop.call_at(when, come.set)
+            await come.wait()
+        self._exact = Seconds(when)
+        for event in events:
+            self.take(event)
+        while self.virtual.writing or self._planning:
+            await asyncio.sleep(0.0)
+
+    def _done(self, now: Seconds, event: Input, commands: list[Command]) -> None:
+        self.virtual.writing -= 1
+        self.told.append((now, event, commands))
+
+    def _do(self, command: Command) -> None:
+        if isinstance(command, SendDelta):
+            self.orders.append(command)
+        if isinstance(command, Announce) and self.planner is not None:
+            _learn(command.event, self, self.planner, self._telemetry)
+
+
+# --- what was simulated
+
+
+@cache
+def simulated(policy: str) -> tuple[Outcome, tuple[Event, ...]]:
+    found: list[Event] = []
+    outcome = simulate(
+        policy,
+        SCENARIO,
+        5,
+        record=lambda now, event, commands: found.append((now, event, list(commands))),
+    )
+    return outcome, tuple(found)
+
+
+def kinds(events: Sequence[Event]) -> Counter[type]:
+    return Counter(
+        type(event.event if isinstance(event, NodeReported) else event) for _, event, _ in events
+    )
+
+
+def apart(ours: Sequence[Event], theirs: Sequence[Event]) -> list[tuple[Event, Event]]:
+    """The first pair that differs, so that a failure can be read."""
+    return [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]][:1]
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_what_is_compared_here_has_everything_in_it(policy: str) -> None:
+    outcome, events = simulated(policy)
+    seen = kinds(events)
+
+    assert seen.keys() >= {CancelRequested, NodeLost, ScriptFailed, AtRest, PlanProposed}
+    assert seen[NodeGreeted] > 4  # one came back
+    assert {story.state for story in outcome.jobs} == {"succeeded", "cancelled"}
+    moved = sum(story.rescales for story in outcome.jobs)
+    assert {"fifo": moved > 0, "tiresias": Parked in seen, "ones": StoreOpened in seen}[policy]
+
+
+@pytest.mark.parametrize("policy", ["fifo", "tiresias"])
+def test_the_live_service_plans_and_orders_what_the_simulation_did(
+    policy: str, tmp_path: Path
+) -> None:
+    _, events = simulated(policy)
+
+    live = run(partial(_live_again, tmp_path / "journal.sqlite", policy, events))
+
+    assert apart(live.told, events) == []
+    assert live.told == list(events)
+
+
+def test_the_live_service_orders_what_a_simulated_search_led_to(tmp_path: Path) -> None:
+    _, events = simulated("ones")
+
+    live = run(partial(_live_again, tmp_path / "journal.sqlite", "", events))
+
+    assert apart(live.told, events) == []
+    assert live.told == list(events)
+
+
+async def _live_again(journal: Path, policy: str, events: Sequence[Event], loop: Loop) -> Live:
+    """Feed what came from outside; with a policy, plans are the live service's own.
+
+    What came between two plans at one moment came at once.
+    """
+    live = Live(journal, loop, policy, [now for now, _, _ in events])
+    try:
+        for (now, is_plan), found in groupby(events, lambda told: _place(told, policy)):
+            await live.at(now, *[] if is_plan else [event for _, event, _ in found])
+    finally:
+        live.close()
+    return live
+
+
+def _place(told: Event, policy: str) -> tuple[float, bool]:
+    now, event, _ = told
+    return now, bool(policy) and isinstance(event, PlanProposed)
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_bytes_of_a_simulation_replay_to_the_same_commands_and_state(policy: str) -> None:
+    _, events = simulated(policy)
+    stored = [(now, encode(event)) for now, event, _ in events]
+    reactor, again = Reactor(), list[Event]()
+
+    for now, body in stored:
+        event = input_from(body)
+        again.append((now, event, list(reactor.handle(event, now))))
+
+    assert apart(again, events) == []
+    assert reactor.state == _last_state(policy)
+    assert replay((now, input_from(body)) for now, body in stored).state == reactor.state
+
+
+def _last_state(policy: str) -> State:
+    reactor = Reactor()
+    for now, event, _ in simulated(policy)[1]:
+        reactor.handle(event, now)
+    return reactor.state
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_no_deadline_passes_while_a_simulation_runs(policy: str) -> None:
+    reactor = Reactor()
+
+    for now, event, _ in simulated(policy)[1]:
+        reactor.handle(event, now)
+        assert reactor.due(now) == []
+
+
+# --- the other way round
+
+
+async def _live_run(journal: Path, policy: str, loop: Loop) -> Live:
+    """Real agent cores around imaginary processes: a loss, a cancel, and jobs that go on."""
+    live = Live(journal, loop, policy)
+    processes = Processes()
+    nodes = {name: Node(name, 2, processes) for name in (builders.N1, builders.N2)}
+    try:
+        await live.at(1.0, ControllerStarted(term=live.reactor.state.term, release="0"))
+        for node in nodes.values():
+            await _greet(live, node, 1.0)
+        for number, name in enumerate("abcd"):
+            await live.at(2.0 + number, builders.submission(name, slots=(1, 2), slots_wanted=2))
+        for now in map(float, range(6, 60)):
+            if now == 15:
+                await live.at(now, builders.cancelled(builders.B))
+            if now == 30:
+                nodes[builders.N2].reboot()
+                await live.at(now, NodeLost(node=builders.N2, silent_s=30.0))
+            if now == 40:
+                await _greet(live, nodes[builders.N2], now)
+            for node in nodes.values():
+                await _go_on(live, node, now, nodes)
+    finally:
+        live.close()
+    return live
+
+
+async def _greet(live: Live, node: Node, now: float) -> None:
+    await live.at(now, node.hello())
+    node.welcome(live.reactor.state.term, live.reactor.state.nodes[node.node].committed)
+
+
+async def _go_on(live: Live, node: Node, now: float, nodes: Mapping[NodeId, Node]) -> None:
+    orders, live.orders = live.orders, []
+    for order in orders:
+        nodes[order.node].receive(order.delta)
+    for work in list(node.work):
+        node.finish(work)
+    for worker, process in list(node.processes.items()):
+        if process.alive:
+            process.act(8)
+        node.look(worker)
+    known = live.reactor.state.nodes[node.node]
+    said = node.said_after(known.committed if known.boot == node.boot else 0)
+    await live.at(now, *said)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "tiresias"])
+def test_the_journal_of_a_live_run_leads_to_the_same_commands(policy: str, tmp_path: Path) -> None:
+    live = run(partial(_live_run, tmp_path / "journal.sqlite", policy))
+    reader, reactor, again = Reader(tmp_path / "journal.sqlite"), Reactor(), list[Event]()
+
+    for now, event in reader.inputs():
+        again.append((now, event, list(reactor.handle(event, now))))
+    reader.close()
+
+    ended = Counter(job.phase.value for job in reactor.state.jobs.values())
+    assert ended == {"succeeded": 3, "cancelled": 1}
+    assert {PlanProposed, NodeLost, CancelRequested} <= kinds(again).keys()
+    assert apart(again, live.told) == []
+    assert again == live.told
+    assert reactor.state == live.reactor.state

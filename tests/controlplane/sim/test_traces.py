@@ -1,0 +1,235 @@
+"""Our own layout of a trace: what is read, what is written, what is refused."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from controlplane.sim.errors import TraceError
+from controlplane.sim.rows import MOST_LINE_BYTES
+from controlplane.sim.trace import Trace, TraceJob
+from controlplane.sim.traces import read, write
+from schemas.ids import Seconds
+
+HEADER = "name,time,application,num_replicas,batch_size\n"
+SAME_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def job(name: str, at: float = 0.0, **changes: object) -> TraceJob:
+    fields: dict[str, object] = {"workload": "cifar10", "slots": 2, "batch": 64} | changes
+    return TraceJob(name=name, at=Seconds(at), **fields)  # type: ignore[arg-type] # few are named
+
+
+def file_with(folder: Path, content: str | bytes) -> Path:
+    path = folder / "mine.csv"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return path
+
+
+def complaint(path: Path) -> str:
+    with pytest.raises(TraceError) as caught:
+        read(path)
+    return str(caught.value).replace(str(path), "FILE")
+
+
+def test_a_workload_of_the_pollux_artifact_is_a_trace_as_it_is(tmp_path: Path) -> None:
+    path = file_with(tmp_path, HEADER + "cifar10-0,53,cifar10,6,2048\nbert-1,60.5,bert,1,12\n")
+
+    assert read(path) == Trace(
+        name="mine",
+        jobs=(
+            job("cifar10-0", 53.0, slots=6, batch=2048),
+            job("bert-1", 60.5, workload="bert", slots=1, batch=12),
+        ),
+    )
+
+
+def test_further_columns_are_read_and_their_empty_cells_have_defaults(tmp_path: Path) -> None:
+    header = HEADER.strip() + ",user,cancelled_after_s,crashes_at,samples\n"
+    path = file_with(tmp_path, header + "a,0,x,1,0,ann,60,0.5,1000\nb,0,x,1,0,,,,\n")
+
+    assert read(path).jobs == (
+        TraceJob(
+            name="a",
+            at=Seconds(0.0),
+            workload="x",
+            slots=1,
+            user="ann",
+            cancelled_after_s=60.0,
+            crashes_at=0.5,
+            samples=1000,
+        ),
+        TraceJob(name="b", at=Seconds(0.0), workload="x", slots=1),
+    )
+
+
+def test_jobs_are_sorted_by_time_and_ties_keep_the_order_of_the_file(tmp_path: Path) -> None:
+    path = file_with(tmp_path, HEADER + "c,9,x,1,1\nb,5,x,1,1\na,5,x,1,1\n")
+
+    assert [job.name for job in read(path).jobs] == ["b", "a", "c"]
+
+
+def test_columns_may_stand_in_any_order_with_a_byte_order_mark_and_dos_lines(
+    tmp_path: Path,
+) -> None:
+    text = (
+        b"\xef\xbb\xbfbatch_size, time ,Name,application,num_replicas\r\n\r\n64,1,a,cifar10,2.0\r\n"
+    )
+
+    assert read(file_with(tmp_path, text)).jobs == (job("a", 1.0),)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ("", "FILE:1: column name is missing; the first line must name name, time, application,"),
+        (HEADER, "FILE: no jobs; write one job on each line below the header"),
+        ("name,time\n", "FILE:1: column application is missing; the first line must name"),
+        (HEADER.replace("\n", ",gpus\n"), "FILE:1: column 'gpus' is unknown; known columns are"),
+        (HEADER.replace("\n", ",name\n"), "FILE:1: column name is there twice; keep one"),
+        (HEADER + "a,x,m,1,1\n", "FILE:2: column time: 'x' is not a number; write digits"),
+        (HEADER + "a,nan,m,1,1\n", "FILE:2: column time: 'nan' is not a number"),
+        (HEADER + "a,inf,m,1,1\n", "FILE:2: column time: 'inf' is not a number"),
+        (HEADER + "a,1e999,m,1,1\n", "FILE:2: column time: '1e999' is out of range; write a"),
+        (HEADER + "a,1_0,m,1,1\n", "FILE:2: column time: '1_0' is not a number"),
+        (HEADER + "a,\u0661,m,1,1\n", "FILE:2: column time: '\u0661' is not a number"),
+        (
+            HEADER + "a,-1,m,1,1\n",
+            "FILE:2: column time: '-1' is out of range; write a number from 0",
+        ),
+        (HEADER + "a,,m,1,1\n", "FILE:2: column time: is empty; write a number there"),
+        (
+            HEADER + "a,1,m,0,1\n",
+            "FILE:2: column num_replicas: '0' is out of range; write a number",
+        ),
+        (HEADER + "a,1,m,-4,1\n", "FILE:2: column num_replicas: '-4' is out of range"),
+        (HEADER + "a,1,m,1.5,1\n", "FILE:2: column num_replicas: '1.5' is not a whole number"),
+        (HEADER + "a,1,m,1,-1\n", "FILE:2: column batch_size: '-1' is out of range"),
+        (HEADER + "\n,1,m,1,1\n", "FILE:3: column name: is empty; write a value there"),
+        (HEADER + "a,1,,1,1\n", "FILE:2: column application: is empty"),
+        (HEADER + "a\x07,1,m,1,1\n", "FILE:2: column name: has a character that cannot be printed"),
+        (
+            HEADER + "a,1,m,1\n",
+            "FILE:2: column batch_size: 4 columns instead of 5; the columns are",
+        ),
+        (HEADER + "a,1,m,1,1,1\n", "FILE:2: column batch_size: 6 columns instead of 5"),
+        (
+            HEADER + "a,1,m,1,1\na,2,m,1,1\n",
+            "FILE: column name: two jobs are called 'a'; give every",
+        ),
+        (HEADER + '"a,1,m,1,1\n', "FILE:2: unexpected end of data; close every quote on its line"),
+        (HEADER.encode() + b"a\0,1,m,1,1\n", "FILE:2: has a NUL byte; this is no text"),
+        (
+            HEADER.encode() + b"a\xff,1,m,1,1\n",
+            "FILE:2: byte 2 is no UTF-8; save the file as UTF-8",
+        ),
+        (HEADER.encode("utf-16"), "FILE:1: byte 1 is no UTF-8"),
+    ],
+)
+def test_what_is_wrong_is_said_with_file_line_column_and_what_to_do(
+    tmp_path: Path, content: str | bytes, said: str
+) -> None:
+    assert complaint(file_with(tmp_path, content)).startswith(said)
+
+
+@pytest.mark.parametrize("share", ["0", "1", "1.5"])
+def test_a_crash_is_inside_the_work(tmp_path: Path, share: str) -> None:
+    path = file_with(tmp_path, HEADER.strip() + ",crashes_at\n" + f"a,0,m,1,1,{share}\n")
+
+    assert complaint(path).startswith(f"FILE:2: column crashes_at: {share!r} is out of range")
+
+
+def test_a_line_of_ten_megabytes_is_refused_without_reading_it_all(tmp_path: Path) -> None:
+    path = file_with(tmp_path, HEADER.encode() + b"a" * 10_000_000)
+
+    assert complaint(path).startswith(f"FILE:2: longer than {MOST_LINE_BYTES} bytes; this is no")
+
+
+def test_a_file_without_an_end_is_refused() -> None:
+    with pytest.raises(TraceError, match="/dev/zero:1: longer than"):
+        read(Path("/dev/zero"))
+
+
+def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("controlplane.sim.rows.MOST_JOBS", 2)
+    path = file_with(tmp_path, HEADER + "a,1,m,1,1\nb,1,m,1,1\nc,1,m,1,1\n")
+    assert complaint(path) == "FILE:4: more than 2 jobs; split the file"
+
+    monkeypatch.setattr("controlplane.sim.rows.MOST_LINES", 5)
+    path = file_with(tmp_path, HEADER + "\n" * 20)
+    assert complaint(path) == "FILE: more than 5 lines; split the file"
+
+
+def test_a_file_that_is_not_there_or_is_a_folder_is_a_trace_error(tmp_path: Path) -> None:
+    assert complaint(tmp_path) == "FILE: Is a directory; name a readable file"
+    assert complaint(tmp_path / "no.csv").startswith("FILE: No such file")
+    with pytest.raises(TraceError, match="null byte"):
+        read(Path("a\0b"))
+
+
+@SAME_FOLDER
+@given(content=st.binary(max_size=300), headed=st.booleans())
+def test_no_bytes_raise_anything_else(tmp_path: Path, content: bytes, headed: bool) -> None:  # noqa: FBT001
+    path = file_with(tmp_path, HEADER.encode() * headed + content)
+    with contextlib.suppress(TraceError):
+        read(path)
+
+
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
+NUMBERS = st.floats(0.0, 1e9)
+
+
+@SAME_FOLDER
+@given(
+    names=st.lists(NAMES, min_size=1, max_size=5, unique=True),
+    at=NUMBERS,
+    cancelled=st.none() | NUMBERS,
+    samples=st.none() | st.integers(1, 10**12),
+)
+def test_what_was_written_is_read_again(
+    tmp_path: Path, names: list[str], at: float, cancelled: float | None, samples: int | None
+) -> None:
+    jobs = tuple(
+        job(name, at, cancelled_after_s=cancelled, samples=samples, workload=name) for name in names
+    )
+    path = tmp_path / "again.csv"
+
+    write(Trace(name="again", jobs=jobs), path)
+
+    assert read(path) == Trace(name="again", jobs=jobs)
+
+
+def test_columns_that_nobody_uses_are_not_written(tmp_path: Path) -> None:
+    write(Trace(name="t", jobs=(job("a, b", 1.0), job("c", 2.25))), tmp_path / "t.csv")
+
+    assert (
+        tmp_path / "t.csv"
+    ).read_text() == HEADER + '"a, b",1,cifar10,2,64\nc,2.25,cifar10,2,64\n'
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [job(" a"), job("a\nb"), job("a", float("nan")), job("a", -1.0), job("a", slots=0), job("")],
+)
+def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, bad: TraceJob) -> None:
+    path = file_with(tmp_path, "before")
+
+    with pytest.raises(TraceError, match=r"mine\.csv:2"):
+        write(Trace(name="t", jobs=(bad,)), path)
+
+    assert [(at.name, at.read_text()) for at in tmp_path.iterdir()] == [("mine.csv", "before")]
+
+
+def test_a_disk_that_does_not_take_it_is_a_trace_error(tmp_path: Path) -> None:
+    trace = Trace(name="t", jobs=(job("a"),))
+
+    with pytest.raises(TraceError, match="No such file or directory; choose another file"):
+        write(trace, tmp_path / "no" / "t.csv")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(TraceError, match="Is a directory"):
+        write(trace, tmp_path / "folder")
+    assert [at.name for at in tmp_path.iterdir()] == ["folder"]

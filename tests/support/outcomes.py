@@ -1,0 +1,50 @@
+"""Outcomes of simulations that name only what matters."""
+
+from __future__ import annotations
+
+import msgspec
+
+from controlplane.sim.outcome import JobStory, Outcome
+from schemas.ids import Seconds
+
+
+def story(name: str, jct: float | None, at: float = 0.0, **changes: object) -> JobStory:
+    """A job that waited for a quarter of its time; with None it did not end."""
+    made = JobStory(
+        job=name,
+        application="bert",
+        submitted_at=Seconds(at),
+        started_at=Seconds(at),
+        ended_at=None if jct is None else Seconds(at + jct),
+        state="running" if jct is None else "succeeded",
+        queued_s=(jct or 0.0) / 4,
+        exec_s=(jct or 0.0) * 3 / 4,
+        slot_s=jct or 0.0,
+        rescales=2,
+        batch_changes=0,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def outcome(*jobs: JobStory, policy: str = "ones", seed: int = 5, **changes: object) -> Outcome:
+    """A simulation of these jobs on four slots."""
+    made = Outcome(
+        policy=policy,
+        options={},
+        setting={"physics": "table2"},
+        seed=seed,
+        slots=4,
+        jobs=jobs,
+        ended_at=Seconds(max((job.ended_at or 0.0 for job in jobs), default=0.0)),
+        busy_slot_s=100.0,
+        decisions_ms=(1.0, 3.0),
+        events=70,
+        wall_s=0.5,
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def times(policy: str, *jct: float, seed: int = 5) -> Outcome:
+    """An outcome of jobs with these completion times."""
+    stories = [story(f"job-{index}", value) for index, value in enumerate(jct)]
+    return outcome(*stories, policy=policy, seed=seed)
