@@ -130,12 +130,15 @@ class _Slots:
 
 def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, int]]]:
     """Those that differ from the present, of jobs that a plan may move now."""
+    trains_on = state.occupancy.trains_on
     for name, placed in plan.local_batch.items():
-        job = state.jobs.get(name)
-        if job is None or job.ended or job.hand is not None:
+        if name not in state.active:
+            continue
+        job = state.jobs[name]
+        if job.hand is not None:
             continue
         if job.phase is Phase.RUNNING and job.group is not None:
-            if {member.slot: member.local_batch for member in job.group.members} != placed:
+            if trains_on(name) != placed:
                 yield job, placed
         elif job.phase not in HOLDING and placed:
             yield job, placed

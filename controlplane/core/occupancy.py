@@ -11,7 +11,7 @@ from weakref import WeakSet
 from controlplane.core.job import Job
 from controlplane.core.node import Node, NodePhase
 from controlplane.core.worker import Worker, WorkerPhase
-from schemas.ids import JobId, SlotId, slot_id
+from schemas.ids import JobId, NodeId, SlotId, slot_id
 
 if TYPE_CHECKING:
     from controlplane.core.state import State
@@ -26,6 +26,7 @@ class _Part:
     owned: tuple[SlotId, ...] = ()
     claimed: tuple[SlotId, ...] = ()
     left: tuple[SlotId, ...] = ()
+    trains_on: dict[SlotId, int] = field(default_factory=dict)  # slot -> local batch
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -50,10 +51,12 @@ class Occupancy:
         self._claim: dict[SlotId, tuple[Job, Worker]] = {}
         self._left: dict[SlotId, JobId] = {}
         self._slots: dict[SlotId, Node] = {}
+        self._slots_of: dict[NodeId, dict[SlotId, Node]] = {}
         self._foreign: dict[SlotId, JobId] = {}
         self._dirty: dict[JobId, None] = dict.fromkeys(state.holders)
         self._hot: dict[JobId, None] = {}
-        self._nodes_changed = True
+        self._strange: dict[NodeId, dict[SlotId, JobId]] = {}  # slots of unknown processes
+        self._nodes: dict[NodeId, None] = dict.fromkeys(state.nodes)  # to be looked at again
         self._readers: WeakSet[Changes] = WeakSet()
 
     # --- what happens
@@ -68,9 +71,13 @@ class Occupancy:
         """Workers, group or change of `job` may be different in this turn."""
         self._hot[job] = None
 
-    def touch_nodes(self) -> None:
+    def touch_node(self, node: NodeId) -> None:
         """A node came, changed its phase, or what strange processes it has."""
-        self._nodes_changed = True
+        self._nodes[node] = None
+        self.touch_phases()
+
+    def touch_phases(self) -> None:
+        """Nodes may be up that were not, or the other way round."""
         for reader in self._readers:
             reader.everything = True
 
@@ -110,6 +117,10 @@ class Occupancy:
         self._sync()
         return self._slots
 
+    def trains_on(self, job: JobId) -> Mapping[SlotId, int]:
+        """Slots and local batches of the group that trains a job; after one of the above."""
+        return self._parts.get(job, _NONE).trains_on
+
     def is_taken(self, slot: SlotId) -> bool:
         """Whether somebody has a slot or is to have it next; after one of the above."""
         return slot in self._owner or slot in self._claim or slot in self._foreign
@@ -117,21 +128,29 @@ class Occupancy:
     # --- keeping it
 
     def _sync(self) -> None:
-        if self._nodes_changed:
+        if self._nodes:
             self._look_at_nodes()
         for name in (*self._dirty, *self._hot):
             self._look_at(name)
         self._dirty.clear()
 
     def _look_at_nodes(self) -> None:
-        nodes = self._state.nodes.values()
-        self._slots = {slot_id(n.node, slot.index): n for n in nodes for slot in n.spec.slots}
-        self._foreign = {
-            slot: JobId(worker.rpartition(".v")[0])
-            for node in nodes
-            for slot, worker in node.foreign.items()
-        }
-        self._nodes_changed = False
+        for name in self._nodes:
+            node = self._state.nodes.get(name)
+            if node is None:
+                continue
+            slots = {slot_id(name, slot.index): node for slot in node.spec.slots}
+            for gone in self._slots_of.get(name, {}).keys() - slots.keys():
+                del self._slots[gone]
+            self._slots_of[name] = slots
+            self._slots.update(slots)
+            self._strange.pop(name, None)
+            if node.foreign:
+                self._strange[name] = {
+                    slot: JobId(worker.rpartition(".v")[0]) for slot, worker in node.foreign.items()
+                }
+        self._foreign = {slot: job for each in self._strange.values() for slot, job in each.items()}
+        self._nodes.clear()
 
     def _look_at(self, name: JobId) -> None:
         was = self._parts.get(name, _NONE)
@@ -190,7 +209,9 @@ def _part(job: Job) -> _Part:
         owned.append(worker.slot)
         if phase in _GOING or (phase is WorkerPhase.MEMBER and is_left(job, worker)):
             left.append(worker.slot)
-    return _Part(tuple(owned), tuple(claimed), tuple(left))
+    members = job.group.members if job.group else ()
+    placed = {member.slot: member.local_batch for member in members}
+    return _Part(tuple(owned), tuple(claimed), tuple(left), placed)
 
 
 def is_left(job: Job, worker: Worker) -> bool:

@@ -16,7 +16,10 @@ class Pictures:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._jobs: dict[JobId, JobView] = {}
+        self._jobs: dict[JobId, JobView] = {}  # in order of arrival
+        self._stale: dict[JobId, None] = {}
+        self._whole = True  # any job may have changed
+        self._hands = False  # there were jobs under an operator's hand
         self._row: list[SlotView] = []  # of the last picture
         self._places: dict[SlotId, int] = {}
         self._held = 0
@@ -25,28 +28,34 @@ class Pictures:
 
     def touch(self, *jobs: JobId) -> None:
         """These may have changed."""
-        for job in jobs:
-            self._jobs.pop(job, None)
+        self._stale |= dict.fromkeys(jobs)
 
     def touch_all(self) -> None:
         """Any job may have changed."""
-        self._jobs.clear()
+        self._whole = True
 
     def view(self) -> ClusterView:
         """Active jobs, and slots of nodes that are not lost.
 
         Jobs under an operator's hand are not in it, nor is what their orders wait for.
         """
-        state = self._state
-        hands = state.hands
-        jobs = {job: self._job(job) for job in state.active if job not in hands}
-        return ClusterView(version=state.version, slots=tuple(self._all_slots()), jobs=jobs)
+        slots = tuple(self._all_slots())
+        self._look_at_jobs()
+        return ClusterView(version=self._state.version, slots=slots, jobs=dict(self._jobs))
 
-    def _job(self, name: JobId) -> JobView:
-        known = self._jobs.get(name)
-        if known is None:
-            known = self._jobs[name] = job_view(self._state.jobs[name])
-        return known
+    def _look_at_jobs(self) -> None:
+        state, hands = self._state, self._state.hands
+        if self._whole or self._hands or hands:
+            self._jobs = {
+                job: job_view(state.jobs[job]) for job in state.active if job not in hands
+            }
+        else:
+            for job in self._stale:
+                if job in state.active:
+                    self._jobs[job] = job_view(state.jobs[job])
+                else:
+                    self._jobs.pop(job, None)
+        self._stale, self._whole, self._hands = {}, False, bool(hands)
 
     def _all_slots(self) -> list[SlotView]:
         """The row of slots; only those that changed are looked at again."""

@@ -91,7 +91,7 @@ class Reactor:
         if isinstance(event, NodeReported):
             self.state.occupancy.touch(event.event.job)
         elif isinstance(event, NODE_EVENTS):
-            self.state.occupancy.touch_nodes()
+            self.state.occupancy.touch_phases()
         _HANDLERS[type(event)](self, event)
         if self.state.hands:
             hands.steer_all(ctx)
@@ -162,6 +162,7 @@ class Reactor:
         )
         self.state.jobs[name] = job
         self.state.active[name] = None
+        self._ctx.turned.add(name)
         if key:
             self.state.keys[key] = name
         self._ctx.announce("job.submitted", job, {"name": event.spec.name, "user": event.user})
@@ -276,7 +277,7 @@ class Reactor:
             for name, s in present.items()
             if s.job not in self.state.jobs and not s.ended
         }
-        self.state.occupancy.touch_nodes()
+        self.state.occupancy.touch_node(node.node)
         for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
             changes.slot_freed(self._ctx, slot)
         here = [
@@ -339,7 +340,7 @@ class Reactor:
             if gone and name in node.foreign.values():
                 was = list(node.foreign)
                 node.foreign = {slot: of for slot, of in node.foreign.items() if of != name}
-                self.state.occupancy.touch_nodes()
+                self.state.occupancy.touch_node(node.node)
                 for slot in was:
                     changes.slot_freed(self._ctx, slot)
                 self._ctx.ask = True

@@ -20,6 +20,7 @@ class Entry:
     factory: str  # module:class, called with its options if it has any
     options: str = ""  # module:struct
     searches: bool = False  # takes long enough for a process of its own
+    epochs: bool = False  # the end of an epoch may change its plan
     batch: Literal["fixed", "elastic"] = "fixed"  # whether it may choose another one than the user
     oracle: Literal["no", "may", "must"] = "no"  # ask one; "must": in a simulation only
 
@@ -30,6 +31,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
         "controlplane.policy.optimus:Optimus",
         options="controlplane.policy.optimus_options:OptimusOptions",
         searches=True,
+        epochs=True,
         oracle="may",
     ),
     "fair": Entry("controlplane.policy.fair:Fair", options="controlplane.policy.fair:FairOptions"),
@@ -41,6 +43,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
         "controlplane.policy.goodput:Goodput",
         options="controlplane.policy.goodput_options:GoodputOptions",
         searches=True,
+        epochs=True,
         batch="elastic",
     ),
     "srtf": Entry(
@@ -56,6 +59,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
         "controlplane.policy.ones.policy:Ones",
         options="controlplane.policy.ones.options:OnesOptions",
         searches=True,
+        epochs=True,
         batch="elastic",
     ),
 }

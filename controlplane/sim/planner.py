@@ -33,6 +33,7 @@ class Planner:
         latency_s: float,
         generations: int,
         think_s: float,
+        epochs: bool,
         seed: int,
     ) -> None:
         self._kernel = kernel
@@ -44,6 +45,7 @@ class Planner:
         self._generations = generations
         self._think_s = think_s
         self._thought_at = -math.inf
+        self._minds_epochs = epochs
         self._seed = seed
         self._asked_for = math.inf  # the next question
         self._away = False  # an answer is on its way
@@ -59,8 +61,10 @@ class Planner:
         """A plan is wanted, now or later; a leisurely question waits for others to join it.
 
         In a cluster a search hears of every epoch, and thinks all the time; here each question
-        costs real time, and most epochs change little.
+        costs real time, and most epochs change little. Some policies do not look at epochs at all.
         """
+        if leisurely and not self._minds_epochs:
+            return
         when = self._kernel.now if at is None else max(at, self._kernel.now)
         if leisurely:
             when = max(when, self._thought_at + self._think_s)

@@ -24,7 +24,10 @@ from controlplane.sim.oracle import Truth
 from controlplane.sim.outcome import Outcome
 from controlplane.sim.physics.api import Costs, Physics
 from controlplane.sim.physics.profiles import Profiles
+from controlplane.sim.physics.recorded import Recorded
 from controlplane.sim.physics.table2 import Table2, generate
+from controlplane.sim.recording import Recording
+from controlplane.sim.recording import read as read_recording
 from controlplane.sim.trace import Trace, TraceJob
 from controlplane.sim.traces import read
 from controlplane.sim.world import Habits, Record, World
@@ -40,9 +43,9 @@ PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Workload, cluster and costs; with a policy and a seed it says all there is to know."""
 
-    physics: Literal["table2", "profiles"] = "table2"
+    physics: Literal["table2", "profiles", "recorded"] = "table2"
     profiles: str = ""  # folder of the measured tables
-    workload: str = ""  # file of a trace; else one is generated
+    workload: str = ""  # file of a trace or a recording; else one is generated
     jobs: int = 400
     interval_s: float = 30.0  # mean time between submissions
     arrivals: Literal["poisson", "uniform", "bursts", "philly"] = "poisson"
@@ -123,6 +126,7 @@ def simulate(
         latency_s=0.0 if scenario.at_once else scenario.latency_s,
         generations=scenario.generations if found.searches else 0,
         think_s=scenario.think_s if found.searches else 0.0,
+        epochs=found.epochs,
         seed=seed,
     )
     world.interference = _interference(scenario, world, seed)
@@ -176,7 +180,21 @@ def physics_of(scenario: Scenario) -> Physics:
             stated=stated,
             whole_seconds=scenario.at_once,
         )
+    if scenario.physics == "recorded":
+        return Recorded(recording_of(scenario), costs_of(scenario), stated=stated)
     return Table2(stated=stated, erratic=scenario.erratic)
+
+
+def recording_of(scenario: Scenario) -> Recording:
+    """What a cluster went through.
+
+    Raises:
+        TraceError: if there is no such file, or it is none.
+    """
+    if not scenario.workload:
+        what = "physics recorded needs what a cluster recorded"
+        raise TraceError(what, "give --workload FILE, from `ones sim import`", "workload")
+    return read_recording(Path(scenario.workload))
 
 
 def costs_of(scenario: Scenario) -> Costs:
@@ -192,6 +210,8 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
     Raises:
         TraceError: if the file cannot be read, or nothing can be generated for these physics.
     """
+    if scenario.physics == "recorded":
+        return recording_of(scenario).as_trace()
     if scenario.workload:
         return read(Path(scenario.workload))
     if scenario.physics == "profiles":

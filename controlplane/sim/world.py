@@ -115,7 +115,14 @@ class World:
             self._greet(spec.node)
 
     def plan_with(
-        self, policy: Policy, *, latency_s: float, generations: int, think_s: float, seed: int
+        self,
+        policy: Policy,
+        *,
+        latency_s: float,
+        generations: int,
+        think_s: float,
+        epochs: bool,
+        seed: int,
     ) -> Planner:
         """Let `policy` decide."""
         self.planner = Planner(
@@ -127,6 +134,7 @@ class World:
             latency_s=latency_s,
             generations=generations,
             think_s=think_s,
+            epochs=epochs,
             seed=seed,
         )
         return self.planner

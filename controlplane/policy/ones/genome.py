@@ -39,7 +39,7 @@ def score(problem: Problem, levels: IntArray, packed: BoolArray) -> Candidate | 
     placed = place(problem, levels, packed)
     if placed is None:
         return None
-    rows = np.arange(len(levels))
+    rows = problem.rows
     fitness = float(problem.worth[rows, levels].sum()) if len(levels) else 0.0
     for row in np.flatnonzero((levels != problem.present) | packed):
         if levels[row]:
@@ -50,13 +50,12 @@ def score(problem: Problem, levels: IntArray, packed: BoolArray) -> Candidate | 
 
 def used(problem: Problem, levels: IntArray) -> int:
     """Slots that a candidate needs."""
-    return int(problem.sizes[np.arange(len(levels)), levels].sum())
+    return int(problem.sizes[problem.rows, levels].sum())
 
 
 def lowest(problem: Problem) -> IntArray:
     """The lowest level that each job may have: waiting, but for those that must stay."""
-    allowed = np.isfinite(problem.worth)
-    return np.asarray(allowed.argmax(axis=1), dtype=np.int64)
+    return problem.lowest
 
 
 def filled(problem: Problem, levels: IntArray, noise: FloatArray | None = None) -> IntArray:
@@ -75,8 +74,7 @@ def filled(problem: Problem, levels: IntArray, noise: FloatArray | None = None) 
     if left <= 0 or not len(levels):
         return levels
     worth = problem.worth if noise is None else problem.worth * noise[:, None]
-    sizes = problem.sizes
-    rows = np.arange(len(levels))
+    sizes, rows = problem.sizes, problem.rows
     more = sizes - sizes[rows, levels][:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         slope = np.where(more > 0, (worth - worth[rows, levels][:, None]) / more, -np.inf)
@@ -121,10 +119,9 @@ def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
         levels: shape (J,).
         order: shape (J,), a permutation: who is served first.
     """
-    low = lowest(problem)
-    rows = np.arange(len(levels))
-    levels = np.where(np.isfinite(problem.worth[rows, levels]), levels, problem.present)
-    levels = np.where(np.isfinite(problem.worth[rows, levels]), levels, low)
+    low, rows = problem.lowest, problem.rows
+    levels = np.where(problem.allowed[rows, levels], levels, problem.present)
+    levels = np.where(problem.allowed[rows, levels], levels, low)
     extra = problem.sizes[rows, levels] - problem.sizes[rows, low]
     room = problem.capacity - used(problem, low)
     running = np.cumsum(np.maximum(extra[order], 0))

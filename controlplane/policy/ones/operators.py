@@ -87,25 +87,12 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
 
 def repacked(problem: Problem, packed: BoolArray, levels: IntArray, rng: Generator) -> BoolArray:
     """Reorder: a job that is spread over more nodes than it needs is brought together, or not."""
-    spread = [
-        row
-        for row in map(int, np.flatnonzero(levels == problem.present))
-        if is_spread(problem, row)
-    ]
-    if not spread:
-        return packed & False
+    spread = np.flatnonzero((levels == problem.present) & problem.spread)
+    if not len(spread):
+        return np.zeros_like(packed)
     chosen = packed.copy()
     row = int(rng.choice(spread))
     chosen[row] = not chosen[row]
     kept = np.zeros_like(packed)
     kept[spread] = chosen[spread]
     return kept
-
-
-def is_spread(problem: Problem, row: int) -> bool:
-    """Whether a job is on more nodes than it needs, and may be moved."""
-    case = problem.cases[row]
-    if not case.now or case.gated:
-        return False
-    nodes = len({int(problem.node_of[slot]) for slot in case.now})
-    return nodes > -(-len(case.now) // problem.widest)

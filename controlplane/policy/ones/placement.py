@@ -38,7 +38,7 @@ def place(
         size = int(problem.sizes[row, levels[row]])
         have = len(case.now)
         if size < have:
-            stay = _tightest(case.now, problem.node_of, size)
+            stay = _tightest(case.now, problem.nodes, size)
             free.give([slot for slot in case.now if slot not in stay])
             placed[row] = stay
         elif size > have or packed[row]:
@@ -61,7 +61,7 @@ def place(
 
 def span_factor(problem: Problem, row: int, slots: tuple[int, ...], packed: bool) -> float:  # noqa: FBT001
     """What a job's worth is multiplied with for the nodes that it spans, and for being moved."""
-    nodes = len({int(problem.node_of[slot]) for slot in slots})
+    nodes = len({problem.nodes[slot] for slot in slots})
     known = problem.spans.get((row, len(slots), nodes, packed))
     if known is None:
         case = problem.cases[row]
@@ -82,7 +82,7 @@ class _Free:
     """Slots that a candidate may give out, by node; those that nobody has to leave first apart."""
 
     def __init__(self, problem: Problem) -> None:
-        self._node_of = problem.node_of.tolist()
+        self._node_of = problem.nodes
         self._early: dict[int, list[int]] = {}
         self._late: dict[int, list[int]] = {}
         self._early_left = len(problem.free_now)
@@ -159,9 +159,9 @@ def _best_fit(rooms: dict[int, int], need: int) -> int:
     return max((room, -node) for node, room in rooms.items())[1] * -1
 
 
-def _tightest(slots: tuple[int, ...], node_of: IntArray, size: int) -> tuple[int, ...]:
+def _tightest(slots: tuple[int, ...], node_of: list[int], size: int) -> tuple[int, ...]:
     """`size` of the slots, on as few nodes as possible; in the order that they had."""
-    many = Counter(int(node_of[slot]) for slot in slots)
-    ranked = sorted(slots, key=lambda slot: (-many[int(node_of[slot])], int(node_of[slot])))
+    many = Counter(node_of[slot] for slot in slots)
+    ranked = sorted(slots, key=lambda slot: (-many[node_of[slot]], node_of[slot]))
     stay = set(ranked[:size])
     return tuple(slot for slot in slots if slot in stay)

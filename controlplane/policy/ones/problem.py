@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Final
 
 import numpy as np
+import numpy.typing as npt
 
 from controlplane.policy.api import ClusterView, JobView
 from controlplane.policy.ones.fitness import (
@@ -26,6 +28,7 @@ from controlplane.prediction.efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
+BoolArray = npt.NDArray[np.bool_]
 KEPT_OFFERS: Final = 20_000
 ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes
 _Key = tuple[object, ...]
@@ -71,7 +74,7 @@ class Case:
         return batch / step_s, batch / step_s * float(worth[0])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Problem:
     """Everything that stays the same while one view is searched.
 
@@ -96,6 +99,37 @@ class Problem:
     capacity: int  # slots in play
     speedup_exponent: float
     spans: dict[tuple[int, int, int, bool], float] = field(default_factory=dict)  # remembered
+
+    @cached_property
+    def rows(self) -> IntArray:
+        """0 to J - 1."""
+        return np.arange(len(self.cases))
+
+    @cached_property
+    def allowed(self) -> BoolArray:
+        """Levels that jobs may have, shape (J, 1 + L)."""
+        return np.isfinite(self.worth)
+
+    @cached_property
+    def lowest(self) -> IntArray:
+        """The lowest level that each job may have: waiting, but for those that must stay."""
+        return np.asarray(self.allowed.argmax(axis=1), dtype=np.int64)
+
+    @cached_property
+    def nodes(self) -> list[int]:
+        """`node_of`, quick to look into one by one."""
+        found: list[int] = self.node_of.tolist()
+        return found
+
+    @cached_property
+    def spread(self) -> BoolArray:
+        """Jobs that are on more nodes than they need, and may be moved; shape (J,)."""
+        return np.array([self._is_spread(case) for case in self.cases], dtype=np.bool_)
+
+    def _is_spread(self, case: Case) -> bool:
+        if not case.now or case.gated:
+            return False
+        return len({self.nodes[slot] for slot in case.now}) > -(-len(case.now) // self.widest)
 
 
 class Desk:

@@ -11,7 +11,6 @@ from controlplane.policy.ones.fitness import IntArray
 from controlplane.policy.ones.genome import BoolArray, Candidate, filled, lowest, score
 from controlplane.policy.ones.operators import (
     crossed,
-    is_spread,
     mutated,
     refreshed,
     repacked,
@@ -49,6 +48,7 @@ class Search:
         self._former: list[dict[JobId, _Gene]] = []  # of the last problem, not yet renewed
         self._children: list[Candidate | None] = []  # of the generation that is not complete
         self._born = 0
+        self._scores: dict[bytes, Candidate | None] = {}  # of the present problem
 
     @property
     def best(self) -> Candidate | None:
@@ -90,6 +90,7 @@ class Search:
             refreshed(problem, problem.present),
         ]
         found = [score(problem, levels, none) for levels in seeds]
+        self._scores = {}
         self._former, self._children, self._born = former[1:], [], 0
         found += [self._renewed(problem, genes) for genes in former[:1]]
         self._select(found)
@@ -125,7 +126,14 @@ class Search:
                 levels = mutated(problem, one.levels, self._options.mutation_rate, rng)
             case _:
                 levels = resized(problem, one.levels, rng)
-        return score(problem, levels, repacked(problem, one.packed, levels, rng))
+        return self._scored(problem, levels, repacked(problem, one.packed, levels, rng))
+
+    def _scored(self, problem: Problem, levels: IntArray, packed: BoolArray) -> Candidate | None:
+        """The same schedule is placed and scored once for each problem."""
+        key = levels.tobytes() + packed.tobytes()
+        if key not in self._scores:
+            self._scores[key] = score(problem, levels, packed)
+        return self._scores[key]
 
     def _succeed(self) -> None:
         """The generation is complete: the fittest of parents and children go on."""
@@ -136,11 +144,10 @@ class Search:
         better = self.population[0].fitness > before * (1.0 + BETTER) + BETTER
         self._idle_generations = 0 if better else self._idle_generations + 1
 
-    @staticmethod
-    def _renewed(problem: Problem, genes: dict[JobId, _Gene]) -> Candidate | None:
+    def _renewed(self, problem: Problem, genes: dict[JobId, _Gene]) -> Candidate | None:
         levels, packed = _levels(problem, genes)
         levels = refreshed(problem, levels)
-        return score(problem, levels, packed & (levels == problem.present))
+        return self._scored(problem, levels, packed & (levels == problem.present))
 
     def _select(self, found: list[Candidate | None]) -> None:
         """The K fittest different ones (by mean values: the paper draws, which flips decisions)."""
@@ -196,5 +203,5 @@ def _levels(problem: Problem, genes: dict[JobId, _Gene]) -> tuple[IntArray, Bool
         sizes = case.offers.sizes
         levels[row] = max(1, int(np.searchsorted(sizes, gene.slots, side="right")))
         same = levels[row] == problem.present[row]
-        packed[row] = gene.packed and same and is_spread(problem, row)
+        packed[row] = gene.packed and same and problem.spread[row]
     return levels, packed

@@ -9,27 +9,22 @@ batch comes from the noise scale that the workers reported.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
 from msgspec.structs import replace
 
-from controlplane.prediction.efficiency import statistical_efficiency
-from controlplane.prediction.throughput import Sample, fit
 from controlplane.prediction.work import remaining_samples
 from controlplane.sim.errors import TraceError
 from controlplane.sim.physics.api import Costs, Pace, Placement, Report
+from controlplane.sim.recording.curves import Curves, worth
 from controlplane.sim.recording.model import Family, Recording, Submission, Took
+from controlplane.sim.recording.speeds import Speeds
 from controlplane.sim.trace import TraceJob
 from schemas.jobs import JobSpec, StopRule
 
-FULL_WEIGHT: Final = 10.0  # measurements after which one size counts no more in the fit
 MOST_EPOCHS: Final = 10_000_000
 TINY: Final = 1e-6  # of an epoch
-Size = tuple[int, int, int]  # nodes, slots, global batch
 
 
 class Recorded:
@@ -61,7 +56,7 @@ class Recorded:
         self._given = costs
         self._stated = stated
         self._same_quality = same_quality
-        self._speeds: dict[str, _Speeds] = {}
+        self._speeds: dict[str, Speeds] = {}
         noise: dict[str, list[float]] = {}
         for job in recording.jobs:
             noise.setdefault(job.family, []).extend(
@@ -92,12 +87,12 @@ class Recorded:
             hint = "leave the job out, or record when one of them has trained an epoch on one group"
             raise TraceError(what, hint, "family")
         if family.name not in self._speeds:
-            self._speeds[family.name] = _Speeds(family, found.spec.batch_size)
+            self._speeds[family.name] = Speeds(family, found.spec.batch_size)
         metric = found.spec.stop is not None and found.spec.stop.metric is not None
         return RecordedWork(
             found,
             speeds=self._speeds[family.name],
-            curves=_Curves(found, self._noise.get(family.name)),
+            curves=Curves(found, self._noise.get(family.name)),
             samples=_samples(found, family),
             learns=self._same_quality or metric,
             costs=_costs(family.took, self._took, self._given),
@@ -112,8 +107,8 @@ class RecordedWork:
         self,
         job: Submission,
         *,
-        speeds: _Speeds,
-        curves: _Curves,
+        speeds: Speeds,
+        curves: Curves,
         samples: float,
         learns: bool,
         costs: Costs,
@@ -132,6 +127,7 @@ class RecordedWork:
         """
         self._speeds = speeds
         self._slower = speeds.slower(job)
+        self._trains = _trains(job)
         self._curves = curves
         self._learns = learns
         self._total = max(1.0, samples * (curves.mean_worth if learns else 1.0))
@@ -142,6 +138,7 @@ class RecordedWork:
             raise TraceError(what, f"correct its samples: at most {MOST_EPOCHS} epochs", "samples")
         self._epochs = epochs
         self._phi: dict[int, float | None] = {}
+        self._paces: dict[tuple[Placement, int, int], Pace] = {}
         self._application = job.family
         self._costs = costs
         retries = 0 if job.ended == "failed" else job.spec.retries
@@ -170,10 +167,17 @@ class RecordedWork:
 
     def pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
         """As it was measured, or as the fitted form extrapolates it; one noise scale an epoch."""
+        key = (placement, batch, epoch)
+        known = self._paces.get(key)
+        if known is None:
+            known = self._paces[key] = self._pace(placement, batch, epoch)
+        return known
+
+    def _pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
         step_s = self._speeds.step_s(placement, batch) * self._slower
         speed, phi = batch / step_s, self._noise_scale(epoch)
-        worth = 1.0 if phi is None or not self._learns else _worth(batch, self._curves.first, phi)
-        return Pace(speed, worth * speed, step_s)
+        useful = 1.0 if phi is None or not self._learns else worth(batch, self._curves.first, phi)
+        return Pace(speed, self._trains * useful * speed, step_s)
 
     def epoch_ends_at(self, epoch: int) -> float:
         """After so many passes at the first batch; the last one ends with the work."""
@@ -207,115 +211,16 @@ class RecordedWork:
         return self._phi[epoch]
 
 
-@dataclass(frozen=True, slots=True)
-class _Curve:
-    """Straight between its points, level beyond them; None everywhere if it has none."""
+def _trains(job: Submission) -> float:
+    """The share of an epoch's time that its samples and its speed account for.
 
-    shares: Sequence[float] = ()  # of the job's progress, growing
-    values: Sequence[float] = ()
-
-    def at(self, share: float) -> float | None:
-        if not self.shares:
-            return None
-        place = bisect_left(self.shares, share)
-        if place in {0, len(self.shares)}:
-            return self.values[min(place, len(self.shares) - 1)]
-        low, high = self.shares[place - 1], self.shares[place]
-        part = (share - low) / (high - low)
-        return self.values[place - 1] * (1.0 - part) + self.values[place] * part
-
-
-class _Curves:
-    """What a job told, over its progress; a job without a noise scale has its family's mean.
-
-    Where nobody in the family ever told one, every sample is worth the same at every batch.
+    The rest goes to what scripts do between epochs, such as evaluating. In a simulated cluster an
+    epoch is what a pass is worth at the first batch, so its journals tell of a share as well.
     """
-
-    def __init__(self, job: Submission, usual: float | None) -> None:
-        """Place the job's epochs on its progress.
-
-        Args:
-            job: as it was recorded.
-            usual: mean logarithm of the family's noise scales; None if there are none.
-        """
-        self.first = job.spec.batch_size
-        epochs = sorted(
-            {epoch.number: epoch for epoch in job.epochs}.values(), key=lambda e: e.number
-        )
-        told = [epoch for epoch in epochs if epoch.noise_scale]
-        by_number = _Curve(
-            [float(epoch.number) for epoch in told],
-            [math.log(epoch.noise_scale or 1.0) for epoch in told],
-        )
-        levels = [by_number.at(float(epoch.number)) for epoch in epochs]
-        levels = [usual if level is None else level for level in levels]
-        worths = [
-            1.0 if level is None else _worth(epoch.batch, self.first, math.exp(level))
-            for epoch, level in zip(epochs, levels, strict=True)
-        ]
-        self.mean_worth = float(np.mean(worths)) if worths else 1.0
-        ends = (np.cumsum(worths) / sum(worths)).tolist() if worths else []
-        known = [place for place, epoch in enumerate(epochs) if epoch.noise_scale]
-        self.noise = _Curve([ends[at] for at in known], [levels[at] or 0.0 for at in known])
-        if not known and usual is not None:
-            self.noise = _Curve([1.0], [usual])
-        losses = [(end, e.train_loss) for end, e in zip(ends, epochs, strict=True)]
-        heard = [(end, loss) for end, loss in losses if loss is not None]
-        self.loss = _Curve([end for end, _ in heard], [loss for _, loss in heard])
-
-
-class _Speeds:
-    """Steps of one family."""
-
-    def __init__(self, family: Family, first_batch: int) -> None:
-        self._known: dict[tuple[Placement, int], float] = {}
-        seen: dict[Size, list[float]] = {}
-        for speed in family.speeds:
-            size = (speed.nodes, speed.slots, speed.batch)
-            seen.setdefault(size, []).append(speed.batch / speed.samples_per_s)
-        samples = [
-            Sample(nodes, slots, batch / slots, float(np.mean(times)), _weight(times))
-            for (nodes, slots, batch), times in sorted(seen.items())
-        ]
-        self._model = fit(samples, first_batch)
-        self._own = {
-            size: (float(np.mean(times)) / self._modelled(size)) ** (len(times) / (len(times) + 1))
-            for size, times in seen.items()
-        }
-
-    def step_s(self, placement: Placement, batch: int) -> float:
-        """Seconds of a step."""
-        key = (placement, batch)
-        known = self._known.get(key)
-        if known is None:
-            known = self._known[key] = self._usual((len(placement), sum(placement), batch))
-        return known
-
-    def slower(self, job: Submission) -> float:
-        """How much longer one job's steps took than its family's; the less sure, the fewer."""
-        seen = [epoch.speed for epoch in job.epochs if epoch.speed is not None]
-        if not seen:
-            return 1.0
-        took = [1.0 / speed.samples_per_s for speed in seen]
-        usual = [self._usual((s.nodes, s.slots, s.batch)) / s.batch for s in seen]
-        believed = float(np.mean(usual))  # one more epoch, at the usual speed
-        return (sum(took) + believed) / (sum(usual) + believed)
-
-    def _usual(self, size: Size) -> float:
-        return self._modelled(size) * self._own.get(size, 1.0)
-
-    def _modelled(self, size: Size) -> float:
-        nodes, slots, batch = size
-        said = self._model.step_s(np.array(nodes), np.array(slots), np.array(batch / slots))
-        return max(1e-9, float(said))
-
-
-def _weight(times: Sequence[float]) -> float:
-    return min(FULL_WEIGHT, float(len(times)))
-
-
-def _worth(batch: int, first: int, phi: float) -> float:
-    return float(statistical_efficiency(np.array(float(batch)), float(first), phi))
+    known = [(e.speed, e.lasted_s) for e in job.epochs if e.speed is not None and e.lasted_s]
+    lasted_s = math.fsum(seconds for _, seconds in known)
+    trained_s = math.fsum(job.epoch_samples / speed.samples_per_s for speed, _ in known)
+    return min(1.0, trained_s / lasted_s) if known else 1.0
 
 
 def _samples(job: Submission, family: Family) -> float:
@@ -328,7 +233,7 @@ def _samples(job: Submission, family: Family) -> float:
     if job.ended in {"succeeded", "failed"}:
         return float(job.samples)
     done = float(job.samples)
-    left = remaining_samples(done, job.stated_samples, family.finished, float(family.furthest))
+    left = remaining_samples(done, job.stated_samples, family.finished, family.furthest)
     return max(done + left, float(job.epoch_samples))
 
 

@@ -15,6 +15,7 @@ from controlplane.sim.cluster import Nodes
 from controlplane.sim.errors import TraceError
 from controlplane.sim.recording.history import lived
 from controlplane.sim.recording.model import (
+    LEAST,
     MOST,
     Ending,
     Epoch,
@@ -152,18 +153,36 @@ def _submission(job: Job, family: Family, user: str, at: float, most: int) -> Su
         samples=job.samples_done,
         stated_samples=_stated(job, family),
         epoch_samples=job.epoch_samples or family.epoch_samples,
-        epochs=tuple(
+        epochs=_epochs(job),
+    )
+
+
+def _epochs(job: Job) -> tuple[Epoch, ...]:
+    formed = [
+        version.time + version.took_s for version in job.versions if version.outcome == "formed"
+    ]
+    found, before = [], None
+    for info in job.epochs:
+        if info.epoch < 1 or info.global_batch < 1:
+            continue
+        speed = _speed(info) if _measured(info) else None
+        lasted_s = None
+        if speed is not None and before is not None and info.epoch == before.epoch + 1:
+            # A group that started again from the end of the epoch before was away for a while.
+            steady = not any(before.time < at <= info.time for at in formed)
+            lasted_s = _positive(info.time - before.time) if steady else None
+        found.append(
             Epoch(
                 info.epoch,
                 info.global_batch,
                 _positive(info.noise_scale),
                 _loss(info),
-                _speed(info) if _measured(info) else None,
+                speed,
+                lasted_s,
             )
-            for info in job.epochs
-            if info.epoch > 0 and info.global_batch > 0
-        ),
-    )
+        )
+        before = info
+    return tuple(found)
 
 
 def _bare(spec: JobSpec, family: str, most: int) -> JobSpec:
@@ -205,7 +224,7 @@ def _speed(info: EpochInfo) -> Speed:
 
 
 def _positive(number: float | None) -> float | None:
-    return number if number is not None and 0.0 < number <= MOST else None
+    return number if number is not None and LEAST <= number <= MOST else None
 
 
 def _loss(info: EpochInfo) -> float | None:

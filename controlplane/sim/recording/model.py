@@ -11,10 +11,11 @@ from controlplane.sim.trace import Trace, TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import JobSpec
 
+LEAST: Final = 1e-9  # of what has to be positive
 MOST: Final = 1e12  # of any number: 30,000 years in seconds
 NEAR_END: Final = 1.0 - 1e-6  # share of its work at which a job that failed fails again
 
-Positive = Annotated[float, msgspec.Meta(gt=0.0, le=MOST)]
+Positive = Annotated[float, msgspec.Meta(ge=LEAST, le=MOST)]
 NotNegative = Annotated[float, msgspec.Meta(ge=0.0, le=MOST)]
 Count = Annotated[int, msgspec.Meta(ge=0, le=2**53)]
 Some = Annotated[int, msgspec.Meta(ge=1, le=2**53)]
@@ -48,6 +49,7 @@ class Epoch(msgspec.Struct, frozen=True, array_like=True):
     noise_scale: Positive | None  # of the gradients, samples
     train_loss: float | None
     speed: Speed | None = None  # if one group did all of it
+    lasted_s: Positive | None = None  # then also: from the end of the epoch before to its own
 
 
 class Family(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="family"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.events import NodeGreeted, NodeLost, NodeSuspected
@@ -37,6 +37,7 @@ from tests.support.simulated import (
 ONE_SLOT = (Nodes(count=1, slots=1),)
 TWO_NODES = (Nodes(count=2, slots=2),)
 SLOW = ("goodput", "ones", "optimus")  # policies that search
+FAST = (Phase.generate,)  # a failure is small enough; to make it smaller takes minutes
 
 
 # --- scripts
@@ -169,6 +170,15 @@ def test_a_node_is_lost_before_it_is_back_however_soon_that_is() -> None:
     assert lived.times(EpochReported) == [18.0, 65.0, 75.0, 85.0]
 
 
+def test_an_order_that_a_dead_node_never_got_is_given_again_when_it_is_back() -> None:
+    lived = life("fifo", job("a", 13.0), nodes=ONE_SLOT, losses=[(N0, 12.0, 50.0)]).run(1e4)
+
+    assert lived.times(NodeLost) == [42.0]
+    assert lived.times(NodeGreeted) == [0.0, 62.0]
+    assert lived.times(WorkerStarted) == [62.0]
+    assert lived.times(EpochReported) == [80.0, 90.0, 100.0, 110.0]
+
+
 def test_a_start_goes_on_elsewhere_when_its_node_is_lost() -> None:
     plans = Script((0, {A: {S0: 32, T0: 32}}), (20, {A: {S0: 64}}))
     lived = life(plans, job("a"), nodes=TWO_NODES, losses=[(N1, 4.0, 1000.0)]).run()
@@ -254,7 +264,7 @@ def ends_well(lived: Life, jobs: list[TraceJob]) -> None:
 def test_whatever_fails_every_job_comes_to_its_end(policy: str, cancels: bool) -> None:  # noqa: FBT001 - a parameter
     few = 4 if policy in SLOW else 25
 
-    @settings(max_examples=few, deadline=None, derandomize=True, database=None)
+    @settings(max_examples=few, deadline=None, derandomize=True, database=None, phases=FAST)
     @given(trouble=troubles(cancels=cancels), round_s=st.sampled_from([0.0, 30.0]))
     def lives(trouble: tuple[list[TraceJob], list[Loss]], round_s: float) -> None:
         jobs, losses = trouble

@@ -26,7 +26,7 @@ from schemas.ids import Seconds, Term
 from schemas.jobs import JobSpec, StopRule
 from tests.support import builders
 from tests.support.builders import N1, N2, S0, S1, T0, A, B
-from tests.support.controller import Controller, cluster_of, training
+from tests.support.controller import Controller, begin, cluster_of, training
 
 SAME_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -247,6 +247,27 @@ def test_starts_are_measured_and_the_first_is_told_from_later_ones(tmp_path: Pat
     assert recorded(journal_of(controller, tmp_path)).took == Took(start_s=4.0, restart_s=2.0)
 
 
+def test_how_long_an_epoch_lasted_is_known_where_the_group_was_there_all_the_while(
+    tmp_path: Path,
+) -> None:
+    controller = cluster_of(n1=1)
+    training(controller, S0, name="a")
+    for epoch in (1, 2):
+        controller.now += 3.0
+        controller.tell(N1, builders.epoch_end(A, epoch))
+    controller.tell(N1, builders.exited(A, signal=9))
+    controller.now += 100.0
+    begin(controller, A, 3)
+    for epoch in (3, 4):
+        controller.now += 4.0
+        controller.tell(N1, builders.epoch_end(A, epoch, 3, index=epoch))
+
+    (job,) = recorded(journal_of(controller, tmp_path)).jobs
+
+    assert [epoch.speed for epoch in job.epochs] == [Speed(1, 1, 64, 500.0)] * 4
+    assert [epoch.lasted_s for epoch in job.epochs] == [None, 3.0, None, 4.0]
+
+
 def test_nothing_beside_the_journal_is_made_or_changed(tmp_path: Path) -> None:
     journal = journal_of(busy_cluster(), tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
@@ -373,7 +394,7 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         (b'"model":""', b'"model":"z"', "FILE:1: a GPU type that nobody knows; leave it empty"),
         (b'"jobs":2', b'"jobs":3', "FILE:5: the file ends before all its jobs; name a file"),
         (b'"jobs":2', b'"jobs":1', "FILE:4: more lines than the first one says; export it again"),
-        (b"500.0]", b"-1]", "FILE:2: Expected `float` > 0.0 - at `$.speeds[0][3]`; export it"),
+        (b"500.0]", b"-1]", "FILE:2: Expected `float` >= 1e-09 - at `$.speeds[0][3]`; export it"),
         (b"500.0]", b"1e999]", "FILE:2: "),
         (b"500.0]", b"NaN]", "FILE:2: "),
         (b'"b-2"', b'"a-1"', "FILE:4: 'a-1' is there twice; delete one"),

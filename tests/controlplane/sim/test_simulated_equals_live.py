@@ -54,7 +54,7 @@ SCENARIO: Final = Scenario(
     nodes=(Nodes(count=4, slots=2),),
     crash_share=0.2,
     cancel_share=0.2,
-    node_loss_s=1500.0,
+    node_loss_s=500.0,
     node_back_s=60.0,
     latency_s=0.0,
     generations=2,
@@ -164,7 +164,7 @@ def simulated(policy: str) -> tuple[Outcome, tuple[Event, ...]]:
     outcome = simulate(
         policy,
         SCENARIO,
-        5,
+        6,
         record=lambda now, event, commands: found.append((now, event, list(commands))),
     )
     return outcome, tuple(found)

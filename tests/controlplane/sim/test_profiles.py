@@ -1,0 +1,255 @@
+"""Measured tables: what they say, what lies between, and every way in which they can be wrong."""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from controlplane.sim.errors import TraceError
+from controlplane.sim.physics.api import Costs, Pace, Physics, Work
+from controlplane.sim.physics.profiles import Profiles, smallest_rotation
+from controlplane.sim.trace import TraceJob
+from schemas.ids import Seconds
+from schemas.jobs import StopRule
+
+COSTS: Final = Costs(start_s=30.0, restart_s=30.0, prepare_s=30.0, switch_s=30.0)
+PLACED: Final = "placement,local_bsz,step_time,sync_time\n"
+SIZED: Final = "num_nodes,num_replicas,local_bsz,step_time,sync_time\n"
+EPOCHS: Final = "progress,iteration,grad_sqr,grad_var\n"
+TABLES: Final = {
+    "placements.csv": PLACED + "1,8,1.0,0\n1,16,1.5,0\n2,8,1.2,0.2\n11,8,1.4,0.4\n12,8,1.6,0.6\n",
+    "scalability.csv": SIZED
+    + "1,1,8,1.0,0\n1,1,16,1.5,0\n2,2,8,1.4,0.4\n2,2,16,2.0,0.5\n4,4,8,2.0,1.0\n4,4,16,2.5,1.0\n",
+    "validation-8.csv": EPOCHS + "100,100,1,8\n200,200,1,8\n",
+    "validation-16.csv": EPOCHS + "110,70,1,16\n210,140,1,16\n",
+}
+
+
+def write(folder: Path, name: str = "bert", tables: Mapping[str, str | bytes] = TABLES) -> Path:
+    """A folder of profiles with one application in it; returns it."""
+    (folder / name).mkdir()
+    for file, text in tables.items():
+        body = text.encode() if isinstance(text, str) else text
+        (folder / name / file).write_bytes(body)
+    return folder
+
+
+def asked(application: str = "bert", slots: int = 1, batch: int = 0) -> TraceJob:
+    return TraceJob(name="a", at=Seconds(0.0), workload=application, slots=slots, batch=batch)
+
+
+def work_of(folder: Path, job: TraceJob | None = None, *, stated: bool = False) -> Work:
+    physics: Physics = Profiles(folder, COSTS, stated=stated)
+    return physics.work(job or asked(), "fixed", seed=1)
+
+
+# --- what they say
+
+
+def test_the_first_batch_on_one_slot_is_as_it_was_measured(tmp_path: Path) -> None:
+    work = work_of(write(tmp_path))
+
+    assert work.pace((1,), 8, 0) == Pace(samples_per_s=8.0, progress_per_s=8.0, step_s=1.0)
+    assert (work.application, work.epochs, work.epoch_samples, work.costs) == ("bert", 2, 800, COSTS)
+    assert [work.epoch_ends_at(epoch) for epoch in range(2)] == [800.0, 1600.0]
+
+
+def test_a_larger_batch_is_worth_less_for_each_sample(tmp_path: Path) -> None:
+    gain = (16 + 1) / (16 / 2 + 1)
+
+    pace = work_of(write(tmp_path)).pace((2,), 16, 0)
+
+    assert pace == Pace(pytest.approx(16 / 1.2), pytest.approx(gain * 8 / 1.2), 1.2)  # type: ignore[arg-type] # approx compares
+
+
+def test_what_does_not_fit_one_slot_at_once_takes_two_passes(tmp_path: Path) -> None:
+    pace = work_of(write(tmp_path)).pace((1,), 16, 0)
+
+    assert (pace.step_s, pace.samples_per_s) == (2.0, 8.0)
+
+
+def test_a_smaller_local_batch_takes_no_less_time(tmp_path: Path) -> None:
+    assert work_of(write(tmp_path)).pace((2,), 8, 0).step_s == 1.2
+
+
+def test_where_around_the_ring_a_placement_begins_does_not_matter(tmp_path: Path) -> None:
+    work = work_of(write(tmp_path))
+
+    assert work.pace((2, 1), 16, 0) == work.pace((1, 2), 16, 0)
+    assert work.pace((1, 2), 16, 0).step_s == 1.6
+    assert smallest_rotation((2, 1, 1)) == (1, 1, 2)
+
+
+def test_what_was_not_measured_lies_between_its_neighbours(tmp_path: Path) -> None:
+    work = work_of(write(tmp_path))
+
+    # halfway between 2 nodes with 2 slots and 4 nodes with 4
+    assert work.pace((1, 1, 1), 16, 0).step_s == pytest.approx(1.7, abs=0.2)
+
+
+def test_a_job_is_as_large_as_its_user_tuned_it(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+
+    spec = work_of(folder, asked(slots=2)).spec
+    assert (spec.batch_size, spec.wanted, spec.batch_limit) == (16, 2, 16)
+    assert work_of(folder, asked(slots=2, batch=8)).spec.batch_size == 8
+
+
+def test_an_elastic_job_begins_with_the_smallest_batch(tmp_path: Path) -> None:
+    spec = Profiles(write(tmp_path), COSTS).work(asked(slots=2), "elastic", seed=1).spec
+
+    assert (spec.batch_size, spec.batch_limit, spec.slots) == (8, 16, (1, 64))
+
+
+def test_its_work_is_stated_only_if_that_is_asked_for(tmp_path: Path) -> None:
+    folder = write(tmp_path)
+
+    assert work_of(folder).spec.stop is None
+    assert work_of(folder, stated=True).spec.stop == StopRule(epochs=2)
+
+
+def test_what_is_left_is_counted_as_published(tmp_path: Path) -> None:
+    work = work_of(write(tmp_path))
+
+    assert [work.remaining_steps(epoch, 0.0) for epoch in range(3)] == [100.0, 1.0, 1.0]
+
+
+def test_workers_report_the_noise_of_the_gradients(tmp_path: Path) -> None:
+    report = work_of(write(tmp_path)).report(1, 8)
+
+    assert (report.noise_scale, report.train_loss) == (64.0, None)
+
+
+def test_tables_may_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "traces").mkdir()
+    write(tmp_path / "traces")
+
+    assert work_of(tmp_path).application == "bert"
+
+
+# --- what is wrong with them
+
+
+def complaint(folder: Path, job: TraceJob | None = None) -> TraceError:
+    with pytest.raises(TraceError) as raised:
+        work_of(folder, job).pace((1,), 8, 0)
+    assert raised.value.hint
+    return raised.value
+
+
+def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="nowhere is no folder"):
+        Profiles(tmp_path / "nowhere", COSTS)
+
+
+@pytest.mark.parametrize("name", ["gpt", "../bert", "", ".", "bert/../bert", "x" * 300])
+def test_an_application_without_a_profile(tmp_path: Path, name: str) -> None:
+    error = complaint(write(tmp_path), asked(name))
+
+    assert "has no profile" in str(error)
+    assert "bert" in error.hint
+
+
+def test_an_application_that_nobody_knows_the_epochs_of(tmp_path: Path) -> None:
+    assert "how many epochs" in str(complaint(write(tmp_path, "gpt"), asked("gpt")))
+
+
+def test_a_batch_that_was_not_measured(tmp_path: Path) -> None:
+    error = complaint(write(tmp_path), asked(slots=4))
+
+    assert "measured up to a batch of 16, not 32" in str(error)
+
+
+def test_a_placement_near_which_nothing_was_measured(tmp_path: Path) -> None:
+    work = work_of(write(tmp_path))
+
+    with pytest.raises(TraceError, match=r"never measured near 4\+4\+4\+4\+4"):
+        work.pace((4, 4, 4, 4, 4), 16, 0)
+
+
+@pytest.mark.parametrize("missing", TABLES)
+def test_a_table_that_is_not_there(tmp_path: Path, missing: str) -> None:
+    folder = write(tmp_path)
+    (folder / "bert" / missing).unlink()
+    if missing.startswith("validation"):
+        (folder / "bert" / {"8": "validation-16.csv"}.get(missing[11:-4], "validation-8.csv")).unlink()
+
+    assert str(folder / "bert") in str(complaint(folder))
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "says"),
+    [
+        ("placements.csv", "", "column placement is missing"),
+        ("placements.csv", PLACED, "nothing was measured on one slot"),
+        ("placements.csv", PLACED + "2,8,1,0\n", "nothing was measured on one slot"),
+        ("placements.csv", PLACED + "1,8,1,0\n1x,8,1,0\n", "placements.csv:3: column placement"),
+        ("placements.csv", PLACED + "1,8,nan,0\n", "placements.csv:2: column step_time"),
+        ("placements.csv", PLACED + "1,8,-1,0\n", "placements.csv:2: column step_time"),
+        ("placements.csv", PLACED + "1,8,0,0\n", "placements.csv:2: column step_time"),
+        ("placements.csv", PLACED + "1,8,1,1.5\n", "placements.csv:2: column sync_time"),
+        ("placements.csv", PLACED + "1,0,1,0\n", "placements.csv:2: column local_bsz"),
+        ("placements.csv", PLACED + "1,8,1\n", "placements.csv:2: column sync_time"),
+        ("scalability.csv", SIZED + "0,1,8,1,0\n", "scalability.csv:2: column num_nodes"),
+        ("validation-8.csv", EPOCHS + "100,100,1,8\n", "1 epochs, a job of bert takes 2"),
+        ("validation-8.csv", EPOCHS + "1,1,1,0\n2,2,1,8\n", "validation-8.csv:2: column grad_var"),
+        ("validation-8.csv", EPOCHS + "1,1,-1,8\n2,2,1,8\n", "validation-8.csv:2: column grad_sqr"),
+        ("validation-x.csv", EPOCHS, "its name should say the batch"),
+        ("validation-0.csv", EPOCHS, "its name should say the batch"),
+        ("validation-8.csv", b"\xff\xfe", "validation-8.csv:1"),
+    ],
+)
+def test_a_table_that_is_broken(tmp_path: Path, file: str, text: str | bytes, says: str) -> None:
+    error = complaint(write(tmp_path, tables={**TABLES, file: text}))
+
+    assert says in str(error)
+
+
+def goes_on_or_says_why(tables: Mapping[str, str | bytes]) -> None:
+    """Every answer is a number that time can be computed from, or a complaint."""
+    with tempfile.TemporaryDirectory() as made:
+        try:
+            work = work_of(write(Path(made), tables=tables))
+            for placement, batch in [((1,), 8), ((1,), 16), ((2,), 16), ((1, 1), 16)]:
+                for epoch in range(work.epochs):
+                    pace = work.pace(placement, batch, epoch)
+                    assert 0.0 < pace.samples_per_s < math.inf
+                    assert 0.0 < pace.progress_per_s < math.inf
+                    assert math.isfinite(work.epoch_ends_at(epoch))
+                    assert math.isfinite(work.remaining_steps(epoch, 0.0))
+                    noise = work.report(epoch, batch).noise_scale
+                    assert noise is None or math.isfinite(noise)
+            assert work.epoch_samples >= 0
+        except TraceError as error:
+            assert error.hint  # noqa: PT017 - one of two good ends
+
+
+@settings(max_examples=150, deadline=None, derandomize=True, database=None)
+@given(file=st.sampled_from(sorted(TABLES)), body=st.binary(max_size=200))
+def test_no_bytes_crash_the_reader(file: str, body: bytes) -> None:
+    goes_on_or_says_why({**TABLES, file: body})
+
+
+@settings(max_examples=300, deadline=None, derandomize=True, database=None,
+          suppress_health_check=[HealthCheck.too_slow])  # fmt: skip
+@given(
+    file=st.sampled_from(sorted(TABLES)),
+    row=st.integers(1, 4),
+    column=st.integers(0, 4),
+    cell=st.sampled_from(["0", "-1", "nan", "inf", "1e12", "1e-12", "1e400", "0.5", "8", "x", "", " ", '"', "1e-300"]),
+)
+def test_no_cell_leads_to_a_number_that_time_cannot_be_computed_from(
+    file: str, row: int, column: int, cell: str
+) -> None:
+    lines = [line.split(",") for line in TABLES[file].splitlines()]
+    row, column = row % len(lines), column % len(lines[0])
+    lines[row][column] = cell
+
+    goes_on_or_says_why({**TABLES, file: "\n".join(map(",".join, lines)) + "\n"})

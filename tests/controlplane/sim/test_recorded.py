@@ -1,0 +1,274 @@
+"""Physics from a recording: its own jobs again, and how near a replay comes to what was."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from controlplane.journal.record import Entry
+from controlplane.journal.writer import Writer
+from controlplane.prediction.throughput import Sample, fit
+from controlplane.sim import scenario
+from controlplane.sim.cluster import Nodes
+from controlplane.sim.errors import TraceError
+from controlplane.sim.outcome import Outcome
+from controlplane.sim.physics.api import Costs, Pace, Physics, Report, Work
+from controlplane.sim.physics.recorded import Recorded
+from controlplane.sim.recording import Epoch, Family, Recording, Submission, Took, recorded
+from controlplane.sim.recording.model import Speed
+from controlplane.sim.scenario import Scenario, simulate
+from schemas.jobs import StopRule
+from tests.support import builders
+
+COSTS = Costs(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
+ONE_SLOT = Speed(1, 1, 64, 640.0)
+
+
+def a_job(**changes: Any) -> Submission:
+    job = Submission(
+        name="a-1",
+        at=0.0,
+        user="user-1",
+        family="m",
+        spec=builders.job_spec(
+            "a", max_batch_size=512, slots=(1, 4), stop=StopRule(epochs=4), retries=2
+        ),
+        ended="succeeded",
+        ended_after_s=60.0,
+        samples=4000,
+        stated_samples=4000,
+        epoch_samples=1000,
+        epochs=tuple(Epoch(number, 64, None, None, ONE_SLOT) for number in (1, 2, 3, 4)),
+    )
+    return msgspec.structs.replace(job, **changes)
+
+
+def recording(*jobs: Submission, **changes: Any) -> Recording:
+    family = Family(name="m", speeds=(ONE_SLOT,) * 4, epoch_samples=1000)
+    return Recording(
+        name="week",
+        nodes=(Nodes(count=1, slots=4),),
+        took=Took(),
+        families=(msgspec.structs.replace(family, **changes),),
+        jobs=jobs,
+        left_out={},
+    )
+
+
+def work_of(found: Recording, **options: Any) -> Work:
+    """The first job's."""
+    physics: Physics = Recorded(found, COSTS, **options)
+    return physics.work(found.as_trace().jobs[0], "elastic", seed=1)
+
+
+def values(pace: Pace) -> list[float]:
+    return [pace.samples_per_s, pace.progress_per_s, pace.step_s]
+
+
+def test_a_job_that_was_measured_is_as_it_was_measured() -> None:
+    work = work_of(recording(a_job()))
+
+    assert values(work.pace((1,), 64, 0)) == pytest.approx([640.0, 640.0, 0.1])
+    assert (work.application, work.epochs, work.epoch_samples) == ("m", 4, 1000)
+    assert [work.epoch_ends_at(epoch) for epoch in range(5)] == [1000, 2000, 3000, 4000, 4000]
+    assert work.costs == COSTS
+
+
+def test_sizes_that_nobody_measured_are_extrapolated_as_the_search_does_it() -> None:
+    speeds = (ONE_SLOT, Speed(1, 2, 128, 1000.0), Speed(1, 2, 64, 600.0))
+    samples = [
+        Sample(1, 1, 64.0, 0.1),
+        Sample(1, 2, 32.0, 64 / 600.0),
+        Sample(1, 2, 64.0, 0.128),
+    ]
+    expected = fit(samples, 64).step_s(np.array(2), np.array(4), np.array(64.0))
+
+    work = work_of(recording(a_job(epochs=()), speeds=speeds))
+
+    assert work.pace((2, 2), 256, 0).step_s == pytest.approx(float(expected))
+
+
+def test_a_job_that_was_slower_than_its_family_is_so_again() -> None:
+    slow = tuple(Epoch(n, 64, None, None, Speed(1, 1, 64, 320.0)) for n in range(1, 20))
+
+    pace = work_of(recording(a_job(epochs=slow))).pace((1,), 64, 0)
+
+    # 19 epochs of twice the time, and one at the usual speed that is believed without being seen.
+    assert pace.step_s == pytest.approx(0.1 * (19 * 2 + 1) / 20)
+
+
+def test_time_between_epochs_goes_by_without_progress() -> None:
+    epochs = tuple(Epoch(n, 64, None, None, ONE_SLOT, 2 * 1000 / 640) for n in (1, 2))
+
+    pace = work_of(recording(a_job(epochs=epochs))).pace((1,), 64, 0)
+
+    assert values(pace)[:2] == pytest.approx([640.0, 320.0])
+
+
+def test_what_a_sample_is_worth_follows_the_noise_scale_over_the_progress() -> None:
+    epochs = tuple(Epoch(n, 64, phi, None) for n, phi in ((1, 64.0), (2, None), (3, 1024.0)))
+    work = work_of(recording(a_job(epochs=epochs, samples=3000)))
+
+    worths = [
+        work.pace((1,), 192, epoch).progress_per_s / work.pace((1,), 192, epoch).samples_per_s
+        for epoch in range(3)
+    ]
+
+    # phi in the middle of each epoch: 64 up to the end of the first one, from there to 1024.
+    phis = [64.0, 64.0 * 16**0.25, 64.0 * 16**0.75]
+    assert worths == pytest.approx([(phi + 64) / (phi + 192) for phi in phis])
+    assert [work.report(n + 1, 64).noise_scale for n in range(3)] == pytest.approx(phis)
+
+
+def test_a_job_without_a_noise_scale_has_the_mean_of_its_family() -> None:
+    told = a_job(name="b-2", epochs=(Epoch(1, 64, 16.0, None), Epoch(2, 64, 64.0, None)))
+
+    assert work_of(recording(a_job(), told)).report(1, 64).noise_scale == pytest.approx(32.0)
+    assert work_of(recording(a_job())).report(1, 64) == Report(None, {}, None)
+    assert work_of(recording(a_job())).pace((1,), 512, 0).progress_per_s == pytest.approx(
+        work_of(recording(a_job())).pace((1,), 512, 0).samples_per_s
+    )
+
+
+def test_work_is_what_the_samples_were_worth_at_the_batches_they_had() -> None:
+    epochs = tuple(Epoch(n, batch, 64.0, None) for n, batch in ((1, 64), (2, 192), (3, 192)))
+    found = recording(a_job(epochs=epochs, samples=3000))
+
+    learnt, counted = work_of(found), work_of(found, same_quality=False)
+
+    assert learnt.epochs == 2
+    assert learnt.epoch_ends_at(1) == pytest.approx(1000 * (1 + 0.5 + 0.5))
+    assert (counted.epochs, counted.epoch_ends_at(2)) == (3, 3000)
+    assert counted.pace((1,), 192, 0).progress_per_s == counted.pace((1,), 192, 0).samples_per_s
+
+
+def test_a_job_with_a_metric_learns_as_much_in_any_case() -> None:
+    metric = StopRule(metric="accuracy", at_least=0.9)
+    spec = msgspec.structs.replace(a_job().spec, stop=metric)
+    epochs = (Epoch(1, 192, 64.0, None),)
+    found = recording(a_job(spec=spec, stated_samples=None, epochs=epochs, samples=4000))
+
+    assert work_of(found, same_quality=False).epochs == 2
+    assert work_of(found, stated=True).spec.stop == metric
+
+
+def test_policies_are_told_how_long_a_job_is_where_that_was_stated() -> None:
+    assert work_of(recording(a_job())).spec.stop is None
+    assert work_of(recording(a_job()), stated=True).spec.stop == StopRule(epochs=4)
+    assert work_of(recording(a_job(stated_samples=None)), stated=True).spec.stop is None
+
+
+def test_a_failed_job_is_not_tried_again_and_others_keep_their_retries() -> None:
+    assert work_of(recording(a_job(ended="failed"))).spec.retries == 0
+    assert work_of(recording(a_job())).spec.retries == 2
+
+
+@pytest.mark.parametrize(
+    ("stated", "finished", "furthest", "epochs"),
+    [(9000, (), 0, 9), (None, (6000, 8000), 0, 7), (None, (), 5000, 5), (None, (), 0, 4)],
+)
+def test_a_cancelled_job_would_have_gone_on_as_its_relatives_did(
+    stated: int | None, finished: tuple[int, ...], furthest: int, epochs: int
+) -> None:
+    job = a_job(ended="cancelled", samples=2000, stated_samples=stated)
+
+    assert work_of(recording(job, finished=finished, furthest=furthest)).epochs == epochs
+
+
+def test_costs_are_the_familys_else_the_clusters_else_as_given() -> None:
+    found = recording(a_job(), took=Took(start_s=3.0, join_s=9.0, switch_s=0.5))
+    found = msgspec.structs.replace(found, took=Took(start_s=4.0, restart_s=2.0))
+
+    assert work_of(found).costs == Costs(start_s=3.0, restart_s=2.0, prepare_s=8.5, switch_s=0.5)
+
+
+def test_the_loss_is_what_it_was_at_the_same_progress() -> None:
+    epochs = (Epoch(1, 64, None, 4.0), Epoch(2, 64, None, None), Epoch(3, 64, None, 2.0))
+    work = work_of(recording(a_job(epochs=epochs, samples=3000)))
+
+    losses = [work.report(epoch, 64).train_loss for epoch in (1, 2, 3)]
+    assert losses == pytest.approx([4.0, 3.0, 2.0])
+
+
+def test_what_cannot_be_replayed_is_said_with_what_to_do() -> None:
+    found = recording(a_job())
+    (job,) = found.as_trace().jobs
+    stranger = msgspec.structs.replace(job, workload="cifar10")
+    unmeasured = Recorded(recording(a_job(), speeds=()), COSTS)
+    endless = recording(a_job(samples=2**53, epoch_samples=1))
+
+    with pytest.raises(TraceError, match=r"job a-1: 'cifar10' is no job of the recording; simul"):
+        Recorded(found, COSTS).work(stranger, "fixed", seed=1)
+    with pytest.raises(TraceError, match=r"no whole epoch of family 'm' was measured; leave the j"):
+        unmeasured.work(job, "fixed", seed=1)
+    with pytest.raises(TraceError, match=r"9007199254740992 epochs of 1 samples; correct its sam"):
+        work_of(endless)
+
+
+def lived(policy: str, what: Scenario, seed: int, journal: Path) -> Outcome:
+    """A cluster that writes down what happens to it."""
+    writer = Writer(journal, lambda _: None)
+    outcome = simulate(
+        policy, what, seed, record=lambda now, event, _: writer.append(Entry(at=now, input=event))
+    )
+    writer.close()
+    return outcome
+
+
+def average_s(outcome: Outcome) -> float:
+    found = [job.jct_s for job in outcome.jobs if job.jct_s is not None]
+    return math.fsum(found) / len(found)
+
+
+@pytest.mark.parametrize("policy", ["fifo", "tiresias", "ones"])
+def test_a_replay_under_the_same_policy_takes_as_long(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = Scenario(
+        nodes=(Nodes(count=4, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0, knowledge="L3"
+    )
+    was = lived(policy, what, 5, tmp_path / "journal.sqlite")
+
+    found = recorded(tmp_path / "journal.sqlite")
+    monkeypatch.setattr(scenario, "physics_of", lambda _: Recorded(found, COSTS, stated=True))
+    again = simulate(policy, what, 5, trace=found.as_trace())
+
+    assert (found.left_out, found.nodes) == ({}, what.nodes)
+    assert [job.state for job in again.jobs] == [job.state for job in was.jobs]
+    assert average_s(again) == pytest.approx(average_s(was), rel=0.03)  # measured: 0.01 to 0.02
+
+
+def test_cancelled_jobs_are_cancelled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    what = Scenario(
+        nodes=(Nodes(count=2, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0, cancel_share=0.3
+    )
+    was = lived("fifo", what, 5, tmp_path / "journal.sqlite")
+
+    found = recorded(tmp_path / "journal.sqlite")
+    monkeypatch.setattr(scenario, "physics_of", lambda _: Recorded(found, COSTS))
+    again = simulate("fifo", what, 5, trace=found.as_trace())
+
+    ended = {place: job.state for place, job in enumerate(was.jobs)}
+    kept = {int(job.name.rpartition("-")[2]) - 1: job for job in found.jobs}
+    assert [job.state for job in again.jobs] == [ended[place] for place in kept]
+    assert {"succeeded", "cancelled"} == {job.state for job in again.jobs}
+
+
+def test_a_failed_job_fails_again_at_the_end_of_what_it_had_done(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = recording(a_job(ended="failed", samples=6400))
+    monkeypatch.setattr(scenario, "physics_of", lambda _: Recorded(found, COSTS))
+
+    outcome = simulate("fifo", Scenario(nodes=found.nodes, warm_up=0.0), 1, trace=found.as_trace())
+
+    (job,) = outcome.jobs
+    assert job.state == "failed"
+    assert job.jct_s == pytest.approx(COSTS.start_s + 10.0, abs=0.2)  # and the policy's latency
