@@ -95,14 +95,27 @@ def make(
             out of its range.
     """
     found = entry(name)
-    if found.oracle == "must" and oracle is None:
-        what = f"policy {name!r} needs to know how long jobs will last, which no cluster does"
-        raise SettingsError(what, "use it with `ones sim`; choose another one here", "policy")
+    if oracle is None:
+        check_for_cluster(name, options or {})
     factory = _load(found.factory)
     chosen = check_options(name, options or {})
     given = [] if chosen is None else [chosen]
     known = {} if found.oracle == "no" else {"oracle": oracle}
     return cast("Policy", factory(*given, **known))
+
+
+def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
+    """Refuse what only a simulation can do.
+
+    Raises:
+        SettingsError: if there is no such policy, or nobody in a cluster can tell it what it asks.
+    """
+    if entry(name).oracle == "must":
+        what = f"policy {name!r} needs to know how long jobs will last, which no cluster does"
+        raise SettingsError(what, "use it with `ones sim`; choose another one here", "policy")
+    if "oracle" in options.values():
+        what = f"policy.options of {name}: a cluster has no oracle"
+        raise SettingsError(what, "use it with `ones sim`; leave it out here", "policy.options")
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Any:

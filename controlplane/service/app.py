@@ -13,7 +13,7 @@ import structlog
 from controlplane.core import news
 from controlplane.core.commands import Announce, Command, SendDelta
 from controlplane.policy.api import JobEnded
-from controlplane.policy.registry import check_options, entry, make
+from controlplane.policy.registry import check_for_cluster, check_options, entry, make
 from controlplane.service import views
 from controlplane.service.agents import Agents
 from controlplane.service.api import Api
@@ -190,6 +190,7 @@ def _planner(choice: PolicyChoice, turn: Turn) -> Planner:
     """
     if not entry(choice.name).searches:
         return Inline(make(choice.name, choice.options), turn.look, turn.propose)
+    check_for_cluster(choice.name, choice.options)
     check_options(choice.name, choice.options)
     return Searcher(
         policy=choice.name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, Final, Protocol
@@ -37,6 +38,7 @@ START_S: Final = 60.0  # the same, while it starts and reads what was learnt bef
 READ_BYTES: Final = 1 << 18
 RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before the next try, by failures in a row
 STEADY_S: Final = 60.0  # a life this long is no failure
+ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}  # small matrices; waiting threads burn a core
 MAX_BACKLOG: Final = 64 << 20  # bytes that it has not read: it hangs
 
 
@@ -186,6 +188,7 @@ class Searcher:
             "controlplane.service.search_process",
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **ONE_THREAD},
         )
         frames = Frames()
         self._asked = {0: asyncio.get_running_loop().time()}  # whether it is ready

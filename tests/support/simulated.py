@@ -249,6 +249,7 @@ def life(
         latency_s=latency_s,
         generations=generations if searches else 0,
         think_s=0.0,
+        epochs=isinstance(policy, str) and entry(policy).epochs,
         seed=1,
     )
     world.interference = interference(world) if interference else None

@@ -30,7 +30,16 @@ def test_a_kind_and_a_share(text: str, meant: tuple[str, float]) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "gavel:0.1", "pollux:1", "pollux:-0.1", "pollux:nan", "pollux:inf", "pollux:a", "pollux:0.1:2"],
+    [
+        "",
+        "gavel:0.1",
+        "pollux:1",
+        "pollux:-0.1",
+        "pollux:nan",
+        "pollux:inf",
+        "pollux:a",
+        "pollux:0.1:2",
+    ],
 )
 def test_anything_else_is_refused(text: str) -> None:
     with pytest.raises(TraceError) as raised:

@@ -57,7 +57,12 @@ def test_the_first_batch_on_one_slot_is_as_it_was_measured(tmp_path: Path) -> No
     work = work_of(write(tmp_path))
 
     assert work.pace((1,), 8, 0) == Pace(samples_per_s=8.0, progress_per_s=8.0, step_s=1.0)
-    assert (work.application, work.epochs, work.epoch_samples, work.costs) == ("bert", 2, 800, COSTS)
+    assert (work.application, work.epochs, work.epoch_samples, work.costs) == (
+        "bert",
+        2,
+        800,
+        COSTS,
+    )
     assert [work.epoch_ends_at(epoch) for epoch in range(2)] == [800.0, 1600.0]
 
 
@@ -179,7 +184,9 @@ def test_a_table_that_is_not_there(tmp_path: Path, missing: str) -> None:
     folder = write(tmp_path)
     (folder / "bert" / missing).unlink()
     if missing.startswith("validation"):
-        (folder / "bert" / {"8": "validation-16.csv"}.get(missing[11:-4], "validation-8.csv")).unlink()
+        (
+            folder / "bert" / {"8": "validation-16.csv"}.get(missing[11:-4], "validation-8.csv")
+        ).unlink()
 
     assert str(folder / "bert") in str(complaint(folder))
 
@@ -243,7 +250,9 @@ def test_no_bytes_crash_the_reader(file: str, body: bytes) -> None:
     file=st.sampled_from(sorted(TABLES)),
     row=st.integers(1, 4),
     column=st.integers(0, 4),
-    cell=st.sampled_from(["0", "-1", "nan", "inf", "1e12", "1e-12", "1e400", "0.5", "8", "x", "", " ", '"', "1e-300"]),
+    cell=st.sampled_from(
+        ["0", "-1", "nan", "inf", "1e12", "1e-12", "1e400", "0.5", "8", "x", "", " ", '"', "1e-300"]
+    ),
 )
 def test_no_cell_leads_to_a_number_that_time_cannot_be_computed_from(
     file: str, row: int, column: int, cell: str

@@ -90,8 +90,8 @@ def test_it_falls_back_to_what_was_saved_and_never_below_nothing() -> None:
 def test_looking_often_changes_nothing(waits: list[float]) -> None:
     often, once, now = training(), training(), 0.0
     for each in (often, once):
-        job.go_on(TEN, 0.0)
-        job.stall(3.0, 0.0)
+        each.go_on(TEN, 0.0)
+        each.stall(3.0, 0.0)
     for wait in waits:
         now += wait
         often.catch_up(now)

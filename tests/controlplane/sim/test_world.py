@@ -271,7 +271,9 @@ def ends_whole(lived: Life) -> None:
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 @pytest.mark.parametrize("round_s", [0.0, 30.0])
 def test_all_jobs_end_and_no_slot_has_two_of_them(policy: str, round_s: float) -> None:
-    @settings(max_examples=examples(policy), deadline=None, derandomize=True, database=None, phases=FAST)
+    @settings(
+        max_examples=examples(policy), deadline=None, derandomize=True, database=None, phases=FAST
+    )
     @given(jobs=traces(), late_s=st.sampled_from([0.0, 0.05]))
     def lives(jobs: list[TraceJob], late_s: float) -> None:
         late_s = 0.0 if round_s else late_s
@@ -283,7 +285,9 @@ def test_all_jobs_end_and_no_slot_has_two_of_them(policy: str, round_s: float) -
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))
 def test_where_changes_cost_nothing_jobs_hold_slots_for_exactly_their_work(policy: str) -> None:
-    @settings(max_examples=examples(policy), deadline=None, derandomize=True, database=None, phases=FAST)
+    @settings(
+        max_examples=examples(policy), deadline=None, derandomize=True, database=None, phases=FAST
+    )
     @given(jobs=traces())
     def lives(jobs: list[TraceJob]) -> None:
         lived = life(policy, *jobs, nodes=TWO_NODES, physics=Toy(costs=FREE)).run()

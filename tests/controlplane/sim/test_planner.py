@@ -1,0 +1,166 @@
+"""When a policy is asked, what it is told, and that a restless one does not stop the clock."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+from numpy.random import Generator, default_rng
+
+from controlplane.core.events import PlanProposed
+from controlplane.core.reactor import Reactor
+from controlplane.policy.api import Budget, ClusterView, Plan
+from controlplane.sim.kernel import AFTER, Kernel
+from controlplane.sim.planner import MAX_AGAIN, Planner
+from schemas.ids import Seconds
+from tests.support.simulated import FREE, S0, S1, A, Script, Toy, job, life
+
+
+class Asked(Script):
+    """Writes down when it was asked, and with what luck."""
+
+    def __init__(self, *wakes: float) -> None:
+        super().__init__(*((at, {}) for at in wakes))
+        self.at: list[float] = []
+        self.drawn: list[tuple[int, float, int]] = []
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        self.drawn.append((view.version, float(rng.random()), budget.generations))
+        return False
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        self.at.append(now)
+        return super().plan(view, now)
+
+
+class Restless(Script):
+    """Wants another batch each time."""
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        held = {name: len(of.running_on) for name, of in view.jobs.items()}
+        both, one = {S0: 32, S1: 32}, {S0: 64}
+        batches = {name: one if many == 2 else both for name, many in held.items()}
+        return Plan(based_on=view.version, local_batch=batches)
+
+
+def planner(
+    policy: Asked,
+    *,
+    round_s: float = 0.0,
+    think_s: float = 0.0,
+    generations: int = 0,
+    epochs: bool = True,
+) -> tuple[Kernel, Planner]:
+    kernel = Kernel()
+    made = Planner(
+        kernel,
+        Reactor(),
+        policy,
+        lambda _: None,
+        round_s=round_s,
+        latency_s=0.0,
+        generations=generations,
+        think_s=think_s,
+        epochs=epochs,
+        seed=3,
+    )
+    return kernel, made
+
+
+def test_many_questions_at_one_moment_are_one() -> None:
+    policy = Asked()
+    kernel, planner_ = planner(policy)
+    for when in (2.0, 1.0, 2.0, 1.0):
+        kernel.at(when, planner_.ask)
+    kernel.run()
+
+    assert policy.at == [1.0, 2.0]
+
+
+def test_it_is_asked_again_when_it_wanted_to_be() -> None:
+    policy = Asked(4.0, 9.5)
+    kernel, planner_ = planner(policy)
+    kernel.at(1.0, planner_.ask)
+    kernel.run()
+
+    assert policy.at == [1.0, 4.0, 9.5]
+
+
+def test_a_question_in_between_does_not_make_it_forget_when() -> None:
+    policy = Asked(4.0)
+    kernel, planner_ = planner(policy)
+    for when in (1.0, 2.0):
+        kernel.at(when, planner_.ask)
+    kernel.run()
+
+    assert policy.at == [1.0, 2.0, 4.0]
+
+
+def test_in_rounds_questions_wait_for_the_next_one() -> None:
+    policy = Asked()
+    kernel, planner_ = planner(policy, round_s=60.0)
+    for when in (0.0, 1.0, 59.0, 60.0, 61.0, 180.0):
+        kernel.at(when, planner_.ask)
+    kernel.run()
+
+    assert policy.at == [0.0, 60.0, 120.0, 180.0]
+
+
+def test_what_happens_after_a_round_is_for_the_next_one() -> None:
+    policy = Asked()
+    kernel, planner_ = planner(policy, round_s=60.0)
+    kernel.at(60.0, planner_.ask, urgency=AFTER)
+    kernel.run()
+
+    assert policy.at == [120.0]
+
+
+def test_a_leisurely_question_waits_and_another_one_does_not() -> None:
+    policy = Asked()
+    kernel, planner_ = planner(policy, think_s=5.0)
+    for when in (1.0, 2.0, 3.0, 20.0):
+        kernel.at(when, partial(planner_.ask, leisurely=True))
+    kernel.at(4.0, planner_.ask)
+    kernel.run()
+
+    assert policy.at == [1.0, 4.0, 20.0]
+
+
+def test_a_policy_that_does_not_mind_epochs_is_not_asked_at_their_ends() -> None:
+    policy = Asked()
+    kernel, planner_ = planner(policy, epochs=False)
+    kernel.at(1.0, partial(planner_.ask, leisurely=True))
+    kernel.at(2.0, planner_.ask)
+    kernel.run()
+
+    assert policy.at == [2.0]
+
+
+@pytest.mark.parametrize("generations", [0, 7])
+def test_a_search_thinks_with_luck_of_the_seed_and_the_view(generations: int) -> None:
+    policy = Asked()
+    kernel, planner_ = planner(policy, generations=generations)
+    kernel.at(1.0, planner_.ask)
+    kernel.run()
+
+    lucky = [(0, float(default_rng((3, 0)).random()), generations)]
+    assert policy.drawn == (lucky if generations else [])
+
+
+def test_every_answer_is_timed() -> None:
+    policy = Asked(4.0)
+    kernel, planner_ = planner(policy)
+    kernel.at(1.0, planner_.ask)
+    kernel.run()
+
+    assert len(planner_.took_ms) == len(policy.at) == 2
+    assert min(planner_.took_ms) >= 0.0
+
+
+def test_a_policy_that_never_comes_to_rest_does_not_stop_the_clock() -> None:
+    lived = life(Restless(), job("a"), physics=Toy(costs=FREE)).run()
+
+    assert lived.stories["a"].state == "succeeded"
+    at = lived.times(PlanProposed)
+    assert max(at.count(moment) for moment in at) == MAX_AGAIN
+    assert lived.state.jobs[A].ended

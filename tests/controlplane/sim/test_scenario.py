@@ -1,0 +1,245 @@
+"""Scenarios as values: refused when they make no sense, else the same for ever."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from controlplane.policy.registry import POLICIES
+from controlplane.sim.cluster import Nodes, specs
+from controlplane.sim.errors import TraceError
+from controlplane.sim.scenario import Scenario, simulate, trace_of
+from controlplane.sim.trace import Trace
+from schemas.errors import SettingsError
+from tests.support.simulated import FREE, Toy, job, life
+
+ROOT: Final = Path(__file__).parents[3]
+HEADER: Final = "name,time,application,num_replicas,batch_size\n"
+NAN, INF = float("nan"), float("inf")
+
+AGAIN: Final = """
+import sys
+import msgspec
+from controlplane.sim.cluster import Nodes
+from controlplane.sim.scenario import Scenario, simulate
+
+scenario = Scenario(
+    jobs=7, interval_s=20.0, generations=2, crash_share=0.3, cancel_share=0.2, warm_up=0.0,
+    node_loss_s=400.0, node_back_s=60.0, interference="pairwise:0.2", stays=True,
+    nodes=(Nodes(count=2, slots=4, model="v100"), Nodes(count=1, slots=4, model="p100")),
+)
+outcome = simulate(sys.argv[1], scenario, 7)
+timeless = msgspec.structs.replace(outcome, decisions_ms=(), wall_s=0.0)
+print(len(outcome.decisions_ms))
+print(msgspec.json.encode(timeless).decode())
+"""
+
+
+# --- the same again
+
+
+def begin(policy: str, hash_seed: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-c", AGAIN, policy],
+        cwd=ROOT,
+        env={"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_two_processes_come_to_the_same_outcome(policy: str) -> None:
+    both = [begin(policy, hash_seed) for hash_seed in ("1", "2")]
+    (one, said), (other, said_too) = [process.communicate(timeout=100) for process in both]
+
+    assert one.count("\n") == 2, said + said_too
+    assert one == other
+    assert {story["state"] for story in json.loads(one.splitlines()[1])["jobs"]} <= {
+        "succeeded",
+        "cancelled",
+    }
+
+
+def test_another_seed_is_another_story() -> None:
+    scenario = Scenario(jobs=5, interval_s=20.0)
+
+    assert simulate("fifo", scenario, 1).jobs != simulate("fifo", scenario, 2).jobs
+
+
+# --- settings
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("jobs", 0),
+        ("interval_s", 0.0),
+        ("interval_s", NAN),
+        ("interval_s", INF),
+        ("warm_up", -0.1),
+        ("warm_up", 1.0),
+        ("warm_up", NAN),
+        ("round_s", -1.0),
+        ("round_s", NAN),
+        ("latency_s", -1.0),
+        ("latency_s", INF),
+        ("stall_s", -1.0),
+        ("stall_s", NAN),
+        ("first_stall_s", INF),
+        ("crash_share", 1.5),
+        ("cancel_share", NAN),
+        ("node_loss_s", -1.0),
+        ("node_loss_s", NAN),
+        ("node_back_s", INF),
+        ("generations", -1),
+        ("nodes", ()),
+        ("nodes", (Nodes(count=0, slots=4),)),
+        ("nodes", (Nodes(count=1, slots=0),)),
+        ("nodes", (Nodes(count=1, slots=4, model="abacus"),)),
+        ("interference", "gavel:0.5"),
+    ],
+)
+def test_a_setting_that_makes_no_sense_is_named(name: str, value: Any) -> None:
+    with pytest.raises(TraceError) as raised:
+        Scenario(**{name: value})
+
+    assert raised.value.field == name
+    assert raised.value.hint
+
+
+def test_a_policy_that_nobody_knows() -> None:
+    with pytest.raises(SettingsError, match="unknown policy 'lucky'"):
+        simulate("lucky", Scenario(jobs=1), 1)
+
+
+def test_an_option_that_nobody_knows() -> None:
+    with pytest.raises(SettingsError, match="luck"):
+        simulate("tiresias", Scenario(jobs=1), 1, {"luck": 3})
+
+
+# --- traces
+
+
+def complaint(scenario: Scenario, trace: Trace | None = None) -> TraceError:
+    with pytest.raises(TraceError) as raised:
+        simulate("fifo", scenario, 1, trace=trace)
+    assert raised.value.hint
+    return raised.value
+
+
+def test_a_trace_without_jobs() -> None:
+    assert "has no jobs" in str(complaint(Scenario(), Trace(name="nobody", jobs=())))
+
+
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ("", "no jobs"),
+        ("a,-1,vgg16-cifar10-35k,1,0\n", "trace.csv:2: column time"),
+        ("a,nan,vgg16-cifar10-35k,1,0\n", "trace.csv:2: column time"),
+        ("a,0,vgg16-cifar10-35k,0,0\n", "trace.csv:2: column num_replicas"),
+        ("a,0,vgg16-cifar10-35k,nan,0\n", "trace.csv:2: column num_replicas"),
+        ("a,0,vgg16-cifar10-35k,1,-5\n", "trace.csv:2: column batch_size"),
+        ("a,0,abacus,1,0\n", "abacus"),
+        ("a,0,vgg16-cifar10-35k,65,0\n", "job a asks for 65 slots, the cluster has 64"),
+    ],
+)
+def test_a_trace_that_makes_no_sense(tmp_path: Path, row: str, says: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(HEADER + row)
+
+    assert says in str(complaint(Scenario(workload=str(file))))
+
+
+def test_a_trace_that_is_not_there(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+
+    assert f"{file}: No such file" in str(complaint(Scenario(workload=str(file))))
+
+
+def test_profiles_that_are_not_there(tmp_path: Path) -> None:
+    scenario = Scenario(physics="profiles", profiles=str(tmp_path / "nowhere"), workload="w.csv")
+
+    assert "nowhere is no folder" in str(complaint(scenario))
+
+
+def test_profiles_need_a_workload() -> None:
+    with pytest.raises(TraceError, match="the profiles have no generator") as raised:
+        trace_of(Scenario(physics="profiles"), 1)
+
+    assert "--workload" in raised.value.hint
+
+
+# --- clusters
+
+
+def test_nodes_are_named_in_order_of_their_groups() -> None:
+    found = specs((Nodes(count=2, slots=1), Nodes(count=1, slots=2, model="k80")))
+
+    assert [(str(spec.node), [slot.model for slot in spec.slots]) for spec in found] == [
+        ("n0000", [""]),
+        ("n0001", [""]),
+        ("n0002", ["k80", "k80"]),
+    ]
+
+
+# --- outcomes
+
+
+def test_an_outcome_says_all_that_is_needed_to_have_it_again() -> None:
+    scenario = Scenario(jobs=20, interval_s=20.0, warm_up=0.1, stays=True)
+    heard: list[object] = []
+    outcome = simulate("fifo", scenario, 3, record=lambda _, event, __: heard.append(event))
+
+    assert (outcome.policy, outcome.seed, outcome.slots) == ("fifo", 3, 64)
+    assert outcome.setting["jobs"] == 20
+    assert [story.counted for story in outcome.jobs] == [False] * 2 + [True] * 18
+    assert outcome.events == len(heard)
+    assert outcome.busy_slot_s == pytest.approx(sum(story.slot_s for story in outcome.jobs))
+    assert outcome.ended_at == max(story.ended_at or 0.0 for story in outcome.jobs)
+    for story in outcome.jobs:
+        held = sum(stay.until - stay.since for stay in story.stays)
+        assert held == pytest.approx(story.slot_s)
+        assert story.jct_s == pytest.approx(story.queued_s + story.exec_s)
+
+
+def test_no_schedule_is_better_than_the_bound() -> None:
+    scenario = Scenario(jobs=15, interval_s=20.0, warm_up=0.0)
+    outcome = simulate("srtf", scenario, 3)
+    mean = sum(story.jct_s or 0.0 for story in outcome.jobs) / len(outcome.jobs)
+
+    assert outcome.bound_s is not None
+    assert 0.0 < outcome.bound_s < mean
+
+
+# --- what an event costs
+
+
+def load(jobs: int) -> tuple[int, int, int, float]:
+    """Most active jobs, holders and entries of the heap at any event, and events for each job.
+
+    Submissions to come lie in the heap from the beginning, and are not counted.
+    """
+    found = [(0, 0, 0)]
+    trace = [job(f"j{number}", 30.0 * number, 1 + number % 2) for number in range(jobs)]
+    lived = life("fifo", *trace, physics=Toy(costs=FREE))
+    while lived.kernel._heap and not lived.kernel.stopped:
+        lived.kernel.run(lived.kernel._heap[0][0])
+        ahead = len(lived.kernel._heap) - (jobs - len(lived.state.jobs))
+        found.append((len(lived.state.active), len(lived.state.holders), ahead))
+    active, holders, heap = (max(each) for each in zip(*found, strict=True))
+    return active, holders, heap, lived.world.events / jobs
+
+
+def test_what_is_kept_and_touched_does_not_grow_with_the_length_of_a_trace() -> None:
+    short, long = load(20), load(80)
+
+    assert long[:3] == short[:3]
+    assert long[3] == pytest.approx(short[3], rel=0.05)
