@@ -311,6 +311,7 @@ class Reactor:
     def _node_suspected(self, event: NodeSuspected) -> None:
         node = self.state.nodes[event.node]
         self._turn_node(node, NodeTurn.SUSPECTED, "node.suspect", {"silent_s": event.silent_s})
+        self._ctx.ask = True  # nothing new goes there
 
     def _node_lost(self, event: NodeLost) -> None:
         node = self.state.nodes[event.node]

@@ -25,6 +25,7 @@ from schemas.messages.agent import (
     GroupBroken,
     GroupDelta,
     GroupFormed,
+    JobCleared,
     Parked,
     ScriptFailed,
     StoreOpened,
@@ -115,8 +116,12 @@ class Agents:
 
     def obey(self, node: NodeId, delta: GroupDelta) -> None:
         """Do what `node` should do about one job."""
+        if node in self._down:
+            return
+        if delta.group is None:
+            self._soon(self._clears, node, delta)
         crew = self._crews.get(delta.job)
-        if crew is None or node in self._down:
+        if crew is None:
             return
         wanted = _wanted(delta, node)
         self._end_others(crew, node, wanted, delta)
@@ -138,7 +143,18 @@ class Agents:
             if node_of(process.slot) == node and name not in wanted:
                 newer = process.version > delta.version
                 if not newer:
-                    self._kernel.at(self._kernel.now, self._exit, crew, name, None, ENDED_BY_TERM)
+                    self._soon(self._exit, crew, name, None, ENDED_BY_TERM)
+
+    def _clears(self, node: NodeId, delta: GroupDelta) -> None:
+        """Say so when nothing older than `delta` is left: orders may have been lost on the way."""
+        crew = self._crews.get(delta.job)
+        here = crew.processes.values() if crew is not None else ()
+        if not any(node_of(p.slot) == node and p.version < delta.version for p in here):
+            self._say(node, JobCleared(job=delta.job, version=delta.version))
+
+    def _soon(self, what: Callable[..., None], *arguments: object) -> None:
+        """At this time, behind what is under way."""
+        self._kernel.at(self._kernel.now, what, *arguments, urgency=self._kernel.urgency)
 
     def _prepare(self, crew: Crew, delta: GroupDelta, wanted: Mapping[WorkerId, Member]) -> None:
         now = self._kernel.now
@@ -162,7 +178,7 @@ class Agents:
         if delta.kind == JOIN and first in wanted and first in crew.processes:
             process = crew.processes[first]
             if process.version < delta.version and len(members) > 1:
-                self._kernel.at(now, self._open_store, crew, first, delta.version)
+                self._soon(self._open_store, crew, first, delta.version)
 
     def _stall_s(self, crew: Crew, kind: str) -> float:
         costs = crew.costs
@@ -201,9 +217,9 @@ class Agents:
     def _switch(self, crew: Crew, delta: GroupDelta) -> None:
         now = self._kernel.now
         if delta.kind == PARK:
-            self._kernel.at(now, self._park, crew, delta)
+            self._soon(self._park, crew, delta)
         elif delta.kind == START or self._at_once:
-            self._kernel.at(now, self._form, crew, delta)
+            self._soon(self._form, crew, delta)
         else:
             crew.training.stall(now + crew.costs.switch_s, now)
             self._kernel.at(now + crew.costs.switch_s, self._form, crew, delta)
@@ -227,7 +243,7 @@ class Agents:
                 GroupFormed, group=group.version, epoch=training.epoch, step=int(training.steps)
             ))  # fmt: skip
         for member in delta.former:
-            self._kernel.at(self._kernel.now, self._exit, crew, member.worker, 0, None)
+            self._soon(self._exit, crew, member.worker, 0, None)
 
     def _park(self, crew: Crew, delta: GroupDelta) -> None:
         group = crew.group
@@ -256,7 +272,7 @@ class Agents:
         training.stop(self._kernel.now)
         for name in wanted:
             if name in crew.processes:
-                self._kernel.at(self._kernel.now, self._tell, crew, name, partial(
+                self._soon(self._tell, crew, name, partial(
                     AtRest,
                     group=delta.version,
                     step=int(training.steps),
@@ -312,6 +328,10 @@ class Agents:
         self._tell(crew, group.members[0].worker, why)
         for member in group.members:
             self._exit(crew, member.worker, 1, None)
+
+    def is_down(self, node: NodeId) -> bool:
+        """Whether a node is gone, and has not come back yet."""
+        return node in self._down
 
     def node_dies(self, node: NodeId) -> list[Crew]:
         """A node is gone; whose groups had workers there."""

@@ -255,6 +255,8 @@ class World:
 
     def _node_dies(self, node: NodeId, back_after_s: float) -> None:
         now = self.kernel.now
+        if self._agents.is_down(node):
+            return
         for crew in self._agents.node_dies(node):
             self._agents.break_group(crew)
         self.kernel.at(now + SUSPECT_S, self._take, NodeSuspected(node=node, silent_s=SUSPECT_S))

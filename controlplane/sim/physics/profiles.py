@@ -17,7 +17,7 @@ import numpy as np
 
 from controlplane.sim.errors import TraceError
 from controlplane.sim.physics.api import Costs, Pace, Placement, Report
-from controlplane.sim.rows import with_header
+from controlplane.sim.rows import Row, with_header
 from controlplane.sim.trace import TraceJob
 from schemas.jobs import JobSpec, StopRule
 
@@ -35,6 +35,8 @@ PASSES: Final = 8  # into which an elastic job may cut the batch of one slot
 MOST_SLOTS: Final = 64
 MOST_NODES: Final = 16  # that were measured
 TINY: Final = 1e-8
+MAX_NAME: Final = 100
+LEAST_STEP_S: Final = 1e-9
 LEAST_NOISE: Final = 1e-30
 MOST_NOISE: Final = 1e30
 VALIDATION: Final = ("progress", "iteration", "grad_sqr", "grad_var")
@@ -247,7 +249,7 @@ class Profiles:
     def _application(self, name: str) -> Application:
         if name not in self._applications:
             folder = self._folder / name
-            if not name.isalnum() or not folder.is_dir():
+            if not name.isalnum() or len(name) > MAX_NAME or not folder.is_dir():
                 found = sorted(each.name for each in self._folder.iterdir() if each.is_dir())
                 what = f"application {name[:40]!r} has no profile in {self._folder}"
                 raise TraceError(what, f"profiled: {', '.join(found)}", "application")
@@ -302,7 +304,7 @@ def _placements(file: Path) -> dict[Placement, dict[int, tuple[float, float]]]:
         if not digits.isdecimal() or "0" in digits:
             raise row.error("placement", f"{digits[:40]!r} is no row of digits 1 to 9", "mend it")
         placement = smallest_rotation(tuple(int(digit) for digit in digits))
-        times = (row.number("step_time"), row.number("sync_time"))
+        times = _times(row)
         seen.setdefault(placement, {}).setdefault(row.whole("local_bsz", 1), []).append(times)
     if (1,) not in seen:
         raise TraceError(f"{file}: nothing was measured on one slot", "add placement 1")
@@ -318,8 +320,14 @@ def _sizes(file: Path) -> dict[tuple[int, int, int], Any]:
     columns = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sync_time")
     for row in with_header(file, columns):
         key = (row.whole("num_nodes", 1), row.whole("num_replicas", 1), row.whole("local_bsz", 1))
-        seen.setdefault(key, []).append((row.number("step_time"), row.number("sync_time")))
+        seen.setdefault(key, []).append(_times(row))
     return {key: np.array(_mean(times)) for key, times in seen.items()}
+
+
+def _times(row: Row) -> tuple[float, float]:
+    """Seconds of a step, and of the part of it that is synchronisation."""
+    step_s = row.number("step_time", LEAST_STEP_S)
+    return step_s, row.number("sync_time", 0.0, step_s)
 
 
 def _mean(times: Sequence[tuple[float, float]]) -> tuple[float, float]:
