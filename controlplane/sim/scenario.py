@@ -224,6 +224,7 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
         mean_interval_s=scenario.interval_s,
         crash_share=scenario.crash_share,
         cancel_share=scenario.cancel_share,
+        most_slots=scenario.slots,
     )
 
 

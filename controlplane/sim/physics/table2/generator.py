@@ -41,6 +41,7 @@ def generate(
     crash_share: float = 0.0,
     cancel_share: float = 0.0,
     gpu_times: GpuTimes | None = None,
+    most_slots: int | None = None,
 ) -> Trace:
     """A trace that is the same for the same arguments.
 
@@ -58,6 +59,7 @@ def generate(
         crash_share: of the jobs; their scripts fail once.
         cancel_share: of the jobs; their users give up.
         gpu_times: draws GPU seconds; None: as Microsoft's trace has them.
+        most_slots: of the cluster; nobody asks for more.
 
     Raises:
         TraceError: if a number is out of range, or there is no such mix or process.
@@ -66,7 +68,8 @@ def generate(
     rngs = [default_rng((seed, number)) for number in range(5)]
     arrive = _process(arrivals) if isinstance(arrivals, str) else arrivals
     times = [float(at) for at in arrive(rngs[0], jobs, mean_interval_s)]
-    slots = [int(many) for many in rngs[1].choice(USER_SLOTS, size=jobs, p=USER_SHARES)]
+    drawn = rngs[1].choice(USER_SLOTS, size=jobs, p=USER_SHARES)
+    slots = [min(int(many), most_slots or int(many)) for many in drawn]
     if mix == "uniform":
         names = [str(name) for name in rngs[2].choice(tuple(WORKLOADS), size=jobs)]
     else:

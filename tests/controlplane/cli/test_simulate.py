@@ -1,0 +1,141 @@
+"""`ones sim` as a user calls it: in processes of its own, judged by what it prints."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KEYS = {
+    "policy", "jobs", "avg_jct_s", "geo_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "avg_exec_s",
+    "makespan_s", "avg_queue_s", "utilisation", "rescales_per_job", "decision_ms_mean",
+    "decision_ms_p99", "jct_s", "per_application",
+}  # fmt: skip
+HEAD = "name,time,application,num_replicas,batch_size\n"
+
+
+def sim(*arguments: str, code: int = 0) -> str:
+    """What `ones sim` prints; on stderr if it fails as it should."""
+    done = subprocess.run(
+        [sys.executable, "-m", "controlplane.cli.main", "sim", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+        env={**os.environ, "COLUMNS": "160"},
+    )
+    assert done.returncode == code, done.stderr + done.stdout
+    return done.stderr if code else done.stdout
+
+
+def result(*arguments: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(sim(*arguments, "-o", "json"))
+    return found
+
+
+@pytest.mark.parametrize("policy", ["fifo", "fair", "srtf", "tiresias", "gittins", "optimus"])
+def test_a_run_gives_every_figure_of_the_contract(policy: str) -> None:
+    found = result("run", "--policy", policy, "--gpus", "8", "--jobs", "6", "--seed", "5")
+
+    assert found.keys() >= KEYS
+    assert (found["policy"], found["jobs"], len(found["jct_s"])) == (policy, 6, 6)
+    assert found["avg_jct_s"] > found["bound_avg_jct_s"] > 0
+
+
+def test_the_same_command_gives_the_same_result() -> None:
+    command = ("run", "--policy", "ones", "--gpus", "8", "--jobs", "5", "--seed", "3")
+    one, other = result(*command), result(*command)
+
+    clocks = {"decision_ms_mean", "decision_ms_p99", "wall_s"}
+    assert {k: v for k, v in one.items() if k not in clocks} == {
+        k: v for k, v in other.items() if k not in clocks
+    }
+
+
+def test_a_generated_trace_runs_as_if_it_had_not_been_written_down(tmp_path: Path) -> None:
+    file = tmp_path / "trace.csv"
+    sim("generate", str(file), "--jobs", "6", "--seed", "4")
+
+    size = ("--gpus", "8", "--seed", "4", "--warm-up", "0")
+    from_file = result("run", "--policy", "fifo", "--workload", str(file), *size)
+
+    generated = result("run", "--policy", "fifo", "--jobs", "6", *size)
+    assert from_file["jct_s"] == generated["jct_s"]
+
+
+def test_a_comparison_is_paired_drawn_and_gone_on_with(tmp_path: Path) -> None:
+    kept, plots = tmp_path / "results.jsonl", tmp_path / "plots"
+    command = (
+        "compare", "--policies", "fifo,goodput", "--seeds", "0-1", "--gpus", "4,8", "--jobs", "5",
+        "--ours", "goodput", "--results", str(kept), "--plots", str(plots), "--workers", "1",
+    )  # fmt: skip
+
+    found = result(*command)
+    lines = kept.read_text().splitlines()
+    again = result(*command)
+
+    assert found["sizes"].keys() == {"4", "8"}
+    assert [each["second"] for each in found["against"]["8"]] == ["fifo"]
+    assert len(found["results"]) == 8
+    assert again == found, "nothing was simulated again"
+    assert kept.read_text().splitlines() == lines
+    assert {file.name for file in plots.iterdir()} >= {"boxes-4.png", "cdf-8.png", "scaling.png"}
+
+
+def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
+    foreign, ours = tmp_path / "60_job.csv", tmp_path / "jobs.csv"
+    foreign.write_text(
+        "job_id,num_gpu,submit_time,iterations,model_name,duration,interval\n"
+        "0,1,0,606,vgg19,164,30\n1,8,30,133,vgg11,147,23\n"
+    )
+    sim("import", str(foreign), str(ours), "--layout", "tiresias")
+
+    assert result("run", "--policy", "fifo", "--workload", str(ours), "--gpus", "8")["jobs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("--policy", "nobody"), "unknown policy 'nobody'"),
+        (("--gpus", "6"), "6 GPUs cannot be dealt out to nodes of 4"),
+        (("--nodes", "2xquantum"), "GPU type 'quantum' is unknown"),
+        (("--jobs", "0"), "jobs: 0 is not a number from 1 on"),
+        (("--interval", "nan"), "interval_s: nan is not a number"),
+        (("--interference", "some"), "interference 'some' is not one of"),
+        (("--physics", "profiles"), "give --workload FILE.csv"),
+        (("--physics", "recorded"), "give --workload FILE"),
+        (("--option", "limits"), "option 'limits' has no value"),
+        (("--policy", "tiresias", "--option", "limits=[3,2]"), "do not rise"),
+        (("--workload", "/nowhere/trace.csv"), "No such file"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line_that_says_what_to_do(
+    arguments: tuple[str, ...], told: str
+) -> None:
+    error = sim("run", *arguments, code=2)
+
+    assert told in error
+    assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("", "no jobs"),
+        ("a,-1,vgg16-cifar10-20k,1,64\n", "trace.csv:2: column time"),
+        ("a,nan,vgg16-cifar10-20k,1,64\n", "trace.csv:2: column time"),
+        ("a,0,vgg16-cifar10-20k,0,64\n", "trace.csv:2: column num_replicas"),
+        ("a,0,vgg16-cifar10-20k,99,64\n", "asks for 99 slots, the cluster has 64"),
+        ("a,0,vgg99,1,64\n", "vgg99"),
+    ],
+)
+def test_a_broken_trace_is_named_with_its_place(tmp_path: Path, line: str, told: str) -> None:
+    file = tmp_path / "trace.csv"
+    file.write_text(HEAD + line)
+
+    assert told in sim("run", "--policy", "fifo", "--workload", str(file), code=2)
