@@ -25,7 +25,7 @@ from controlplane.sim.outcome import Outcome
 from controlplane.sim.physics.api import Costs, Physics
 from controlplane.sim.physics.profiles import Profiles
 from controlplane.sim.physics.recorded import Recorded
-from controlplane.sim.physics.table2 import Table2, generate
+from controlplane.sim.physics.table2 import TYPICAL_COSTS, Table2, generate
 from controlplane.sim.recording import Recording
 from controlplane.sim.recording import read as read_recording
 from controlplane.sim.trace import Trace, TraceJob
@@ -115,6 +115,8 @@ def simulate(
         whole_seconds=physics.whole_seconds,
         telemetry_s=30.0 if found.searches else 0.0,
         round_s=scenario.round_s,
+        stall_s=scenario.stall_s,
+        first_stall_s=scenario.first_stall_s,
         relatives=scenario.knowledge != "L0",
     )
     world = World(kernel, specs(scenario.nodes), habits, record=record, stays=scenario.stays)
@@ -163,6 +165,9 @@ def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> d
     costs = costs_of(scenario)
     if policy == "ones":
         chosen |= {"rescale_stall_s": costs.switch_s, "start_stall_s": costs.restart_s}
+    if policy == "goodput":
+        relatives = scenario.knowledge != "L0"
+        chosen |= {"share_family": relatives, "reallocation_s": costs.switch_s}
     return chosen | dict(options)
 
 
@@ -198,7 +203,12 @@ def recording_of(scenario: Scenario) -> Recording:
 
 
 def costs_of(scenario: Scenario) -> Costs:
-    """What changes take with the profiles: 30 s for everything, unless it was said."""
+    """What changes take, as far as it does not depend on the job.
+
+    With the profiles 30 s for everything, unless it was said; of Table 2's models the middle.
+    """
+    if scenario.physics == "table2":
+        return TYPICAL_COSTS.told(scenario.stall_s, scenario.first_stall_s)
     stall_s = 30.0 if scenario.stall_s is None else scenario.stall_s
     start_s = stall_s if scenario.first_stall_s is None else scenario.first_stall_s
     return Costs(start_s=start_s, restart_s=start_s, prepare_s=start_s, switch_s=stall_s)

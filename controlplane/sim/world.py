@@ -53,6 +53,8 @@ class Habits:
     whole_seconds: bool  # epochs end at whole seconds
     telemetry_s: float  # between reports of a job's steps, at most; 0: none
     round_s: float
+    stall_s: float | None = None  # of every change, instead of what jobs need
+    first_stall_s: float | None = None  # of every start
     relatives: bool = True  # jobs of one application are one family; else each is its own
 
 
@@ -232,7 +234,8 @@ class World:
         if name is None:
             return
         training = Training(work)
-        crew = Crew(job=name, training=training, costs=work.costs)
+        costs = work.costs.told(self._habits.stall_s, self._habits.first_stall_s)
+        crew = Crew(job=name, training=training, costs=costs)
         self.crews[name] = crew
         self._stories[name] = _Story(
             trace=job, work=work, counted=counted, stays=[] if self._wants_stays else None

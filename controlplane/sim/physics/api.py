@@ -29,6 +29,15 @@ class Costs:
     prepare_s: float  # a newcomer beside a group that trains on
     switch_s: float  # nobody trains while the group changes
 
+    def told(self, stall_s: float | None, first_stall_s: float | None) -> Costs:
+        """The same, but for what somebody said: of a change, of a start."""
+        return Costs(
+            start_s=self.start_s if first_stall_s is None else first_stall_s,
+            restart_s=self.restart_s if first_stall_s is None else first_stall_s,
+            prepare_s=self.prepare_s,
+            switch_s=self.switch_s if stall_s is None else stall_s,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Report:

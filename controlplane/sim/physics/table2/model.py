@@ -195,6 +195,14 @@ def costs_of(row: Row) -> Costs:
     )
 
 
+TYPICAL_COSTS: Final = Costs(
+    start_s=COLD_START_S,
+    restart_s=sum(RESTART_S) / 2.0,
+    prepare_s=PREPARE_S,
+    switch_s=SWITCH_S,
+)
+
+
 def _stop(row: Row, epochs: int, *, stated: bool) -> StopRule:
     if stated:
         return StopRule(epochs=epochs)
