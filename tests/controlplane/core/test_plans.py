@@ -1063,3 +1063,55 @@ def test_the_history_of_plans_gives_the_same_state_again() -> None:
 
     assert controller.state.gains != []
     assert controller.replayed() == controller.state
+
+
+# --- restarts, and what a job was served
+
+
+def restarting(controller: Controller, placed: Mapping[JobId, Placed]) -> Plan:
+    """A plan that stops every job that it moves."""
+    return msgspec.structs.replace(plan(controller, placed), restart=tuple(placed))
+
+
+def test_a_job_that_a_plan_restarts_is_paused_instead_of_changed() -> None:
+    controller = alone()
+
+    verdict = check(restarting(controller, {A: HALVES}), controller.state, Seconds(0.0))
+
+    assert (moves(verdict), dict(verdict.refused)) == ({A: {}}, {})
+
+
+def test_a_restart_onto_the_same_slots_is_none() -> None:
+    controller = alone()
+
+    larger = check(restarting(controller, {A: {S0: 32}}), controller.state, Seconds(0.0))
+    same = check(restarting(controller, {A: {S0: 64}}), controller.state, Seconds(0.0))
+
+    assert (moves(larger), moves(same)) == ({A: {S0: 32}}, {})
+
+
+def test_jobs_that_trade_places_by_restarts_are_both_stopped_at_once() -> None:
+    controller = neighbours()
+
+    trade = restarting(controller, {A: {T0: 64}, B: {S0: 32, S1: 32}})
+
+    assert moves(check(trade, controller.state, Seconds(0.0))) == {A: {}, B: {}}
+
+
+def test_the_difference_of_a_restart_is_a_pause_that_needs_no_further_word() -> None:
+    controller = alone()
+
+    changed = difference(restarting(controller, {A: HALVES}), controller.state, Seconds(0.0))
+
+    assert (changed.local_batch, changed.restart) == ({A: {}}, ())
+
+
+def test_attained_service_counts_the_slots_that_a_job_had_at_each_time() -> None:
+    controller = alone()
+    controller.now += 10.0
+    grown(controller)
+    controller.now += 5.0
+
+    seen = controller.view().jobs[A]
+
+    assert (seen.slot_s, seen.served(Seconds(controller.now))) == (10.0, 20.0)
