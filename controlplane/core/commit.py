@@ -51,10 +51,10 @@ def complete(plan: Plan, state: State) -> Plan:
     """`plan` with an entry for every running job that it leaves out and could have known of."""
     absent = {
         name: dict[SlotId, int]()
-        for name in state.holders
-        if name not in plan.local_batch and state.jobs[name].phase is Phase.RUNNING
+        for name in [name for name in state.holders if name not in plan.local_batch]
+        if state.jobs[name].phase is Phase.RUNNING
     }
-    return msgspec.structs.replace(plan, local_batch=plan.local_batch | absent)
+    return msgspec.structs.replace(plan, local_batch={**plan.local_batch, **absent})
 
 
 def check(plan: Plan, state: State, now: Seconds) -> Verdict:
@@ -130,17 +130,12 @@ class _Slots:
 
 def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, int]]]:
     """Those that differ from the present, of jobs that a plan may move now."""
-    trains_on = state.occupancy.trains_on
-    for name, placed in plan.local_batch.items():
-        if name not in state.active:
+    now, wanted = state.occupancy.placed(), plan.local_batch
+    for name in [name for name, placed in wanted.items() if now.get(name) != placed]:
+        job, placed = state.jobs.get(name), wanted[name]
+        if job is None or job.ended or job.hand is not None:
             continue
-        job = state.jobs[name]
-        if job.hand is not None:
-            continue
-        if job.phase is Phase.RUNNING and job.group is not None:
-            if trains_on(name) != placed:
-                yield job, placed
-        elif job.phase not in HOLDING and placed:
+        if job.phase is Phase.RUNNING or (job.phase not in HOLDING and placed):
             yield job, placed
 
 

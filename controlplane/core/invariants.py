@@ -57,6 +57,7 @@ def _index_is_right(state: State) -> None:
     _require(kept.slots() == fresh.slots(), "the index of slots is out of date")
     _require(kept.owners() == fresh.owners(), "the index of owners is out of date")
     _require(kept.claims() == fresh.claims(), "the index of claims is out of date")
+    _require(kept.placed() == fresh.placed(), "the index of groups is out of date")
     _require(kept.promised() == fresh.promised(), "the index of promised slots is out of date")
 
 

@@ -47,6 +47,7 @@ class Occupancy:
     def __init__(self, state: State) -> None:
         self._state = state
         self._parts: dict[JobId, _Part] = {}
+        self._placed: dict[JobId, dict[SlotId, int]] = {}
         self._owner: dict[SlotId, JobId] = {}
         self._claim: dict[SlotId, tuple[Job, Worker]] = {}
         self._left: dict[SlotId, JobId] = {}
@@ -117,9 +118,10 @@ class Occupancy:
         self._sync()
         return self._slots
 
-    def trains_on(self, job: JobId) -> Mapping[SlotId, int]:
-        """Slots and local batches of the group that trains a job; after one of the above."""
-        return self._parts.get(job, _NONE).trains_on
+    def placed(self) -> Mapping[JobId, Mapping[SlotId, int]]:
+        """Slots and local batches of every job's group; not of jobs that have none."""
+        self._sync()
+        return self._placed
 
     def is_taken(self, slot: SlotId) -> bool:
         """Whether somebody has a slot or is to have it next; after one of the above."""
@@ -178,6 +180,10 @@ class Occupancy:
             self._parts.pop(name, None)
         else:
             self._parts[name] = part
+        if part.trains_on:
+            self._placed[name] = part.trains_on
+        else:
+            self._placed.pop(name, None)
 
 
 _NONE = _Part()

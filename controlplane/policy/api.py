@@ -143,7 +143,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     based_on: int
-    local_batch: dict[JobId, dict[SlotId, int]] = {}
+    local_batch: Mapping[JobId, Mapping[SlotId, int]] = {}
     reasons: dict[JobId, Reason] = {}
     restart: tuple[JobId, ...] = ()  # stopped and started anew, if their slots change
     wake_at: Seconds | None = None  # ask again then, even if nothing happens

@@ -41,9 +41,8 @@ class Fifo:
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Keep what runs, then place the oldest waiting jobs on the slots left over."""
-        kept = {job.job: dict(job.running_on) for job in view.jobs.values() if job.running_on}
-        taken = {slot for placed in kept.values() for slot in placed}
-        free = [slot for slot in view.slots if slot.usable and slot.slot not in taken]
+        kept = {name: job.running_on for name, job in view.jobs.items() if job.running_on}
+        free = [slot for slot in view.slots if slot.usable]
         placed: dict[JobId, dict[SlotId, int]] = {}
         reasons: dict[JobId, Reason] = {}
         wake_at: Seconds | None = None
@@ -60,9 +59,10 @@ class Fifo:
                 reasons[job.job] = _waits(size, len(free), ahead)
                 ahead += 1
             else:
-                chosen = consolidate(free, size)
-                free = [slot for slot in free if slot not in chosen]
-                placed[job.job] = split(job.batch_size, [slot.slot for slot in chosen])
+                chosen = [slot.slot for slot in consolidate(free, size)]
+                gone = set(chosen)
+                free = [slot for slot in free if slot.slot not in gone]
+                placed[job.job] = split(job.batch_size, chosen)
                 reasons[job.job] = Reason("next_in_line", "its turn by arrival", {"slots": size})
         return Plan(
             based_on=view.version, local_batch=kept | placed, reasons=reasons, wake_at=wake_at

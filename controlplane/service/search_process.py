@@ -12,6 +12,7 @@ import select
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from typing import Final
 
 from numpy.random import default_rng
@@ -55,7 +56,7 @@ class SearchProcess:
         self._clock = 0.0  # the controller's time less ours
         self._thinking = False
         self._think_at = float("inf")  # monotonic; when news that do not press wake the search
-        self._told: dict[JobId, dict[SlotId, int]] = {}
+        self._told: Mapping[JobId, Mapping[SlotId, int]] = {}
         self._told_at = 0.0
         self._rng = default_rng(seed)
 

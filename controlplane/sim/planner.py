@@ -86,7 +86,8 @@ class Planner:
         now = self._kernel.now
         times = self._last[1] + 1 if self._last[0] == now else 1
         self._last, self._thought_at = (now, times), now
-        if times > MAX_AGAIN:
+        if times > MAX_AGAIN:  # it never comes to rest: go on a little later
+            self.ask(now + 1.0)
             return
         state, view = self._reactor.state, self._reactor.view()
         began = time.perf_counter()

@@ -33,6 +33,7 @@ from controlplane.sim.traces import read
 from controlplane.sim.world import Habits, Record, World
 from schemas.ids import JobId, Seconds
 
+LONGEST_STALL_S: Final = 500.0  # below every deadline of the core
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
     # As in the simulator that was published with the profiles.
     "tiresias": {"limits": [57_600.0], "placement": "emptiest"},
@@ -307,8 +308,12 @@ def _check(scenario: Scenario) -> None:
     for name, low in least.items():
         _bounded(name, getattr(scenario, name), low)
     for name in ("stall_s", "first_stall_s"):
-        if getattr(scenario, name) is not None:
-            _bounded(name, getattr(scenario, name), 0.0)
+        value = getattr(scenario, name)
+        if value is not None:
+            _bounded(name, value, 0.0)
+            if value > LONGEST_STALL_S:
+                what = f"{name}: a cluster calls changes off that take {value:g} s"
+                raise TraceError(what, f"give at most {LONGEST_STALL_S:g}", name)
     for name in ("warm_up", "crash_share", "cancel_share"):
         if getattr(scenario, name) > 1.0 - (name == "warm_up") * 1e-9:
             raise TraceError(f"{name} {getattr(scenario, name)} is no share", "give 0 to 1", name)

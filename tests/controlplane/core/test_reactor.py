@@ -641,7 +641,7 @@ def test_a_silent_node_gets_no_new_work_and_keeps_what_it_has() -> None:
 
     commands = controller.take(NodeSuspected(node=N1, silent_s=6.5))
 
-    assert commands == [news("node.suspect", N1, silent_s=6.5)]
+    assert commands == [news("node.suspect", N1, silent_s=6.5), AskForPlan()]
     assert usable(controller) == {S0: False, S1: False}
     assert controller.job(A).phase is Phase.RUNNING
 
