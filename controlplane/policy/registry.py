@@ -114,7 +114,7 @@ def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
         what = f"policy {name!r} needs to know how long jobs will last, which no cluster does"
         raise SettingsError(what, "use it with `ones sim`; choose another one here", "policy")
     if "oracle" in options.values():
-        what = f"policy.options of {name}: a cluster has no oracle"
+        what = f"policy.options of {name}: no cluster has an oracle"
         raise SettingsError(what, "use it with `ones sim`; leave it out here", "policy.options")
 
 
