@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
 from cyclopts import App, Parameter
 
 from controlplane.cli.output import Exit, print_json, print_table
+from controlplane.policy.registry import entry
 from controlplane.sim import experiment, report
 from controlplane.sim.cluster import Nodes
 from controlplane.sim.errors import TraceError
@@ -24,6 +26,12 @@ from controlplane.sim.recording import write as write_recording
 from controlplane.sim.scenario import Scenario, simulate, trace_of
 from controlplane.sim.traces import write
 from schemas.errors import BadFieldError
+
+MOST_GPUS: Final = 1_000_000
+MOST_NUMBERS: Final = 10_000
+MOST_DIGITS: Final = 15
+MOST_WORKERS: Final = 1024
+MOST_FILES: Final = 1000
 
 sim = App(name="sim", help="Simulate policies before you use them.")
 
@@ -87,9 +95,13 @@ class Setup:
             TraceError: if it makes no sense; it names the option.
         """
         generated = not self.workload
+        if self.physics == "profiles" and not self.profiles:
+            hint = "give --profiles DIR, the folder of the measured tables"
+            raise TraceError("physics profiles needs tables", hint, "profiles")
         return Scenario(
             physics=self.physics,
             profiles=_absolute(self.profiles),
+            content=_content(self.workload, self.profiles),
             workload=_absolute(self.workload),
             jobs=self.jobs,
             interval_s=self.interval,
@@ -145,6 +157,7 @@ def run(
     setup
         What is simulated.
     """
+    _check_run([policy], policy, [seed], 1, plots)
     scenario = setup.scenario(stays=plots is not None)
     outcome = simulate(policy, scenario, seed, _options(option or []))
     if plots is not None:
@@ -162,7 +175,7 @@ def compare(
     policies: str = "fifo,tiresias,ones",
     seeds: str = "0-4",
     gpus: str = "",
-    ours: str = "ones",
+    ours: str | None = None,
     option: Option = None,
     output: Output = "table",
     plots: Path | None = None,
@@ -181,7 +194,7 @@ def compare(
     gpus
         Sizes of the cluster: 64 or 16,32,64.
     ours
-        The policy that the others are compared with.
+        The policy that the others are compared with; default: ones, else the last.
     option
         POLICY.NAME=VALUE of a policy, as in its settings; again for more.
     output
@@ -195,25 +208,22 @@ def compare(
     setup
         What is simulated.
     """
-    names = [name.strip() for name in policies.split(",") if name.strip()]
-    if not names:
-        raise BadFieldError("no policies", "give names with commas between them", "policies")
+    names = list(dict.fromkeys(name.strip() for name in policies.split(",") if name.strip()))
+    numbers, processes = _numbers(seeds, "seeds"), workers or os.cpu_count() or 1
+    mine = ours or ("ones" if "ones" in names else "".join(names[-1:]))
+    _check_run(names, mine, numbers, processes, plots)
     sizes: list[int | None] = [*_numbers(gpus, "gpus")] if gpus else [None]
     scenarios = [setup.scenario(gpus=size) for size in sizes]
     given = _options_by_policy(option or [], names)
-    cells = experiment.grid(
-        [(name, given.get(name, {})) for name in names], scenarios, _numbers(seeds, "seeds")
-    )
+    cells = experiment.grid([(name, given.get(name, {})) for name in names], scenarios, numbers)
     with experiment.bar("simulating") as progress:
-        outcomes = experiment.run(
-            cells, simulate_cell, results, workers or os.cpu_count() or 1, progress
-        )
+        outcomes = experiment.run(cells, simulate_cell, results, processes, progress)
     if plots is not None:
-        report.draw(outcomes, plots, ours)
+        report.draw(outcomes, plots, mine)
     if output == "json":
-        print_json(report.comparison(outcomes, ours))
+        print_json(report.comparison(outcomes, mine))
     else:
-        report.tell_all(outcomes, ours)
+        report.tell_all(outcomes, mine)
     return Exit.OK
 
 
@@ -277,6 +287,47 @@ def simulate_cell(cell: Cell) -> Outcome:
 # --- what options mean
 
 
+def _check_run(
+    names: Sequence[str], ours: str, seeds: Sequence[int], workers: int, plots: Path | None
+) -> None:
+    """Refuse before anything is simulated what could not be shown afterwards.
+
+    Raises:
+        OnesError: naming the option.
+    """
+    if not names:
+        raise BadFieldError("no policies", "give names with commas between them", "policies")
+    for name in names:
+        entry(name)
+    if ours not in names:
+        what = f"{ours!r} is none of {', '.join(names)}"
+        raise BadFieldError(what, "give --ours NAME, one of these", "ours")
+    if min(seeds) < 0:
+        raise BadFieldError(f"seed {min(seeds)} is negative", "give 0 or more", "seed")
+    if not 1 <= workers <= MOST_WORKERS:
+        what = f"{workers} processes at a time"
+        raise BadFieldError(what, f"give 1 to {MOST_WORKERS}", "workers")
+    if plots is not None:
+        try:
+            plots.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise BadFieldError(f"{plots}: {error.strerror}", "give a folder", "plots") from None
+
+
+def _content(workload: str, profiles: str) -> str:
+    """A fingerprint of the files that are simulated: results of others are not theirs."""
+    files = [Path(workload)] if workload else []
+    if profiles:
+        files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MOST_FILES]
+    seen = sha256()
+    for file in files:
+        try:
+            seen.update(file.expanduser().read_bytes())
+        except OSError:  # whoever reads it says what is wrong
+            continue
+    return seen.hexdigest()[:16] if files else ""
+
+
 def _told(file: Path, trace: Any) -> tuple[object, ...]:
     return file, len(trace.jobs), f"{trace.jobs[-1].at:.0f} s"
 
@@ -290,6 +341,11 @@ def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[Nodes, ...]:
     if per_node < 1:
         raise TraceError(f"{per_node} GPUs on a node", "give at least 1", "gpus-per-node")
     if gpus is not None:
+        if not text.strip().isdecimal():
+            hint = "give one of them"
+            raise TraceError(f"--gpus {gpus} and --nodes {text} say both", hint, "gpus")
+        if gpus > MOST_GPUS:
+            raise TraceError(f"{gpus} GPUs", f"give at most {MOST_GPUS}", "gpus")
         if gpus < 1 or (gpus > per_node and gpus % per_node):
             what = f"{gpus} GPUs cannot be dealt out to nodes of {per_node}"
             raise TraceError(what, "give a multiple, or another --gpus-per-node", "gpus")
@@ -298,8 +354,9 @@ def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[Nodes, ...]:
     groups = []
     for part in text.split(","):
         count, _, model = part.strip().lower().partition("x")
-        if not count.isdecimal() or int(count) < 1:
-            raise TraceError(f"nodes {text!r} make no sense", "as in 16 or 8xv100,8xk80", "nodes")
+        if not count.isdecimal() or not 1 <= int(count) <= MOST_GPUS // per_node:
+            hint = f"as in 16 or 8xv100,8xk80, with at most {MOST_GPUS} GPUs"
+            raise TraceError(f"nodes {text!r} make no sense", hint, "nodes")
         groups.append(Nodes(count=int(count), slots=per_node, model=model))
     return tuple(groups)
 
@@ -311,7 +368,11 @@ def _numbers(text: str, field: str) -> list[int]:
         low, dash, high = part.strip().partition("-")
         if not low.isdecimal() or (dash and not high.isdecimal()):
             raise BadFieldError(f"{field} {text!r} make no sense", "as in 0-4 or 1,3,7", field)
-        found += range(int(low), int(high or low) + 1)
+        numbers = range(int(low), int(high or low) + 1)
+        if not 1 <= len(numbers) <= MOST_NUMBERS or len(low) > MOST_DIGITS:
+            hint = f"as in 0-4, with at most {MOST_NUMBERS} numbers"
+            raise BadFieldError(f"{field} {text!r} make no sense", hint, field)
+        found += numbers
     return list(dict.fromkeys(found))
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 
 import msgspec
 
-from controlplane.policy.option_checks import refuse_above, refuse_below
+from controlplane.policy.option_checks import LEAST_ROUND_S, refuse, refuse_above, refuse_below
 from controlplane.policy.placer import Mode, Moves
 
 
@@ -22,6 +22,8 @@ class OptimusOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
+        if 0.0 < self.interval_s < LEAST_ROUND_S:
+            refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {LEAST_ROUND_S}")
         refuse_below(self, {"interval_s": 0.0, "convergence": 1e-6})
         refuse_above(self, {"convergence": 0.5})
         if self.most is not None:

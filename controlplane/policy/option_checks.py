@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from schemas.errors import SettingsError
+
+LEAST_ROUND_S: Final = 0.1  # between rounds
 
 
 def refuse_below(options: Any, least: Mapping[str, float]) -> None:

@@ -47,6 +47,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     physics: Literal["table2", "profiles", "recorded"] = "table2"
     profiles: str = ""  # folder of the measured tables
     workload: str = ""  # file of a trace or a recording; else one is generated
+    content: str = ""  # fingerprint of these files: results of others are not theirs
     jobs: int = 400
     interval_s: float = 30.0  # mean time between submissions
     arrivals: Literal["poisson", "uniform", "bursts", "philly"] = "poisson"
@@ -271,15 +272,19 @@ def _bound(
 
     Only the counted jobs enter, as if the others needed nothing.
     """
-    known: dict[str, Ease] = {}
+    known: dict[tuple[str, int, int, int], Ease] = {}
     speed = max(SPEEDS.get(group.model, 1.0) for group in scenario.nodes)
+    widest = max(group.slots for group in scenario.nodes)
     eases = []
     for job in jobs:
         if job.crashes_at is not None or job.cancelled_after_s is not None:
             return None
-        if job.workload not in known:
-            known[job.workload] = easiest(physics.work(job, "elastic", seed=seed), scenario)
-        eases.append(known[job.workload])
+        work = physics.work(job, "elastic", seed=seed)
+        fixed = physics.work(job, "fixed", seed=seed).spec.batch_size
+        key = (job.workload, work.epochs, work.epoch_samples, fixed)
+        if key not in known:
+            known[key] = easiest(work, fixed, scenario.slots, widest)
+        eases.append(known[key])
     if not eases:
         return None
     return fluid_srpt(
