@@ -83,7 +83,7 @@ class Setup:
     "Share of the jobs that their users give up."
     node_loss: float = 0.0
     "Mean seconds between losses of a node; 0: none."
-    generations: int = 4
+    generations: int = 3
     "That a searching policy evolves at each question."
     think_every: float = 5.0
     "Least seconds between questions that only an epoch's end raised, to a searching policy."

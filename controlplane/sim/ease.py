@@ -32,7 +32,8 @@ def easiest(work: Work, fixed_batch: int, slots: int, widest: int) -> Ease:
 
     Args:
         work: of a job that may choose its batch.
-        fixed_batch: that its user would give it; policies of fixed batch may use it on any size.
+        fixed_batch: that policies of fixed batch give it, if it is above the largest it may choose;
+            else 0.
         slots: of the cluster.
         widest: slots of its largest node.
     """

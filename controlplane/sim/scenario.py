@@ -65,7 +65,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     cancel_share: float = 0.0  # of the jobs, that their users give up
     node_loss_s: float = 0.0  # mean time between losses of a node; 0: never
     node_back_s: float = 600.0
-    generations: int = 4  # that a searching policy evolves at each question
+    generations: int = 3  # that a searching policy evolves at each question
     think_s: float = 5.0  # at least, between questions to it that only an epoch's end raised
     stays: bool = False  # write down who had which slot when
 
@@ -275,12 +275,17 @@ def _bound(
     known: dict[tuple[str, int, int, int], Ease] = {}
     speed = max(SPEEDS.get(group.model, 1.0) for group in scenario.nodes)
     widest = max(group.slots for group in scenario.nodes)
+    batches: dict[tuple[str, int, int], int] = {}
     eases = []
     for job in jobs:
         if job.crashes_at is not None or job.cancelled_after_s is not None:
             return None
         work = physics.work(job, "elastic", seed=seed)
-        fixed = physics.work(job, "fixed", seed=seed).spec.batch_size
+        tuned = (job.workload, job.slots, job.batch)
+        if tuned not in batches:
+            batches[tuned] = physics.work(job, "fixed", seed=seed).spec.batch_size
+        beyond = batches[tuned] > work.spec.batch_limit  # else it lies between those that are tried
+        fixed = batches[tuned] if beyond else 0
         key = (job.workload, work.epochs, work.epoch_samples, fixed)
         if key not in known:
             known[key] = easiest(work, fixed, scenario.slots, widest)
