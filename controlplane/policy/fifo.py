@@ -42,7 +42,9 @@ class Fifo:
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Keep what runs, then place the oldest waiting jobs on the slots left over."""
         kept = {name: job.running_on for name, job in view.jobs.items() if job.running_on}
-        free = [slot for slot in view.slots if slot.usable]
+        # A job that changes may count on a slot whose process is gone already.
+        held = {slot for job in view.jobs.values() if not job.movable for slot in job.running_on}
+        free = [slot for slot in view.slots if slot.usable and slot.slot not in held]
         placed: dict[JobId, dict[SlotId, int]] = {}
         reasons: dict[JobId, Reason] = {}
         wake_at: Seconds | None = None

@@ -9,6 +9,7 @@ from controlplane.policy.api import ClusterView, JobView, Plan, Reason
 from controlplane.policy.fifo import Fifo
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import (
+    BATCH,
     N1,
     N2,
     S0,
@@ -214,3 +215,10 @@ def test_fifo_takes_jobs_of_one_moment_in_order_of_arrival() -> None:
     view = cluster_view(slot_view(S0), job_view(first, at=1.0), job_view(second, at=1.0))
 
     assert list(Fifo().plan(view, NOW).local_batch) == [first]
+
+
+def test_fifo_leaves_a_slot_alone_that_a_changing_job_counts_on_although_nobody_is_there() -> None:
+    changing = job_view(A, running_on={S0: BATCH}, movable=False)
+    view = cluster_view(slot_view(S0), slot_view(S1), changing, job_view(B, at=1.0))
+
+    assert Fifo().plan(view, NOW).local_batch == {A: {S0: BATCH}, B: {S1: BATCH}}
