@@ -42,6 +42,9 @@ class Fifo:
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Keep what runs, then place the oldest waiting jobs on the slots left over."""
         kept = {name: job.running_on for name, job in view.jobs.items() if job.running_on}
+        waiting = _waiting(view)
+        if not waiting:
+            return Plan(based_on=view.version, local_batch=kept)
         # A job that changes may count on a slot whose process is gone already.
         held = {slot for job in view.jobs.values() if not job.movable for slot in job.running_on}
         free = [slot for slot in view.slots if slot.usable and slot.slot not in held]
@@ -49,7 +52,7 @@ class Fifo:
         reasons: dict[JobId, Reason] = {}
         wake_at: Seconds | None = None
         ahead = 0  # jobs that wait in front
-        for job in _waiting(view):
+        for job in waiting:
             useful = min(len(view.slots), job.batch_size)  # a slot without a sample is wasted
             size = min(job.wanted, max(job.least, useful))
             if job.least > len(view.slots):

@@ -11,7 +11,6 @@ from numpy.random import default_rng
 
 from controlplane.core.commit import difference
 from controlplane.core.events import PlanProposed
-from controlplane.core.job import HOLDING
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, News, PlanTaken, Policy
 from controlplane.sim.kernel import AFTER, LAST, Kernel
@@ -113,7 +112,7 @@ class Planner:
         self._away = False
         self._take(proposed)
         state = self._reactor.state
-        left = [name for name in state.active if state.jobs[name].phase not in HOLDING]
+        left = [name for name in state.active if state.jobs[name].group is None]
         self.hear(PlanTaken(waiting=tuple(left)))
         if self._again:
             self._again = False
