@@ -121,7 +121,8 @@ def simulate(
         first_stall_s=scenario.first_stall_s,
         relatives=scenario.knowledge != "L0",
     )
-    world = World(kernel, specs(scenario.nodes), habits, record=record, stays=scenario.stays)
+    nodes = specs(scenario.nodes)
+    world = World(kernel, nodes, habits, record=record, stays=scenario.stays)
     widest = max(group.slots for group in scenario.nodes)
     chosen = options_of(policy, scenario, options or {})
     decider = make(policy, chosen, Truth(kernel, world.crews, widest))
@@ -140,7 +141,7 @@ def simulate(
         make_work = partial(physics.work, job, found.batch, seed=seed)
         world.submit(job, make_work, counted=place >= warm_up)
     for at, node in _losses(scenario, seed):
-        world.lose(specs(scenario.nodes)[node].node, at, scenario.node_back_s)
+        world.lose(nodes[node].node, at, scenario.node_back_s)
     kernel.run()
     jobs = world.stories()
     return Outcome(
