@@ -358,6 +358,7 @@ class ScalingAgent:
             train_loss=training.losses.mean(),
             global_batch=self.batch_size,
             lr=training.lr(),
+            noise_scale=training.noise.scale(),
         )
 
     # --- helpers

@@ -21,8 +21,7 @@ class NoiseMeter:
 
     def __init__(self) -> None:
         self._own = 0.0  # squared norm of this worker's mean gradient
-        self._signal = 0.0  # |G|^2
-        self._noise = 0.0  # tr(Sigma)
+        self._means = (0.0, 0.0)  # |G|^2 and tr(Sigma); one pair, because another thread reads it
         self._count = 0
 
     def before(self, share: torch.Tensor, own: int, whole: int) -> None:
@@ -46,11 +45,18 @@ class NoiseMeter:
             return  # a step that overflowed
         self._count += 1
         weight = max(SMOOTHING, 1.0 / self._count)
-        self._signal += weight * (signal - self._signal)
-        self._noise += weight * (noise - self._noise)
+        old_signal, old_noise = self._means
+        self._means = (
+            old_signal + weight * (signal - old_signal),
+            old_noise + weight * (noise - old_noise),
+        )
 
     def scale(self) -> float | None:
-        """The ratio of noise and signal, in samples; None while it cannot be told."""
-        if self._count < LEAST or self._signal <= 0 or self._noise <= 0:
+        """The ratio of noise and signal, in samples; None while it cannot be told.
+
+        Any thread may ask.
+        """
+        signal, noise = self._means
+        if self._count < LEAST or signal <= 0 or noise <= 0:
             return None
-        return self._noise / self._signal
+        return noise / signal

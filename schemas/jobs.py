@@ -24,6 +24,7 @@ ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
 MAX_BATCH: Final = 2**40  # samples
 MAX_ARGS: Final = 4096
 MAX_TEXT: Final = 32_768
+PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
 
 
@@ -55,6 +56,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     python: str | None = None  # interpreter with torch; default: the agent's
     record_samples: bool = False
     stop: StopRule | None = None  # default: the script's own number of epochs
+    priority: float = 1.0  # weight of its time beside that of other jobs
     retries: int = 0  # failures of the script that are tried again from the last epoch
     seed: int = 0
     env: dict[str, str] = msgspec.field(default_factory=dict)
@@ -88,7 +90,8 @@ def problems(spec: JobSpec) -> tuple[Problem, ...]:
 
     Types were checked when the job was decoded; this checks what types cannot say.
     """
-    return (*_text(spec), *_batches(spec), *_slots(spec), *_rest(spec), *_stop(spec.stop))
+    shape = (*_text(spec), *_batches(spec), *_slots(spec), *_priority(spec))
+    return (*shape, *_rest(spec), *_stop(spec.stop))
 
 
 def _text(spec: JobSpec) -> list[Problem]:
@@ -131,6 +134,14 @@ def _batches(spec: JobSpec) -> list[Problem]:
         remedy = "give a positive finite number, or leave it out to keep the script's"
         found.append(Problem("lr", f"{spec.lr} is no learning rate", remedy))
     return found
+
+
+def _priority(spec: JobSpec) -> list[Problem]:
+    least, most = PRIORITIES
+    if least <= spec.priority <= most:
+        return []
+    what = f"{spec.priority} is not {least:g} to {most:g}"
+    return [Problem("priority", what, "give a weight in this range; 1 is as important as others")]
 
 
 def _slots(spec: JobSpec) -> list[Problem]:

@@ -169,6 +169,7 @@ def header(cluster: Cluster, search: SearchInfo) -> Text:
         facts |= {
             "generations": search.generations,
             "fitness": f"{search.best_fitness:.3g} (mean {search.mean_fitness:.3g})",
+            "diversity": f"{search.diversity:.2f}",
             "decision": f"{search.decision_ms:.1f} ms",
         }
     if search.predicted_gain is not None and search.realised_gain is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Final
 
 from controlplane.core.job import ENDED, Job
@@ -43,7 +44,13 @@ def of_steps(steps: StepsReported, state: State) -> News | None:
         step=steps.step,
         samples_done=steps.samples_done,
         samples_per_s=steps.samples_per_s,
+        noise_scale=first_noise_scale(steps.noise_scale),
     )
+
+
+def first_noise_scale(*told: float | None) -> float | None:
+    """The first of what was told that can be one: a number of samples above 0."""
+    return next((v for v in told if v is not None and math.isfinite(v) and v > 0), None)
 
 
 def history(state: State) -> list[tuple[Seconds, News]]:
@@ -67,6 +74,7 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
         whole=info.whole,
         epoch=info.epoch,
         train_loss=info.train_loss,
+        noise_scale=info.noise_scale,
     )
 
 

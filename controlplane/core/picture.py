@@ -8,6 +8,7 @@ from controlplane.core.job import HOLDING, Job, Phase
 from controlplane.core.node import Node, NodePhase
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
+from schemas.cluster import SlotSpec
 from schemas.ids import JobId, SlotId, slot_id
 
 
@@ -24,7 +25,7 @@ class Pictures:
         self._places: dict[SlotId, int] = {}
         self._held = 0
         self._changes = state.occupancy.changes()
-        self._slots: dict[tuple[SlotId, str, bool, bool, bool], SlotView] = {}
+        self._slots: dict[tuple[SlotId, str, str, bool, bool, bool], SlotView] = {}
 
     def touch(self, *jobs: JobId) -> None:
         """These may have changed."""
@@ -74,9 +75,11 @@ class Pictures:
             for slot in self._changes.slots:
                 place = self._places.get(slot)
                 if place is not None:
-                    node, kind = nodes[slot], self._row[place].kind
+                    node, was = nodes[slot], self._row[place]
                     usable = node.phase is NodePhase.UP and not occupancy.is_taken(slot)
-                    self._row[place] = self._slot(node, slot, kind, usable, slot in leaving)
+                    self._row[place] = self._slot(
+                        node, slot, was, usable=usable, leaving=slot in leaving
+                    )
         self._held = held
         self._changes.slots, self._changes.everything = {}, False
         return self._row
@@ -93,16 +96,31 @@ class Pictures:
                 if usable and held > 0:
                     held, usable = held - 1, False
                 soon = name in leaving and held <= 0
-                slots.append(self._slot(node, name, slot.kind, usable, soon))
+                slots.append(self._slot(node, name, slot, usable=usable, leaving=soon))
         return slots
 
-    def _slot(self, node: Node, name: SlotId, kind: str, usable: bool, leaving: bool) -> SlotView:  # noqa: FBT001
+    def _slot(
+        self,
+        node: Node,
+        name: SlotId,
+        what: SlotSpec | SlotView,
+        *,
+        usable: bool,
+        leaving: bool,
+    ) -> SlotView:
+        """One view for each way that a slot can be; `what` says what its hardware is."""
         up = node.phase is NodePhase.UP
-        key = (name, kind, usable, leaving, up)
+        key = (name, what.kind, what.model, usable, leaving, up)
         known = self._slots.get(key)
         if known is None:
             known = self._slots[key] = SlotView(
-                slot=name, node=node.node, kind=kind, usable=usable, leaving=leaving, up=up
+                slot=name,
+                node=node.node,
+                kind=what.kind,
+                model=what.model,
+                usable=usable,
+                leaving=leaving,
+                up=up,
             )
         return known
 
@@ -124,6 +142,7 @@ def job_view(job: Job) -> JobView:
         most=most,
         wanted=job.spec.wanted,
         running_on={member.slot: member.local_batch for member in running},
+        priority=job.spec.priority,
         family=job.family,
         movable=settled or job.phase in {Phase.QUEUED, Phase.PAUSED},
         ready_at=job.ready_at,

@@ -26,6 +26,7 @@ def follow(ctx: Context, plan: Plan, stats: SearchStats | None) -> None:
                 "generations": stats.generations,
                 "best_fitness": stats.best_fitness,
                 "mean_fitness": stats.mean_fitness,
+                "diversity": stats.diversity,
                 "decision_ms": stats.decision_ms,
             },
         )

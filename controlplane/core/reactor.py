@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
@@ -34,6 +33,7 @@ from controlplane.core.events import (
     StartExpired,
 )
 from controlplane.core.job import Job, Turn
+from controlplane.core.news import first_noise_scale
 from controlplane.core.node import Node, NodeTurn
 from controlplane.core.picture import Pictures
 from controlplane.core.rescale import LIMITS, Hand
@@ -432,7 +432,8 @@ class Reactor:
         job.epoch_samples, job.epochs_stated = news.epoch_samples, news.epochs
         job.samples_per_s = news.samples_per_s
         job.train_loss, job.metrics, job.lr = news.train_loss, news.metrics, news.lr
-        noise_scale = _noise_scale(news)
+        # What the script says itself, as the metric of that name, else what was measured.
+        noise_scale = first_noise_scale(news.metrics.get("noise_scale"), news.noise_scale)
         if noise_scale is not None:  # smoothed: the first measurements of a group are rough
             before = job.noise_scale or noise_scale
             job.noise_scale = before * (noise_scale / before) ** NOISE_SMOOTHING
@@ -527,14 +528,6 @@ def _whole(job: Job, news: EpochReported) -> bool:
         worker.formed == group.version and worker.formed_step <= job.epoch_step
         for worker in job.group_workers()
     )
-
-
-def _noise_scale(news: EpochReported) -> float | None:
-    """What the script says itself, as the metric of that name, else what was measured."""
-    for value in (news.metrics.get("noise_scale"), news.noise_scale):
-        if value is not None and math.isfinite(value) and value > 0:
-            return value
-    return None
 
 
 def _touched(event: Input) -> Iterable[JobId] | None:

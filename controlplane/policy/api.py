@@ -25,6 +25,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
     slot: SlotId
     node: NodeId
     kind: str  # "gpu" or "cpu"
+    model: str = ""  # of the GPU, as its driver names it
     usable: bool  # its node is up and no process is on it
     up: bool = True  # its node is; else whoever is on it cannot hand it on
     leaving: bool = False  # its process is on its way out, and the slot was promised to nobody
@@ -41,6 +42,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     least: int  # slots
     most: int
     wanted: int
+    priority: float = 1.0  # weight beside other jobs
     family: str = ""  # jobs of the same script and model
     running_on: Mapping[SlotId, int] = {}  # slot -> local batch, of the group it has or is getting
     movable: bool = True  # False: it starts, changes or ends just now; a plan keeps it as it is
@@ -89,6 +91,7 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
     whole: bool  # the group was the same through all of it
     epoch: int = 0  # that it finished, 1-based
     train_loss: float | None = None
+    noise_scale: float | None = None  # of its gradients, samples; as reported, not smoothed
 
 
 class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
@@ -103,6 +106,7 @@ class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     step: int
     samples_done: int
     samples_per_s: float = 0.0  # by the worker's clock, within this group; 0: not yet
+    noise_scale: float | None = None  # of its gradients, samples, as measured last; None: not yet
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -156,6 +160,7 @@ class SearchStats(msgspec.Struct, frozen=True, kw_only=True):
     best_fitness: float = 0.0
     mean_fitness: float = 0.0
     incumbent_fitness: float = 0.0  # of the schedule in force, on the same scale
+    diversity: float = 0.0  # mean share of jobs in which two candidates differ, 0 to 1
     decision_ms: float = 0.0  # that the last answer took
 
     def in_ms(self, took_s: float) -> SearchStats:

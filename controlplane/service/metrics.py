@@ -42,6 +42,9 @@ class Metrics:
         self._best = gauge("ones_search_best_fitness", "Fitness of the best candidate.")
         self._mean = gauge("ones_search_mean_fitness", "Mean fitness of the population.")
         self._present = gauge("ones_search_incumbent_fitness", "Fitness of the plan in force.")
+        self._diversity = gauge(
+            "ones_search_diversity", "Mean share of jobs in which two candidates differ, 0 to 1."
+        )
         self._decision = gauge("ones_decision_seconds", "How long the last answer took.")
         self._predicted = gauge(
             "ones_gain_predicted_ratio", "Predicted speed-up of re-scales, geometric mean."
@@ -98,6 +101,7 @@ class Metrics:
         self._best.set(search.best_fitness)
         self._mean.set(search.mean_fitness)
         self._present.set(search.incumbent_fitness)
+        self._diversity.set(search.diversity)
         self._decision.set(search.decision_ms / 1000.0)
         self._predicted.set(_or_nan(search.predicted_gain))
         self._realised.set(_or_nan(search.realised_gain))

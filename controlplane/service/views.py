@@ -113,6 +113,7 @@ def search(state: State, policy: str, planner: Planner | None) -> SearchInfo:
         best_fitness=stats.best_fitness,
         mean_fitness=stats.mean_fitness,
         incumbent_fitness=stats.incumbent_fitness,
+        diversity=stats.diversity,
         decision_ms=stats.decision_ms,
         rescales=sum(job.rescales for job in state.jobs.values()),
         batch_changes=sum(job.batch_changes for job in state.jobs.values()),

@@ -159,6 +159,7 @@ class StepsReported(WorkerEvent, tag="worker.steps.2"):
     train_loss: float | None
     global_batch: int
     lr: float
+    noise_scale: float | None = None  # as in `EpochReported`, at present
 
 
 AgentEvent = (

@@ -281,6 +281,7 @@ class SearchInfo(Message, tag="client.search_info.1"):
     batch_changes: int = 0
     predicted_gain: float | None = None  # geometric mean over changes whose gain was measured
     realised_gain: float | None = None
+    diversity: float = 0.0  # mean share of jobs in which two candidates differ, 0 to 1
 
 
 class NodeInfo(Message, tag="client.node_info.1"):

@@ -264,6 +264,7 @@ class Crew:
         self.group = Group(version=Version(0), members=(), lr=None)
         self.workers: dict[WorkerId, Worker] = {}
         self.mends = 0
+        self.told: list[StepsReported] = []  # telemetry
         self._batch = 0
         self._tolerant = False  # of members that could not build a group
         self._sent: dict[WorkerId, GroupOrder] = {}
@@ -604,6 +605,7 @@ class Crew:
             route, data = self._router.recv_multipart()
             message = FROM_WORKER.decode(data)
             if isinstance(message, StepsReported):
+                self.told.append(message)
                 continue
             name = worker_id(message.job, message.version, message.rank)
             if isinstance(message, WorkerHello):

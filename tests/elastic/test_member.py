@@ -100,6 +100,24 @@ def test_a_batch_changes_without_a_new_process(tmp_path: Path) -> None:
         assert epochs[-1].lr == pytest.approx(0.01 * 3 / 12)
 
 
+def test_telemetry_has_the_noise_scale_once_a_group_of_several_has_measured_it(
+    tmp_path: Path,
+) -> None:
+    steady = PLAIN.replace("lr=0.05", "lr=0.0")  # its gradients stay as they are
+    with crew(tmp_path, script(steady, LOOP)) as job:
+        job.start(12)
+        job.until(lambda: len(job.told) > 1, "one worker alone tells of its steps")
+        alone_told = [steps.noise_scale for steps in job.told]
+        job.change(6, 6)
+        job.until(lambda: job.told[-1].noise_scale is not None, "two tell of their noise")
+        job.finish()
+
+        measured = [steps for steps in job.told if steps.noise_scale is not None]
+        assert set(alone_told) == {None}
+        assert {(steps.group, steps.rank, steps.global_batch) for steps in measured} == {(2, 0, 12)}
+        assert all((steps.noise_scale or 0.0) > 0.0 for steps in measured)
+
+
 def test_dropout_and_batch_norm_leave_all_ranks_with_the_same_parameters(tmp_path: Path) -> None:
     with crew(tmp_path, script(NOISY, LOOP, size=72)) as job:
         job.start(6, 6)

@@ -46,6 +46,15 @@ def test_a_step_that_overflowed_is_passed_over() -> None:
     assert meter.scale() == before
 
 
+def test_a_signal_that_is_lost_in_noise_has_no_scale() -> None:
+    meter = NoiseMeter()
+    for _ in range(2 * LEAST):
+        meter.before(torch.ones(SCALARS) * 0.5, 32, 64)
+        meter.after(torch.zeros(SCALARS), 32, 64)
+
+    assert meter.scale() is None
+
+
 def test_one_worker_alone_measures_nothing() -> None:
     meter = NoiseMeter()
     for _ in range(2 * LEAST):

@@ -316,7 +316,7 @@ def test_a_threshold_is_finite(threshold: float) -> None:
         ("env", {"A": 1}),
         ("stop", {"epochs": "3"}),
         ("lr", "0.1"),
-        ("priority", 3),
+        ("deadline", 3),
     ],
 )
 def test_a_job_of_the_wrong_shape_is_not_decoded(field: str, value: Any) -> None:
@@ -324,3 +324,17 @@ def test_a_job_of_the_wrong_shape_is_not_decoded(field: str, value: Any) -> None
 
     with pytest.raises(msgspec.ValidationError, match=field):
         msgspec.convert(table, JobSpec)
+
+
+@pytest.mark.parametrize("priority", [0.0, -1.0, 100.5, math.inf, math.nan])
+def test_a_priority_that_is_no_weight_is_refused(priority: float) -> None:
+    remedy = "give a weight in this range; 1 is as important as others"
+
+    assert problems(spec(priority=priority)) == (
+        Problem("priority", f"{priority} is not 0.01 to 100", remedy),
+    )
+
+
+@pytest.mark.parametrize("priority", [0.01, 1.0, 100.0])
+def test_a_priority_within_its_range_is_accepted(priority: float) -> None:
+    assert problems(spec(priority=priority)) == ()

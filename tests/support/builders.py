@@ -106,12 +106,12 @@ def resumed(job: JobId, *, auto: bool = False, user: str = "ann") -> ResumeReque
 # --- what nodes are
 
 
-def node_spec(node: NodeId = N1, slots: int = 1) -> NodeSpec:
+def node_spec(node: NodeId = N1, slots: int = 1, model: str = "") -> NodeSpec:
     return NodeSpec(
         node=node,
         host=node,
         address="127.0.0.1",
-        slots=tuple(SlotSpec(index=index, kind="cpu") for index in range(slots)),
+        slots=tuple(SlotSpec(index=index, kind="cpu", model=model) for index in range(slots)),
         cores=2,
         memory_bytes=1 << 30,
         release="0",
@@ -119,9 +119,13 @@ def node_spec(node: NodeId = N1, slots: int = 1) -> NodeSpec:
 
 
 def greeting(
-    node: NodeId = N1, *workers: WorkerSeen, slots: int = 1, boot: str = "boot-1"
+    node: NodeId = N1,
+    *workers: WorkerSeen,
+    slots: int = 1,
+    boot: str = "boot-1",
+    model: str = "",
 ) -> NodeGreeted:
-    spec = node_spec(node, slots)
+    spec = node_spec(node, slots, model)
     return NodeGreeted(node=node, boot=BootId(boot), spec=spec, workers=workers)
 
 
@@ -453,8 +457,9 @@ def proposal(
     )
 
 
-def slot_view(slot: SlotId, *, usable: bool = True) -> SlotView:
-    return SlotView(slot=slot, node=NodeId(slot.rpartition("/")[0]), kind="cpu", usable=usable)
+def slot_view(slot: SlotId, *, usable: bool = True, model: str = "") -> SlotView:
+    node = NodeId(slot.rpartition("/")[0])
+    return SlotView(slot=slot, node=node, kind="cpu", model=model, usable=usable)
 
 
 def job_view(

@@ -38,6 +38,7 @@ SPEC: Final = JobSpec(
     slots=(2, 8),
     family="digits-wide",
     slots_wanted=4,
+    priority=2.0,
     python="/opt/venv/bin/python",
     record_samples=True,
     stop=STOP,
@@ -86,6 +87,7 @@ _STEPS: Final = agent.StepsReported(
     train_loss=0.25,
     global_batch=64,
     lr=0.05,
+    noise_scale=512.5,
 )
 _NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
 _SEEN: Final = agent.WorkerSeen(
@@ -323,6 +325,7 @@ _OF_CLIENTS: Final = (
         batch_changes=2,
         predicted_gain=1.5,
         realised_gain=1.25,
+        diversity=0.25,
     ),
     _NODE_INFO,
     client.Nodes(nodes=(_NODE_INFO,)),

@@ -50,6 +50,20 @@ def test_an_epoch_teaches_its_speed_at_its_size() -> None:
     assert learnt(controller, commands) == [seen()]
 
 
+def test_epochs_teach_the_noise_scale_that_each_of_them_told_of_and_no_mean() -> None:
+    controller = running(family="f")
+
+    for epoch, scale in [(1, 64.0), (2, 256.0), (3, -1.0)]:
+        controller.tell(N1, builders.epoch_end(A, epoch, train_loss=1.0, noise_scale=scale))
+
+    smoothed = controller.job(A).noise_scale
+    assert smoothed is not None
+    assert 64.0 < smoothed < 256.0
+    assert [event for _, event in news.history(controller.state)] == [
+        seen(noise_scale=64.0), seen(epoch=2, noise_scale=256.0), seen(epoch=3),
+    ]  # fmt: skip
+
+
 def test_an_epoch_of_a_group_that_spans_nodes_says_so() -> None:
     controller = training(cluster_of(n1=2, n2=2), S0, S1, T0, family="f")
 
@@ -105,6 +119,27 @@ def test_telemetry_teaches_while_its_group_is_in_force() -> None:
         job=A, family="ann/f", group=1, slots=2, nodes=2, global_batch=BATCH, step=7,
         samples_done=7 * BATCH, samples_per_s=500.0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        (512.5, 512.5),
+        (None, None),
+        (0.0, None),
+        (-1.0, None),
+        (float("nan"), None),
+        (float("inf"), None),
+        (float("-inf"), None),
+    ],
+)
+def test_telemetry_teaches_a_noise_scale_if_it_is_a_number_of_samples(
+    told: float | None, known: float | None
+) -> None:
+    learns = news.of_steps(steps(A, noise_scale=told), running().state)
+
+    assert isinstance(learns, StepsSeen)
+    assert learns.noise_scale == known
 
 
 def test_telemetry_of_another_group_or_of_a_job_that_is_unknown_or_waits_teaches_nothing() -> None:

@@ -66,7 +66,12 @@ STORE = "127.0.0.1:29500"
 OLD, NEW = (1, 0), (2, 1)  # rank 0 of version 1, and the newcomer of version 2
 FASTER = Reason("grow", "two are faster", {"speed_now": 400.0, "speed_then": 800.0})
 IDLE = SearchStats(
-    generations=30, best_fitness=0.75, mean_fitness=0.5, incumbent_fitness=0.6, decision_ms=1.5
+    generations=30,
+    best_fitness=0.75,
+    mean_fitness=0.5,
+    incumbent_fitness=0.6,
+    diversity=0.25,
+    decision_ms=1.5,
 )
 Placed = Mapping[SlotId, int]
 
@@ -233,6 +238,7 @@ def test_a_plan_of_a_search_says_what_it_changed_and_how_the_search_stands() -> 
         generations=30,
         best_fitness=0.75,
         mean_fitness=0.5,
+        diversity=0.25,
         decision_ms=1.5,
     )
     assert controller.state.plans_taken == 3, "two plans began the jobs"
@@ -858,6 +864,36 @@ def slots(controller: Controller) -> dict[SlotId, str]:
         slot.slot: "usable" if slot.usable else "leaving" if slot.leaving else "taken"
         for slot in controller.view().slots
     }
+
+
+def test_a_slot_says_which_model_it_is_whatever_happens_to_it() -> None:
+    controller = Controller()
+    controller.start()
+    controller.take(greeting(N1, model="H200"))
+    controller.take(greeting(N2, slots=2))
+
+    def models() -> list[str]:
+        return [slot.model for slot in controller.view().slots]
+
+    told = [models()]
+    training(controller, S0)  # only this slot is looked at again
+    told.append(models())
+    controller.take(NodeSuspected(node=N1, silent_s=6.0))
+    told.append(models())
+
+    assert told == [["H200", "", ""]] * 3
+
+
+def test_a_node_that_returns_with_other_gpus_says_so() -> None:
+    controller = Controller()
+    controller.start()
+    controller.take(greeting(N1, model="V100"))
+    before = controller.view().slots
+
+    controller.take(greeting(N1, boot="boot-2", model="H200"))
+
+    assert [slot.model for slot in before] == ["V100"]
+    assert controller.view().slots == (msgspec.structs.replace(before[0], model="H200"),)
 
 
 def test_a_job_is_movable_while_it_waits_and_trains_and_not_in_between() -> None:

@@ -30,15 +30,15 @@ from controlplane.service.search_wire import (
     difference,
     frame,
 )
-from schemas.ids import JobId, Seconds
-from tests.support.builders import S0, S1, A, B, C, cluster_view, job_view, slot_view
-from tests.support.views import views
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, S1, T0, A, B, C, cluster_view, job_view, slot_view
+from tests.support.views import row_of, view_of, views
 
 VIEW = cluster_view(slot_view(S0), slot_view(S1), job_view(A), job_view(B), version=3)
 NEWS = EpochSeen(
     job=A, family="f", slots=1, nodes=1, global_batch=64, samples_per_s=1.5, whole=True
 )
-STATS = SearchStats(generations=3, best_fitness=1.5)
+STATS = SearchStats(generations=3, best_fitness=1.5, diversity=0.25)
 PLAN = Plan(based_on=3, local_batch={A: {S0: 64}}, reasons={A: Reason("start", "starts", {"x": 1})})
 TO: tuple[ToSearch, ...] = (
     Begin(policy="ones", options={"seed": 1}, seed=1, history=[(Seconds(1.0), NEWS)]),
@@ -94,6 +94,18 @@ def test_a_difference_holds_what_changed_and_nothing_else() -> None:
     )
 
 
+def test_a_slot_that_is_of_another_model_by_now_is_different() -> None:
+    before = view_of(row_of(1, 1, models=("V100", "H200")), version=3)
+    after = view_of(row_of(1, 1, models=("V100", "B200")), version=4)
+
+    delta = difference(before, after)
+
+    assert delta == Delta(version=4, slots={T0: slot_view(T0, model="B200")}, jobs={}, gone=[])
+    (body,) = Frames().feed(frame(delta))
+    assert TO_SEARCH.decode(body) == delta
+    assert applied(before, delta) == after
+
+
 def test_a_job_that_comes_back_in_the_middle_needs_a_snapshot() -> None:
     before = cluster_view(slot_view(S0), job_view(A), job_view(C))
     after = cluster_view(slot_view(S0), job_view(A), job_view(B), job_view(C), version=4)
@@ -115,7 +127,7 @@ def test_what_did_not_change_stays_the_same_object() -> None:
 @pytest.mark.parametrize(
     "slots", [(S0,), (S1, S0), (S0, S1, S1)], ids=["one less", "another order", "one more"]
 )
-def test_other_slots_want_the_whole_view(slots: tuple[str, ...]) -> None:
+def test_other_slots_want_the_whole_view(slots: tuple[SlotId, ...]) -> None:
     after = cluster_view(*map(slot_view, slots), job_view(A), version=4)
 
     assert difference(VIEW, after) is None
