@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.prediction.throughput import FAR, Sample, SpeedModel, fit
+from controlplane.prediction.throughput import Sample, SpeedModel, fit
+from controlplane.prediction.throughput_fit import _Fitted
 
 ONE_NODE, TWO_NODES = 1, 2
+OFTEN = 10.0  # the most that policies let a mean weigh
 
 
 def at(model: SpeedModel, nodes: int, slots: int, local_batch: float) -> float:
@@ -24,46 +28,53 @@ def at(model: SpeedModel, nodes: int, slots: int, local_batch: float) -> float:
 def measured(
     nodes: int, slots: int, batch: float, compute: tuple[float, float], wire: tuple[float, float]
 ) -> Sample:
-    """A step that computes and then talks, without noise and without overlap; with much weight."""
+    """A step that computes and then talks, without noise and without overlap; often seen."""
     alone = compute[0] + compute[1] * batch
     talk = wire[0] + wire[1] * (slots - 2) if slots > 1 else 0.0
-    return Sample(nodes, slots, batch, alone + talk, weight=1e6)
+    return Sample(nodes, slots, batch, alone + talk, weight=OFTEN)
 
 
 COMPUTE, NEAR, WIDE = (0.02, 0.001), (0.01, 0.002), (0.05, 0.004)
 NOISELESS = [
     *(measured(ONE_NODE, 1, batch, COMPUTE, NEAR) for batch in (8, 32, 128)),
-    *(measured(ONE_NODE, slots, 32, COMPUTE, NEAR) for slots in (2, 3, 4)),
-    *(measured(TWO_NODES, slots, 32, COMPUTE, WIDE) for slots in (4, 6, 8)),
+    *(measured(ONE_NODE, slots, batch, COMPUTE, NEAR) for slots in (2, 3, 4) for batch in (8, 128)),
+    *(
+        measured(TWO_NODES, slots, batch, COMPUTE, WIDE)
+        for slots in (4, 6, 8)
+        for batch in (8, 128)
+    ),
 ]
 
 
 # --- what was measured
 
 
-def test_a_fit_recovers_the_coefficients_of_steps_without_noise() -> None:
+def test_a_fit_recovers_how_steps_without_noise_come_about() -> None:
+    """Beliefs shift some of it from one coefficient to the next, and leave little to correct."""
     model = fit(NOISELESS, 32)
 
     assert model.known
-    assert model.overlap == 1.0
-    assert model.compute == pytest.approx(COMPUTE, rel=1e-3)
-    assert model.near == pytest.approx(NEAR, rel=1e-2)
-    assert model.far == pytest.approx(WIDE, rel=1e-2)
-    assert list(model.correction.values()) == pytest.approx([1.0] * 7, rel=1e-3)
+    assert model.compute == pytest.approx(COMPUTE, rel=0.05)
+    assert model.near is not None
+    assert model.far is not None
+    assert model.near[0] < 0.5 * model.far[0]
+    assert model.near[1] < model.far[1] == pytest.approx(WIDE[1], rel=0.05)
+    assert 1.0 <= model.overlap < 1.3
+    assert list(model.correction.values()) == pytest.approx([1.0] * 7, abs=0.03)
 
 
 def test_a_fit_foretells_sizes_that_were_not_measured() -> None:
     model = fit(NOISELESS, 32)
 
-    assert at(model, ONE_NODE, 1, 64) == pytest.approx(0.084, rel=1e-3)
-    assert at(model, ONE_NODE, 5, 64) == pytest.approx(0.084 + 0.016, rel=1e-2)
-    assert at(model, TWO_NODES, 12, 8) == pytest.approx(0.028 + 0.09, rel=1e-2)
+    assert at(model, ONE_NODE, 1, 64) == pytest.approx(0.084, rel=0.02)
+    assert at(model, ONE_NODE, 5, 64) == pytest.approx(0.084 + 0.016, rel=0.03)
+    assert at(model, TWO_NODES, 12, 8) == pytest.approx(0.028 + 0.09, rel=0.02)
 
 
 def test_overlap_of_computing_and_talking_is_found() -> None:
     wire = (0.06, 0.01)
     steps = [
-        Sample(ONE_NODE, slots, batch, math.hypot(alone, wire[0] + wire[1] * (slots - 2)), 1e6)
+        Sample(ONE_NODE, slots, batch, math.hypot(alone, wire[0] + wire[1] * (slots - 2)), OFTEN)
         for slots, batch in itertools.product((2, 3, 4), (8, 32, 128))
         for alone in [COMPUTE[0] + COMPUTE[1] * batch]
     ]
@@ -71,8 +82,8 @@ def test_overlap_of_computing_and_talking_is_found() -> None:
 
     model = fit([*alone, *steps], 32)
 
-    assert model.overlap == 2.0
-    assert model.near == pytest.approx(wire, rel=1e-2)
+    assert model.overlap == pytest.approx(2.0, rel=0.05)
+    assert model.near == pytest.approx(wire, rel=0.15)
 
 
 def test_the_model_is_exact_on_average_at_a_size_that_was_measured() -> None:
@@ -123,19 +134,45 @@ def test_without_measurements_the_speed_up_is_that_of_the_prior(slots: int) -> N
     assert speed_up == pytest.approx(slots**0.9)
 
 
-def test_steps_on_several_slots_alone_tell_of_one_by_the_prior() -> None:
+def test_steps_on_several_slots_alone_leave_one_slot_a_little_faster() -> None:
+    """As fast as without talking, which is believed to take about a tenth."""
     model = fit([Sample(ONE_NODE, 4, 32, 0.1)], 32)
 
-    assert at(model, ONE_NODE, 1, 32) == pytest.approx(0.1 * 4**-0.1)
+    assert 0.08 < at(model, ONE_NODE, 1, 32) < 0.1
+    assert at(model, ONE_NODE, 1, 32) < at(model, ONE_NODE, 2, 32) < 0.1
 
 
-def test_several_nodes_take_a_tenth_longer_until_they_were_measured() -> None:
+def test_talk_across_nodes_is_dearer_until_it_was_measured() -> None:
+    """Three slots: 0.052 s of computing and 0.012 s of talk, believed to be about twice that."""
     model = fit([s for s in NOISELESS if s.nodes == 1], 32)
 
-    within, across = at(model, ONE_NODE, 3, 32), at(model, TWO_NODES, 3, 32)
-    assert across == pytest.approx(FAR * fit(NOISELESS, 32).step_s(
-        np.array([1]), np.array([3]), np.array([32.0]))[0], rel=1e-3)  # fmt: skip
-    assert across > within
+    assert at(model, ONE_NODE, 3, 32) == pytest.approx(0.064, rel=0.03)
+    assert 0.052 + 1.5 * 0.012 < at(model, TWO_NODES, 3, 32) < 0.052 + 3 * 0.012
+
+
+def test_steps_across_nodes_alone_leave_one_node_the_faster_place() -> None:
+    model = fit([Sample(TWO_NODES, 2, 32.0, 0.1)], 32)
+
+    assert at(model, TWO_NODES, 2, 32.0) == pytest.approx(0.1)
+    assert 0.08 < at(model, ONE_NODE, 2, 32.0) < 0.099
+
+
+def test_beliefs_give_way_to_a_few_measurements() -> None:
+    """Talk takes ten times as long as computing; believed is a tenth of a step."""
+    slow = [Sample(ONE_NODE, slots, 32, 0.01 + 0.05 * (slots + 1), OFTEN) for slots in (2, 4)]
+    model = fit([Sample(ONE_NODE, 1, 32, 0.01, OFTEN), *slow], 32)
+
+    assert at(model, ONE_NODE, 3, 32) == pytest.approx(0.21, rel=0.1)
+    assert at(model, ONE_NODE, 8, 32) == pytest.approx(0.46, rel=0.2)
+
+
+@pytest.mark.parametrize("many", [0, 3, 5, len(NOISELESS)])
+def test_a_fit_that_begins_with_a_former_model_comes_to_the_same(many: int) -> None:
+    again, cold = fit(NOISELESS, 32, fit(NOISELESS[:many], 32)), fit(NOISELESS, 32)
+
+    assert again.step_s(NODES, SLOTS, BATCHES) == pytest.approx(
+        cold.step_s(NODES, SLOTS, BATCHES), rel=1e-4
+    )
 
 
 # --- whatever was measured
@@ -149,6 +186,14 @@ any_sample = st.builds(
     step_s=st.floats(1e-5, 1e4),
     weight=st.floats(1.0, 10.0),
 )
+wild_sample = st.builds(
+    Sample,
+    nodes=st.integers(1, 1000),
+    slots=st.integers(1, 100_000),
+    local_batch=st.floats(1e-6, 1e15),
+    step_s=st.one_of(st.floats(), st.floats(1e-13, 1e13)),
+    weight=st.one_of(st.floats(), st.floats(0.0, 1e9)),
+)
 SIZES = [
     (nodes, slots, batch)
     for nodes, slots, batch in itertools.product((1, 2, 4), (1, 2, 3, 8, 64), (1.0, 7.0, 4096.0))
@@ -157,14 +202,34 @@ SIZES = [
 NODES, SLOTS, BATCHES = map(np.array, zip(*SIZES, strict=True))
 
 
-@settings(max_examples=150, deadline=None)
-@given(samples=st.lists(any_sample, max_size=8), first=st.integers(1, 4096))
-def test_a_step_takes_a_positive_and_finite_time(samples: list[Sample], first: int) -> None:
-    step_s = fit(samples, first).step_s(NODES, SLOTS, BATCHES)
+@settings(max_examples=300, deadline=None)
+@given(
+    samples=st.one_of(st.lists(any_sample, max_size=8), st.lists(wild_sample, max_size=8)),
+    former=st.lists(any_sample, max_size=4),
+    first=st.integers(0, 4096),
+)
+def test_a_step_takes_a_positive_and_finite_time(
+    samples: list[Sample], former: list[Sample], first: int
+) -> None:
+    for model in (fit(samples, first), fit(samples, first, fit(former, first))):
+        step_s = model.step_s(NODES, SLOTS, BATCHES)
 
-    assert step_s.shape == NODES.shape
-    assert np.isfinite(step_s).all()
-    assert (step_s > 0).all()
+        assert step_s.shape == NODES.shape
+        assert np.isfinite(step_s).all()
+        assert (step_s > 0).all()
+
+
+@settings(max_examples=150, deadline=None)
+@given(samples=st.lists(any_sample, min_size=1, max_size=8), former=st.lists(any_sample))
+def test_a_size_that_was_measured_once_takes_as_long_as_it_was_measured(
+    samples: list[Sample], former: list[Sample]
+) -> None:
+    model = fit(samples, 32, fit(former, 32))
+    often = Counter((s.nodes, s.slots) for s in samples)
+    once = [s for s in samples if often[s.nodes, s.slots] == 1]
+
+    found = [at(model, s.nodes, s.slots, s.local_batch) for s in once]
+    assert found == pytest.approx([s.step_s for s in once], rel=1e-6)
 
 
 @settings(max_examples=100, deadline=None)
@@ -176,24 +241,38 @@ def test_no_coefficient_is_negative(samples: list[Sample], first: int) -> None:
         assert pair is None or min(pair) >= 0.0
 
 
-@settings(max_examples=100, deadline=None)
-@given(samples=st.lists(any_sample, max_size=8))
+@settings(max_examples=150, deadline=None)
+@given(samples=st.lists(any_sample, max_size=8), nodes=st.integers(1, 2))
 def test_several_nodes_are_never_faster_than_one_but_for_what_was_measured(
-    samples: list[Sample],
+    samples: list[Sample], nodes: int
 ) -> None:
-    model = fit(samples, 32)
+    """Steps of several slots were measured either within nodes only, or only across them."""
+    model = fit([replace(s, nodes=min(nodes, s.slots)) for s in samples], 32)
+    plain = replace(model, correction={})
     several = SLOTS > 1
-    near = SpeedModel(model.compute, model.near, model.far, model.overlap)
     slots, batches = SLOTS[several], BATCHES[several]
 
-    one = near.step_s(np.ones_like(slots), slots, batches)
-    two = near.step_s(np.full_like(slots, 2), slots, batches)
+    one = plain.step_s(np.ones_like(slots), slots, batches)
+    two = plain.step_s(np.full_like(slots, 2), slots, batches)
 
-    assert (two >= FAR * one * (1.0 - 1e-9)).all()
+    assert (two >= one * (1.0 - 1e-9)).all()
 
 
-def test_steps_across_nodes_alone_leave_one_node_the_faster_place() -> None:
-    model = fit([Sample(TWO_NODES, 2, 32.0, 0.1)], 32)
+@settings(max_examples=100, deadline=None)
+@given(
+    samples=st.lists(any_sample, min_size=1, max_size=6),
+    moved=st.lists(st.floats(-1.0, 1.0), min_size=7, max_size=7),
+)
+def test_the_slopes_of_a_fit_are_those_of_its_residuals(
+    samples: list[Sample], moved: list[float]
+) -> None:
+    fitted = _Fitted(samples)
+    x = fitted.believed + np.array(moved)
+    small = 1e-5
 
-    assert at(model, TWO_NODES, 2, 32.0) == pytest.approx(0.1)
-    assert at(model, ONE_NODE, 2, 32.0) == pytest.approx(0.1 / FAR)
+    numeric = [
+        (fitted.residuals(x + step) - fitted.residuals(x - step)) / (2.0 * small)
+        for step in small * np.eye(7)
+    ]
+
+    assert fitted.jacobian(x) == pytest.approx(np.array(numeric).T, abs=1e-4)
