@@ -1,0 +1,161 @@
+"""`ones-paper`: the search of the ONES paper behind the interface of every policy."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.random import Generator, default_rng
+
+from controlplane.policy.api import Budget, ClusterView, JobView, News, Plan, SearchStats
+from controlplane.policy.board import Board, compose, slots_of, survey
+from controlplane.policy.ones_paper.knowledge import Knowledge
+from controlplane.policy.ones_paper.options import OnesPaperOptions
+from controlplane.policy.ones_paper.problem import Desk, Problem
+from controlplane.policy.ones_paper.scores import mean_draw, work_left
+from controlplane.policy.ones_paper.search import Search, names_of
+from controlplane.policy.packing import split
+from controlplane.policy.placer import Placer
+from schemas.ids import JobId, Seconds, SlotId
+
+
+class OnesPaper:
+    """Evolves schedules that say which job is on each slot, and puts the best one in force.
+
+    What the paper leaves open is an option, and one of its values is always the literal reading.
+    """
+
+    def __init__(self, options: OnesPaperOptions | None = None) -> None:
+        self.options = options or OnesPaperOptions()
+        self._knowledge = Knowledge(self.options)
+        self._desk = Desk(self._knowledge, self.options)
+        self._search = Search(self.options)
+        self._placer = Placer()
+        self._problem: Problem | None = None
+        self._stale = True  # news came since the problem was built
+        self._until = Seconds(0.0)  # when what is out of the question becomes possible
+
+    def observe(self, event: News, now: Seconds) -> None:
+        """Learn speeds, lengths and limits."""
+        self._knowledge.observe(event, now)
+        self._stale = True
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """Fit what finished jobs told, and evolve; whether to go on could find something better."""
+        self._knowledge.learn(rng)
+        self._face(view, now)
+        for _ in range(budget.generations):
+            self._search.evolve(rng)
+        for _ in range(budget.steps):
+            if not self._search.resting:
+                self._search.breed(rng)
+        return not self._search.resting
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """Put S* in force, where gates are open, with a reason for every job that changes."""
+        problem = self._face(view, now)
+        board = survey(view, now)
+        rows = {job.job: row for row, job in enumerate(problem.jobs)}
+        best = self._search.best
+        if best is None or problem.held:
+            placed = {job.job: dict(job.running_on) for job in board.running}
+        else:
+            slots = self._slots(board, problem, names_of(problem, best))
+            placed = {
+                name: _dealt(view.jobs[name], problem, rows.get(name), chosen)
+                for name, chosen in slots.items()
+            }
+        left = work_left(problem, mean_draw(problem))[:, 0]
+
+        def why(job: JobView, many: int) -> tuple[str, dict[str, float]]:
+            row = rows[job.job]
+            return _words(job, problem, row, float(left[row]), many)
+
+        return compose(board, placed, why, wake_at=self._next_at(board, problem, now))
+
+    def stats(self) -> SearchStats:
+        """How the population stands."""
+        scores = self._search.scores
+        return SearchStats(
+            generations=self._search.generations,
+            best_fitness=float(scores.max(initial=-np.inf)) if len(scores) else 0.0,
+            mean_fitness=float(scores.mean()) if len(scores) else 0.0,
+            incumbent_fitness=self._search.incumbent(),
+            diversity=self._search.diversity(),
+        )
+
+    def _face(self, view: ClusterView, now: Seconds) -> Problem:
+        """The problem of `view`, built again if there is anything new."""
+        problem = self._problem
+        fresh = not self._stale and now < self._until
+        if problem is None or problem.version != view.version or not fresh:
+            problem = self._problem = self._desk.build(view, now)
+            rng = default_rng((self.options.seed, view.version))
+            self._search.face(problem, rng)
+            self._until = self._next_at(survey(view, now), problem, now) or Seconds(math.inf)
+            self._stale = False
+        return problem
+
+    def _slots(
+        self, board: Board, problem: Problem, chosen: dict[JobId, list[SlotId]]
+    ) -> dict[JobId, list[SlotId]]:
+        """Which slots the best candidate means; jobs that are gated keep theirs."""
+        kept = {job.job: list(job.running_on) for job in board.running if job.job in problem.gated}
+        if self.options.reorder == "flat":
+            return kept | {
+                name: slots
+                for name, slots in chosen.items()
+                if _reachable(board.view.jobs[name], slots)
+            }
+        sizes = {name: len(slots) for name, slots in (kept | chosen).items()}
+        largest_first = dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
+        return self._placer.place(board, largest_first)
+
+    def _next_at(self, board: Board, problem: Problem, now: Seconds) -> Seconds | None:
+        times = [at for at in (*problem.opens_at, board.wake_at) if at is not None and at > now]
+        return min(times, default=None)
+
+
+def _reachable(job: JobView, slots: list[SlotId]) -> bool:
+    """A group that moves has a sample for each of its old and new slots, while it does."""
+    both = job.running_on.keys() | set(slots)
+    moves = len(both) > len(job.running_on) and len(both) > len(slots)
+    return not moves or len(both) <= job.batch_limit
+
+
+def _dealt(
+    job: JobView, problem: Problem, row: int | None, slots: list[SlotId]
+) -> dict[SlotId, int]:
+    """Local batches; those of now where slots and batch stay, and of jobs that are gated."""
+    if row is None:
+        return dict(job.running_on)
+    batch = int(problem.batches[row, len(slots)])
+    if set(slots) == job.running_on.keys() and batch == sum(job.running_on.values()):
+        return dict(job.running_on)
+    return split(batch, slots)
+
+
+def _words(
+    job: JobView, problem: Problem, row: int, left: float, many: int
+) -> tuple[str, dict[str, float]]:
+    """What stands behind the size of a job."""
+    share = problem.alpha[row] / (problem.alpha[row] + problem.beta[row])
+    numbers = {
+        "batch_now": float(sum(job.running_on.values())),
+        "batch_then": float(problem.batches[row, many]) if many else 0.0,
+        "batch_limit": float(problem.limits[row]),
+        "progress": float(share),
+        "samples_left": left,
+    }
+    if not many:
+        if problem.held:
+            return "the schedule changes when all running jobs have finished an epoch", numbers
+        if problem.most[row] < problem.least[row]:
+            text = f"its batch limit of {problem.limits[row]} allows no slot"
+            return text, numbers
+        return "the best schedule that was found gives all slots to others", numbers
+    rate = float(problem.rates[row, many, 0])
+    if rate > 0:
+        numbers["utilization_s"] = left / rate * many  # T c of eq. 8
+    text = f"batch {int(problem.batches[row, many])} of at most {problem.limits[row]}"
+    return f"{text}, {100 * share:.0f}% done on {slots_of(many)}", numbers

@@ -1,0 +1,227 @@
+"""Each switch that shapes a problem: what the words of the paper say, and the other reading."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.policy.api import JobEnded, Plan, PlanTaken, StepsSeen
+from controlplane.policy.ones_paper.operators import within_limits
+from controlplane.policy.ones_paper.options import LITERAL, OnesPaperOptions
+from controlplane.policy.ones_paper.scores import mean_draw, work_left
+from controlplane.policy.registry import make
+from schemas.errors import SettingsError
+from schemas.ids import JobId, Seconds
+from tests.support.builders import A, B
+from tests.support.schedules import SLOTS, problem_of, seen, warm_job
+from tests.support.views import planned, view_of
+
+# --- options
+
+
+def test_every_literal_reading_is_an_option_and_differs_from_some_default() -> None:
+    literal = OnesPaperOptions(**LITERAL)
+
+    assert msgspec.structs.asdict(literal).items() >= LITERAL.items()
+    assert literal != OnesPaperOptions()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mutation_rate": 1.5}, "1.5 is above 1.0; lower it"),
+        ({"population": 513}, "513 is above 512; lower it"),
+        ({"jump": 0.5}, "0.5 is below 1.0; raise it"),
+        ({"scale_down": "up"}, r"\$\.scale_down"),
+    ],
+)
+def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        make("ones-paper", options)
+
+
+# --- T = Y / X
+
+
+def test_the_mean_of_what_was_measured_says_that_slots_never_get_in_each_others_way() -> None:
+    news = (seen(1, 64, 100.0), seen(2, 128, 150.0), seen(4, 256, 200.0))
+    job = warm_job(on=1, last_batch=512)
+    options: dict[str, Any] = {
+        "news": news,
+        "scale_down": "off",
+        "limit_floor": "first",
+        "jump": 2.0,
+    }
+
+    mean = problem_of(job, **options, speed="mean").rates[0, 1:, 0]
+    model = problem_of(job, **options, speed="model").rates[0, 1:, 0]
+
+    assert mean[1] == pytest.approx(2 * mean[0])
+    assert model[1] < 1.9 * model[0]
+
+
+def test_a_sample_of_a_large_batch_counts_less_where_speed_is_goodput() -> None:
+    job = warm_job(on=1, noise_scale=64.0, last_batch=512)
+    news = (seen(1, 64, 100.0), seen(1, 256, 150.0))
+
+    speed = problem_of(job, news=news, speed="model")
+    goodput = problem_of(job, news=news, speed="goodput")
+
+    assert speed.batches[0, 1] > goodput.batches[0, 1] >= 64
+
+
+def test_a_slot_keeps_the_batch_that_the_job_began_with_or_gets_the_best_within_its_limit() -> None:
+    job = warm_job(on=1, noise_scale=1e6, last_batch=64)
+    news = (seen(1, 64, 100.0), seen(1, 128, 190.0))
+
+    kept = problem_of(job, news=news, batch="kept")
+    best = problem_of(job, news=news, batch="goodput")
+
+    assert kept.batches[0].tolist() == [0, 64, 128]
+    assert best.batches[0].tolist() == [0, 128, 128]
+
+
+def test_no_batch_is_more_than_a_jump_away_from_the_last_one() -> None:
+    job = warm_job(last_batch=64)
+    news = (seen(),) * 2
+
+    problem = problem_of(job, news=news, jump=1.5)
+
+    assert problem.batches.max() <= 96
+
+
+# --- Y
+
+
+def test_by_equation_7_a_job_that_has_not_started_looks_finished() -> None:
+    job = warm_job(epoch=0, samples_done=0)
+
+    literal = problem_of(job, unstarted="zero")
+    model = problem_of(job, unstarted="model", prior_epochs=7.0)
+
+    assert work_left(literal, mean_draw(literal)).tolist() == [[0.0]]
+    assert work_left(model, mean_draw(model)) == pytest.approx(7000.0)
+
+
+def test_finished_relatives_say_how_long_a_job_is_that_has_not_started() -> None:
+    ended = JobEnded(job=B, family="f", samples_done=5000, succeeded=True)
+    killed = JobEnded(job=B, family="f", samples_done=90, succeeded=False)
+
+    job = warm_job(epoch=0, samples_done=0)
+    problem = problem_of(job, news=(ended, killed), unstarted="model")
+
+    assert work_left(problem, mean_draw(problem)).tolist() == [[5000.0]]
+
+
+def test_what_a_user_states_is_used_or_not() -> None:
+    job = warm_job(stop_samples=4000)
+
+    stated, forecast = problem_of(job), problem_of(job, stated=False, prior_epochs=7.0)
+
+    assert work_left(stated, mean_draw(stated)).tolist() == [[3000.0]]
+    assert work_left(forecast, mean_draw(forecast)) == pytest.approx(7000.0)
+
+
+# --- R
+
+
+def test_a_job_has_its_least_slots_until_its_first_steps_are_done() -> None:
+    def steps(many: int) -> StepsSeen:
+        return StepsSeen(job=A, family="f", group=1, slots=1, nodes=1, global_batch=64, step=many,
+                         samples_done=64 * many, samples_per_s=100.0)  # fmt: skip
+
+    job = warm_job(on=1, epoch=0, samples_done=0, moved_at=Seconds(50.0))
+    long: dict[str, Any] = {"now": 100.0, "scale_down": "off", "report_interval_s": 30.0}
+
+    cold = problem_of(job, news=(steps(9),), **long)
+    warm = problem_of(job, news=(steps(10),), **long)
+    eager = problem_of(job, news=(steps(3),), warmup_steps=3, **long)
+
+    assert [int(problem.most[0]) for problem in (cold, warm, eager)] == [1, 2, 2]
+
+
+def test_a_long_epoch_counts_in_pieces_or_not() -> None:
+    job = warm_job(on=1, moved_at=Seconds(50.0))
+
+    pieces = problem_of(job, news=(), report_interval_s=30.0)
+    whole = problem_of(job, news=(), report_interval_s=0.0)
+
+    assert (int(pieces.limits[0]), int(whole.limits[0])) == (128, 64)
+
+
+def test_r_is_halved_when_a_plan_leaves_a_job_waiting_or_not() -> None:
+    job, rejected = warm_job(), PlanTaken(waiting=(A,))
+    halves = problem_of(job, news=(rejected, rejected), limit_floor="one")
+    first = problem_of(job, news=(rejected, rejected), limit_floor="first")
+    never = problem_of(job, news=(rejected,), limit_floor="one", resume=False)
+
+    assert [int(p.limits[0]) for p in (halves, first, never)] == [16, 64, 64]
+
+
+def test_scaling_down_may_take_the_last_slot_or_not() -> None:
+    rejected = PlanTaken(waiting=(A,))
+    job = warm_job(
+        on=1, moved_at=Seconds(90.0)
+    )  # its R was halved while it waited: floor(R c / B) = floor(32 / 64)
+    least = problem_of(job, news=(rejected,), limit_floor="one")
+    literal = problem_of(job, news=(rejected,), limit_floor="one", keep_least=False)
+
+    left = [
+        int((within_limits(problem.present[None, :], problem) >= 0).sum())
+        for problem in (least, literal)
+    ]
+    assert left == [1, 0]
+
+
+def test_a_job_whose_limit_allows_no_slot_waits_for_ever() -> None:
+    waits = warm_job()
+    policy = make("ones-paper", {"limit_floor": "one", "keep_least": False, "gate": "off"})
+    plans: list[Plan] = []
+    for moment in range(3):
+        policy.observe(PlanTaken(waiting=(A,)), Seconds(moment))
+        plans.append(policy.plan(view_of(SLOTS, waits, version=moment), Seconds(moment)))
+
+    assert [A in plan.local_batch for plan in plans] == [True, False, False]
+    assert plans[-1].reasons[A].text == "waits: its batch limit of 16 allows no slot"
+
+
+# --- the gate
+
+
+def test_the_schedule_changes_when_all_jobs_have_finished_an_epoch_or_each_by_itself() -> None:
+    early = warm_job(A, on=2, moved_at=Seconds(50.0), epoch_at=Seconds(70.0))
+    late = warm_job(B, on=2, first=2, moved_at=Seconds(90.0), epoch_at=Seconds(60.0))
+    waits = warm_job(JobId("c-3"))
+    view = view_of(SLOTS, early, late, waits)
+    kept = {A: dict(early.running_on), B: dict(late.running_on)}
+
+    def changed(gate: str) -> list[str]:
+        plan = planned("ones-paper", view, [seen(), seen(job=B)], options={"gate": gate})
+        return sorted(name for name in view.jobs if plan.local_batch.get(name) != kept.get(name))
+
+    assert changed("all") == []
+    assert B not in changed("job")
+    assert "c-3" in changed("job")
+    assert {A, B, "c-3"} >= set(changed("off")) >= {"c-3"}
+
+
+def test_a_gate_that_is_closed_by_a_long_epoch_opens_after_a_report_interval() -> None:
+    job = warm_job(on=2, moved_at=Seconds(90.0), epoch_at=Seconds(60.0))
+    view = view_of(SLOTS, job)
+
+    pieces = planned("ones-paper", view, options={"report_interval_s": 30.0})
+    never = planned("ones-paper", view, options={"report_interval_s": 0.0})
+
+    assert pieces.wake_at == Seconds(120.0)
+    assert never.wake_at is None
+
+
+def test_after_an_epoch_a_gate_stays_closed_until_the_change_has_settled() -> None:
+    job = warm_job(on=2, moved_at=Seconds(99.0), epoch_at=Seconds(99.5))
+
+    plan = planned("ones-paper", view_of(SLOTS, job), options={"settle_s": 3.0})
+
+    assert plan.local_batch == {A: dict(job.running_on)}
+    assert plan.wake_at == Seconds(102.0)
