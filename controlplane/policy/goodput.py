@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -31,7 +31,7 @@ from controlplane.policy.goodput_table import (
     table_of,
     utilities,
 )
-from controlplane.policy.ones.knowledge import Family
+from controlplane.policy.ones.families import Family
 from controlplane.policy.packing import split
 from controlplane.policy.placer import Placer
 from controlplane.policy.rounds import Rounds, able, within
@@ -39,6 +39,9 @@ from schemas.ids import JobId, Seconds, SlotId, node_of
 
 if TYPE_CHECKING:
     from numpy.random import Generator
+
+
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class Goodput:
         self._placer = Placer(self.options.placement, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
         self._speeds: dict[str, Family] = {}
+        self._noise_scales: dict[JobId, float] = {}  # as telemetry told them, smoothed
         self._stories: dict[JobId, _Story] = {}
         self._tables: dict[JobId, tuple[object, Table]] = {}
         self._targets: dict[JobId, _Target] = {}
@@ -84,17 +88,19 @@ class Goodput:
     # --- the three verbs
 
     def observe(self, event: News, now: Seconds) -> None:
-        """Learn speeds."""
+        """Learn speeds, and noise scales while epochs run, as Pollux' agents do."""
         match event:
             case EpochSeen():
                 if event.whole:
                     self._take(event)
             case StepsSeen():
                 self._take(event)
+                self._hear_noise(event.job, event.noise_scale)
             case JobEnded():
                 self._stories.pop(event.job, None)
                 self._tables.pop(event.job, None)
                 self._speeds.pop(f"job {event.job}", None)
+                self._noise_scales.pop(event.job, None)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """There is nothing to search for: a round finds the best sizes at once."""
@@ -150,6 +156,12 @@ class Goodput:
         key = f"family {family}" if family and self.options.share_family else f"job {job}"
         return self._speeds.setdefault(key, Family())
 
+    def _hear_noise(self, job: JobId, told: float | None) -> None:
+        """Means are of logarithms: noise scales span orders of magnitude."""
+        if told is not None and math.isfinite(told) and told > 0.0:
+            before = self._noise_scales.get(job, told)
+            self._noise_scales[job] = before * (told / before) ** NOISE_SMOOTHING
+
     def _follow(self, view: ClusterView) -> None:
         """Count changes of slots; a picture that was seen before changes nothing."""
         for name in [name for name in self._stories if name not in view.jobs]:
@@ -163,9 +175,11 @@ class Goodput:
             story.most = max(story.most, len(slots))
 
     def _noise_scale(self, job: JobView) -> float:
-        if job.noise_scale is None or not math.isfinite(job.noise_scale):
+        """Of telemetry if there was any, else of epochs, else a prior."""
+        known = self._noise_scales.get(job.job, job.noise_scale)
+        if known is None or not math.isfinite(known):
             return self.options.noise_scale_prior * job.batch_size
-        return max(0.0, job.noise_scale)
+        return max(0.0, known)
 
     # --- a round
 

@@ -62,6 +62,13 @@ POLICIES: Final[Mapping[str, Entry]] = {
         epochs=True,
         batch="elastic",
     ),
+    "ones-paper": Entry(
+        "controlplane.policy.ones_paper.policy:OnesPaper",
+        options="controlplane.policy.ones_paper.options:OnesPaperOptions",
+        searches=True,
+        epochs=True,
+        batch="elastic",
+    ),
 }
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import msgspec
 from numpy.random import default_rng
@@ -22,6 +24,7 @@ from tests.support.builders import job_view
 from tests.support.views import view_of
 
 EPOCH = 20_000  # samples
+SMOOTHING = 0.1  # of noise scales, by the library
 
 
 class Quiet:
@@ -37,16 +40,18 @@ class Quiet:
         scaling: float = 0.8,
         thinks: int = 32,
         step_s: float = 0.1,
+        phi: float | None = None,
     ) -> None:
         self.policy = Ones()
         self.slots, self.noise, self.scaling, self.thinks = slots, noise, scaling, thinks
-        self.first_step_s = step_s
+        self.first_step_s, self.phi = step_s, phi
         self.jobs = {job.job: job for job in jobs}
         self.done = dict.fromkeys(self.jobs, 0.0)
         self.steps = dict.fromkeys(self.jobs, 0.0)
         self.group = dict.fromkeys(self.jobs, 1)
+        self.off = dict.fromkeys(self.jobs, 0.0)
         self.now, self.version = 100.0, 1
-        self.rng, self.draws = default_rng(seed), default_rng(seed + 1)
+        self.rng = default_rng(seed)
         self.changes: list[tuple[float, JobId, str, str]] = []
 
     def speed(self, on: Mapping[SlotId, int]) -> float:
@@ -56,7 +61,7 @@ class Quiet:
         step_s = (
             self.first_step_s * (0.5 + 0.5 * batch / slots / 64) * slots ** (1 - self.scaling) * far
         )
-        return batch / step_s
+        return float(batch / step_s)
 
     def run(self, seconds: int) -> None:
         """Live through so much time, a second at a time."""
@@ -79,13 +84,19 @@ class Quiet:
         on, before = job.running_on, self.done[name]
         speed = self.speed(on)
         batch = sum(on.values())
-        self.done[name] += speed * max(0.1, 1.0 + self.noise * float(self.rng.standard_normal()))
+        self.done[name] += self._noisy(speed)
         self.steps[name] += (self.done[name] - before) / batch
         nodes = len({node_of(slot) for slot in on})
-        size = {"family": job.family, "slots": len(on), "nodes": nodes, "global_batch": batch}
+        size: dict[str, Any] = {
+            "family": job.family,
+            "slots": len(on),
+            "nodes": nodes,
+            "global_batch": batch,
+        }
         seen = StepsSeen(
             job=name, group=self.group[name], step=int(self.steps[name]),
-            samples_done=int(self.done[name]), samples_per_s=speed, **size,
+            samples_done=int(self.done[name]), samples_per_s=self._noisy(speed),
+            noise_scale=self._noise_scale(name), **size,
         )  # fmt: skip
         self.policy.observe(seen, Seconds(self.now))
         epoch = int(self.done[name] // EPOCH)
@@ -96,8 +107,22 @@ class Quiet:
                 epoch_samples=EPOCH, samples_per_s=speed,
             )  # fmt: skip
             whole = before >= EPOCH * (epoch - 1) and job.moved_at < job.epoch_at
-            heard = EpochSeen(job=name, samples_per_s=speed, whole=whole, **size)
+            heard = EpochSeen(
+                job=name, samples_per_s=self._noisy(speed), whole=whole, epoch=epoch,
+                noise_scale=self._noise_scale(name), **size,
+            )  # fmt: skip
             self.policy.observe(heard, Seconds(self.now))
+
+    def _noisy(self, speed: float) -> float:
+        return speed * max(0.1, 1.0 + self.noise * float(self.rng.standard_normal()))
+
+    def _noise_scale(self, name: JobId) -> float | None:
+        """Measured roughly, ten times as far off as a speed, and smoothed as the library does."""
+        if self.phi is None:
+            return None
+        off = 10.0 * self.noise * float(self.rng.standard_normal())
+        self.off[name] += SMOOTHING * (off - self.off[name])
+        return self.phi * math.exp(self.off[name])
 
     def _carry_out(self, view: ClusterView) -> None:
         plan = self.policy.plan(view, Seconds(self.now))

@@ -49,6 +49,7 @@ class ToyWork:
     rate: float = RATE
     application: str = "toy"
     jump: float = 0.0  # progress that a change of the batch costs
+    noise: float | None = None  # scale in the first epoch; as much more in each later one
 
     @property
     def samples(self) -> float:
@@ -65,8 +66,12 @@ class ToyWork:
     def setback(self, before: int, batch: int, epoch: int) -> float:
         return self.jump if before != batch else 0.0
 
+    def noise_scale(self, epoch: int, batch: int) -> float | None:
+        return None if self.noise is None else self.noise * (1 + epoch)
+
     def report(self, epoch: int, batch: int) -> Report:
-        return Report(train_loss=1.0 / (1 + epoch), metrics={}, noise_scale=None)
+        noise_scale = self.noise_scale(max(0, epoch - 1), batch)
+        return Report(train_loss=1.0 / (1 + epoch), metrics={}, noise_scale=noise_scale)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
         return (self.samples - progress) / self.spec.batch_size
@@ -83,6 +88,7 @@ class Toy:
     jump: float = 0.0
     retries: int = 1
     whole_seconds: bool = False
+    noise: float | None = None
 
     def work(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> ToyWork:
         spec = JobSpec(
@@ -103,6 +109,7 @@ class Toy:
             epoch_samples=job.samples or self.epoch_samples,
             application=job.workload,
             jump=self.jump,
+            noise=self.noise,
         )
 
 

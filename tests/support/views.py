@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
+import numpy as np
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
@@ -22,7 +24,9 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.ones.fitness import IntArray
+from controlplane.policy.ones.greedy import repaired
 from controlplane.policy.ones.knowledge import Knowledge
+from controlplane.policy.ones.neighbours import Neighbourhood
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Desk, Problem
 from controlplane.policy.registry import make
@@ -34,11 +38,12 @@ FAMILIES = ("", "f", "g")
 IN_FOUR = st.sampled_from([True, False, False, False])
 
 
-def row_of(*nodes: int) -> list[SlotView]:
-    """The usable slots of nodes n1, n2, ... with so many each."""
+def row_of(*nodes: int, models: Sequence[str] = ()) -> list[SlotView]:
+    """The usable slots of nodes n1, n2, ... with so many each, of these models of GPU if given."""
+    each = models or [""] * len(nodes)
     return [
-        slot_view(slot_id(NodeId(f"n{number}"), index))
-        for number, many in enumerate(nodes, 1)
+        slot_view(slot_id(NodeId(f"n{number}"), index), model=model)
+        for number, (many, model) in enumerate(zip(nodes, each, strict=True), 1)
         for index in range(many)
     ]
 
@@ -81,6 +86,46 @@ def problem_of(
 ) -> Problem:
     """What a search that knows `news` makes of `view`."""
     return desk_of(news=news, options=options)[1].build(view, now)
+
+
+def pace(family: str, *speeds: float, batch: int = 64) -> list[tuple[float, News]]:
+    """That jobs of a family were measured on 1, 2, ... slots of one node; samples/s."""
+    return [
+        (1.0, EpochSeen(job=JobId("old-9"), family=family, slots=slots, nodes=1,
+                        global_batch=batch, samples_per_s=speed, whole=True))
+        for slots, speed in enumerate(speeds, 1)
+    ]  # fmt: skip
+
+
+def surrounded(
+    problem: Problem,
+    *,
+    types: Sequence[int] = (),
+    slow: Sequence[Sequence[float]] = (),
+    costs: Sequence[Sequence[float]] = (),
+) -> Problem:
+    """`problem` if it were known that GPU types and neighbours matter.
+
+    Args:
+        problem: as it is without.
+        types: of each node's GPUs, by number.
+        slow: shape (J, types), times that a step of each job takes.
+        costs: shape (J, J), logarithm of how much longer a step of one job takes beside another.
+    """
+    jobs, site = len(problem.cases), problem.site
+    if types:
+        names = tuple(f"type {number}" for number in range(max(types) + 1))
+        site = replace(site, types=names, type_of=np.array(types, dtype=np.int64)[site.node_of])
+    theta = np.array(costs, dtype=np.float64).reshape(len(costs), len(costs))
+    classes = theta.repeat(2, axis=0).repeat(2, axis=1)  # the same on one node or several
+    alone = np.zeros((len(site.slots_on), 2 * jobs))
+    return replace(
+        problem,
+        site=site,
+        slow=np.array(slow, dtype=np.float64) if slow else None,
+        neighbours=Neighbourhood(classes, np.arange(jobs), alone) if costs else None,
+        stretch={},
+    )
 
 
 def planned(
@@ -208,12 +253,34 @@ views_and_news = views().flatmap(lambda view: st.tuples(st.just(view), news_of(v
 
 @st.composite
 def problems(draw: st.DrawFn, nodes: Sequence[int] | None = None) -> Problem:
-    """What a search that heard something makes of any view."""
+    """What a search that heard something makes of any view; often, places matter."""
     view = draw(views(nodes=nodes))
-    return problem_of(view, news=[(1.0, event) for event in draw(news_of(view))])
+    problem = problem_of(view, news=[(1.0, event) for event in draw(news_of(view))])
+    jobs, many = len(problem.cases), len(problem.slots_on)
+    slow = st.sampled_from([(1.0, 1.0), (1.0, 2.0), (3.0, 1.0)])
+    cost = st.sampled_from([0.0, 0.0, 0.2, 1.0])
+    types: list[int] = []
+    if many and draw(st.booleans()):
+        types = [0, *draw(st.lists(st.integers(0, 1), min_size=many - 1, max_size=many - 1))]
+    costs: list[list[float]] = []
+    if draw(st.booleans()):
+        row = st.lists(cost, min_size=jobs, max_size=jobs)
+        costs = draw(st.lists(row, min_size=jobs, max_size=jobs))
+    return surrounded(
+        problem,
+        types=types,
+        slow=draw(st.lists(slow, min_size=jobs, max_size=jobs)) if types else (),
+        costs=costs,
+    )
 
 
 def any_levels(problem: Problem, seed: int) -> IntArray:
     """A level for each job, whether it is allowed or not, and whether they fit or not."""
     rng = default_rng(seed)
     return rng.integers(0, problem.sizes.shape[1], len(problem.cases))
+
+
+def some_levels(problem: Problem, seed: int) -> IntArray:
+    """A level for each job, allowed and within what there is."""
+    order = default_rng(seed).permutation(len(problem.cases))
+    return repaired(problem, any_levels(problem, seed), order)

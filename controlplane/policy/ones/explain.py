@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from controlplane.policy.api import Reason
+from controlplane.policy.ones.fitness import FloatArray, IntArray
 from controlplane.policy.ones.genome import Candidate
 from controlplane.policy.ones.problem import Case, Problem
 from schemas.ids import JobId, SlotId
@@ -22,6 +23,8 @@ class Owners:
     before: dict[int, int]
     after: dict[int, int]
     jobs: tuple[JobId, ...]
+    pace: tuple[FloatArray, FloatArray]  # before, after: what their places leave of jobs' speeds
+    kept: tuple[FloatArray, FloatArray]  # the same, of neighbours alone
 
     def names(self, rows: Iterable[int]) -> list[JobId]:
         """The jobs of these rows, in order of arrival."""
@@ -30,10 +33,15 @@ class Owners:
 
 def owners_of(problem: Problem, best: Candidate) -> Owners:
     """Who has which slot now, and who will have it."""
+    plans = ((problem.present, problem.owner), (best.levels, best.owner))
+    before, after = (_pace(problem, *plan) for plan in plans)
+    alone, beside = (_beside(problem, owner) for _, owner in plans)
     return Owners(
         before={slot: row for row, case in enumerate(problem.cases) for slot in case.now},
-        after={slot: row for row, slots in enumerate(best.placed) for slot in slots},
+        after={slot: row for slot, row in enumerate(best.owner.tolist()) if row >= 0},
         jobs=tuple(case.job.job for case in problem.cases),
+        pace=(before, after),
+        kept=(alone, beside),
     )
 
 
@@ -42,7 +50,7 @@ def for_change(
 ) -> Reason:
     """Why a job starts, grows, shrinks, moves, stops or gets another batch."""
     case = problem.cases[row]
-    numbers = _numbers(problem, best, row)
+    numbers = _numbers(problem, best, row, owners)
     was, now = len(case.now), len(placed)
     if not now:
         heirs = _heirs(owners, problem, row) or "others"
@@ -64,12 +72,17 @@ def for_change(
         else:
             text = f"is better off with {to} ({speedup})"
         return Reason("shrink", text, numbers)
-    if best.packed[row]:
-        return Reason("pack", f"brought together on fewer nodes ({speedup})", numbers)
-    if batch < numbers["batch_now"]:
+    if set(placed) != set(case.job.running_on):
+        fewer = _nodes(problem, best.slots(row)) < _nodes(problem, case.now)
+        fresh = "" if batch == numbers["batch_now"] else f", with batch {batch}"
+        text = f"{_whither(problem, best, owners, row)}{fresh} ({speedup})"
+        return Reason("pack" if fewer else "move", text, numbers)
+    if batch > numbers["batch_now"]:
+        text = f"batch up to {batch} ({speedup}), its limit is {case.limit}"
+    elif case.limit < numbers["batch_now"]:
         text = f"batch down to {batch}, its limit is {case.limit}"
     else:
-        text = f"batch up to {batch} ({speedup}), its limit is {case.limit}"
+        text = f"batch down to {batch}: more progress with fewer samples ({speedup})"
     return Reason("batch", text, numbers)
 
 
@@ -110,9 +123,56 @@ def _start(case: Case, numbers: dict[str, float], size: int) -> Reason:
     return Reason("start", f"starts on {_slots(size)}", numbers)
 
 
+def _whither(problem: Problem, best: Candidate, owners: Owners, row: int) -> str:
+    """Where a job goes that keeps its size, and what for: the first reason that is true."""
+    was, now = list(problem.cases[row].now), list(best.slots(row))
+    if _nodes(problem, now) < _nodes(problem, was):
+        return "brought together on fewer nodes"
+    if problem.slow is not None:
+        times = problem.slow[row, problem.site.type_of]
+        if times[now].max() < times[was].max():
+            return "moved to faster GPUs"
+    before, after = owners.kept
+    if after[row] > before[row]:
+        return "moved to better neighbours"
+    if heirs := _heirs(owners, problem, row):
+        return f"moved to make room for {heirs}"
+    left = set(problem.node_of[was].tolist()) - set(problem.node_of[now].tolist())
+    there = {owner for slot, owner in owners.before.items() if problem.node_of[slot] in left}
+    relieved = [other for other in there - {row} if after[other] > before[other]]
+    if relieved:
+        return f"moved away from {_names(owners.names(relieved))}, slowed down by it"
+    return "moved to other slots"
+
+
+def _nodes(problem: Problem, slots: Sequence[int]) -> int:
+    return len(set(problem.node_of[list(slots)].tolist()))
+
+
+def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
+    """What nodes, GPU types and neighbours leave of the speed at each job's level, shape (J,)."""
+    worth, moved = problem.placed_worth(levels, owner)
+    plain = problem.worth[problem.rows, levels]
+    sane = (levels > 0) & (plain > 0.0)
+    share = np.divide(worth, plain, out=np.ones(len(worth)), where=sane)
+    pace = np.power(share, 1.0 / problem.speedup_exponent)
+    stalled = moved & sane & (levels == problem.present)  # by the move itself, which passes
+    return np.asarray(np.where(stalled, pace / problem.moved, pace))
+
+
+def _beside(problem: Problem, owner: IntArray) -> FloatArray:
+    """What neighbours leave of each job's speed, shape (J,)."""
+    if problem.neighbours is None:
+        return np.ones(len(problem.cases))
+    at = np.flatnonzero(owner >= 0)
+    pairs = np.unique(np.column_stack([owner[at], problem.node_of[at]]), axis=0)
+    spans = np.bincount(pairs[:, 0], minlength=len(problem.cases))
+    return problem.neighbours.kept(pairs[:, 0], pairs[:, 1], spans)
+
+
 def _room(owners: Owners, best: Candidate, row: int) -> str:
     """Where the slots of a growing job come from."""
-    donors = {owners.before.get(slot, row) for slot in best.placed[row]} - {row}
+    donors = {owners.before.get(slot, row) for slot in best.slots(row)} - {row}
     return f"from {_names(owners.names(donors))}" if donors else "nobody else needs them more"
 
 
@@ -131,7 +191,9 @@ def _slots(many: int) -> str:
     return f"{many} slot{'s' * (many != 1)}"
 
 
-def _numbers(problem: Problem, best: Candidate, row: int) -> dict[str, float]:
+def _numbers(
+    problem: Problem, best: Candidate, row: int, owners: Owners | None = None
+) -> dict[str, float]:
     case = problem.cases[row]
     was, now = int(problem.present[row]), int(best.levels[row])
     numbers = {
@@ -147,9 +209,11 @@ def _numbers(problem: Problem, best: Candidate, row: int) -> dict[str, float]:
     if np.isfinite(case.remaining_s):
         numbers["remaining_on_one_slot_s"] = case.remaining_s
     if now:
+        pace = float(owners.pace[1][row]) if owners else 1.0
         speed, goodput = case.offers.speeds[now - 1], case.offers.goodputs[now - 1]
-        numbers |= {"speed_then": float(speed), "goodput_then": float(goodput)}
+        numbers |= {"speed_then": float(speed) * pace, "goodput_then": float(goodput) * pace}
     if was:
+        pace = float(owners.pace[0][row]) if owners else 1.0
         speed, goodput = case.present
-        numbers |= {"speed_now": speed, "goodput_now": goodput}
+        numbers |= {"speed_now": speed * pace, "goodput_now": goodput * pace}
     return numbers

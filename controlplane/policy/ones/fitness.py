@@ -62,7 +62,7 @@ def offers(
         keep_batch: whether its present size must keep its present batch.
     """
     model = knowledge.family(job.family).speed(job.batch_size)
-    noise = noise_scale(job, options)
+    noise = knowledge.noise_scale(job)
     now_slots, now_batch = len(job.running_on), sum(job.running_on.values())
     most = min(knowledge.limit(job), job.batch_limit)
     last = now_batch or job.last_batch
@@ -98,22 +98,9 @@ def offers(
         goodputs=good[1:],
         gains=good[1:] / max(float(good[0]), 1e-12),
         known=model.known,
-        one_speed=float(fast[0]),
+        one_speed=float(good[0]),
         noise_scale=noise,
     )
-
-
-def noise_scale(job: JobView, options: OnesOptions) -> float:
-    """Phi, samples: what was measured, drawn towards the prior while that was little.
-
-    A first estimate may be off by several times; believed at once, it would keep a job on one
-    slot, where nothing more is measured.
-    """
-    prior = options.noise_scale_prior * job.batch_size
-    if job.noise_scale is None or not job.noise_epochs:
-        return prior
-    trust = job.noise_epochs / (job.noise_epochs + options.noise_trust)
-    return float(prior * (job.noise_scale / prior) ** trust)
 
 
 def _totals(first: int, most: int, per_doubling: int) -> FloatArray:
@@ -145,7 +132,13 @@ def kept_share(
 def stall_share(left_s: FloatArray, stall_s: float, margin: float) -> FloatArray:
     """What is left of a value after a stall, with so many seconds to go; shape of `left_s`."""
     lost = STALL_WEIGHT * stall_s / np.clip(left_s, STALL_FROM_S, STALL_TO_S)
-    return np.asarray(np.maximum(1.0 - lost - margin, LEAST_SHARE))
+    return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), LEAST_SHARE))
+
+
+def left_after(left_s: float, stall_s: float, margin: float) -> float:
+    """`stall_share` of one number."""
+    lost = STALL_WEIGHT * stall_s / min(max(left_s, STALL_FROM_S), STALL_TO_S)
+    return max(1.0 - max(lost, margin), LEAST_SHARE)
 
 
 def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> FloatArray:

@@ -4,70 +4,39 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, News, PlanTaken, StepsSeen
+import numpy as np
+import numpy.typing as npt
+
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    JobEnded,
+    JobView,
+    News,
+    PlanTaken,
+    StepsSeen,
+)
 from controlplane.policy.ones.batch_limits import Bounds, after_epoch, resumed
+from controlplane.policy.ones.families import (
+    KEPT_RELATIVES,
+    Beliefs,
+    Company,
+    Family,
+    Noise,
+    believable,
+)
 from controlplane.policy.ones.options import OnesOptions
-from controlplane.prediction.throughput import Sample, SpeedModel, fit
+from controlplane.policy.ones.whereabouts import Whereabouts
 from controlplane.prediction.work import remaining_samples
 from schemas.ids import JobId, Seconds
 
-SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
-LONGEST_S: Final = 1e7  # of a step that anybody waits for
-DRIFT: Final = 0.15  # change of a mean that makes the model be fitted again
-FULL_WEIGHT: Final = 10.0  # samples after which one size counts no more
-KEPT_RELATIVES: Final = 200
+FloatArray = npt.NDArray[np.float64]
 KEPT_ARRIVALS: Final = 200
-
-
-@dataclass(slots=True)
-class _Mean:
-    step_s: float
-    fitted: float  # its value when the model was last fitted
-    weight: float = 1.0
-
-
-@dataclass(slots=True)
-class Family:
-    """Jobs of one script and model."""
-
-    means: dict[tuple[int, int, int], _Mean] = field(default_factory=dict)
-    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
-    reached: int = 0  # samples, by the job that came furthest
-    largest: int = 1  # slots that any of them ran on
-    edition: int = 0  # of the model
-    model: SpeedModel | None = None
-
-    def take(self, nodes: int, slots: int, local_batch: int, step_s: float) -> None:
-        """One more measurement; the model is fitted again when it tells something new."""
-        if not 0.0 < step_s < LONGEST_S:
-            return
-        self.largest = max(self.largest, slots)
-        mean = self.means.get((nodes, slots, local_batch))
-        if mean is None:
-            self.means[nodes, slots, local_batch] = _Mean(step_s, step_s)
-            self.model = None
-            return
-        mean.step_s += SMOOTHING * (step_s - mean.step_s)
-        mean.weight = min(FULL_WEIGHT, mean.weight + 1.0)
-        if abs(mean.step_s / mean.fitted - 1.0) > DRIFT:
-            self.model = None
-
-    def speed(self, first_batch: int) -> SpeedModel:
-        """How long its steps take."""
-        if self.model is None:
-            samples = [
-                Sample(nodes, slots, local_batch, mean.step_s, mean.weight)
-                for (nodes, slots, local_batch), mean in self.means.items()
-            ]
-            self.model = fit(samples, first_batch)
-            self.edition += 1
-            for mean in self.means.values():
-                mean.fitted = mean.step_s
-        return self.model
+ALIKE: Final = 0.05  # logarithm: slow-downs below this are none
 
 
 @dataclass(slots=True)
@@ -84,6 +53,10 @@ class _Progress:
     gave_back: int = 0  # slots that it had when it gave some up for nobody
     gave_back_at: Seconds = Seconds(-1e9)
     epoch_due: bool = False  # an epoch ended since the limit was last looked at
+    epoch: int = 0  # finished
+    noise: Noise = field(default_factory=Noise)
+    view: JobView | None = None  # as it was looked at last
+    due_at: float = 0.0  # when its report interval ends
 
 
 class Knowledge:
@@ -92,9 +65,16 @@ class Knowledge:
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
         self._families: dict[str, Family] = {}
+        self._beliefs = Beliefs()
+        self._where = Whereabouts()
+        self._agreed_on = -1  # editions of families, in all
+        self._theta: FloatArray | None = None
+        self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
+        self._theta_of: tuple[int, tuple[str, ...]] | None = None
         self._jobs: dict[JobId, _Progress] = {}
         self._known: set[JobId] = set()
         self._arrivals: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
+        self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
 
     # --- news
 
@@ -109,6 +89,7 @@ class Knowledge:
                 family = self.family(news.family)
                 if news.succeeded and news.samples_done:
                     family.finished.append(news.samples_done)
+                    self._services.append(news.slot_s)
                 family.reached = max(family.reached, news.samples_done)
                 self._jobs.pop(news.job, None)
                 self._known.discard(news.job)
@@ -122,17 +103,21 @@ class Knowledge:
         progress = self._job(news.job)
         progress.epoch_due, progress.reported_at = True, now
         progress.limit = max(progress.limit, news.global_batch)
+        progress.epoch = max(progress.epoch, news.epoch)
+        self._hear_noise(progress, news.family, max(0, news.epoch - 1), news.noise_scale)
         sane = math.isfinite(news.samples_per_s) and news.samples_per_s > 0
         if news.whole and news.slots and sane:
             local = max(1, round(news.global_batch / news.slots))
             step_s = news.global_batch / news.samples_per_s
-            self.family(news.family).take(news.nodes, news.slots, local, step_s)
+            if self._where.plain(news.job):  # else neighbours may have come and gone in it
+                self._measured(news, local, step_s)
 
     def _steps(self, news: StepsSeen, now: Seconds) -> None:
         progress = self._job(news.job)
         family = self.family(news.family)
         family.reached = max(family.reached, news.samples_done)
         progress.step = news.step
+        self._hear_noise(progress, news.family, progress.epoch, news.noise_scale)
         group = (news.group, news.global_batch)
         trained = news.samples_done - progress.samples
         again = progress.group == group
@@ -143,17 +128,44 @@ class Knowledge:
         if not again or trained <= 0 or not math.isfinite(speed) or speed <= 0:
             return
         local = max(1, round(news.global_batch / max(1, news.slots)))
-        family.take(news.nodes, news.slots, local, news.global_batch / speed)
+        self._measured(news, local, news.global_batch / speed)
 
-    def meet(self, jobs: Iterable[JobView], *, contended: bool, now: Seconds) -> None:
+    def _measured(self, news: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
+        options, family = self._options, self.family(news.family)
+        if (options.gpu_types or options.interference) and self._where.changes(news.job):
+            return  # the view shows where it is going to be, not where this was measured
+        kind = self._where.kind(news.job) if options.gpu_types else ""
+        company: Company | None = None
+        if options.interference:
+            others = self._where.company(news.job)
+            known = family.parts.company
+            company = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
+        family.take(news.nodes, news.slots, local, step_s, kind=kind, company=company)
+
+    def _hear_noise(
+        self, progress: _Progress, family: str, epoch: int, noise_scale: float | None
+    ) -> None:
+        if not believable(noise_scale):
+            return
+        progress.noise.take(noise_scale)
+        self.family(family).hear_noise(epoch, noise_scale)
+
+    def meet(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
         """Take note of arrivals, and move the limits of jobs that reported an epoch."""
-        jobs = list(jobs)
-        for job in jobs:
+        jobs = list(view.jobs.values())
+        self._where.look(view)
+        self._beliefs.types = self._where.types
+        interval_s = self._options.report_interval_s
+        for job in jobs:  # all of them first: limits depend on the rate of arrivals
             if job.job not in self._known:
                 self._known.add(job.job)
                 self._arrivals.append(job.submitted_at)
         for job in jobs:
             progress = self._job(job.job)
+            waits_on = not progress.epoch_due and now < progress.due_at
+            if progress.view is job and (not job.running_on or waits_on):
+                continue
+            progress.view = job
             progress.bounds = _bounds(job)
             progress.limit = max(progress.limit, job.batch_size)
             if not job.running_on:
@@ -163,9 +175,11 @@ class Knowledge:
             if slots < progress.slots and not contended:
                 progress.gave_back, progress.gave_back_at = progress.slots, now
             progress.slots = slots
-            long = now - max(progress.reported_at, job.moved_at) > self._options.report_interval_s
+            progress.due_at = max(progress.reported_at, job.moved_at) + interval_s
+            long = now > progress.due_at
             if long and self.warm(job):
                 progress.epoch_due, progress.reported_at = True, now
+                progress.due_at = now + interval_s
             if progress.epoch_due:
                 progress.epoch_due = False
                 ran_s = job.ran_s + max(0.0, now - job.moved_at)
@@ -190,7 +204,10 @@ class Knowledge:
 
     def family(self, name: str) -> Family:
         """What is known of a family."""
-        return self._families.setdefault(name, Family())
+        found = self._families.get(name)
+        if found is None:
+            found = self._families[name] = Family(beliefs=self._beliefs)
+        return found
 
     def limit(self, job: JobView) -> int:
         """R of a job, samples per step."""
@@ -242,8 +259,112 @@ class Knowledge:
             return None
         return remaining_samples(done, job.stop_samples, family.finished, family.reached)
 
+    def noise_scale(self, job: JobView) -> float:
+        """Phi, samples: its own as measured last, else its relatives' at this stage, else a prior.
+
+        A first estimate may be off by several times; it is drawn towards what was thought before
+        while few were heard.
+        """
+        options = self._options
+        relatives = self.family(job.family).noise_at(job.epoch) if job.family else None
+        before = relatives or options.noise_scale_prior * job.batch_size
+        progress = self._jobs.get(job.job)
+        heard = progress.noise.heard if progress else 0
+        value = progress.noise.value if progress and heard else job.noise_scale
+        if not believable(value):
+            return _rounded(before)
+        heard = max(heard, job.noise_epochs)
+        trust = heard / (heard + options.noise_trust) if heard else 1.0
+        return _rounded(before * (value / before) ** trust)
+
+    def remaining_service(self, job: JobView, now: Seconds) -> float | None:
+        """Slot seconds that jobs which got as much as this one still took; None: none got it.
+
+        Only where no relative has finished yet.
+        """
+        alone = not self._options.share_lengths
+        if alone or self.family(job.family).finished or job.stop_samples is not None:
+            return None
+        served = job.served(now)
+        longer = [service for service in self._services if service > served]
+        return sum(longer) / len(longer) - served if longer else None
+
+    def slowness(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
+        """How much longer a step takes on each GPU type than on the fastest; None if nowhere.
+
+        Args:
+            types: of the cluster.
+            families: shape (J,), of jobs.
+
+        Returns:
+            Shape (J, types), factors; what a family was never seen on is as for the others.
+        """
+        if len(types) < 2 or not self._options.gpu_types:  # noqa: PLR2004 - one is like itself
+            return None
+        self._agree()
+        rows = {name: np.array(self.family(name).costs(types)) for name in dict.fromkeys(families)}
+        found = np.array([rows[name] - rows[name].min() for name in families])
+        return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
+
+    def theta(self, families: Sequence[str]) -> FloatArray | None:
+        """Slow-downs by neighbours, (2 F, 2 F), as in `Neighbourhood`; None if there are none."""
+        if not self._options.interference:
+            return None
+        self._agree()
+        if not self._beliefs.company:
+            return None
+        key = (self._agreed_on, tuple(families))
+        if key != self._theta_of:
+            self._theta_of, self._theta = key, self._slow_downs(families)
+        return self._theta
+
+    def _slow_downs(self, families: Sequence[str]) -> FloatArray | None:
+        found = np.zeros((2 * len(families), 2 * len(families)))
+        known = [self.family(name).parts.company for name in families]
+        for one, mine in enumerate(known):
+            for other, name in enumerate(families):
+                for own in (False, True):
+                    for its in (False, True):
+                        common = self._beliefs.company.get((own, "", its), 0.0)
+                        cost = mine.get((own, name, its), common)
+                        found[2 * one + own, 2 * other + its] = cost
+        return found if found.max(initial=0.0) > ALIKE else None
+
+    def _agree(self) -> None:
+        """Means over families, for those that have not been there."""
+        families = list(self._families.values())
+        editions = sum(family.edition for family in families)
+        if editions == self._agreed_on:
+            return
+        self._agreed_on = editions
+        kinds: dict[str, list[float]] = {}
+        company: dict[Company, list[float]] = {}
+        for family in families:
+            if len(family.parts.kinds) > 1:
+                middle = sum(family.parts.kinds.values()) / len(family.parts.kinds)
+                for kind, cost in family.parts.kinds.items():
+                    kinds.setdefault(kind, []).append(cost - middle)
+            for (own, _, its), cost in family.parts.company.items():
+                company.setdefault((own, "", its), []).append(cost)
+        means = {kind: sum(found) / len(found) for kind, found in kinds.items()}
+        if _differ(means, self._believed):  # what is the fastest type may be another one now
+            self._believed = means
+            for family in families:
+                family.model = None
+        self._beliefs.kinds = means
+        self._beliefs.company = {one: sum(found) / len(found) for one, found in company.items()}
+
     def _job(self, name: JobId) -> _Progress:
         return self._jobs.setdefault(name, _Progress())
+
+
+def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
+    return one.keys() != other.keys() or any(abs(one[k] - other[k]) > ALIKE for k in one)
+
+
+def _rounded(value: float) -> float:
+    """To an eighth of a doubling: finer steps change no batch, but all would be worked out anew."""
+    return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))
 
 
 def _bounds(job: JobView) -> Bounds:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from controlplane.policy.ones.fitness import IntArray
-from controlplane.policy.ones.genome import BoolArray, filled, lowest, repaired, used
+from controlplane.policy.ones.fitness import FloatArray, IntArray
+from controlplane.policy.ones.genome import Candidate
+from controlplane.policy.ones.greedy import filled, repaired, used
+from controlplane.policy.ones.placement import Wishes
 from controlplane.policy.ones.problem import Problem
 
 NOISE = 0.3  # sigma of the log factors that a draw by probability uses
+DOUBT = 0.2  # sigma of what nodes are liked less by, when a place is drawn
 
 
 def refreshed(problem: Problem, levels: IntArray) -> IntArray:
@@ -21,7 +24,7 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
     """
     order = _longest_waiting_first(problem)
     levels = repaired(problem, levels, order)
-    low = np.maximum(lowest(problem), 1)
+    low = np.maximum(problem.lowest, 1)
     free = problem.capacity - used(problem, levels)
     donors = _longest_run_first(problem, levels, low)
     for row in map(int, order):
@@ -68,9 +71,7 @@ def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> 
     lost = rng.random(len(parent)) < rate
     if not lost.any() and len(parent):
         lost[rng.integers(len(parent))] = True
-    levels = repaired(
-        problem, np.where(lost, lowest(problem), parent), rng.permutation(len(parent))
-    )
+    levels = repaired(problem, np.where(lost, problem.lowest, parent), rng.permutation(len(parent)))
     return filled(problem, levels, np.exp(rng.normal(0.0, NOISE, len(parent))))
 
 
@@ -82,17 +83,27 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
     levels[row] = int(rng.choice(allowed))
     order = rng.permutation(len(parent))
     order = np.concatenate([[row], order[order != row]])
-    return filled(problem, repaired(problem, levels, order))
+    levels = repaired(problem, levels, order)
+    if problem.places_matter and rng.random() < 0.5:  # noqa: PLR2004 - a coin
+        return levels  # a slot of a slow GPU, or beside a bad neighbour, may be better left idle
+    return filled(problem, levels)
 
 
-def repacked(problem: Problem, packed: BoolArray, levels: IntArray, rng: Generator) -> BoolArray:
-    """Reorder: a job that is spread over more nodes than it needs is brought together, or not."""
-    spread = np.flatnonzero((levels == problem.present) & problem.spread)
-    if not len(spread):
-        return np.zeros_like(packed)
-    chosen = packed.copy()
-    row = int(rng.choice(spread))
-    chosen[row] = not chosen[row]
-    kept = np.zeros_like(packed)
-    kept[spread] = chosen[spread]
-    return kept
+def moved(problem: Problem, parent: Candidate, rng: Generator) -> Wishes | None:
+    """Reorder and migration: a job goes elsewhere at the same size; None if nobody may.
+
+    One that is on more nodes than it needs first; where GPU types or neighbours matter, any.
+    """
+    some = problem.scattered(parent.owner)
+    if problem.places_matter and (not len(some) or rng.random() < 0.5):  # noqa: PLR2004 - a coin
+        some = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
+    if not len(some):
+        return None
+    return Wishes(movers=(int(rng.choice(some)),), jitter=doubt(problem, rng))
+
+
+def doubt(problem: Problem, rng: Generator) -> FloatArray | None:
+    """By how much nodes are liked less, at random; None where one is as good as another."""
+    if not problem.places_matter:
+        return None
+    return np.asarray(rng.normal(0.0, DOUBT, len(problem.slots_on)))

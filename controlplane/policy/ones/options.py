@@ -9,6 +9,7 @@ import msgspec
 
 from schemas.errors import SettingsError
 
+Search = Literal["evolution", "climb", "greedy"]
 ScaleDown = Literal["off", "literal", "contended", "composed"]
 
 
@@ -16,6 +17,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options of policy `ones`, table `[policy.options]` of the controller's settings."""
 
     seed: int = 0
+    search: Search = "evolution"  # or climb: from the best one alone; greedy: no search at all
     population: int = 16  # K; the paper takes as many as GPUs, 16 give the same result
     patience: int = 10  # generations without a better candidate before the search rests
     mutation_rate: float = 0.1  # theta: share of a candidate's jobs that lose their slots
@@ -26,17 +28,22 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     )
     rescale_stall_s: float = 1.0  # what a change costs a running job
     start_stall_s: float = 10.0  # what a start costs, until some were measured
-    change_margin: float = 0.02  # of its value, that a change must be worth beyond its stall
-    batch_margin: float = 0.1  # of its goodput, that a new batch on the same slots must bring
-    batches_per_doubling: int = 1  # that are tried between a job's first batch and its limit
+    change_margin: float = 0.1  # of its value, that a change must be worth beyond its stall
+    pause_margin: float = 1.5  # of a job's worth on one slot, that stopping it costs beyond that
+    batch_margin: float = 0.03  # of its goodput, that a new batch on the same slots must bring
+    batches_per_doubling: int = 6  # that are tried between a job's first batch and its limit
     size_exponent: float = 0.55  # how much short jobs are preferred
     speedup_exponent: float = 0.8  # how much a further slot is worth
-    ageing: float = 2.0  # exponent of the response ratio in a job's weight; 0: it may starve
+    ageing: float = 0.0  # exponent of the response ratio in a job's weight; 0: it may starve
     patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
     growth: float = 2.0  # times the largest size a family has run, in one change
-    noise_trust: float = 4.0  # epochs of measurement that weigh as much as the prior
+    noise_trust: float = 1.0  # epochs of measurement that weigh as much as the prior
     noise_scale_prior: float = 4.0  # times the job's first batch, if it reports none
-    scale_down: ScaleDown = "contended"
+    share_lengths: bool = True  # expect of a new family what all jobs took; else its own past alone
+    interference: bool = True  # learn who slows down whom on one node, and keep them apart
+    gpu_types: bool = True  # learn how fast each type of GPU is
+    migration: bool = True  # move small jobs away where others need whole nodes
+    scale_down: ScaleDown = "off"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -56,6 +63,7 @@ def _check(options: OnesOptions) -> None:
         "start_stall_s": 0.0,
         "change_margin": 0.0,
         "batch_margin": 0.0,
+        "pause_margin": 0.0,
         "batches_per_doubling": 1,
         "size_exponent": 0.0,
         "speedup_exponent": 0.05,

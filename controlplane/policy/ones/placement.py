@@ -1,167 +1,284 @@
-"""Levels to slots: unchanged jobs stay, others are packed close together with few moves.
+"""Levels to slots: unchanged jobs stay, others are laid out close together with few moves.
 
 Reorder (ONES section 3.2.2, figure 10) packs a flat list in job order, which shifts every later
-job. Here only jobs that change are placed, aligned to nodes.
+job. Here only jobs that change are laid out, aligned to nodes.
 """
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-from controlplane.policy.ones.fitness import IntArray
-from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.fitness import FloatArray, IntArray
+from controlplane.policy.ones.problem import FREE, Problem
 
-BoolArray = npt.NDArray[np.bool_]
+FAR_OFF: Final = 1e6  # weight of what a node is like, against how well a job fits there
+TIGHT: Final = 1e3  # weight of fitting, against slots that one has there already
+EVACUEES: Final = 4  # jobs that may be moved to empty one node
 
 
-def place(
-    problem: Problem, levels: IntArray, packed: BoolArray
-) -> tuple[tuple[int, ...], ...] | None:
-    """Slots of every job; None if there are not enough.
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """How to lay out."""
+
+    movers: tuple[int, ...] = ()  # rows that take other slots at the same size
+    jitter: FloatArray | None = None  # shape (N,), what nodes are liked less by
+    evacuate: bool = False  # whether small jobs may be moved to empty a node
+
+
+PLAIN: Final = Wishes()
+
+
+def lay_out(
+    problem: Problem, owner: IntArray, before: IntArray, levels: IntArray, wishes: Wishes = PLAIN
+) -> IntArray | None:
+    """Who has which slot at `levels`; None if there are not enough.
 
     Args:
-        problem: who has what now.
-        levels: shape (J,).
-        packed: shape (J,), jobs of unchanged size that are to be brought close together.
+        problem: the table.
+        owner: shape (S,), who has which slot at `before`.
+        before: shape (J,), levels.
+        levels: shape (J,), levels wanted.
+        wishes: who moves, and where to.
+
+    Returns:
+        Shape (S,), rows; `FREE` and `CLOSED` where nobody is, or nobody may be moved.
     """
-    placed = [case.now for case in problem.cases]
-    changed = np.flatnonzero((levels != problem.present) | packed)
-    if not len(changed):
-        return tuple(placed)
-    free = _Free(problem)
-    growing: list[tuple[int, int]] = []
-    for row in map(int, changed):
-        case = problem.cases[row]
-        size = int(problem.sizes[row, levels[row]])
-        have = len(case.now)
+    changed = np.flatnonzero(levels != before)
+    if not len(changed) and not wishes.movers:
+        return owner
+    layout = _Layout(problem, owner, wishes)
+    takers: list[tuple[int, int]] = []
+    for row in changed.tolist():
+        size, have = int(problem.sizes[row, levels[row]]), int(problem.sizes[row, before[row]])
         if size < have:
-            stay = _tightest(case.now, problem.nodes, size)
-            free.give([slot for slot in case.now if slot not in stay])
-            placed[row] = stay
-        elif size > have or packed[row]:
-            growing.append((row, size))
-    starts_first = sorted(growing, key=lambda entry: (bool(problem.cases[entry[0]].now), -entry[1]))
-    for row, size in starts_first:  # others can be prepared beside one who leaves
-        had = placed[row]
-        if packed[row]:
-            new = free.pack(size, had)
-            kept = tuple(slot for slot in had if new and slot in new)
-            free.give([slot for slot in had if slot not in kept])
-        else:
-            new = free.take(size - len(had), had) if had else free.start(size)
-            kept = had
-        if new is None:
+            layout.shrink(row, size)
+        elif size > have:
+            takers.append((row, size))
+    takers += [
+        (row, int(problem.sizes[row, levels[row]]))
+        for row in wishes.movers
+        if levels[row] == before[row] and levels[row]
+    ]
+    widest = problem.widest
+    # Whole nodes first; then starts, for others can be prepared beside one who leaves.
+    takers.sort(key=lambda t: (-(t[1] // widest), bool(problem.present[t[0]]), -t[1], t[0]))
+    for row, size in takers:
+        if not layout.settle(row, size):
             return None
-        placed[row] = (*kept, *(slot for slot in new if slot not in kept))
-    return tuple(placed)
+    return layout.owner
 
 
-def span_factor(problem: Problem, row: int, slots: tuple[int, ...], packed: bool) -> float:  # noqa: FBT001
-    """What a job's worth is multiplied with for the nodes that it spans, and for being moved."""
-    nodes = len({problem.nodes[slot] for slot in slots})
-    known = problem.spans.get((row, len(slots), nodes, packed))
-    if known is None:
-        case = problem.cases[row]
-        at = int(np.searchsorted(case.offers.sizes, len(slots)))
-        local = float(case.offers.batches[at]) / len(slots)
-        supposed, real = case.model.step_s(
-            np.array([case.offers.nodes[at], nodes]),
-            np.array([len(slots), len(slots)]),
-            np.array([local, local]),
-        )
-        keeps = case.moved if packed else 1.0
-        known = float(keeps * supposed / real) ** problem.speedup_exponent
-        problem.spans[row, len(slots), nodes, packed] = known
-    return known
+class _Layout:
+    """Slots change hands here until a candidate is complete."""
 
+    def __init__(self, problem: Problem, owner: IntArray, wishes: Wishes) -> None:
+        self._problem = problem
+        self._wishes = wishes
+        self.owner = owner.copy()
+        free = np.flatnonzero(owner == FREE)
+        many = len(problem.slots_on)
+        self._rooms = np.bincount(problem.node_of[free], minlength=many)
+        early = free[problem.early[free]]
+        self._early = np.bincount(problem.node_of[early], minlength=many)
+        self._moved: set[int] = set()
 
-class _Free:
-    """Slots that a candidate may give out, by node; those that nobody has to leave first apart."""
+    # --- what becomes of a job
 
-    def __init__(self, problem: Problem) -> None:
-        self._node_of = problem.nodes
-        self._early: dict[int, list[int]] = {}
-        self._late: dict[int, list[int]] = {}
-        self._early_left = len(problem.free_now)
-        for slot in problem.free_now:
-            self._early.setdefault(self._node_of[slot], []).append(slot)
-        self.give(problem.free_soon)
+    def shrink(self, row: int, size: int) -> None:
+        """Keep `size` slots on as few nodes as possible."""
+        have = self._slots(row)
+        nodes = self._problem.node_of[have]
+        if size:
+            # Where it has most, and where it leaves whole nodes to others.
+            many = np.bincount(nodes, minlength=len(self._rooms))[nodes]
+            have = have[np.lexsort((have, nodes, -many))]
+        self._give(have[size:])
 
-    def give(self, slots: tuple[int, ...] | list[int]) -> None:
-        """Somebody leaves these."""
-        for slot in slots:
-            self._late.setdefault(self._node_of[slot], []).append(slot)
+    def settle(self, row: int, size: int) -> bool:
+        """Find slots for a job that grows, starts or moves; False if there are not enough."""
+        mine = self._slots(row)
+        rooms = self._rooms
+        own = np.bincount(self._problem.node_of[mine], minlength=len(rooms))
+        if not len(mine):
+            return self._start(row, size, own)
+        if row in self._wishes.movers:
+            fresh = self._chosen(row, rooms + own, own, size)
+            if fresh is not None:
+                self._rehouse(row, mine, fresh)
+            return fresh is not None
+        further = self._grown(row, own, size - len(mine))
+        if further is None:
+            return False
+        spans = int(np.count_nonzero(own + further))
+        if spans > self._least_nodes(size) and self._may_move(row, size + len(mine)):
+            fresh = self._chosen(row, rooms + own, own, size)
+            if fresh is not None and len(fresh) < spans:
+                self._rehouse(row, mine, fresh)
+                return True
+            if self._wishes.evacuate and self._evacuated(row, size, own):
+                return True
+        for node in np.flatnonzero(further).tolist():
+            self._take(row, node, int(further[node]))
+        return True
 
-    def start(self, many: int) -> list[int] | None:
-        """Slots for a job that has none: a start has to wait for slots that are still left."""
-        if self._early_left < many:
-            return self.take(many, ())
-        taken: list[int] = []
-        while len(taken) < many:
-            node = _best_fit({n: len(slots) for n, slots in self._early.items()}, many - len(taken))
-            taken += self._from(node, many - len(taken))
-        return taken
+    def _start(self, row: int, size: int, own: IntArray) -> bool:
+        """Free slots if they are as close together: a start has to wait for others."""
+        every = self._chosen(row, self._rooms, own, size)
+        if every is None:
+            return False
+        crowded = len(every) > self._least_nodes(size)
+        if crowded and self._wishes.evacuate and self._evacuated(row, size, own):
+            return True
+        early = self._chosen(row, self._early, own, size)
+        chosen = early if early is not None and len(early) <= len(every) else every
+        for node, many in chosen:
+            self._take(row, node, many)
+        return True
 
-    def pack(self, many: int, own: tuple[int, ...]) -> list[int] | None:
-        """Slots close together for a job that has `own`, of which it keeps what it can."""
-        here = Counter(self._node_of[slot] for slot in own)
-        for node in here:  # its own are taken first
-            mine = [slot for slot in own if self._node_of[slot] == node]
-            self._early[node] = [*mine, *self._early.get(node, [])]
-        self._early_left += len(own)
-        rooms = {node: len(self._early[node]) + len(self._late.get(node, ())) for node in here}
-        fitting = [node for node in here if rooms[node] >= many]
-        if fitting:
-            return self._from(max(fitting, key=lambda node: (here[node], -node)), many)
-        return self.take(many, ())
+    def _evacuated(self, row: int, size: int, own: IntArray) -> bool:
+        """Move small jobs away so that `row` gets whole nodes, or one node; False if that fails."""
+        problem = self._problem
+        widest = problem.widest
+        need = min(size, widest)
+        rooms = self._rooms + own
+        order = np.argsort(-rooms, kind="stable")
+        for node in order[: 2 * self._least_nodes(size)].tolist():
+            if rooms[node] >= need or rooms[node] == 0:
+                continue
+            lodgers = self._lodgers(node, row)
+            if lodgers is None or sum(many for _, many in lodgers) + rooms[node] < need:
+                continue
+            saved = (self.owner.copy(), self._rooms.copy(), self._early.copy(), set(self._moved))
+            if self._cleared(node, lodgers):
+                fresh = self._chosen(row, self._rooms + own, own, size)
+                if fresh is not None and len(fresh) <= self._least_nodes(size):
+                    self._rehouse(row, self._slots(row), fresh)
+                    return True
+            self.owner, self._rooms, self._early, self._moved = saved
+        return False
 
-    def take(self, many: int, have: tuple[int, ...]) -> list[int] | None:
-        """`many` slots close to `have`; None if there are not so many."""
-        taken: list[int] = []
-        here = Counter(self._node_of[slot] for slot in have)
-        for node, _ in here.most_common():
-            taken += self._from(node, many - len(taken))
-        while len(taken) < many:
-            rooms = {node: len(slots) for node, slots in self._early.items()}
-            for node, slots in self._late.items():
-                rooms[node] = rooms.get(node, 0) + len(slots)
-            if not rooms:
+    def _cleared(self, node: int, lodgers: list[tuple[int, int]]) -> bool:
+        for lodger, many in lodgers:
+            elsewhere = self._rooms.copy()
+            elsewhere[node] = 0
+            fits = np.flatnonzero(elsewhere >= many)
+            if not len(fits):
+                return False
+            to = int(fits[elsewhere[fits].argmin()])
+            mine = self._slots(lodger)
+            self._take(lodger, to, many)
+            self._give(mine)
+            self._moved.add(lodger)
+        return True
+
+    def _lodgers(self, node: int, but: int) -> list[tuple[int, int]] | None:
+        """Small jobs that have all their slots there, and may be moved; None if others are."""
+        problem = self._problem
+        rows, many = np.unique(self.owner[problem.slots_on[node]], return_counts=True)
+        found: list[tuple[int, int]] = []
+        for row, count in zip(rows.tolist(), many.tolist(), strict=True):
+            if row in {FREE, but}:
+                continue
+            if row < 0 or len(found) >= EVACUEES or row in self._moved:
                 return None
-            need = many - len(taken)
-            taken += self._from(_best_fit(rooms, need), need)
-        return taken
+            if not problem.free_to_move[row] or len(self._slots(row)) != count:
+                return None
+            if not self._may_move(row, 2 * count):
+                return None
+            found.append((row, count))
+        return found
 
-    def _from(self, node: int, many: int) -> list[int]:
-        """Up to `many` slots of a node, those that are free now first."""
-        taken: list[int] = []
-        for pool in (self._early, self._late):
-            slots = pool.get(node)
-            if slots and len(taken) < many:
-                part = slots[: many - len(taken)]
-                taken += part
-                if pool is self._early:
-                    self._early_left -= len(part)
-                if len(part) == len(slots):
-                    del pool[node]
-                else:
-                    pool[node] = slots[len(part) :]
-        return taken
+    # --- where to
 
+    def _chosen(
+        self, row: int, rooms: IntArray, own: IntArray, size: int
+    ) -> list[tuple[int, int]] | None:
+        """Nodes, as few as possible, and how many slots on each; None if there are not enough."""
+        if int(rooms.sum()) < size:
+            return None
+        left = rooms.astype(np.float64)
+        dislike = self._dislike(row)
+        found: list[tuple[int, int]] = []
+        while size > 0:
+            fits = left >= size
+            some = bool(fits.any())
+            among = np.flatnonzero(fits if some else left > 0)
+            room = left[among]
+            key = dislike[among] * FAR_OFF + (room if some else -room) * TIGHT - own[among]
+            node = int(among[key.argmin()])
+            many = int(min(size, left[node]))
+            found.append((node, many))
+            left[node] = 0
+            size -= many
+        return found
 
-def _best_fit(rooms: dict[int, int], need: int) -> int:
-    """The node with the least room that is enough, else the one with most room."""
-    fitting = [(room, node) for node, room in rooms.items() if room >= need]
-    if fitting:
-        return min(fitting)[1]
-    return max((room, -node) for node, room in rooms.items())[1] * -1
+    def _grown(self, row: int, own: IntArray, more: int) -> IntArray | None:
+        """Slots to add on each node, its own nodes first; shape (N,), None if not enough."""
+        further = np.zeros_like(own)
+        for node in np.argsort(-own, kind="stable")[: np.count_nonzero(own)].tolist():
+            many = min(more, int(self._rooms[node]))
+            further[node] = many
+            more -= many
+        if more:
+            rest = self._chosen(row, np.where(own > 0, 0, self._rooms), own, more)
+            if rest is None:
+                return None
+            for node, many in rest:
+                further[node] += many
+        return further
 
+    def _dislike(self, row: int) -> FloatArray:
+        dislike = self._problem.dislikes(row, self.owner)
+        if self._wishes.jitter is not None:
+            dislike = dislike + self._wishes.jitter
+        return dislike
 
-def _tightest(slots: tuple[int, ...], node_of: list[int], size: int) -> tuple[int, ...]:
-    """`size` of the slots, on as few nodes as possible; in the order that they had."""
-    many = Counter(node_of[slot] for slot in slots)
-    ranked = sorted(slots, key=lambda slot: (-many[node_of[slot]], node_of[slot]))
-    stay = set(ranked[:size])
-    return tuple(slot for slot in slots if slot in stay)
+    def _least_nodes(self, size: int) -> int:
+        return -(-size // self._problem.widest)
+
+    def _may_move(self, row: int, both: int) -> bool:
+        """It trains in the old and the new place at once for a moment."""
+        return both <= self._problem.cases[row].job.batch_limit and bool(
+            self._problem.free_to_move[row]
+        )
+
+    # --- slots
+
+    def _slots(self, row: int) -> IntArray:
+        return np.flatnonzero(self.owner == row)
+
+    def _rehouse(self, row: int, mine: IntArray, fresh: list[tuple[int, int]]) -> None:
+        """Go to these nodes; what one has there is kept."""
+        node_of = self._problem.node_of
+        for node, many in fresh:
+            here = mine[node_of[mine] == node]
+            if len(here) > many:
+                self._give(here[many:])
+            else:
+                self._take(row, node, many - len(here))
+        gone = ~np.isin(node_of[mine], [node for node, _ in fresh])
+        self._give(mine[gone])
+
+    def _take(self, row: int, node: int, many: int) -> None:
+        """Free slots of a node, those that nobody has to leave first."""
+        if not many:
+            return
+        slots = self._problem.slots_on[node]
+        slots = slots[self.owner[slots] == FREE]
+        early = self._problem.early[slots]
+        chosen = np.concatenate([slots[early], slots[~early]])[:many]
+        self.owner[chosen] = row
+        self._rooms[node] -= many
+        self._early[node] -= int(self._problem.early[chosen].sum())
+
+    def _give(self, slots: IntArray | Iterable[int]) -> None:
+        """Somebody leaves these."""
+        slots = np.asarray(slots, dtype=np.int64)
+        self.owner[slots] = FREE
+        np.add.at(self._rooms, self._problem.node_of[slots], 1)
+        early = slots[self._problem.early[slots]]
+        np.add.at(self._early, self._problem.node_of[early], 1)

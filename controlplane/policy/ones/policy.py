@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from numpy.random import Generator
 
@@ -53,13 +54,14 @@ class Ones:
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The fittest candidate, with a reason for every job that changes or waits."""
         problem = self._face(view, now)
-        best = self._search.chosen
+        best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
         if best is not None:
             least, owners = least_worth(problem, best), owners_of(problem, best)
-            for row, case in enumerate(problem.cases):
-                placed = _dealt(problem, best, row)
+            for row, places in enumerate(best.by_row()):
+                case = problem.cases[row]
+                placed = _dealt(problem, best, row, places)
                 if placed:
                     local_batch[case.job.job] = placed
                 if placed != dict(case.job.running_on):
@@ -85,6 +87,7 @@ class Ones:
             generations=search.generations,
             best_fitness=max(fitness, default=0.0),
             mean_fitness=sum(fitness) / len(fitness) if fitness else 0.0,
+            diversity=search.diversity,
             incumbent_fitness=search.incumbent.fitness if search.incumbent else 0.0,
         )
 
@@ -100,14 +103,14 @@ class Ones:
         return problem
 
 
-def _dealt(problem: Problem, best: Candidate, row: int) -> dict[SlotId, int]:
+def _dealt(problem: Problem, best: Candidate, row: int, places: Sequence[int]) -> dict[SlotId, int]:
     """Local batches of a job; those of now where slots and batch stay the same."""
     case = problem.cases[row]
     level = int(best.levels[row])
     if not level:
         return {}
     batch = int(case.offers.batches[level - 1])
-    slots = [problem.slots[place] for place in best.placed[row]]
+    slots = [problem.slots[place] for place in places]
     present = dict(case.job.running_on)
     if set(slots) == set(present) and batch == sum(present.values()):
         return present

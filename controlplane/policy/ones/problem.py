@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final
@@ -16,21 +17,24 @@ from controlplane.policy.ones.fitness import (
     IntArray,
     Offers,
     kept_share,
+    left_after,
     offers,
     remaining_s,
-    stall_share,
     values,
     weights,
 )
 from controlplane.policy.ones.knowledge import Knowledge
+from controlplane.policy.ones.neighbours import Neighbourhood
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.prediction.efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 
 BoolArray = npt.NDArray[np.bool_]
+NOTHING: Final = np.zeros(0, dtype=np.int64)
 KEPT_OFFERS: Final = 20_000
 ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes
+FREE, CLOSED = -1, -2  # slots of nobody, and of somebody who may not be moved
 _Key = tuple[object, ...]
 
 
@@ -74,6 +78,41 @@ class Case:
         return batch / step_s, batch / step_s * float(worth[0])
 
 
+@dataclass(frozen=True, slots=True)
+class Site:
+    """The cluster's slots by number; the same as long as the cluster is."""
+
+    slots: tuple[SlotId, ...]
+    node_of: IntArray  # shape (S,)
+    type_of: IntArray  # shape (S,)
+    slots_on: tuple[IntArray, ...]  # of each node
+    types: tuple[str, ...]  # of GPUs
+    widest: int  # slots of the largest node
+
+    @classmethod
+    def of(cls, view: ClusterView) -> Site:
+        """Number nodes, slots and types in the order of the view."""
+        nodes: dict[NodeId, int] = {}
+        types: dict[str, int] = {}
+        node_of = np.array(
+            [nodes.setdefault(slot.node, len(nodes)) for slot in view.slots], dtype=np.int64
+        )
+        type_of = np.array(
+            [types.setdefault(slot.model, len(types)) for slot in view.slots], dtype=np.int64
+        )
+        order = np.argsort(node_of, kind="stable")
+        many = np.bincount(node_of, minlength=len(nodes))
+        slots_on = np.split(order, np.cumsum(many)[:-1]) if len(many) else []
+        return cls(
+            slots=tuple(slot.slot for slot in view.slots),
+            node_of=node_of,
+            type_of=type_of,
+            slots_on=tuple(slots_on),
+            types=tuple(types),
+            widest=int(many.max(initial=1)),
+        )
+
+
 @dataclass(frozen=True)
 class Problem:
     """Everything that stays the same while one view is searched.
@@ -84,21 +123,45 @@ class Problem:
     version: int
     cases: tuple[Case, ...]
     kept: dict[JobId, dict[SlotId, int]]  # jobs that nobody may move now
-    slots: tuple[SlotId, ...]  # all of the cluster
-    node_of: IntArray  # shape (S,), number of each slot's node
-    free_now: tuple[int, ...]  # places in `slots`
-    free_soon: tuple[int, ...]
+    site: Site
+    owner: IntArray  # shape (S,), the row of the job on each slot now, `FREE` or `CLOSED`
+    early: BoolArray  # shape (S,), slots that are free already
     sizes: IntArray  # shape (J, 1 + L), slots at each level; 0 beyond what a job may have
+    spans: IntArray  # shape (J, 1 + L), nodes that the worth at each level is meant for
     worth: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
     present: IntArray  # shape (J,), levels now
     weight: FloatArray  # shape (J,)
+    moved: FloatArray  # shape (J,), what a move to other slots leaves of a job's speed-up
+    free_to_move: BoolArray  # shape (J,), running jobs that may go elsewhere
     backing_off: dict[JobId, Seconds]  # waits before its next try, until then
     gates: tuple[Seconds, ...]  # when jobs may be moved again, if no epoch ends before
     too_large: dict[JobId, int]  # wants at least so many slots, which the cluster has not
-    widest: int  # slots of the largest node
     capacity: int  # slots in play
     speedup_exponent: float
-    spans: dict[tuple[int, int, int, bool], float] = field(default_factory=dict)  # remembered
+    evacuates: bool = True  # whether small jobs are moved to make room on whole nodes
+    slow: FloatArray | None = None  # shape (J, types), times that a step takes on each
+    neighbours: Neighbourhood | None = None
+    stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # remembered
+
+    @property
+    def slots(self) -> tuple[SlotId, ...]:
+        """All of the cluster."""
+        return self.site.slots
+
+    @property
+    def node_of(self) -> IntArray:
+        """Number of each slot's node."""
+        return self.site.node_of
+
+    @property
+    def slots_on(self) -> tuple[IntArray, ...]:
+        """Of each node."""
+        return self.site.slots_on
+
+    @property
+    def widest(self) -> int:
+        """Slots of the largest node."""
+        return self.site.widest
 
     @cached_property
     def rows(self) -> IntArray:
@@ -116,20 +179,114 @@ class Problem:
         return np.asarray(self.allowed.argmax(axis=1), dtype=np.int64)
 
     @cached_property
-    def nodes(self) -> list[int]:
-        """`node_of`, quick to look into one by one."""
-        found: list[int] = self.node_of.tolist()
-        return found
+    def places_matter(self) -> bool:
+        """Whether there is more to a place than how many nodes it spans."""
+        return self.slow is not None or self.neighbours is not None
+
+    def placed_worth(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
+        """What each job is worth where it is laid out, and whether that is a change.
+
+        Worth at the level, times (what nodes, GPU types, neighbours and a move leave of the
+        speed)^0.8.
+
+        Args:
+            levels: shape (J,).
+            owner: shape (S,), the row on each slot.
+
+        Returns:
+            Two of shape (J,).
+        """
+        worth = self.worth[self.rows, levels]
+        runs = levels > 0
+        at = np.flatnonzero(owner >= 0)
+        who = owner[at]
+        moved = levels != self.present
+        differ = np.flatnonzero(owner != self.owner)
+        for rows in (owner[differ], self.owner[differ]):
+            moved[rows[rows >= 0]] = True
+        pair_rows, pair_nodes, nodes = self._spread(at, who)
+        factor = np.ones(len(levels))
+        for row in np.flatnonzero(runs & (nodes != self.spans[self.rows, levels])).tolist():
+            factor[row] = self._stretched(row, int(levels[row]), int(nodes[row]))
+        same = moved & runs & (levels == self.present)
+        factor[same] *= self.moved[same]
+        if self.slow is not None:
+            slowest = np.zeros(len(levels))
+            np.maximum.at(slowest, who, self.slow[who, self.site.type_of[at]])
+            factor[runs] /= slowest[runs]
+        if self.neighbours is not None:
+            factor *= self.neighbours.kept(pair_rows, pair_nodes, nodes)
+        changed = runs & (factor != 1.0)
+        worth[changed] *= np.power(factor[changed], self.speedup_exponent)
+        return worth, moved
+
+    def _spread(self, at: IntArray, who: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+        """Each (row, node) once, and how many nodes each row is on."""
+        many = max(1, len(self.slots_on))
+        pairs = np.unique(who * many + self.node_of[at])
+        rows, nodes = np.divmod(pairs, many)
+        return rows, nodes, np.bincount(rows, minlength=len(self.cases))
+
+    def torn(self, levels: IntArray, owner: IntArray) -> bool:
+        """Whether a job that changes is on more nodes than it needs."""
+        at = np.flatnonzero(owner >= 0)
+        nodes = self._spread(at, owner[at])[2]
+        least = -(-self.sizes[self.rows, levels] // self.widest)
+        return bool(((nodes > least) & (levels != self.present)).any())
 
     @cached_property
-    def spread(self) -> BoolArray:
-        """Jobs that are on more nodes than they need, and may be moved; shape (J,)."""
-        return np.array([self._is_spread(case) for case in self.cases], dtype=np.bool_)
+    def spare(self) -> IntArray:
+        """Slots that each job may take before it leaves others; shape (J,).
 
-    def _is_spread(self, case: Case) -> bool:
-        if not case.now or case.gated:
-            return False
-        return len({self.nodes[slot] for slot in case.now}) > -(-len(case.now) // self.widest)
+        None if it may not be moved, else one for each sample: it trains on both for a moment.
+        """
+        spare = [case.job.batch_limit - len(case.now) for case in self.cases]
+        return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
+
+    def barred(self, owner: IntArray) -> bool:
+        """Whether a job moves, from one size or another, that may not or that has no spare slots.
+
+        Growing and shrinking in place are no moves. The controller would refuse a move of a job
+        with fewer samples than slots in the old and the new place together.
+        """
+        differ = np.flatnonzero(owner != self.owner)
+        new, old = owner[differ], self.owner[differ]
+        takes = np.bincount(new[new >= 0], minlength=len(self.cases))
+        leaves = np.bincount(old[old >= 0], minlength=len(self.cases))
+        return bool(((takes > self.spare) & (leaves > 0)).any())
+
+    def scattered(self, owner: IntArray) -> IntArray:
+        """Rows that are on more nodes than they need, and may be moved."""
+        at = np.flatnonzero(owner >= 0)
+        nodes = self._spread(at, owner[at])[2]
+        slots = np.bincount(owner[at], minlength=len(self.cases))
+        return np.flatnonzero((nodes > -(-slots // self.widest)) & self.free_to_move)
+
+    def dislikes(self, row: int, owner: IntArray) -> FloatArray:
+        """Logarithm of how much longer a step of `row` takes on each node; shape (N,)."""
+        found = np.zeros(len(self.slots_on))
+        if self.slow is not None:
+            found[self.node_of] = np.log(self.slow[row, self.site.type_of])
+        if self.neighbours is not None:
+            at = np.flatnonzero(owner >= 0)
+            rows, nodes, _ = self._spread(at, owner[at])
+            found += self.neighbours.dislikes(row, rows, nodes)
+        return found
+
+    def _stretched(self, row: int, level: int, nodes: int) -> float:
+        """Step on as many nodes as it was meant for, over one on `nodes`."""
+        known = self.stretch.get((row, level, nodes))
+        if known is None:
+            case, at = self.cases[row], level - 1
+            size = int(case.offers.sizes[at])
+            local = float(case.offers.batches[at]) / size
+            supposed, real = case.model.step_s(
+                np.array([case.offers.nodes[at], nodes]),
+                np.array([size, size]),
+                np.array([local, local]),
+            )
+            known = self.stretch[row, level, nodes] = float(supposed / real)
+        return known
 
 
 class Desk:
@@ -138,10 +295,9 @@ class Desk:
     def __init__(self, knowledge: Knowledge, options: OnesOptions) -> None:
         self._knowledge = knowledge
         self._options = options
-        self._names: tuple[SlotId, ...] = ()
+        self._site = Site((), NOTHING, NOTHING, (), (), 1)
+        self._numbered: tuple[tuple[SlotId, str], ...] = ()
         self._place: dict[SlotId, int] = {}
-        self._node_of: IntArray = np.zeros(0, dtype=np.int64)
-        self._widest = 1
         self._cases: dict[JobId, tuple[_Key, Case]] = {}
         self._offers: dict[tuple[object, ...], Offers] = {}
         self._now = Seconds(0.0)
@@ -171,7 +327,7 @@ class Desk:
             if not job.running_on and job.least > len(view.slots)
         }
         contended = any(not j.running_on and n not in too_large for n, j in movable.items())
-        self._knowledge.meet(view.jobs.values(), contended=contended, now=now)
+        self._knowledge.meet(view, contended=contended, now=now)
         idle = len(free_now) + len(free_soon)
         self._now = now
         room = _Room(capacity=len(mine) + idle, idle=idle, contended=contended, now=now)
@@ -180,30 +336,48 @@ class Desk:
             self._cases = {n: c for n, c in self._cases.items() if n in view.jobs}
         return self._tabulated(
             cases,
+            room,
             version=view.version,
             kept=kept,
-            slots=self._names,
-            node_of=self._node_of,
-            widest=self._widest,
+            site=self._site,
+            owner=self._owners(cases, free_now, free_soon),
+            early=np.isin(np.arange(len(view.slots)), free_now),
             capacity=room.capacity,
-            free_now=tuple(free_now),
-            free_soon=tuple(free_soon),
             backing_off=backing_off,
             gates=tuple(self._knowledge.gate(case.job) for case in cases if case.gated),
             too_large=too_large,
+            slow=self._knowledge.slowness(self._site.types, [case.job.family for case in cases]),
+            neighbours=self._neighbours(cases, kept, view),
+            evacuates=self._options.migration,
         )
+
+    def _neighbours(
+        self, cases: Sequence[Case], kept: Mapping[JobId, Mapping[SlotId, int]], view: ClusterView
+    ) -> Neighbourhood | None:
+        """What is known of who slows down whom."""
+        names = dict.fromkeys([case.job.family for case in cases])
+        names |= dict.fromkeys(view.jobs[job].family for job in kept)
+        numbers = {name: number for number, name in enumerate(names)}
+        theta = self._knowledge.theta(list(numbers))
+        if theta is None:
+            return None
+        fixed = np.zeros((len(self._site.slots_on), 2 * len(numbers)))
+        for job, placed in kept.items():
+            places = [self._place[slot] for slot in placed if slot in self._place]
+            nodes = set(self._site.node_of[places].tolist())
+            for node in nodes:
+                fixed[node, 2 * numbers[view.jobs[job].family] + (len(nodes) > 1)] += 1.0
+        family = np.array([numbers[case.job.family] for case in cases], dtype=np.int64)
+        return Neighbourhood(theta, family, fixed)
 
     def _number(self, view: ClusterView) -> None:
         """Give every slot a number, the same as long as the cluster has the same slots."""
-        names = tuple(slot.slot for slot in view.slots)
-        if names == self._names:
-            return
-        nodes: dict[NodeId, int] = {}
-        numbers = [nodes.setdefault(slot.node, len(nodes)) for slot in view.slots]
-        self._names, self._place = names, {name: n for n, name in enumerate(names)}
-        self._node_of = np.array(numbers, dtype=np.int64)
-        self._widest = max(Counter(numbers).values(), default=1)
-        self._cases.clear()
+        numbered = tuple((slot.slot, slot.model) for slot in view.slots)
+        if numbered != self._numbered:
+            self._numbered = numbered
+            self._site = Site.of(view)
+            self._place = {name: n for n, name in enumerate(self._site.slots)}
+            self._cases.clear()
 
     def _case(self, job: JobView, room: _Room) -> Case:
         """The job as the search sees it."""
@@ -215,22 +389,19 @@ class Desk:
         samples = knowledge.remaining(job)
         size = len(job.running_on)
         most = min(job.most, room.capacity)
-        if gated:  # it may grow onto idle slots, and make room for one that waits
-            most = min(most, size + (0 if room.contended else room.idle))
         tried = knowledge.may_have(job, room.now)
         if tried is not None:
             most = min(most, max(size, tried))
+        noise = knowledge.noise_scale(job)
+        others = _coarse(knowledge.remaining_service(job, room.now))
         key = (
-            family.edition, limit, warm, gated, samples, most,
-            gated and room.contended, family.largest,
+            family.edition, noise, limit, warm, gated, samples, most, family.largest, others,
         )  # fmt: skip
         known = self._cases.get(job.job)
         if known is not None and known[0] == key and known[1].job is job:
             return known[1]
         now_on = tuple(self._place[slot] for slot in job.running_on if slot in self._place)
         least = min(job.least, size) if size else job.least
-        if gated and not room.contended:
-            least = size
         most = min(most, max(min(limit, job.batch_limit), job.least))
         if warm:
             largest = max(size, family.largest, job.least)
@@ -238,10 +409,12 @@ class Desk:
         else:  # Start: one slot until a few steps were taken
             most = min(most, max(size, least))
         sizes = self._sizes(job, least, most)
-        nodes = np.maximum(1, -(-sizes // self._widest))
-        nodes[sizes == size] = max(1, len({int(self._node_of[place]) for place in now_on}))
-        offered = self._offered(job, (family.edition, limit, gated), sizes, nodes)
+        nodes = np.maximum(1, -(-sizes // self._site.widest))
+        nodes[sizes == size] = max(1, len({int(self._site.node_of[place]) for place in now_on}))
+        offered = self._offered(job, (family.edition, limit, gated), noise, sizes, nodes)
         one_s = remaining_s(samples, offered.one_speed, known=offered.known)
+        if others is not None:
+            one_s = others if math.isnan(one_s) else max(one_s, others)
         case = Case(
             job=job,
             now=now_on,
@@ -259,12 +432,17 @@ class Desk:
         return case
 
     def _offered(
-        self, job: JobView, known: tuple[int, int, bool], sizes: IntArray, nodes: IntArray
+        self,
+        job: JobView,
+        known: tuple[int, int, bool],
+        noise: float,
+        sizes: IntArray,
+        nodes: IntArray,
     ) -> Offers:
         """The same for all jobs of a family that stand alike."""
         key = (
-            job.family, known, job.batch_size, job.batch_limit, job.local_limit, job.noise_scale,
-            job.noise_epochs, job.last_batch, len(job.running_on), sum(job.running_on.values()),
+            job.family, known, job.batch_size, job.batch_limit, job.local_limit, noise,
+            job.last_batch, len(job.running_on), sum(job.running_on.values()),
             sizes.tobytes(), nodes.tobytes(),
         )  # fmt: skip
         found = self._offers.get(key)
@@ -276,6 +454,15 @@ class Desk:
             )
         return found
 
+    def _owners(
+        self, cases: Sequence[Case], free_now: Sequence[int], free_soon: Sequence[int]
+    ) -> IntArray:
+        owner = np.full(len(self._site.slots), CLOSED, dtype=np.int64)
+        owner[list(free_now)] = owner[list(free_soon)] = FREE
+        for row, case in enumerate(cases):
+            owner[list(case.now)] = row
+        return owner
+
     def _keeps(self, job: JobView, known: Offers, one_s: float, size: int) -> FloatArray:
         """A first start is no change: every job needs one."""
         if not size and not job.epoch and not job.samples_done:
@@ -283,24 +470,22 @@ class Desk:
         stall = self._options.rescale_stall_s
         if not size:
             stall = self._start_stall(job)
-        length = one_s if np.isfinite(one_s) else 0.0
+        length = one_s if math.isfinite(one_s) else 0.0
         return kept_share(known, length, stall, self._options.change_margin, size)
 
     def _moved(self, known: Offers, one_s: float, size: int) -> float:
         """What is left of a job's value after it went to other slots, all else being the same."""
         if not size:
             return 1.0
-        length = one_s if np.isfinite(one_s) else 0.0
-        options = self._options
-        share = kept_share(known, length, options.rescale_stall_s, options.change_margin, 0)
-        return float(share[np.searchsorted(known.sizes, size)])
+        gain = float(known.gains[np.searchsorted(known.sizes, size)])
+        left_s = (one_s if math.isfinite(one_s) else 0.0) / max(gain, 1e-9)
+        return left_after(left_s, self._options.rescale_stall_s, self._options.change_margin)
 
     def _again(self, job: JobView, one_s: float) -> float:
         if not job.running_on:
             return 1.0
-        length = one_s if np.isfinite(one_s) else 0.0
-        share = stall_share(np.array([length]), self._start_stall(job), self._options.change_margin)
-        return float(share[0])
+        left_s = one_s if math.isfinite(one_s) else 0.0
+        return left_after(left_s, self._start_stall(job), self._options.change_margin)
 
     def _start_stall(self, job: JobView) -> float:
         return job.start_s if job.start_s is not None else self._options.start_stall_s
@@ -310,12 +495,12 @@ class Desk:
 
     def _sizes(self, job: JobView, least: int, most: int) -> IntArray:
         """What a job may have now: up to 4 or a node's width, then whole nodes, and what it has."""
-        widest = self._widest
+        widest = self._site.widest
         choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
         choices.update(n for n in range(widest, most + 1, widest) if n >= least)
         return np.array(sorted(choices | {len(job.running_on) or job.least}), dtype=np.int64)
 
-    def _tabulated(self, cases: list[Case], **rest: Any) -> Problem:
+    def _tabulated(self, cases: list[Case], room: _Room, **rest: Any) -> Problem:
         options = self._options
         weight = weights(
             np.array([case.remaining_s for case in cases], dtype=np.float64),
@@ -323,27 +508,49 @@ class Desk:
             np.array([self._waited(case.job) for case in cases], dtype=np.float64),
             np.array([case.job.ran_s for case in cases], dtype=np.float64),
             options,
-        )
+        ) * np.array([case.job.priority for case in cases], dtype=np.float64)
         levels = 1 + max((len(case.offers.sizes) for case in cases), default=0)
         sizes = np.zeros((len(cases), levels), dtype=np.int64)
+        spans = np.zeros((len(cases), levels), dtype=np.int64)
         gains = np.full((len(cases), levels), -1.0)
         for row, case in enumerate(cases):
             many = 1 + len(case.offers.sizes)
             sizes[row, 1:many] = case.offers.sizes
+            spans[row, 1:many] = case.offers.nodes
             gains[row, 1:many] = case.offers.gains * case.keeps
         worth = values(np.maximum(gains, 0.0), weight[:, None], options)
         worth[gains < 0] = -np.inf
         gated = np.array([case.gated for case in cases], dtype=np.bool_)
+        # A gated job may grow onto idle slots, and makes room for one that waits.
+        more = sizes - np.array([[len(case.now)] for case in cases], dtype=np.int64).reshape(-1, 1)
+        if room.contended or not room.idle:
+            worth[gated[:, None] & (more > 0)] = -np.inf
+        if not room.contended:
+            worth[gated[:, None] & (more < 0)] = -np.inf
         # To stop costs what it will take to start again; gated ones make room, but are not stopped.
         again = np.array([case.again for case in cases], dtype=np.float64)
         stopped = weight * (np.power(again, options.speedup_exponent) - 1.0)
+        running = np.array([bool(case.now) for case in cases], dtype=np.bool_)
+        stopped -= np.where(running, options.pause_margin * weight, 0.0)
         worth[:, 0] = np.where(gated, -np.inf, stopped)
         return Problem(
             cases=tuple(cases),
             sizes=sizes,
+            spans=spans,
             worth=worth,
+            moved=np.array([case.moved for case in cases], dtype=np.float64),
+            free_to_move=np.array(
+                [bool(case.now) and not case.gated for case in cases], dtype=np.bool_
+            ),
             present=np.array([case.level for case in cases], dtype=np.int64),
             weight=weight,
             speedup_exponent=options.speedup_exponent,
             **rest,
         )
+
+
+def _coarse(service: float | None) -> float | None:
+    """To a quarter of a doubling: it changes with every second, which should not matter."""
+    if service is None or service <= 0.0:
+        return None
+    return float(2.0 ** (round(4.0 * math.log2(service)) / 4.0))

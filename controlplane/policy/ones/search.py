@@ -2,35 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.ones.fitness import IntArray
-from controlplane.policy.ones.genome import BoolArray, Candidate, filled, lowest, score
-from controlplane.policy.ones.operators import (
-    crossed,
-    mutated,
-    refreshed,
-    repacked,
-    resized,
-)
+from controlplane.policy.ones.genome import Candidate, laid_out, present
+from controlplane.policy.ones.greedy import baselines, exchanged, filled
+from controlplane.policy.ones.operators import crossed, doubt, moved, mutated, refreshed, resized
 from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.placement import PLAIN, Wishes
 from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId
 
-UNHURRIED = 2  # generations before a running job may be stopped
 BETTER = 1e-9  # relative: less is no progress
 NEWS = 0.02  # relative change of some worth that makes it worth while to search again
 
 
-@dataclass(frozen=True, slots=True)
-class _Gene:
-    """What a candidate said of one job, kept while levels are numbered anew."""
-
-    slots: int
-    packed: bool
+_Former = tuple[Problem | None, Candidate]
+_Genes = dict[JobId, int]  # what a candidate said of each job, kept while levels are numbered anew
 
 
 class Search:
@@ -43,30 +32,17 @@ class Search:
         self.population: list[Candidate] = []
         self.incumbent: Candidate | None = None
         self.generations = 0
-        self._faced_at = 0  # generation
         self._idle_generations = 0
-        self._former: list[dict[JobId, _Gene]] = []  # of the last problem, not yet renewed
+        self._former: list[_Former] = []  # of earlier problems, not yet renewed
+        self._others: list[IntArray] | None = []  # what baselines answer; None: not yet asked
         self._children: list[Candidate | None] = []  # of the generation that is not complete
         self._born = 0
-        self._scores: dict[bytes, Candidate | None] = {}  # of the present problem
+        self._seen: dict[bytes, Candidate | None] = {}  # of the present problem
 
     @property
     def best(self) -> Candidate | None:
         """The fittest; among equals the one that changes least."""
         return self.population[0] if self.population else None
-
-    @property
-    def chosen(self) -> Candidate | None:
-        """What to do now: the fittest, but nobody is stopped before a little thought was given.
-
-        The first answer comes from few candidates; a better one often finds room for all.
-        """
-        hurried = self.generations - self._faced_at < UNHURRIED and not self.resting
-        if hurried and self._problem is not None:
-            running = self._problem.present > 0
-            gentle = (c for c in self.population if not (running & (c.levels == 0)).any())
-            return next(gentle, self.best)
-        return self.best
 
     @property
     def resting(self) -> bool:
@@ -75,25 +51,35 @@ class Search:
 
     def face(self, problem: Problem) -> None:
         """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved."""
-        former = [_genes(self._problem, candidate) for candidate in self.population]
+        former = [(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
-        calm = self.resting and self._searched is not None and _alike(self._searched, problem)
+        how = self._options.search
+        calm = how == "greedy" or (
+            self.resting and self._searched is not None and _alike(self._searched, problem)
+        )
         self._problem, self._idle_generations = problem, self._options.patience if calm else 0
         self._searched = self._searched if calm else problem
-        self._faced_at = self.generations
-        none = np.zeros(len(problem.cases), dtype=np.bool_)
-        self.incumbent = score(problem, problem.present, none)
-        seeds = [
-            problem.present,
-            filled(problem, problem.present),
-            filled(problem, lowest(problem)),
-            refreshed(problem, problem.present),
-        ]
-        found = [score(problem, levels, none) for levels in seeds]
-        self._scores = {}
-        self._former, self._children, self._born = former[1:], [], 0
-        found += [self._renewed(problem, genes) for genes in former[:1]]
+        self.incumbent = present(problem)
+        self._seen = {}
+        seeds = [filled(problem, problem.present), filled(problem, problem.lowest)]
+        seeds += [exchanged(problem, levels) for levels in seeds]
+        seeds.append(refreshed(problem, problem.present))
+        found = [self.incumbent, *(self._child(problem, levels) for levels in seeds)]
+        self._former = former[1:] if how == "evolution" else []
+        self._others = None if how == "evolution" else []
+        self._children, self._born = [], 0
+        found += [self._renewed(problem, one) for one in former[:1]]
         self._select(found)
+
+    @property
+    def diversity(self) -> float:
+        """Mean share of jobs in which two candidates differ."""
+        if len(self.population) < 2 or not len(self.population[0].levels):  # noqa: PLR2004 - two
+            return 0.0
+        levels = np.array([candidate.levels for candidate in self.population])
+        differ = sum(float((levels[n:] != levels[:-n]).mean(axis=1).sum())
+                     for n in range(1, len(levels)))  # fmt: skip
+        return 2.0 * differ / (len(levels) * (len(levels) - 1))
 
     def evolve(self, rng: Generator) -> bool:
         """One generation; whether a better candidate was found."""
@@ -107,33 +93,56 @@ class Search:
         problem = self._problem
         if problem is None or not problem.cases or not self.population:
             self._idle_generations = self._options.patience
+        elif self._others is None:
+            self._others = baselines(problem)
+        elif self._others:
+            self._children.append(self._child(problem, self._others.pop()))
         elif self._former:
             self._children.append(self._renewed(problem, self._former.pop()))
         elif self._born < self._options.population:
-            self._children.append(self._child(problem, rng))
+            self._children.append(self._bred(problem, rng))
             self._born += 1
         else:
             self._succeed()
 
-    def _child(self, problem: Problem, rng: Generator) -> Candidate | None:
-        many = len(self.population)
+    def _bred(self, problem: Problem, rng: Generator) -> Candidate | None:
+        climbs = self._options.search == "climb"
+        many = 1 if climbs else len(self.population)
         one = self.population[int(rng.integers(many))]
-        match self._born % 3:
-            case 0:
+        match self._born % 4:
+            case 0 if not climbs:
                 other = self.population[int(rng.integers(many))]
                 levels = crossed(problem, one.levels, other.levels, rng)
-            case 1:
+            case 0 | 1:
                 levels = mutated(problem, one.levels, self._options.mutation_rate, rng)
-            case _:
+            case 2:
                 levels = resized(problem, one.levels, rng)
-        return self._scored(problem, levels, repacked(problem, one.packed, levels, rng))
+            case _:
+                wishes = moved(problem, one, rng)
+                if wishes is None:
+                    levels = resized(problem, one.levels, rng)
+                else:
+                    return laid_out(problem, one, one.levels, wishes)
+        jitter = doubt(problem, rng)
+        return self._child(problem, levels, one, PLAIN if jitter is None else Wishes((), jitter))
 
-    def _scored(self, problem: Problem, levels: IntArray, packed: BoolArray) -> Candidate | None:
-        """The same schedule is placed and scored once for each problem."""
-        key = levels.tobytes() + packed.tobytes()
-        if key not in self._scores:
-            self._scores[key] = score(problem, levels, packed)
-        return self._scores[key]
+    def _child(
+        self,
+        problem: Problem,
+        levels: IntArray,
+        parent: Candidate | None = None,
+        wishes: Wishes = PLAIN,
+    ) -> Candidate | None:
+        """Laid out from `parent`, or the schedule in force; the same one once for each problem."""
+        parent = parent or self.incumbent
+        if parent is None:
+            return None
+        if wishes is not PLAIN:
+            return laid_out(problem, parent, levels, wishes)
+        key = parent.owner.tobytes() + levels.tobytes()
+        if key not in self._seen:
+            self._seen[key] = laid_out(problem, parent, levels)
+        return self._seen[key]
 
     def _succeed(self) -> None:
         """The generation is complete: the fittest of parents and children go on."""
@@ -144,10 +153,9 @@ class Search:
         better = self.population[0].fitness > before * (1.0 + BETTER) + BETTER
         self._idle_generations = 0 if better else self._idle_generations + 1
 
-    def _renewed(self, problem: Problem, genes: dict[JobId, _Gene]) -> Candidate | None:
-        levels, packed = _levels(problem, genes)
-        levels = refreshed(problem, levels)
-        return self._scored(problem, levels, packed & (levels == problem.present))
+    def _renewed(self, problem: Problem, former: _Former) -> Candidate | None:
+        levels = _levels(problem, _genes(*former))
+        return self._child(problem, refreshed(problem, levels))
 
     def _select(self, found: list[Candidate | None]) -> None:
         """The K fittest different ones (by mean values: the paper draws, which flips decisions)."""
@@ -155,17 +163,15 @@ class Search:
         for candidate in found:
             if candidate is not None:
                 unique.setdefault(candidate.key, candidate)
-        problem = self._problem
-        present = problem.present if problem is not None else None
-        ranked = sorted(
-            unique.values(), key=lambda c: (-round(c.fitness, 9), _moves(c, present), c.key)
-        )
+        ranked = sorted(unique.values(), key=lambda c: (-round(c.fitness, 9), c.moves, c.key))
         self.population = ranked[: self._options.population]
 
 
 def _alike(one: Problem, other: Problem) -> bool:
     """Whether two problems differ by so little that there is nothing new to find."""
     if one.capacity != other.capacity or one.sizes.shape != other.sizes.shape:
+        return False
+    if not _same_places(one, other):
         return False
     pairs = zip(one.cases, other.cases, strict=True)
     same = all(a.job.job == b.job.job and a.now == b.now for a, b in pairs)
@@ -174,34 +180,34 @@ def _alike(one: Problem, other: Problem) -> bool:
     return bool(same and np.allclose(one.worth, other.worth, rtol=NEWS, atol=0.0))
 
 
-def _moves(candidate: Candidate, present: IntArray | None) -> int:
-    return int((candidate.levels != present).sum()) + int(candidate.packed.sum())
+def _same_places(one: Problem, other: Problem) -> bool:
+    """Whether GPU types and neighbours cost about the same."""
+    costs = [(one.slow, other.slow)]
+    if one.neighbours is not None and other.neighbours is not None:
+        costs.append((one.neighbours.theta, other.neighbours.theta))
+    elif one.neighbours is not other.neighbours:
+        return False
+    return all(
+        (a is None and b is None)
+        or (a is not None and b is not None and a.shape == b.shape
+            and bool(np.allclose(a, b, rtol=NEWS, atol=NEWS)))
+        for a, b in costs
+    )  # fmt: skip
 
 
-def _genes(problem: Problem | None, candidate: Candidate) -> dict[JobId, _Gene]:
+def _genes(problem: Problem | None, candidate: Candidate) -> _Genes:
     if problem is None:
         return {}
-    return {
-        case.job.job: _Gene(
-            int(problem.sizes[row, candidate.levels[row]]), bool(candidate.packed[row])
-        )
-        for row, case in enumerate(problem.cases)
-    }
+    sizes = problem.sizes[problem.rows, candidate.levels].tolist()
+    return {case.job.job: size for case, size in zip(problem.cases, sizes, strict=True)}
 
 
-def _levels(problem: Problem, genes: dict[JobId, _Gene]) -> tuple[IntArray, BoolArray]:
+def _levels(problem: Problem, genes: _Genes) -> IntArray:
     """A former candidate in the numbers of `problem`: the nearest size that a job may have."""
     levels = problem.present.copy()
-    packed = np.zeros(len(levels), dtype=np.bool_)
     for row, case in enumerate(problem.cases):
-        gene = genes.get(case.job.job)
-        if gene is None:
-            continue
-        if gene.slots == 0:
-            levels[row] = 0
-            continue
-        sizes = case.offers.sizes
-        levels[row] = max(1, int(np.searchsorted(sizes, gene.slots, side="right")))
-        same = levels[row] == problem.present[row]
-        packed[row] = gene.packed and same and problem.spread[row]
-    return levels, packed
+        slots = genes.get(case.job.job)
+        if slots is not None:
+            at = int(np.searchsorted(case.offers.sizes, slots, side="right"))
+            levels[row] = max(1, at) if slots else 0
+    return levels

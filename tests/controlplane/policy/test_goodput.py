@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.api import EpochSeen, JobView, Policy
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy, StepsSeen
 from controlplane.policy.goodput_table import Bounds, best_sizes, table_of, utilities
 from controlplane.policy.registry import make
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
@@ -214,6 +214,50 @@ def test_a_batch_changes_only_if_that_is_worth_it(batch: int, then: int) -> None
 
     assert plan.local_batch == {A: {S0: then}}
     assert [reason.code for reason in plan.reasons.values()] == ["batch"] * (batch != then)
+
+
+def tell(policy: Policy, *noise_scales: float | None) -> None:
+    """Telemetry of A, which has no speed yet."""
+    for noise_scale in noise_scales:
+        policy.observe(
+            StepsSeen(
+                job=A, family="", group=1, slots=1, nodes=1, global_batch=64, step=1,
+                samples_done=64, noise_scale=noise_scale,
+            ),
+            Seconds(0.0),
+        )  # fmt: skip
+
+
+def said_noise(policy: Policy, job: JobView) -> float:
+    """The noise scale that the reason for its start names."""
+    plan = policy.plan(view_of(row_of(1), job), Seconds(0.0))
+    return plan.reasons[job.job].numbers["noise_scale"]
+
+
+def test_telemetry_tells_the_noise_scale_before_an_epoch_does() -> None:
+    silent, heard, between, nonsense = (goodput() for _ in range(4))
+    tell(silent, None)
+    tell(heard, 1000.0)
+    tell(between, 1000.0, 2000.0)
+    tell(nonsense, 1000.0, None, float("nan"), float("inf"), 0.0, -1.0)
+
+    job = elastic(A, noise_scale=50.0)  # of its epochs
+    assert said_noise(silent, job) == 50.0
+    assert said_noise(heard, job) == 1000.0
+    assert said_noise(between, job) == pytest.approx(1000.0 * 2.0**0.3)
+    assert said_noise(nonsense, job) == 1000.0
+    assert said_noise(goodput(noise_scale_prior=3.0), elastic(A)) == 3.0 * 64
+
+
+def test_telemetry_of_others_and_of_a_former_life_tells_nothing() -> None:
+    policy = goodput(share_family=True)
+    tell(policy, 1000.0)
+
+    assert said_noise(policy, elastic(B, noise_scale=50.0)) == 50.0
+
+    ended = JobEnded(job=A, family="", samples_done=64, succeeded=True)
+    policy.observe(ended, Seconds(1.0))
+    assert said_noise(policy, elastic(A, noise_scale=50.0)) == 50.0
 
 
 @pytest.mark.parametrize("share", [False, True])

@@ -344,7 +344,7 @@ def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
 def test_only_a_policy_that_searches_is_given_a_process() -> None:
     searching = {name for name in POLICIES if entry(name).searches}
 
-    assert searching == {"ones", "optimus", "goodput"}
+    assert searching == {"ones", "ones-paper", "optimus", "goodput"}
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
@@ -364,7 +364,7 @@ def test_an_option_of_a_policy_without_any_is_refused() -> None:
 @pytest.mark.parametrize(
     ("options", "field", "said"),
     [
-        ({"speed": 1}, "policy.options", r"unknown field `speed`; known: seed, population"),
+        ({"speed": 1}, "policy.options", r"unknown field `speed`; known: seed, search, population"),
         ({"population": "many"}, "policy.options", r"\$\.population"),
         ({"scale_down": "up"}, "policy.options", r"\$\.scale_down"),
         ({"population": 1}, "policy.options.population", "population: 1 is below 2; raise it"),

@@ -7,14 +7,18 @@ import math
 import msgspec
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView
 from controlplane.policy.ones.fitness import (
     FloatArray,
     Offers,
     kept_share,
+    left_after,
     offers,
     remaining_s,
+    stall_share,
     values,
     weights,
 )
@@ -88,11 +92,16 @@ def test_a_larger_batch_is_offered_where_noise_makes_it_worth_while() -> None:
     assert (noisy.batches[0], quiet.batches[0]) == (128, 64)
 
 
-@pytest.mark.parametrize(("epochs", "phi"), [(0, 256.0), (4, 64.0), (12, 32.0)])
-def test_a_noise_scale_is_believed_as_it_is_measured_more_often(epochs: int, phi: float) -> None:
-    seen = offered(a_job(noise_scale=16.0, noise_epochs=epochs))  # the prior is 256
+def test_batches_are_tried_at_six_steps_to_a_doubling() -> None:
+    """The best batch of a job whose steps take 0.1 s + 1 ms a sample, at a noise scale of 64."""
+    steps = tuple(measured(1, batch, 0.1 + 0.001 * batch) for batch in (64, 128, 256))
 
-    assert seen.noise_scale == pytest.approx(phi)
+    seen = offered(a_job(noise_scale=64.0, noise_epochs=10**6), *steps, limit=256)
+
+    tried = [round(64 * 2 ** (step / 6)) for step in range(13)]
+    best = max(tried, key=lambda batch: batch / (0.1 + 0.001 * batch) / (64 + batch))
+    assert best == 81
+    assert seen.batches[0] == best
 
 
 def test_a_job_that_resumes_has_at_most_twice_its_last_batch() -> None:
@@ -126,7 +135,8 @@ def test_no_slot_is_offered_more_than_fits() -> None:
     assert seen.batches.tolist() == [64, 128]
 
 
-def test_the_present_batch_stays_until_another_brings_a_tenth() -> None:
+def test_the_present_batch_stays_until_another_brings_more_than_the_margin() -> None:
+    assert OPTIONS.batch_margin == 0.1
     job = a_job(noise_scale=1e9, running_on=on(S0, batch=64))
     little = offered(job, measured(1, 64, 0.1), measured(1, 128, 0.21), limit=128)
     much = offered(job, measured(1, 64, 0.1), measured(1, 128, 0.1), limit=128)
@@ -155,23 +165,30 @@ def test_the_remaining_time_on_one_slot_is_unknown_without_samples_or_seconds() 
     assert all(map(math.isnan, unknown))
 
 
+MARGIN = 0.02
+
+
 def share(one_s: float, stall_s: float, now_slots: int) -> FloatArray:
-    """What is left after a change to one slot, and to two at twice the goodput; margin 0.02."""
+    """What is left after a change to one slot, and to two at twice the goodput."""
     seen = offered(a_job(), measured(1, 64, 0.1), measured(2, 64, 0.05))
-    return kept_share(seen, one_s, stall_s, 0.02, now_slots)
+    return kept_share(seen, one_s, stall_s, MARGIN, now_slots)
 
 
 @pytest.mark.parametrize(
     ("one_s", "stall_s", "left"),
     [
-        (600.0, 10.0, [1.0, 1 - 25 / 300 - 0.02]),
-        (8.0, 1.0, [1.0, 1 - 2.5 / 10 - 0.02]),
-        (1e6, 30.0, [1.0, 1 - 75 / 900 - 0.02]),
+        (600.0, 10.0, [1.0, 1 - 25 / 300]),
+        (8.0, 1.0, [1.0, 1 - 2.5 / 10]),
+        (1e6, 30.0, [1.0, 1 - 75 / 900]),
+        (600.0, 1.0, [1.0, 1 - MARGIN]),
         (80.0, 1000.0, [1.0, 0.05]),
     ],
-    ids=["a stall of what is left", "at least ten seconds", "at most 15", "never nothing"],
-)
-def test_a_change_costs_its_stall_and_a_margin(
+    ids=[
+        "a share of what is left", "at least ten seconds", "at most 15 minutes", "the margin",
+        "never nothing",
+    ],
+)  # fmt: skip
+def test_a_change_costs_its_stall_or_the_margin_whichever_is_more(
     one_s: float, stall_s: float, left: list[float]
 ) -> None:
     assert share(one_s, stall_s, now_slots=1).tolist() == pytest.approx(left)
@@ -179,6 +196,17 @@ def test_a_change_costs_its_stall_and_a_margin(
 
 def test_the_size_that_a_job_has_costs_nothing_and_another_does() -> None:
     assert share(1e6, 0.0, now_slots=2).tolist() == pytest.approx([0.98, 1.0])
+
+
+@given(left=st.floats(0, 1e9), stall=st.floats(0, 1e6), margin=st.floats(0, 1))
+def test_a_change_never_adds_to_a_value_and_never_leaves_less_than_a_twentieth(
+    left: float, stall: float, margin: float
+) -> None:
+    found = stall_share(np.array([left]), stall, margin)
+
+    assert 0.05 <= found[0] <= 1.0
+    assert found[0] <= max(1.0 - margin, 0.05)
+    assert found[0] == left_after(left, stall, margin)
 
 
 # --- worth
@@ -191,21 +219,34 @@ def test_the_worth_of_a_size_is_its_weight_times_its_gain_to_the_power_of_four_f
 
 
 def weighed(
-    *remaining: float, waited: tuple[float, ...] = (), ran: tuple[float, ...] = ()
+    *remaining: float,
+    waited: tuple[float, ...] = (),
+    ran: tuple[float, ...] = (),
+    options: OnesOptions = OPTIONS,
 ) -> FloatArray:
     none = (0.0,) * len(remaining)
     length, idle, busy = (np.array(times or none) for times in (remaining, waited, ran))
-    return weights(length, np.ones(len(remaining)), idle, busy, OPTIONS)
+    return weights(length, np.ones(len(remaining)), idle, busy, options)
 
 
-def test_who_waited_weighs_more_by_the_response_ratio() -> None:
-    weight = weighed(100.0, 100.0, 100.0, waited=(0.0, 125.0, 1250.0), ran=(0.0, 0.0, 1125.0))
+AGEING = OnesOptions(ageing=2.0)
+
+
+def test_nobody_weighs_more_for_having_waited_if_nothing_else_is_asked_for() -> None:
+    assert weighed(100.0, 100.0, waited=(0.0, 1e6)).tolist() == [125**-0.55, 125**-0.55]
+
+
+def test_with_ageing_who_waited_weighs_more_by_the_response_ratio() -> None:
+    weight = weighed(
+        100.0, 100.0, 100.0,
+        waited=(0.0, 125.0, 1250.0), ran=(0.0, 0.0, 1125.0), options=AGEING,
+    )  # fmt: skip
 
     assert (weight / weight[0]).tolist() == pytest.approx([1.0, 4.0, 4.0])
 
 
-def test_no_stream_of_short_jobs_outweighs_one_that_waits_for_ever() -> None:
-    weight = weighed(10_000.0, 1.0, waited=(1e7, 0.0))
+def test_with_ageing_no_stream_of_short_jobs_outweighs_one_that_waits_for_ever() -> None:
+    weight = weighed(10_000.0, 1.0, waited=(1e7, 0.0), options=AGEING)
 
     assert weight[0] > 10 * weight[1]
 

@@ -1,7 +1,8 @@
-"""Levels that fit, slots that follow, and what that is worth."""
+"""What a schedule is worth where it is laid out."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -11,220 +12,286 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import EpochSeen, JobView
+from controlplane.policy.api import JobView
 from controlplane.policy.ones.fitness import IntArray
-from controlplane.policy.ones.genome import filled, lowest, repaired, score, used
-from controlplane.policy.ones.operators import crossed, mutated, refreshed, repacked, resized
+from controlplane.policy.ones.genome import Candidate, laid_out, present, score
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.placement import Wishes, lay_out
 from controlplane.policy.ones.problem import Problem
-from schemas.ids import JobId, SlotId
-from tests.support.builders import S0, S1, T0, A, B, job_view
-from tests.support.views import any_levels, problem_of, problems, row_of, view_of
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, S1, T0, A, B, C, job_view
+from tests.support.views import pace, problem_of, problems, row_of, some_levels, surrounded, view_of
 
-SIZE = settings(max_examples=20, deadline=None)
+SIZE = settings(max_examples=40, deadline=None)
 seeds = st.integers(0, 1000)
+LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
 
 
-def a_job(job: JobId, on: tuple[SlotId, ...] = (), **changes: Any) -> JobView:
+def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     """A warm job of 1 to 4 slots with a batch of 64."""
     held = dict.fromkeys(on, 64 // len(on)) if on else {}
-    view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0)
-    return msgspec.structs.replace(view, running_on=held, **changes)
-
-
-def linear(most: int = 4) -> list[tuple[float, EpochSeen]]:
-    """A family whose steps take half the time on twice the slots."""
-    return [
-        (1.0, EpochSeen(job=JobId("old-9"), family="f", slots=slots, nodes=1, global_batch=64,
-                        samples_per_s=100.0 * slots, whole=True))
-        for slots in range(1, most + 1)
-    ]  # fmt: skip
-
-
-def allowed(problem: Problem, levels: IntArray) -> bool:
-    return bool(np.isfinite(problem.worth[np.arange(len(levels)), levels]).all())
-
-
-def order_of(problem: Problem, seed: int) -> IntArray:
-    return default_rng(seed).permutation(len(problem.cases))
-
-
-# --- by example
-
-
-def test_slots_are_given_where_they_are_worth_most() -> None:
-    short, long = a_job(A, stop_samples=100), a_job(B, stop_samples=10_000)
-
-    problem = problem_of(view_of(row_of(4), long, short), news=linear())
-
-    assert filled(problem, lowest(problem)).tolist() == [0, 4]
-    assert filled(problem, np.array([1, 0])).tolist() == [1, 3]
-
-
-def test_nothing_is_filled_where_no_slot_is_worth_anything() -> None:
-    slower = [
-        (1.0, EpochSeen(job=JobId("old-9"), family="f", slots=slots, nodes=1, global_batch=64,
-                        samples_per_s=100.0 / slots, whole=True))
-        for slots in (1, 2, 3, 4)
-    ]  # fmt: skip
-    problem = problem_of(view_of(row_of(4), a_job(A, on=(S0,))), news=slower)
-
-    assert filled(problem, problem.present).tolist() == [1]
-
-
-def test_a_schedule_that_does_not_fit_is_cut_at_the_end_of_the_order() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=linear())
-
-    assert repaired(problem, np.array([3, 3]), np.array([0, 1])).tolist() == [3, 0]
-    assert repaired(problem, np.array([3, 3]), np.array([1, 0])).tolist() == [0, 3]
-    assert repaired(problem, np.array([3, 1]), np.array([0, 1])).tolist() == [3, 1]
-
-
-def test_who_gets_too_little_room_after_a_crossover_gives_way_by_chance() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=linear())
-    one, other = np.array([3, 1]), np.array([1, 3])
-
-    children = {tuple(crossed(problem, one, other, default_rng(seed))) for seed in range(40)}
-
-    assert children >= {(3, 1), (1, 3)}
-    assert all(sum(child) == 4 for child in children)
-
-
-def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=linear())
-    levels = np.array([3, 1])
-
-    candidate = score(problem, levels, np.zeros(2, dtype=np.bool_))
-
-    assert candidate is not None
-    assert candidate.placed == ((0, 1, 2), (3,))
-    assert candidate.fitness == pytest.approx(problem.worth[0, 3] + problem.worth[1, 1])
-
-
-def test_a_job_over_more_nodes_than_it_needs_is_worth_less_by_what_its_steps_take_longer() -> None:
-    held = a_job(B, on=(slot(3, 0), slot(3, 1)))
-    problem = problem_of(view_of(row_of(1, 1, 2), held, a_job(A)))
-    levels = np.array([problem.present[0], 2])
-
-    candidate = score(problem, levels, np.zeros(2, dtype=np.bool_))
-
-    assert candidate is not None
-    assert candidate.placed == (problem.cases[0].now, (0, 1))
-    worth = problem.worth[0, levels[0]] + problem.worth[1, 2] * 1.1**-0.8  # a tenth longer
-    assert candidate.fitness == pytest.approx(worth)
-
-
-def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
-    job = a_job(A, on=(S0, T0), stop_samples=10_000)
-    problem = problem_of(view_of(row_of(2, 2), job))
-
-    stays, packed = (score(problem, problem.present, np.array([moves])) for moves in (False, True))
-
-    assert stays is not None
-    assert packed is not None
-    assert {int(problem.node_of[slot]) for slot in packed.placed[0]} == {0}
-    gain = (1.1 * problem.cases[0].moved) ** 0.8
-    assert packed.fitness == pytest.approx(stays.fitness * gain)
+    view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held)
+    return msgspec.structs.replace(view, **changes)
 
 
 def slot(node: int, index: int) -> SlotId:
     return SlotId(f"n{node}/{index}")
 
 
+def made(problem: Problem, levels: list[int], wishes: Wishes | None = None) -> Candidate:
+    """The schedule in force, changed to these levels."""
+    wishes = wishes or Wishes()
+    found = laid_out(problem, present(problem), np.array(levels, dtype=np.int64), wishes)
+    assert found is not None
+    return found
+
+
+# --- by example
+
+
+def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+
+    candidate = made(problem, [3, 1])
+
+    assert (candidate.slots(0), candidate.slots(1)) == ((0, 1, 2), (3,))
+    assert candidate.worth.tolist() == [problem.worth[0, 3], problem.worth[1, 1]]
+    assert candidate.fitness == pytest.approx(problem.worth[0, 3] + problem.worth[1, 1])
+    assert candidate.moves == 2
+
+
+def test_a_job_over_more_nodes_than_it_needs_is_worth_less_by_what_its_steps_take_longer() -> None:
+    held = a_job(B, slot(3, 0), slot(3, 1))
+    problem = problem_of(view_of(row_of(1, 1, 2), held, a_job(A)))
+
+    candidate = made(problem, [int(problem.present[0]), 2])
+
+    assert (candidate.slots(0), candidate.slots(1)) == (problem.cases[0].now, (0, 1))
+    worth = problem.worth[0, problem.present[0]] + problem.worth[1, 2] * 1.1**-0.8  # a tenth longer
+    assert candidate.fitness == pytest.approx(worth)
+
+
+def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
+    problem = problem_of(view_of(row_of(2, 2), a_job(A, S0, T0, stop_samples=10_000)))
+    stays = present(problem)
+
+    packed = made(problem, problem.present.tolist(), Wishes(movers=(0,)))
+
+    assert {int(problem.node_of[place]) for place in packed.slots(0)} == {0}
+    assert packed.fitness == pytest.approx(stays.fitness * (1.1 * problem.moved[0]) ** 0.8)
+    assert (stays.moves, packed.moves) == (0, 1)
+
+
+def test_a_job_on_gpus_on_which_its_steps_take_twice_as_long_is_worth_less_by_that() -> None:
+    view = view_of(row_of(1, 1), a_job(A, S0), a_job(B, T0))
+    problem = surrounded(problem_of(view, news=LINEAR), types=(0, 1), slow=[(1.0, 2.0), (1.0, 2.0)])
+
+    found = present(problem).worth
+
+    assert found.tolist() == pytest.approx([problem.worth[0, 1], problem.worth[1, 1] * 2.0**-0.8])
+
+
+def test_the_slowest_gpu_sets_the_pace_of_a_job() -> None:
+    problem = surrounded(
+        problem_of(view_of(row_of(2, 2), a_job(A, S0, T0)), news=LINEAR),
+        types=(0, 1),
+        slow=[(1.0, 3.0)],
+    )
+
+    assert present(problem).fitness == pytest.approx(problem.worth[0, 2] * 3.0**-0.8)
+
+
+def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
+    view = view_of(row_of(3, 1), a_job(A, S0), a_job(B, slot(1, 1)), a_job(C, T0))
+    costs = [(0.0, 0.5, 9.0), (0.2, 0.0, 9.0), (9.0, 9.0, 0.0)]
+    problem = surrounded(problem_of(view, news=LINEAR), costs=costs)
+
+    found = present(problem).worth / problem.worth[:, 1]
+
+    assert found.tolist() == pytest.approx([np.exp(-0.4), np.exp(-0.16), 1.0])
+
+
+def test_who_waits_is_not_slowed_down_by_anything() -> None:
+    problem = surrounded(
+        problem_of(view_of(row_of(1), a_job(A), a_job(B, S0)), news=LINEAR),
+        types=(1,),
+        slow=[(1.0, 2.0), (1.0, 1.0)],
+        costs=[(1.0, 1.0), (1.0, 1.0)],
+    )
+
+    assert present(problem).worth.tolist() == [problem.worth[0, 0], problem.worth[1, 1]]
+
+
+def test_a_job_moves_only_if_it_has_samples_enough_for_both_places_at_once() -> None:
+    """The controller would refuse it."""
+    small, large = (a_job(A, S0, S1, batch_size=2, batch_limit=limit) for limit in (3, 4))
+    elsewhere = Wishes(movers=(0,), jitter=np.array([1.0, 0.0]))
+
+    here, there = (
+        laid_out(problem, present(problem), problem.present, elsewhere)
+        for job in (small, large)
+        for problem in [problem_of(view_of(row_of(2, 2), job), news=LINEAR)]
+    )
+
+    assert here is None
+    assert there is not None
+    assert there.slots(0) == (2, 3)
+
+
+# --- making room
+
+
+def crowded(*, family: str = "f", moved_at: float = 0.0, **options: Any) -> Problem:
+    """Three slots are needed and two are free on each node; a lodger is on the first."""
+    lodger = a_job(A, S0, family=family, moved_at=Seconds(moved_at))
+    start = a_job(B, least=3, most=3)
+    stays = a_job(C, T0, movable=False)
+    torn = [(at, msgspec.structs.replace(event, nodes=2, samples_per_s=150.0))
+            for at, event in LINEAR[1:]]  # fmt: skip
+    view = view_of(row_of(3, 3), lodger, start, stays)
+    return problem_of(view, news=[*LINEAR, *torn], options=OnesOptions(**options))
+
+
+def test_a_lodger_is_moved_away_if_that_is_worth_it() -> None:
+    problem = crowded()
+
+    candidate = made(problem, [1, 1])
+
+    assert (candidate.slots(0), candidate.slots(1)) == ((4,), (0, 1, 2))
+
+
+def test_a_lodger_that_a_move_costs_more_than_the_other_gains_stays() -> None:
+    dear = crowded()
+    dear = replace(dear, moved=np.array([0.01, 1.0]), weight=dear.weight)
+
+    candidate = made(dear, [1, 1])
+
+    assert (candidate.slots(0), len(candidate.slots(1))) == ((0,), 3)
+
+
+def test_a_lodger_that_may_not_move_or_with_migration_off_stays() -> None:
+    for problem in (crowded(moved_at=99.0), crowded(migration=False)):
+        candidate = made(problem, [1, 1])
+
+        assert (candidate.slots(0), len(candidate.slots(1))) == ((0,), 3)
+
+
 # --- whatever the problem
 
 
+def naive(problem: Problem, levels: IntArray, owner: IntArray) -> list[float]:
+    """Job by job, as the docstrings say it."""
+    on = {row: np.flatnonzero(owner == row) for row in range(len(levels))}
+    nodes = {row: set(problem.node_of[places].tolist()) for row, places in on.items()}
+    found = []
+    for row, level in enumerate(levels.tolist()):
+        worth = float(problem.worth[row, level])
+        if level:
+            case, size = problem.cases[row], int(problem.sizes[row, level])
+            local = np.array([case.offers.batches[level - 1] / size] * 2)
+            spans = np.array([case.offers.nodes[level - 1], len(nodes[row])])
+            meant, real = case.model.step_s(spans, np.array([size, size]), local)
+            keeps = float(meant / real)
+            if level == problem.present[row] and set(on[row]) != set(case.now):
+                keeps *= case.moved
+            if problem.slow is not None:
+                keeps /= max(problem.slow[row, problem.site.type_of[place]] for place in on[row])
+            if problem.neighbours is not None:
+                others = [o for o in nodes if o != row and nodes[o] & nodes[row]]
+                theta = problem.neighbours.theta
+                keeps *= np.exp(-max((theta[2 * row, 2 * o] for o in others), default=0.0))
+            worth *= keeps**problem.speedup_exponent
+        found.append(worth)
+    return found
+
+
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_what_is_repaired_is_allowed_and_fits(problem: Problem, seed: int) -> None:
-    levels = repaired(problem, any_levels(problem, seed), order_of(problem, seed))
+def test_all_jobs_at_once_are_worth_what_each_by_itself_is(problem: Problem, seed: int) -> None:
+    """One after the other, with a third schedule to show that nothing wrong is remembered."""
+    for number in range(3):
+        levels = some_levels(problem, seed + number)
+        movers = np.flatnonzero(
+            problem.free_to_move & (default_rng(seed).random(len(levels)) < 0.5)
+        )
+        jitter = default_rng(seed).normal(0.0, 1.0, len(problem.slots_on))
+        wishes = Wishes(tuple(movers.tolist()), jitter, evacuate=bool(seed % 2))
+        owner = lay_out(problem, problem.owner, problem.present, levels, wishes)
+        assert owner is not None
 
-    assert allowed(problem, levels)
-    assert used(problem, levels) <= problem.capacity
+        candidate = score(problem, levels, owner)
 
-
-@SIZE
-@given(problem=problems(), seed=seeds)
-def test_what_fits_and_is_allowed_needs_no_repair(problem: Problem, seed: int) -> None:
-    levels = repaired(problem, any_levels(problem, seed), order_of(problem, seed))
-
-    assert repaired(problem, levels, order_of(problem, seed + 1)).tolist() == levels.tolist()
-    assert repaired(problem, problem.present, order_of(problem, seed)).tolist() == (
-        problem.present.tolist()
-    )
-
-
-@SIZE
-@given(problem=problems(), seed=seeds)
-def test_what_is_filled_fits_is_allowed_and_shrinks_nobody(problem: Problem, seed: int) -> None:
-    before = repaired(problem, any_levels(problem, seed), order_of(problem, seed))
-
-    after = filled(problem, before)
-
-    assert allowed(problem, after)
-    assert used(problem, after) <= problem.capacity
-    assert (after >= before).all()
-    rows = np.arange(len(before))
-    assert (problem.worth[rows, after] >= problem.worth[rows, before]).all()
+        assert candidate.worth.tolist() == pytest.approx(naive(problem, levels, owner))
+        assert candidate.fitness == pytest.approx(sum(naive(problem, levels, owner)))
 
 
 @SIZE
 @given(problem=problems())
-def test_the_schedule_in_force_is_worth_what_the_table_says(problem: Problem) -> None:
-    none = np.zeros(len(problem.cases), dtype=np.bool_)
+def test_the_schedule_in_force_is_worth_what_the_table_says_and_changes_nobody(
+    problem: Problem,
+) -> None:
+    plain = replace(problem, slow=None, neighbours=None, stretch={})
 
-    candidate = score(problem, problem.present, none)
+    candidate = present(plain)
 
-    assert candidate is not None
-    rows = np.arange(len(problem.cases))
-    assert candidate.fitness == pytest.approx(problem.worth[rows, problem.present].sum())
-    assert candidate.placed == tuple(case.now for case in problem.cases)
-
-
-@SIZE
-@given(problem=problems(), seed=seeds)
-def test_every_child_is_allowed_fits_and_can_be_placed(problem: Problem, seed: int) -> None:
-    rng = default_rng(seed)
-    if not problem.cases:
-        return
-    one, other = (
-        filled(problem, repaired(problem, any_levels(problem, seed + n), order_of(problem, n)))
-        for n in (0, 1)
-    )
-    packed = rng.random(len(one)) < 0.5
-    children = (
-        *(crossed(problem, one, other, rng) for _ in range(8)),
-        mutated(problem, one, 0.3, rng),
-        resized(problem, one, rng),
-        refreshed(problem, any_levels(problem, seed)),
-    )
-
-    for child in children:
-        assert allowed(problem, child)
-        assert used(problem, child) <= problem.capacity
-        assert score(problem, child, repacked(problem, packed, child, rng)) is not None
+    assert candidate.worth.tolist() == plain.worth[plain.rows, plain.present].tolist()
+    assert candidate.moves == 0
+    assert [candidate.slots(row) for row in range(len(plain.cases))] == [
+        tuple(sorted(case.now)) for case in plain.cases
+    ]
 
 
 @SIZE
 @given(problem=problems(), seed=seeds)
-def test_only_spread_jobs_of_unchanged_size_that_may_move_are_brought_together(
+def test_room_is_made_only_where_that_is_worth_it(problem: Problem, seed: int) -> None:
+    levels = some_levels(problem, seed)
+    rigid = replace(problem, evacuates=False, stretch={})
+
+    roomy, plain = made(problem, levels.tolist()), made(rigid, levels.tolist())
+
+    assert roomy.fitness >= plain.fitness
+    assert roomy.fitness > plain.fitness or roomy.key == plain.key
+
+
+@SIZE
+@given(problem=problems(), seed=seeds)
+def test_two_candidates_have_the_same_key_only_if_they_are_the_same(
     problem: Problem, seed: int
 ) -> None:
+    one, other = (made(problem, some_levels(problem, seed + n).tolist()) for n in (0, 1))
+
+    same = (one.owner == other.owner).all() and (one.levels == other.levels).all()
+    assert (one.key == other.key) == same
+
+
+@SIZE
+@given(problem=problems(), seed=seeds, number=st.integers(1, 4))
+def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
+    problem: Problem, seed: int, number: int
+) -> None:
+    """Nor one that has fewer samples than slots in both places: the controller would refuse it."""
     rng = default_rng(seed)
-    levels = repaired(problem, any_levels(problem, seed), order_of(problem, seed))
+    candidate = present(problem)
+    for step in range(number):
+        movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.cases)) < 0.3))
+        wishes = Wishes(tuple(movers.tolist()), rng.normal(0.0, 1.0, len(problem.slots_on)))
+        found = laid_out(problem, candidate, some_levels(problem, seed + step), wishes)
+        candidate = candidate if found is None else found
 
-    packed = repacked(problem, rng.random(len(levels)) < 0.5, levels, rng)
-
-    for row in np.flatnonzero(packed):
-        case = problem.cases[row]
-        nodes = {int(problem.node_of[place]) for place in case.now}
-        assert levels[row] == problem.present[row]
-        assert not case.gated
-        assert len(nodes) > -(-len(case.now) // problem.widest)
+    for row, case in enumerate(problem.cases):
+        old, new = set(case.now), set(candidate.slots(row))
+        if old - new and new - old:
+            assert problem.free_to_move[row]
+            assert len(old | new) <= case.job.batch_limit
 
 
-def test_a_job_that_never_ran_takes_its_first_slot_from_the_one_that_ran_longest() -> None:
-    young, old = a_job(A, on=(S0, S1), ran_s=5.0), a_job(B, on=(T0, slot(2, 1)), ran_s=500.0)
-    new = msgspec.structs.replace(a_job(JobId("c-3")), epoch=0)
-    problem = problem_of(view_of(row_of(2, 2), young, old, new), news=linear())
+def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here() -> None:
+    view = view_of(row_of(1, 3), a_job(A, S0, moved_at=Seconds(99.0)))
+    problem = problem_of(view, news=LINEAR)
+    grown = laid_out(problem, present(problem), np.array([3]))
+    assert grown is not None
 
-    assert refreshed(problem, problem.present).tolist() == [2, 1, 1]
+    back = laid_out(problem, grown, np.array([1]))
+
+    assert grown.slots(0) == (0, 1, 2)
+    assert back is None

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.random import default_rng
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, StepsSeen
+from controlplane.policy.ones.families import Company
 from controlplane.policy.ones.knowledge import Knowledge
 from controlplane.policy.ones.options import OnesOptions
-from schemas.ids import JobId, Seconds
-from tests.support.builders import S0, A, B, job_view
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, S1, T0, A, B, job_view
+from tests.support.views import row_of, view_of
 
 OPTIONS = OnesOptions(warmup_steps=10, report_interval_s=30.0)
 
@@ -34,24 +37,36 @@ def steps(step: int, job: JobId = A, **changes: Any) -> StepsSeen:
     return msgspec.structs.replace(seen, **changes)
 
 
-def knowing(*news: tuple[float, Any]) -> Knowledge:
-    knowledge = Knowledge(OPTIONS)
+def knowing(*news: tuple[float, Any], options: OnesOptions = OPTIONS) -> Knowledge:
+    knowledge = Knowledge(options)
     for at, event in news:
         knowledge.observe(event, Seconds(at))
     return knowledge
 
 
 def running(**changes: Any) -> JobView:
-    return job_view(A, family="f", batch_limit=1024, running_on={S0: 64}, **changes)
+    how = {"family": "f", "batch_limit": 1024, "running_on": {S0: 64}, **changes}
+    return job_view(A, **how)
 
 
-def met(knowledge: Knowledge, *jobs: JobView, now: float, contended: bool = False) -> Knowledge:
-    knowledge.meet(jobs, contended=contended, now=Seconds(now))
+def met(
+    knowledge: Knowledge,
+    *jobs: JobView,
+    now: float = 1.0,
+    contended: bool = False,
+    models: tuple[str, ...] = ("", ""),
+) -> Knowledge:
+    """It is shown these jobs on two nodes with two slots each."""
+    view = view_of(row_of(2, 2, models=models), *jobs)
+    knowledge.meet(view, contended=contended, now=Seconds(now))
     return knowledge
 
 
-def sizes(knowledge: Knowledge) -> dict[tuple[int, int, int], float]:
-    """Mean step times by nodes, slots and local batch."""
+Size = tuple[int, int, int, str, Company | None]
+
+
+def sizes(knowledge: Knowledge) -> dict[Size, float]:
+    """Mean step times by nodes, slots, local batch, type of GPU and company."""
     return {size: mean.step_s for size, mean in knowledge.family("f").means.items()}
 
 
@@ -59,7 +74,7 @@ def sizes(knowledge: Knowledge) -> dict[tuple[int, int, int], float]:
 
 
 def test_a_whole_epoch_is_a_measurement_of_its_size() -> None:
-    assert sizes(knowing((1.0, epoch()))) == {(1, 2, 32): 0.1}
+    assert sizes(knowing((1.0, epoch()))) == {(1, 2, 32, "", None): 0.1}
 
 
 @pytest.mark.parametrize(
@@ -75,7 +90,7 @@ def test_the_second_report_of_a_group_is_a_measurement_by_the_workers_clock() ->
 
     knowledge.observe(steps(4, samples_per_s=320.0), Seconds(10.01))  # held up, or early
 
-    assert sizes(knowledge) == {(1, 1, 64): 0.2}
+    assert sizes(knowledge) == {(1, 1, 64, "", None): 0.2}
 
 
 @pytest.mark.parametrize(
@@ -101,22 +116,48 @@ def test_an_epoch_without_a_finite_speed_measures_nothing() -> None:
 def test_a_newer_measurement_of_one_size_counts_for_three_tenths() -> None:
     knowledge = knowing((1.0, epoch()), (2.0, epoch(samples_per_s=320.0)))
 
-    assert sizes(knowledge) == {(1, 2, 32): pytest.approx(0.13)}
+    assert sizes(knowledge) == {(1, 2, 32, "", None): pytest.approx(0.13)}
 
 
-def test_a_model_is_fitted_again_for_a_new_size_or_a_drift_and_not_for_noise() -> None:
-    knowledge = knowing((1.0, epoch()))
-    family = knowledge.family("f")
-    first = family.speed(32)
+def test_an_epoch_beside_neighbours_measures_nothing_for_they_may_come_and_go() -> None:
+    knowledge = met(knowing(), running(), job_view(B, family="g", running_on={S1: 64}))
 
-    knowledge.observe(epoch(samples_per_s=600.0), Seconds(2.0))
-    assert family.speed(32) is first
-    knowledge.observe(epoch(slots=3), Seconds(3.0))
-    second = family.speed(32)
-    assert second is not first
-    knowledge.observe(epoch(samples_per_s=200.0), Seconds(4.0))
-    assert family.speed(32) is not second
-    assert family.edition == 3
+    knowledge.observe(epoch(), Seconds(2.0))
+
+    assert sizes(knowledge) == {}
+
+
+def test_telemetry_tells_beside_whom_and_on_which_type_it_was_measured() -> None:
+    neighbour = job_view(B, family="g", running_on={S1: 64, T0: 64})
+    knowledge = met(knowing(), running(), neighbour, models=("v100", "a100"))
+
+    for step in (2, 4):
+        knowledge.observe(steps(step), Seconds(2.0))
+
+    assert sizes(knowledge) == {(1, 1, 64, "v100", (False, "g", True)): 0.2}
+
+
+def test_where_types_and_neighbours_are_not_learnt_they_are_not_looked_at() -> None:
+    options = OnesOptions(gpu_types=False, interference=False)
+    neighbour = job_view(B, family="g", running_on={S1: 64})
+    knowledge = met(knowing(options=options), running(), neighbour, models=("v100", "a100"))
+
+    for step in (2, 4):
+        knowledge.observe(steps(step), Seconds(2.0))
+
+    assert sizes(knowledge) == {(1, 1, 64, "", None): 0.2}
+    assert knowledge.slowness(("v100", "a100"), ["f"]) is None
+    assert knowledge.theta(["f", "g"]) is None
+
+
+def test_while_a_job_is_being_moved_its_telemetry_measures_nothing() -> None:
+    """The view shows the slots that it is getting, the telemetry is of those that it has."""
+    knowledge = met(knowing(), running(movable=False), models=("v100", "a100"))
+
+    for step in (2, 4):
+        knowledge.observe(steps(step), Seconds(2.0))
+
+    assert sizes(knowledge) == {}
 
 
 def test_families_learn_apart() -> None:
@@ -146,7 +187,8 @@ def test_the_rate_of_arrivals_is_that_of_all_jobs_whoever_comes_first() -> None:
     late = [job_view(JobId(f"l-{n}"), submitted_at=Seconds(float(n))) for n in range(1, 10)]
     limits = []
     for jobs in ([old, *late], [*late, old]):
-        knowledge = knowing((9.0, epoch(global_batch=512)))
+        options = OnesOptions(scale_down="contended")
+        knowledge = knowing((9.0, epoch(global_batch=512)), options=options)
         met(knowledge, *jobs, now=9.0, contended=True)
         limits.append(knowledge.limit(old))
 
@@ -205,9 +247,10 @@ def test_a_plan_that_lets_a_job_run_leaves_its_limit() -> None:
     assert knowledge.limit(running()) == 128
 
 
-def test_a_limit_is_cut_for_a_job_that_ran_long_while_others_wait() -> None:
+def test_where_scale_down_is_asked_for_a_limit_is_cut_while_others_wait() -> None:
     others = [job_view(JobId(f"x-{n}"), at=float(n)) for n in range(4)]  # one a second
-    knowledge = met(knowing(), *others, now=5.0)
+    options = OnesOptions(scale_down="contended")
+    knowledge = met(knowing(options=options), *others, now=5.0)
     knowledge.observe(epoch(global_batch=512), Seconds(6.0))
 
     met(knowledge, running(ran_s=9.0), now=6.0, contended=True)
@@ -271,9 +314,260 @@ def test_what_is_left_is_told_by_the_user_or_by_relatives_or_by_nobody() -> None
     assert knowing((1.0, steps(5, B))).remaining(running()) == 320
 
 
+def ended(slot_s: float, family: str = "g") -> JobEnded:
+    return JobEnded(job=B, family=family, samples_done=900, succeeded=True, slot_s=slot_s)
+
+
+def test_a_job_without_a_past_takes_as_long_as_those_that_got_as_much_service() -> None:
+    knowledge = knowing((1.0, ended(100.0)), (2.0, ended(300.0)), (3.0, ended(800.0)))
+    served = [running(slot_s=slot_s, running_on={}) for slot_s in (0.0, 100.0, 500.0, 800.0)]
+
+    left = [knowledge.remaining_service(job, Seconds(9.0)) for job in served]
+
+    assert left == [400.0, 450.0, 300.0, None]
+
+
+def test_service_goes_on_while_a_job_runs() -> None:
+    knowledge = knowing((1.0, ended(100.0)))
+    job = running(moved_at=Seconds(10.0), slot_s=20.0)
+
+    assert knowledge.remaining_service(job, Seconds(40.0)) == 50.0
+
+
+def test_service_says_nothing_once_a_relative_has_finished_or_where_an_end_is_stated() -> None:
+    others, relative = (1.0, ended(100.0)), (2.0, ended(100.0, family="f"))
+
+    assert knowing(others).remaining_service(running(), Seconds(0.0)) == 100.0
+    assert knowing(others).remaining_service(running(stop_samples=9), Seconds(0.0)) is None
+    assert knowing(others, relative).remaining_service(running(), Seconds(0.0)) is None
+    assert knowing().remaining_service(running(), Seconds(0.0)) is None
+
+
+def test_where_lengths_are_not_shared_only_relatives_tell_of_them() -> None:
+    knowledge = knowing((1.0, ended(100.0)), options=OnesOptions(share_lengths=False))
+
+    assert knowledge.remaining_service(running(), Seconds(0.0)) is None
+
+
+def test_the_service_of_jobs_that_failed_does_not_count() -> None:
+    failed = JobEnded(job=B, family="g", samples_done=900, succeeded=False, slot_s=100.0)
+
+    assert knowing((1.0, failed)).remaining_service(running(), Seconds(0.0)) is None
+
+
+# --- noise scales
+
+
+def phi(*news: Any, **changes: Any) -> float:
+    """What is believed of a job that began with a batch of 64, after these reports."""
+    knowledge = knowing(*((1.0, each) for each in news))
+    return knowledge.noise_scale(running(**changes))
+
+
+def test_without_any_report_the_noise_scale_is_four_times_the_first_batch() -> None:
+    assert phi() == 256.0
+
+
+def test_relatives_at_the_same_stage_tell_more_than_the_prior() -> None:
+    relative = [epoch(B, epoch=1, noise_scale=32.0), epoch(B, epoch=9, noise_scale=2048.0)]
+
+    assert [phi(*relative, epoch=at) for at in (0, 2, 4, 8, 10)] == [32, 32, 256, 2048, 2048]
+
+
+def test_jobs_without_a_family_have_no_relatives() -> None:
+    relative = epoch(B, family="", epoch=1, noise_scale=32.0)
+
+    assert phi(relative, family="") == 256.0
+
+
+def test_a_jobs_own_telemetry_tells_more_than_its_view_and_its_relatives() -> None:
+    own = [steps(step, noise_scale=1024.0) for step in range(200)]
+
+    heard = phi(*own, epoch(B, epoch=1, noise_scale=32.0), noise_scale=16.0, noise_epochs=99)
+
+    assert heard == 1024.0
+
+
+def test_what_the_view_tells_counts_while_there_was_no_telemetry() -> None:
+    assert phi(noise_scale=1024.0, noise_epochs=999) == 1024.0
+
+
+@pytest.mark.parametrize(("heard", "believed"), [(1, 64.0), (3, 32.0), (7, 16.0 * 2**0.5)])
+def test_a_noise_scale_is_believed_as_it_is_measured_more_often(
+    heard: int, believed: float
+) -> None:
+    told = [steps(step, family="", noise_scale=16.0) for step in range(heard)]
+
+    # a half, three quarters, seven eighths of the way from 256, in logarithms
+    assert phi(*told, family="") == pytest.approx(believed)
+    assert phi(noise_scale=16.0, noise_epochs=heard) == pytest.approx(believed)
+
+
+def test_a_noise_scale_is_told_to_an_eighth_of_a_doubling() -> None:
+    told = [phi(noise_scale=at, noise_epochs=10**9) for at in (256.0, 260.0, 267.0, 268.0, 279.0)]
+
+    assert told == [256.0, 256.0, 256.0, 256 * 2 ** (1 / 8), 256 * 2 ** (1 / 8)]
+
+
+@given(
+    told=st.lists(st.floats() | st.none(), max_size=8),
+    relatives=st.lists(st.floats() | st.none(), max_size=4),
+    shown=st.floats() | st.none(),
+    epochs=st.integers(0, 5),
+)
+def test_whatever_is_told_the_noise_scale_is_a_number_above_zero(
+    told: list[float | None], relatives: list[float | None], shown: float | None, epochs: int
+) -> None:
+    news: list[Any] = [epoch(B, epoch=1, noise_scale=value) for value in relatives]
+    news += [steps(step, noise_scale=value) for step, value in enumerate(told)]
+
+    found = phi(*news, noise_scale=shown, noise_epochs=epochs)
+
+    assert 0.0 < found < 1e16
+    assert 8 * np.log2(found) == pytest.approx(round(8 * np.log2(found)), abs=1e-6)
+
+
+@pytest.mark.parametrize("hostile", [0.0, -5.0, float("nan"), float("inf"), 5e-324, 1e308])
+def test_noise_scales_that_nobody_can_have_measured_are_ignored(hostile: float) -> None:
+    reports = [epoch(noise_scale=hostile), steps(1, noise_scale=hostile)]
+
+    assert phi(*reports, noise_scale=hostile, noise_epochs=3) == 256.0
+
+
+# --- types of GPU, and neighbours
+
+
+class Told:
+    """Telemetry of whoever trains on two nodes of two slots, as long as their steps take."""
+
+    def __init__(self, *models: str, noise: float = 0.0) -> None:
+        self.knowledge = knowing()
+        self.models = models or ("", "")
+        self.noise, self.rng, self.group = noise, default_rng(0), 0
+
+    def train(self, *jobs: JobView, reports: int = 12, **step_s: float) -> None:
+        """They train so for a while; a step takes a family 0.1 s if nothing else is said."""
+        met(self.knowledge, *jobs, models=self.models)
+        self.group += 1
+        for job in jobs:
+            for step in range(reports + 1):
+                seconds = step_s.get(job.family, 0.1)
+                seconds *= 1.0 + self.noise * float(self.rng.standard_normal())
+                done = 10_000 * self.group + 64 * step
+                self.knowledge.observe(
+                    steps(step, job.job, family=job.family, group=self.group, samples_done=done,
+                          samples_per_s=64 / seconds),
+                    Seconds(1.0),
+                )  # fmt: skip
+        for family in {job.family for job in jobs}:
+            self.knowledge.family(family).speed(64)
+
+    def slowness(self, *families: str) -> list[list[float]] | None:
+        found = self.knowledge.slowness(self.models, families)
+        return None if found is None else found.tolist()
+
+
+def at(slot: SlotId, family: str, number: int = 1) -> JobView:
+    return job_view(JobId(f"{family}-{number}"), family=family, running_on={slot: 64})
+
+
+def test_how_slow_a_type_of_gpu_is_is_learnt_for_each_family() -> None:
+    told = Told("fast", "slow", noise=0.05)
+    for _ in range(3):
+        told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.3)
+        told.train(at(T0, "f"), at(S0, "g"), f=0.2, g=0.2)
+
+    assert told.slowness("f", "g") == [
+        [1.0, pytest.approx(2.0, rel=0.1)],
+        [1.0, pytest.approx(1.5, rel=0.1)],
+    ]
+
+
+def test_a_family_that_was_not_on_a_type_takes_the_mean_of_the_others() -> None:
+    told = Told("fast", "slow")
+    told.train(at(S0, "h"), h=0.1)  # before anybody knew of types
+    for _ in range(3):
+        told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.3)
+        told.train(at(T0, "f"), at(S0, "g"), f=0.2, g=0.2)
+
+    mean = pytest.approx((2.0 * 1.5) ** 0.5, rel=0.05)
+    assert told.slowness("unseen", "h") == [[1.0, mean], [1.0, mean]]
+
+
+def test_a_type_that_a_family_was_not_on_is_so_much_slower_than_those_it_was_on() -> None:
+    """Only differences are measured: the level of a family's costs means nothing."""
+    told = Told("fast", "slow")
+    told.train(at(S0, "h"), at(S1, "g"), h=0.1)
+    told.train(at(S0, "h"), h=0.1)  # alone: neighbours are told apart, types are not
+    for _ in range(3):
+        told.train(at(S0, "f"), f=0.1)
+        told.train(at(T0, "f"), f=0.2)
+
+    assert told.slowness("h") == [[1.0, pytest.approx(2.0, rel=0.05)]]
+
+
+def test_on_one_type_or_where_types_are_alike_nobody_is_slow() -> None:
+    alike = Told("one", "other", noise=0.05)
+    for _ in range(3):
+        alike.train(at(S0, "f"), at(T0, "g"))
+        alike.train(at(T0, "f"), at(S0, "g"))
+    one = Told("one", "one", noise=0.05)
+    one.train(at(S0, "f"), at(T0, "g"))
+
+    assert alike.slowness("f", "g") is None
+    assert one.knowledge.slowness(("one",), ["f", "g"]) is None
+
+
+def test_who_slows_down_whom_is_learnt_from_being_together_and_alone() -> None:
+    told = Told(noise=0.05)
+    for _ in range(3):
+        told.train(at(S0, "f"), at(T0, "g"), at(S1, "g", 2), f=0.15, g=0.1)
+        told.train(at(S0, "f"), at(T0, "g"))
+        told.train(at(S0, "g"), at(S1, "g", 2))
+
+    theta = told.knowledge.theta(["f", "g"])
+
+    # classes: f on one node, on several, g on one node, on several
+    assert theta is not None
+    assert np.exp(theta[0, 2]) == pytest.approx(1.5, rel=0.1), "f beside g"
+    assert theta[2, 0] == pytest.approx(0.0, abs=0.05), "g beside f"
+    assert theta[2, 2] == pytest.approx(0.0, abs=0.05), "g beside g"
+    assert (theta >= 0.0).all()
+
+
+def test_where_nobody_is_slowed_down_no_neighbour_matters() -> None:
+    told = Told(noise=0.05)
+    for _ in range(3):
+        told.train(at(S0, "f"), at(S1, "g"))
+        told.train(at(S0, "f"), at(T0, "g"))
+
+    assert told.knowledge.theta(["f", "g"]) is None
+
+
+def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
+    told = Told()
+    for _ in range(3):
+        told.train(at(S0, "f"), at(S1, "g"), f=0.07)
+        told.train(at(S0, "f"), at(T0, "g"), f=0.1)
+
+    assert told.knowledge.theta(["f", "g"]) is None
+
+
+def test_families_that_never_met_are_expected_to_cost_what_others_do() -> None:
+    told = Told()
+    for _ in range(3):
+        told.train(at(S0, "f"), at(S1, "g"), f=0.15, g=0.15)
+        told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.1)
+
+    theta = told.knowledge.theta(["new", "newer"])
+
+    assert theta is not None
+    assert theta[0, 2] == theta[2, 0] == pytest.approx(np.log(1.5), rel=0.1)
+
+
 # --- from history
 
-PAST = [
+PAST: list[tuple[float, Any]] = [
     (1.0, epoch(slots=1)),
     (3.0, epoch(slots=1, samples_per_s=600.0)),
     (5.0, epoch(slots=2, global_batch=128, samples_per_s=1100.0)),

@@ -2,51 +2,83 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import msgspec
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.genome import repaired, used
-from controlplane.policy.ones.placement import place
-from controlplane.policy.ones.problem import Problem
-from schemas.ids import JobId, SlotId
+from controlplane.policy.ones.fitness import IntArray
+from controlplane.policy.ones.placement import PLAIN, Wishes, lay_out
+from controlplane.policy.ones.problem import CLOSED, Problem
+from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view, slot_view
-from tests.support.views import any_levels, problem_of, problems, row_of, view_of
+from tests.support.views import problem_of, problems, row_of, some_levels, surrounded, view_of
 
 N, P, Q = ([SlotId(f"n{node}/{index}") for index in range(4)] for node in (1, 2, 3))
 WHOLE = settings(max_examples=40, deadline=None)
+seeds = st.integers(0, 1000)
 
 
-def a_job(job: JobId, *on: SlotId) -> JobView:
+def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     """A warm job of 1 to 8 slots."""
-    view = job_view(job, slots=(1, 8), epoch=1)
-    return msgspec.structs.replace(view, running_on=dict.fromkeys(on, 8))
+    view = job_view(job, slots=(1, 8), epoch=1, running_on=dict.fromkeys(on, 8))
+    return msgspec.structs.replace(view, **changes)
 
 
 def placed(
-    problem: Problem, packed: tuple[JobId, ...] = (), **slots: int
-) -> dict[JobId, tuple[SlotId, ...]]:
-    """Where jobs go if those that are named get so many slots."""
+    problem: Problem, wishes: Wishes = PLAIN, **slots: int
+) -> dict[JobId, tuple[SlotId, ...]] | None:
+    """Where jobs go if those that are named get so many slots; None if there are not enough."""
     names = [case.job.job for case in problem.cases]
     levels = problem.present.copy()
     for letter, many in slots.items():
         row = next(row for row, name in enumerate(names) if name.startswith(letter))
         levels[row] = problem.sizes[row].tolist().index(many) if many else 0
-    chosen = place(problem, levels, np.array([name in packed for name in names]))
-    assert chosen is not None
+    owner = lay_out(problem, problem.owner, problem.present, levels, wishes)
+    if owner is None:
+        return None
     return {
-        name: tuple(problem.slots[slot] for slot in slots)
-        for name, slots in zip(names, chosen, strict=True)
+        name: tuple(problem.slots[slot] for slot in np.flatnonzero(owner == row))
+        for row, name in enumerate(names)
     }
+
+
+def nodes_of(problem: Problem, owner: IntArray, row: int) -> set[int]:
+    return set(problem.node_of[owner == row].tolist())
+
+
+# --- who grows, shrinks and starts
 
 
 def test_a_job_that_grows_stays_and_takes_slots_beside_its_own() -> None:
     problem = problem_of(view_of(row_of(4, 4), a_job(A, P[0])))
 
     assert placed(problem, a=2) == {A: (P[0], P[1])}
+
+
+def test_a_job_that_outgrows_its_node_goes_where_it_has_room_on_one() -> None:
+    problem = problem_of(view_of(row_of(1, 4), a_job(A, N[0])))
+
+    assert placed(problem, a=2) == {A: (P[0], P[1])}
+
+
+def test_a_job_that_outgrows_its_node_takes_that_first_if_it_cannot_train_in_both_at_once() -> None:
+    problem = problem_of(view_of(row_of(1, 4), a_job(A, N[0], batch_size=2, batch_limit=2)))
+
+    assert placed(problem, a=2) == {A: (N[0], P[0])}
+
+
+def test_a_job_that_outgrows_its_node_has_the_rest_on_another_if_it_fits_on_none() -> None:
+    held = a_job(A, N[0], N[1])
+    problem = problem_of(view_of(row_of(3, 3), held, a_job(B, P[0], movable=False)))
+
+    assert placed(problem, a=4) == {A: (N[0], N[1], N[2], P[1])}
 
 
 def test_a_job_that_shrinks_keeps_the_nodes_where_it_has_most() -> None:
@@ -63,17 +95,27 @@ def test_a_small_job_goes_where_it_fits_best() -> None:
 
 
 def test_a_job_that_fits_no_node_alone_begins_with_the_emptiest() -> None:
-    view = view_of(row_of(2, 3), msgspec.structs.replace(a_job(A), least=4))
+    problem = problem_of(view_of(row_of(2, 3), a_job(A, least=4)))
 
-    assert placed(problem_of(view), a=4) == {A: (P[0], P[1], P[2], N[0])}
+    assert placed(problem, a=4) == {A: (N[0], P[0], P[1], P[2])}
 
 
-def test_a_start_comes_before_growth_and_the_largest_first() -> None:
-    small, large = a_job(A), msgspec.structs.replace(a_job(B), least=2)
-    problem = problem_of(view_of(row_of(2, 2), small, large, a_job(C, N[0])))
+def test_a_start_comes_before_growth() -> None:
+    problem = problem_of(view_of(row_of(2, 3), a_job(A, N[0]), a_job(B)))
 
-    assert placed(problem, a=1, b=2, c=1) == {A: (N[1],), B: (P[0], P[1]), C: (N[0],)}
-    assert placed(problem, a=1, c=2) == {A: (N[1],), B: (), C: (N[0], P[0])}
+    assert placed(problem, a=2, b=1) == {A: (P[0], P[1]), B: (N[1],)}
+
+
+def test_a_job_that_fills_a_node_comes_before_all_others() -> None:
+    problem = problem_of(view_of(row_of(2, 2), a_job(A, N[0]), a_job(B)))
+
+    assert placed(problem, a=2, b=1) == {A: (N[0], N[1]), B: (P[0],)}
+
+
+def test_of_two_starts_the_larger_comes_first() -> None:
+    problem = problem_of(view_of(row_of(2, 3), a_job(A), a_job(B, least=2)))
+
+    assert placed(problem, a=1, b=2) == {A: (P[0],), B: (N[0], N[1])}
 
 
 def test_what_one_gives_up_another_may_have() -> None:
@@ -96,68 +138,244 @@ def test_a_start_takes_a_slot_that_is_free_now_wherever_that_is() -> None:
     assert placed(problem_of(view), a=1) == {A: (P[0],)}
 
 
-def test_a_job_that_is_brought_together_keeps_what_it_can() -> None:
-    problem = problem_of(view_of(row_of(2, 3), a_job(A, N[0], P[0]), a_job(B, N[1])))
-
-    assert placed(problem, (A,)) == {A: (P[0], P[1]), B: (N[1],)}
-
-
 def test_there_is_no_place_for_more_than_there_are() -> None:
     problem = problem_of(view_of(row_of(1), a_job(A), a_job(B)))
 
-    assert place(problem, np.array([1, 1]), np.zeros(2, dtype=np.bool_)) is None
+    assert placed(problem, a=1, b=1) is None
 
 
-def test_a_job_is_brought_together_on_few_nodes() -> None:
+# --- who moves
+
+
+def test_a_job_that_moves_is_brought_together_on_few_nodes_and_keeps_what_it_can() -> None:
     problem = problem_of(view_of(row_of(2, 4), a_job(A, N[0], P[0]), a_job(B, N[1])))
 
-    together = placed(problem, (A,))
+    assert placed(problem, Wishes(movers=(0,))) == {A: (P[0], P[1]), B: (N[1],)}
 
-    assert together[B] == (N[1],)
-    assert {slot.partition("/")[0] for slot in together[A]} == {"n2"}
+
+def test_a_job_that_moves_to_where_it_is_stays() -> None:
+    problem = problem_of(view_of(row_of(2, 2), a_job(A, N[0], N[1])))
+
+    assert placed(problem, Wishes(movers=(0,))) == {A: (N[0], N[1])}
+
+
+def test_a_job_that_moves_goes_to_the_node_that_it_likes_best() -> None:
+    problem = problem_of(view_of(row_of(2, 2, 2), a_job(A, N[0], N[1])))
+    likes = Wishes(movers=(0,), jitter=np.array([0.2, 0.1, 0.0]))
+
+    assert placed(problem, likes) == {A: (Q[0], Q[1])}
+
+
+def test_a_job_goes_to_the_gpus_that_it_is_fast_on_even_if_it_fits_better_elsewhere() -> None:
+    problem = problem_of(view_of(row_of(2, 1), a_job(A)))
+
+    slower = surrounded(problem, types=(0, 1), slow=[(1.0, 2.0)])
+
+    assert placed(problem, a=1) == {A: (P[0],)}
+    assert placed(slower, a=1) == {A: (N[0],)}
+
+
+def test_jobs_that_hurt_each_other_are_kept_apart() -> None:
+    problem = problem_of(view_of(row_of(4, 4), a_job(A, N[0]), a_job(B)))
+
+    apart = surrounded(problem, costs=[(0.0, 0.0), (0.5, 0.0)])
+    other = surrounded(problem, costs=[(0.0, 0.5), (0.0, 0.0)])
+
+    assert placed(problem, b=1) == {A: (N[0],), B: (N[1],)}
+    assert placed(apart, b=1) == {A: (N[0],), B: (P[0],)}
+    assert placed(other, b=1) == {A: (N[0],), B: (P[0],)}
+
+
+# --- who makes room
+
+
+ROOM = Wishes(evacuate=True)
+
+
+def lodging(lodger: JobView) -> Problem:
+    """A start of three slots, and two on each node; a lodger on the first, one for good beside."""
+    stays = a_job(C, P[0], movable=False)
+    return problem_of(view_of(row_of(3, 3), lodger, a_job(B, least=3), stays))
+
+
+def test_a_lodger_is_moved_away_for_a_job_that_needs_the_node() -> None:
+    problem = lodging(a_job(A, N[1]))
+
+    assert placed(problem, ROOM, b=3) == {A: (P[1],), B: (N[0], N[1], N[2])}
+    assert placed(problem, b=3) == {A: (N[1],), B: (N[0], N[2], P[1])}
+
+
+@pytest.mark.parametrize(
+    "lodger",
+    [
+        a_job(A, N[1], moved_at=Seconds(99.0)),
+        a_job(A, N[1], batch_size=1, batch_limit=1),
+        a_job(A, N[1], P[1]),
+    ],
+    ids=["moved just now", "too small a batch for both places at once", "on other nodes as well"],
+)
+def test_a_lodger_that_may_not_be_moved_stays(lodger: JobView) -> None:
+    problem = lodging(lodger)
+
+    found = placed(problem, ROOM, b=3)
+
+    assert found is not None
+    assert set(found[A]) == set(lodger.running_on)
+    assert len(found[B]) == 3
+
+
+def test_a_growing_job_gets_its_node_for_itself() -> None:
+    grows, lodger = a_job(A, N[0], N[1]), a_job(B, N[2])
+    problem = problem_of(view_of(row_of(4, 3), grows, lodger, a_job(C, P[0], movable=False)))
+
+    assert placed(problem, ROOM, a=4) == {A: tuple(N), B: (P[1],)}
 
 
 # --- whatever the problem
 
 
+def laid(problem: Problem, levels: IntArray, wishes: Wishes = PLAIN) -> IntArray:
+    owner = lay_out(problem, problem.owner, problem.present, levels, wishes)
+    assert owner is not None
+    return owner
+
+
+def any_wishes(problem: Problem, seed: int) -> Wishes:
+    rng = default_rng(seed)
+    movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.cases)) < 0.5))
+    jitter = rng.normal(0.0, 0.2, len(problem.slots_on)) if rng.random() < 0.5 else None
+    return Wishes(tuple(movers.tolist()), jitter, evacuate=bool(rng.random() < 0.5))
+
+
 @WHOLE
-@given(problem=problems(), seed=st.integers(0, 1000))
-def test_jobs_that_do_not_change_stay_and_no_slot_is_given_twice(
+@given(problem=problems(), seed=seeds)
+def test_no_slot_is_given_twice_or_closed_and_every_job_gets_its_size(
     problem: Problem, seed: int
 ) -> None:
-    rng = default_rng(seed)
-    levels = repaired(problem, any_levels(problem, seed), rng.permutation(len(problem.cases)))
-    none = np.zeros(len(levels), dtype=np.bool_)
+    """From the schedule in force, and from there to the next."""
+    wishes = any_wishes(problem, seed)
+    first = some_levels(problem, seed)
+    owner = laid(problem, first, wishes)
+    levels = some_levels(problem, seed + 1)
 
-    chosen = place(problem, levels, none)
+    further = lay_out(problem, owner, first, levels, wishes)
 
-    assert chosen is not None
-    taken = [slot for slots in chosen for slot in slots]
-    assert len(taken) == len(set(taken)) == used(problem, levels)
-    mine = {slot for case in problem.cases for slot in case.now}
-    assert set(taken) <= mine | {*problem.free_now, *problem.free_soon}
-    for row, case in enumerate(problem.cases):
-        size = int(problem.sizes[row, levels[row]])
-        assert len(chosen[row]) == size
-        if size <= len(case.now):
-            assert set(chosen[row]) <= set(case.now)
-        else:
-            assert set(chosen[row]) >= set(case.now)
-        if levels[row] == problem.present[row]:
-            assert chosen[row] == case.now
+    assert further is not None
+    for found, wanted in ((owner, first), (further, levels)):
+        assert ((found == CLOSED) == (problem.owner == CLOSED)).all()
+        assert found.max(initial=-1) < len(levels)
+        sizes = np.bincount(found[found >= 0], minlength=len(levels))
+        assert sizes.tolist() == problem.sizes[problem.rows, wanted].tolist()
 
 
 @WHOLE
-@given(problem=problems(), seed=st.integers(0, 1000))
+@given(problem=problems(), seed=seeds)
+def test_jobs_that_do_not_change_stay_and_those_that_shrink_keep_a_part(
+    problem: Problem, seed: int
+) -> None:
+    levels = some_levels(problem, seed)
+
+    owner = laid(problem, levels)
+
+    for row in np.flatnonzero(levels == problem.present).tolist():
+        assert (owner == row).tolist() == (problem.owner == row).tolist()
+    for row in np.flatnonzero(levels < problem.present).tolist():
+        assert (problem.owner[owner == row] == row).all()
+
+
+@WHOLE
+@given(problem=problems(), seed=seeds)
+def test_only_a_job_that_is_all_on_one_node_and_may_be_moved_makes_room(
+    problem: Problem, seed: int
+) -> None:
+    levels = some_levels(problem, seed)
+
+    owner = laid(problem, levels, ROOM)
+
+    for row in np.flatnonzero(levels == problem.present).tolist():
+        if ((owner == row) != (problem.owner == row)).any():
+            size = int(problem.sizes[row, levels[row]])
+            assert problem.free_to_move[row]
+            assert 2 * size <= problem.cases[row].job.batch_limit
+            assert len(nodes_of(problem, problem.owner, row)) == 1
+            assert len(nodes_of(problem, owner, row)) == 1
+
+
+@WHOLE
+@given(problem=problems(), seed=seeds)
+def test_one_that_grows_takes_the_slots_of_its_own_nodes_first_or_goes_to_fewer_nodes(
+    problem: Problem, seed: int
+) -> None:
+    for row in np.flatnonzero(problem.present).tolist():
+        levels = problem.present.copy()
+        levels[row] = some_levels(problem, seed)[row]
+        more = problem.sizes[row, levels[row]] - problem.sizes[row, problem.present[row]]
+        if not 0 < more <= (problem.owner == -1).sum():
+            continue
+
+        owner = laid(problem, levels)
+
+        mine, now = nodes_of(problem, problem.owner, row), nodes_of(problem, owner, row)
+        if (owner[problem.owner == row] == row).all():
+            free = set(problem.node_of[owner == -1].tolist())
+            assert now == mine or not mine & free
+        else:
+            rooms = {node: (problem.owner[problem.slots_on[node]] == -1).sum() for node in mine}
+            assert sum(rooms.values()) < more
+            assert problem.free_to_move[row]
+
+
+@WHOLE
+@given(problem=problems(), seed=seeds)
 def test_a_job_that_shrinks_keeps_as_few_nodes_as_it_can(problem: Problem, seed: int) -> None:
-    rng = default_rng(seed)
-    levels = repaired(problem, any_levels(problem, seed), rng.permutation(len(problem.cases)))
+    levels = some_levels(problem, seed)
 
-    chosen = place(problem, levels, np.zeros(len(levels), dtype=np.bool_))
+    owner = laid(problem, levels)
 
-    assert chosen is not None
     for row, case in enumerate(problem.cases):
         many = np.bincount(problem.node_of[list(case.now)].astype(int), minlength=1)
-        if 0 < len(chosen[row]) < len(case.now):
-            fewest = int(np.searchsorted(np.cumsum(np.sort(many)[::-1]), len(chosen[row]))) + 1
-            assert len({int(problem.node_of[slot]) for slot in chosen[row]}) == fewest
+        size = int((owner == row).sum())
+        if 0 < size < len(case.now):
+            fewest = int(np.searchsorted(np.cumsum(np.sort(many)[::-1]), size)) + 1
+            assert len(nodes_of(problem, owner, row)) == fewest
+
+
+@WHOLE
+@given(
+    taken=st.lists(st.booleans(), min_size=12, max_size=12),
+    wide=st.integers(1, 3),
+)
+def test_a_start_of_whole_nodes_has_them_for_itself_if_so_many_are_free(
+    taken: Sequence[bool], wide: int
+) -> None:
+    slots = row_of(4, 4, 4)
+    others = [
+        a_job(JobId(f"x-{place}"), slot.slot, movable=False)
+        for place, (slot, busy) in enumerate(zip(slots, taken, strict=True))
+        if busy
+    ]
+    problem = problem_of(view_of(slots, a_job(A, least=4 * wide, most=12), *others))
+    whole = sum(not any(taken[4 * node : 4 * node + 4]) for node in range(3))
+    if whole < wide:
+        return
+
+    owner = laid(problem, np.array([1]))
+
+    assert len(nodes_of(problem, owner, 0)) == wide
+
+
+@WHOLE
+@given(problem=problems(), seed=seeds)
+def test_one_that_moves_keeps_its_size_and_is_on_no_more_nodes(problem: Problem, seed: int) -> None:
+    movers = np.flatnonzero(problem.free_to_move)
+    if not len(movers) or problem.places_matter:
+        return
+    row = int(movers[seed % len(movers)])
+
+    owner = laid(problem, problem.present, Wishes(movers=(row,)))
+
+    assert (owner == row).sum() == (problem.owner == row).sum()
+    before, after = nodes_of(problem, problem.owner, row), nodes_of(problem, owner, row)
+    assert len(after) <= len(before)
+    others = (problem.owner >= 0) & (problem.owner != row)
+    assert (owner[others] == problem.owner[others]).all()

@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import pytest
+from hypothesis import given, settings
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, EpochSeen, JobView, Plan, Reason
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    EpochSeen,
+    JobView,
+    News,
+    Plan,
+    Reason,
+    StepsSeen,
+)
+from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
-from schemas.ids import JobId, Seconds, SlotId
-from tests.support.builders import S0, S1, T0, T1, A, B, C, cluster_view, job_view
-from tests.support.views import NOW, row_of, view_of
+from schemas.ids import JobId, Seconds, SlotId, node_of
+from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, cluster_view, job_view
+from tests.support.views import NOW, planned, row_of, view_of, views_and_news
 
 
 def a_job(job: JobId, *on: SlotId, epoch: int = 1, **changes: Any) -> JobView:
@@ -22,12 +36,16 @@ def a_job(job: JobId, *on: SlotId, epoch: int = 1, **changes: Any) -> JobView:
 
 
 def answer(
-    *jobs: JobView, nodes: tuple[int, ...] = (2, 2), news: tuple[EpochSeen, ...] = ()
+    *jobs: JobView,
+    nodes: tuple[int, ...] = (2, 2),
+    models: tuple[str, ...] = (),
+    news: Sequence[News] = (),
+    options: OnesOptions | None = None,
 ) -> Plan:
-    policy = Ones()
+    policy = Ones(options)
     for event in news:
         policy.observe(event, Seconds(1.0))
-    view = view_of(row_of(*nodes), *jobs)
+    view = view_of(row_of(*nodes, models=models), *jobs)
     policy.improve(view, Budget(generations=5), default_rng(0), NOW)
     return policy.plan(view, NOW)
 
@@ -40,6 +58,14 @@ def seen(slots: int, samples_per_s: float) -> EpochSeen:
     """What some relative achieved."""
     return EpochSeen(
         job=C, family="", slots=slots, nodes=1, global_batch=64, samples_per_s=samples_per_s,
+        whole=True,
+    )  # fmt: skip
+
+
+def epoch_of(job: JobId, batch: int) -> EpochSeen:
+    """It finished one, with so large a batch."""
+    return EpochSeen(
+        job=job, family="", slots=1, nodes=1, global_batch=batch, samples_per_s=batch / 0.1,
         whole=True,
     )  # fmt: skip
 
@@ -88,6 +114,150 @@ def test_who_finds_no_slot_waits_and_is_told_the_numbers() -> None:
     assert (waits.code, waits.text) == ("waits", "waits for 1 slot: others are worth more on them")
     assert waits.numbers["remaining_on_one_slot_s"] == 1000.0
     assert waits.numbers["needs"] == 1.0
+
+
+# --- what its user allows
+
+
+def test_a_job_has_no_fewer_and_no_more_slots_than_its_user_allows() -> None:
+    news = [seen(slots, 100.0 * slots) for slots in (1, 2, 4)]
+
+    plan = answer(
+        a_job(A, epoch=0, least=2, most=2, wanted=2), a_job(B, S0, most=1), nodes=(4,), news=news
+    )
+
+    assert {name: len(placed) for name, placed in plan.local_batch.items()} == {A: 2, B: 1}
+
+
+def test_a_job_that_could_only_have_fewer_slots_than_its_least_waits() -> None:
+    plan = answer(a_job(A, epoch=0, least=3, wanted=3), nodes=(2,))
+    crowded = answer(
+        a_job(A, epoch=0, least=2, wanted=2), a_job(B, S0, moved_at=NOW, most=1), nodes=(2,)
+    )
+
+    assert codes(plan) == {A: "too_large"}
+    assert (crowded.local_batch, codes(crowded)) == ({B: {S0: 64}}, {A: "waits"})
+    assert crowded.reasons[A].text == "waits for 2 slots: others are worth more on them"
+
+
+def test_no_batch_is_above_what_the_user_or_one_slot_allows() -> None:
+    noisy: dict[str, Any] = {
+        "noise_scale": 1e6,
+        "noise_epochs": 99,
+        "epoch_samples": 1000,
+        "most": 1,
+    }
+    reports = (4 * [seen(1, 640.0)], [epoch_of(A, 64), epoch_of(A, 128), epoch_of(A, 256)])
+    news = [event for some in reports for event in some]
+
+    most, local, both = (
+        answer(a_job(A, S0, **noisy, **limits), nodes=(1,), news=news).local_batch[A][S0]
+        for limits in (
+            {"batch_limit": 100, "local_limit": 1000},
+            {"batch_limit": 1000, "local_limit": 80},
+            {"batch_limit": 1000, "local_limit": 1000},
+        )
+    )
+
+    assert most == 100
+    assert 64 < local <= 80
+    assert both == 128, "at most twice that of now"
+
+
+# --- when a job is stopped for another
+
+
+@pytest.mark.parametrize(
+    ("margin", "short", "expected"),
+    [
+        (0.0, 1_800_000, {A: "pause", B: "resume"}),
+        (1.5, 1_800_000, {B: "waits"}),
+        (1.5, 40_000, {A: "pause", B: "resume"}),
+        (1e9, 40_000, {B: "waits"}),
+    ],
+    ids=["half as long, no margin", "half as long", "a ninetieth", "never"],
+)
+def test_a_job_is_not_stopped_for_one_that_is_worth_only_slightly_more(
+    margin: float, short: int, expected: dict[JobId, str]
+) -> None:
+    long = a_job(A, S0, stop_samples=3_600_000, start_s=3.0)
+    other = a_job(B, stop_samples=short, start_s=3.0)
+
+    plan = answer(
+        long, other, nodes=(1,), news=[seen(1, 100.0)], options=OnesOptions(pause_margin=margin)
+    )
+
+    assert codes(plan) == expected
+
+
+def test_by_default_it_takes_much_to_stop_a_job() -> None:
+    assert OnesOptions().pause_margin == 1.5
+
+
+# --- places
+
+
+def steps_of(job: JobView, group: int, step_s: float) -> list[StepsSeen]:
+    """Telemetry of a job of one slot."""
+    return [
+        StepsSeen(
+            job=job.job, family=job.family, group=group, slots=1, nodes=1, global_batch=64,
+            step=step, samples_done=64 * step + 10_000 * group, samples_per_s=64 / step_s,
+        )
+        for step in range(12)
+    ]  # fmt: skip
+
+
+def moved_from(history: Sequence[Sequence[JobView]], models: tuple[str, ...] = ("", "")) -> Plan:
+    """The answer to the last of these schedules; steps took 0.1 s, or 0.2 s where it is bad.
+
+    It is bad on slow GPUs, and beside somebody.
+    """
+    policy = Ones()
+    slots = row_of(2, 2, models=models)
+    model = {slot.slot: slot.model for slot in slots}
+    for number, jobs in enumerate(history, 1):
+        view = view_of(slots, *jobs, version=number)
+        policy.plan(view, Seconds(50.0))
+        nodes = [node_of(next(iter(job.running_on))) for job in jobs]
+        for job, node in zip(jobs, nodes, strict=True):
+            bad = model[next(iter(job.running_on))] == "slow" or nodes.count(node) > 1
+            for event in steps_of(job, number, 0.2 if bad else 0.1):
+                policy.observe(event, Seconds(51.0))
+    policy.improve(view, Budget(generations=20), default_rng(0), NOW)
+    return policy.plan(view, NOW)
+
+
+def test_a_job_on_slow_gpus_goes_to_idle_fast_ones_once_both_are_known() -> None:
+    fast, slow = (
+        a_job(A, slot, family="f", most=1, wanted=1, stop_samples=4_000_000) for slot in (S0, T0)
+    )
+
+    plan = moved_from([(fast,), (slow,), (fast,), (slow,)], models=("fast", "slow"))
+
+    assert {name: node_of(next(iter(on))) for name, on in plan.local_batch.items()} == {A: N1}
+    assert codes(plan) == {A: "move"}
+    assert plan.reasons[A].text.startswith("moved to faster GPUs (")
+    speeds = [plan.reasons[A].numbers[name] for name in ("speed_now", "speed_then")]
+    assert speeds == pytest.approx([320.0, 640.0], rel=0.01)
+
+
+def test_jobs_that_slow_each_other_down_are_kept_apart() -> None:
+    one, other = (
+        a_job(name, slot, family=family, most=1, wanted=1, stop_samples=4_000_000)
+        for name, slot, family in ((A, S0, "f"), (B, T0, "g"))
+    )
+    beside = msgspec.structs.replace(other, running_on={S1: 64})
+
+    plan = moved_from([(one, other), (one, beside), (one, other), (one, beside)])
+
+    assert len({node_of(next(iter(on))) for on in plan.local_batch.values()}) == 2
+    assert [reason.code for reason in plan.reasons.values()] == ["move"]
+    (reason,) = plan.reasons.values()
+    assert reason.text.startswith("moved to better neighbours (1.")
+
+
+# --- what a plan keeps to
 
 
 def test_a_job_that_stays_keeps_its_uneven_batches_and_nothing_is_said_of_it() -> None:
@@ -144,6 +314,50 @@ def test_news_are_taken_into_the_next_answer_for_the_same_view() -> None:
 
     assert len(before.local_batch[A]) == 2
     assert policy.plan(view, NOW).local_batch == {A: {S0: 64}}
+
+
+CODES = {
+    "start", "resume", "grow", "shrink", "pause", "pack", "move", "batch",
+    "waits", "backing_off", "too_large", "no_slots",
+}  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None)
+@given(told=views_and_news)
+def test_every_change_and_every_wait_has_a_reason_and_nothing_else_has(
+    told: tuple[ClusterView, list[News]],
+) -> None:
+    view, news = told
+    plan = planned("ones", view, news)
+
+    changed = {
+        name for name, job in view.jobs.items() if plan.local_batch.get(name, {}) != job.running_on
+    }
+    waiting = {name for name, job in view.jobs.items() if not plan.local_batch.get(name)}
+    told_why = {name for name in changed | waiting if view.jobs[name].movable}
+    assert set(plan.reasons) == told_why
+    assert {reason.code for reason in plan.reasons.values()} <= CODES
+    numbers = [n for reason in plan.reasons.values() for n in reason.numbers.values()]
+    assert all(map(math.isfinite, numbers))
+
+
+@settings(max_examples=30, deadline=None)
+@given(told=views_and_news)
+def test_a_plan_is_the_same_byte_for_byte_however_often_it_is_read_and_by_whom(
+    told: tuple[ClusterView, list[News]],
+) -> None:
+    view, news = told
+    answers = []
+    for _ in range(2):
+        policy = Ones()
+        for event in news:
+            policy.observe(event, NOW)
+        policy.improve(view, Budget(generations=2, steps=5), default_rng(0), NOW)
+        before = policy.stats()
+        answers += [msgspec.json.encode(policy.plan(view, NOW)) for _ in range(2)]
+        assert policy.stats() == before
+
+    assert len(set(answers)) == 1
 
 
 def test_a_search_tells_how_it_stands() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, News, StepsSeen
 from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.problem import Desk, Problem
+from controlplane.policy.ones.problem import CLOSED, FREE, Desk, Problem, Site
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, job_view, slot_view
 from tests.support.views import (
@@ -23,6 +23,7 @@ from tests.support.views import (
     news_of,
     problem_of,
     row_of,
+    surrounded,
     view_of,
     views,
 )
@@ -85,7 +86,7 @@ def test_a_warm_job_may_have_twice_the_largest_size_that_its_family_ran_on(
     largest: int, growth: float, sizes: list[int]
 ) -> None:
     view = view_of(row_of(8), a_job(on=(S0,)))
-    news = [(1.0, WARM), (1.0, ran_on(largest))]
+    news: list[tuple[float, News]] = [(1.0, WARM), (1.0, ran_on(largest))]
 
     assert choices(problem_of(view, news=news, options=OnesOptions(growth=growth))) == sizes
 
@@ -136,7 +137,8 @@ def test_a_job_that_nobody_may_move_is_kept_and_its_slots_are_not_in_play() -> N
 
     assert problem.kept == {A: kept.running_on}
     assert [case.job.job for case in problem.cases] == [B]
-    assert (problem.capacity, problem.free_now) == (2, (2, 3))
+    assert problem.owner.tolist() == [CLOSED, CLOSED, FREE, FREE]
+    assert problem.capacity == 2
 
 
 def test_a_job_with_a_worker_on_a_node_that_is_away_is_kept() -> None:
@@ -176,13 +178,17 @@ def test_slots_that_were_given_back_for_nobody_are_not_taken_again_for_a_while()
     assert knowledge.may_have(before.jobs[A], Seconds(90.1)) is None
 
 
-def test_to_stop_a_job_costs_what_starting_it_again_will_take() -> None:
-    job = a_job(on=(S0,), epoch=1, start_s=6.0, stop_samples=90_000, batch_limit=64)
+@pytest.mark.parametrize(
+    ("start_s", "left"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)], ids=["a long start", "the margin"]
+)
+def test_to_stop_a_job_costs_what_starting_it_again_will_take_and_a_margin(
+    start_s: float, left: float
+) -> None:
+    job = a_job(on=(S0,), epoch=1, start_s=start_s, stop_samples=90_000, batch_limit=64)
 
     problem = problem_of(view_of(row_of(1), job), news=[(1.0, ran_on(1))])
 
-    left = 1.0 - 15 / 900 - 0.02
-    assert problem.worth[0, 0] == pytest.approx(problem.weight[0] * (left**0.8 - 1.0))
+    assert problem.worth[0, 0] == pytest.approx(problem.weight[0] * (left**0.8 - 1.0 - 1.5))
 
 
 def test_a_job_that_backs_off_is_out_of_play_until_then() -> None:
@@ -212,7 +218,9 @@ def test_slots_that_are_left_just_now_may_be_planned_with() -> None:
 
     problem = problem_of(view)
 
-    assert (problem.free_now, problem.free_soon, problem.capacity) == ((1,), (0,), 2)
+    assert problem.owner.tolist() == [FREE, FREE, CLOSED]
+    assert problem.early.tolist() == [False, True, False]
+    assert problem.capacity == 2
 
 
 # --- the table
@@ -228,25 +236,116 @@ def test_waiting_is_worth_nothing_and_a_first_start_costs_nothing() -> None:
 def test_the_present_size_is_worth_its_goodput_and_others_less_by_the_change() -> None:
     news = [(1.0, ran_on(1)), (1.0, ran_on(2))]
     view = view_of(row_of(4), a_job(on=(S0,), epoch=1, stop_samples=90_000, batch_limit=64))
-    options = OnesOptions(rescale_stall_s=6.0)
+    options = OnesOptions(rescale_stall_s=60.0)
 
     problem = problem_of(view, news=news, options=options)
 
     keeps = problem.cases[0].keeps
     assert problem.cases[0].remaining_s == pytest.approx(900.0)
     assert problem.cases[0].offers.gains[:2].tolist() == pytest.approx([1.0, 1.0])
-    assert keeps[:2].tolist() == pytest.approx([1.0, 1.0 - 15 / 900 - 0.02])
+    assert keeps[:2].tolist() == pytest.approx([1.0, 1.0 - 150 / 900])
     assert problem.worth[0, 1:3].tolist() == pytest.approx(
         (problem.weight[0] * keeps[:2] ** 0.8).tolist()
     )
 
 
-def test_a_resume_costs_what_the_last_start_took() -> None:
-    view = view_of(row_of(4), a_job(epoch=1, start_s=6.0, stop_samples=90_000))
+@pytest.mark.parametrize(("start_s", "keeps"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)])
+def test_a_resume_costs_what_the_last_start_took_and_at_least_a_margin(
+    start_s: float, keeps: float
+) -> None:
+    view = view_of(row_of(4), a_job(epoch=1, start_s=start_s, stop_samples=90_000))
 
-    keeps = problem_of(view, news=[(1.0, ran_on(1))]).cases[0].keeps
+    problem = problem_of(view, news=[(1.0, ran_on(1))])
 
-    assert keeps[0] == pytest.approx(1.0 - 15 / 900 - 0.02)
+    assert problem.cases[0].keeps[0] == pytest.approx(keeps)
+
+
+# --- where jobs are
+
+
+def test_nodes_slots_and_types_are_numbered_in_the_order_of_the_view() -> None:
+    slots = [slot_view(T0, model="L"), slot_view(S0, model="H"), slot_view(T1, model="L")]
+
+    site = Site.of(view_of(slots))
+
+    assert site.slots == (T0, S0, T1)
+    assert (site.node_of.tolist(), site.type_of.tolist()) == ([0, 1, 0], [0, 1, 0])
+    assert [places.tolist() for places in site.slots_on] == [[0, 2], [1]]
+    assert (site.types, site.widest) == (("L", "H"), 2)
+
+
+def test_a_cluster_without_nodes_has_a_site_as_well() -> None:
+    site = Site.of(view_of([]))
+
+    assert (site.slots, site.slots_on, site.types, site.widest) == ((), (), (), 1)
+
+
+def test_those_on_more_nodes_than_they_need_are_scattered_unless_they_may_not_move() -> None:
+    spread, whole = a_job(on=(S0, T0), epoch=1), a_job(B, on=(S1,), epoch=1)
+    late = a_job(C, on=(slot_id(N1, 2), T1), epoch=1, moved_at=Seconds(99.0))
+
+    problem = problem_of(view_of(row_of(3, 3), spread, whole, late))
+
+    assert problem.scattered(problem.owner).tolist() == [0]
+
+
+def test_a_schedule_is_torn_if_a_job_that_changes_is_on_more_nodes_than_it_needs() -> None:
+    problem = problem_of(view_of(row_of(2, 2), a_job(on=(S0, T0), epoch=1), a_job(B, epoch=1)))
+    more = np.array([problem.present[0] + 1, 0])
+    less, other = (problem.present + np.array(step) for step in ([-1, 0], [0, 2]))
+
+    assert not problem.torn(problem.present, problem.owner)
+    assert problem.torn(other, np.array([0, 1, 0, 1]))
+    assert not problem.torn(more, np.array([0, 0, 0, FREE]))  # three need two nodes
+    assert not problem.torn(less, np.array([0, FREE, FREE, FREE]))
+
+
+def test_a_node_is_disliked_for_its_gpus_and_for_who_is_there() -> None:
+    view = view_of(row_of(2, 2), a_job(on=(S0,)), a_job(B, on=(T0,)), a_job(C))
+    problem = problem_of(view)
+    costs = [(0.0, 0.0, 0.1), (0.0, 0.0, 0.2), (0.4, 0.0, 0.0)]
+
+    found = surrounded(problem, types=(0, 1), slow=[(1.0, 2.0)] * 3, costs=costs)
+
+    assert problem.dislikes(2, problem.owner).tolist() == [0.0, 0.0]
+    assert found.dislikes(2, problem.owner).tolist() == pytest.approx([0.5, np.log(2.0) + 0.2])
+    assert (problem.places_matter, found.places_matter) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("job", "expected"),
+    [
+        (a_job(on=(S0, S1), epoch=1), [False, False, False, False]),
+        (a_job(on=(S0, S1), epoch=1, batch_size=3, batch_limit=3), [True, False, False, False]),
+        (a_job(on=(S0, S1), epoch=1, moved_at=Seconds(99.0)), [True, True, False, False]),
+    ],
+    ids=["free to move", "three samples", "moved just now"],
+)
+def test_a_move_is_barred_for_a_job_that_may_not_or_cannot_train_in_both_places_at_once(
+    job: JobView, expected: list[bool]
+) -> None:
+    problem = problem_of(view_of(row_of(2, 2), job))
+    whole, half = [FREE, FREE, 0, 0], [0, FREE, 0, FREE]
+    grows, stops = [0, 0, 0, 0], [FREE, FREE, FREE, FREE]
+
+    found = [problem.barred(np.array(owner)) for owner in (whole, half, grows, stops)]
+
+    assert found == expected
+
+
+def test_only_jobs_that_run_and_were_not_moved_just_now_are_free_to_move() -> None:
+    late = a_job(B, on=(S1,), epoch=1, moved_at=Seconds(99.0))
+    view = view_of(row_of(3), a_job(on=(S0,), epoch=1), late, a_job(C))
+
+    assert problem_of(view).free_to_move.tolist() == [True, False, False]
+
+
+def test_nobody_makes_room_where_migration_is_off() -> None:
+    view = view_of(row_of(1), a_job())
+
+    off = problem_of(view, options=OnesOptions(migration=False))
+
+    assert (problem_of(view).evacuates, off.evacuates) == (True, False)
 
 
 # --- what is remembered
@@ -268,15 +367,19 @@ def _arrays(problem: Problem) -> list[Any]:
         for case in problem.cases
         for array in (case.keeps, case.offers.batches, case.offers.goodputs, case.offers.nodes)
     ]
-    table = [problem.sizes, problem.worth, problem.present, problem.weight, problem.node_of]
+    table = [
+        problem.sizes, problem.spans, problem.worth, problem.present, problem.weight,
+        problem.moved, problem.free_to_move, problem.owner, problem.early,
+        problem.node_of, problem.site.type_of,
+    ]  # fmt: skip
     return [*table, *cases]
 
 
 def _plain(problem: Problem) -> tuple[object, ...]:
     return (
-        problem.version, problem.kept, problem.slots, problem.free_now, problem.free_soon,
-        problem.backing_off, problem.too_large, problem.widest, problem.capacity,
-        [(case.job, case.moved) for case in problem.cases],
+        problem.version, problem.kept, problem.slots, problem.site.types, problem.backing_off,
+        problem.too_large, problem.widest, problem.capacity, problem.gates,
+        [(case.job, case.level, case.moved, case.again) for case in problem.cases],
     )  # fmt: skip
 
 
@@ -327,7 +430,7 @@ def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[News], float]]:
         if draw(IN_FOUR):  # a node comes, which is before the others
             slots = (slot_view(SlotId(f"m{version}/0")), *slots)
         view = ClusterView(version=version, slots=slots, jobs=jobs)
-        heard = [
+        heard: list[News] = [
             EpochSeen(
                 job=draw(st.sampled_from([*jobs, C])),
                 family=draw(st.sampled_from(FAMILIES)),

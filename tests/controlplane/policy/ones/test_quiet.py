@@ -55,6 +55,32 @@ def test_a_steady_cluster_comes_to_rest(
     assert [change for change in cluster.changes if change[0] > 180] == []
 
 
+@pytest.mark.parametrize("phi", [100.0, 300.0, 1000.0])
+def test_rough_noise_scales_change_at_most_batches_and_seldom(phi: float) -> None:
+    jobs = [a_job(number) for number in range(1, 5)]
+    cluster = Quiet(row_of(4, 4), jobs, step_s=0.4, scaling=0.9, phi=phi)
+
+    cluster.run(360)
+
+    late = [change for change in cluster.changes if change[0] > 180]
+    assert {change[2] for change in late} <= {"batch"}
+    assert len(late) <= len(jobs) / 2
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_gpus_are_alike_and_nobody_is_slowed_down_nobody_is_moved_for_it(seed: int) -> None:
+    jobs = [a_job(number, batch_limit=64, family="fg"[number % 2]) for number in range(1, 5)]
+    slots = row_of(4, 4, models=("one", "other"))
+    cluster = Quiet(slots, jobs, step_s=0.3, seed=seed)
+
+    cluster.run(240)
+
+    for_places = ("moved to faster", "moved to better", "moved away")
+    assert [change for change in cluster.changes if change[3].startswith(for_places)] == []
+    assert {change[2] for change in cluster.changes if change[0] > 120} <= {"pack"}
+    assert [change for change in cluster.changes if change[0] > 200] == []
+
+
 def test_an_idle_slot_that_serves_nobody_stays_idle() -> None:
     cluster = Quiet(row_of(5), [a_job(number, most=1) for number in range(1, 5)], step_s=0.3)
 

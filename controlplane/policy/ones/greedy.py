@@ -1,0 +1,181 @@
+"""Sizes for all jobs at once, without chance: greedy filling, pair exchange, repair."""
+
+from __future__ import annotations
+
+import heapq
+from typing import Final
+
+import numpy as np
+
+from controlplane.policy.ones.fitness import FloatArray, IntArray
+from controlplane.policy.ones.problem import Problem
+
+LEAST_GAIN: Final = 1e-12
+
+
+def used(problem: Problem, levels: IntArray) -> int:
+    """Slots that a candidate needs."""
+    return int(problem.sizes[problem.rows, levels].sum())
+
+
+def filled(problem: Problem, levels: IntArray, noise: FloatArray | None = None) -> IntArray:
+    """Grow jobs from `levels` on while slots are left, the most worth per slot first.
+
+    Args:
+        problem: the table.
+        levels: shape (J,), where each job begins.
+        noise: shape (J,), factors on what each is worth; for a draw by probability.
+
+    Returns:
+        Shape (J,), levels; no job is lower than it began.
+    """
+    levels = levels.copy()
+    left = problem.capacity - used(problem, levels)
+    if left <= 0 or not len(levels):
+        return levels
+    worth = problem.worth if noise is None else problem.worth * noise[:, None]
+    sizes, rows = problem.sizes, problem.rows
+    more = sizes - sizes[rows, levels][:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slope = np.where(more > 0, (worth - worth[rows, levels][:, None]) / more, -np.inf)
+    best = slope.argmax(axis=1)
+    heap = [
+        (-float(slope[row, best[row]]), row, int(best[row]))
+        for row in map(int, np.flatnonzero(slope[rows, best] > 0))
+    ]
+    heapq.heapify(heap)
+    while heap and left > 0:
+        _, row, level = heapq.heappop(heap)
+        need = int(sizes[row, level] - sizes[row, levels[row]])
+        if need <= 0:
+            continue
+        if need <= left:
+            levels[row] = level
+            left -= need
+        following = _next(worth[row], sizes[row], int(levels[row]), left)
+        if following is not None:
+            heapq.heappush(heap, (-following[0], row, following[1]))
+    return levels
+
+
+def _next(worth: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[float, int] | None:
+    """The steepest way up that still fits."""
+    best: tuple[float, int] | None = None
+    here, base = int(sizes[level]), float(worth[level])
+    for other in range(1, len(sizes)):
+        more = int(sizes[other]) - here
+        if 0 < more <= left:
+            slope = (float(worth[other]) - base) / more
+            if slope > 0 and (best is None or slope > best[0]):
+                best = (slope, other)
+    return best
+
+
+def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
+    """`levels` within what is allowed and what there is; later jobs of `order` give way.
+
+    Args:
+        problem: the table.
+        levels: shape (J,).
+        order: shape (J,), a permutation: who is served first.
+    """
+    low, rows = problem.lowest, problem.rows
+    levels = np.where(problem.allowed[rows, levels], levels, problem.present)
+    levels = np.where(problem.allowed[rows, levels], levels, low)
+    extra = problem.sizes[rows, levels] - problem.sizes[rows, low]
+    room = problem.capacity - used(problem, low)
+    running = np.cumsum(np.maximum(extra[order], 0))
+    fits = np.empty(len(levels), dtype=np.bool_)
+    fits[order] = running <= room
+    return np.asarray(np.where(fits, levels, low), dtype=np.int64)
+
+
+def baselines(problem: Problem) -> list[IntArray]:
+    """What others would answer: users' sizes in order of arrival, of length, of service so far."""
+    wanted = problem.lowest.copy()
+    for row, case in enumerate(problem.cases):
+        sizes = case.offers.sizes
+        level = max(1, int(np.searchsorted(sizes, case.job.wanted, side="right")))
+        if problem.allowed[row, level]:
+            wanted[row] = max(level, int(wanted[row]))
+    jobs = [case.job for case in problem.cases]
+    lengths = np.array([case.remaining_s for case in problem.cases], dtype=np.float64)
+    orders = (
+        np.argsort([job.submitted_at for job in jobs], kind="stable"),  # FIFO
+        np.argsort(np.nan_to_num(lengths, nan=0.0), kind="stable"),  # SRTF
+        np.argsort([job.slot_s for job in jobs], kind="stable"),  # least attained service, Tiresias
+    )
+    return [filled(problem, repaired(problem, wanted, order)) for order in orders]
+
+
+def exchanged(problem: Problem, levels: IntArray) -> IntArray:
+    """Pair local search: one job gives slots up, another takes them, while that is worth it.
+
+    Args:
+        problem: the table.
+        levels: shape (J,), within what there is.
+
+    Returns:
+        Shape (J,), levels worth at least as much, on no more slots than there are.
+    """
+    if len(levels) < 2:  # noqa: PLR2004 - a pair
+        return levels
+    trades = _Trades(problem, levels.copy())
+    for _ in range(4 * len(levels)):
+        if not trades.improve():
+            break
+    return filled(problem, trades.levels)
+
+
+class _Trades:
+    """What every job would gain by up to k further slots, and lose by giving k up."""
+
+    def __init__(self, problem: Problem, levels: IntArray) -> None:
+        self._problem = problem
+        self.levels = levels
+        widest = problem.widest
+        self._steps = np.array(sorted({1, 2, 3, 4, widest, 2 * widest}), dtype=np.int64)
+        self._up, self._to = self._ways(problem.rows, up=True)
+        self._down, self._from = self._ways(problem.rows, up=False)
+
+    def _ways(self, rows: IntArray, *, up: bool) -> tuple[FloatArray, IntArray]:
+        """For each step and row: the best change of worth, and the level that it leads to."""
+        sizes, worth = self._problem.sizes[rows], self._problem.worth[rows]
+        here, at = np.arange(len(rows)), self.levels[rows]
+        more = sizes - sizes[here, at][:, None]
+        gain = worth - worth[here, at][:, None]
+        steps = self._steps[:, None, None]
+        fits = (more > 0) & (more <= steps) if up else more <= -steps
+        ways = np.where(fits, gain, -np.inf)
+        to = ways.argmax(axis=2)
+        return np.take_along_axis(ways, to[:, :, None], axis=2)[:, :, 0], to
+
+    def improve(self) -> bool:
+        """Make the best trade; False if none is worth it."""
+        best, chosen = LEAST_GAIN, None
+        for step in range(len(self._steps)):
+            up, down = self._up[step], self._down[step]
+            taker, giver = int(up.argmax()), int(down.argmax())
+            pairs = [(taker, giver)]
+            if taker == giver:
+                pairs = [(taker, _second(down, giver)), (_second(up, taker), giver)]
+            for one, other in pairs:
+                net = float(up[one] + down[other])
+                if net > best:
+                    best, chosen = net, (step, one, other)
+        if chosen is None:
+            return False
+        step, one, other = chosen
+        self.levels[one] = self._to[step, one]
+        self.levels[other] = self._from[step, other]
+        rows = np.array([one, other])
+        self._up[:, rows], self._to[:, rows] = self._ways(rows, up=True)
+        self._down[:, rows], self._from[:, rows] = self._ways(rows, up=False)
+        return True
+
+
+def _second(values: FloatArray, first: int) -> int:
+    """The greatest but one."""
+    rest = values.copy()
+    rest[first] = -np.inf
+    return int(rest.argmax())

@@ -1,0 +1,203 @@
+"""The words for what a plan does are true."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from controlplane.policy.api import EpochSeen, JobView, Reason
+from controlplane.policy.ones.explain import for_change, least_worth, owners_of, waits
+from controlplane.policy.ones.genome import Candidate, score
+from controlplane.policy.ones.neighbours import Neighbourhood
+from controlplane.policy.ones.problem import FREE, Problem
+from schemas.ids import JobId, SlotId
+from tests.support.builders import S0, S1, T0, A, B, C, job_view
+from tests.support.views import NOW, problem_of, row_of, view_of
+
+
+def on(job: JobId, *slots: SlotId, family: str = "f", limit: int = 64) -> JobView:
+    """1 to 4 slots and a batch of 64; moved long ago, with an hour to go."""
+    return job_view(
+        job, slots=(1, 4), epoch=1, family=family, batch_limit=limit, local_limit=limit,
+        running_on={slot: 64 // len(slots) for slot in slots},
+        stop_samples=4_000_000, samples_done=1000,
+    )  # fmt: skip
+
+
+def posed(*jobs: JobView) -> Problem:
+    """Two nodes of two slots; relatives were measured on one and two slots, and on two nodes."""
+    news = [
+        EpochSeen(job=JobId("old-9"), family=job.family, slots=slots, nodes=nodes,
+                  global_batch=64, samples_per_s=speed, whole=True)
+        for job in jobs
+        for slots, nodes, speed in ((1, 1, 1000.0), (2, 1, 1800.0), (2, 2, 1200.0))
+    ]  # fmt: skip
+    return problem_of(view_of(row_of(2, 2), *jobs), news=[(1.0, event) for event in news], now=NOW)
+
+
+def planned(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]]) -> Candidate:
+    """The schedule in which each job has these slots."""
+    owner = np.where(problem.owner >= 0, FREE, problem.owner)
+    levels = problem.present.copy()
+    for row, case in enumerate(problem.cases):
+        slots = where[case.job.job]
+        owner[[problem.slots.index(slot) for slot in slots]] = row
+        sizes = case.offers.sizes.tolist()
+        levels[row] = 1 + sizes.index(len(slots)) if slots else 0
+    return score(problem, levels, owner)
+
+
+def why(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId = A) -> Reason:
+    best = planned(problem, where)
+    row = [case.job.job for case in problem.cases].index(job)
+    level = int(best.levels[row])
+    batch = int(problem.cases[row].offers.batches[level - 1]) if level else 0
+    slots = where[job]
+    placed = {slot: batch // len(slots) for slot in slots}
+    return for_change(problem, best, owners_of(problem, best), row, placed)
+
+
+def text(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId = A) -> str:
+    return why(problem, where, job).text
+
+
+def cost(**pairs: float) -> Neighbourhood:
+    """Of families f and g, on one node each: what the first of a name costs the second one."""
+    theta = np.zeros((4, 4))
+    for pair, slower in pairs.items():
+        sufferer, cause = ({"f": 0, "g": 2}[name] for name in pair.split("_beside_"))
+        theta[sufferer, cause] = np.log(slower)
+    return Neighbourhood(theta, np.array([0, 1]), np.zeros((2, 4)))
+
+
+# --- where jobs of the same size go
+
+
+def test_a_job_is_brought_together_only_where_it_is_on_fewer_nodes_than_before() -> None:
+    problem = posed(on(A, S0, T0))
+
+    reason = why(problem, {A: (S0, S1)})
+
+    assert reason.code == "pack"
+    assert reason.text == "brought together on fewer nodes (1.50 x the speed expected)"
+    speeds = [reason.numbers[name] for name in ("speed_now", "speed_then")]
+    assert speeds == pytest.approx([1200.0, 1800.0], rel=0.02)
+
+
+def test_a_job_that_goes_to_faster_gpus_is_said_to() -> None:
+    slow = np.array([[2.0, 1.0]])
+    problem = posed(on(A, S0))
+    site = replace(problem.site, type_of=problem.node_of, types=("v100", "a100"))
+    problem = replace(problem, site=site, slow=slow)
+
+    reason = why(problem, {A: (T0,)})
+
+    assert reason.code == "move"
+    assert reason.text == "moved to faster GPUs (2.00 x the speed expected)"
+    speeds = [reason.numbers[name] for name in ("speed_now", "speed_then")]
+    assert speeds == pytest.approx([500.0, 1000.0], rel=0.02)
+
+
+def test_a_job_that_leaves_a_neighbour_who_slows_it_down_is_said_to() -> None:
+    problem = posed(on(A, S0), on(B, S1, family="g"))
+    problem = replace(problem, neighbours=cost(f_beside_g=1.5))
+
+    assert why(problem, {A: (T0,), B: (S1,)}) == Reason(
+        "move",
+        "moved to better neighbours (1.50 x the speed expected)",
+        why(problem, {A: (T0,), B: (S1,)}).numbers,
+    )
+
+
+def test_a_job_that_leaves_a_neighbour_whom_it_slows_down_is_said_to() -> None:
+    problem = posed(on(A, S0), on(B, S1, family="g"))
+    problem = replace(problem, neighbours=cost(g_beside_f=1.5))
+
+    assert text(problem, {A: (T0,), B: (S1,)}) == (
+        f"moved away from {B}, slowed down by it (1.00 x the speed expected)"
+    )
+
+
+def test_a_job_that_makes_room_is_said_to() -> None:
+    problem = posed(on(A, S1), on(B, S0))
+
+    where = {A: (T0,), B: (S0, S1)}
+
+    assert why(problem, where).code == "move"
+    assert text(problem, where) == f"moved to make room for {B} (1.00 x the speed expected)"
+    assert text(problem, where, B).endswith(f": from {A}")
+
+
+def test_a_job_that_gets_another_batch_where_it_goes_is_said_to() -> None:
+    problem = posed(on(A, S0, T0, limit=256))
+
+    reason = why(problem, {A: (S0, S1)})
+
+    batch = int(reason.numbers["batch_then"])
+    assert batch > reason.numbers["batch_now"] == 64.0
+    assert reason.text.startswith(f"brought together on fewer nodes, with batch {batch} (1.")
+
+
+def test_of_a_move_for_no_known_reason_none_is_told() -> None:
+    problem = posed(on(A, S0))
+
+    assert text(problem, {A: (T0,)}) == "moved to other slots (1.00 x the speed expected)"
+
+
+def test_a_job_that_is_spread_is_told_how_much_slower_it_will_be() -> None:
+    problem = posed(on(A, S0, S1), on(B, T0))
+
+    where = {A: (S0, T0), B: (S1,)}
+
+    assert text(problem, where) == f"moved to make room for {B} (0.67 x the speed expected)"
+
+
+# --- other sizes, and none
+
+
+def test_what_a_job_gains_by_growing_counts_the_nodes_that_it_will_be_on() -> None:
+    near, far = posed(on(A, S0)), posed(on(A, S0), on(B, S1))
+
+    assert text(near, {A: (S0, S1)}).startswith("grows to 2 slots")
+    one, other = (
+        why(problem, where).numbers["speed_then"]
+        for problem, where in ((near, {A: (S0, S1)}), (far, {A: (S0, T0), B: (S1,)}))
+    )
+    assert other / one == pytest.approx(2 / 3, rel=0.02)
+
+
+def test_a_job_that_gives_slots_up_is_told_to_whom() -> None:
+    problem = posed(on(A, S0, S1), on(B, T0))
+
+    reason = why(problem, {A: (S0,), B: (T0, S1)})
+
+    assert reason.code == "shrink"
+    assert reason.text.startswith(f"gives 1 slot to {B}, goes on with 1 slot")
+
+
+def test_a_job_that_is_stopped_is_told_for_whom() -> None:
+    problem = posed(on(A, S0), on(B, T0), on(C))
+
+    assert why(problem, {A: (), B: (T0,), C: (S0,)}) == Reason(
+        "pause",
+        f"paused: its 1 slot serve {C} better",
+        why(problem, {A: (), B: (T0,), C: (S0,)}).numbers,
+    )
+    assert text(problem, {A: (), B: (T0,), C: (S0,)}, C) == "goes on, on 1 slot"
+
+
+def test_a_job_that_waits_is_told_what_the_least_slot_in_use_is_worth() -> None:
+    problem = posed(on(A, S0), on(B, T0), on(C))
+    best = planned(problem, {A: (S0,), B: (T0,), C: ()})
+    least = least_worth(problem, best)
+
+    reason = waits(problem, best, 2, least)
+
+    assert (reason.code, reason.text) == (
+        "waits",
+        "waits for 1 slot: others are worth more on them",
+    )
+    assert reason.numbers["least_value_of_a_slot"] == least > 0.0
