@@ -218,11 +218,18 @@ class Agents:
         now = self._kernel.now
         if delta.kind == PARK:
             self._soon(self._park, crew, delta)
-        elif delta.kind == START or self._at_once:
+        elif delta.kind == START or self._at_once or self._same_members(crew, delta.group):
             self._soon(self._form, crew, delta)
         else:
             crew.training.stall(now + crew.costs.switch_s, now)
             self._kernel.at(now + crew.costs.switch_s, self._form, crew, delta)
+
+    def _same_members(self, crew: Crew, group: Group | None) -> bool:
+        """Whether only the batch changes: that happens between two steps."""
+        before = crew.group
+        if before is None or group is None:
+            return False
+        return [member.worker for member in before.members] == [m.worker for m in group.members]
 
     def _form(self, crew: Crew, delta: GroupDelta) -> None:
         group = delta.group
@@ -231,7 +238,7 @@ class Agents:
         if crew.seen > (delta.version, SWITCH):
             return  # it was called off, or something newer came
         stall_s = 0.0
-        if self._at_once:
+        if self._at_once and not self._same_members(crew, group):
             stall_s = self._stall_s(crew, delta.kind)
         if delta.kind == START:
             self._resume(crew, group)

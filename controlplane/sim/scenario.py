@@ -166,10 +166,12 @@ def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> d
     if scenario.physics == "profiles" and scenario.round_s > 0.0:
         chosen |= PUBLISHED.get(policy, {})
     costs = costs_of(scenario)
-    if policy == "ones":
+    if policy in {"ones", "ones-paper"}:
         chosen |= {"rescale_stall_s": costs.switch_s, "start_stall_s": costs.restart_s}
+    relatives = scenario.knowledge != "L0"
+    if policy == "ones" and not relatives:
+        chosen["share_lengths"] = False
     if policy == "goodput":
-        relatives = scenario.knowledge != "L0"
         chosen |= {"share_family": relatives, "reallocation_s": costs.switch_s}
     return chosen | dict(options)
 

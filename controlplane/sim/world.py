@@ -366,6 +366,7 @@ class World:
         training.catch_up(now)
         if training.pace.samples_per_s > 0.0 and job.group.version == version:
             slots = [member.slot for member in group.members]
+            scale = training.work.noise_scale(training.epoch, group.global_batch)
             self.planner.hear(
                 StepsSeen(
                     job=crew.job,
@@ -377,6 +378,7 @@ class World:
                     step=int(training.steps),
                     samples_done=int(training.progress),
                     samples_per_s=training.pace.samples_per_s,
+                    noise_scale=news.first_noise_scale(scale),
                 )
             )
             if told == 1:  # its speed is known now

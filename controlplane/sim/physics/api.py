@@ -94,8 +94,20 @@ class Work(Protocol):
         """Progress that is lost when the global batch jumps from `before` to `batch`."""
         ...
 
+    def noise_scale(self, epoch: int, batch: int) -> float | None:
+        """Of the gradients, samples, as a worker measures it; None: it tells none.
+
+        Args:
+            epoch: finished ones, so that it is that of the running epoch.
+            batch: global, samples per step.
+        """
+        ...
+
     def report(self, epoch: int, batch: int) -> Report:
-        """What a worker says when it has finished `epoch` epochs, the last one with `batch`."""
+        """What a worker says when it has finished `epoch` epochs, the last one with `batch`.
+
+        Its noise scale is that of the epoch that is over.
+        """
         ...
 
     def remaining_steps(self, epoch: int, progress: float) -> float:

@@ -207,10 +207,18 @@ class ProfiledWork:
         """None was measured."""
         return 0.0
 
+    def noise_scale(self, epoch: int, batch: int) -> float | None:
+        """The phi with which gain = B / B0 (phi + B0) / (phi + B); None where |g|^2 is 0.
+
+        It is that of the batch as it was asked for; a group's pace is that of the batch as it is
+        dealt out, which may be a few samples more.
+        """
+        sqr, var = self.app.noise(batch, epoch)
+        return var / sqr * self.app.first_batch if sqr > 0 else None
+
     def report(self, epoch: int, batch: int) -> Report:
-        """The noise scale phi with which gain = B / B0 (phi + B0) / (phi + B)."""
-        sqr, var = self.app.noise(batch, max(0, epoch - 1))
-        noise = var / sqr * self.app.first_batch if sqr > 0 else None
+        """The noise scale of the epoch that is over, and nothing else."""
+        noise = self.noise_scale(max(0, epoch - 1), batch)
         return Report(train_loss=None, metrics={}, noise_scale=noise)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:

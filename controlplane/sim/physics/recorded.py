@@ -175,7 +175,7 @@ class RecordedWork:
 
     def _pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
         step_s = self._speeds.step_s(placement, batch) * self._slower
-        speed, phi = batch / step_s, self._noise_scale(epoch)
+        speed, phi = batch / step_s, self.noise_scale(epoch, batch)
         useful = 1.0 if phi is None or not self._learns else worth(batch, self._curves.first, phi)
         return Pace(speed, self._trains * useful * speed, step_s)
 
@@ -189,26 +189,26 @@ class RecordedWork:
         """None was recorded."""
         return 0.0
 
+    def noise_scale(self, epoch: int, batch: int) -> float | None:
+        """At the middle of an epoch; the same at any batch."""
+        if epoch not in self._phi:
+            share = min(1.0, (epoch + 0.5) * self._epoch_samples / self._total)
+            level = self._curves.noise.at(share)
+            self._phi[epoch] = None if level is None else math.exp(level)
+        return self._phi[epoch]
+
     def report(self, epoch: int, batch: int) -> Report:
         """The loss and the noise scale that it told at the same progress; no other metrics."""
         share = min(1.0, self.epoch_ends_at(max(0, epoch - 1)) / self._total)
         return Report(
             train_loss=self._curves.loss.at(share),
             metrics={},
-            noise_scale=self._noise_scale(max(0, epoch - 1)),
+            noise_scale=self.noise_scale(max(0, epoch - 1), batch),
         )
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Steps that are left at the submitted batch."""
         return max(0.0, self._total - progress) / self.spec.batch_size
-
-    def _noise_scale(self, epoch: int) -> float | None:
-        """At the middle of an epoch."""
-        if epoch not in self._phi:
-            share = min(1.0, (epoch + 0.5) * self._epoch_samples / self._total)
-            level = self._curves.noise.at(share)
-            self._phi[epoch] = None if level is None else math.exp(level)
-        return self._phi[epoch]
 
 
 def _trains(job: Submission) -> float:
@@ -250,13 +250,15 @@ def _costs(own: Took, everybody: Took, given: Costs) -> Costs:
 
     A change without newcomers took as long as its members needed to come to an agreed step and to
     change. The second part alone is what nobody trains in, so it bounds what was given from above.
+    So does a change with newcomers, of which the last part is such a change.
     """
-    switch_s = min(given.switch_s, _first(own.switch_s, everybody.switch_s, given.switch_s))
-    join_s = _first(own.join_s, everybody.join_s, given.prepare_s + switch_s)
+    alone_s = _first(own.switch_s, everybody.switch_s, math.inf)
+    join_s = _first(own.join_s, everybody.join_s, math.inf)
+    switch_s = min(given.switch_s, alone_s, join_s)
     return Costs(
         start_s=_first(own.start_s, everybody.start_s, given.start_s),
         restart_s=_first(own.restart_s, everybody.restart_s, given.restart_s),
-        prepare_s=max(0.0, join_s - switch_s),
+        prepare_s=join_s - switch_s if math.isfinite(join_s) else given.prepare_s,
         switch_s=switch_s,
     )
 

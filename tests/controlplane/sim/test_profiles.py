@@ -132,6 +132,20 @@ def test_workers_report_the_noise_of_the_gradients(tmp_path: Path) -> None:
     assert (report.noise_scale, report.train_loss) == (64.0, None)
 
 
+def test_the_noise_of_an_epoch_is_what_its_pace_comes_from(tmp_path: Path) -> None:
+    noisier = {**TABLES, "validation-8.csv": EPOCHS + "100,100,1,8\n200,200,1,80\n"}
+    work = work_of(write(tmp_path, tables=noisier))
+
+    assert [work.noise_scale(epoch, 8) for epoch in (0, 1, 2)] == [64.0, 640.0, 640.0]
+    for epoch in range(2):
+        for batch in (8, 12, 16):
+            phi, pace = work.noise_scale(epoch, batch), work.pace((2,), batch, epoch)
+            assert phi is not None
+            worth = (phi + 8) / (phi + batch)
+            assert pace.progress_per_s / pace.samples_per_s == pytest.approx(worth)
+            assert work.report(epoch + 1, batch).noise_scale == phi
+
+
 def test_tables_may_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     write(tmp_path / "traces")

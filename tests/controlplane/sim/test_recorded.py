@@ -122,6 +122,7 @@ def test_what_a_sample_is_worth_follows_the_noise_scale_over_the_progress() -> N
     # phi in the middle of each epoch: 64 up to the end of the first one, from there to 1024.
     phis = [64.0, 64.0 * 16**0.25, 64.0 * 16**0.75]
     assert worths == pytest.approx([(phi + 64) / (phi + 192) for phi in phis])
+    assert [work.noise_scale(epoch, 192) for epoch in range(3)] == pytest.approx(phis)
     assert [work.report(n + 1, 64).noise_scale for n in range(3)] == pytest.approx(phis)
 
 
@@ -187,6 +188,28 @@ def test_costs_are_the_familys_else_the_clusters_else_as_given() -> None:
     assert work_of(found).costs == Costs(start_s=3.0, restart_s=2.0, prepare_s=8.5, switch_s=0.5)
 
 
+@pytest.mark.parametrize(
+    ("took", "expected"),
+    [
+        (Took(), (20.0, 30.0)),
+        (Took(switch_s=2.0), (20.0, 2.0)),
+        (Took(switch_s=50.0), (20.0, 30.0)),
+        (Took(join_s=9.0), (0.0, 9.0)),
+        (Took(join_s=40.0), (10.0, 30.0)),
+        (Took(join_s=9.0, switch_s=2.0), (7.0, 2.0)),
+        (Took(join_s=1.5, switch_s=2.0), (0.0, 1.5)),
+    ],
+)
+def test_nobody_stands_still_longer_than_changes_took_with_newcomers_or_without(
+    took: Took, expected: tuple[float, float]
+) -> None:
+    found = msgspec.structs.replace(recording(a_job()), took=took)
+    given = Costs(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=30.0)
+    costs = Recorded(found, given).work(found.as_trace().jobs[0], "elastic", seed=1).costs
+
+    assert (costs.prepare_s, costs.switch_s) == expected
+
+
 def test_the_loss_is_what_it_was_at_the_same_progress() -> None:
     epochs = (Epoch(1, 64, None, 4.0), Epoch(2, 64, None, None), Epoch(3, 64, None, 2.0))
     work = work_of(recording(a_job(epochs=epochs, samples=3000)))
@@ -225,9 +248,10 @@ def average_s(outcome: Outcome) -> float:
     return math.fsum(found) / len(found)
 
 
-@pytest.mark.parametrize("policy", ["fifo", "tiresias", "ones"])
+# Measured: 0.01 to 0.02; a search decides otherwise on small differences: up to 0.11 in 8 seeds.
+@pytest.mark.parametrize(("policy", "within"), [("fifo", 0.03), ("tiresias", 0.03), ("ones", 0.15)])
 def test_a_replay_under_the_same_policy_takes_as_long(
-    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, within: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     what = Scenario(
         nodes=(Nodes(count=4, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0, knowledge="L3"
@@ -240,7 +264,7 @@ def test_a_replay_under_the_same_policy_takes_as_long(
 
     assert (found.left_out, found.nodes) == ({}, what.nodes)
     assert [job.state for job in again.jobs] == [job.state for job in was.jobs]
-    assert average_s(again) == pytest.approx(average_s(was), rel=0.03)  # measured: 0.01 to 0.02
+    assert average_s(again) == pytest.approx(average_s(was), rel=within)
 
 
 def test_cancelled_jobs_are_cancelled_again(

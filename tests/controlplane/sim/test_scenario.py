@@ -6,14 +6,15 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import pytest
 
-from controlplane.policy.registry import POLICIES
+from controlplane.core.events import JobSubmitted
+from controlplane.policy.registry import POLICIES, check_options
 from controlplane.sim.cluster import Nodes, specs
 from controlplane.sim.errors import TraceError
-from controlplane.sim.scenario import Scenario, simulate, trace_of
+from controlplane.sim.scenario import Scenario, options_of, simulate, trace_of
 from controlplane.sim.trace import Trace
 from schemas.errors import SettingsError
 from tests.support.simulated import FREE, Toy, job, life
@@ -122,6 +123,42 @@ def test_a_policy_that_nobody_knows() -> None:
 def test_an_option_that_nobody_knows() -> None:
     with pytest.raises(SettingsError, match="luck"):
         simulate("tiresias", Scenario(jobs=1), 1, {"luck": 3})
+
+
+# --- what policies are told
+
+
+@pytest.mark.parametrize("policy", ["ones", "ones-paper"])
+def test_a_search_is_told_what_changes_and_starts_cost(policy: str) -> None:
+    told = options_of(policy, Scenario(stall_s=6.0, first_stall_s=40.0), {"start_stall_s": 2.0})
+
+    assert told == {"rescale_stall_s": 6.0, "start_stall_s": 2.0}
+    check_options(policy, options_of(policy, Scenario(), {}))
+    assert options_of(policy, Scenario(stall_s=6.0, first_stall_s=40.0), {}) == {
+        "rescale_stall_s": 6.0,
+        "start_stall_s": 40.0,
+    }
+
+
+@pytest.mark.parametrize("policy", ["goodput", "ones", "ones-paper"])
+def test_at_level_0_no_job_has_relatives(policy: str) -> None:
+    """Three trainings alike: what policies know of a family, they know of one job then."""
+    rows = [job(f"j{number}", 30.0 * number, workload="bert-mrpc-3.6k") for number in range(3)]
+    trace = Trace(name="alike", jobs=tuple(rows))
+
+    def families(knowledge: Literal["L0", "L2"]) -> list[str | None]:
+        heard: list[object] = []
+        simulate(
+            policy,
+            Scenario(knowledge=knowledge, generations=1, warm_up=0.0),
+            1,
+            trace=trace,
+            record=lambda _, event, __: heard.append(event),
+        )
+        return [event.spec.family for event in heard if isinstance(event, JobSubmitted)]
+
+    assert families("L0") == ["j0", "j1", "j2"]
+    assert families("L2") == ["bert-mrpc-3.6k"] * 3
 
 
 # --- traces
@@ -243,3 +280,8 @@ def test_what_is_kept_and_touched_does_not_grow_with_the_length_of_a_trace() -> 
 
     assert long[:3] == short[:3]
     assert long[3] == pytest.approx(short[3], rel=0.05)
+
+
+def test_without_relatives_ones_expects_nothing_from_what_other_jobs_took() -> None:
+    assert options_of("ones", Scenario(knowledge="L0"), {})["share_lengths"] is False
+    assert "share_lengths" not in options_of("ones", Scenario(knowledge="L2"), {})

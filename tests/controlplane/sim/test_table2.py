@@ -336,12 +336,38 @@ def test_erratic_losses_have_plateaus_and_others_have_none() -> None:
 
 def test_the_reported_noise_scale_grows_tenfold_and_is_measured_with_noise() -> None:
     work = work_of(name="b")
-    scales = [work.report(epoch, 64).noise_scale or 0.0 for epoch in range(work.epochs + 1)]
-    truth = [600 * 10 ** min(1.0, epoch / (work.epochs - 10)) for epoch in range(work.epochs + 1)]
+    scales = [work.report(epoch + 1, 64).noise_scale or 0.0 for epoch in range(work.epochs)]
+    truth = [600 * 10 ** min(1.0, epoch / (work.epochs - 10)) for epoch in range(work.epochs)]
     errors = np.log(np.array(scales) / np.array(truth))
 
     assert 0.05 < np.std(errors) < 0.2
     assert abs(np.mean(errors)) < 0.08
+
+
+def test_the_reported_noise_scale_is_that_of_the_epoch_that_is_over() -> None:
+    works = [work_of(name=f"job-{number}") for number in range(300)]
+    errors = [math.log((work.report(1, 64).noise_scale or 0.0) / 600.0) for work in works]
+
+    assert abs(np.mean(errors)) < 0.02
+
+
+def test_telemetry_tells_the_noise_scale_that_the_epochs_report_will_tell() -> None:
+    work = work_of()
+
+    told = [work.noise_scale(epoch, 512) for epoch in range(work.epochs)]
+
+    assert told == [work.report(epoch + 1, 64).noise_scale for epoch in range(work.epochs)]
+
+
+def test_the_pace_comes_from_the_true_noise_scale_and_not_from_the_measured_one() -> None:
+    work = work_of()
+    first = work.spec.batch_size
+
+    for epoch in (0, 7, work.epochs):
+        phi, pace = 600 * 10 ** min(1.0, epoch / (work.epochs - 10)), work.pace((4,), 512, epoch)
+        worth = (phi + first) / (phi + 512)
+        assert pace.progress_per_s / pace.samples_per_s == pytest.approx(worth)
+        assert work.noise_scale(epoch, 512) != pytest.approx(phi, rel=1e-3)
 
 
 def test_reports_are_the_same_whenever_they_are_asked_for() -> None:

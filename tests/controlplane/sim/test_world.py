@@ -42,7 +42,7 @@ from tests.support.simulated import (
 )
 
 TWO_NODES = (Nodes(count=2, slots=2),)
-SLOW = ("goodput", "ones", "optimus")  # policies that search
+SLOW = ("goodput", "ones", "ones-paper", "optimus")  # policies that search
 FAST = (Phase.generate,)  # a failure is small enough; to make it smaller takes minutes
 
 
@@ -89,14 +89,23 @@ def test_a_job_that_shrinks_stalls_and_frees_the_slot_at_once() -> None:
     assert lived.times(WorkerExited) == [20.5, 36.5]
 
 
-def test_another_batch_costs_a_stall_and_what_it_throws_back() -> None:
+def test_another_batch_stalls_nobody_and_costs_only_what_it_throws_back() -> None:
     plans = Script((0, {A: {S0: 64}}), (20, {A: {S0: 128}}))
     lived = life(plans, job("a"), physics=Toy(jump=30.0)).run()
 
-    # 120 samples at 20.0, 90 of them left at 20.5
-    assert lived.times(EpochReported) == [18.0, 31.5, 41.5, 51.5]
+    # 120 samples at 20.0, 90 of them left
+    assert lived.times(EpochReported) == [18.0, 31.0, 41.0, 51.0]
     story = lived.stories["a"]
     assert (story.rescales, story.batch_changes) == (0, 1)
+
+
+def test_in_rounds_another_batch_stalls_nobody_either() -> None:
+    plans = Script((0, {A: {S0: 64}}), (30, {A: {S0: 128}}))
+    lived = life(plans, job("a"), round_s=30.0).run()
+
+    # the start's stall is the only one
+    assert lived.times(EpochReported) == [18.0, 28.0, 38.0, 48.0]
+    assert lived.stories["a"].batch_changes == 1
 
 
 def test_a_pause_keeps_every_step_and_a_restart_is_cheaper_than_a_start() -> None:
@@ -201,6 +210,14 @@ def test_the_slowest_gpu_of_a_group_counts() -> None:
     assert lived.times(EpochReported) == [25.0, 50.0, 55.0, 60.0]
 
 
+def test_policies_see_which_gpu_is_of_which_type() -> None:
+    nodes = (Nodes(count=1, slots=2, model="v100"), Nodes(count=1, slots=1, model="k80"))
+    lived = life("fifo", job("a"), nodes=nodes).run(20.0)
+
+    seen = [(slot.slot, slot.model) for slot in lived.world.reactor.view().slots]
+    assert seen == [(S0, "v100"), (S1, "v100"), (T0, "k80")]
+
+
 # --- what policies hear
 
 
@@ -228,6 +245,21 @@ def test_telemetry_tells_how_far_a_group_is_and_stops_with_it() -> None:
     assert {(e.group, e.slots, e.nodes, e.global_batch, e.samples_per_s) for _, e in steps} == {
         (1, 1, 1, 64, RATE)
     }
+    assert {e.noise_scale for _, e in steps} == {None}
+
+
+def test_telemetry_tells_the_noise_scale_of_the_running_epoch_and_reports_of_the_one_before() -> (
+    None
+):
+    script = Script((0, {A: {S0: 64}}))
+    physics = Toy(epoch_samples=1000, noise=50.0)
+    life(script, job("a"), physics=physics, telemetry_s=100.0).run(1000.0)
+
+    steps = [(at, e.noise_scale) for at, e in script.heard if isinstance(e, StepsSeen)]
+    epochs = [(at, e.noise_scale) for at, e in script.heard if isinstance(e, EpochSeen)]
+    assert [at for at, _ in steps] == pytest.approx([84.8, 161.6, 261.6, 361.6])
+    assert [scale for _, scale in steps] == [50.0, 100.0, 150.0, 200.0]
+    assert epochs == [(108.0, 50.0), (208.0, 100.0), (308.0, 150.0), (408.0, 200.0)]
 
 
 def test_no_telemetry_is_sent_where_nobody_reads_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.random import Generator
@@ -54,9 +55,9 @@ def lost_epochs(before: int, batch: int) -> float:
 
 
 def reports(
-    row: Row, to_target: int, epochs: int, rng: Generator, *, erratic: bool
+    row: Row, to_target: int, phi: Sequence[float], rng: Generator, *, erratic: bool
 ) -> tuple[Report, ...]:
-    """What a job says after 0, 1, ... `epochs` epochs.
+    """What a job says after 0, 1, ... epochs, of the last one.
 
     The accuracy is above its target in exactly the epochs after `to_target`. The loss follows
     1 / (b0 k + b1) + b2 (Optimus, section 3.1).
@@ -64,19 +65,19 @@ def reports(
     Args:
         row: what it trains.
         to_target: epochs, at least 1.
-        epochs: in all.
+        phi: noise scale of each epoch while it runs, samples; one more than there are epochs.
         rng: draws its noise.
         erratic: with plateaus, spikes and more noise; ONES section 2.1: many curves are not smooth.
     """
-    done = np.arange(epochs + 1, dtype=np.float64)
-    measured = np.exp(NOISE_SPREAD * rng.standard_normal(epochs + 1))
-    phi = np.array([noise_scale(row, epoch / to_target) for epoch in range(epochs + 1)])
+    done = np.arange(len(phi), dtype=np.float64)
+    measured = np.exp(NOISE_SPREAD * rng.standard_normal(done.size))
+    scales = np.array([phi[0], *phi[:-1]]) * measured
     losses = _losses(row, done, to_target, rng, erratic=erratic)
     accuracies = _accuracies(row, done, to_target, rng)
     return tuple(
         Report(loss, {"accuracy": accuracy}, scale)
         for loss, accuracy, scale in zip(
-            losses.tolist(), accuracies.tolist(), (phi * measured).tolist(), strict=True
+            losses.tolist(), accuracies.tolist(), scales.tolist(), strict=True
         )
     )
 

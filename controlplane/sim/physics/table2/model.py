@@ -108,8 +108,8 @@ class Table2Work:
         self._workload = workload
         self._row = row
         self._epochs = self._to_target + ABOVE_TARGET
-        self._reports = reports(row, self._to_target, self._epochs, rng, erratic=erratic)
         self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self._epochs + 1)]
+        self._reports = reports(row, self._to_target, self._phi, rng, erratic=erratic)
         self._steps = steps[workload.application]
         self._paces: dict[tuple[Placement, int, int], Pace] = {}
         self._spec = _spec(job, workload, _stop(row, self._epochs, stated=stated), batch)
@@ -147,7 +147,7 @@ class Table2Work:
         if known is not None:
             return known
         took_s = self._step_s(placement, batch)
-        worth = efficiency(self._row, batch, self._phi[min(epoch, self._epochs)])
+        worth = efficiency(self._row, batch, self._true_scale(epoch))
         pace = Pace(batch / took_s, worth * batch / took_s, took_s)
         self._paces[key] = pace
         return pace
@@ -164,16 +164,29 @@ class Table2Work:
         """Progress that is lost when the global batch jumps; may be more than there was."""
         return lost_epochs(before, batch) * self._workload.samples
 
+    def noise_scale(self, epoch: int, batch: int) -> float | None:
+        """As it is measured while the epoch runs, with the error that its report will have.
+
+        The same at any batch. The pace comes from the true one.
+        """
+        return self.report(epoch + 1, batch).noise_scale
+
     def report(self, epoch: int, batch: int) -> Report:
-        """What a worker says after so many epochs; the same however often it is asked."""
+        """What a worker says after so many epochs; the same however often it is asked.
+
+        Its noise scale is that of the epoch that is over, measured with an error.
+        """
         return self._reports[min(epoch, self._epochs)]
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Steps that are left at the submitted batch and the present noise scale."""
         batch = self._spec.batch_size
-        worth = efficiency(self._row, batch, self._phi[min(epoch, self._epochs)])
+        worth = efficiency(self._row, batch, self._true_scale(epoch))
         left = self._epochs * self._workload.samples - progress
         return max(0.0, left) / batch / worth
+
+    def _true_scale(self, epoch: int) -> float:
+        return self._phi[min(epoch, self._epochs)]
 
     def _step_s(self, placement: Placement, batch: int) -> float:
         key = (placement, batch)
