@@ -1,0 +1,182 @@
+"""The simulations that `bin/bench evolution` sets side by side; each is done once and kept."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from controlplane.sim import experiment
+from controlplane.sim.cluster import Nodes
+from controlplane.sim.experiment import Cell, Progress, cell_key
+from controlplane.sim.outcome import JobStory, Outcome
+from controlplane.sim.scenario import Scenario, simulate
+
+TOLD: Final = 60  # characters of a cell
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A policy with options in a scenario; with a seed it is a simulation."""
+
+    scenario: Scenario
+    options: Mapping[str, Any] = field(default_factory=dict)
+    policy: str = "ones"
+
+    def but(self, **options: object) -> Way:
+        """The same policy with some options changed."""
+        return Way(self.scenario, {**self.options, **options}, self.policy)
+
+    def knowing(self, **changes: object) -> Way:
+        """The same policy in a scenario that differs."""
+        return Way(msgspec.structs.replace(self.scenario, **changes), self.options, self.policy)
+
+    def cell(self, seed: int) -> Cell:
+        """The simulation."""
+        return Cell(
+            policy=self.policy, options=dict(self.options), scenario=self.scenario, seed=seed
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two ways whose ratio is a figure."""
+
+    key: str  # of the figure
+    first: Way
+    second: Way
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """Average completion time of the first over the second: below 1 the first is faster."""
+
+    mean: float  # geometric, over the seeds
+    low: float  # the least of the seeds
+    high: float
+    first_s: float  # mean over the seeds, seconds
+    second_s: float
+    first_moves: float  # re-scales per job
+    second_moves: float
+    unfinished: int  # counted jobs of the first that never end, over all seeds
+    jobs: int  # counted jobs, over all seeds
+
+
+def settings(jobs: int, think_s: float) -> dict[str, Way]:
+    """`ones` where greedy sees all there is to see, in three places where it does not, and in need.
+
+    Args:
+        jobs: submitted in each.
+        think_s: least time between questions that only an epoch's end raised.
+    """
+    plain = Scenario(jobs=jobs, think_s=think_s)
+    eights = (Nodes(count=8, slots=8),)  # on which many sizes fit beside each other
+    types = (
+        Nodes(count=6, slots=4, model="v100"),
+        Nodes(count=5, slots=4, model="p100"),
+        Nodes(count=5, slots=4, model="k80"),
+    )
+    change = msgspec.structs.replace
+    return {
+        "": Way(plain),
+        "_interference": Way(change(plain, interference="pairwise:0.25")),
+        "_partial": Way(change(plain, nodes=eights, stall_s=0.1, first_stall_s=1.0)),
+        "_types": Way(change(plain, nodes=types)),
+        "_busy": Way(change(plain, nodes=(Nodes(count=4, slots=4),))),  # jobs wait
+    }
+
+
+def simulate_cell(cell: Cell) -> Outcome:
+    """One simulation, in a worker process."""
+    return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
+
+
+class Bench:
+    """Simulates what pairs need, and sets it side by side."""
+
+    def __init__(self, seeds: Sequence[int], workers: int, path: Path | None = None) -> None:
+        """Keep simulations in `path`, if given; what is there, of the same code, is not redone."""
+        self.seeds = seeds
+        self._workers, self._path = workers, path
+        self._began = time.perf_counter()
+        self._known: dict[str, Outcome] = {}
+
+    @property
+    def elapsed_s(self) -> float:
+        """Since the beginning, real time."""
+        return time.perf_counter() - self._began
+
+    def do(self, ways: Iterable[Way], seeds: Sequence[int] | None = None) -> None:
+        """Simulate what is not known yet, and tell of each as it ends."""
+        chosen = self.seeds if seeds is None else seeds
+        cells = [way.cell(seed) for seed in chosen for way in ways]
+        wanted = [cell for cell in cells if cell_key(cell) not in self._known]
+        if wanted:
+            found = experiment.run(wanted, simulate_cell, self._path, self._workers, self._tell)
+            self._known |= {outcome.cell: outcome for outcome in found}
+
+    def outcome(self, way: Way, seed: int) -> Outcome:
+        """What was simulated."""
+        return self._known[cell_key(way.cell(seed))]
+
+    def ratio(self, pair: Pair, seeds: Sequence[int] | None = None) -> Ratio:
+        """The first over the second, paired by seed."""
+        chosen = self.seeds if seeds is None else seeds
+        both = [(self.outcome(pair.first, s), self.outcome(pair.second, s)) for s in chosen]
+        times = [_averages(first, second) for first, second in both]
+        ratios = [first / second for first, second in times]
+        jobs = [job for first, _ in both for job in _counted(first)]
+        return Ratio(
+            mean=math.exp(sum(map(math.log, ratios)) / len(ratios)),
+            low=min(ratios),
+            high=max(ratios),
+            first_s=_mean(first for first, _ in times),
+            second_s=_mean(second for _, second in times),
+            first_moves=_mean(job.rescales for job in jobs),
+            second_moves=_mean(job.rescales for _, second in both for job in _counted(second)),
+            unfinished=sum(job.ended_at is None for job in jobs),
+            jobs=len(jobs),
+        )
+
+    def _tell(self, news: Progress) -> None:
+        if news.cell is None or news.outcome is None:
+            return
+        found, scenario = news.outcome, news.cell.scenario
+        average = average_s(found, found.ended_at)
+        where = f"{scenario.interference} {len(scenario.nodes)}x{scenario.nodes[0].slots}"
+        print(  # noqa: T201 - a benchmark prints
+            f"{self.elapsed_s:6.0f} s  {news.done}/{news.total}  {average:7.1f} s  {where}  "
+            f"{scenario.knowledge}  {scenario.generations}  {str(news.cell)[:TOLD]}  ({found.wall_s:.0f} s)",
+            flush=True,
+        )
+
+
+def average_s(outcome: Outcome, horizon: float) -> float:
+    """Average completion time of the counted jobs, seconds.
+
+    A job that never ends counts as if it ended at `horizon`: the average is a lower bound then.
+    """
+    return _mean(
+        (horizon if job.ended_at is None else job.ended_at) - job.submitted_at
+        for job in _counted(outcome)
+    )
+
+
+def _averages(first: Outcome, second: Outcome) -> tuple[float, float]:
+    """With the end of the longer one as the horizon of both."""
+    horizon = max(first.ended_at, second.ended_at)
+    return average_s(first, horizon), average_s(second, horizon)
+
+
+def _counted(outcome: Outcome) -> list[JobStory]:
+    return [job for job in outcome.jobs if job.counted]
+
+
+def _mean(values: Iterable[float]) -> float:
+    found = list(values)
+    return sum(found) / len(found)

@@ -1,0 +1,185 @@
+"""A real cluster under one policy, driven and watched from outside, and what became of its jobs."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import shutil
+import signal
+import statistics
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from controlplane.cli.stays import Stay, occupancy
+from controlplane.client import BlockingClient
+from schemas.jobs import ENDED
+from schemas.messages.client import JobDetail
+from tests.bench.live_jobs import SLOTS, Arrival, Job, spec_of
+from tests.support.cluster import Cluster
+
+LIMIT_S: Final = 1200.0  # of one run; a job that never ends shall not hold up the bench for ever
+LOOK_S: Final = 0.5  # between looks at the jobs
+FIXED: Final = "-fixed"  # of a policy's name: nobody's size or batch may change, only the order
+ENDINGS: Final = (signal.SIGINT, signal.SIGTERM)
+JOURNAL: Final = Path("state") / "journal.sqlite"
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One job that is over."""
+
+    job: Job
+    state: str
+    jct_s: float  # submission to end
+    queued_s: float  # without slots
+    ran_s: float  # with slots, or starting on them
+    rescales: int
+    batch_changes: int
+    metric: float | None  # the last one that the script reported
+    exact: bool  # every sample of every epoch was taken exactly once
+
+
+@dataclass(frozen=True)
+class Run:
+    """One policy's run."""
+
+    policy: str
+    jobs: list[Ended]  # in order of arrival
+    makespan_s: float  # first submission to last end
+    full: float  # share of that time in which every slot was taken
+
+    @property
+    def jct_s(self) -> list[float]:
+        """Completion times."""
+        return [job.jct_s for job in self.jobs]
+
+    @property
+    def average_s(self) -> float:
+        """Average completion time."""
+        return statistics.fmean(self.jct_s)
+
+    @property
+    def p90_s(self) -> float:
+        """Completion time that a tenth of the jobs exceed."""
+        return statistics.quantiles(self.jct_s, n=10, method="inclusive")[-1]
+
+
+@contextlib.contextmanager
+def cluster(
+    home: Path, policy: str, *, slots: int = SLOTS, options: str = ""
+) -> Iterator[tuple[Cluster, BlockingClient]]:
+    """A cluster that is down again afterwards, whatever happens.
+
+    Args:
+        home: folder to make.
+        policy: its name.
+        slots: CPU slots of its only node.
+        options: of the policy, as an operator writes them: a table of TOML. A cluster is made
+            first and takes them when it is up for the second time.
+    """
+    made = Cluster(home, home, slots=slots, policy=policy.removesuffix(FIXED))
+    try:
+        made.up()
+        if options:
+            made.down()
+            with (home / "controller.toml").open("a", encoding="utf-8") as file:
+                file.write(f"options = {options}\n")  # [policy] is the last section
+            made.up()
+        with BlockingClient(home, timeout=60.0) as client:
+            yield made, client
+    finally:
+        _end(made)
+
+
+def _end(made: Cluster) -> None:
+    """Bring it down; a second Ctrl-C does not leave processes behind."""
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in ENDINGS}
+    try:
+        if (made.home / "controller.toml").exists():
+            made.down()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options: str = "") -> Run:
+    """Submit the jobs when they come, and wait until all are over.
+
+    Args:
+        policy: its name; with `-fixed` at its end nobody's size or batch may change.
+        coming: in order.
+        base: where copies of the examples are made.
+        home: of the cluster; its journal and its logs stay there.
+        options: of the policy.
+    """
+    fixed = policy.endswith(FIXED)
+    with cluster(home, policy, options=options) as (made, client):
+        names: dict[str, Arrival] = {}
+        began = time.monotonic()
+        while len(names) < len(coming) or not over(client, made, began):
+            seconds = time.monotonic() - began
+            for arrival in itertools.islice(coming, len(names), None):
+                if arrival.at > seconds:
+                    break
+                spec = spec_of(arrival.job, base / "scripts", wanted=arrival.wanted, fixed=fixed)
+                names[client.submit(spec)] = arrival
+            time.sleep(LOOK_S)
+        ended = {name: client.job(name) for name in names}
+        events = list(client.events())
+        jobs = [story(client, arrival.job, ended[name]) for name, arrival in names.items()]
+    first = min(detail.summary.submitted_at for detail in ended.values())
+    last = max(detail.history[-1].time for detail in ended.values())
+    full = taken(occupancy(events, until=last), first, last)
+    shutil.rmtree(home / "state" / "work", ignore_errors=True)
+    return Run(policy, jobs, last - first, full)
+
+
+def over(client: BlockingClient, made: Cluster, began: float) -> bool:
+    """Whether no job is left; fails when that takes too long."""
+    left = client.jobs()
+    if not left:
+        return True
+    said = [f"{job.job} {job.state}: {job.reason}" for job in left]
+    assert time.monotonic() - began < LIMIT_S, "\n".join([*said, made.said()])
+    return False
+
+
+def story(client: BlockingClient, job: Job, detail: JobDetail) -> Ended:
+    """What became of a job that is over."""
+    summary = detail.summary
+    assert summary.state in ENDED, summary
+    return Ended(
+        job=job,
+        state=summary.state,
+        jct_s=detail.history[-1].time - summary.submitted_at,
+        queued_s=summary.queued_s,
+        ran_s=summary.running_s,
+        rescales=summary.rescales,
+        batch_changes=summary.batch_changes,
+        metric=summary.metrics.get(job.example.metric),
+        exact=_exact(client.samples(summary.job), job),
+    )
+
+
+def _exact(records: Iterator[dict[str, Any]], job: Job) -> bool:
+    """Whether the committed steps of each epoch took every sample once."""
+    taken_by: dict[int, list[int]] = defaultdict(list)
+    for record in records:
+        taken_by[record["epoch"]].extend(record["ids"])
+    whole = list(range(job.example.samples))
+    return len(taken_by) == job.epochs and all(sorted(ids) == whole for ids in taken_by.values())
+
+
+def taken(stays: Sequence[Stay], begin: float, end: float) -> float:
+    """Share of the time from `begin` to `end` in which every slot was somebody's."""
+    edges = sorted({begin, end, *(s.begin for s in stays), *(s.end for s in stays)})
+    full_s = 0.0
+    for low, high in itertools.pairwise(edge for edge in edges if begin <= edge <= end):
+        middle = (low + high) / 2
+        if sum(stay.begin <= middle < stay.end for stay in stays) >= SLOTS:
+            full_s += high - low
+    return full_s / max(end - begin, 1e-9)
