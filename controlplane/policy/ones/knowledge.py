@@ -109,7 +109,8 @@ class Knowledge:
         if news.whole and news.slots and sane:
             local = max(1, round(news.global_batch / news.slots))
             step_s = news.global_batch / news.samples_per_s
-            if self._where.plain(news.job):  # else neighbours may have come and gone in it
+            # Neighbours may have come and gone in it; telemetry tells of the moment.
+            if not self._options.interference or self._where.plain(news.job):
                 self._measured(news, local, step_s)
 
     def _steps(self, news: StepsSeen, now: Seconds) -> None:
