@@ -21,7 +21,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.timeline import all_slots, occupancy, png, terminal
+from controlplane.cli.timeline import all_slots, allocations_from, png, terminal
 from controlplane.client import BlockingClient
 from controlplane.client.jobfile import load_job
 from schemas.jobs import ENDED
@@ -171,9 +171,9 @@ def explain(client: BlockingClient, jobs: list[JobSummary], console: Console) ->
 def draw(client: BlockingClient, console: Console, folder: Path) -> None:
     """Who had which slot when: on the terminal, and as a picture."""
     events = list(client.events())
-    stays, slots = occupancy(events, until=events[-1].time), all_slots(events)
-    console.print(terminal(stays, slots, min(console.width, 110)))
-    png(stays, slots, folder / PICTURE, "slots over time")
+    allocations, slots = allocations_from(events, until=events[-1].time), all_slots(events)
+    console.print(terminal(allocations, slots, min(console.width, 110)))
+    png(allocations, slots, folder / PICTURE, "slots over time")
     console.print(f"the same as a picture: {folder / PICTURE}", soft_wrap=True)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import uvloop
 
-from nodeagent import app, settings
-from nodeagent.folders import Folders
+from nodeagent import agent_process, agent_settings
 from nodeagent.shutdown import end_workers
+from nodeagent.worker_folders import NodeFolders
 from schemas.daemon import configure_logging
 from schemas.errors import OnesError
 
@@ -28,14 +28,14 @@ def main() -> None:
     path = chosen.config.resolve()
     configure_logging()
     try:
-        loaded = settings.load(path)
+        loaded = agent_settings.load(path)
         if chosen.end_workers:
             home = path.parent
-            folders = Folders(home / loaded.run, home / loaded.work, home / loaded.checkpoints)
+            folders = NodeFolders(home / loaded.run, home / loaded.work, home / loaded.checkpoints)
             folders.make()
             sys.stdout.write(f"{end_workers(folders, loaded.kill_grace_s)} workers ended\n")
             return
-        uvloop.run(app.run(loaded, path.parent))
+        uvloop.run(agent_process.run(loaded, path.parent))
     except OnesError as error:
         sys.stderr.write(f"ones-agent: {error}\n")
         sys.exit(2)

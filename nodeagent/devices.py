@@ -9,7 +9,7 @@ from importlib.metadata import version
 import psutil
 import structlog
 
-from nodeagent.settings import AgentSettings
+from nodeagent.agent_settings import AgentSettings
 from schemas.cluster import NodeSpec, SlotSpec
 from schemas.errors import SettingsError
 from schemas.ids import NodeId

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import psutil
 
-from nodeagent.folders import Folders, open_process
+from nodeagent.worker_folders import NodeFolders, open_process
 
 
-def end_workers(folders: Folders, grace_s: float) -> int:
+def end_workers(folders: NodeFolders, grace_s: float) -> int:
     """TERM to all worker groups, KILL to those left after `grace_s`; then the zygotes.
 
     Returns:

@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from cyclopts import App, CycloptsError
 
-from controlplane.cli import cluster, jobs, local
+from controlplane.cli import job_commands, local_cluster, node_commands
 from controlplane.cli.output import Exit, complain, exit_code
 from schemas.errors import OnesError
 
@@ -36,26 +36,26 @@ def build() -> App:
     node = App(name="node", help="Everything about nodes.")
     here = App(name="local", help="A cluster in one folder of this host.")
     for command in (
-        jobs.submit,
-        jobs.ps,
-        jobs.show,
-        jobs.explain,
-        jobs.logs,
-        jobs.wait,
-        jobs.cancel,
-        jobs.resize,
-        jobs.pause,
-        jobs.resume,
-        jobs.samples,
-        jobs.events,
+        job_commands.submit,
+        job_commands.ps,
+        job_commands.show,
+        job_commands.explain,
+        job_commands.logs,
+        job_commands.wait,
+        job_commands.cancel,
+        job_commands.resize,
+        job_commands.pause,
+        job_commands.resume,
+        job_commands.samples,
+        job_commands.events,
     ):
         app.command(command)
         job.command(command)
     for name, told in DRAWN.items():
         app.command(f"controlplane.cli.{name}:{name}", name=name, help=told)
-    node.command(cluster.node_list, name="list")
-    here.command(local.up)
-    here.command(local.down)
+    node.command(node_commands.node_list, name="list")
+    here.command(local_cluster.up)
+    here.command(local_cluster.down)
     for group in (job, node, here):
         app.command(group)
     app.command("controlplane.cli.simulate:sim", name="sim", help=SIM)

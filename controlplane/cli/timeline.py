@@ -16,23 +16,23 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli.bars import png
 from controlplane.cli.output import Common, Exit, print_json, print_line
-from controlplane.cli.stays import (
-    Stay,
+from controlplane.cli.slot_allocations import (
+    Allocation,
     Window,
     all_slots,
-    numbered,
-    occupancy,
-    shade,
-    whole,
-    within,
+    allocations_from,
+    clipped,
+    colour_indices,
+    full_window,
+    job_colour,
 )
+from controlplane.cli.timeline_png import png
 from controlplane.client import BlockingClient
 from schemas.ids import JobId, SlotId
 from schemas.messages.feed import FeedEvent
 
-__all__ = ["Stay", "Window", "all_slots", "occupancy", "png", "terminal", "timeline"]
+__all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "terminal", "timeline"]
 
 COMMON = Common()
 FREE: Final = "grey35"
@@ -42,7 +42,7 @@ TICK_EVERY: Final = 12  # columns, at least
 
 
 def terminal(
-    stays: Sequence[Stay],
+    allocations: Sequence[Allocation],
     slots: Sequence[SlotId],
     width: int,
     *,
@@ -52,18 +52,18 @@ def terminal(
     """One line for each slot, a time axis below them, and which job is what.
 
     Args:
-        stays: who had which slot.
+        allocations: who had which slot.
         slots: the lines, from the top.
         width: columns of all of it.
-        window: what the axis spans; default: all stays.
+        window: what the axis spans; default: all allocations.
         colour: blocks in a colour for each job, paler where it had the slot for less than half of
             a column's time; else a letter for each job.
     """
-    window = window or whole(stays)
-    jobs = numbered(stays)
+    window = window or full_window(allocations)
+    jobs = colour_indices(allocations)
     indent = max((len(slot) for slot in slots), default=0) + 1
     columns = max(width - indent, TICK_EVERY)
-    taken = _taken(stays, window, columns)
+    taken = _taken(allocations, window, columns)
     text = Text(no_wrap=True, overflow="crop")
     for slot in slots:
         text.append(slot.ljust(indent))
@@ -80,17 +80,17 @@ def terminal(
 
 
 def _taken(
-    stays: Iterable[Stay], window: Window, columns: int
+    allocations: Iterable[Allocation], window: Window, columns: int
 ) -> Mapping[SlotId, dict[int, dict[JobId, float]]]:
     """How much of each column's time each job had each slot, as a share."""
     scale = columns / window.length
     taken: defaultdict[SlotId, dict[int, dict[JobId, float]]] = defaultdict(dict)
-    for stay in within(stays, window):
-        begin, end = ((at - window.begin) * scale for at in (stay.begin, stay.end))
+    for allocation in clipped(allocations, window):
+        begin, end = ((at - window.begin) * scale for at in (allocation.begin, allocation.end))
         for column in range(int(begin), min(math.ceil(end), columns)):
-            shares = taken[stay.slot].setdefault(column, {})
+            shares = taken[allocation.slot].setdefault(column, {})
             share = min(end, column + 1) - max(begin, column)
-            shares[stay.job] = shares.get(stay.job, 0.0) + share
+            shares[allocation.job] = shares.get(allocation.job, 0.0) + share
     return taken
 
 
@@ -102,7 +102,7 @@ def _cell(
     index = jobs[max(shares, key=lambda job: shares[job])]
     if not colour:
         return ascii_letters[index % len(ascii_letters)], ""
-    return ("█" if sum(shares.values()) >= 0.5 else "▒"), shade(index)  # noqa: PLR2004
+    return ("█" if sum(shares.values()) >= 0.5 else "▒"), job_colour(index)  # noqa: PLR2004
 
 
 def _axis(window: Window, columns: int) -> tuple[str, str]:
@@ -128,7 +128,7 @@ def _legend(jobs: Mapping[JobId, int], width: int, *, colour: bool) -> Text:
     text, used = Text(), 0
     for job, index in jobs.items():
         mark = "██" if colour else ascii_letters[index % len(ascii_letters)]
-        entry = Text.assemble((mark, shade(index) if colour else ""), f" {job}")
+        entry = Text.assemble((mark, job_colour(index) if colour else ""), f" {job}")
         if used and used + 3 + len(entry) > width:
             text.append("\n")
             used = 0
@@ -152,30 +152,30 @@ def timeline(
     with BlockingClient(common.home) as client:
         events = tuple(client.events())
     window = shown_window(events, from_, time.time())
-    stays = within(occupancy(events, window.end), window)
+    allocations = clipped(allocations_from(events, window.end), window)
     slots = all_slots(events)
     if common.output == "json":
-        print_json(stays)
+        print_json(allocations)
     elif common.output == "jsonl":
-        for stay in stays:
-            print_line(stay)
+        for allocation in allocations:
+            print_line(allocation)
     elif common.output == "table":
-        _print(stays, slots, window)
+        _print(allocations, slots, window)
     if png_ is not None:
-        png(stays, slots, png_, "slots over time", window=window)
+        png(allocations, slots, png_, "slots over time", window=window)
     return Exit.OK
 
 
 def shown_window(events: Sequence[FeedEvent], from_seq: int, now: float) -> Window:
     """From event `from_seq` until now, or until the last event if no worker is left."""
     last = events[-1].time if events else now
-    alive = any(stay.end == math.inf for stay in occupancy(events, math.inf))
+    alive = any(allocation.end == math.inf for allocation in allocations_from(events, math.inf))
     end = max(now, last) if alive else last
     return Window(next((event.time for event in events if event.seq >= from_seq), end), end)
 
 
-def _print(stays: Sequence[Stay], slots: Sequence[SlotId], window: Window) -> None:
+def _print(allocations: Sequence[Allocation], slots: Sequence[SlotId], window: Window) -> None:
     console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
     few = console.color_system in {None, "standard"}  # too few to tell jobs apart
     colour = not few and not console.no_color
-    console.print(terminal(stays, slots, console.width, window=window, colour=colour))
+    console.print(terminal(allocations, slots, console.width, window=window, colour=colour))

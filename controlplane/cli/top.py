@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from controlplane.cli.output import STYLES, Common, Exit, print_json, print_line
-from controlplane.cli.stays import shade
+from controlplane.cli.slot_allocations import job_colour
 from controlplane.client import BlockingClient
 from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
 from schemas.ids import JobId, SlotId, slot_id
@@ -213,7 +213,7 @@ def strip(node: NodeInfo, owners: Mapping[SlotId, JobId], colours: Mapping[JobId
     unknown = here.count(None) - node.free
     for owner in here:
         if owner is not None:
-            drawn.append("██ ", style=shade(colours[owner]))
+            drawn.append("██ ", style=job_colour(colours[owner]))
             continue
         drawn.append("▒▒ " if unknown > 0 else "░░ ", style=FREE)
         unknown -= 1
@@ -224,7 +224,7 @@ def strip(node: NodeInfo, owners: Mapping[SlotId, JobId], colours: Mapping[JobId
 def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
     known = job.progress is not None
     return {
-        "job": Text(job.job, style=shade(colour)),
+        "job": Text(job.job, style=job_colour(colour)),
         "state": Text(job.state, style=STYLES.get(job.state, "")),
         "progress": ProgressBar(1.0, job.progress or 0.0, 16, style=FREE) if known else "",
         "%": f"{job.progress:.0%}" if known else f"epoch {job.epoch}",

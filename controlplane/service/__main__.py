@@ -8,7 +8,7 @@ from pathlib import Path
 
 import uvloop
 
-from controlplane.service import app, settings
+from controlplane.service import controller_process, controller_settings
 from schemas.daemon import configure_logging
 from schemas.errors import OnesError
 
@@ -20,7 +20,7 @@ def main() -> None:
     path = parser.parse_args().config.resolve()
     configure_logging()
     try:
-        uvloop.run(app.run(settings.load(path), path.parent))
+        uvloop.run(controller_process.run(controller_settings.load(path), path.parent))
     except OnesError as error:
         sys.stderr.write(f"ones-controller: {error}\n")
         sys.exit(2)

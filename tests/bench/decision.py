@@ -21,16 +21,16 @@ import msgspec
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, News, SlotView
 from controlplane.policy.registry import make
-from controlplane.service.search_wire import (
+from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
     Answer,
     Ask,
     Begin,
-    Delta,
     Frames,
-    Heard,
-    Snapshot,
+    Observed,
     ToSearch,
+    ViewDelta,
+    WholeView,
     difference,
     frame,
 )
@@ -48,7 +48,7 @@ class Search:
     """The search process, from outside."""
 
     def __init__(self, *, patience: int, history: list[tuple[Seconds, News]]) -> None:
-        command = [sys.executable, "-P", "-m", "controlplane.service.search_process"]
+        command = [sys.executable, "-P", "-m", "controlplane.service.planner.search_process"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.frames, self.number = Frames(), 0
         self.sent: ClusterView | None = None
@@ -63,8 +63,8 @@ class Search:
     def ask(self, view: ClusterView, now: Seconds) -> tuple[Answer, float]:
         """The answer, and the seconds from the difference of the views to it."""
         began = time.perf_counter()
-        told: Delta | None = difference(self.sent, view) if self.sent is not None else None
-        self.say(told if told is not None else Snapshot(view=view))
+        told: ViewDelta | None = difference(self.sent, view) if self.sent is not None else None
+        self.say(told if told is not None else WholeView(view=view))
         self.sent = view
         self.number += 1
         self.say(Ask(number=self.number, now=now))
@@ -208,7 +208,7 @@ def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[f
         took: list[float] = []
         for number in range(events):
             for news in world.event(number):
-                search.say(Heard(news=news, at=Seconds(world.now)))
+                search.say(Observed(news=news, at=Seconds(world.now)))
             answer, seconds = search.ask(world.view(), Seconds(world.now))
             world.follow(answer)
             took.append(seconds * 1000.0)

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.cli.stays import Stay, occupancy
+from controlplane.cli.slot_allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
 from schemas.jobs import ENDED
 from schemas.messages.client import JobDetail
@@ -133,7 +133,7 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
         jobs = [story(client, arrival.job, ended[name]) for name, arrival in names.items()]
     first = min(detail.summary.submitted_at for detail in ended.values())
     last = max(detail.history[-1].time for detail in ended.values())
-    full = taken(occupancy(events, until=last), first, last)
+    full = taken(allocations_from(events, until=last), first, last)
     shutil.rmtree(home / "state" / "work", ignore_errors=True)
     return Run(policy, jobs, last - first, full)
 
@@ -174,12 +174,12 @@ def _exact(records: Iterator[dict[str, Any]], job: Job) -> bool:
     return len(taken_by) == job.epochs and all(sorted(ids) == whole for ids in taken_by.values())
 
 
-def taken(stays: Sequence[Stay], begin: float, end: float) -> float:
+def taken(allocations: Sequence[Allocation], begin: float, end: float) -> float:
     """Share of the time from `begin` to `end` in which every slot was somebody's."""
-    edges = sorted({begin, end, *(s.begin for s in stays), *(s.end for s in stays)})
+    edges = sorted({begin, end, *(s.begin for s in allocations), *(s.end for s in allocations)})
     full_s = 0.0
     for low, high in itertools.pairwise(edge for edge in edges if begin <= edge <= end):
         middle = (low + high) / 2
-        if sum(stay.begin <= middle < stay.end for stay in stays) >= SLOTS:
+        if sum(allocation.begin <= middle < allocation.end for allocation in allocations) >= SLOTS:
             full_s += high - low
     return full_s / max(end - begin, 1e-9)

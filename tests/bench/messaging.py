@@ -204,7 +204,7 @@ class Meter(Watch):
         if (node, job) not in self.ran:
             self._stray("deltas to strangers", f"{node}: {delta}")
         elif not delta.forget and node not in self.places[job, delta.version - 1]:
-            workers = agent.core.workers if isinstance(agent, PlayingAgent) else {}
+            workers = agent.reconciler.workers if isinstance(agent, PlayingAgent) else {}
             if not any(worker.job == job for worker in workers.values()):
                 self._stray("deltas to nodes left before", f"{node}: {delta}")
 

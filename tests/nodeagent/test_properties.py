@@ -16,7 +16,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from nodeagent.actions import FetchWorkspace, StartWorker
+from nodeagent.reconciler_actions import FetchWorkspace, StartWorker
 from schemas.groups import Member
 from schemas.ids import JobId, SlotId, WorkerId, node_of, worker_id
 from schemas.messages.agent import (
@@ -84,12 +84,12 @@ class Agent(RuleBasedStateMachine):
         born = [*births(settled), (version, len(on) - 1)]
         self.order(run(job, version, on=on, born=born, kind=JOIN, snapshot=settled.snapshot))
 
-    @rule(job=JOBS, leaves=ANY, parks=st.booleans())
-    def a_group_shrinks(self, job: JobId, leaves: int, *, parks: bool) -> None:
+    @rule(job=JOBS, leaving=ANY, parks=st.booleans())
+    def a_group_shrinks(self, job: JobId, leaving: int, *, parks: bool) -> None:
         settled = self.settled(job)
         if settled is None or settled.group is None:
             return
-        who = one_of(settled.group.members, leaves)
+        who = one_of(settled.group.members, leaving)
         stay = [m for m in settled.group.members if m is not who and not parks]
         former = tuple(m for m in settled.group.members if m not in stay)
         on = {member.slot: 16 for member in stay}
@@ -264,7 +264,7 @@ class Agent(RuleBasedStateMachine):
             assert bool(self.node.granted(slot)) == bool(self.node.living(slot))
         assert set(self.node.processes) <= wanted, "folders of others are gone"
         forgotten = {job for job, delta in self.newest.items() if delta.forget}
-        assert set(self.node.core.jobs) == self.newest.keys() - forgotten
+        assert set(self.node.reconciler.jobs) == self.newest.keys() - forgotten
 
     def goes_on(self) -> bool:
         busy = bool(self.node.work)

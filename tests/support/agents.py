@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from signal import SIGKILL
 
 from controlplane.core.events import NodeGreeted, NodeReported
-from nodeagent.actions import (
+from nodeagent.reconciler import ProcessPhase, Reconciler
+from nodeagent.reconciler_actions import (
     Action,
     AwaitExit,
     FetchWorkspace,
@@ -18,13 +19,12 @@ from nodeagent.actions import (
     GrantSlot,
     Kill,
     OrderGroup,
+    PublishEvent,
     RemoveWorker,
-    Say,
     StartWorker,
     Terminate,
 )
-from nodeagent.core import AgentCore, Phase
-from nodeagent.events import (
+from nodeagent.reconciler_events import (
     Adopted,
     Connected,
     Desired,
@@ -349,7 +349,7 @@ class Node:
         """A new agent finds what the one before left."""
         self.boots += 1
         self.session = AgentSession(self.node, BootId(f"{self.node}-boot-{self.boots}"))
-        self.core = AgentCore(self.node)
+        self.reconciler = Reconciler(self.node)
         self.work: list[Work] = []
         for worker, process in self.processes.items():
             process.read = 0
@@ -373,7 +373,7 @@ class Node:
             node=self.node,
             boot=self.boot,
             spec=node_spec(self.node, self.slots),
-            workers=self.core.seen(),
+            workers=self.reconciler.seen(),
         )
 
     def welcome(self, term: Term, committed: int) -> None:
@@ -451,8 +451,8 @@ class Node:
         return [worker for worker in self.living(slot) if self.processes[worker].granted]
 
     def _knows_end(self, worker: WorkerId) -> bool:
-        known = self.core.workers.get(worker)
-        return known is not None and known.phase is Phase.ENDED
+        known = self.reconciler.workers.get(worker)
+        return known is not None and known.phase is ProcessPhase.ENDED
 
     def _read(self, worker: WorkerId) -> None:
         process = self.processes[worker]
@@ -461,7 +461,7 @@ class Node:
             self._tell(ReportRead(worker, process.reports[process.read - 1]))
 
     def _tell(self, event: Event) -> None:
-        for action in self.core.handle(event):
+        for action in self.reconciler.handle(event):
             self._perform(action)
 
     def _perform(self, action: Action) -> None:
@@ -482,7 +482,7 @@ class Node:
             case GrantSlot(worker=worker):
                 if self.processes[worker].connected_to == self.boot:
                     self.processes[worker].granted = True
-            case Say(event=event):
+            case PublishEvent(event=event):
                 if isinstance(event, JobCleared):
                     assert not self._older(event), f"{event}, but {self._older(event)}"
                 self.session.happened(event)
@@ -495,7 +495,7 @@ class Node:
                 self.session.forget_job(job)
 
     def _older(self, cleared: JobCleared) -> list[WorkerId]:
-        job = self.core.jobs.get(cleared.job)
+        job = self.reconciler.jobs.get(cleared.job)
         delta = job.delta if job else None
         group = delta.group.members if delta and delta.group else ()
         members = (*group, *(delta.former if delta else ()))

@@ -21,22 +21,22 @@ from typing import Any, Final, Self
 
 import zmq.asyncio
 
-from controlplane.cli.local import ROLES, _free_ports
-from nodeagent.actions import (
+from controlplane.cli.local_cluster import ROLES, _free_ports
+from nodeagent.devices import cpu_slots
+from nodeagent.reconciler import Reconciler
+from nodeagent.reconciler_actions import (
     Action,
     FetchWorkspace,
     ForgetJob,
     GrantSlot,
     Kill,
     OrderGroup,
+    PublishEvent,
     RemoveWorker,
-    Say,
     StartWorker,
     Terminate,
 )
-from nodeagent.core import AgentCore
-from nodeagent.devices import cpu_slots
-from nodeagent.events import (
+from nodeagent.reconciler_events import (
     Connected,
     Desired,
     Ended,
@@ -443,17 +443,17 @@ class PlayingAgent(SimulatedAgent):
 
     def open(self, context: zmq.asyncio.Context) -> None:
         super().open(context)
-        self.core = AgentCore(self.node)
+        self.reconciler = Reconciler(self.node)
         self.shipper = self._connect("DEALER", "shippers")  # it has nothing to ship
 
     def seen(self) -> Seen:
-        return self.core.seen()
+        return self.reconciler.seen()
 
     def apply(self, delta: GroupDelta) -> None:
         self.tell(Desired(delta))
 
     def tell(self, event: Event) -> None:
-        for action in self.core.handle(event):
+        for action in self.reconciler.handle(event):
             self._perform(action)
 
     def _perform(self, action: Action) -> None:
@@ -471,7 +471,7 @@ class PlayingAgent(SimulatedAgent):
                 training.later(0.005, 0.02, workers[worker].end, None, 15)
             case Kill(worker=worker) if worker in workers:
                 workers[worker].end(None, 9)
-            case Say(event=event):
+            case PublishEvent(event=event):
                 self.happen(event)
             case ForgetJob(job=job):
                 self.session.forget_job(job)
@@ -480,7 +480,7 @@ class PlayingAgent(SimulatedAgent):
 
     def _start(self, action: StartWorker) -> None:
         self.pids += 1
-        state = self.core.workers[action.worker]
+        state = self.reconciler.workers[action.worker]
         self.training.workers[action.worker] = Worker(
             agent=self,
             name=action.worker,

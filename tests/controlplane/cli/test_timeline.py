@@ -10,9 +10,17 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli.bars import is_dark, png
-from controlplane.cli.stays import PALETTE, Stay, Window, all_slots, occupancy, shade, within
+from controlplane.cli.slot_allocations import (
+    PALETTE,
+    Allocation,
+    Window,
+    all_slots,
+    allocations_from,
+    clipped,
+    job_colour,
+)
 from controlplane.cli.timeline import shown_window, terminal
+from controlplane.cli.timeline_png import is_dark, png
 from schemas.errors import SettingsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.messages.feed import FeedEvent
@@ -43,8 +51,8 @@ def told(event: str, job: JobId, at: float) -> FeedEvent:
     return news(event, job, at=at).event
 
 
-def stay(slot: SlotId, job: JobId, begin: float, end: float) -> Stay:
-    return Stay(slot, job, Seconds(begin), Seconds(end))
+def allocation(slot: SlotId, job: JobId, begin: float, end: float) -> Allocation:
+    return Allocation(slot, job, Seconds(begin), Seconds(end))
 
 
 def plain(text: Text, width: int) -> list[str]:
@@ -60,17 +68,17 @@ def plain(text: Text, width: int) -> list[str]:
 def test_a_worker_has_its_slot_from_its_start_to_its_exit() -> None:
     events = [joined(N1, 2), started(A, S0, 1.0), told("job.running", A, 2.0), exited(A, S0, 5.0)]
 
-    assert occupancy(events, 9.0) == (stay(S0, A, 1.0, 5.0),)
+    assert allocations_from(events, 9.0) == (allocation(S0, A, 1.0, 5.0),)
 
 
 def test_a_worker_that_is_still_there_has_its_slot_until_now() -> None:
-    assert occupancy([started(A, S0, 1.0)], 9.0) == (stay(S0, A, 1.0, 9.0),)
+    assert allocations_from([started(A, S0, 1.0)], 9.0) == (allocation(S0, A, 1.0, 9.0),)
 
 
 def test_what_happens_later_is_not_seen() -> None:
     events = [started(A, S0, 1.0), exited(A, S0, 5.0), started(B, S0, 6.0)]
 
-    assert occupancy(events, 3.0) == (stay(S0, A, 1.0, 3.0),)
+    assert allocations_from(events, 3.0) == (allocation(S0, A, 1.0, 3.0),)
 
 
 def test_a_slot_is_the_owners_until_it_exits_though_a_newcomer_is_prepared_beside_it() -> None:
@@ -81,13 +89,16 @@ def test_a_slot_is_the_owners_until_it_exits_though_a_newcomer_is_prepared_besid
         exited(B, S0, 8.0, version=2, rank=1),
     ]
 
-    assert occupancy(events, 9.0) == (stay(S0, A, 1.0, 6.0), stay(S0, B, 6.0, 8.0))
+    assert allocations_from(events, 9.0) == (
+        allocation(S0, A, 1.0, 6.0),
+        allocation(S0, B, 6.0, 8.0),
+    )
 
 
 def test_a_newcomer_that_was_given_up_never_had_the_slot() -> None:
     events = [started(A, S0, 1.0), started(B, S0, 4.0), exited(B, S0, 5.0), exited(A, S0, 6.0)]
 
-    assert occupancy(events, 9.0) == (stay(S0, A, 1.0, 6.0),)
+    assert allocations_from(events, 9.0) == (allocation(S0, A, 1.0, 6.0),)
 
 
 def test_workers_of_one_job_are_told_apart_by_version_and_rank() -> None:
@@ -99,23 +110,26 @@ def test_workers_of_one_job_are_told_apart_by_version_and_rank() -> None:
         exited(A, S0, 6.0, rank=0),
     ]
 
-    assert occupancy(events, 9.0) == (
-        stay(S0, A, 1.0, 6.0),
-        stay(S1, A, 2.0, 3.0),
-        stay(S1, A, 4.0, 9.0),
+    assert allocations_from(events, 9.0) == (
+        allocation(S0, A, 1.0, 6.0),
+        allocation(S1, A, 2.0, 3.0),
+        allocation(S1, A, 4.0, 9.0),
     )
 
 
 def test_a_worker_whose_exit_nobody_saw_is_counted_until_its_job_ended() -> None:
     events = [started(A, S0, 1.0), started(B, T0, 1.0), told("job.failed", A, 4.0)]
 
-    assert occupancy(events, 9.0) == (stay(S0, A, 1.0, 4.0), stay(T0, B, 1.0, 9.0))
+    assert allocations_from(events, 9.0) == (
+        allocation(S0, A, 1.0, 4.0),
+        allocation(T0, B, 1.0, 9.0),
+    )
 
 
 def test_an_exit_after_the_end_of_the_job_counts() -> None:
     events = [started(A, S0, 1.0), told("job.cancelled", A, 4.0), exited(A, S0, 6.0)]
 
-    assert occupancy(events, 9.0) == (stay(S0, A, 1.0, 6.0),)
+    assert allocations_from(events, 9.0) == (allocation(S0, A, 1.0, 6.0),)
 
 
 def test_slots_are_known_from_the_moment_that_their_node_joins_and_sorted_by_number() -> None:
@@ -126,9 +140,16 @@ def test_slots_are_known_from_the_moment_that_their_node_joins_and_sorted_by_num
 
 
 def test_stays_are_cut_at_the_edges_of_a_window() -> None:
-    stays = [stay(S0, A, 0.0, 2.0), stay(S0, B, 2.0, 6.0), stay(S1, C, 7.0, 9.0)]
+    allocations = [
+        allocation(S0, A, 0.0, 2.0),
+        allocation(S0, B, 2.0, 6.0),
+        allocation(S1, C, 7.0, 9.0),
+    ]
 
-    assert within(stays, Window(3.0, 8.0)) == (stay(S0, B, 3.0, 6.0), stay(S1, C, 7.0, 8.0))
+    assert clipped(allocations, Window(3.0, 8.0)) == (
+        allocation(S0, B, 3.0, 6.0),
+        allocation(S1, C, 7.0, 8.0),
+    )
 
 
 def test_a_picture_goes_on_until_now_only_while_a_worker_is_there() -> None:
@@ -149,9 +170,13 @@ def test_a_picture_begins_at_the_event_that_was_asked_for() -> None:
 
 
 def test_without_colours_every_job_is_a_letter() -> None:
-    stays = [stay(S0, A, 0.0, 10.0), stay(S1, B, 5.0, 20.0), stay(S0, C, 10.0, 20.0)]
+    allocations = [
+        allocation(S0, A, 0.0, 10.0),
+        allocation(S1, B, 5.0, 20.0),
+        allocation(S0, C, 10.0, 20.0),
+    ]
 
-    assert plain(terminal(stays, (S0, S1, T0), 25, colour=False), 40) == [
+    assert plain(terminal(allocations, (S0, S1, T0), 25, colour=False), 40) == [
         "n1/0 aaaaaaaaaacccccccccc",
         "n1/1 .....bbbbbbbbbbbbbbb",
         "n2/0 ....................",
@@ -164,7 +189,7 @@ def test_without_colours_every_job_is_a_letter() -> None:
 def test_the_axis_counts_from_the_begin_of_the_window() -> None:
     window = Window(1000.0, 1040.0)
 
-    drawn = terminal([stay(S0, A, 1010.0, 1030.0)], (S0,), 45, window=window, colour=False)
+    drawn = terminal([allocation(S0, A, 1010.0, 1030.0)], (S0,), 45, window=window, colour=False)
 
     assert plain(drawn, 45) == [
         "n1/0 ..........aaaaaaaaaaaaaaaaaaaa..........",
@@ -175,24 +200,27 @@ def test_the_axis_counts_from_the_begin_of_the_window() -> None:
 
 
 def test_a_column_is_the_job_that_had_most_of_it() -> None:
-    stays = [stay(S0, A, 0.0, 1.4), stay(S0, B, 1.4, 12.0)]
+    allocations = [allocation(S0, A, 0.0, 1.4), allocation(S0, B, 1.4, 12.0)]
 
-    assert plain(terminal(stays, (S0,), 17, colour=False), 20)[0] == "n1/0 abbbbbbbbbbb"
+    assert plain(terminal(allocations, (S0,), 17, colour=False), 20)[0] == "n1/0 abbbbbbbbbbb"
 
 
 def test_with_colours_a_block_is_pale_where_less_than_half_of_its_time_was_used() -> None:
-    stays = [stay(S0, A, 0.0, 6.0), stay(S0, B, 11.6, 12.0)]
+    allocations = [allocation(S0, A, 0.0, 6.0), allocation(S0, B, 11.6, 12.0)]
 
-    drawn = terminal(stays, (S0,), 17)
+    drawn = terminal(allocations, (S0,), 17)
 
     assert drawn.plain.splitlines()[0] == "n1/0 ██████░░░░░▒"
     assert [str(span.style) for span in drawn.spans[:3]] == [PALETTE[0], "grey35", PALETTE[1]]
 
 
 def test_a_long_legend_is_folded() -> None:
-    stays = [stay(S0, job, at, at + 1.0) for at, job in enumerate((A, B, C))]
+    allocations = [allocation(S0, job, at, at + 1.0) for at, job in enumerate((A, B, C))]
 
-    assert plain(terminal(stays, (S0,), 18, colour=False), 40)[-2:] == ["a a-1   b b-2", "c c-3"]
+    assert plain(terminal(allocations, (S0,), 18, colour=False), 40)[-2:] == [
+        "a a-1   b b-2",
+        "c c-3",
+    ]
 
 
 def test_nothing_can_be_drawn_too() -> None:
@@ -202,8 +230,8 @@ def test_nothing_can_be_drawn_too() -> None:
 def test_colours_are_repeated_only_after_three_rounds() -> None:
     rounds = 3 * len(PALETTE)
 
-    assert len({shade(index) for index in range(rounds)}) == rounds
-    assert shade(rounds) == shade(0) == PALETTE[0]
+    assert len({job_colour(index) for index in range(rounds)}) == rounds
+    assert job_colour(rounds) == job_colour(0) == PALETTE[0]
 
 
 def test_names_are_white_on_dark_bars_only() -> None:
@@ -217,9 +245,11 @@ def test_names_are_white_on_dark_bars_only() -> None:
 def test_a_png_is_drawn_however_many_slots_there_are(tmp_path: Path, nodes: int) -> None:
     pytest.importorskip("matplotlib")
     slots = [slot_id(NodeId(f"n{node}"), index) for node in range(nodes) for index in range(8)]
-    stays = [stay(slot, JobId(f"j-{row}"), row, row + 9.0) for row, slot in enumerate(slots)]
+    allocations = [
+        allocation(slot, JobId(f"j-{row}"), row, row + 9.0) for row, slot in enumerate(slots)
+    ]
 
-    png(stays, slots, tmp_path / "t.png", "slots")
+    png(allocations, slots, tmp_path / "t.png", "slots")
 
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
 

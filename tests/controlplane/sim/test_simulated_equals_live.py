@@ -30,10 +30,10 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.record import input_from
 from controlplane.journal.replay import replay
 from controlplane.policy.registry import make
-from controlplane.service.app import _learn
-from controlplane.service.searcher import Inline
+from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.controller_process import _learn
+from controlplane.service.planner.search_planner import InlinePlanner
 from controlplane.service.telemetry import TelemetryTable
-from controlplane.service.turn import Turn
 from controlplane.sim.cluster import Nodes
 from controlplane.sim.outcome import Outcome
 from controlplane.sim.scenario import Scenario, simulate
@@ -97,8 +97,8 @@ def run(work: Callable[[Loop], Coroutine[Any, Any, T]]) -> T:
         return runner.run(work(loop))
 
 
-class Live(Turn):
-    """The service's turn with its journal, planner and news, in virtual time."""
+class Live(CommitLoop):
+    """The service's commit loop with its journal, planner and news, in virtual time."""
 
     def __init__(
         self, journal: Path, loop: Loop, policy: str = "", moments: Sequence[float] = ()
@@ -110,7 +110,7 @@ class Live(Turn):
         self._exact: Seconds | None = None
         super().__init__(journal, self._do)
         if policy:
-            self.planner = Inline(make(policy), self.look, self.propose)
+            self.planner = InlinePlanner(make(policy), self.look, self.propose)
         self._telemetry = TelemetryTable()
 
     def now(self) -> Seconds:

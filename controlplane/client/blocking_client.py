@@ -1,0 +1,162 @@
+"""The same client for scripts without an event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from controlplane.client.async_client import Client
+from controlplane.client.cluster_home import Home
+from schemas.ids import JobId
+from schemas.jobs import JobSpec
+from schemas.messages.client import (
+    Cluster,
+    Explanation,
+    JobAccepted,
+    JobDetail,
+    JobSummary,
+    NodeInfo,
+    SearchInfo,
+)
+from schemas.messages.feed import FeedEvent
+from schemas.messages.logs import LOG
+
+T = TypeVar("T")
+
+
+class BlockingClient:
+    """A `Client` whose loop runs in a thread of its own; a context manager."""
+
+    def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ones", daemon=True)
+        self._thread.start()
+        try:
+            self._client = self._run(_make(home, timeout))
+            self._run(self._client.__aenter__())
+        except BaseException:
+            self._stop()
+            raise
+
+    def __enter__(self) -> Self:
+        """Nothing more to do: it is open."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close it."""
+        self.close()
+
+    def close(self) -> None:
+        """Close the connection and end its thread."""
+        self._run(self._client.__aexit__(None, None, None))
+        self._stop()
+
+    def cluster(self) -> Cluster:
+        """Who answers, and as whom you are known."""
+        return self._run(self._client.cluster())
+
+    def submit(self, spec: JobSpec, key: str | None = None) -> JobId:
+        """See `Client.submit`."""
+        return self._run(self._client.submit(spec, key))
+
+    def submit_accepted(self, spec: JobSpec, key: str | None = None) -> JobAccepted:
+        """See `Client.submit_accepted`."""
+        return self._run(self._client.submit_accepted(spec, key))
+
+    def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
+        """See `Client.jobs`."""
+        return self._run(self._client.jobs(ended=ended))
+
+    def job(self, job: str) -> JobDetail:
+        """See `Client.job`."""
+        return self._run(self._client.job(job))
+
+    def explain(self, job: str) -> Explanation:
+        """See `Client.explain`."""
+        return self._run(self._client.explain(job))
+
+    def search(self) -> SearchInfo:
+        """See `Client.search`."""
+        return self._run(self._client.search())
+
+    def cancel(self, job: str) -> JobDetail:
+        """See `Client.cancel`."""
+        return self._run(self._client.cancel(job))
+
+    def resize(
+        self,
+        job: str,
+        slots: int | None = None,
+        batch: int | None = None,
+        on: Sequence[str] = (),
+    ) -> JobDetail:
+        """See `Client.resize`."""
+        return self._run(self._client.resize(job, slots, batch, on))
+
+    def pause(self, job: str) -> JobDetail:
+        """See `Client.pause`."""
+        return self._run(self._client.pause(job))
+
+    def resume(self, job: str, *, auto: bool = False) -> JobDetail:
+        """See `Client.resume`."""
+        return self._run(self._client.resume(job, auto=auto))
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """See `Client.nodes`."""
+        return self._run(self._client.nodes())
+
+    def wait(self, job: str, timeout: float | None = None) -> JobDetail:
+        """See `Client.wait`."""
+        return self._run(self._client.wait(job, timeout))
+
+    def events(self, from_seq: int = 1, follow: bool = False) -> Iterator[FeedEvent]:
+        """See `Client.events`."""
+        for page in self._each(self._client.event_pages(from_seq, follow=follow)):
+            yield from page
+
+    def tail(self, job: str, rank: int | None = None, follow: bool = True) -> Iterator[str]:
+        """See `Client.tail`."""
+        for page in self._each(self._client.line_pages(job, LOG, rank, follow=follow)):
+            for _, line in page:
+                yield line.decode("utf-8", "replace")
+
+    def samples(self, job: str) -> Iterator[dict[str, Any]]:
+        """See `Client.samples`."""
+        for page in self._each(self._client.sample_pages(job)):
+            yield from page
+
+    def _each(self, source: AsyncIterator[T]) -> Iterator[T]:
+        """The items of `source`; it hands over pages, because each item costs a thread switch."""
+        end = object()
+
+        async def following() -> T | object:
+            return await anext(source, end)
+
+        while (item := self._run(following())) is not end:
+            yield item  # type: ignore[misc] # it is not the end, so it is a T
+
+    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            future.cancel()
+            raise
+
+    def _stop(self) -> None:
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+async def _make(home: Home | Path | str | None, timeout: float | None) -> Client:  # noqa: ASYNC109
+    return Client(home, timeout)

@@ -1,0 +1,1 @@
+"""Requests of clients: to inputs of the core, and its state to replies."""

@@ -1,0 +1,179 @@
+"""Core state to what clients see; `telemetry` fills in what happened since the last epoch."""
+
+from __future__ import annotations
+
+import math
+
+from controlplane.core.job import Job, times
+from controlplane.core.node import Node
+from controlplane.core.state import State
+from controlplane.policy.api import Reason, SearchStats
+from controlplane.service.planner.search_planner import Planner
+from controlplane.service.telemetry import TelemetryTable
+from schemas.ids import JobId, Seconds, node_of, slot_id
+from schemas.messages.agent import StepsReported
+from schemas.messages.client import (
+    Decision,
+    Explanation,
+    JobDetail,
+    JobSummary,
+    NodeInfo,
+    SearchInfo,
+    WorkerInfo,
+)
+
+
+def job_summary(
+    job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds
+) -> JobSummary:
+    """A line of `ones ps`."""
+    queued_s, running_s = times(job, now)
+    live = telemetry.of(job.job) if job.group else None
+    live = live if live and job.group and live.group >= job.group.version else None
+    waiting = not job.group and not job.ended
+    why = reason.text if reason and waiting and not job.history else job.why
+    if reason and waiting and job.history:
+        why = f"{job.why}; {reason.text}"
+    if job.hand_waits:
+        why = f"{job.why}; {job.hand_waits}"
+    return JobSummary(
+        job=job.job,
+        name=job.spec.name,
+        user=job.user,
+        state=job.phase.value,
+        reason=why,
+        slots=len(job.group.members) if job.group else 0,
+        global_batch=job.group.global_batch if job.group else 0,
+        lr=live.lr if live else job.lr or job.spec.lr,
+        epoch=job.epoch,
+        samples_per_s=_speed(job, live),
+        progress=_progress(job, live),
+        train_loss=live.train_loss if live and live.train_loss is not None else job.train_loss,
+        metrics=job.metrics,
+        submitted_at=job.submitted_at,
+        queued_s=queued_s,
+        running_s=running_s,
+        rescales=job.rescales,
+        batch_changes=job.batch_changes,
+    )
+
+
+def job_detail(
+    job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds
+) -> JobDetail:
+    """Everything about one job."""
+    live = telemetry.of(job.job) if job.group else None
+    ranks = {m.worker: m for m in job.group.members} if job.group else {}
+    workers = tuple(
+        WorkerInfo(
+            rank=ranks[worker.worker].rank if worker.worker in ranks else worker.rank,
+            node=node_of(worker.slot),
+            slot=worker.slot,
+            pid=worker.pid,
+            version=worker.formed or worker.version,
+            phase=worker.phase.value,
+            local_batch=worker.local_batch,
+            worker=worker.worker,
+            step=worker.formed_step,
+        )
+        for worker in job.workers.values()
+    )
+    return JobDetail(
+        summary=job_summary(job, reason, telemetry, now),
+        spec=job.spec,
+        snapshot=job.snapshot,
+        workers=workers,
+        history=tuple(job.history),
+        epochs=tuple(job.epochs),
+        versions=tuple(job.versions),
+        failures=job.failures,
+        exit_code=job.exit_code,
+        samples_done=max(job.samples_done, live.samples_done if live else 0),
+        version=job.version,
+    )
+
+
+def job_explanation(job: Job, reason: Reason | None, now: Seconds) -> Explanation:
+    """Every decision about a job; of one that waits also why, as the last entry."""
+    decisions = list(job.decisions)
+    if reason is not None and job.group is None and not job.ended:
+        waits = Decision(
+            time=now, was=job.size, to=job.size, why=reason.text, code=reason.code,
+            numbers=reason.numbers, outcome="waits",
+        )  # fmt: skip
+        decisions.append(waits)
+    return Explanation(job=job.job, state=job.phase.value, decisions=tuple(decisions))
+
+
+def search_info(state: State, policy: str, planner: Planner | None) -> SearchInfo:
+    """How the scheduler stands."""
+    stats = planner.stats if planner is not None else SearchStats()
+    return SearchInfo(
+        policy=policy,
+        running=planner is not None and planner.running,
+        restarts=planner.restarts if planner is not None else 0,
+        plans=state.plans_taken,
+        generations=stats.generations,
+        best_fitness=stats.best_fitness,
+        mean_fitness=stats.mean_fitness,
+        incumbent_fitness=stats.incumbent_fitness,
+        diversity=stats.diversity,
+        decision_ms=stats.decision_ms,
+        rescales=sum(job.rescales for job in state.jobs.values()),
+        batch_changes=sum(job.batch_changes for job in state.jobs.values()),
+        predicted_gain=_geometric_mean([predicted for predicted, _ in state.gains]),
+        realised_gain=_geometric_mean([realised for _, realised in state.gains]),
+    )
+
+
+def _geometric_mean(values: list[float]) -> float | None:
+    positive = [value for value in values if value > 0]
+    return math.exp(sum(map(math.log, positive)) / len(positive)) if positive else None
+
+
+def node_infos(state: State) -> tuple[NodeInfo, ...]:
+    """The lines of `ones node list`."""
+    owners = state.owners()
+    return tuple(_node_info(node, {s: j for s, j in owners.items() if node_of(s) == node.node})
+                 for node in state.nodes.values())  # fmt: skip
+
+
+def _node_info(node: Node, owners: dict[str, JobId]) -> NodeInfo:
+    slots = [slot_id(node.node, slot.index) for slot in node.spec.slots]
+    foreign = f"slots held by unknown jobs: {sorted(node.foreign)}" if node.foreign else ""
+    return NodeInfo(
+        node=node.node,
+        state=node.phase.value,
+        reason=foreign,
+        host=node.spec.host,
+        address=node.spec.address,
+        slots=len(slots),
+        free=sum(slot not in owners for slot in slots),
+        kind=node.spec.slots[0].kind,
+        model=node.spec.slots[0].model,
+        jobs=tuple(dict.fromkeys(owners.values())),
+        release=node.spec.release,
+    )
+
+
+def _speed(job: Job, live: StepsReported | None) -> float:
+    if not job.group:
+        return 0.0
+    return live.samples_per_s if live else job.samples_per_s
+
+
+def _progress(job: Job, live: StepsReported | None) -> float | None:
+    stop = job.spec.stop
+    if stop is not None and stop.metric is not None:
+        return None
+    if job.phase.value == "succeeded":
+        return 1.0
+    if stop is not None and stop.samples is not None:
+        total = stop.samples
+    else:
+        epochs = stop.epochs if stop is not None else job.epochs_stated
+        total = (epochs or 0) * job.epoch_samples
+    if not total:
+        return 0.0
+    done = max(job.samples_done, live.samples_done if live else 0)
+    return min(1.0, done / total)

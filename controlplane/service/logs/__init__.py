@@ -1,0 +1,1 @@
+"""Output of workers: taken from agents, kept in files, served to followers."""

@@ -1,0 +1,198 @@
+"""The log relay: output and snapshots on sockets of their own, away from orders and events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+from controlplane.core.job import Job
+from controlplane.core.node import NodePhase
+from controlplane.core.state import State
+from controlplane.service.event_feed import READERS
+from controlplane.service.logs.log_store import LogStore
+from controlplane.service.workdir_snapshots import SnapshotStore
+from schemas.codec import FROM_SHIPPER, READ_LOG, encode
+from schemas.daemon import Audit
+from schemas.errors import DeniedError, OnesError, UnknownJobError
+from schemas.ids import JobId, Seconds, worker_id
+from schemas.link import Incoming, Wire
+from schemas.messages.client import Failed
+from schemas.messages.logs import (
+    GetSnapshot,
+    LogChunk,
+    LogEnded,
+    LogHello,
+    LogPage,
+    LogStored,
+    ReadLog,
+    SnapshotPiece,
+)
+
+CREDIT: Final = 2 << 20  # bytes that an agent may be ahead of what is stored, for each stream
+MAX_PAGE: Final = 1 << 20
+MAX_WAIT_S: Final = 30.0
+MAX_WAITING: Final = 1000  # long polls at once
+MISSING_S: Final = 60.0  # after a job's end, output that a living node does not ship is not there
+
+
+class LogRelay:
+    """Stores what agents ship and serves it to followers, a page for each request.
+
+    A follower holds credit for exactly one page at a time, so one that stalls costs nothing.
+    """
+
+    def __init__(
+        self,
+        *,
+        shippers: Wire,
+        followers: Wire,
+        store: LogStore,
+        snapshots: SnapshotStore,
+        state: Callable[[], State],
+        now: Callable[[], Seconds],
+        audit: Audit,
+    ) -> None:
+        self._shippers = shippers
+        self._followers = followers
+        self._store = store
+        self._snapshots = snapshots
+        self._state = state
+        self._now = now
+        self._audit = audit
+        self._bells: dict[JobId, asyncio.Future[None]] = {}
+        self._waiting: set[asyncio.Task[None]] = set()
+
+    async def hear_shippers(self) -> None:
+        """Take what agents ship, for ever."""
+        async for incoming in self._shippers:
+            try:
+                self._shipped(incoming)
+            except OnesError as error:
+                self._refused(incoming, error)
+            except (ValueError, ArithmeticError) as error:  # nothing that a frame holds may end us
+                self._audit.refused("log", repr(error), asyncio.get_running_loop().time())
+            except OSError as error:  # a full disk: not stored, so the agent sends it again
+                self._audit.refused("log", str(error), asyncio.get_running_loop().time())
+
+    async def hear_followers(self) -> None:
+        """Serve pages, for ever."""
+        async for incoming in self._followers:
+            try:
+                request = READ_LOG.decode(incoming.frames[-1])
+                if not incoming.identity or incoming.identity.role not in READERS:
+                    raise DeniedError("this key may not read logs", "use a user's key")
+                if len(self._waiting) > MAX_WAITING:
+                    raise DeniedError("too many followers at once", "try again later")
+                self._state().job(request.job)
+            except OnesError as error:
+                self._refused(incoming, error)
+                failed = Failed(
+                    code=error.code, message=error.message, hint=error.hint, field=error.field
+                )
+                self._followers.send(*incoming.frames[:-1], encode(failed))
+                continue
+            task = asyncio.create_task(self._serve(incoming.frames[:-1], request))
+            self._waiting.add(task)
+            task.add_done_callback(self._waiting.discard)
+
+    def _shipped(self, incoming: Incoming) -> None:
+        if not incoming.identity or incoming.identity.role != "node":
+            raise DeniedError(f"{incoming.identity} may not ship logs")
+        message = FROM_SHIPPER.decode(incoming.frames[-1])
+        if isinstance(message, GetSnapshot):
+            data, total = self._snapshots.piece(message.digest, message.offset)
+            piece = SnapshotPiece(
+                digest=message.digest, offset=message.offset, data=data, total=total
+            )
+            self._shippers.send(incoming.route, encode(piece))
+            return
+        if message.job not in self._state().jobs:
+            raise UnknownJobError(message.job)
+        who = (message.version, message.rank)
+        match message:
+            case LogHello():
+                pass
+            case LogChunk(offset=offset, data=data):
+                self._store.append(message.job, message.stream, who, offset, data)
+                self._ring(message.job)
+            case LogEnded(size=size):
+                self._store.end(message.job, message.stream, who, size)
+                self._ring(message.job)
+        size, ended = self._store.stored(message.job, message.stream, who)
+        stored = LogStored(
+            job=message.job,
+            version=message.version,
+            rank=message.rank,
+            stream=message.stream,
+            size=size,
+            ended=ended,
+            credit=CREDIT,
+        )
+        self._shippers.send(incoming.route, encode(stored))
+
+    async def _serve(self, envelope: tuple[bytes, ...], request: ReadLog) -> None:
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(request.wait_s, MAX_WAIT_S)
+        while True:
+            bell = self._bell(request.job)
+            page = self._page(request)
+            left = deadline - loop.time()
+            if page.pieces or page.ended or left <= 0:
+                break
+            await asyncio.wait([bell], timeout=min(left, 1.0))
+        self._followers.send(*envelope, encode(page))
+
+    def _page(self, request: ReadLog) -> LogPage:
+        job = self._state().job(request.job)
+        missing, final = self._missing(job, request.stream)
+        pieces, cursor = self._store.read(
+            request.job,
+            request.stream,
+            request.rank,
+            request.cursor,
+            max(1, min(request.max_bytes, MAX_PAGE)),
+        )
+        return LogPage(
+            job=request.job,
+            pieces=tuple(pieces),
+            cursor=cursor,
+            ended=final and not pieces,
+            missing=missing if job.ended else (),
+        )
+
+    def _missing(self, job: Job, stream: str) -> tuple[tuple[str, ...], bool]:
+        """Workers whose output is not complete yet, and whether nothing more can be expected."""
+        missing, final = [], job.ended
+        for name, node in job.ran.items():
+            version, rank = name.removeprefix(f"{job.job}.v").split(".r")
+            if self._store.stored(job.job, stream, (int(version), int(rank)))[1]:
+                continue
+            host = self._state().nodes.get(node)
+            gone = host is None or host.phase is NodePhase.LOST
+            lost = gone or (job.ended and self._now() - job.since > MISSING_S)
+            missing.append(f"{name} on {node}" + (", which is lost" if gone else ""))
+            final = final and lost
+        for worker in job.workers.values():
+            name = worker_id(job.job, worker.version, worker.rank)
+            final = final and (name in job.ran)
+        return tuple(missing), final
+
+    def _bell(self, job: JobId) -> asyncio.Future[None]:
+        bell = self._bells.get(job)
+        if bell is None or bell.done():
+            bell = self._bells[job] = asyncio.get_running_loop().create_future()
+        return bell
+
+    def _ring(self, job: JobId) -> None:
+        bell = self._bells.pop(job, None)
+        if bell is not None and not bell.done():
+            bell.set_result(None)
+
+    def job_changed(self, job: JobId) -> None:
+        """Wake followers of a job whose state changed."""
+        self._ring(job)
+
+    def _refused(self, incoming: Incoming, error: OnesError) -> None:
+        now = asyncio.get_running_loop().time()
+        self._audit.refused("log message", str(error), now, peer=str(incoming.identity))

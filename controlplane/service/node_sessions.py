@@ -1,0 +1,215 @@
+"""Links to node agents: sessions in, inputs out; deltas down; silence becomes an event."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import Final
+
+import structlog
+
+from controlplane.core.commands import SendDelta
+from controlplane.core.events import NodeGreeted, NodeHeard, NodeLost, NodeReported, NodeSuspected
+from controlplane.core.node import NodePhase
+from controlplane.service.commit_loop import CommitLoop
+from schemas.codec import FROM_AGENT, PUBLISHED, encode
+from schemas.daemon import Audit
+from schemas.errors import OnesError, UnavailableError
+from schemas.ids import NodeId, Seconds, Term
+from schemas.link import Incoming, Wire
+from schemas.messages.agent import Hello, Numbered, Refused, StepsReported, Telemetry
+from schemas.session import Condition, ControllerOutput, ControllerSession, Deliver, Pace, ToNode
+
+log = structlog.get_logger("node_sessions")
+TICK_S: Final = 0.5
+STALL_S: Final = 1.0  # a controller that slept longer than this judges nobody for it
+
+
+class NodeSessions:
+    """All nodes, as the controller's sockets see them."""
+
+    def __init__(
+        self,
+        *,
+        commit_loop: CommitLoop,
+        orders: Wire,
+        events: Wire,
+        term: Term,
+        pace: Pace,
+        ports: tuple[int, int],
+        told: Callable[[StepsReported], None],
+        audit: Audit,
+    ) -> None:
+        self._commit_loop = commit_loop
+        self._orders = orders
+        self._events = events
+        self._term = term
+        self._pace = pace
+        self._log_port, self._event_port = ports
+        self._told = told
+        self._audit = audit
+        self._routes: dict[NodeId, bytes] = {}
+        self._sessions: dict[NodeId, ControllerSession] = {}
+        for node in commit_loop.reactor.state.nodes:
+            self._session(node).last_heard = self._now()
+
+    # --- tasks
+
+    async def hear_orders(self) -> None:
+        """Take what agents say over their DEALERs, for ever."""
+        async for incoming in self._orders:
+            try:
+                self._heard(incoming)
+            except OnesError as error:
+                self._refuse(incoming, error)
+            except Exception as error:  # one peer's message must not end the controller
+                log.exception("message dropped", peer=str(incoming.identity))
+                self._refuse(incoming, UnavailableError(repr(error)))
+
+    async def hear_events(self) -> None:
+        """Take what agents publish, for ever."""
+        async for incoming in self._events:
+            try:
+                message = PUBLISHED.decode(incoming.frames[-1])
+            except OnesError as error:
+                self._refuse(incoming, error)
+                continue
+            if not self._is_node(incoming, message.node):
+                continue
+            if isinstance(message, Telemetry):
+                self._told(message.steps)
+            else:
+                self._published(message)
+
+    async def keep_time(self) -> None:
+        """Repeat what was not acknowledged and notice who is silent, for ever."""
+        before = self._now()
+        while True:
+            await asyncio.sleep(TICK_S)
+            now = self._now()
+            stalled_s, before = now - before - TICK_S, now
+            for node, session in list(self._sessions.items()):
+                if stalled_s > STALL_S:  # we were away, not they: their words wait in the queue
+                    session.last_heard = Seconds(session.last_heard + stalled_s)
+                self._do(node, session.tick(now))
+                self._judge(node, session, now)
+
+    # --- what arrives
+
+    def _heard(self, incoming: Incoming) -> None:
+        message = FROM_AGENT.decode(incoming.frames[-1])
+        identity = incoming.identity
+        if isinstance(message, Hello):
+            if self._is_node(incoming, message.node):
+                self._greeted(incoming.route, message)
+            return
+        node = NodeId(identity.name) if identity and identity.role == "node" else NodeId("")
+        session = self._sessions.get(node)
+        if session is None or self._routes.get(node) != incoming.route:
+            session = ControllerSession(node, self._term, self._pace)
+            for output in session.receive(message, self._now()):
+                if isinstance(output, ToNode):
+                    self._orders.send(incoming.route, encode(output.message))
+            return
+        self._do(node, session.receive(message, self._now()))
+
+    def _greeted(self, route: bytes, hello: Hello) -> None:
+        if not hello.spec.slots:
+            refusal = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
+            self._orders.send(route, encode(refusal))
+            return
+
+        known = self._commit_loop.reactor.state.nodes.get(hello.node)
+        if known is not None and hello.boot in known.former:
+            why = f"{hello.node} has another life than {hello.boot} by now"
+            self._audit.refused("hello", why, self._commit_loop.now())
+            return
+        same = known is not None and known.boot == hello.boot
+        committed = known.committed if known is not None and same else 0
+
+        def welcome() -> None:
+            self._routes[hello.node] = route
+            session = self._session(hello.node)
+            now = self._now()
+            ports = (self._log_port, self._event_port)
+            self._do(hello.node, session.greeted(hello, committed, now, *ports))
+
+        log.info("node greeted", node=hello.node, workers=len(hello.workers), boot=hello.boot)
+        greeted = NodeGreeted(
+            node=hello.node, boot=hello.boot, spec=hello.spec, workers=hello.workers
+        )
+        self._commit_loop.take(greeted, before=welcome)
+
+    def _published(self, numbered: Numbered) -> None:
+        session = self._sessions.get(numbered.node)
+        if session is not None:
+            outputs = session.published((numbered,), self._now())
+            self._do(numbered.node, outputs)
+
+    # --- what leaves
+
+    def perform(self, command: SendDelta) -> None:
+        """Send a delta, if the node is there; if not, it is re-cut when the node greets."""
+        session = self._sessions.get(command.node)
+        if session is not None:
+            self._do(command.node, session.order(command.delta, self._now()))
+
+    def _do(self, node: NodeId, outputs: Iterable[ControllerOutput]) -> None:
+        for output in outputs:
+            match output:
+                case ToNode(message=message):
+                    route = self._routes.get(node)
+                    if route is not None:
+                        self._orders.send(route, encode(message))
+                case Deliver(numbered=numbered):
+                    self._deliver(numbered)
+
+    def _deliver(self, numbered: Numbered) -> None:
+        reported = NodeReported(
+            node=numbered.node, boot=numbered.boot, seq=numbered.seq, event=numbered.event
+        )
+
+        def committed() -> None:
+            session = self._sessions[numbered.node]
+            if session.boot == numbered.boot:
+                self._do(numbered.node, session.committed(numbered.seq))
+
+        self._commit_loop.take(reported, before=committed)
+
+    def _judge(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
+        known = self._commit_loop.reactor.state.nodes.get(node)
+        if known is None:
+            return
+        condition = session.condition(now)
+        silent_s = now - session.last_heard
+        if condition is Condition.LOST and known.phase is not NodePhase.LOST:
+            self._commit_loop.take(NodeLost(node=node, silent_s=silent_s))
+        elif condition is Condition.SUSPECT and known.phase in {NodePhase.UP, NodePhase.AWAITED}:
+            self._commit_loop.take(NodeSuspected(node=node, silent_s=silent_s))
+        elif condition is Condition.ALIVE and known.phase is NodePhase.SUSPECT and session.session:
+            self._commit_loop.take(NodeHeard(node=node))
+        elif condition is Condition.ALIVE and known.phase is NodePhase.LOST:
+            session.session = None  # its next heartbeat is asked for a greeting, with all it runs
+
+    # --- helpers
+
+    @staticmethod
+    def _now() -> Seconds:
+        """Monotonic: silence has nothing to do with what the wall clock says."""
+        return Seconds(asyncio.get_running_loop().time())
+
+    def _session(self, node: NodeId) -> ControllerSession:
+        return self._sessions.setdefault(node, ControllerSession(node, self._term, self._pace))
+
+    def _is_node(self, incoming: Incoming, node: NodeId) -> bool:
+        identity = incoming.identity
+        if identity is not None and identity.role == "node" and identity.name == node:
+            return True
+        why = f"the key of {identity} speaks for node {node!r}"
+        self._audit.refused("message", why, self._commit_loop.now())
+        return False
+
+    def _refuse(self, incoming: Incoming, error: OnesError) -> None:
+        self._audit.refused(
+            "message", str(error), self._commit_loop.now(), peer=str(incoming.identity)
+        )

@@ -1,0 +1,278 @@
+"""Asks the policy: in this process if it is quick, in one of its own if it searches."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import structlog
+
+from controlplane.policy.api import ClusterView, News, Plan, Policy, SearchStats
+from controlplane.policy.fill import fill
+from controlplane.service.planner.search_messages import (
+    FROM_SEARCH,
+    Answer,
+    Ask,
+    Begin,
+    Converged,
+    Frames,
+    Observed,
+    Ready,
+    ToSearch,
+    WholeView,
+    difference,
+    frame,
+)
+from schemas.ids import Seconds
+
+log = structlog.get_logger("search_planner")
+Look = Callable[[], tuple[ClusterView, Seconds]]
+Propose = Callable[[Plan, SearchStats | None], None]
+ANSWER_S: Final = 1.0  # then free slots are filled without it
+HUNG_S: Final = 10.0  # then it is ended and started again
+START_S: Final = 60.0  # the same, while it starts and reads what was learnt before
+READ_BYTES: Final = 1 << 18
+RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before the next try, by failures in a row
+STEADY_S: Final = 60.0  # a life this long is no failure
+ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}  # small matrices; waiting threads burn a core
+MAX_BACKLOG: Final = 64 << 20  # bytes that it has not read: it hangs
+
+
+class Planner(Protocol):
+    """Whoever is asked for plans."""
+
+    restarts: int
+
+    @property
+    def running(self) -> bool:
+        """Whether it thinks for itself now."""
+        ...
+
+    @property
+    def stats(self) -> SearchStats:
+        """How it stood last."""
+        ...
+
+    def ask(self) -> None:
+        """A plan for the present is wanted; it comes through `propose`."""
+        ...
+
+    def observe(self, news: News, now: Seconds) -> None:
+        """Something happened."""
+        ...
+
+    async def run(self) -> None:
+        """Work, for ever."""
+        ...
+
+
+class InlinePlanner:
+    """A policy that answers in microseconds."""
+
+    restarts = 0
+    running = True
+
+    def __init__(self, policy: Policy, look: Look, propose: Propose) -> None:
+        self._policy = policy
+        self._look = look
+        self._propose = propose
+
+    @property
+    def stats(self) -> SearchStats:
+        """Those of the policy."""
+        return self._policy.stats()
+
+    def ask(self) -> None:
+        """Answer at once."""
+        self._propose(self._policy.plan(*self._look()), None)
+
+    def observe(self, news: News, now: Seconds) -> None:
+        """Hand it on."""
+        self._policy.observe(news, now)
+
+    async def run(self) -> None:
+        """There is nothing to do between questions."""
+        await asyncio.Event().wait()
+
+
+class SearchPlanner:
+    """Feeds the search process, takes its plans, and starts it again when it dies.
+
+    While it is away the plan in force holds, and free slots are filled greedily.
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: str,
+        options: dict[str, Any],
+        seed: int,
+        history: Callable[[], list[tuple[Seconds, News]]],
+        look: Look,
+        propose: Propose,
+    ) -> None:
+        self._policy, self._options, self._seed = policy, options, seed
+        self._history = history
+        self._look = look
+        self._propose = propose
+        self._process: asyncio.subprocess.Process | None = None
+        self._ready = False
+        self._sent: ClusterView | None = None
+        self._asked: dict[int, float] = {}  # questions without an answer, and when
+        self._number = 0
+        self._again = False  # something happened since the question
+        self._late: asyncio.TimerHandle | None = None
+        self.restarts = 0
+        self.stats = SearchStats()
+
+    @property
+    def running(self) -> bool:
+        """Whether the process answers."""
+        return self._ready and not self._overdue(ANSWER_S)
+
+    def ask(self) -> None:
+        """Put the question; fill free slots if nobody answers.
+
+        One question at a time: what happens until its answer is here makes one more.
+        """
+        if not self._ready:
+            self._propose_filling()
+            return
+        if self._asked:
+            self._again = True
+            if self._overdue(ANSWER_S):
+                self._propose_filling()
+            return
+        view, now = self._look()
+        self._show(view)
+        self._number += 1
+        loop = asyncio.get_running_loop()
+        self._asked[self._number] = loop.time()
+        self._send(Ask(number=self._number, now=now))
+        if self._late is None:
+            self._late = loop.call_later(ANSWER_S, self._nobody_answers)
+
+    def observe(self, news: News, now: Seconds) -> None:
+        """Hand it on; what is lost while the process is away is in the history that it gets."""
+        self._send(Observed(news=news, at=now))  # behind the history, if that is still being read
+
+    async def run(self) -> None:
+        """Keep a process running, for ever."""
+        failures = 0
+        loop = asyncio.get_running_loop()
+        while True:
+            began = loop.time()
+            try:
+                await self._live()
+            except (OSError, ValueError) as error:
+                log.warning("search process failed", error=repr(error))
+            finally:
+                await self._bury()
+            failures = 1 if loop.time() - began > STEADY_S else failures + 1
+            self.restarts += 1
+            log.warning("search process ended; it is started again", restarts=self.restarts)
+            self._propose_filling()
+            await asyncio.sleep(RESTART_S[min(failures, len(RESTART_S)) - 1])
+
+    # --- one life
+
+    async def _live(self) -> None:
+        process = self._process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            "-P",
+            "-m",
+            "controlplane.service.planner.search_process",
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            env={**os.environ, **ONE_THREAD},
+        )
+        frames = Frames()
+        self._asked = {0: asyncio.get_running_loop().time()}  # whether it is ready
+        begin = Begin(
+            policy=self._policy, options=self._options, seed=self._seed, history=self._history()
+        )
+        self._send(begin)
+        while data := await self._read(process):
+            for body in frames.feed(data):
+                self._take(FROM_SEARCH.decode(body))
+
+    async def _read(self, process: asyncio.subprocess.Process) -> bytes:
+        """The next bytes; looks up from time to time to see whether answers are overdue."""
+        stream = process.stdout
+        if stream is None:
+            return b""
+        reading = asyncio.ensure_future(stream.read(READ_BYTES))
+        try:
+            while not (await asyncio.wait([reading], timeout=ANSWER_S))[0]:
+                limit_s = HUNG_S if self._ready else START_S
+                if self._overdue(limit_s):
+                    raise ValueError(f"no answer for {limit_s:.0f} s")
+            return reading.result()
+        finally:
+            reading.cancel()
+
+    async def _bury(self) -> None:
+        process, self._process = self._process, None
+        self._ready, self._sent, self._again = False, None, False
+        self._asked.clear()
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+
+    def _take(self, message: Ready | Answer | Converged) -> None:
+        match message:
+            case Ready():
+                self._ready = True
+                self._asked.clear()
+                self.ask()
+            case Answer(number=number, plan=plan, stats=stats):
+                self.stats = stats
+                if number in self._asked:
+                    del self._asked[number]
+                    if self._late is not None:
+                        self._late.cancel()
+                        self._late = None
+                self._propose(plan, stats)
+                if self._again and not self._asked:
+                    self._again = False
+                    self.ask()
+            case Converged(stats=stats):
+                self.stats = stats.in_ms(self.stats.decision_ms / 1000.0)
+
+    # --- helpers
+
+    def _show(self, view: ClusterView) -> None:
+        delta = difference(self._sent, view) if self._sent is not None else None
+        self._send(delta if delta is not None else WholeView(view=view))
+        self._sent = view
+
+    def _send(self, message: ToSearch) -> None:
+        process = self._process
+        if process is None or process.stdin is None or process.stdin.is_closing():
+            return
+        process.stdin.write(frame(message))
+        if process.stdin.transport.get_write_buffer_size() > MAX_BACKLOG:
+            log.warning("search process does not read; it is ended")
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+
+    def _overdue(self, limit_s: float) -> bool:
+        oldest = min(self._asked.values(), default=None)
+        return oldest is not None and asyncio.get_running_loop().time() - oldest > limit_s
+
+    def _nobody_answers(self) -> None:
+        self._late = None
+        if self._overdue(0.9 * ANSWER_S):
+            self._propose_filling()
+        if self._asked:
+            loop = asyncio.get_running_loop()
+            self._late = loop.call_later(ANSWER_S, self._nobody_answers)
+
+    def _propose_filling(self) -> None:
+        view, now = self._look()
+        self._propose(fill(view, now), None)

@@ -1,0 +1,155 @@
+"""The search process, a child: `python -P -m controlplane.service.planner.search_process`.
+
+Messages come on standard input and go to standard output. It ends when its input does, so it
+never outlives the controller that it thinks for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from typing import Final
+
+from numpy.random import default_rng
+
+from controlplane.policy.api import Budget, ClusterView, Plan, Policy, StepsSeen
+from controlplane.policy.registry import make
+from controlplane.service.planner.search_messages import (
+    TO_SEARCH,
+    Answer,
+    Ask,
+    Begin,
+    Converged,
+    Frames,
+    FromSearch,
+    Observed,
+    Ready,
+    ToSearch,
+    ViewDelta,
+    WholeView,
+    applied,
+    frame,
+)
+from schemas.ids import JobId, Seconds, SlotId
+
+READ_BYTES: Final = 1 << 20
+TELEMETRY_S: Final = 0.5  # steps alone wake the search at most so often
+PUBLISH_S: Final = 0.25  # something better is told at most so often
+NICE: Final = 5  # training and the controller come first
+ONE: Final = Budget(steps=1)  # then look whether somebody asks
+
+
+class SearchProcess:
+    """Answers questions at once, and thinks on while nobody asks and there is something to find."""
+
+    def __init__(self, policy: Policy, seed: int, source: int, sink: int) -> None:
+        self._policy = policy
+        self._seed = seed
+        self._source, self._sink = source, sink
+        self._frames = Frames()
+        self._view: ClusterView | None = None
+        self._clock = 0.0  # the controller's time less ours
+        self._thinking = False
+        self._think_at = float("inf")  # monotonic; when news that do not press wake the search
+        self._told: Mapping[JobId, Mapping[SlotId, int]] = {}
+        self._told_at = 0.0
+        self._rng = default_rng(seed)
+
+    def run(self) -> None:
+        """Work until the input ends."""
+        while True:
+            late = max(0.0, self._think_at - time.monotonic())
+            wait_s = 0.0 if self._thinking else None if late == float("inf") else late
+            if select.select([self._source], [], [], wait_s)[0]:
+                data = os.read(self._source, READ_BYTES)
+                if not data:
+                    return
+                for body in self._frames.feed(data):
+                    self._take(TO_SEARCH.decode(body))
+            elif self._view is not None:
+                self._think(self._view)
+
+    def _take(self, message: ToSearch) -> None:
+        match message:
+            case WholeView(view=view):
+                self._view = view
+            case ViewDelta() if self._view is not None:
+                self._view = applied(self._view, message)
+            case Observed(news=news, at=at):
+                self._clock = at - time.monotonic()
+                self._policy.observe(news, at)
+                if not isinstance(news, StepsSeen):
+                    self._thinking = True
+                elif self._think_at == float("inf"):
+                    self._think_at = time.monotonic() + TELEMETRY_S
+            case Ask(number=number, now=now) if self._view is not None:
+                self._clock = now - time.monotonic()
+                self._rng = default_rng((self._seed, self._view.version))
+                began = time.perf_counter()
+                plan = self._policy.plan(self._view, now)
+                self._tell(number, plan, time.perf_counter() - began)
+                self._thinking = True
+            case _:
+                pass  # before the first view there is nothing to answer
+
+    def _think(self, view: ClusterView) -> None:
+        self._think_at = float("inf")
+        now = Seconds(time.monotonic() + self._clock)
+        self._thinking = self._policy.improve(view, ONE, self._rng, now)
+        if self._thinking and time.monotonic() - self._told_at < PUBLISH_S:
+            return
+        began, self._told_at = time.perf_counter(), time.monotonic()
+        plan = self._policy.plan(view, now)
+        if plan.local_batch != self._told:
+            self._tell(0, plan, time.perf_counter() - began)
+        elif not self._thinking:
+            self._say(Converged(stats=self._policy.stats()))
+
+    def _tell(self, number: int, plan: Plan, took_s: float) -> None:
+        self._told = plan.local_batch
+        self._told_at = time.monotonic()
+        stats = self._policy.stats()
+        self._say(Answer(number=number, plan=plan, stats=stats.in_ms(took_s)))
+
+    def _say(self, message: FromSearch) -> None:
+        data = memoryview(frame(message))
+        while data:
+            data = data[os.write(self._sink, data) :]
+
+
+def main() -> None:
+    """Wait for the first message, learn what it tells, and work."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the controller decides when to end
+    with contextlib.suppress(OSError):
+        os.nice(NICE)
+    source, sink = sys.stdin.fileno(), os.dup(sys.stdout.fileno())
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print must not break the stream
+    head = _exactly(source, 4)
+    begin = TO_SEARCH.decode(_exactly(source, int.from_bytes(head, "big")))
+    if not isinstance(begin, Begin):
+        raise SystemExit(2)
+    policy = make(begin.policy, begin.options)
+    for at, news in begin.history:
+        policy.observe(news, at)
+    os.write(sink, frame(Ready()))
+    with contextlib.suppress(BrokenPipeError):
+        SearchProcess(policy, begin.seed, source, sink).run()
+
+
+def _exactly(source: int, many: int) -> bytes:
+    data = b""
+    while len(data) < many:
+        piece = os.read(source, many - len(data))
+        if not piece:
+            raise SystemExit(0)
+        data += piece
+    return data
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Archives of working directories, by the sha256 of their bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from schemas.errors import BadFieldError, TooLargeError, UnavailableError
+
+DIGEST: Final = re.compile(r"[0-9a-f]{64}")
+PIECE_BYTES: Final = 1 << 20
+
+
+class SnapshotStore:
+    """A folder of archives; a name there is only taken when its content proved right."""
+
+    def __init__(self, folder: Path, max_bytes: int) -> None:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._folder = folder
+        self._max_bytes = max_bytes
+        for left_over in folder.glob("*.part"):
+            left_over.unlink()
+
+    def has(self, digest: str) -> bool:
+        """Whether the whole archive is here."""
+        return bool(DIGEST.fullmatch(digest)) and (self._folder / digest).is_file()
+
+    def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:
+        """Store a piece; returns how many bytes are here, `total` when the archive is complete.
+
+        Raises:
+            BadFieldError: if the digest is none, the piece does not continue what is here, or the
+                whole does not have the digest.
+            TooLargeError: if it is larger than this cluster takes.
+            UnavailableError: if the disk does not take it.
+        """
+        if not DIGEST.fullmatch(digest):
+            raise BadFieldError("digest is no sha256", "give 64 hexadecimal digits", "digest")
+        if total > self._max_bytes:
+            what = f"the working directory packs to {total} bytes, the bound is {self._max_bytes}"
+            raise TooLargeError(what, "leave data out of it (.onesignore)", "total")
+        if self.has(digest):
+            return total
+        part = self._folder / f"{digest}.{hashlib.sha256(who.encode()).hexdigest()[:16]}.part"
+        have = part.stat().st_size if part.exists() else 0
+        if offset == 0:
+            have = 0
+        if offset != have or have + len(data) > total:
+            return have
+        try:
+            with part.open("ab" if have else "wb") as file:
+                file.write(data)
+        except OSError as error:
+            raise UnavailableError(f"snapshot: {error.strerror}", "free space, try again") from None
+        have += len(data)
+        if have == total:
+            self._finish(part, digest)
+        return have
+
+    def _finish(self, part: Path, digest: str) -> None:
+        with part.open("rb") as file:
+            found = hashlib.file_digest(file, "sha256").hexdigest()
+            os.fsync(file.fileno())
+        if found != digest:
+            part.unlink()
+            raise BadFieldError("the archive does not have its digest", "send it again", "digest")
+        part.rename(self._folder / digest)
+
+    def piece(self, digest: str, offset: int) -> tuple[bytes, int]:
+        """Bytes from `offset` on, and the archive's size; -1 when it is not here."""
+        if not self.has(digest) or offset < 0:
+            return b"", -1
+        with (self._folder / digest).open("rb") as file:
+            file.seek(offset)
+            return file.read(PIECE_BYTES), os.fstat(file.fileno()).st_size

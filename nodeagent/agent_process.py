@@ -1,0 +1,279 @@
+"""Builds the agent's parts, owns their tasks, and leaves workers alone when it goes."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import os
+import signal
+import sys
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from nodeagent.agent_errors import StartError
+from nodeagent.agent_settings import AgentSettings
+from nodeagent.devices import inventory
+from nodeagent.job_workspaces import sweep
+from nodeagent.log_shipper import LogShipper
+from nodeagent.reconciler import Reconciler
+from nodeagent.reconciler_actions import Action, ForgetJob, GrantSlot, OrderGroup, PublishEvent
+from nodeagent.reconciler_events import Connected, Desired, Event, LogsStored
+from nodeagent.worker_folders import NodeFolders
+from nodeagent.worker_manager import WorkerManager
+from nodeagent.zygote_pool import ZygotePool
+from schemas.codec import FROM_WORKER, TO_AGENT, encode
+from schemas.daemon import notify, watchdog
+from schemas.errors import OnesError
+from schemas.ids import BootId, NodeId, Seconds, WorkerId, worker_id
+from schemas.link import Link, Wire, load_keys, load_public
+from schemas.messages import Message
+from schemas.messages.agent import GroupDelta, Hello, StepsReported, Telemetry, Welcome
+from schemas.messages.worker import GroupOrder, Reported, SlotGranted, WorkerHello
+from schemas.session import (
+    AgentOutput,
+    AgentSession,
+    Apply,
+    Publish,
+    Rejected,
+    SayHello,
+    ToController,
+    Welcomed,
+)
+
+log = structlog.get_logger("agent")
+TICK_S: Final = 0.25
+LOOK_S: Final = 1.0
+SWEEP_S: Final = 3600.0
+EVENTS_TOPIC: Final = "events"
+
+
+class Agent:
+    """One node's agent: session with the controller, channel to workers, manager of processes."""
+
+    def __init__(self, settings: AgentSettings, home: Path) -> None:
+        self._settings = settings
+        self._home = home
+        self._node = NodeId(settings.node)
+        self._spec = inventory(settings)
+        self._folders = NodeFolders(
+            home / settings.run, home / settings.work, home / settings.checkpoints
+        )
+        self._folders.make()
+        self._link = Link(load_keys(home / (settings.key or f"keys/{self._node}.key_secret")))
+        self._server_key = load_public(home / settings.controller.key)
+        self._session = AgentSession(self._node, BootId(uuid.uuid4().hex[:12]))
+        self._reconciler = Reconciler(self._node)
+        host, port = settings.controller.host, settings.controller.agents
+        self._orders = self._connect("DEALER", f"tcp://{host}:{port}")
+        self._events: Wire | None = None
+        self._ports = (0, 0)
+        self._workers = Link().bind("ROUTER", self._folders.socket)
+        self._routes: dict[WorkerId, bytes] = {}
+        self._shipper = LogShipper(self._node, lambda worker: self._tell(LogsStored(worker)))
+        self._zygotes = ZygotePool(self._folders)
+        self._python = settings.python or sys.executable
+        self._manager = WorkerManager(
+            node=self._node,
+            address=settings.address,
+            folders=self._folders,
+            slots=self._spec.slots,
+            python=self._python,
+            grace_s=settings.kill_grace_s,
+            zygotes=self._zygotes,
+            shipper=self._shipper,
+            tell=self._tell,
+            may_read=lambda: not self._session.spool_full,
+        )
+        self._bulk_hearing: asyncio.Task[None] | None = None
+
+    async def run(self, stop: asyncio.Event) -> None:
+        """Be the agent until `stop`."""
+        self._manager.adopt()
+        async with asyncio.TaskGroup() as tasks:
+            self._tasks = tasks
+            owned = [
+                tasks.create_task(work)
+                for work in (
+                    self._hear_controller(),
+                    self._hear_workers(),
+                    self._keep_time(),
+                    self._look(),
+                    self._sweep(),
+                    self._shipper.ship(),
+                    self._warm_up(),
+                    watchdog(lambda: True),
+                )
+            ]
+            self._write_pid()
+            log.info("agent ready", node=self._node, slots=len(self._spec.slots))
+            notify("READY=1")
+            await stop.wait()
+            notify("STOPPING=1")
+            for task in owned:
+                task.cancel()
+            if self._bulk_hearing:
+                self._bulk_hearing.cancel()
+        self._manager.close()
+        self._link.close()
+        log.info("agent stopped; its workers go on", node=self._node)
+
+    # --- tasks
+
+    async def _hear_controller(self) -> None:
+        async for incoming in self._orders:
+            try:
+                message = TO_AGENT.decode(incoming.frames[-1])
+            except OnesError as error:
+                log.warning("dropped", error=str(error))
+                continue
+            self._do(self._session.receive(message, self._now()))
+
+    async def _hear_workers(self) -> None:
+        async for incoming in self._workers:
+            try:
+                message = FROM_WORKER.decode(incoming.frames[-1])
+            except OnesError as error:
+                log.warning("dropped", error=str(error))
+                continue
+            worker = worker_id(message.job, message.version, message.rank)
+            match message:
+                case WorkerHello():
+                    self._routes[worker] = incoming.route
+                    self._manager.look(worker)
+                    self._tell(Connected(worker))
+                case Reported():
+                    self._manager.look(worker)
+                case StepsReported():
+                    self._publish(encode(Telemetry(node=self._node, steps=message)))
+
+    async def _keep_time(self) -> None:
+        while True:
+            self._do(self._session.tick(self._now()))
+            await asyncio.sleep(TICK_S)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            self._manager.look_at_all()
+
+    async def _sweep(self) -> None:
+        while True:
+            busy = set(self._reconciler.jobs)
+            await asyncio.to_thread(sweep, self._folders.work, self._settings.keep_work_s, busy)
+            await asyncio.sleep(SWEEP_S)
+
+    async def _warm_up(self) -> None:
+        """Have the default interpreter's zygote ready before the first job needs it."""
+        if self._python == sys.executable and importlib.util.find_spec("torch") is None:
+            return
+        try:
+            await self._zygotes.get(self._python)
+        except StartError as error:
+            log.warning("no zygote yet", error=str(error))
+
+    # --- outputs of the session
+
+    def _do(self, outputs: Iterable[AgentOutput]) -> None:
+        for output in outputs:
+            match output:
+                case ToController(message=message):
+                    self._orders.send(encode(message))
+                case Publish(numbered=numbered):
+                    self._publish(encode(numbered))
+                case SayHello():
+                    self._orders.send(encode(self._hello()))
+                case Apply(delta=delta):
+                    self._tell(Desired(delta))
+                case Welcomed(welcome=welcome):
+                    self._welcomed(welcome)
+                case Rejected(refused=refused):
+                    log.error("the controller refuses this node", why=refused.message)
+
+    def _hello(self) -> Hello:
+        return Hello(
+            node=self._node,
+            boot=self._session.boot,
+            spec=self._spec,
+            workers=self._reconciler.seen(),
+            events_sent=self._session.sent,
+        )
+
+    def _welcomed(self, welcome: Welcome) -> None:
+        log.info("welcome", session=welcome.session, term=welcome.term)
+        ports = (welcome.event_port, welcome.log_port)
+        if ports == self._ports:
+            return
+        self._ports = ports
+        if self._events is not None:
+            self._events.close()
+        host = self._settings.controller.host
+        self._events = self._connect("PUB", f"tcp://{host}:{welcome.event_port}")
+        bulk = self._connect("DEALER", f"tcp://{host}:{welcome.log_port}")
+        if self._bulk_hearing is not None:
+            self._bulk_hearing.cancel()
+        self._bulk_hearing = self._tasks.create_task(self._shipper.hear(bulk))
+        self._shipper.use(bulk)
+
+    def _publish(self, data: bytes) -> None:
+        if self._events is not None:
+            self._events.send(self._node.encode(), data)
+
+    # --- actions of the core
+
+    def _tell(self, event: Event) -> None:
+        for action in self._reconciler.handle(event):
+            self._perform(action)
+
+    def _perform(self, action: Action) -> None:
+        match action:
+            case PublishEvent(event=event):
+                self._do(self._session.happened(event))
+            case OrderGroup(worker=worker, delta=delta):
+                self._order(worker, delta)
+            case GrantSlot(worker=worker):
+                self._send(worker, SlotGranted())
+            case ForgetJob(job=job):
+                self._session.forget_job(job)
+            case _:
+                self._manager.perform(action)
+
+    def _order(self, worker: WorkerId, delta: GroupDelta) -> None:
+        if delta.group is not None:
+            order = GroupOrder(
+                version=delta.version,
+                stage=delta.stage,
+                kind=delta.kind,
+                group=delta.group,
+                former=delta.former,
+                store=delta.store,
+                source=delta.source,
+            )
+            self._send(worker, order)
+
+    def _send(self, worker: WorkerId, message: Message) -> None:
+        """To a worker that greeted; the others hear of everything when they do."""
+        if (route := self._routes.get(worker)) is not None:
+            self._workers.send(route, encode(message))
+
+    def _connect(self, kind: str, address: str) -> Wire:
+        return self._link.connect(kind, address, self._server_key)
+
+    def _now(self) -> Seconds:
+        return Seconds(asyncio.get_running_loop().time())
+
+    def _write_pid(self) -> None:
+        if self._settings.pid_file:
+            path = self._home / self._settings.pid_file
+            path.write_text(f"{os.getpid()}\n", encoding="ascii")
+
+
+async def run(settings: AgentSettings, home: Path) -> None:
+    """Be the agent of a node until a signal asks to stop; workers go on without it."""
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    await Agent(settings, home).run(stop)

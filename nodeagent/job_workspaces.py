@@ -1,0 +1,73 @@
+"""Lays out the working directories of jobs from their snapshots."""
+
+from __future__ import annotations
+
+import hashlib
+import lzma
+import shutil
+import tarfile
+import time
+import zlib
+from collections.abc import Container
+from io import BufferedReader
+from pathlib import Path
+from typing import Final
+
+from nodeagent.agent_errors import WorkspaceError
+
+MARK: Final = ".ones-snapshot"
+UNPACKING: Final = (  # what the tar, gzip, xz and zlib modules raise of strange archives
+    OSError,
+    EOFError,
+    ValueError,
+    OverflowError,
+    tarfile.TarError,
+    lzma.LZMAError,
+    zlib.error,
+)
+
+
+def is_laid_out(folder: Path, digest: str) -> bool:
+    """Whether `folder` was made from this snapshot."""
+    try:
+        return (folder / MARK).read_text(encoding="ascii") == digest
+    except OSError:
+        return False
+
+
+def lay_out(archive: Path, folder: Path, digest: str) -> None:
+    """Unpack `archive` as `folder`, whole or not at all.
+
+    Raises:
+        WorkspaceError: if the archive is damaged or unsafe, or the disk does not take it.
+    """
+    fresh = folder.with_name(f".{folder.name}.new")
+    try:
+        with archive.open("rb") as file:
+            _require_digest(file, digest)
+            shutil.rmtree(fresh, ignore_errors=True)
+            fresh.mkdir(mode=0o700, parents=True)
+            with tarfile.open(fileobj=file, mode="r:*") as tar:
+                tar.extractall(fresh, filter="data")
+        (fresh / MARK).write_text(digest, encoding="ascii")
+        shutil.rmtree(folder, ignore_errors=True)
+        fresh.rename(folder)
+    except UNPACKING as error:
+        shutil.rmtree(fresh, ignore_errors=True)
+        raise WorkspaceError(f"cannot unpack the working directory: {error}") from None
+
+
+def _require_digest(file: BufferedReader, digest: str) -> None:
+    found = hashlib.file_digest(file, "sha256").hexdigest()
+    file.seek(0)
+    if found != digest:
+        raise WorkspaceError("the working directory's archive was damaged on its way")
+
+
+def sweep(work: Path, keep_s: float, busy: Container[str]) -> None:
+    """Delete working directories of jobs that ended long ago."""
+    for folder in work.iterdir():
+        if folder.name in busy or not (folder / MARK).exists():
+            continue
+        if time.time() - folder.stat().st_mtime > keep_s:
+            shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,346 @@
+"""Wanted against observed workers: events in, actions out; no clock, no I/O.
+
+The controller's deltas say what should run; the processes say what does. Every event ends in the
+same place, `_settle`, which compares the two for one job and asks for the difference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+from nodeagent.reconciler_actions import (
+    Action,
+    AwaitExit,
+    FetchWorkspace,
+    ForgetJob,
+    GrantSlot,
+    Kill,
+    OrderGroup,
+    PublishEvent,
+    RemoveWorker,
+    StartWorker,
+    Terminate,
+)
+from nodeagent.reconciler_events import (
+    Adopted,
+    Connected,
+    Desired,
+    Ended,
+    Event,
+    GraceOver,
+    LogsStored,
+    ReportRead,
+    Started,
+    StartFailed,
+    WorkspaceFailed,
+    WorkspaceReady,
+)
+from schemas.groups import Member
+from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_of, worker_id
+from schemas.messages.agent import (
+    SETTLED,
+    SWITCH,
+    GroupDelta,
+    JobCleared,
+    WorkerExited,
+    WorkerRefused,
+    WorkerSeen,
+    WorkerStarted,
+)
+
+
+class ProcessPhase(Enum):
+    """Where one process stands."""
+
+    WANTED = "wanted"  # waits for its working directory or its slot
+    STARTING = "starting"  # the zygote was asked
+    ALIVE = "alive"
+    RETIRING = "retiring"  # left its group as agreed; is given time to exit by itself
+    STOPPING = "stopping"  # TERM was sent
+    ENDED = "ended"  # its folder stays until its output is stored
+
+
+LIVING = frozenset(
+    {ProcessPhase.STARTING, ProcessPhase.ALIVE, ProcessPhase.RETIRING, ProcessPhase.STOPPING}
+)
+
+
+@dataclass(slots=True)
+class WorkerState:
+    """One worker on this node."""
+
+    worker: WorkerId
+    job: JobId
+    version: Version
+    rank: Rank
+    slot: int
+    phase: ProcessPhase = ProcessPhase.WANTED
+    pid: int | None = None
+    started_ticks: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    granted: bool = True  # the slot's device is its own
+    adopted: bool = False  # an earlier life of this agent may have granted it since it began
+    leaving: bool = False  # was told of a group without it
+    newest_order: tuple[Version, int] = (Version(0), 0)  # the newest order that was sent to it
+    stored: bool = False
+
+
+@dataclass(slots=True)
+class JobState:
+    """One job on this node."""
+
+    delta: GroupDelta | None = None
+    digest: str = ""  # of the working directory that is laid out
+    fetching: str = ""
+    ordered: Version = Version(0)  # the highest whose workers were made here, each once
+    cleared: Version = Version(0)  # the highest for which it was said that nothing older is left
+
+
+@dataclass(slots=True)
+class Reconciler:
+    """All workers of one node; `handle` is the only way to change it."""
+
+    node: NodeId
+    jobs: dict[JobId, JobState] = field(default_factory=dict)
+    workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
+
+    def handle(self, event: Event) -> list[Action]:
+        """Apply one event and return what to do about it."""
+        match event:
+            case Desired(delta=delta):
+                self._job(delta.job).delta = delta
+                return self._reconcile(delta.job)
+            case WorkspaceReady(job=job, digest=digest):
+                if (state := self.jobs.get(job)) is None:
+                    return []
+                state.digest, state.fetching = digest, ""
+                return self._reconcile(job)
+            case WorkspaceFailed():
+                return self._workspace_failed(event) if event.job in self.jobs else []
+            case Adopted():
+                return self._adopted(event)
+        worker = self.workers.get(event.worker)
+        if worker is None:
+            return []
+        return [*self._worker_event(worker, event), *self._reconcile(worker.job)]
+
+    def _worker_event(self, worker: WorkerState, event: Event) -> Iterable[Action]:
+        match event:
+            case Started(pid=pid, started_ticks=ticks) if worker.phase is ProcessPhase.STARTING:
+                worker.phase, worker.pid, worker.started_ticks = ProcessPhase.ALIVE, pid, ticks
+                return [PublishEvent(WorkerStarted(**_of(worker), pid=pid, started_ticks=ticks))]
+            case StartFailed(error=error, hint=hint) if worker.phase is ProcessPhase.STARTING:
+                del self.workers[worker.worker]
+                return [
+                    PublishEvent(WorkerRefused(**_of(worker), error=error, hint=hint)),
+                    RemoveWorker(worker.worker),
+                    *self._slot_freed(worker),
+                ]
+            case Connected():
+                worker.newest_order = (Version(0), 0)
+                return [GrantSlot(worker.worker)] if worker.granted else []
+            case ReportRead(report=report):
+                return [PublishEvent(report)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
+            case Ended() if worker.phase in LIVING:
+                worker.phase, worker.code, worker.signal = (
+                    ProcessPhase.ENDED,
+                    event.code,
+                    event.signal,
+                )
+                exited = WorkerExited(
+                    **_of(worker), code=event.code, signal=event.signal, unseen=event.unseen
+                )
+                return [PublishEvent(exited), *self._slot_freed(worker)]
+            case GraceOver() if worker.phase is ProcessPhase.RETIRING:
+                worker.phase = ProcessPhase.STOPPING
+                return [Terminate(worker.worker)]
+            case GraceOver() if worker.phase is ProcessPhase.STOPPING:
+                return [Kill(worker.worker)]
+            case LogsStored() if worker.phase is ProcessPhase.ENDED:
+                worker.stored = True
+        return []
+
+    def _adopted(self, event: Adopted) -> list[Action]:
+        assignment = event.assignment
+        worker = WorkerState(
+            worker=event.worker,
+            job=assignment.job,
+            version=assignment.version,
+            rank=assignment.rank,
+            slot=assignment.slot,
+            phase=ProcessPhase.ALIVE,
+            granted=assignment.granted,
+            adopted=True,
+            pid=event.pid,
+            started_ticks=event.started_ticks,
+        )
+        self.workers[event.worker] = worker
+        self._job(assignment.job)
+        return []
+
+    def _workspace_failed(self, event: WorkspaceFailed) -> list[Action]:
+        self._job(event.job).fetching = ""
+        refused = [
+            worker
+            for worker in self.workers.values()
+            if worker.job == event.job and worker.phase is ProcessPhase.WANTED
+        ]
+        for worker in refused:
+            del self.workers[worker.worker]
+        return [PublishEvent(WorkerRefused(**_of(worker), error=event.error)) for worker in refused]
+
+    # --- wanted against observed
+
+    def _reconcile(self, name: JobId) -> list[Action]:
+        job = self._job(name)
+        delta = job.delta
+        if delta is None:
+            return []
+        wanted = {member.worker: member for member in self._members(delta)}
+        actions: list[Action] = []
+        for worker in [w for w in self.workers.values() if w.job == name]:
+            if worker.worker not in wanted:
+                actions.extend(self._withdraw(worker))
+        for identity, member in wanted.items():
+            born = identity == worker_id(name, delta.version, member.rank)
+            if born and identity not in self.workers and delta.version > job.ordered:
+                self.workers[identity] = _new(identity, delta, member)
+            if worker_now := self.workers.get(identity):
+                actions.extend(self._advance(job, worker_now, delta))
+        job.ordered = delta.version
+        actions.extend(self._report_cleared(job, delta))
+        return actions
+
+    def _members(self, delta: GroupDelta) -> list[Member]:
+        members = (*(delta.group.members if delta.group else ()), *delta.former)
+        return [member for member in members if node_of(member.slot) == self.node]
+
+    def _withdraw(self, worker: WorkerState) -> list[Action]:
+        match worker.phase:
+            case ProcessPhase.WANTED:
+                del self.workers[worker.worker]
+                return []
+            case ProcessPhase.ALIVE if worker.leaving:
+                worker.phase = ProcessPhase.RETIRING
+                return [AwaitExit(worker.worker)]
+            case ProcessPhase.ALIVE:
+                worker.phase = ProcessPhase.STOPPING
+                return [Terminate(worker.worker)]
+            case ProcessPhase.ENDED if worker.stored:
+                del self.workers[worker.worker]
+                return [RemoveWorker(worker.worker)]
+            case _:  # STARTING is stopped when it has a process; STOPPING is on its way
+                return []
+
+    def _advance(self, job: JobState, worker: WorkerState, delta: GroupDelta) -> list[Action]:
+        if worker.phase is ProcessPhase.WANTED:
+            if job.digest != delta.snapshot:
+                if job.fetching == delta.snapshot:
+                    return []
+                job.fetching = delta.snapshot
+                return [FetchWorkspace(worker.job, delta.snapshot)]
+            worker.granted = not self._slot_taken(worker)
+            worker.phase = ProcessPhase.STARTING
+            return [StartWorker(worker.worker, worker.rank, delta, worker.granted)]
+        return [*self._grant(worker), *self._order(worker, delta)]
+
+    def _grant(self, worker: WorkerState) -> list[Action]:
+        """Give it the device when the process that had it before was seen gone."""
+        if worker.granted or worker.phase is not ProcessPhase.ALIVE or self._slot_taken(worker):
+            return []
+        worker.granted = True
+        return [GrantSlot(worker.worker)]
+
+    def _order(self, worker: WorkerState, delta: GroupDelta) -> list[Action]:
+        """Tell it the newest that is wanted of its group, once."""
+        order = (delta.version, delta.stage)
+        if (
+            worker.phase is not ProcessPhase.ALIVE
+            or order <= worker.newest_order
+            or delta.group is None
+        ):
+            return []
+        worker.newest_order = order
+        if delta.stage == SWITCH:
+            worker.leaving = delta.group.member(worker.worker) is None
+        return [OrderGroup(worker.worker, delta)]
+
+    def _slot_taken(self, worker: WorkerState) -> bool:
+        return any(
+            other.slot == worker.slot and other.phase in LIVING and (other.granted or other.adopted)
+            for other in self.workers.values()
+            if other is not worker
+        )
+
+    def _slot_freed(self, worker: WorkerState) -> list[Action]:
+        waiting = {
+            other.job
+            for other in self.workers.values()
+            if other.slot == worker.slot
+            and other.phase in {ProcessPhase.WANTED, ProcessPhase.ALIVE}
+        }
+        return [action for job in sorted(waiting) for action in self._reconcile(job)]
+
+    def _report_cleared(self, job: JobState, delta: GroupDelta) -> list[Action]:
+        mine = [worker for worker in self.workers.values() if worker.job == delta.job]
+        wanted = {member.worker for member in self._members(delta)}
+        older = (w for w in mine if w.version < delta.version and w.worker not in wanted)
+        if any(worker.phase is not ProcessPhase.ENDED for worker in older):
+            return []
+        actions: list[Action] = []
+        through = Version(delta.version + (delta.stage >= SETTLED))
+        if through > 1 and job.cleared < through and not self._on_its_way(mine, wanted, delta):
+            job.cleared = through
+            actions.append(PublishEvent(JobCleared(job=delta.job, version=through)))
+        if delta.forget and not mine and delta.group is None:
+            del self.jobs[delta.job]
+            actions.append(ForgetJob(delta.job))
+        return actions
+
+    @staticmethod
+    def _on_its_way(mine: list[WorkerState], wanted: set[WorkerId], delta: GroupDelta) -> bool:
+        """Whether processes of this very version are about to end, which settle it."""
+        return delta.stage >= SETTLED and any(
+            w.phase is not ProcessPhase.ENDED for w in mine if w.worker not in wanted
+        )
+
+    # --- pictures
+
+    def seen(self) -> tuple[WorkerSeen, ...]:
+        """Every process that was started, for the greeting."""
+        return tuple(
+            WorkerSeen(
+                job=worker.job,
+                version=worker.version,
+                rank=worker.rank,
+                slot=worker.slot,
+                pid=worker.pid,
+                started_ticks=worker.started_ticks,
+                ended=worker.phase is ProcessPhase.ENDED,
+                code=worker.code,
+                signal=worker.signal,
+            )
+            for worker in self.workers.values()
+            if worker.phase is not ProcessPhase.WANTED
+        )
+
+    def _job(self, job: JobId) -> JobState:
+        return self.jobs.setdefault(job, JobState())
+
+
+def _new(identity: WorkerId, delta: GroupDelta, member: Member) -> WorkerState:
+    return WorkerState(
+        worker=identity,
+        job=delta.job,
+        version=delta.version,
+        rank=member.rank,
+        slot=index_of(member.slot),
+    )
+
+
+def _of(worker: WorkerState) -> dict[str, Any]:
+    return {"job": worker.job, "version": worker.version, "rank": worker.rank}

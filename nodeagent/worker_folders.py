@@ -1,0 +1,179 @@
+"""Where things lie on a node, and what a worker's folder says about its process."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from schemas.codec import ASSIGNMENT, EXIT_STATUS, PROCESS_MARK, REPORT, encode
+from schemas.errors import OnesError, SettingsError
+from schemas.ids import JobId, WorkerId
+from schemas.messages.agent import ScriptReport
+from schemas.messages.logs import LOG, SAMPLES
+from schemas.messages.worker import Assignment, ExitStatus, ProcessMark
+
+FRAME: Final = struct.Struct(">I")
+LONGEST_FOLDER: Final = 75  # sun_path holds 108 bytes, and our names take up to 30
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFolder:
+    """One worker's files; every one is written by exactly one process.
+
+    assignment (agent), process (worker), reports (worker), log (worker's stdout and stderr),
+    samples (worker, if recorded), exit (zygote).
+    """
+
+    path: Path
+
+    @property
+    def worker(self) -> WorkerId:
+        """Whose it is."""
+        return WorkerId(self.path.name)
+
+    def stream(self, name: str) -> Path:
+        """The file behind a shipped stream."""
+        return self.path / {LOG: "log", SAMPLES: "samples"}[name]
+
+    def write_assignment(self, assignment: Assignment) -> None:
+        """Make the folder; the assignment is there whole or not at all."""
+        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        fresh = self.path / "assignment.new"
+        fresh.write_bytes(encode(assignment))
+        fresh.rename(self.path / "assignment")
+
+    def assignment(self) -> Assignment | None:
+        """What the worker is to do; None for a folder that was never finished."""
+        with contextlib.suppress(OSError, OnesError):
+            return ASSIGNMENT.decode((self.path / "assignment").read_bytes())
+        return None
+
+    def mark(self) -> ProcessMark | None:
+        """Which process it is; None before it began."""
+        with contextlib.suppress(OSError, OnesError):
+            return PROCESS_MARK.decode((self.path / "process").read_bytes())
+        return None
+
+    def mark_stopped(self) -> None:
+        """Note that the node's operator ends this worker, whatever it then exits with."""
+        (self.path / "stopped").touch()
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the node's operator ended it."""
+        return (self.path / "stopped").exists()
+
+    def exit(self) -> ExitStatus | None:
+        """How it ended; None while it runs or when nobody saw it end."""
+        with contextlib.suppress(OSError, OnesError):
+            return EXIT_STATUS.decode((self.path / "exit").read_bytes())
+        return None
+
+    def reports(self, position: int) -> tuple[list[ScriptReport], int]:
+        """Whole reports from `position` of the report file on, and the position behind them."""
+        found: list[ScriptReport] = []
+        try:
+            with (self.path / "reports").open("rb") as file:
+                file.seek(position)
+                data = file.read()
+        except FileNotFoundError:
+            return found, position
+        start = 0
+        while start + FRAME.size <= len(data):
+            (length,) = FRAME.unpack_from(data, start)
+            end = start + FRAME.size + length
+            if end > len(data):
+                break
+            with contextlib.suppress(OnesError):  # the file is the script's to damage
+                found.append(REPORT.decode(data[start + FRAME.size : end]))
+            start = end
+        return found, position + start
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFolders:
+    """The agent's part of the file system."""
+
+    run: Path
+    work: Path
+    checkpoints: Path
+
+    def make(self) -> None:
+        """Make what is missing; others than the owner may not enter."""
+        for path in (self.run, self.run / "workers"):
+            path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.run.chmod(0o700)
+        self.sockets.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self.sockets.stat().st_uid != os.getuid():
+            raise SettingsError(f"{self.sockets} belongs to somebody else", "choose a shorter run")
+        self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    @property
+    def sockets(self) -> Path:
+        """Where Unix sockets lie: in `run`, or in a short folder if their names would not fit."""
+        inside = self.run / "sockets"
+        if len(str(inside)) <= LONGEST_FOLDER:
+            return inside
+        name = hashlib.sha256(str(self.run).encode()).hexdigest()[:16]
+        return Path(tempfile.gettempdir()) / f"ones-{os.getuid()}-{name}"
+
+    @property
+    def socket(self) -> str:
+        """The agent's ipc address for workers."""
+        return f"ipc://{self.sockets}/agent.sock"
+
+    def worker(self, worker: WorkerId) -> WorkerFolder:
+        """The folder of one worker."""
+        return WorkerFolder(self.run / "workers" / worker)
+
+    def workers(self) -> Iterator[WorkerFolder]:
+        """All folders of workers."""
+        for path in sorted((self.run / "workers").iterdir()):
+            if not path.name.startswith("."):
+                yield WorkerFolder(path)
+
+    def job(self, job: JobId) -> Path:
+        """The working directory of a job on this node."""
+        return self.work / job
+
+
+def start_ticks(pid: int) -> int | None:
+    """Field 22 of /proc/PID/stat, which with the pid names a process for ever; None if gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    return int(text.rpartition(")")[2].split()[19])
+
+
+def session_members(leader: int) -> list[int]:
+    """Processes of the session that `leader` led, if it is gone; what a worker left behind."""
+    if start_ticks(leader) is not None:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError, ValueError, IndexError):
+            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+            if int(text.rpartition(")")[2].split()[3]) == leader:
+                found.append(int(entry.name))
+    return found
+
+
+def open_process(pid: int, ticks: int) -> int | None:
+    """A pidfd of exactly this process, or None if it is gone."""
+    try:
+        descriptor = os.pidfd_open(pid)
+    except OSError:
+        return None
+    if start_ticks(pid) != ticks:
+        os.close(descriptor)
+        return None
+    return descriptor

@@ -1,0 +1,288 @@
+"""Worker manager: does what the core asks, and tells it what became of it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Final
+
+import structlog
+
+from nodeagent.agent_errors import AgentError
+from nodeagent.job_workspaces import is_laid_out, lay_out
+from nodeagent.log_shipper import LogShipper
+from nodeagent.reconciler_actions import (
+    AwaitExit,
+    FetchWorkspace,
+    Kill,
+    RemoveWorker,
+    StartWorker,
+    Terminate,
+)
+from nodeagent.reconciler_events import (
+    Adopted,
+    Ended,
+    Event,
+    GraceOver,
+    ReportRead,
+    Started,
+    StartFailed,
+    WorkspaceFailed,
+    WorkspaceReady,
+)
+from nodeagent.worker_folders import NodeFolders, WorkerFolder, open_process, session_members
+from nodeagent.zygote_pool import ZygotePool
+from schemas.cluster import SlotSpec
+from schemas.groups import Group
+from schemas.ids import JobId, NodeId, Rank, WorkerId
+from schemas.jobs import JobSpec
+from schemas.messages.worker import Assignment, ExitStatus
+
+log = structlog.get_logger("worker_manager")
+EXIT_FILE_LIMIT_S: Final = 2.0  # from a process's end until its zygote wrote how
+EXIT_FILE_LOOK_S: Final = 0.01
+
+
+@dataclass(slots=True)
+class _Watched:
+    folder: WorkerFolder
+    pid: int = 0
+    pidfd: int | None = None
+    position: int = 0  # in the report file
+
+
+class WorkerManager:
+    """One process on one slot, from its assignment to its exit code."""
+
+    def __init__(
+        self,
+        *,
+        node: NodeId,
+        address: str,
+        folders: NodeFolders,
+        slots: tuple[SlotSpec, ...],
+        python: str,
+        grace_s: float,
+        zygotes: ZygotePool,
+        shipper: LogShipper,
+        tell: Callable[[Event], None],
+        may_read: Callable[[], bool],
+    ) -> None:
+        self._node = node
+        self._address = address
+        self._folders = folders
+        self._slots = {slot.index: slot for slot in slots}
+        self._python = python
+        self._grace_s = grace_s
+        self._zygotes = zygotes
+        self._shipper = shipper
+        self._tell = tell
+        self._may_read = may_read
+        self._watched: dict[WorkerId, _Watched] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    # --- what the core asks
+
+    def perform(
+        self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
+    ) -> None:
+        """Begin to do it; the outcome comes as an event."""
+        match action:
+            case FetchWorkspace(job=job, digest=digest):
+                self._later(self._fetch(job, digest))
+            case StartWorker():
+                self._later(self._start(action))
+            case AwaitExit(worker=worker):
+                self._later(self._grace(worker))
+            case Terminate(worker=worker):
+                self._signal(worker, signal.SIGTERM)
+                self._later(self._grace(worker))
+            case Kill(worker=worker):
+                self._signal(worker, signal.SIGKILL)
+            case RemoveWorker(worker=worker):
+                self._remove(worker)
+
+    def adopt(self) -> None:
+        """Find the workers that an earlier life of this agent left, dead or alive."""
+        for folder in self._folders.workers():
+            assignment, mark = folder.assignment(), folder.mark()
+            if assignment is None or (mark is None and folder.exit() is None):
+                self._discard(folder)
+                continue
+            pid, ticks = (mark.pid, mark.started_ticks) if mark else (None, None)
+            self._tell(Adopted(folder.worker, assignment, pid, ticks))
+            self._shipper.watch(folder.worker, assignment, folder)
+            watched = self._watched[folder.worker] = _Watched(folder)
+            if pid is not None and ticks is not None:
+                self._watch(folder.worker, watched, pid, ticks)
+            else:
+                self._later(self._ended(folder.worker, watched))
+            log.info("worker adopted", worker=folder.worker, pid=pid)
+
+    def look(self, worker: WorkerId) -> None:
+        """Read what is new in a worker's report file."""
+        watched = self._watched.get(worker)
+        if watched is None or not self._may_read():
+            return
+        reports, watched.position = watched.folder.reports(watched.position)
+        for report in reports:
+            self._tell(ReportRead(worker, report))
+
+    def look_at_all(self) -> None:
+        """The same for all, in case a worker's hint was lost."""
+        for worker in list(self._watched):
+            self.look(worker)
+
+    def close(self) -> None:
+        """Let go of everything and end nothing."""
+        for task in self._tasks:
+            task.cancel()
+        self._zygotes.close()
+
+    # --- how it is done
+
+    async def _fetch(self, job: JobId, digest: str) -> None:
+        folder = self._folders.job(job)
+        try:
+            if not is_laid_out(folder, digest):
+                archive = folder.with_name(f".{job}.tar")
+                try:
+                    await self._shipper.fetch(digest, archive)
+                    await asyncio.to_thread(lay_out, archive, folder, digest)
+                finally:
+                    archive.unlink(missing_ok=True)
+        except AgentError as error:
+            self._tell(WorkspaceFailed(job, digest, str(error)))
+        else:
+            self._tell(WorkspaceReady(job, digest))
+
+    async def _start(self, action: StartWorker) -> None:
+        worker, delta = action.worker, action.delta
+        if delta.group is None or delta.spec is None:
+            return
+        folder = self._folders.worker(worker)
+        try:
+            assignment = self._assignment(action, delta.group, delta.spec)
+            folder.write_assignment(assignment)
+            self._shipper.watch(worker, assignment, folder)
+            python = delta.spec.python or self._python
+            forked = await self._zygotes.fork(python, folder.path)
+        except AgentError as error:
+            self._tell(StartFailed(worker, error.message, error.hint))
+            return
+        except OSError as error:
+            self._tell(StartFailed(worker, f"cannot write {folder.path.name}: {error.strerror}"))
+            return
+        watched = self._watched[worker] = _Watched(folder)
+        self._watch(worker, watched, forked.pid, forked.started_ticks)
+        self._tell(Started(worker, forked.pid, forked.started_ticks))  # may ask to stop it at once
+
+    def _assignment(self, action: StartWorker, group: Group, spec: JobSpec) -> Assignment:
+        member = group.members[action.rank]
+        index = int(member.slot.rpartition("/")[2])
+        slot = self._slots[index]
+        threads = max(1, (os.cpu_count() or 1) // len(self._slots))
+        environ = {
+            "CUDA_VISIBLE_DEVICES": slot.uuid if slot.kind == "gpu" else "",
+            "OMP_NUM_THREADS": str(threads),
+            **spec.env,
+        }
+        return Assignment(
+            job=action.delta.job,
+            version=group.version,
+            rank=Rank(action.rank),
+            slot=index,
+            group=group,
+            spec=spec,
+            workdir=str(self._folders.job(action.delta.job)),
+            checkpoints=str(self._folders.checkpoints / action.delta.job),
+            socket=self._folders.socket,
+            env=environ,
+            address=self._address,
+            kind=action.delta.kind,
+            granted=action.granted,
+        )
+
+    def _watch(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:
+        watched.pid = pid
+        watched.pidfd = open_process(pid, ticks)
+        if watched.pidfd is None:
+            self._later(self._ended(worker, watched))
+            return
+        pidfd = watched.pidfd
+        loop = asyncio.get_running_loop()
+
+        def gone() -> None:
+            loop.remove_reader(pidfd)
+            self._later(self._ended(worker, watched))
+
+        loop.add_reader(pidfd, gone)
+
+    async def _ended(self, worker: WorkerId, watched: _Watched) -> None:
+        status = await self._exit_status(watched.folder)
+        if watched.pid and watched.pidfd is not None:
+            with contextlib.suppress(OSError):  # what it forked and left behind
+                os.killpg(watched.pid, signal.SIGKILL)
+            os.close(watched.pidfd)
+            watched.pidfd = None
+        elif watched.pid:
+            for left_behind in session_members(watched.pid):
+                with contextlib.suppress(OSError):
+                    os.kill(left_behind, signal.SIGKILL)
+        while not self._may_read():
+            await asyncio.sleep(EXIT_FILE_LIMIT_S)
+        self.look(worker)
+        code = status.code if status else None
+        by = status.signal if status else None
+        if watched.folder.stopped and code != 0:
+            code, by = None, int(signal.SIGTERM)  # the operator's doing, not the script's
+        self._shipper.worker_ended(worker)
+        self._tell(Ended(worker, code, by, unseen=status is None))
+
+    async def _exit_status(self, folder: WorkerFolder) -> ExitStatus | None:
+        deadline = time.monotonic() + EXIT_FILE_LIMIT_S
+        while (status := folder.exit()) is None and time.monotonic() < deadline:
+            await asyncio.sleep(EXIT_FILE_LOOK_S)
+        return status
+
+    def _signal(self, worker: WorkerId, what: signal.Signals) -> None:
+        watched = self._watched.get(worker)
+        if watched is not None and watched.pidfd is not None:
+            with contextlib.suppress(OSError):
+                os.killpg(watched.pid, what)
+
+    async def _grace(self, worker: WorkerId) -> None:
+        await asyncio.sleep(self._grace_s)
+        self._tell(GraceOver(worker))
+
+    def _remove(self, worker: WorkerId) -> None:
+        self._watched.pop(worker, None)
+        self._shipper.forget(worker)
+        shutil.rmtree(self._folders.worker(worker).path, ignore_errors=True)
+
+    @staticmethod
+    def _discard(folder: WorkerFolder) -> None:
+        """Remove a folder that never became a process; a fork that is under way finds nothing."""
+        doomed = WorkerFolder(folder.path.with_name(f".{folder.path.name}"))
+        shutil.rmtree(doomed.path, ignore_errors=True)
+        folder.path.rename(doomed.path)
+        if (mark := doomed.mark()) is not None:  # it just became one
+            with contextlib.suppress(OSError):
+                os.killpg(mark.pid, signal.SIGKILL)
+        shutil.rmtree(doomed.path, ignore_errors=True)
+
+    def _later(self, work: Coroutine[None, None, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("a task of the manager failed", error=repr(error))

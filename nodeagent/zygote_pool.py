@@ -1,0 +1,194 @@
+"""Conversations with the zygotes of this node, one for each interpreter."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import os
+import subprocess
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from nodeagent.agent_errors import StartError
+from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder
+from schemas.codec import FROM_ZYGOTE, encode
+from schemas.messages import Message
+from schemas.messages.worker import Fork, Forked, ForkFailed, ZygoteReady
+
+log = structlog.get_logger("zygotes")
+START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
+FORK_LIMIT_S: Final = 60.0
+PROBE_S: Final = 0.05
+
+
+class ZygoteConnection:
+    """One connection to one zygote."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._waiting: dict[str, asyncio.Future[Forked]] = {}
+        self._task = asyncio.create_task(self._listen())
+        self.ready: asyncio.Future[ZygoteReady] = asyncio.get_running_loop().create_future()
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be asked."""
+        return not self._task.done()
+
+    async def fork(self, folder: Path) -> Forked:
+        """Have it start the worker of `folder`.
+
+        Raises:
+            StartError: if it did not.
+        """
+        answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
+        self._waiting[str(folder)] = answer
+        data = encode(Fork(folder=str(folder)))
+        try:
+            self._writer.write(FRAME.pack(len(data)) + data)
+            await self._writer.drain()
+            return await asyncio.wait_for(answer, FORK_LIMIT_S)
+        except (OSError, TimeoutError) as error:
+            raise StartError("the zygote did not fork", str(error)) from None
+        finally:
+            self._waiting.pop(str(folder), None)
+
+    async def _listen(self) -> None:
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+            while True:
+                (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+                self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
+        gone = StartError("the zygote is gone", "it is started again for the next worker")
+        for waiting in self._waiting.values():
+            if not waiting.done():
+                waiting.set_exception(gone)
+        if not self.ready.done():
+            self.ready.set_exception(gone)
+            self.ready.exception()  # seen, even if nobody waits for it
+
+    def _take(self, message: Message) -> None:
+        match message:
+            case ZygoteReady():
+                if not self.ready.done():
+                    self.ready.set_result(message)
+            case Forked(folder=folder):
+                if (waiting := self._waiting.get(folder)) and not waiting.done():
+                    waiting.set_result(message)
+            case ForkFailed(folder=folder, error=error):
+                if (waiting := self._waiting.get(folder)) and not waiting.done():
+                    waiting.set_exception(StartError(error))
+
+    def close(self) -> None:
+        """Hang up; the zygote lives on."""
+        self._task.cancel()
+        self._writer.close()
+
+
+class ZygotePool:
+    """Finds running zygotes again and starts missing ones; never ends one."""
+
+    def __init__(self, folders: NodeFolders) -> None:
+        self._folder = folders.sockets
+        self._known: dict[str, ZygoteConnection] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+
+    async def fork(self, python: str, folder: Path) -> Forked:
+        """Start the worker of `folder` with this interpreter.
+
+        Raises:
+            StartError: naming the interpreter and what it said.
+        """
+        zygote = await self.get(python)
+        try:
+            return await zygote.fork(folder)
+        except StartError:
+            if zygote.alive:
+                raise
+        if (
+            mark := WorkerFolder(folder).mark()
+        ) is not None:  # it forked, and died before it said so
+            return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
+        return await (await self.get(python)).fork(folder)
+
+    async def get(self, python: str) -> ZygoteConnection:
+        """The zygote of an interpreter, running."""
+        async with self._locks.setdefault(python, asyncio.Lock()):
+            known = self._known.get(python)
+            if known is not None and known.alive:
+                return known
+            zygote = await self._connect(self._socket(python)) or await self._start(python)
+            self._known[python] = zygote
+            return zygote
+
+    def _socket(self, python: str) -> Path:
+        return self._folder / f"zygote-{hashlib.sha256(python.encode()).hexdigest()[:12]}.sock"
+
+    async def _connect(self, path: Path) -> ZygoteConnection | None:
+        try:
+            reader, writer = await asyncio.open_unix_connection(path)
+        except OSError:
+            return None
+        zygote = ZygoteConnection(reader, writer)
+        try:
+            await asyncio.wait_for(asyncio.shield(zygote.ready), START_LIMIT_S)
+        except (StartError, TimeoutError):
+            zygote.close()
+            return None
+        return zygote
+
+    async def _start(self, python: str) -> ZygoteConnection:
+        path = self._socket(python)
+        output = path.with_suffix(".log")
+        path.unlink(missing_ok=True)
+        process = _spawn(python, path, output)
+        deadline = asyncio.get_running_loop().time() + START_LIMIT_S
+        while asyncio.get_running_loop().time() < deadline:
+            zygote = await self._connect(path)
+            if zygote is not None:
+                log.info("zygote ready", python=python, pid=process.pid)
+                return zygote
+            if process.poll() is not None:
+                raise _cannot(python, output)
+            await asyncio.sleep(PROBE_S)
+        process.kill()
+        raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
+
+    def close(self) -> None:
+        """Hang up on all of them."""
+        for zygote in self._known.values():
+            zygote.close()
+
+
+def _spawn(python: str, path: Path, output: Path) -> subprocess.Popen[bytes]:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RANK", "WORLD_SIZE"):
+        environ.pop(name, None)
+    environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not survive the fork
+    # torch's store asks the name service for every peer; a lost answer should not cost 5 s.
+    environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # lost peers are ours to tell of
+    command = [python, "-P", "-m", "elastic.zygote", "--socket", str(path)]
+    try:
+        with output.open("wb") as sink:
+            return subprocess.Popen(  # noqa: S603 - an interpreter that the job's owner named
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=environ,
+                start_new_session=True,
+            )
+    except OSError as error:
+        hint = "give an interpreter that exists on every node, with ones[train] installed"
+        raise StartError(f"python {python!r}: {error.strerror}", hint) from None
+
+
+def _cannot(python: str, output: Path) -> StartError:
+    lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    said = lines[-1] if lines else "it said nothing"
+    hint = f"`{python} -m pip install 'ones[train]'` puts torch and the library there"
+    return StartError(f"python {python!r} cannot run workers: {said}", hint)

@@ -1,0 +1,377 @@
+"""Output comes back as it was written, whatever arrived twice, too early or not at all."""
+
+from __future__ import annotations
+
+import resource
+import signal
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.service.logs.log_store import LENGTH, LogStore, Who
+from schemas.ids import Rank, Version
+from schemas.messages.logs import LOG, SAMPLES, LogPiece
+from tests.support.builders import A, B
+
+R0, R1, V2 = (1, 0), (1, 1), (2, 0)  # (version, rank)
+MUCH = 1 << 30
+
+
+def piece(data: bytes, offset: int = 0, who: Who = R0) -> LogPiece:
+    version, rank = who
+    return LogPiece(version=Version(version), rank=Rank(rank), offset=offset, data=data)
+
+
+def all_of(store: LogStore, rank: int | None = None) -> list[LogPiece]:
+    pieces, _ = store.read(A, LOG, None if rank is None else Rank(rank), 0, MUCH)
+    return pieces
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> LogStore:
+    return LogStore(tmp_path / "logs", MUCH)
+
+
+@pytest.fixture
+def reopened(tmp_path: Path) -> LogStore:
+    """The same folder, opened when the test asks for it first."""
+    return LogStore(tmp_path / "logs", MUCH)
+
+
+@contextmanager
+def no_file_beyond(size: int) -> Iterator[None]:
+    """A disk that is full as soon as a file would grow beyond `size`."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert signal.getsignal(signal.SIGXFSZ) is signal.SIG_IGN
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+# --- what is stored
+
+
+def test_pieces_come_back_in_the_order_in_which_they_arrived(store: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"one\n")
+    store.append(A, LOG, R1, 0, b"other\n")
+    store.append(A, LOG, R0, 4, b"two\n")
+    store.append(A, LOG, V2, 0, b"again\n")
+
+    assert all_of(store) == [
+        piece(b"one\n"),
+        piece(b"other\n", who=R1),
+        piece(b"two\n", offset=4),
+        piece(b"again\n", who=V2),
+    ]
+
+
+def test_jobs_and_streams_do_not_mix(store: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"log of a")
+    store.append(A, SAMPLES, R0, 0, b"samples of a")
+    store.append(B, LOG, R0, 0, b"log of b")
+
+    assert store.read(A, LOG, None, 0, MUCH)[0] == [piece(b"log of a")]
+    assert store.read(A, SAMPLES, None, 0, MUCH)[0] == [piece(b"samples of a")]
+    assert store.read(B, LOG, None, 0, MUCH)[0] == [piece(b"log of b")]
+
+
+def test_what_is_stored_is_known_for_each_worker(store: LogStore) -> None:
+    assert store.stored(A, LOG, R0) == (0, False)
+
+    assert store.append(A, LOG, R0, 0, b"abc") == 3
+
+    assert store.stored(A, LOG, R0) == (3, False)
+    assert store.stored(A, LOG, R1) == (0, False)
+
+
+def test_a_repetition_changes_nothing(store: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"abcdef")
+
+    assert store.append(A, LOG, R0, 0, b"abcdef") == 6
+    assert store.append(A, LOG, R0, 2, b"cd") == 6
+    assert store.append(A, LOG, R0, 6, b"") == 6
+
+    assert all_of(store) == [piece(b"abcdef")]
+
+
+def test_of_an_overlap_only_what_is_new_is_stored(store: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"abcd")
+
+    assert store.append(A, LOG, R0, 2, b"cdef") == 6
+
+    assert all_of(store) == [piece(b"abcd"), piece(b"ef", offset=4)]
+
+
+def test_a_gap_is_refused_until_it_is_closed(store: LogStore) -> None:
+    assert store.append(A, LOG, R0, 3, b"def") == 0
+    assert all_of(store) == []
+
+    assert store.append(A, LOG, R0, 0, b"abc") == 3
+    assert store.append(A, LOG, R0, 3, b"def") == 6
+
+
+def test_a_store_that_is_opened_again_goes_on(store: LogStore, reopened: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"abc")
+    store.end(A, LOG, R0, 3)
+    store.append(A, LOG, R1, 0, b"de")
+
+    assert reopened.stored(A, LOG, R0) == (3, True)
+    assert reopened.append(A, LOG, R1, 2, b"f") == 3
+    assert all_of(reopened) == [piece(b"abc"), piece(b"de", who=R1), piece(b"f", 2, R1)]
+
+
+# --- ends
+
+
+def test_an_end_is_taken_only_when_everything_before_it_is_here(store: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"abc")
+
+    assert store.end(A, LOG, R0, 5) is False
+    assert store.stored(A, LOG, R0) == (3, False)
+    store.append(A, LOG, R0, 3, b"de")
+
+    assert store.end(A, LOG, R0, 5) is True
+    assert store.stored(A, LOG, R0) == (5, True)
+
+
+def test_an_end_is_noted_once_and_is_no_piece(store: LogStore, tmp_path: Path) -> None:
+    store.append(A, LOG, R0, 0, b"abc")
+    store.end(A, LOG, R0, 3)
+    size = (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size
+
+    assert store.end(A, LOG, R0, 3) is True
+
+    assert (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size == size
+    assert all_of(store) == [piece(b"abc")]
+
+
+def test_a_worker_that_wrote_nothing_can_end(store: LogStore, reopened: LogStore) -> None:
+    assert store.end(A, LOG, R0, 0) is True
+
+    assert reopened.stored(A, LOG, R0) == (0, True)
+
+
+# --- damage
+
+
+@pytest.mark.parametrize("lost", range(1, 12))
+def test_a_torn_last_record_is_cut_off_and_taken_again(
+    store: LogStore, reopened: LogStore, tmp_path: Path, lost: int
+) -> None:
+    store.append(A, LOG, R0, 0, b"first")
+    store.append(A, LOG, R0, 5, b"torn")
+    path = tmp_path / "logs" / f"{A}.{LOG}"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - lost)
+
+    assert reopened.stored(A, LOG, R0) == (5, False)
+    assert reopened.append(A, LOG, R0, 5, b"torn") == 9
+    assert all_of(reopened) == [piece(b"first"), piece(b"torn", offset=5)]
+
+
+def test_a_torn_end_is_cut_off_and_taken_again(
+    store: LogStore, reopened: LogStore, tmp_path: Path
+) -> None:
+    store.append(A, LOG, R0, 0, b"abc")
+    store.end(A, LOG, R0, 3)
+    path = tmp_path / "logs" / f"{A}.{LOG}"
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size - 1)
+
+    assert reopened.stored(A, LOG, R0) == (3, False)
+    assert reopened.end(A, LOG, R0, 3) is True
+
+
+@pytest.mark.parametrize(
+    "size",
+    [
+        10,
+        20_000,
+    ],
+)
+def test_a_full_disk_takes_nothing_and_what_comes_again_is_whole(
+    store: LogStore, reopened: LogStore, tmp_path: Path, size: int
+) -> None:
+    store.append(A, LOG, R0, 0, b"before")
+    path = tmp_path / "logs" / f"{A}.{LOG}"
+    whole = path.stat().st_size
+    with no_file_beyond(whole + size // 2), pytest.raises(OSError, match="too large"):
+        store.append(A, LOG, R0, 6, b"x" * size)
+
+    assert path.stat().st_size == whole
+    assert store.append(A, LOG, R0, 6, b"x" * size) == 6 + size
+    assert store.append(A, LOG, R0, 6 + size, b"after") == 11 + size
+    expected = [piece(b"before"), piece(b"x" * size, offset=6), piece(b"after", offset=6 + size)]
+    assert all_of(store) == expected
+    assert all_of(reopened) == expected
+
+
+# --- the bound
+
+
+def test_output_beyond_the_bound_is_taken_and_not_kept_and_a_note_says_so(tmp_path: Path) -> None:
+    bounded = LogStore(tmp_path / "logs", 10)
+    bounded.append(A, LOG, R0, 0, b"12345678")
+    bounded.append(A, LOG, R0, 8, b"90ab")
+
+    assert bounded.append(A, LOG, R0, 12, b"never seen") == 22
+    assert bounded.append(A, LOG, R1, 0, b"never seen either") == 17
+    assert bounded.end(A, LOG, R0, 22) is True
+
+    kept = b"".join(found.data for found in all_of(bounded))
+    assert kept == b"1234567890ab\n[ones: output beyond 10 bytes of a job is not kept]\n"
+    assert bounded.stored(A, LOG, R0) == (22, True)
+
+
+def test_the_bound_holds_after_it_is_opened_again(tmp_path: Path) -> None:
+    LogStore(tmp_path / "logs", 4).append(A, LOG, R0, 0, b"abcdef")
+    again = LogStore(tmp_path / "logs", 4)
+    size = (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size
+
+    again.append(A, LOG, R1, 0, b"more")
+
+    assert (tmp_path / "logs" / f"{A}.{LOG}").stat().st_size == size
+
+
+def test_the_bound_is_of_each_stream(tmp_path: Path) -> None:
+    bounded = LogStore(tmp_path / "logs", 4)
+    bounded.append(A, LOG, R0, 0, b"abcdef")
+
+    bounded.append(B, LOG, R0, 0, b"gh")
+
+    assert bounded.read(B, LOG, None, 0, MUCH)[0] == [piece(b"gh")]
+
+
+# --- pages
+
+
+def test_a_page_ends_before_the_piece_that_does_not_fit(store: LogStore) -> None:
+    for number in range(4):
+        store.append(A, LOG, R0, 10 * number, b"x" * 10)
+
+    first, cursor = store.read(A, LOG, None, 0, 25)
+    second, end = store.read(A, LOG, None, cursor, 25)
+    nothing, stays = store.read(A, LOG, None, end, 25)
+
+    assert [found.offset for found in first] == [0, 10]
+    assert [found.offset for found in second] == [20, 30]
+    assert (nothing, stays) == ([], end)
+
+
+def test_a_page_holds_at_least_one_piece(store: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"x" * 100)
+
+    assert store.read(A, LOG, None, 0, 1)[0] == [piece(b"x" * 100)]
+
+
+def test_a_cursor_sees_what_comes_later(store: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"abc")
+    _, cursor = store.read(A, LOG, None, 0, MUCH)
+
+    store.append(A, LOG, R0, 3, b"def")
+
+    assert store.read(A, LOG, None, cursor, MUCH)[0] == [piece(b"def", offset=3)]
+
+
+def test_a_page_of_one_rank_passes_over_the_others(store: LogStore) -> None:
+    for number in range(3):
+        store.append(A, LOG, R0, 2 * number, b"zz")
+        store.append(A, LOG, R1, 2 * number, b"oo")
+
+    first, cursor = store.read(A, LOG, Rank(1), 0, 4)
+    second, end = store.read(A, LOG, Rank(1), cursor, 4)
+
+    assert first == [piece(b"oo", 0, R1), piece(b"oo", 2, R1)]
+    assert second == [piece(b"oo", 4, R1)]
+    assert store.read(A, LOG, Rank(1), end, 4) == ([], end)
+
+
+def test_a_job_without_output_has_empty_pages(store: LogStore) -> None:
+    assert store.read(A, LOG, None, 0, MUCH) == ([], 0)
+    assert store.read(A, LOG, None, 99, MUCH) == ([], 0)
+    assert store.read(A, LOG, None, -1, MUCH) == ([], 0)
+
+
+@pytest.mark.parametrize("cursor", [-5, 1, 3, 7, 10**9])
+def test_a_cursor_that_was_never_given_out_harms_nobody(store: LogStore, cursor: int) -> None:
+    store.append(A, LOG, R0, 0, b"\xff" * 40)
+
+    pieces, _ = store.read(A, LOG, None, cursor, MUCH)
+
+    assert pieces in ([], all_of(store))
+
+
+@pytest.mark.timeout(5)
+def test_output_that_looks_like_a_record_harms_nobody(store: LogStore) -> None:
+    header = msgspec.msgpack.encode((1, 0, 0, -12, False))
+    forged = LENGTH.pack(len(header)) + header
+    store.append(A, LOG, R0, 0, forged)
+    (found,) = all_of(store)
+
+    pieces, _ = store.read(A, LOG, None, inside(store) - len(found.data), MUCH)
+
+    assert pieces == []
+
+
+def inside(store: LogStore) -> int:
+    """The position behind the last byte of the last piece."""
+    return store.read(A, LOG, None, 0, MUCH)[1]
+
+
+# --- whatever arrives
+
+
+@st.composite
+def deliveries(draw: st.DrawFn) -> tuple[dict[Who, bytes], list[tuple[Who, int, bytes]], list[int]]:
+    """Output of a few workers, cut into chunks of which some come again, and reopenings."""
+    written = draw(
+        st.dictionaries(st.sampled_from([R0, R1, V2]), st.binary(max_size=60), min_size=1)
+    )
+    sent = dict.fromkeys(written, 0)
+    chunks = []
+    for _ in range(draw(st.integers(0, 25))):
+        who = draw(st.sampled_from(sorted(written)))
+        start = draw(st.integers(0, sent[who]))  # never ahead of what was taken
+        end = draw(st.integers(start, len(written[who])))
+        chunks.append((who, start, written[who][start:end]))
+        sent[who] = max(sent[who], end)
+    for who, data in written.items():
+        chunks.append((who, sent[who], data[sent[who] :]))
+    return written, chunks, draw(st.lists(st.integers(0, len(chunks) - 1), max_size=3))
+
+
+@settings(max_examples=100, deadline=None)
+@given(delivery=deliveries(), page=st.integers(1, 40))
+def test_any_split_into_chunks_with_repetitions_reads_back_identical(
+    tmp_path_factory: pytest.TempPathFactory,
+    delivery: tuple[dict[Who, bytes], list[tuple[Who, int, bytes]], list[int]],
+    page: int,
+) -> None:
+    written, chunks, reopened_at = delivery
+    folder = tmp_path_factory.mktemp("logs")
+    store = LogStore(folder, MUCH)
+    for place, (who, offset, data) in enumerate(chunks):
+        if place in reopened_at:
+            store = LogStore(folder, MUCH)
+        store.append(A, LOG, who, offset, data)
+
+    read: defaultdict[Who, bytes] = defaultdict(bytes)
+    cursor = 0
+    while True:
+        pieces, cursor = store.read(A, LOG, None, cursor, page)
+        if not pieces:
+            break
+        for found in pieces:
+            who = (found.version, found.rank)
+            assert found.offset == len(read[who])
+            read[who] += found.data
+    assert {who: read[who] for who in written} == written
+    assert all(store.end(A, LOG, who, len(data)) for who, data in written.items())

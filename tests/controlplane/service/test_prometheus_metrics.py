@@ -1,0 +1,97 @@
+"""What people and Prometheus read of a search is what its policy said of it."""
+
+from __future__ import annotations
+
+import math
+
+from controlplane.policy.api import SearchStats
+from controlplane.policy.fifo import Fifo
+from controlplane.service.client_api import replies
+from controlplane.service.planner.search_planner import InlinePlanner
+from controlplane.service.prometheus_metrics import Metrics
+from schemas.ids import Seconds
+from schemas.messages.client import SearchInfo
+from tests.support.controller import Controller, running
+
+
+class Searching(Fifo):
+    """A policy that says how it stands."""
+
+    def stats(self) -> SearchStats:
+        return SearchStats(
+            generations=30,
+            best_fitness=0.75,
+            mean_fitness=0.5,
+            incumbent_fitness=0.6,
+            diversity=0.25,
+            decision_ms=1.5,
+        )
+
+
+def told(controller: Controller) -> SearchInfo:
+    """What a client is told of the search of that cluster."""
+    look = (controller.view(), Seconds(controller.now))
+    return replies.search_info(
+        controller.state, "mine", InlinePlanner(Searching(), lambda: look, lambda *_: None)
+    )
+
+
+def numbers(controller: Controller) -> dict[str, float]:
+    """What Prometheus reads, but for what has labels."""
+    metrics = Metrics()
+    metrics.write(controller.state, told(controller))
+    return {
+        sample.name: sample.value
+        for family in metrics.registry.collect()
+        for sample in family.samples
+        if not sample.labels
+    }
+
+
+def test_a_client_is_told_what_the_policy_says() -> None:
+    controller = running()
+    controller.state.gains.append((2.0, 1.5))
+
+    assert told(controller) == SearchInfo(
+        policy="mine",
+        running=True,
+        plans=1,
+        generations=30,
+        best_fitness=0.75,
+        mean_fitness=0.5,
+        incumbent_fitness=0.6,
+        diversity=0.25,
+        decision_ms=1.5,
+        predicted_gain=2.0,
+        realised_gain=1.5,
+    )
+
+
+def test_prometheus_reads_the_same() -> None:
+    controller = running()
+    controller.state.gains.append((2.0, 1.5))
+
+    assert numbers(controller) == {
+        "ones_slots": 1.0,
+        "ones_slots_busy": 1.0,
+        "ones_search_up": 1.0,
+        "ones_search_best_fitness": 0.75,
+        "ones_search_mean_fitness": 0.5,
+        "ones_search_incumbent_fitness": 0.6,
+        "ones_search_diversity": 0.25,
+        "ones_decision_seconds": 0.0015,
+        "ones_gain_predicted_ratio": 2.0,
+        "ones_gain_realised_ratio": 1.5,
+        "ones_search_generations_total": 30.0,
+        "ones_search_restarts_total": 0.0,
+        "ones_plans_total": 1.0,
+        "ones_rescales_total": 0.0,
+        "ones_batch_changes_total": 0.0,
+    }
+
+
+def test_gains_that_nobody_measured_are_no_numbers() -> None:
+    found = numbers(running())
+
+    assert math.isnan(found["ones_gain_predicted_ratio"])
+    assert math.isnan(found["ones_gain_realised_ratio"])

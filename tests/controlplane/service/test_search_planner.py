@@ -1,0 +1,128 @@
+"""The search process as the controller sees it: asked, late, dead, back again."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from controlplane.policy.api import ClusterView, Plan, SearchStats
+from controlplane.service.planner.search_planner import SearchPlanner
+from schemas.ids import JobId, Seconds
+from tests.support.builders import A, B, job_view
+from tests.support.views import row_of, view_of
+
+LIMIT_S = 30.0
+
+
+class Board:
+    """A cluster to look at, and the plans that were proposed for it."""
+
+    def __init__(self, slots: int, *jobs: JobId) -> None:
+        self.slots = row_of(slots)
+        self.view = view_of(self.slots, *(job_view(job) for job in jobs))
+        self.plans: list[tuple[Plan, SearchStats | None]] = []
+        self._news = asyncio.Event()
+        self.planner = SearchPlanner(
+            policy="ones", options={}, seed=0, history=list, look=self.look, propose=self.propose
+        )
+
+    def look(self) -> tuple[ClusterView, Seconds]:
+        return self.view, Seconds(100.0)
+
+    def propose(self, plan: Plan, stats: SearchStats | None) -> None:
+        self.plans.append((plan, stats))
+        self._news.set()
+
+    def arrive(self, *jobs: JobId) -> None:
+        version = self.view.version + 1
+        self.view = view_of(self.slots, *(job_view(job) for job in jobs), version=version)
+
+    @property
+    def pid(self) -> int:
+        process = self.planner._process
+        assert process is not None
+        return process.pid
+
+    async def until(self, holds: Callable[[Plan, SearchStats | None], bool]) -> Plan:
+        """The first plan from now on, or before, that is as wanted."""
+        async with asyncio.timeout(LIMIT_S):
+            while True:
+                for plan, stats in self.plans:
+                    if holds(plan, stats):
+                        return plan
+                self._news.clear()
+                await self._news.wait()
+
+
+@asynccontextmanager
+async def searching(slots: int, *jobs: JobId) -> AsyncIterator[Board]:
+    """A board whose search process is there."""
+    board = Board(slots, *jobs)
+    task = asyncio.create_task(board.planner.run())
+    try:
+        await board.until(lambda _, stats: stats is not None)
+        yield board
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_a_question_is_answered_by_the_process() -> None:
+    async with searching(1, A) as board:
+        assert {*board.plans[-1][0].local_batch} == {A}
+        assert board.planner.running
+
+
+async def test_before_it_is_there_free_slots_are_filled() -> None:
+    board = Board(1, A)
+
+    board.planner.ask()
+
+    (plan, stats) = board.plans[0]
+    assert (plan.reasons[A].code, stats) == ("fill", None)
+    assert not board.planner.running
+
+
+async def test_a_process_that_dies_is_replaced_and_meanwhile_free_slots_are_filled() -> None:
+    async with searching(2, A) as board:
+        board.arrive(A, B)
+        board.plans.clear()
+
+        os.kill(board.pid, signal.SIGKILL)
+
+        filled = await board.until(lambda _, stats: stats is None)
+        assert filled.reasons[B].code == "fill"
+        await board.until(lambda plan, stats: stats is not None and B in plan.local_batch)
+        assert board.planner.restarts == 1
+
+
+async def test_what_happens_until_an_answer_comes_is_asked_about_then() -> None:
+    async with searching(2, A) as board:
+        os.kill(board.pid, signal.SIGSTOP)
+        board.planner.ask()
+        board.arrive(A, B)
+        board.planner.ask()
+        asked = len(board.planner._asked)
+        os.kill(board.pid, signal.SIGCONT)
+
+        newest = board.view.version
+        late = await board.until(lambda plan, stats: stats is not None and plan.based_on == newest)
+
+        assert (asked, {*late.local_batch}) == (1, {A, B})
+
+
+async def test_a_process_that_is_silent_for_a_second_leaves_no_slot_idle() -> None:
+    async with searching(2, A) as board:
+        os.kill(board.pid, signal.SIGSTOP)
+        board.plans.clear()
+        board.arrive(A, B)
+
+        board.planner.ask()
+
+        filled = await board.until(lambda _, stats: stats is None)
+        assert {*filled.local_batch} == {A, B}
+        assert not board.planner.running
+        os.kill(board.pid, signal.SIGCONT)

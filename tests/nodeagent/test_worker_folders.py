@@ -1,0 +1,173 @@
+"""What a worker's folder says, whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder, open_process, start_ticks
+from schemas.codec import encode
+from schemas.errors import SettingsError
+from schemas.ids import JobId, WorkerId
+from schemas.messages import Message
+from schemas.messages.agent import ScriptReport
+from schemas.messages.logs import LOG, SAMPLES
+from schemas.messages.worker import ExitStatus, ProcessMark
+from tests.support.builders import A, assignment, epoch_end, formed, ready, run
+
+REPORTS: list[ScriptReport] = [ready(A), formed(A), epoch_end(A, 1)]
+
+
+def framed(message: Message) -> bytes:
+    data = encode(message)
+    return FRAME.pack(len(data)) + data
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> WorkerFolder:
+    found = WorkerFolder(tmp_path / f"{A}.v1.r0")
+    found.path.mkdir()
+    return found
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> NodeFolders:
+    made = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
+    made.make()
+    return made
+
+
+# --- files of one worker
+
+
+def test_an_assignment_comes_back_as_it_was_written(tmp_path: Path) -> None:
+    folder = WorkerFolder(tmp_path / "workers" / f"{A}.v1.r0")
+    folder.write_assignment(assignment(run(A)))
+
+    assert folder.assignment() == assignment(run(A))
+    assert [path.name for path in folder.path.iterdir()] == ["assignment"]
+    assert folder.path.stat().st_mode & 0o077 == 0
+    assert folder.worker == f"{A}.v1.r0"
+
+
+def test_a_folder_without_files_says_nothing(folder: WorkerFolder) -> None:
+    assert (folder.assignment(), folder.mark(), folder.exit()) == (None, None, None)
+    assert folder.reports(0) == ([], 0)
+
+
+def test_files_that_are_cut_short_say_nothing(folder: WorkerFolder) -> None:
+    for name in ("assignment", "process", "exit"):
+        (folder.path / name).write_bytes(encode(assignment(run(A)))[:-5])
+
+    assert (folder.assignment(), folder.mark(), folder.exit()) == (None, None, None)
+
+
+def test_a_process_and_its_end_are_read_from_its_folder(folder: WorkerFolder) -> None:
+    mark = ProcessMark(pid=100, started_ticks=7)
+    status = ExitStatus(code=None, signal=9, at=1.0, max_rss_bytes=2, cpu_s=3.0)
+    (folder.path / "process").write_bytes(encode(mark))
+    (folder.path / "exit").write_bytes(encode(status))
+
+    assert (folder.mark(), folder.exit()) == (mark, status)
+
+
+def test_streams_are_files_of_the_folder(folder: WorkerFolder) -> None:
+    assert folder.stream(LOG) == folder.path / "log"
+    assert folder.stream(SAMPLES) == folder.path / "samples"
+
+
+# --- reports
+
+
+def test_reports_are_read_on_from_where_the_last_look_ended(folder: WorkerFolder) -> None:
+    path = folder.path / "reports"
+    path.write_bytes(framed(REPORTS[0]) + framed(REPORTS[1]))
+    first, position = folder.reports(0)
+    with path.open("ab") as file:
+        file.write(framed(REPORTS[2]))
+    second, end = folder.reports(position)
+
+    assert (first, second) == (REPORTS[:2], REPORTS[2:])
+    assert (end, folder.reports(end)) == (path.stat().st_size, ([], end))
+
+
+def test_half_a_report_is_left_until_it_is_whole(folder: WorkerFolder) -> None:
+    whole = b"".join(framed(report) for report in REPORTS)
+    path = folder.path / "reports"
+    for size in range(len(whole) + 1):
+        path.write_bytes(whole[:size])
+        found, position = folder.reports(0)
+
+        assert found == REPORTS[: len(found)]
+        assert whole[:position] == b"".join(framed(report) for report in found)
+    assert found == REPORTS
+
+
+def test_a_report_that_is_damaged_is_passed_over(folder: WorkerFolder) -> None:
+    damaged = FRAME.pack(3) + b"\xc1\xc1\xc1"
+    (folder.path / "reports").write_bytes(damaged + framed(REPORTS[0]) + damaged)
+
+    found, position = folder.reports(0)
+
+    assert (found, position) == ([REPORTS[0]], (folder.path / "reports").stat().st_size)
+
+
+# --- folders of a node
+
+
+def test_folders_are_made_for_their_owner_only(folders: NodeFolders) -> None:
+    for path in (folders.run, folders.run / "workers", folders.sockets, folders.work):
+        assert path.stat().st_mode & 0o777 == 0o700
+    folders.make()  # a second time harms nothing
+
+
+def test_every_worker_has_a_folder_of_its_own(folders: NodeFolders) -> None:
+    for name in ("b-2.v1.r0", "a-1.v1.r0"):
+        folders.worker(WorkerId(name)).path.mkdir()
+
+    assert [folder.worker for folder in folders.workers()] == ["a-1.v1.r0", "b-2.v1.r0"]
+    assert folders.job(JobId("a-1")) == folders.work / "a-1"
+
+
+def test_sockets_of_a_deep_folder_lie_where_their_names_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    deep = [NodeFolders(Path("/x" * 40) / name, tmp_path, tmp_path) for name in "ab"]
+
+    assert NodeFolders(Path("/run/ones"), tmp_path, tmp_path).socket == (
+        "ipc:///run/ones/sockets/agent.sock"
+    )
+    assert {folders.sockets.parent for folders in deep} == {tmp_path}
+    assert deep[0].sockets != deep[1].sockets
+    assert deep[0].sockets == NodeFolders(deep[0].run, tmp_path, tmp_path).sockets
+
+
+def test_sockets_in_a_folder_of_somebody_else_are_refused(
+    folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: os.geteuid() + 1)
+
+    with pytest.raises(SettingsError, match="belongs to somebody else; choose a shorter run"):
+        folders.make()
+
+
+# --- processes
+
+
+def test_a_process_is_named_by_its_pid_and_its_start() -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        ticks = start_ticks(child.pid)
+        assert ticks is not None
+        descriptor = open_process(child.pid, ticks)
+        another = open_process(child.pid, ticks + 1)
+        child.communicate(b"\n")
+
+    assert descriptor is not None
+    os.close(descriptor)
+    assert another is None
+    assert (start_ticks(child.pid), open_process(child.pid, ticks)) == (None, None)
