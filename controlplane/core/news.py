@@ -7,7 +7,7 @@ from typing import Final
 
 from controlplane.core.job import ENDED, Job
 from controlplane.core.state import State
-from controlplane.policy.api import EpochSeen, JobEnded, News, StepsSeen
+from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of
 from schemas.messages.agent import StepsReported
 from schemas.messages.client import EpochInfo
@@ -18,7 +18,7 @@ KEPT_EPOCHS: Final = 50  # of each
 ENDINGS: Final = frozenset(f"job.{phase.value}" for phase in ENDED)
 
 
-def of_event(event: FeedEvent, state: State) -> News | None:
+def of_event(event: FeedEvent, state: State) -> PolicyEvent | None:
     """What an announcement teaches."""
     job = state.jobs.get(event.job) if event.job is not None else None
     if job is None:
@@ -28,7 +28,7 @@ def of_event(event: FeedEvent, state: State) -> News | None:
     return _end(job) if event.event in ENDINGS else None
 
 
-def of_steps(steps: StepsReported, state: State) -> News | None:
+def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     """What telemetry teaches, while its group is in force."""
     job = state.jobs.get(steps.job)
     if job is None or job.group is None or job.group.version != steps.group:
@@ -53,9 +53,9 @@ def first_noise_scale(*told: float | None) -> float | None:
     return next((v for v in told if v is not None and math.isfinite(v) and v > 0), None)
 
 
-def history(state: State) -> list[tuple[Seconds, News]]:
+def history(state: State) -> list[tuple[Seconds, PolicyEvent]]:
     """Everything worth learning again, from the epochs in the journal; oldest first."""
-    found: list[tuple[Seconds, News]] = []
+    found: list[tuple[Seconds, PolicyEvent]] = []
     for job in list(state.jobs.values())[-KEPT_JOBS:]:
         found += [(info.time, _epoch(job, info)) for info in job.epochs[-KEPT_EPOCHS:]]
         if job.ended:

@@ -125,7 +125,7 @@ class PlanTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
     waiting: tuple[JobId, ...]
 
 
-News = EpochSeen | StepsSeen | JobEnded | PlanTaken
+PolicyEvent = EpochSeen | StepsSeen | JobEnded | PlanTaken
 
 
 # --- what it answers
@@ -194,8 +194,8 @@ class Oracle(Protocol):
 class Policy(Protocol):
     """Chooses who runs where, and with which batch size."""
 
-    def observe(self, event: News, now: Seconds) -> None:
-        """Take in news."""
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Take in what happened."""
         ...
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from controlplane.policy.api import Budget, ClusterView, JobView, News, Plan, SearchStats
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
 from controlplane.policy.board import Board, compose, slots_of, survey, useful
 from controlplane.policy.option_checks import refuse_below
 from controlplane.policy.placer import Mode, Moves, Placer, deal
@@ -46,7 +46,7 @@ class Fair:
         self._placer = Placer(self.options.placement, self.options.moves)
         self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # whether it runs, and since when
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """A share does not depend on what happened."""
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:

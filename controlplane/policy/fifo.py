@@ -8,8 +8,8 @@ from controlplane.policy.api import (
     Budget,
     ClusterView,
     JobView,
-    News,
     Plan,
+    PolicyEvent,
     Reason,
     SearchStats,
 )
@@ -28,7 +28,7 @@ class Fifo:
     starves; one that can never fit is passed over.
     """
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Nothing that happened changes who came first."""
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:

@@ -15,8 +15,8 @@ from controlplane.policy.api import (
     ClusterView,
     JobEnded,
     JobView,
-    News,
     Plan,
+    PolicyEvent,
     SearchStats,
 )
 from controlplane.policy.board import survey
@@ -97,7 +97,7 @@ class Gittins:
         self._placer = Placer(self.options.placement)
         self._history = History(self.options.history)
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn how much service jobs take."""
         if isinstance(event, JobEnded) and event.slot_s > 0:
             self._history.add(event.slot_s)

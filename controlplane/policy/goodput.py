@@ -15,8 +15,8 @@ from controlplane.policy.api import (
     EpochSeen,
     JobEnded,
     JobView,
-    News,
     Plan,
+    PolicyEvent,
     SearchStats,
     StepsSeen,
 )
@@ -87,7 +87,7 @@ class Goodput:
 
     # --- the three verbs
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, and noise scales while epochs run, as Pollux' agents do."""
         match event:
             case EpochSeen():
@@ -95,7 +95,7 @@ class Goodput:
                     self._take(event)
             case StepsSeen():
                 self._take(event)
-                self._hear_noise(event.job, event.noise_scale)
+                self._observe_noise(event.job, event.noise_scale)
             case JobEnded():
                 self._stories.pop(event.job, None)
                 self._tables.pop(event.job, None)
@@ -156,7 +156,7 @@ class Goodput:
         key = f"family {family}" if family and self.options.share_family else f"job {job}"
         return self._speeds.setdefault(key, Family())
 
-    def _hear_noise(self, job: JobId, told: float | None) -> None:
+    def _observe_noise(self, job: JobId, told: float | None) -> None:
         """Means are of logarithms: noise scales span orders of magnitude."""
         if told is not None and math.isfinite(told) and told > 0.0:
             before = self._noise_scales.get(job, told)

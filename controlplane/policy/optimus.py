@@ -6,7 +6,15 @@ from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING, Protocol
 
-from controlplane.policy.api import Budget, ClusterView, JobView, News, Oracle, Plan, SearchStats
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    JobView,
+    Oracle,
+    Plan,
+    PolicyEvent,
+    SearchStats,
+)
 from controlplane.policy.board import Board, compose, survey, useful
 from controlplane.policy.optimus_knowledge import Estimates
 from controlplane.policy.optimus_options import OptimusOptions
@@ -57,7 +65,7 @@ class Optimus:
         self._rounds = Rounds(self.options.interval_s)
         self._targets: dict[JobId, int] = {}  # slots of each job of the last round
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds and loss curves."""
         self._estimates.observe(event)
 

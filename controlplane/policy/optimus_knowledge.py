@@ -7,7 +7,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, News, StepsSeen
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
 from controlplane.prediction.loss_curves import LossCurve, fit_loss
 from controlplane.prediction.scaling import StepModel, StepSample, fit_steps
 from controlplane.prediction.work import remaining_samples
@@ -40,31 +40,31 @@ class Estimates:
         self._losses: dict[JobId, dict[int, float]] = {}  # epoch -> loss
         self._curves: dict[JobId, LossCurve | None] = {}
 
-    def observe(self, news: News) -> None:
-        """Learn from `news`."""
-        match news:
+    def observe(self, event: PolicyEvent) -> None:
+        """Learn from `event`."""
+        match event:
             case EpochSeen():
-                if news.whole:
-                    self._take(news)
-                if news.train_loss is not None and news.epoch:
-                    losses = self._losses.setdefault(news.job, {})
-                    losses[news.epoch] = news.train_loss
+                if event.whole:
+                    self._take(event)
+                if event.train_loss is not None and event.epoch:
+                    losses = self._losses.setdefault(event.job, {})
+                    losses[event.epoch] = event.train_loss
                     if len(losses) > KEPT_LOSSES:
                         del losses[min(losses)]
-                    self._curves.pop(news.job, None)
+                    self._curves.pop(event.job, None)
             case StepsSeen():
-                self._take(news)
-                family = self._family(news.family, news.job)
-                family.reached = max(family.reached, news.samples_done)
+                self._take(event)
+                family = self._family(event.family, event.job)
+                family.reached = max(family.reached, event.samples_done)
             case JobEnded():
-                family = self._family(news.family, news.job)
-                if news.succeeded and news.samples_done:
-                    family.finished.append(news.samples_done)
-                family.reached = max(family.reached, news.samples_done)
-                self._losses.pop(news.job, None)
-                self._curves.pop(news.job, None)
-                if not news.family:  # nobody is related to it
-                    self._families.pop(f"job {news.job}", None)
+                family = self._family(event.family, event.job)
+                if event.succeeded and event.samples_done:
+                    family.finished.append(event.samples_done)
+                family.reached = max(family.reached, event.samples_done)
+                self._losses.pop(event.job, None)
+                self._curves.pop(event.job, None)
+                if not event.family:  # nobody is related to it
+                    self._families.pop(f"job {event.job}", None)
 
     def step_s(self, job: JobView, slots: int) -> float:
         """Seconds of a step of its user's batch on so many slots."""
@@ -99,15 +99,15 @@ class Estimates:
             self._curves[job] = fit_loss(list(losses), list(losses.values()))
         return self._curves[job]
 
-    def _take(self, news: EpochSeen | StepsSeen) -> None:
-        rate = news.samples_per_s
-        if not (math.isfinite(rate) and rate > 0 and news.slots and news.global_batch):
+    def _take(self, event: EpochSeen | StepsSeen) -> None:
+        rate = event.samples_per_s
+        if not (math.isfinite(rate) and rate > 0 and event.slots and event.global_batch):
             return
-        step_s = news.global_batch / rate
+        step_s = event.global_batch / rate
         if not 0.0 < step_s < LONGEST_S:
             return
-        family = self._family(news.family, news.job)
-        size = (news.slots, news.global_batch)
+        family = self._family(event.family, event.job)
+        size = (event.slots, event.global_batch)
         known = family.steps.pop(size, step_s)
         family.steps[size] = known + SMOOTHING * (step_s - known)  # the newest is the last
         if len(family.steps) > KEPT_SIZES:

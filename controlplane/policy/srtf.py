@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from controlplane.policy.api import Budget, ClusterView, JobView, News, Oracle, Plan, SearchStats
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    JobView,
+    Oracle,
+    Plan,
+    PolicyEvent,
+    SearchStats,
+)
 from controlplane.policy.board import gang_size, survey
 from controlplane.policy.gang import choose, gang_plan
 from controlplane.policy.placer import Mode, Placer
@@ -33,7 +41,7 @@ class Srtf:
         self._oracle = oracle
         self._placer = Placer(options.placement)
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """The oracle knows it already."""
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from controlplane.policy.api import Budget, ClusterView, JobView, News, Plan, SearchStats
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
 from controlplane.policy.board import survey
 from controlplane.policy.gang import choose, gang_plan
 from controlplane.policy.placer import Placer
@@ -47,7 +47,7 @@ class Tiresias:
         self._standing: dict[JobId, _Standing] = {}
         self._queues: list[dict[JobId, None]] = [{} for _ in (*self.options.limits, math.inf)]
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Views tell of attained service; there is nothing else to learn."""
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:

@@ -12,14 +12,14 @@ from numpy.random import default_rng
 from controlplane.core.commit import difference
 from controlplane.core.events import PlanProposed
 from controlplane.core.reactor import Reactor
-from controlplane.policy.api import Budget, News, PlanTaken, Policy
+from controlplane.policy.api import Budget, PlanTaken, Policy, PolicyEvent
 from controlplane.sim.kernel import AFTER, LAST, Kernel
 
 MAX_AGAIN: Final = 100  # questions at one time: a policy that never comes to rest
 
 
 class Planner:
-    """Takes the place of the service's: same view, same difference, same news."""
+    """Takes the place of the service's: same view, same difference, same events."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class Planner:
         self._last = (-1.0, 0)  # time of the last question, and how many there were at it
         self.took_ms: list[float] = []
 
-    def hear(self, news: News) -> None:
+    def observe(self, event: PolicyEvent) -> None:
         """Tell the policy."""
-        self._policy.observe(news, self._kernel.now)
+        self._policy.observe(event, self._kernel.now)
 
     def ask(self, at: float | None = None, *, leisurely: bool = False) -> None:
         """A plan is wanted, now or later; a leisurely question waits for others to join it.
@@ -113,7 +113,7 @@ class Planner:
         self._take(proposed)
         state = self._reactor.state
         left = [name for name in state.active if state.jobs[name].group is None]
-        self.hear(PlanTaken(waiting=tuple(left)))
+        self.observe(PlanTaken(waiting=tuple(left)))
         if self._again:
             self._again = False
             self.ask()

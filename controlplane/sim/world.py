@@ -194,7 +194,7 @@ class World:
         if self.planner is not None:
             learnt = news.of_event(told, self.reactor.state)
             if learnt is not None:
-                self.planner.hear(learnt)
+                self.planner.observe(learnt)
         if name is None or not told.event.startswith("job."):
             return
         job = self.reactor.state.jobs[name]
@@ -367,7 +367,7 @@ class World:
         if training.pace.samples_per_s > 0.0 and job.group.version == version:
             slots = [member.slot for member in group.members]
             scale = training.work.noise_scale(training.epoch, group.global_batch)
-            self.planner.hear(
+            self.planner.observe(
                 StepsSeen(
                     job=crew.job,
                     family=job.family,

@@ -19,7 +19,7 @@ from typing import Final
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, EpochSeen, JobView, News, SlotView
+from controlplane.policy.api import ClusterView, EpochSeen, JobView, PolicyEvent, SlotView
 from controlplane.policy.registry import make
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
@@ -47,7 +47,7 @@ READ: Final = 1 << 20
 class Search:
     """The search process, from outside."""
 
-    def __init__(self, *, patience: int, history: list[tuple[Seconds, News]]) -> None:
+    def __init__(self, *, patience: int, history: list[tuple[Seconds, PolicyEvent]]) -> None:
         command = [sys.executable, "-P", "-m", "controlplane.service.planner.search_process"]
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.frames, self.number = Frames(), 0
@@ -153,7 +153,7 @@ class World:
             samples_per_s=batch / step * self.rng.uniform(0.97, 1.03), whole=True,
         )  # fmt: skip
 
-    def event(self, number: int) -> list[News]:
+    def event(self, number: int) -> list[PolicyEvent]:
         """The next thing happens; what a policy hears of it beside the view."""
         self.now += 1.0
         running = [job for job in self.jobs.values() if job.running_on]
@@ -198,7 +198,7 @@ class World:
 def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[float], float, int]:
     """Milliseconds of each decision after the first, of the first, and generations meanwhile."""
     world = World(gpus, jobs, random.Random(7))  # noqa: S311 - a workload, no secret
-    history: list[tuple[Seconds, News]] = [
+    history: list[tuple[Seconds, PolicyEvent]] = [
         (Seconds(world.now), world.seen(job)) for job in world.jobs.values() if job.running_on
     ]
     search = Search(patience=patience, history=history)
@@ -207,8 +207,8 @@ def measure(gpus: int, jobs: int, events: int, *, patience: int) -> tuple[list[f
         world.follow(answer)
         took: list[float] = []
         for number in range(events):
-            for news in world.event(number):
-                search.say(Observed(news=news, at=Seconds(world.now)))
+            for event in world.event(number):
+                search.say(Observed(event=event, at=Seconds(world.now)))
             answer, seconds = search.ask(world.view(), Seconds(world.now))
             world.follow(answer)
             took.append(seconds * 1000.0)

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from hypothesis import strategies as st
 
-from controlplane.policy.api import EpochSeen, JobView, News
+from controlplane.policy.api import EpochSeen, JobView, PolicyEvent
 from controlplane.policy.ones_paper.knowledge import Knowledge
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, Desk, Genes, Problem
@@ -140,14 +140,14 @@ def seen(slots: int = 1, batch: int = 64, rate: float = 100.0, job: JobId = A) -
 
 
 def problem_of(
-    *jobs: JobView, news: tuple[News, ...] = (), now: float = NOW, **options: Any
+    *jobs: JobView, events: tuple[PolicyEvent, ...] = (), now: float = NOW, **options: Any
 ) -> Problem:
-    """What is made of a view after `news`."""
+    """What is made of a view after `events`."""
     chosen = OnesPaperOptions(**{"gate": "off", **options})
     knowledge = Knowledge(chosen)
     desk = Desk(knowledge, chosen)
     view = view_of(SLOTS, *jobs)
     knowledge.meet(view.jobs.values(), Seconds(0.0), contended=False)
-    for event in news:
+    for event in events:
         knowledge.observe(event, Seconds(now))
     return desk.build(view, Seconds(now))

@@ -11,7 +11,7 @@ from controlplane.core import invariants
 from controlplane.core.commands import Command
 from controlplane.core.events import Input
 from controlplane.core.state import State
-from controlplane.policy.api import Budget, ClusterView, News, Plan, Policy, SearchStats
+from controlplane.policy.api import Budget, ClusterView, Plan, Policy, PolicyEvent, SearchStats
 from controlplane.policy.registry import entry, make
 from controlplane.sim.cluster import Nodes, specs
 from controlplane.sim.kernel import Kernel
@@ -121,9 +121,9 @@ class Script:
 
     def __init__(self, *steps: Step) -> None:
         self.steps = steps
-        self.heard: list[tuple[float, News]] = []
+        self.heard: list[tuple[float, PolicyEvent]] = []
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         self.heard.append((now, event))
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:

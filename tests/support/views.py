@@ -1,4 +1,4 @@
-"""Views and news as a live core could show them, whatever happens; and problems made of them."""
+"""Views and events as a live core could show them, whatever happens; and problems made of them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from controlplane.policy.api import (
     EpochSeen,
     JobEnded,
     JobView,
-    News,
     Plan,
     PlanTaken,
+    PolicyEvent,
     SlotView,
     StepsSeen,
 )
@@ -68,12 +68,12 @@ def view_of(slots: Sequence[SlotView], *jobs: JobView, version: int = 1) -> Clus
 
 
 def desk_of(
-    *, news: Sequence[tuple[float, News]] = (), options: OnesOptions | None = None
+    *, events: Sequence[tuple[float, PolicyEvent]] = (), options: OnesOptions | None = None
 ) -> tuple[Knowledge, Desk]:
-    """A search's memory that took in `news`, and the desk that works with it."""
+    """A search's memory that took in `events`, and the desk that works with it."""
     options = options or OnesOptions()
     knowledge = Knowledge(options)
-    for at, event in news:
+    for at, event in events:
         knowledge.observe(event, Seconds(at))
     return knowledge, Desk(knowledge, options)
 
@@ -81,15 +81,15 @@ def desk_of(
 def problem_of(
     view: ClusterView,
     *,
-    news: Sequence[tuple[float, News]] = (),
+    events: Sequence[tuple[float, PolicyEvent]] = (),
     options: OnesOptions | None = None,
     now: Seconds = NOW,
 ) -> Problem:
-    """What a search that knows `news` makes of `view`."""
-    return desk_of(news=news, options=options)[1].build(view, now)
+    """What a search that knows `events` makes of `view`."""
+    return desk_of(events=events, options=options)[1].build(view, now)
 
 
-def pace(family: str, *speeds: float, batch: int = 64) -> list[tuple[float, News]]:
+def pace(family: str, *speeds: float, batch: int = 64) -> list[tuple[float, PolicyEvent]]:
     """That jobs of a family were measured on 1, 2, ... slots of one node; samples/s."""
     return [
         (1.0, EpochSeen(job=JobId("old-9"), family=family, slots=slots, nodes=1,
@@ -132,14 +132,14 @@ def surrounded(
 def planned(
     policy: str,
     view: ClusterView,
-    news: Sequence[News] = (),
+    events: Sequence[PolicyEvent] = (),
     *,
     generations: int = 2,
     options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """What a new policy of that name answers after `news` and so much thinking."""
+    """What a new policy of that name answers after `events` and so much thinking."""
     asked = make(policy, options)
-    for event in news:
+    for event in events:
         asked.observe(event, NOW)
     asked.improve(view, Budget(generations=generations), default_rng(0), NOW)
     return asked.plan(view, NOW)
@@ -210,14 +210,14 @@ def views(
 
 
 @st.composite
-def news_of(draw: st.DrawFn, view: ClusterView, at_most: int = 6) -> list[News]:
+def events_of(draw: st.DrawFn, view: ClusterView, at_most: int = 6) -> list[PolicyEvent]:
     """What a policy may have heard of the jobs of `view`, and of others."""
     names = [*view.jobs, JobId("old-99")]
     return [draw(_one_of(draw(st.sampled_from(names)), view)) for _ in range(
         draw(st.integers(0, at_most)))]  # fmt: skip
 
 
-def _one_of(job: JobId, view: ClusterView) -> st.SearchStrategy[News]:
+def _one_of(job: JobId, view: ClusterView) -> st.SearchStrategy[PolicyEvent]:
     family = view.jobs[job].family if job in view.jobs else "f"
     slots = st.integers(1, 6)
     batch = st.integers(6, 400)
@@ -249,14 +249,14 @@ def _one_of(job: JobId, view: ClusterView) -> st.SearchStrategy[News]:
     )
 
 
-views_and_news = views().flatmap(lambda view: st.tuples(st.just(view), news_of(view)))
+views_and_events = views().flatmap(lambda view: st.tuples(st.just(view), events_of(view)))
 
 
 @st.composite
 def problems(draw: st.DrawFn, nodes: Sequence[int] | None = None) -> Problem:
     """What a search that heard something makes of any view; often, places matter."""
     view = draw(views(nodes=nodes))
-    problem = problem_of(view, news=[(1.0, event) for event in draw(news_of(view))])
+    problem = problem_of(view, events=[(1.0, event) for event in draw(events_of(view))])
     jobs, many = len(problem.cases), len(problem.slots_on)
     slow = st.sampled_from([(1.0, 1.0), (1.0, 2.0), (3.0, 1.0)])
     cost = st.sampled_from([0.0, 0.0, 0.2, 1.0])

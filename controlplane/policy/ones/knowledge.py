@@ -16,8 +16,8 @@ from controlplane.policy.api import (
     EpochSeen,
     JobEnded,
     JobView,
-    News,
     PlanTaken,
+    PolicyEvent,
     StepsSeen,
 )
 from controlplane.policy.ones.batch_limits import Bounds, after_epoch, resumed
@@ -60,7 +60,7 @@ class _Progress:
 
 
 class Knowledge:
-    """Takes news in; answers what is known of a job."""
+    """Takes policy events in; answers what is known of a job."""
 
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
@@ -76,74 +76,74 @@ class Knowledge:
         self._arrivals: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
         self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
 
-    # --- news
+    # --- what happens
 
-    def observe(self, news: News, now: Seconds) -> None:
-        """Learn from `news`."""
-        match news:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn from `event`."""
+        match event:
             case EpochSeen():
-                self._epoch(news, now)
+                self._epoch(event, now)
             case StepsSeen():
-                self._steps(news, now)
+                self._steps(event, now)
             case JobEnded():
-                family = self.family(news.family)
-                if news.succeeded and news.samples_done:
-                    family.finished.append(news.samples_done)
-                    self._services.append(news.slot_s)
-                family.reached = max(family.reached, news.samples_done)
-                self._jobs.pop(news.job, None)
-                self._known.discard(news.job)
+                family = self.family(event.family)
+                if event.succeeded and event.samples_done:
+                    family.finished.append(event.samples_done)
+                    self._services.append(event.slot_s)
+                family.reached = max(family.reached, event.samples_done)
+                self._jobs.pop(event.job, None)
+                self._known.discard(event.job)
             case PlanTaken(waiting=waiting):
                 for name in waiting:
                     progress = self._jobs.get(name)
                     if progress is not None:
                         progress.limit = resumed(progress.limit, progress.bounds)
 
-    def _epoch(self, news: EpochSeen, now: Seconds) -> None:
-        progress = self._job(news.job)
+    def _epoch(self, event: EpochSeen, now: Seconds) -> None:
+        progress = self._job(event.job)
         progress.epoch_due, progress.reported_at = True, now
-        progress.limit = max(progress.limit, news.global_batch)
-        progress.epoch = max(progress.epoch, news.epoch)
-        self._hear_noise(progress, news.family, max(0, news.epoch - 1), news.noise_scale)
-        sane = math.isfinite(news.samples_per_s) and news.samples_per_s > 0
-        if news.whole and news.slots and sane:
-            local = max(1, round(news.global_batch / news.slots))
-            step_s = news.global_batch / news.samples_per_s
+        progress.limit = max(progress.limit, event.global_batch)
+        progress.epoch = max(progress.epoch, event.epoch)
+        self._observe_noise(progress, event.family, max(0, event.epoch - 1), event.noise_scale)
+        sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
+        if event.whole and event.slots and sane:
+            local = max(1, round(event.global_batch / event.slots))
+            step_s = event.global_batch / event.samples_per_s
             # Neighbours may have come and gone in it; telemetry tells of the moment.
-            if not self._options.interference or self._where.plain(news.job):
-                self._measured(news, local, step_s)
+            if not self._options.interference or self._where.plain(event.job):
+                self._measured(event, local, step_s)
 
-    def _steps(self, news: StepsSeen, now: Seconds) -> None:
-        progress = self._job(news.job)
-        family = self.family(news.family)
-        family.reached = max(family.reached, news.samples_done)
-        progress.step = news.step
-        self._hear_noise(progress, news.family, progress.epoch, news.noise_scale)
-        group = (news.group, news.global_batch)
-        trained = news.samples_done - progress.samples
+    def _steps(self, event: StepsSeen, now: Seconds) -> None:
+        progress = self._job(event.job)
+        family = self.family(event.family)
+        family.reached = max(family.reached, event.samples_done)
+        progress.step = event.step
+        self._observe_noise(progress, event.family, progress.epoch, event.noise_scale)
+        group = (event.group, event.global_batch)
+        trained = event.samples_done - progress.samples
         again = progress.group == group
-        progress.group, progress.samples = group, news.samples_done
+        progress.group, progress.samples = group, event.samples_done
         # By the worker's clock: reports that were held up arrive all at once. The first of a group
         # may have been sent before all its members were there.
-        speed = news.samples_per_s
+        speed = event.samples_per_s
         if not again or trained <= 0 or not math.isfinite(speed) or speed <= 0:
             return
-        local = max(1, round(news.global_batch / max(1, news.slots)))
-        self._measured(news, local, news.global_batch / speed)
+        local = max(1, round(event.global_batch / max(1, event.slots)))
+        self._measured(event, local, event.global_batch / speed)
 
-    def _measured(self, news: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
-        options, family = self._options, self.family(news.family)
-        if (options.gpu_types or options.interference) and self._where.changes(news.job):
+    def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
+        options, family = self._options, self.family(event.family)
+        if (options.gpu_types or options.interference) and self._where.changes(event.job):
             return  # the view shows where it is going to be, not where this was measured
-        kind = self._where.kind(news.job) if options.gpu_types else ""
+        kind = self._where.kind(event.job) if options.gpu_types else ""
         company: Company | None = None
         if options.interference:
-            others = self._where.company(news.job)
+            others = self._where.company(event.job)
             known = family.parts.company
             company = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
-        family.take(news.nodes, news.slots, local, step_s, kind=kind, company=company)
+        family.take(event.nodes, event.slots, local, step_s, kind=kind, company=company)
 
-    def _hear_noise(
+    def _observe_noise(
         self, progress: _Progress, family: str, epoch: int, noise_scale: float | None
     ) -> None:
         if not believable(noise_scale):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from numpy.random import Generator
 
-from controlplane.policy.api import Budget, ClusterView, News, Plan, Reason, SearchStats
+from controlplane.policy.api import Budget, ClusterView, Plan, PolicyEvent, Reason, SearchStats
 from controlplane.policy.ones.desk import Desk
 from controlplane.policy.ones.explain import for_change, least_worth, owners_of, waits
 from controlplane.policy.ones.genome import Candidate
@@ -34,10 +34,10 @@ class Ones:
         self._desk = Desk(self._knowledge, self.options)
         self._search = Search(self.options)
         self._problem: Problem | None = None
-        self._stale = True  # news came since the problem was built
+        self._stale = True  # something happened since the problem was built
         self._until = Seconds(0.0)  # when what is out of the question becomes possible
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, lengths and limits."""
         self._knowledge.observe(event, now)
         self._stale = True

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
-from controlplane.policy.api import EpochSeen, JobEnded, JobView, News, PlanTaken, StepsSeen
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
 from controlplane.policy.ones_paper.limits import Bounds, after_epoch, resumed
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.speeds import Speeds
@@ -63,7 +63,7 @@ class Family:
 
 
 class Knowledge:
-    """Takes news in; answers what is known of a job."""
+    """Takes policy events in; answers what is known of a job."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
         self._options = options
@@ -75,21 +75,21 @@ class Knowledge:
         self.progress: ProgressModel = prior(options.prior_epochs)
         self.changed_at = Seconds(0.0)  # when a plan was last put in force
 
-    # --- news
+    # --- what happens
 
-    def observe(self, news: News, now: Seconds) -> None:
-        """Learn from `news`."""
-        match news:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn from `event`."""
+        match event:
             case EpochSeen():
-                self._epoch(news, now)
+                self._epoch(event, now)
             case StepsSeen():
-                story = self.story(news.job)
-                story.steps = max(story.steps, news.step)
-                story.samples = max(story.samples, news.samples_done)
-                speeds = self.family(news.family).speeds
-                speeds.take(news.nodes, news.slots, news.global_batch, news.samples_per_s)
+                story = self.story(event.job)
+                story.steps = max(story.steps, event.step)
+                story.samples = max(story.samples, event.samples_done)
+                speeds = self.family(event.family).speeds
+                speeds.take(event.nodes, event.slots, event.global_batch, event.samples_per_s)
             case JobEnded():
-                self._end(news)
+                self._end(event)
             case PlanTaken(waiting=waiting):
                 self.changed_at = now
                 for name in waiting:
@@ -97,26 +97,26 @@ class Knowledge:
                     if self._options.resume and story.limit:
                         story.limit = resumed(story.limit, story.bounds)
 
-    def _epoch(self, news: EpochSeen, now: Seconds) -> None:
-        story = self.story(news.job)
+    def _epoch(self, event: EpochSeen, now: Seconds) -> None:
+        story = self.story(event.job)
         story.epoch_due, story.counted_at = True, now
-        if news.whole:
-            speeds = self.family(news.family).speeds
-            speeds.take(news.nodes, news.slots, news.global_batch, news.samples_per_s)
-        if news.train_loss is not None:
-            story.loss = news.train_loss
+        if event.whole:
+            speeds = self.family(event.family).speeds
+            speeds.take(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+        if event.train_loss is not None:
+            story.loss = event.train_loss
             if story.first_loss is None:
-                story.first_loss = news.train_loss
+                story.first_loss = event.train_loss
         if story.epoch_samples and len(story.log) < KEPT_EPOCHS:
-            row = story.features(float(news.epoch * story.epoch_samples))
-            story.log.append((news.epoch, row))
+            row = story.features(float(event.epoch * story.epoch_samples))
+            story.log.append((event.epoch, row))
 
-    def _end(self, news: JobEnded) -> None:
+    def _end(self, event: JobEnded) -> None:
         """A job that was killed or failed tells nothing of how long such jobs last."""
-        story = self._stories.pop(news.job, None)
-        if not news.succeeded or not news.samples_done:
+        story = self._stories.pop(event.job, None)
+        if not event.succeeded or not event.samples_done:
             return
-        self.family(news.family).totals.append(news.samples_done)
+        self.family(event.family).totals.append(event.samples_done)
         if story is None or not story.log:
             return
         log = dict(story.log)  # an epoch that was done twice counts once
@@ -127,7 +127,7 @@ class Knowledge:
     def meet(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
         """Take note of arrivals, and move R of running jobs that finished an epoch."""
         jobs = list(jobs)
-        if len(self._stories) > 2 * len(jobs) + 100:  # late news of jobs that are over
+        if len(self._stories) > 2 * len(jobs) + 100:  # late events of jobs that are over
             active = {job.job for job in jobs}
             self._stories = {n: story for n, story in self._stories.items() if n in active}
         for job in jobs:

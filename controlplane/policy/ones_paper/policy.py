@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.random import Generator, default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobView, News, Plan, SearchStats
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
 from controlplane.policy.board import Board, compose, slots_of, survey
 from controlplane.policy.ones_paper.knowledge import Knowledge
 from controlplane.policy.ones_paper.options import OnesPaperOptions
@@ -32,10 +32,10 @@ class OnesPaper:
         self._search = Search(self.options)
         self._placer = Placer()
         self._problem: Problem | None = None
-        self._stale = True  # news came since the problem was built
+        self._stale = True  # something happened since the problem was built
         self._until = Seconds(0.0)  # when what is out of the question becomes possible
 
-    def observe(self, event: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, lengths and limits."""
         self._knowledge.observe(event, now)
         self._stale = True

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobView, News, Plan, SearchStats, SlotView
+from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 
 HEAD: Final = struct.Struct("!I")
@@ -21,7 +21,7 @@ class Begin(msgspec.Struct, frozen=True, kw_only=True, tag="begin"):
     policy: str
     options: dict[str, Any]
     seed: int
-    history: list[tuple[Seconds, News]]
+    history: list[tuple[Seconds, PolicyEvent]]
 
 
 class WholeView(msgspec.Struct, frozen=True, kw_only=True, tag="whole_view"):
@@ -42,7 +42,7 @@ class ViewDelta(msgspec.Struct, frozen=True, kw_only=True, tag="view_delta"):
 class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
     """Something happened."""
 
-    news: News
+    event: PolicyEvent
     at: Seconds
 
 

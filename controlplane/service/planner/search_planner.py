@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 
 import structlog
 
-from controlplane.policy.api import ClusterView, News, Plan, Policy, SearchStats
+from controlplane.policy.api import ClusterView, Plan, Policy, PolicyEvent, SearchStats
 from controlplane.policy.fill import fill
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
@@ -61,7 +61,7 @@ class Planner(Protocol):
         """A plan for the present is wanted; it comes through `propose`."""
         ...
 
-    def observe(self, news: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Something happened."""
         ...
 
@@ -90,9 +90,9 @@ class InlinePlanner:
         """Answer at once."""
         self._propose(self._policy.plan(*self._look()), None)
 
-    def observe(self, news: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Hand it on."""
-        self._policy.observe(news, now)
+        self._policy.observe(event, now)
 
     async def run(self) -> None:
         """There is nothing to do between questions."""
@@ -111,7 +111,7 @@ class SearchPlanner:
         policy: str,
         options: dict[str, Any],
         seed: int,
-        history: Callable[[], list[tuple[Seconds, News]]],
+        history: Callable[[], list[tuple[Seconds, PolicyEvent]]],
         look: Look,
         propose: Propose,
     ) -> None:
@@ -156,9 +156,9 @@ class SearchPlanner:
         if self._late is None:
             self._late = loop.call_later(ANSWER_S, self._nobody_answers)
 
-    def observe(self, news: News, now: Seconds) -> None:
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Hand it on; what is lost while the process is away is in the history that it gets."""
-        self._send(Observed(news=news, at=now))  # behind the history, if that is still being read
+        self._send(Observed(event=event, at=now))  # behind the history, if that is still being read
 
     async def run(self) -> None:
         """Keep a process running, for ever."""

@@ -55,7 +55,7 @@ class SearchProcess:
         self._view: ClusterView | None = None
         self._clock = 0.0  # the controller's time less ours
         self._thinking = False
-        self._think_at = float("inf")  # monotonic; when news that do not press wake the search
+        self._think_at = float("inf")  # monotonic; when events that do not press wake the search
         self._told: Mapping[JobId, Mapping[SlotId, int]] = {}
         self._told_at = 0.0
         self._rng = default_rng(seed)
@@ -80,10 +80,10 @@ class SearchProcess:
                 self._view = view
             case ViewDelta() if self._view is not None:
                 self._view = applied(self._view, message)
-            case Observed(news=news, at=at):
+            case Observed(event=event, at=at):
                 self._clock = at - time.monotonic()
-                self._policy.observe(news, at)
-                if not isinstance(news, StepsSeen):
+                self._policy.observe(event, at)
+                if not isinstance(event, StepsSeen):
                     self._thinking = True
                 elif self._think_at == float("inf"):
                     self._think_at = time.monotonic() + TELEMETRY_S
@@ -134,8 +134,8 @@ def main() -> None:
     if not isinstance(begin, Begin):
         raise SystemExit(2)
     policy = make(begin.policy, begin.options)
-    for at, news in begin.history:
-        policy.observe(news, at)
+    for at, event in begin.history:
+        policy.observe(event, at)
     os.write(sink, frame(Ready()))
     with contextlib.suppress(BrokenPipeError):
         SearchProcess(policy, begin.seed, source, sink).run()

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.core import news
 from controlplane.core.commands import Announce, Command
-from controlplane.policy.api import EpochSeen, JobEnded, News, StepsSeen
+from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import JobId, Rank, Seconds, Version
 from schemas.messages.agent import StepsReported
 from tests.support import builders
@@ -16,7 +16,7 @@ from tests.support.builders import BATCH, N1, S0, S1, T0, A, B
 from tests.support.controller import Controller, cluster_of, running, training
 
 
-def learnt(controller: Controller, commands: list[Command]) -> list[News]:
+def learnt(controller: Controller, commands: list[Command]) -> list[PolicyEvent]:
     """What the announcements among `commands` teach."""
     events = [command.event for command in commands if isinstance(command, Announce)]
     found = [news.of_event(event, controller.state) for event in events]
@@ -78,7 +78,7 @@ def test_an_end_teaches_how_far_the_job_came_and_whether_that_is_all(
     succeeded: bool,  # noqa: FBT001
 ) -> None:
     controller = running(family="f", epochs=2)
-    told: list[News] = []
+    told: list[PolicyEvent] = []
     if succeeded:
         told += learnt(controller, controller.tell(N1, builders.finished(A, index=5, why="done")))
 
@@ -156,7 +156,7 @@ def test_telemetry_of_another_group_or_of_a_job_that_is_unknown_or_waits_teaches
 
 def test_a_new_search_learns_every_epoch_and_end_again_oldest_first() -> None:
     controller = running(family="f")
-    told: list[tuple[Seconds, News]] = []
+    told: list[tuple[Seconds, PolicyEvent]] = []
     for epoch in (1, 2):
         controller.now += 10.0
         commands = controller.tell(N1, builders.epoch_end(A, epoch, samples_per_s=100.0 * epoch))

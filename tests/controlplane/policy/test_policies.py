@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobView, News, Plan, Policy
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, PolicyEvent
 from controlplane.policy.fifo import Fifo
 from controlplane.policy.fill import fill
 from controlplane.policy.ones.options import OnesOptions
@@ -21,9 +21,9 @@ from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import job_view
 from tests.support.toy import Told, Toy
-from tests.support.views import NOW, a_job, news_of, row_of, view_of, views, views_and_news
+from tests.support.views import NOW, a_job, events_of, row_of, view_of, views, views_and_events
 
-Shown = tuple[ClusterView, list[News]]
+Shown = tuple[ClusterView, list[PolicyEvent]]
 History = list[tuple[float, Shown]]
 EACH_POLICY = pytest.mark.parametrize("name", POLICIES)
 SIZE = settings(max_examples=30, deadline=None)
@@ -35,9 +35,9 @@ def made(name: str, options: dict[str, Any] | None = None) -> Policy:
 
 
 def asked(policy: Policy, told: Shown, now: float = NOW) -> Plan:
-    """What it answers after the news and some thinking."""
-    view, news = told
-    for event in news:
+    """What it answers after the events and some thinking."""
+    view, events = told
+    for event in events:
         policy.observe(event, Seconds(now))
     policy.improve(view, Budget(generations=2), default_rng(0), Seconds(now))
     return policy.plan(view, Seconds(now))
@@ -148,7 +148,7 @@ OVER_TIME = tuple(
 
 @pytest.mark.parametrize("name", [*POLICIES, "fill"])
 @settings(max_examples=60, deadline=None)
-@given(told=views_and_news)
+@given(told=views_and_events)
 def test_a_policy_keeps_its_promises_whatever_it_is_shown_and_told(name: str, told: Shown) -> None:
     view, _ = told
 
@@ -160,7 +160,7 @@ def test_a_policy_keeps_its_promises_whatever_it_is_shown_and_told(name: str, to
 
 @EACH_POLICY
 @SIZE
-@given(told=views_and_news)
+@given(told=views_and_events)
 def test_the_same_view_news_seed_and_budget_give_the_same_bytes(name: str, told: Shown) -> None:
     assert msgspec.msgpack.encode(answer(name, told)) == msgspec.msgpack.encode(answer(name, told))
 
@@ -196,10 +196,10 @@ def test_a_policy_asks_to_be_woken_for_the_first_that_backs_off(
 
 @st.composite
 def histories(draw: st.DrawFn) -> History:
-    """One cluster and news of it at a few moments, whatever happened in between."""
+    """One cluster and events of it at a few moments, whatever happened in between."""
     now, view, history = float(NOW), draw(views(most_jobs=4, nodes=[2, 3])), []
     for version in range(2, 2 + draw(st.integers(1, 4))):
-        history.append((now, (view, draw(news_of(view, at_most=3)))))
+        history.append((now, (view, draw(events_of(view, at_most=3)))))
         now += draw(st.sampled_from([0.0, 1.0, 60.0, 700.0]))
         view = draw(later(view, version))
     return history
@@ -254,8 +254,8 @@ def test_what_was_asked_before_does_not_show_in_what_is_asked_twice(
 def test_a_policy_keeps_its_promises_as_time_goes_by(name: str, history: History) -> None:
     policy = made(name)
 
-    for now, (view, news) in history:
-        plan = asked(policy, (view, news), now)
+    for now, (view, events) in history:
+        plan = asked(policy, (view, events), now)
         for promise in OVER_TIME:
             promise(view, plan)
 

@@ -35,16 +35,16 @@ from tests.support.builders import S0, S1, T0, A, B, C, cluster_view, job_view, 
 from tests.support.views import row_of, view_of, views
 
 VIEW = cluster_view(slot_view(S0), slot_view(S1), job_view(A), job_view(B), version=3)
-NEWS = EpochSeen(
+SEEN = EpochSeen(
     job=A, family="f", slots=1, nodes=1, global_batch=64, samples_per_s=1.5, whole=True
 )
 STATS = SearchStats(generations=3, best_fitness=1.5, diversity=0.25)
 PLAN = Plan(based_on=3, local_batch={A: {S0: 64}}, reasons={A: Reason("start", "starts", {"x": 1})})
 TO: tuple[ToSearch, ...] = (
-    Begin(policy="ones", options={"seed": 1}, seed=1, history=[(Seconds(1.0), NEWS)]),
+    Begin(policy="ones", options={"seed": 1}, seed=1, history=[(Seconds(1.0), SEEN)]),
     WholeView(view=VIEW),
     ViewDelta(version=4, slots={S0: slot_view(S0)}, jobs={A: job_view(A)}, gone=[B]),
-    Observed(news=NEWS, at=Seconds(2.0)),
+    Observed(event=SEEN, at=Seconds(2.0)),
     Ask(number=1, now=Seconds(2.5)),
 )
 FROM: tuple[FromSearch, ...] = (

@@ -29,13 +29,15 @@ def on(job: JobId, *slots: SlotId, family: str = "f", limit: int = 64) -> JobVie
 
 def posed(*jobs: JobView) -> Problem:
     """Two nodes of two slots; relatives were measured on one and two slots, and on two nodes."""
-    news = [
+    events = [
         EpochSeen(job=JobId("old-9"), family=job.family, slots=slots, nodes=nodes,
                   global_batch=64, samples_per_s=speed, whole=True)
         for job in jobs
         for slots, nodes, speed in ((1, 1, 1000.0), (2, 1, 1800.0), (2, 2, 1200.0))
     ]  # fmt: skip
-    return problem_of(view_of(row_of(2, 2), *jobs), news=[(1.0, event) for event in news], now=NOW)
+    return problem_of(
+        view_of(row_of(2, 2), *jobs), events=[(1.0, event) for event in events], now=NOW
+    )
 
 
 def planned(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]]) -> Candidate:

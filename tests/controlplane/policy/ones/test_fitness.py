@@ -37,10 +37,10 @@ def measured(slots: int, batch: int, step_s: float) -> EpochSeen:
     )  # fmt: skip
 
 
-def offered(job: JobView, *news: EpochSeen, limit: int = 0, keep_batch: bool = False) -> Offers:
+def offered(job: JobView, *events: EpochSeen, limit: int = 0, keep_batch: bool = False) -> Offers:
     """What one and two slots offer; the job's R is `limit`."""
     knowledge = Knowledge(OPTIONS)
-    for event in news:
+    for event in events:
         knowledge.observe(event, Seconds(1.0))
     if limit:
         knowledge.observe(

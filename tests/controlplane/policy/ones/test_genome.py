@@ -50,7 +50,7 @@ def made(problem: Problem, levels: list[int], wishes: Wishes | None = None) -> C
 
 
 def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
 
     candidate = made(problem, [3, 1])
 
@@ -84,7 +84,9 @@ def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
 
 def test_a_job_on_gpus_on_which_its_steps_take_twice_as_long_is_worth_less_by_that() -> None:
     view = view_of(row_of(1, 1), a_job(A, S0), a_job(B, T0))
-    problem = surrounded(problem_of(view, news=LINEAR), types=(0, 1), slow=[(1.0, 2.0), (1.0, 2.0)])
+    problem = surrounded(
+        problem_of(view, events=LINEAR), types=(0, 1), slow=[(1.0, 2.0), (1.0, 2.0)]
+    )
 
     found = present(problem).worth
 
@@ -93,7 +95,7 @@ def test_a_job_on_gpus_on_which_its_steps_take_twice_as_long_is_worth_less_by_th
 
 def test_the_slowest_gpu_sets_the_pace_of_a_job() -> None:
     problem = surrounded(
-        problem_of(view_of(row_of(2, 2), a_job(A, S0, T0)), news=LINEAR),
+        problem_of(view_of(row_of(2, 2), a_job(A, S0, T0)), events=LINEAR),
         types=(0, 1),
         slow=[(1.0, 3.0)],
     )
@@ -104,7 +106,7 @@ def test_the_slowest_gpu_sets_the_pace_of_a_job() -> None:
 def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
     view = view_of(row_of(3, 1), a_job(A, S0), a_job(B, slot(1, 1)), a_job(C, T0))
     costs = [(0.0, 0.5, 9.0), (0.2, 0.0, 9.0), (9.0, 9.0, 0.0)]
-    problem = surrounded(problem_of(view, news=LINEAR), costs=costs)
+    problem = surrounded(problem_of(view, events=LINEAR), costs=costs)
 
     found = present(problem).worth / problem.worth[:, 1]
 
@@ -113,7 +115,7 @@ def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
 
 def test_who_waits_is_not_slowed_down_by_anything() -> None:
     problem = surrounded(
-        problem_of(view_of(row_of(1), a_job(A), a_job(B, S0)), news=LINEAR),
+        problem_of(view_of(row_of(1), a_job(A), a_job(B, S0)), events=LINEAR),
         types=(1,),
         slow=[(1.0, 2.0), (1.0, 1.0)],
         costs=[(1.0, 1.0), (1.0, 1.0)],
@@ -130,7 +132,7 @@ def test_a_job_moves_only_if_it_has_samples_enough_for_both_places_at_once() -> 
     here, there = (
         laid_out(problem, present(problem), problem.present, elsewhere)
         for job in (small, large)
-        for problem in [problem_of(view_of(row_of(2, 2), job), news=LINEAR)]
+        for problem in [problem_of(view_of(row_of(2, 2), job), events=LINEAR)]
     )
 
     assert here is None
@@ -149,7 +151,7 @@ def crowded(*, family: str = "f", moved_at: float = 0.0, **options: Any) -> Prob
     torn = [(at, msgspec.structs.replace(event, nodes=2, samples_per_s=150.0))
             for at, event in LINEAR[1:]]  # fmt: skip
     view = view_of(row_of(3, 3), lodger, start, stays)
-    return problem_of(view, news=[*LINEAR, *torn], options=OnesOptions(**options))
+    return problem_of(view, events=[*LINEAR, *torn], options=OnesOptions(**options))
 
 
 def test_a_lodger_is_moved_away_if_that_is_worth_it() -> None:
@@ -287,7 +289,7 @@ def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
 
 def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here() -> None:
     view = view_of(row_of(1, 3), a_job(A, S0, moved_at=Seconds(99.0)))
-    problem = problem_of(view, news=LINEAR)
+    problem = problem_of(view, events=LINEAR)
     grown = laid_out(problem, present(problem), np.array([3]))
     assert grown is not None
 

@@ -50,7 +50,7 @@ def allowed(problem: Problem, levels: IntArray) -> bool:
 def test_slots_are_given_where_they_are_worth_most() -> None:
     short, long = a_job(A, stop_samples=100), a_job(B, stop_samples=10_000)
 
-    problem = problem_of(view_of(row_of(4), long, short), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), long, short), events=LINEAR)
 
     assert filled(problem, problem.lowest).tolist() == [0, 4]
     assert filled(problem, np.array([1, 0])).tolist() == [1, 3]
@@ -58,20 +58,20 @@ def test_slots_are_given_where_they_are_worth_most() -> None:
 
 def test_nothing_is_filled_where_no_slot_is_worth_anything() -> None:
     slower = pace("f", 100.0, 50.0, 33.0, 25.0)
-    problem = problem_of(view_of(row_of(4), a_job(A, S0)), news=slower)
+    problem = problem_of(view_of(row_of(4), a_job(A, S0)), events=slower)
 
     assert filled(problem, problem.present).tolist() == [1]
 
 
 def test_a_size_that_is_worth_more_only_far_up_is_reached_over_one_that_is_worth_less() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
     hilly = with_worth(problem, [0.0, 4.0, 4.0, 4.0, 4.0], [0.0, 0.1, 0.2, 6.0, 6.1])
 
     assert filled(hilly, hilly.lowest).tolist() == [1, 3]
 
 
 def test_noise_draws_who_is_served_first() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
 
     assert filled(problem, problem.lowest, np.array([9.0, 1.0])).tolist() == [4, 0]
     assert filled(problem, problem.lowest, np.array([1.0, 9.0])).tolist() == [0, 4]
@@ -120,7 +120,7 @@ def test_noise_changes_who_grows_but_nothing_that_must_hold(problem: Problem, se
 
 
 def test_a_schedule_that_does_not_fit_is_cut_at_the_end_of_the_order() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
 
     assert repaired(problem, np.array([3, 3]), np.array([0, 1])).tolist() == [3, 0]
     assert repaired(problem, np.array([3, 3]), np.array([1, 0])).tolist() == [0, 3]
@@ -152,14 +152,14 @@ def test_what_fits_and_is_allowed_needs_no_repair(problem: Problem, seed: int) -
 
 
 def test_slots_change_hands_where_that_is_worth_it() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
     table = with_worth(problem, [0.0, 5.0, 5.1, 5.2, 5.3], [0.0, 1.0, 3.0, 6.0, 6.1])
 
     assert exchanged(table, np.array([3, 1])).tolist() == [1, 3]
 
 
 def test_one_job_takes_several_slots_where_a_single_one_is_worth_nothing() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
     table = with_worth(problem, [0.0, 0.5, 1.0, 1.5, 2.0], [0.0, 0.0, 0.0, 0.0, 9.0])
 
     assert exchanged(table, np.array([4, 0])).tolist() == [0, 4]
@@ -167,7 +167,7 @@ def test_one_job_takes_several_slots_where_a_single_one_is_worth_nothing() -> No
 
 def test_greedy_that_began_with_the_steepest_is_mended_by_an_exchange() -> None:
     """One slot to the first leaves too few to the second, which needs all four."""
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
     table = with_worth(problem, [0.0, 3.0, 3.5, 4.0, 4.2], [0.0, 0.0, 0.0, 0.0, 8.0])
 
     greedy = filled(table, table.lowest)
@@ -177,13 +177,13 @@ def test_greedy_that_began_with_the_steepest_is_mended_by_an_exchange() -> None:
 
 
 def test_what_nobody_has_after_an_exchange_is_filled() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
 
     assert exchanged(problem, np.array([1, 1])).sum() == 4
 
 
 def test_one_job_alone_has_nobody_to_exchange_with() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A)), events=LINEAR)
 
     assert exchanged(problem, np.array([2])).tolist() == [2]
 
@@ -223,13 +223,13 @@ def test_the_others_serve_users_sizes_by_arrival_by_length_and_by_service_so_far
     first = a_job(A, submitted_at=1.0, wanted=3, stop_samples=90_000, slot_s=500.0)
     short = a_job(B, submitted_at=2.0, wanted=3, stop_samples=1_000, slot_s=400.0)
     fresh = a_job(C, submitted_at=3.0, wanted=3, stop_samples=9_000, slot_s=0.0)
-    problem = problem_of(view_of(row_of(3), first, short, fresh), news=LINEAR)
+    problem = problem_of(view_of(row_of(3), first, short, fresh), events=LINEAR)
 
     assert [levels.tolist() for levels in baselines(problem)] == [[3, 0, 0], [0, 3, 0], [0, 0, 3]]
 
 
 def test_what_is_left_by_the_sizes_that_users_want_is_filled() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A, S0, S1, wanted=2)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A, S0, S1, wanted=2)), events=LINEAR)
 
     assert [levels.tolist() for levels in baselines(problem)] == [[4], [4], [4]]
 

@@ -37,9 +37,9 @@ def steps(step: int, job: JobId = A, **changes: Any) -> StepsSeen:
     return msgspec.structs.replace(seen, **changes)
 
 
-def knowing(*news: tuple[float, Any], options: OnesOptions = OPTIONS) -> Knowledge:
+def knowing(*events: tuple[float, Any], options: OnesOptions = OPTIONS) -> Knowledge:
     knowledge = Knowledge(options)
-    for at, event in news:
+    for at, event in events:
         knowledge.observe(event, Seconds(at))
     return knowledge
 
@@ -358,9 +358,9 @@ def test_the_service_of_jobs_that_failed_does_not_count() -> None:
 # --- noise scales
 
 
-def phi(*news: Any, **changes: Any) -> float:
+def phi(*events: Any, **changes: Any) -> float:
     """What is believed of a job that began with a batch of 64, after these reports."""
-    knowledge = knowing(*((1.0, each) for each in news))
+    knowledge = knowing(*((1.0, each) for each in events))
     return knowledge.noise_scale(running(**changes))
 
 
@@ -418,10 +418,10 @@ def test_a_noise_scale_is_told_to_an_eighth_of_a_doubling() -> None:
 def test_whatever_is_told_the_noise_scale_is_a_number_above_zero(
     told: list[float | None], relatives: list[float | None], shown: float | None, epochs: int
 ) -> None:
-    news: list[Any] = [epoch(B, epoch=1, noise_scale=value) for value in relatives]
-    news += [steps(step, noise_scale=value) for step, value in enumerate(told)]
+    events: list[Any] = [epoch(B, epoch=1, noise_scale=value) for value in relatives]
+    events += [steps(step, noise_scale=value) for step, value in enumerate(told)]
 
-    found = phi(*news, noise_scale=shown, noise_epochs=epochs)
+    found = phi(*events, noise_scale=shown, noise_epochs=epochs)
 
     assert 0.0 < found < 1e16
     assert 8 * np.log2(found) == pytest.approx(round(8 * np.log2(found)), abs=1e-6)

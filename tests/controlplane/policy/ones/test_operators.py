@@ -41,7 +41,7 @@ def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
 
 
 def test_who_gets_too_little_room_after_a_crossover_gives_way_by_chance() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
     one, other = np.array([3, 1]), np.array([1, 3])
 
     children = {tuple(crossed(problem, one, other, default_rng(seed))) for seed in range(40)}
@@ -51,7 +51,7 @@ def test_who_gets_too_little_room_after_a_crossover_gives_way_by_chance() -> Non
 
 
 def test_a_mutation_takes_slots_away_from_some_and_others_get_them() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
 
     children = {
         tuple(mutated(problem, np.array([4, 0]), 0.5, default_rng(seed))) for seed in range(80)
@@ -62,7 +62,7 @@ def test_a_mutation_takes_slots_away_from_some_and_others_get_them() -> None:
 
 
 def test_a_mutation_at_rate_zero_still_changes_somebody() -> None:
-    problem = problem_of(view_of(row_of(1), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(1), a_job(A), a_job(B)), events=LINEAR)
 
     children = {
         tuple(mutated(problem, np.array([1, 0]), 0.0, default_rng(seed))) for seed in range(40)
@@ -72,7 +72,7 @@ def test_a_mutation_at_rate_zero_still_changes_somebody() -> None:
 
 
 def test_one_job_takes_each_size_that_it_may_have() -> None:
-    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), news=LINEAR)
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
 
     children = {tuple(resized(problem, np.array([2, 2]), default_rng(seed))) for seed in range(80)}
 
@@ -84,14 +84,14 @@ def test_one_job_takes_each_size_that_it_may_have() -> None:
 
 def test_a_job_that_never_ran_takes_its_first_slot_from_the_one_that_ran_longest() -> None:
     young, old = a_job(A, S0, S1, ran_s=5.0), a_job(B, T0, T1, ran_s=500.0)
-    problem = problem_of(view_of(row_of(2, 2), young, old, a_job(C, epoch=0)), news=LINEAR)
+    problem = problem_of(view_of(row_of(2, 2), young, old, a_job(C, epoch=0)), events=LINEAR)
 
     assert refreshed(problem, problem.present).tolist() == [2, 1, 1]
 
 
 def test_a_job_that_ran_before_and_waits_takes_nothing_from_others() -> None:
     young, old = a_job(A, S0, S1, ran_s=5.0), a_job(B, T0, T1, ran_s=500.0)
-    problem = problem_of(view_of(row_of(2, 2), young, old, a_job(C)), news=LINEAR)
+    problem = problem_of(view_of(row_of(2, 2), young, old, a_job(C)), events=LINEAR)
 
     assert refreshed(problem, problem.present).tolist() == [2, 2, 0]
 
@@ -99,7 +99,7 @@ def test_a_job_that_ran_before_and_waits_takes_nothing_from_others() -> None:
 def test_of_those_who_never_ran_the_first_that_came_is_served_first() -> None:
     late = a_job(B, epoch=0, submitted_at=Seconds(9.0))
     early = a_job(C, epoch=0, submitted_at=Seconds(3.0))
-    problem = problem_of(view_of(row_of(2), a_job(A, S0, S1), late, early), news=LINEAR)
+    problem = problem_of(view_of(row_of(2), a_job(A, S0, S1), late, early), events=LINEAR)
 
     assert refreshed(problem, problem.present).tolist() == [1, 0, 1]
 
@@ -109,7 +109,7 @@ def test_of_those_who_never_ran_the_first_that_came_is_served_first() -> None:
 
 def test_one_on_more_nodes_than_it_needs_is_moved() -> None:
     torn, whole = a_job(A, S0, T0), a_job(B, S1)
-    problem = problem_of(view_of(row_of(2, 2), whole, torn), news=LINEAR)
+    problem = problem_of(view_of(row_of(2, 2), whole, torn), events=LINEAR)
 
     found = [moved(problem, present(problem), default_rng(seed)) for seed in range(10)]
 
@@ -117,7 +117,7 @@ def test_one_on_more_nodes_than_it_needs_is_moved() -> None:
 
 
 def test_nobody_is_moved_where_all_are_together_and_one_place_is_as_good_as_another() -> None:
-    problem = problem_of(view_of(row_of(2, 2), a_job(A, S0), a_job(B, T0)), news=LINEAR)
+    problem = problem_of(view_of(row_of(2, 2), a_job(A, S0), a_job(B, T0)), events=LINEAR)
 
     assert moved(problem, present(problem), default_rng(0)) is None
     assert doubt(problem, default_rng(0)) is None
@@ -127,7 +127,7 @@ def test_where_neighbours_matter_anybody_who_runs_and_may_move_is_moved() -> Non
     late = a_job(C, T1, moved_at=Seconds(99.0))
     view = view_of(row_of(2, 3), a_job(A, S0), a_job(B, T0), late, a_job(JobId("d-4")))
     costs = [[0.1] * 4] * 4
-    problem = surrounded(problem_of(view, news=LINEAR), costs=costs)
+    problem = surrounded(problem_of(view, events=LINEAR), costs=costs)
 
     found = [moved(problem, present(problem), default_rng(seed)) for seed in range(40)]
 

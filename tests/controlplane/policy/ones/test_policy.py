@@ -16,8 +16,8 @@ from controlplane.policy.api import (
     ClusterView,
     EpochSeen,
     JobView,
-    News,
     Plan,
+    PolicyEvent,
     Reason,
     StepsSeen,
 )
@@ -25,7 +25,7 @@ from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
 from schemas.ids import JobId, Seconds, SlotId, node_of
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, cluster_view, job_view
-from tests.support.views import NOW, planned, row_of, view_of, views_and_news
+from tests.support.views import NOW, planned, row_of, view_of, views_and_events
 
 
 def a_job(job: JobId, *on: SlotId, epoch: int = 1, **changes: Any) -> JobView:
@@ -39,11 +39,11 @@ def answer(
     *jobs: JobView,
     nodes: tuple[int, ...] = (2, 2),
     models: tuple[str, ...] = (),
-    news: Sequence[News] = (),
+    events: Sequence[PolicyEvent] = (),
     options: OnesOptions | None = None,
 ) -> Plan:
     policy = Ones(options)
-    for event in news:
+    for event in events:
         policy.observe(event, Seconds(1.0))
     view = view_of(row_of(*nodes, models=models), *jobs)
     policy.improve(view, Budget(generations=5), default_rng(0), NOW)
@@ -98,7 +98,7 @@ def test_a_job_makes_room_for_a_new_one() -> None:
 
 
 def test_a_job_that_slots_make_slower_gives_them_back() -> None:
-    plan = answer(a_job(A, S0, S1), news=(seen(1, 1000.0), seen(2, 100.0)))
+    plan = answer(a_job(A, S0, S1), events=(seen(1, 1000.0), seen(2, 100.0)))
 
     assert plan.local_batch == {A: {S0: 64}}
     assert codes(plan) == {A: "shrink"}
@@ -107,7 +107,7 @@ def test_a_job_that_slots_make_slower_gives_them_back() -> None:
 def test_who_finds_no_slot_waits_and_is_told_the_numbers() -> None:
     jobs = [a_job(JobId(f"j-{n}"), epoch=0, stop_samples=10**n) for n in (3, 4, 5)]
 
-    plan = answer(*jobs, nodes=(2,), news=(seen(1, 100.0),))
+    plan = answer(*jobs, nodes=(2,), events=(seen(1, 100.0),))
 
     assert sorted(plan.local_batch) == ["j-3", "j-4"]
     waits = plan.reasons[JobId("j-5")]
@@ -120,10 +120,13 @@ def test_who_finds_no_slot_waits_and_is_told_the_numbers() -> None:
 
 
 def test_a_job_has_no_fewer_and_no_more_slots_than_its_user_allows() -> None:
-    news = [seen(slots, 100.0 * slots) for slots in (1, 2, 4)]
+    events = [seen(slots, 100.0 * slots) for slots in (1, 2, 4)]
 
     plan = answer(
-        a_job(A, epoch=0, least=2, most=2, wanted=2), a_job(B, S0, most=1), nodes=(4,), news=news
+        a_job(A, epoch=0, least=2, most=2, wanted=2),
+        a_job(B, S0, most=1),
+        nodes=(4,),
+        events=events,
     )
 
     assert {name: len(placed) for name, placed in plan.local_batch.items()} == {A: 2, B: 1}
@@ -148,10 +151,10 @@ def test_no_batch_is_above_what_the_user_or_one_slot_allows() -> None:
         "most": 1,
     }
     reports = (4 * [seen(1, 640.0)], [epoch_of(A, 64), epoch_of(A, 128), epoch_of(A, 256)])
-    news = [event for some in reports for event in some]
+    events = [event for some in reports for event in some]
 
     most, local, both = (
-        answer(a_job(A, S0, **noisy, **limits), nodes=(1,), news=news).local_batch[A][S0]
+        answer(a_job(A, S0, **noisy, **limits), nodes=(1,), events=events).local_batch[A][S0]
         for limits in (
             {"batch_limit": 100, "local_limit": 1000},
             {"batch_limit": 1000, "local_limit": 80},
@@ -184,7 +187,7 @@ def test_a_job_is_not_stopped_for_one_that_is_worth_only_slightly_more(
     other = a_job(B, stop_samples=short, start_s=3.0)
 
     plan = answer(
-        long, other, nodes=(1,), news=[seen(1, 100.0)], options=OnesOptions(pause_margin=margin)
+        long, other, nodes=(1,), events=[seen(1, 100.0)], options=OnesOptions(pause_margin=margin)
     )
 
     assert codes(plan) == expected
@@ -323,12 +326,12 @@ CODES = {
 
 
 @settings(max_examples=60, deadline=None)
-@given(told=views_and_news)
+@given(told=views_and_events)
 def test_every_change_and_every_wait_has_a_reason_and_nothing_else_has(
-    told: tuple[ClusterView, list[News]],
+    told: tuple[ClusterView, list[PolicyEvent]],
 ) -> None:
-    view, news = told
-    plan = planned("ones", view, news)
+    view, events = told
+    plan = planned("ones", view, events)
 
     changed = {
         name for name, job in view.jobs.items() if plan.local_batch.get(name, {}) != job.running_on
@@ -342,15 +345,15 @@ def test_every_change_and_every_wait_has_a_reason_and_nothing_else_has(
 
 
 @settings(max_examples=30, deadline=None)
-@given(told=views_and_news)
+@given(told=views_and_events)
 def test_a_plan_is_the_same_byte_for_byte_however_often_it_is_read_and_by_whom(
-    told: tuple[ClusterView, list[News]],
+    told: tuple[ClusterView, list[PolicyEvent]],
 ) -> None:
-    view, news = told
+    view, events = told
     answers = []
     for _ in range(2):
         policy = Ones()
-        for event in news:
+        for event in events:
             policy.observe(event, NOW)
         policy.improve(view, Budget(generations=2, steps=5), default_rng(0), NOW)
         before = policy.stats()

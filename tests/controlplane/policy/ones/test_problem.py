@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.policy.api import ClusterView, EpochSeen, JobView, News, StepsSeen
+from controlplane.policy.api import ClusterView, EpochSeen, JobView, PolicyEvent, StepsSeen
 from controlplane.policy.ones.desk import Desk
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import CLOSED, FREE, Problem
@@ -22,7 +22,7 @@ from tests.support.views import (
     IN_FOUR,
     NOW,
     desk_of,
-    news_of,
+    events_of,
     problem_of,
     row_of,
     surrounded,
@@ -62,13 +62,13 @@ def choices(problem: Problem, job: JobId = A) -> list[int]:
 
 
 def test_a_job_starts_on_one_slot() -> None:
-    problem = problem_of(view_of(row_of(8), a_job()), news=[(1.0, ran_on(4))])
+    problem = problem_of(view_of(row_of(8), a_job()), events=[(1.0, ran_on(4))])
 
     assert choices(problem) == [0, 1]
 
 
 def test_a_job_that_is_not_warm_keeps_to_one_slot() -> None:
-    problem = problem_of(view_of(row_of(8), a_job(on=(S0,))), news=[(1.0, ran_on(4))])
+    problem = problem_of(view_of(row_of(8), a_job(on=(S0,))), events=[(1.0, ran_on(4))])
 
     assert choices(problem) == [0, 1]
 
@@ -88,9 +88,9 @@ def test_a_warm_job_may_have_twice_the_largest_size_that_its_family_ran_on(
     largest: int, growth: float, sizes: list[int]
 ) -> None:
     view = view_of(row_of(8), a_job(on=(S0,)))
-    news: list[tuple[float, News]] = [(1.0, WARM), (1.0, ran_on(largest))]
+    events: list[tuple[float, PolicyEvent]] = [(1.0, WARM), (1.0, ran_on(largest))]
 
-    assert choices(problem_of(view, news=news, options=OnesOptions(growth=growth))) == sizes
+    assert choices(problem_of(view, events=events, options=OnesOptions(growth=growth))) == sizes
 
 
 def test_beyond_one_node_a_job_has_whole_nodes_and_what_it_has_now() -> None:
@@ -103,7 +103,7 @@ def test_beyond_one_node_a_job_has_whole_nodes_and_what_it_has_now() -> None:
 def test_no_job_gets_more_slots_than_samples() -> None:
     job = a_job(on=(S0,), epoch=1, batch_size=3, batch_limit=3)
 
-    assert choices(problem_of(view_of(row_of(8), job), news=[(1.0, ran_on(4))])) == [0, 1, 2, 3]
+    assert choices(problem_of(view_of(row_of(8), job), events=[(1.0, ran_on(4))])) == [0, 1, 2, 3]
 
 
 # --- who is left alone
@@ -188,7 +188,7 @@ def test_to_stop_a_job_costs_what_starting_it_again_will_take_and_a_margin(
 ) -> None:
     job = a_job(on=(S0,), epoch=1, start_s=start_s, stop_samples=90_000, batch_limit=64)
 
-    problem = problem_of(view_of(row_of(1), job), news=[(1.0, ran_on(1))])
+    problem = problem_of(view_of(row_of(1), job), events=[(1.0, ran_on(1))])
 
     assert problem.worth[0, 0] == pytest.approx(problem.weight[0] * (left**0.8 - 1.0 - 1.5))
 
@@ -236,11 +236,11 @@ def test_waiting_is_worth_nothing_and_a_first_start_costs_nothing() -> None:
 
 
 def test_the_present_size_is_worth_its_goodput_and_others_less_by_the_change() -> None:
-    news = [(1.0, ran_on(1)), (1.0, ran_on(2))]
+    events = [(1.0, ran_on(1)), (1.0, ran_on(2))]
     view = view_of(row_of(4), a_job(on=(S0,), epoch=1, stop_samples=90_000, batch_limit=64))
     options = OnesOptions(rescale_stall_s=60.0)
 
-    problem = problem_of(view, news=news, options=options)
+    problem = problem_of(view, events=events, options=options)
 
     keeps = problem.cases[0].keeps
     assert problem.cases[0].remaining_s == pytest.approx(900.0)
@@ -257,7 +257,7 @@ def test_a_resume_costs_what_the_last_start_took_and_at_least_a_margin(
 ) -> None:
     view = view_of(row_of(4), a_job(epoch=1, start_s=start_s, stop_samples=90_000))
 
-    problem = problem_of(view, news=[(1.0, ran_on(1))])
+    problem = problem_of(view, events=[(1.0, ran_on(1))])
 
     assert problem.cases[0].keeps[0] == pytest.approx(keeps)
 
@@ -419,10 +419,10 @@ def test_slots_keep_their_numbers_and_with_another_node_all_is_worked_out_again(
 
 
 @st.composite
-def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[News], float]]:
+def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[PolicyEvent], float]]:
     """Views of one cluster; most jobs stay as they are, while families learn and limits move."""
     view, at = draw(views(nodes=(2, 3))), 100.0
-    found = [(view, draw(news_of(view)), at)]
+    found = [(view, draw(events_of(view)), at)]
     for version in range(2, 5):
         jobs = {
             name: msgspec.structs.replace(job, epoch=1 + job.epoch) if draw(IN_FOUR) else job
@@ -432,7 +432,7 @@ def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[News], float]]:
         if draw(IN_FOUR):  # a node comes, which is before the others
             slots = (slot_view(SlotId(f"m{version}/0")), *slots)
         view = ClusterView(version=version, slots=slots, jobs=jobs)
-        heard: list[News] = [
+        heard: list[PolicyEvent] = [
             EpochSeen(
                 job=draw(st.sampled_from([*jobs, C])),
                 family=draw(st.sampled_from(FAMILIES)),
@@ -452,11 +452,11 @@ def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[News], float]]:
 @settings(max_examples=40, deadline=None)
 @given(life=lives())
 def test_what_is_remembered_never_changes_a_problem(
-    life: list[tuple[ClusterView, list[News], float]],
+    life: list[tuple[ClusterView, list[PolicyEvent], float]],
 ) -> None:
     knowledge, desk = desk_of()
-    for view, news, at in life:
-        for event in news:
+    for view, events, at in life:
+        for event in events:
             knowledge.observe(event, Seconds(at))
         lived = desk.build(view, Seconds(at))
         fresh = Desk(knowledge, OnesOptions()).build(view, Seconds(at))

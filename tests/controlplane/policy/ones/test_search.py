@@ -126,7 +126,7 @@ def test_a_schedule_in_force_that_nothing_beats_stays() -> None:
     )  # fmt: skip
     kept = a_job(B, T1, movable=False)
     view = view_of(row_of(1, 2), a_job(A, S0), kept)
-    problem = problem_of(view, news=[near, far, *pace("", 1000.0)])
+    problem = problem_of(view, events=[near, far, *pace("", 1000.0)])
 
     search = facing(problem)
 
@@ -280,7 +280,7 @@ def test_diversity_is_the_mean_share_of_jobs_in_which_two_candidates_differ(
 def neighbours() -> Problem:
     """Two on one node that hurt each other, and another node that is free."""
     view = view_of(row_of(2, 2), single(A, S0), single(B, S1))
-    return surrounded(problem_of(view, news=pace("f", 100.0)), costs=[(0.0, 1.0), (1.0, 0.0)])
+    return surrounded(problem_of(view, events=pace("f", 100.0)), costs=[(0.0, 1.0), (1.0, 0.0)])
 
 
 def single(job: JobId, *on: SlotId, **changes: Any) -> JobView:
@@ -322,7 +322,7 @@ def test_of_two_that_hurt_each_other_one_is_moved_to_a_node_of_its_own() -> None
 
 def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
     view = view_of(row_of(1, 1), single(A, T0))
-    problem = surrounded(problem_of(view, news=pace("f", 100.0)), types=(0, 1), slow=[(1.0, 3.0)])
+    problem = surrounded(problem_of(view, events=pace("f", 100.0)), types=(0, 1), slow=[(1.0, 3.0)])
 
     greedy, best = greedily(problem), evolved(problem)
 
@@ -333,7 +333,7 @@ def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
 def test_the_fast_gpu_goes_to_the_job_that_gains_by_it() -> None:
     """Greedy gives it to the first that came."""
     problem = surrounded(
-        problem_of(view_of(row_of(1, 1), single(A), single(B)), news=pace("f", 100.0)),
+        problem_of(view_of(row_of(1, 1), single(A), single(B)), events=pace("f", 100.0)),
         types=(0, 1),
         slow=[(1.0, 1.0), (1.0, 3.0)],
     )
@@ -347,7 +347,7 @@ def test_the_fast_gpu_goes_to_the_job_that_gains_by_it() -> None:
 def test_two_running_jobs_change_places_by_way_of_a_free_slot() -> None:
     view = view_of(row_of(1, 1, 1), single(A, S0), single(B, T0))
     problem = surrounded(
-        problem_of(view, news=pace("f", 100.0)), types=(0, 1, 1), slow=[(1.0, 1.0), (1.0, 3.0)]
+        problem_of(view, events=pace("f", 100.0)), types=(0, 1, 1), slow=[(1.0, 1.0), (1.0, 3.0)]
     )
 
     greedy, best = greedily(problem), evolved(problem, 20)
@@ -360,7 +360,7 @@ def test_two_running_jobs_change_places_by_way_of_a_free_slot() -> None:
 def test_a_job_that_lies_over_parts_of_two_nodes_is_brought_together() -> None:
     torn = single(A, slots=(1, 2), running_on={S0: 32, T0: 32})
     view = view_of(row_of(2, 2), torn, single(B, S1))
-    problem = problem_of(view, news=pace("f", 100.0, 200.0))
+    problem = problem_of(view, events=pace("f", 100.0, 200.0))
 
     greedy, best = greedily(problem), evolved(problem)
 
@@ -401,13 +401,13 @@ def tiny(rng: Generator, *nodes: int) -> Problem:
                 start_s=float(rng.uniform(1, 15)),
             )
         )
-    news = [
+    events = [
         event
         for family in "fg"
         for speed, power in [(10 ** rng.uniform(1, 3), rng.uniform(-0.3, 1.0))]
         for event in pace(family, *(float(speed * many**power) for many in (1, 2, 3)))
     ]
-    return problem_of(view_of(row_of(*nodes), *jobs), news=news)
+    return problem_of(view_of(row_of(*nodes), *jobs), events=events)
 
 
 def optimum(problem: Problem) -> float:

@@ -30,7 +30,7 @@ def test_there_are_as_many_candidates_as_slots_and_none_twice() -> None:
 
 
 def test_diversity_is_the_share_of_jobs_in_which_two_candidates_differ() -> None:
-    problem = problem_of(warm_job(A), warm_job(B), news=(seen(),))
+    problem = problem_of(warm_job(A), warm_job(B), events=(seen(),))
     search = Search(OnesPaperOptions(population=2))
     search.face(problem, np.random.default_rng(0))
     standing = search._now
@@ -62,7 +62,7 @@ def test_the_schedule_in_force_is_in_the_population_or_not() -> None:
 def test_a_generation_is_never_worse_than_the_one_before() -> None:
     jobs = [warm_job(JobId(f"j-{place}"), on=1, first=place) for place in range(5)]
     search, rng = Search(OnesPaperOptions()), np.random.default_rng(0)
-    search.face(problem_of(*jobs, news=(seen(),)), rng)
+    search.face(problem_of(*jobs, events=(seen(),)), rng)
 
     best = [float(search.scores[0])]
     for _ in range(5):

@@ -46,10 +46,10 @@ def test_options_that_make_no_sense_are_refused(options: dict[str, Any], said: s
 
 
 def test_the_mean_of_what_was_measured_says_that_slots_never_get_in_each_others_way() -> None:
-    news = (seen(1, 64, 100.0), seen(2, 128, 150.0), seen(4, 256, 200.0))
+    events = (seen(1, 64, 100.0), seen(2, 128, 150.0), seen(4, 256, 200.0))
     job = warm_job(on=1, last_batch=512)
     options: dict[str, Any] = {
-        "news": news,
+        "events": events,
         "scale_down": "off",
         "limit_floor": "first",
         "jump": 2.0,
@@ -64,20 +64,20 @@ def test_the_mean_of_what_was_measured_says_that_slots_never_get_in_each_others_
 
 def test_a_sample_of_a_large_batch_counts_less_where_speed_is_goodput() -> None:
     job = warm_job(on=1, noise_scale=64.0, last_batch=512)
-    news = (seen(1, 64, 100.0), seen(1, 256, 150.0))
+    events = (seen(1, 64, 100.0), seen(1, 256, 150.0))
 
-    speed = problem_of(job, news=news, speed="model")
-    goodput = problem_of(job, news=news, speed="goodput")
+    speed = problem_of(job, events=events, speed="model")
+    goodput = problem_of(job, events=events, speed="goodput")
 
     assert speed.batches[0, 1] > goodput.batches[0, 1] >= 64
 
 
 def test_a_slot_keeps_the_batch_that_the_job_began_with_or_gets_the_best_within_its_limit() -> None:
     job = warm_job(on=1, noise_scale=1e6, last_batch=64)
-    news = (seen(1, 64, 100.0), seen(1, 128, 190.0))
+    events = (seen(1, 64, 100.0), seen(1, 128, 190.0))
 
-    kept = problem_of(job, news=news, batch="kept")
-    best = problem_of(job, news=news, batch="goodput")
+    kept = problem_of(job, events=events, batch="kept")
+    best = problem_of(job, events=events, batch="goodput")
 
     assert kept.batches[0].tolist() == [0, 64, 128]
     assert best.batches[0].tolist() == [0, 128, 128]
@@ -85,9 +85,9 @@ def test_a_slot_keeps_the_batch_that_the_job_began_with_or_gets_the_best_within_
 
 def test_no_batch_is_more_than_a_jump_away_from_the_last_one() -> None:
     job = warm_job(last_batch=64)
-    news = (seen(),) * 2
+    events = (seen(),) * 2
 
-    problem = problem_of(job, news=news, jump=1.5)
+    problem = problem_of(job, events=events, jump=1.5)
 
     assert problem.batches.max() <= 96
 
@@ -110,7 +110,7 @@ def test_finished_relatives_say_how_long_a_job_is_that_has_not_started() -> None
     killed = JobEnded(job=B, family="f", samples_done=90, succeeded=False)
 
     job = warm_job(epoch=0, samples_done=0)
-    problem = problem_of(job, news=(ended, killed), unstarted="model")
+    problem = problem_of(job, events=(ended, killed), unstarted="model")
 
     assert work_left(problem, mean_draw(problem)).tolist() == [[5000.0]]
 
@@ -135,9 +135,9 @@ def test_a_job_has_its_least_slots_until_its_first_steps_are_done() -> None:
     job = warm_job(on=1, epoch=0, samples_done=0, moved_at=Seconds(50.0))
     long: dict[str, Any] = {"now": 100.0, "scale_down": "off", "report_interval_s": 30.0}
 
-    cold = problem_of(job, news=(steps(9),), **long)
-    warm = problem_of(job, news=(steps(10),), **long)
-    eager = problem_of(job, news=(steps(3),), warmup_steps=3, **long)
+    cold = problem_of(job, events=(steps(9),), **long)
+    warm = problem_of(job, events=(steps(10),), **long)
+    eager = problem_of(job, events=(steps(3),), warmup_steps=3, **long)
 
     assert [int(problem.most[0]) for problem in (cold, warm, eager)] == [1, 2, 2]
 
@@ -145,17 +145,17 @@ def test_a_job_has_its_least_slots_until_its_first_steps_are_done() -> None:
 def test_a_long_epoch_counts_in_pieces_or_not() -> None:
     job = warm_job(on=1, moved_at=Seconds(50.0))
 
-    pieces = problem_of(job, news=(), report_interval_s=30.0)
-    whole = problem_of(job, news=(), report_interval_s=0.0)
+    pieces = problem_of(job, events=(), report_interval_s=30.0)
+    whole = problem_of(job, events=(), report_interval_s=0.0)
 
     assert (int(pieces.limits[0]), int(whole.limits[0])) == (128, 64)
 
 
 def test_r_is_halved_when_a_plan_leaves_a_job_waiting_or_not() -> None:
     job, rejected = warm_job(), PlanTaken(waiting=(A,))
-    halves = problem_of(job, news=(rejected, rejected), limit_floor="one")
-    first = problem_of(job, news=(rejected, rejected), limit_floor="first")
-    never = problem_of(job, news=(rejected,), limit_floor="one", resume=False)
+    halves = problem_of(job, events=(rejected, rejected), limit_floor="one")
+    first = problem_of(job, events=(rejected, rejected), limit_floor="first")
+    never = problem_of(job, events=(rejected,), limit_floor="one", resume=False)
 
     assert [int(p.limits[0]) for p in (halves, first, never)] == [16, 64, 64]
 
@@ -165,8 +165,8 @@ def test_scaling_down_may_take_the_last_slot_or_not() -> None:
     job = warm_job(
         on=1, moved_at=Seconds(90.0)
     )  # its R was halved while it waited: floor(R c / B) = floor(32 / 64)
-    least = problem_of(job, news=(rejected,), limit_floor="one")
-    literal = problem_of(job, news=(rejected,), limit_floor="one", keep_least=False)
+    least = problem_of(job, events=(rejected,), limit_floor="one")
+    literal = problem_of(job, events=(rejected,), limit_floor="one", keep_least=False)
 
     left = [
         int((within_limits(problem.present[None, :], problem) >= 0).sum())
