@@ -31,23 +31,23 @@ from elastic.noise import EVERY, NoiseMeter
 from schemas.ids import WorkerId, worker_id
 from schemas.messages.agent import (
     JOIN,
-    MEND,
-    PARK,
     PREPARE,
+    RECOVER,
     SETTLED,
     START,
+    SUSPEND,
     SWITCH,
-    AtRest,
     GroupBroken,
     GroupFormed,
     JoinFailed,
+    Quiesced,
     ScriptReport,
     StoreOpened,
 )
 from schemas.messages.worker import Assignment, GroupOrder, SlotGranted
 
 LINGER_S: Final = 0.1  # a leaver's sockets stay until the others have read what it sent last
-CHECK_AFTER: Final = 2  # steps behind a handover or a mend
+CHECK_AFTER: Final = 2  # steps behind a handover or a recovery
 CHECK_EVERY: Final = 256  # steps: against scripts that let workers drift apart
 ANNOUNCED: Final = "announced"  # keys in a group's store
 HEADER: Final = "header"
@@ -123,7 +123,7 @@ class Trainee(Protocol):
         """The reverse."""
         ...
 
-    def park(self, version: int) -> None:
+    def suspend(self, version: int) -> None:
         """Write a checkpoint, wait until it is durable, and say so."""
         ...
 
@@ -280,7 +280,7 @@ class Member:
             if (message.version, message.stage) <= self._heard:
                 return
             self._heard = (message.version, message.stage)
-            if message.kind == MEND and message.stage < SETTLED:
+            if message.kind == RECOVER and message.stage < SETTLED:
                 self._orders.append(message)
                 if message.stage == PREPARE:
                     self._cancel.set()
@@ -429,9 +429,9 @@ class Member:
         with self._changed:
             self._changed.wait_for(lambda: bool(self._orders))
             order = self._orders.popleft()
-            if order.kind == MEND:  # it is asked whether it has the state, which it has not
+            if order.kind == RECOVER:  # it is asked whether it has the state, which it has not
                 self._orders.appendleft(order)
-        if order.kind == MEND:
+        if order.kind == RECOVER:
             self._full = False
             self._rest(None)
         try:
@@ -769,7 +769,7 @@ class Member:
         mine = order.group.member(self.me)
         if mine is None:
             self.write_records()
-            if order.kind == PARK and not self._parked(order.version):
+            if order.kind == SUSPEND and not self._suspended(order.version):
                 return
             self._leave()
         before, former = len(self._workers), self._workers
@@ -792,14 +792,14 @@ class Member:
         testing.reach("swapped", rank=self.rank, version=order.version)
         self._said_formed((time.perf_counter() - began) * 1e3)
 
-    def _parked(self, version: int) -> bool:
+    def _suspended(self, version: int) -> bool:
         """Rank 0 writes the checkpoint, the others wait for it; False: the pause was lost."""
         try:
             if self.rank == 0:
                 self._record_for(self._workers, frozenset({self.me}))
-                testing.reach("park", rank=0, version=version)
-                self._trainee.park(version)
-                testing.reach("parked", rank=0, version=version)
+                testing.reach("suspend", rank=0, version=version)
+                self._trainee.suspend(version)
+                testing.reach("suspended", rank=0, version=version)
             agree(self.group, b"", self._cancel)
         except (CancelledError, BrokenGroupError) as error:
             self._rest(None, error)
@@ -974,7 +974,7 @@ class Member:
             with self._changed:
                 self._changed.wait_for(lambda: bool(self._orders))
                 order = self._orders.popleft()
-                if order.kind != MEND:
+                if order.kind != RECOVER:
                     continue
                 if not self._orders:
                     self._cancel.clear()
@@ -984,17 +984,17 @@ class Member:
             if order.group.member(self.me) is None:
                 self._leave()
             try:
-                return self._mend(order, piece)
+                return self._recover(order, piece)
             except CancelledError:
                 continue
             except BrokenGroupError as broken:
                 self._report(GroupBroken, group=order.version, error=broken.message)
 
     def _say_at_rest(self, order: GroupOrder) -> None:
-        testing.reach("rest", rank=self.rank, version=order.version)
+        testing.reach("quiesce", rank=self.rank, version=order.version)
         standing = self._standing
         self._report(
-            AtRest,
+            Quiesced,
             group=order.version,
             step=standing.step,
             epoch=standing.epoch - 1,
@@ -1002,11 +1002,11 @@ class Member:
             port=self._serve(order.version).port,
         )
 
-    def _mend(self, order: GroupOrder, piece: Piece | None) -> dict[str, Any] | None:
+    def _recover(self, order: GroupOrder, piece: Piece | None) -> dict[str, Any] | None:
         state, standing = self._state, self._standing
         if state is None:
             raise BrokenGroupError("nothing to train yet")
-        testing.reach("mend", rank=self.rank, version=order.version)
+        testing.reach("recover", rank=self.rank, version=order.version)
         group = self._met(order)
         header: dict[str, Any] | None = None
         step = standing.step
@@ -1045,7 +1045,7 @@ class Member:
             if self._outcome is Outcome.DROPPED:
                 self._undo = self._trainee.snapshot()
         self._first_anew = group.rank == 0 and was != 0
-        testing.reach("mended", rank=group.rank, version=order.version)
+        testing.reach("recovered", rank=group.rank, version=order.version)
         self._said_formed()
         return header
 

@@ -30,11 +30,11 @@ POINTS: Final = frozenset(
         "reduced",  # after it, before anybody knows
         "step",  # after the optimizer's step
         "report",  # before the epoch's report is agreed on
-        "rest",  # before the worker says that it is at rest
-        "mend",  # before the survivors' group is built
-        "mended",  # after it
-        "park",  # before a pause's checkpoint
-        "parked",  # after it, before it is said
+        "quiesce",  # before the worker says that it is at rest
+        "recover",  # before the survivors' group is built
+        "recovered",  # after it
+        "suspend",  # before a pause's checkpoint
+        "suspended",  # after it, before it is said
     }
 )
 

@@ -29,7 +29,7 @@ from elastic.sampler import SampleStream, share
 from schemas.groups import ResumePoint
 from schemas.ids import Version
 from schemas.jobs import StopRule
-from schemas.messages.agent import EpochReported, Parked, ScriptReport
+from schemas.messages.agent import EpochReported, ScriptReport, Suspended
 from schemas.messages.worker import Assignment
 
 R = TypeVar("R", bound=ScriptReport)
@@ -289,7 +289,7 @@ class Training:
         point = ResumePoint(epoch=values["epoch"], version=Version(self.group()))
         self._writer.write(point, self._content(), lambda: self._report(EpochReported, values))
 
-    def park(self, version: int) -> None:
+    def suspend(self, version: int) -> None:
         """Write a checkpoint of this very step, wait until it is durable, and say so."""
         if self._writer is None:
             return
@@ -305,7 +305,7 @@ class Training:
             "step": standing.step,
             "samples_done": standing.samples_done,
         }
-        self._report(Parked, facts)
+        self._report(Suspended, facts)
 
     # --- samples
 

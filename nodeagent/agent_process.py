@@ -29,7 +29,7 @@ from schemas.codec import FROM_WORKER, TO_AGENT, encode
 from schemas.daemon import notify, watchdog
 from schemas.errors import OnesError
 from schemas.ids import BootId, NodeId, Seconds, WorkerId, worker_id
-from schemas.link import Link, Wire, load_keys, load_public
+from schemas.link import Link, Socket, load_keys, load_public
 from schemas.messages import Message
 from schemas.messages.agent import GroupDelta, Hello, StepsReported, Telemetry, Welcome
 from schemas.messages.worker import GroupOrder, Reported, SlotGranted, WorkerHello
@@ -69,7 +69,7 @@ class Agent:
         self._reconciler = Reconciler(self._node)
         host, port = settings.controller.host, settings.controller.agents
         self._orders = self._connect("DEALER", f"tcp://{host}:{port}")
-        self._events: Wire | None = None
+        self._events: Socket | None = None
         self._ports = (0, 0)
         self._workers = Link().bind("ROUTER", self._folders.socket)
         self._routes: dict[WorkerId, bytes] = {}
@@ -259,7 +259,7 @@ class Agent:
         if (route := self._routes.get(worker)) is not None:
             self._workers.send(route, encode(message))
 
-    def _connect(self, kind: str, address: str) -> Wire:
+    def _connect(self, kind: str, address: str) -> Socket:
         return self._link.connect(kind, address, self._server_key)
 
     def _now(self) -> Seconds:

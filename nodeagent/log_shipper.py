@@ -18,7 +18,7 @@ from nodeagent.worker_folders import WorkerFolder
 from schemas.codec import TO_SHIPPER, encode
 from schemas.errors import OnesError
 from schemas.ids import NodeId, WorkerId
-from schemas.link import Wire
+from schemas.link import Socket
 from schemas.messages.logs import (
     LOG,
     SAMPLES,
@@ -73,13 +73,13 @@ class LogShipper:
         """Ship for `node`; `stored` is called when all output of an ended worker is safe."""
         self._node = node
         self._stored = stored
-        self._wire: Wire | None = None
+        self._wire: Socket | None = None
         self._streams: dict[WorkerId, list[_Stream]] = {}
         self._index: dict[tuple[str, int, int, str], _Stream] = {}
         self._fetches: list[_Fetch] = []  # several jobs may want one archive at once
         self._connected = asyncio.Event()
 
-    def use(self, wire: Wire) -> None:
+    def use(self, wire: Socket) -> None:
         """Send over `wire` from now on; what was under way on another is asked for again."""
         self._wire = wire
         for stream in self._index.values():
@@ -107,7 +107,7 @@ class LogShipper:
             a = stream.assignment
             self._index.pop((a.job, a.version, a.rank, stream.name), None)
 
-    async def hear(self, wire: Wire) -> None:
+    async def hear(self, wire: Socket) -> None:
         """Take the relay's answers, for ever."""
         async for incoming in wire:
             with contextlib.suppress(OnesError):

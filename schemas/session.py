@@ -19,12 +19,12 @@ from schemas.messages.agent import (
     DeltaAcked,
     EventsCommitted,
     FromAgent,
-    Greet,
     GroupDelta,
     Heartbeat,
+    HeartbeatAck,
     Hello,
+    HelloRequest,
     Numbered,
-    Pulse,
     Refused,
     ResendEvents,
     Resent,
@@ -39,7 +39,7 @@ Order = tuple[int, int, int]  # (term, version, stage)
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class SessionTimings:
     """Intervals of a session, in seconds."""
 
     heartbeat_s: float = 1.0
@@ -125,7 +125,7 @@ class AgentSession:
 
     node: NodeId
     boot: BootId
-    pace: Pace = field(default_factory=Pace)
+    timings: SessionTimings = field(default_factory=SessionTimings)
     session: str | None = None
     term: Term = Term(0)
     spool: list[Numbered] = field(default_factory=list)
@@ -148,9 +148,9 @@ class AgentSession:
 
     def tick(self, now: Seconds) -> list[AgentOutput]:
         """What the passing of time asks for: a heartbeat, or a new greeting."""
-        if self.session is not None and now - self._last_heard > self.pace.suspect_s:
+        if self.session is not None and now - self._last_heard > self.timings.suspect_s:
             self.session = None
-        if now - self._last_said < self.pace.heartbeat_s:
+        if now - self._last_said < self.timings.heartbeat_s:
             return []
         self._last_said = now
         if self.session is None:
@@ -162,11 +162,11 @@ class AgentSession:
         match message:
             case Welcome():
                 return self._welcome(message, now)
-            case Greet(term=term):
+            case HelloRequest(term=term):
                 return self._greet(term, now)
             case Refused():
                 return [Rejected(message)]
-            case Pulse(session=session, committed=committed):
+            case HeartbeatAck(session=session, committed=committed):
                 if session == self.session:
                     self._last_heard = now
                     self._forget(committed)
@@ -247,7 +247,7 @@ class ControllerSession:
 
     node: NodeId
     term: Term
-    pace: Pace = field(default_factory=Pace)
+    timings: SessionTimings = field(default_factory=SessionTimings)
     session: str | None = None
     boot: BootId | None = None
     received: int = 0  # delivered through this seq
@@ -332,7 +332,7 @@ class ControllerSession:
         overdue = [
             delta
             for delta, said in self.outstanding.values()
-            if now - said >= self.pace.retry_s and self.session is not None
+            if now - said >= self.timings.retry_s and self.session is not None
         ]
         outputs: list[ControllerOutput] = []
         for delta in overdue:
@@ -342,23 +342,23 @@ class ControllerSession:
     def condition(self, now: Seconds) -> Condition:
         """What the time since the last word of this node means."""
         silent = now - self.last_heard
-        if silent >= self.pace.lost_s:
+        if silent >= self.timings.lost_s:
             return Condition.LOST
-        return Condition.SUSPECT if silent >= self.pace.suspect_s else Condition.ALIVE
+        return Condition.SUSPECT if silent >= self.timings.suspect_s else Condition.ALIVE
 
     def _heartbeat(self, message: Heartbeat, now: Seconds) -> list[ControllerOutput]:
         if self.session is None or message.session != self.session:
-            return [ToNode(Greet(term=self.term))]
+            return [ToNode(HelloRequest(term=self.term))]
         self.last_heard = now
-        pulse = ToNode(Pulse(session=self.session, term=self.term, committed=self.durable))
+        ack = ToNode(HeartbeatAck(session=self.session, term=self.term, committed=self.durable))
         behind = message.events_sent > self.received
         # Events travel on a socket of their own: those that are only late come before the next.
         missing = self._ask(now) if behind and self._behind_at == self.received else []
         self._behind_at = self.received if behind else None
-        return [pulse, *missing]
+        return [ack, *missing]
 
     def _ask(self, now: Seconds) -> list[ControllerOutput]:
-        if self.boot is None or now - self._asked_at < self.pace.heartbeat_s / 2:
+        if self.boot is None or now - self._asked_at < self.timings.heartbeat_s / 2:
             return []
         self._asked_at = now
         return [ToNode(ResendEvents(boot=self.boot, first=self.received + 1))]

@@ -19,7 +19,7 @@ from schemas.codec import LOG_REPLY, REPLY, Codec, encode
 from schemas.errors import OnesError, TimedOutError, UnreachableError, raised
 from schemas.ids import JobId, Rank, SlotId, Version
 from schemas.jobs import ENDED, JobSpec
-from schemas.link import Link, Wire, load_keys, load_public
+from schemas.link import Link, Socket, load_keys, load_public
 from schemas.messages import Message
 from schemas.messages.client import (
     CancelJob,
@@ -62,7 +62,7 @@ R = TypeVar("R", bound=Message)
 class _Caller:
     """Requests and replies over one DEALER, matched by id, sent again while nobody answers."""
 
-    def __init__(self, wire: Wire, codec: Codec[Any]) -> None:
+    def __init__(self, wire: Socket, codec: Codec[Any]) -> None:
         self._wire = wire
         self._codec = codec
         self._waiting: dict[bytes, asyncio.Future[Any]] = {}

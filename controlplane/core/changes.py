@@ -1,4 +1,4 @@
-"""What makes a group of workers become the next one: joins, leaves, mends and pauses."""
+"""What makes a group of workers become the next one: joins, leaves, recoveries and pauses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from controlplane.core.lifecycle import (
     trains_on,
 )
 from controlplane.core.outcome import Outcome, outcome_of
-from controlplane.core.rescale import Rescale, RescalePhase, RescaleTurn, Rest
+from controlplane.core.rescale import QuiescePoint, Rescale, RescalePhase, RescaleTurn
 from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
 from controlplane.policy.api import Reason
 from schemas.groups import Group, Member, ResumePoint
@@ -32,13 +32,13 @@ from schemas.ids import NodeId, Rank, Seconds, SlotId, Version, WorkerId, node_o
 from schemas.messages.agent import (
     ABANDONED,
     JOIN,
-    MEND,
-    PARK,
+    RECOVER,
     SETTLED,
-    AtRest,
+    SUSPEND,
     GroupFormed,
-    Parked,
+    Quiesced,
     StoreOpened,
+    Suspended,
     WorkerExited,
 )
 
@@ -69,7 +69,7 @@ def order(
     job.version = version
     job.change = change = Rescale(
         group=_group(job, version, members),
-        kind=JOIN if members else PARK,
+        kind=JOIN if members else SUSPEND,
         before=before,
         phase=RescalePhase.PREPARING,
         why=reason.text,
@@ -130,7 +130,7 @@ def formed(ctx: Context, job: Job, worker: Worker, news: GroupFormed) -> None:
     elif job.phase is Phase.STARTING:
         start_formed(ctx, job, news)
     elif change is None and news.group > job.group.version:
-        mend(ctx, job, f"a worker went on to the abandoned version {news.group}")
+        recover(ctx, job, f"a worker went on to the abandoned version {news.group}")
 
 
 def settle(ctx: Context, job: Job, change: Rescale) -> None:
@@ -139,7 +139,7 @@ def settle(ctx: Context, job: Job, change: Rescale) -> None:
     settle_time(job, ctx.now)
     old = job.group
     group = job.group = change.group
-    job.change, job.stage, job.mends = None, SETTLED, 0
+    job.change, job.stage, job.recoveries = None, SETTLED, 0
     for worker in job.workers.values():
         member = group.member(worker.worker)
         if member is not None:
@@ -187,7 +187,7 @@ def abandon(ctx: Context, job: Job, turn: RescaleTurn, why: str) -> None:
     ctx.ask = True
     gone_on = [w for w in job.group_workers() if w.formed > group.version]
     if any(worker.formed == change.group.version for worker in gone_on):
-        mend(ctx, job, f"a worker went on to the abandoned version {change.group.version}")
+        recover(ctx, job, f"a worker went on to the abandoned version {change.group.version}")
 
 
 def _release_claims(ctx: Context, group: Group) -> None:
@@ -202,7 +202,7 @@ def _release_claims(ctx: Context, group: Group) -> None:
 # --- pause
 
 
-def parked(ctx: Context, job: Job, news: Parked) -> None:
+def suspended(ctx: Context, job: Job, news: Suspended) -> None:
     """The state is in a checkpoint; all workers are about to exit."""
     change = job.change
     if change is None or news.group != change.group.version:
@@ -214,26 +214,26 @@ def parked(ctx: Context, job: Job, news: Parked) -> None:
     job.epoch, job.step, job.samples_done = news.epoch, news.step, news.samples_done
     job.last_batch = job.group.global_batch if job.group else job.last_batch
     job.group, job.change, job.stage, job.losses = None, None, SETTLED, 0
-    job.tries, job.mends = 0, 0
-    job.parked = True
+    job.tries, job.recoveries = 0, 0
+    job.suspended = True
     job.rescales += 1
     for worker in job.workers.values():
         if worker.phase is WorkerPhase.MEMBER:
             workers.advance(worker, WorkerTurn.RETIRED)
         elif worker.phase not in {WorkerPhase.GONE, WorkerPhase.LEAVING, WorkerPhase.RETIRING}:
             workers.advance(worker, WorkerTurn.DISMISSED)
-    conclude_version(ctx, job, "parked")
-    ctx.turn(job, Turn.PARKED, f"{change.why}, at step {news.step}", {"epoch": news.epoch})
+    conclude_version(ctx, job, "suspended")
+    ctx.turn(job, Turn.SUSPENDED, f"{change.why}, at step {news.step}", {"epoch": news.epoch})
     for node in dict.fromkeys(nodes):
         ctx.send_to(job, node)
     drop_gone(ctx, job)
     ctx.ask = True
 
 
-# --- mend
+# --- recover
 
 
-def mend(ctx: Context, job: Job, why: str) -> None:
+def recover(ctx: Context, job: Job, why: str) -> None:
     """A member is gone or cut off: the others come to rest, agree on the furthest step, go on."""
     group, change = job.group, job.change
     if group is None:
@@ -242,12 +242,12 @@ def mend(ctx: Context, job: Job, why: str) -> None:
         rescales.advance(job.job, change, RescaleTurn.MEMBER_LOST)
         conclude_version(ctx, job, "broken")
     survivors = _survivors(job, group, change)
-    job.mends += 1
+    job.recoveries += 1
     if job.tries:  # the first loss since an epoch is no reason to wait
         _back_off(ctx, job)
     else:
         job.tries = 1
-    if job.mends > rescales.MAX_MENDS or not survivors:
+    if job.recoveries > rescales.MAX_RECOVERIES or not survivors:
         lose(ctx, job, why)
         return
     before, version = job.version, Version(job.version + 1)
@@ -259,19 +259,19 @@ def mend(ctx: Context, job: Job, why: str) -> None:
     members = _members(_dealt(survivors, group.global_batch))
     job.change = Rescale(
         group=_group(job, version, members),
-        kind=MEND,
+        kind=RECOVER,
         before=before,
-        phase=RescalePhase.RESTING,
+        phase=RescalePhase.QUIESCING,
         why=why,
         began=ctx.now,
-        deadline=Seconds(ctx.now + rescales.REST_LIMIT_S),
+        deadline=Seconds(ctx.now + rescales.QUIESCE_LIMIT_S),
         told=dict.fromkeys(
             node_of(worker.slot)
             for worker in job.workers.values()
             if worker.phase is not WorkerPhase.GONE
         ),
     )
-    note_version(ctx, job, job.change.group, MEND, Reason("lost", why), by=CLUSTER)
+    note_version(ctx, job, job.change.group, RECOVER, Reason("lost", why), by=CLUSTER)
     count = len(survivors)
     ctx.turn(
         job, Turn.MEMBER_LOST, f"{why}; {count} {'workers go' if count != 1 else 'worker goes'} on"
@@ -287,29 +287,29 @@ def _back_off(ctx: Context, job: Job) -> None:
     job.retry_at = Seconds(ctx.now + pause_before(job.tries))
 
 
-def at_rest(ctx: Context, job: Job, worker: Worker, news: AtRest) -> None:
+def quiesced(ctx: Context, job: Job, worker: Worker, news: Quiesced) -> None:
     """A survivor stands still."""
     change = job.change
-    if change is None or change.phase is not RescalePhase.RESTING:
+    if change is None or change.phase is not RescalePhase.QUIESCING:
         return
     if news.group != change.group.version or change.group.member(worker.worker) is None:
         return
-    change.rests[worker.worker] = Rest(
+    change.points[worker.worker] = QuiescePoint(
         step=news.step, epoch=news.epoch, full=news.full, port=news.port
     )
-    _rested(ctx, job, change)
+    _quiesced(ctx, job, change)
 
 
-def _rested(ctx: Context, job: Job, change: Rescale) -> None:
+def _quiesced(ctx: Context, job: Job, change: Rescale) -> None:
     """Go on with those that have the whole state, once every survivor has said so."""
     survivors = [
         job.workers[member.worker]
         for member in change.group.members
         if job.workers[member.worker].phase not in {WorkerPhase.GONE, WorkerPhase.LEAVING}
     ]
-    if any(worker.worker not in change.rests for worker in survivors):
+    if any(worker.worker not in change.points for worker in survivors):
         return
-    full = [worker for worker in survivors if change.rests[worker.worker].full]
+    full = [worker for worker in survivors if change.points[worker.worker].full]
     if not full:
         rescales.advance(job.job, change, RescaleTurn.NOBODY_FULL)
         lose(ctx, job, f"{change.why}, and nobody else had the whole state")
@@ -317,16 +317,16 @@ def _rested(ctx: Context, job: Job, change: Rescale) -> None:
     for worker in survivors:
         if worker not in full:
             workers.advance(worker, WorkerTurn.DISMISSED)
-    rescales.advance(job.job, change, RescaleTurn.RESTED)
-    rests = [change.rests[worker.worker] for worker in full]
-    places = [(rest.step, rest.epoch) for rest in rests]
+    rescales.advance(job.job, change, RescaleTurn.QUIESCED)
+    points = [change.points[worker.worker] for worker in full]
+    places = [(point.step, point.epoch) for point in points]
     change.source = None if len(set(places)) == 1 else places.index(max(places))
     change.group = _group(
         job, change.group.version, _members(_dealt(full, change.group.global_batch))
     )
     change.deadline = Seconds(ctx.now + rescales.SWITCH_LIMIT_S)
     if len(full) > 1:
-        change.store = ctx.state.address_of(full[0].worker, job, rests[0].port)
+        change.store = ctx.state.address_of(full[0].worker, job, points[0].port)
     for node in change.told:
         ctx.send_to(job, node)
 
@@ -340,13 +340,13 @@ def broken(ctx: Context, job: Job, version: Version, why: str) -> None:
     now = {job.group.version if job.group else None, change.group.version if change else None}
     if job.phase is Phase.STARTING and job.group and version == job.group.version:
         lose(ctx, job, f"the group could not form: {why}")
-    elif job.group is None or (change is not None and change.phase is RescalePhase.RESTING):
+    elif job.group is None or (change is not None and change.phase is RescalePhase.QUIESCING):
         return
     elif change is not None and change.phase is RescalePhase.REJOINING:
         if version == change.group.version:
-            mend(ctx, job, f"the group could not be mended: {why}")
+            recover(ctx, job, f"the group could not be recovered: {why}")
     elif version in now or version > job.group.version:
-        mend(ctx, job, f"the group lost a member: {why}")
+        recover(ctx, job, f"the group lost a member: {why}")
 
 
 def join_failed(ctx: Context, job: Job, version: Version, why: str) -> None:
@@ -359,7 +359,7 @@ def join_failed(ctx: Context, job: Job, version: Version, why: str) -> None:
     if change.phase is RescalePhase.SWITCHING:
         abandon(ctx, job, RescaleTurn.JOIN_FAILED, f"the new group could not be built: {why}")
     elif change.phase is RescalePhase.REJOINING:
-        mend(ctx, job, f"the group could not be mended: {why}")
+        recover(ctx, job, f"the group could not be recovered: {why}")
 
 
 def expired(ctx: Context, job: Job) -> None:
@@ -381,7 +381,7 @@ def expired(ctx: Context, job: Job) -> None:
         if joins:
             abandon(ctx, job, RescaleTurn.EXPIRED, f"no boundary within {took}")
         else:
-            mend(ctx, job, f"no boundary within {took}")
+            recover(ctx, job, f"no boundary within {took}")
     else:
         rescales.advance(job.job, change, RescaleTurn.EXPIRED)
         lose(ctx, job, f"{change.why}, and the others did not come together within {took}")
@@ -391,8 +391,8 @@ def gone(ctx: Context, job: Job, worker: Worker, was: WorkerPhase, news: WorkerE
     """A process ended that was in phase `was`: decide what that means for its job."""
     group, change = job.group, job.change
     if group is None or was in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}:
-        if change is not None and change.phase is RescalePhase.RESTING:
-            _rested_without(ctx, job, change, news)
+        if change is not None and change.phase is RescalePhase.QUIESCING:
+            _quiesced_without(ctx, job, change, news)
         return
     if job.phase is Phase.STARTING:
         conclude(ctx, job, news)
@@ -400,11 +400,11 @@ def gone(ctx: Context, job: Job, worker: Worker, was: WorkerPhase, news: WorkerE
     outcome, why = outcome_of(job, news)
     incumbent = group.member(worker.worker) is not None
     stays = change is not None and change.group.member(worker.worker) is not None
-    if change is not None and change.phase is RescalePhase.RESTING:
-        _rested_without(ctx, job, change, news)
+    if change is not None and change.phase is RescalePhase.QUIESCING:
+        _quiesced_without(ctx, job, change, news)
     elif _nobody_left(job):
         _all_gone(ctx, job, outcome, why, news)
-    elif not incumbent and (change is None or change.kind != MEND):
+    elif not incumbent and (change is None or change.kind != RECOVER):
         if stays:
             what = why if outcome is not Outcome.DONE else "a newcomer ended"
             abandon(ctx, job, RescaleTurn.NEWCOMER_LOST, f"a newcomer is lost: {what}")
@@ -412,9 +412,9 @@ def gone(ctx: Context, job: Job, worker: Worker, was: WorkerPhase, news: WorkerE
         job.exit_code = 128 + news.signal if news.signal is not None else news.code
         fail(ctx, job, why)
     elif change is not None and change.phase is RescalePhase.REJOINING:
-        mend(ctx, job, why)  # whatever its end was, the others wait for it
+        recover(ctx, job, why)  # whatever its end was, the others wait for it
     elif outcome is Outcome.LOST and (stays or not _leaves(change)):
-        mend(ctx, job, why)
+        recover(ctx, job, why)
     elif outcome is Outcome.DONE:
         job.exit_code = news.code
 
@@ -430,18 +430,18 @@ def refused(ctx: Context, job: Job, worker: Worker, why: str) -> None:
         abandon(ctx, job, RescaleTurn.NEWCOMER_LOST, f"a newcomer could not start: {why}")
 
 
-def _rested_without(ctx: Context, job: Job, change: Rescale, news: WorkerExited) -> None:
+def _quiesced_without(ctx: Context, job: Job, change: Rescale, news: WorkerExited) -> None:
     if _nobody_left(job):
         outcome, why = outcome_of(job, news)
         _all_gone(ctx, job, outcome, why, news)
     else:
-        _rested(ctx, job, change)
+        _quiesced(ctx, job, change)
 
 
 def _all_gone(ctx: Context, job: Job, outcome: Outcome, why: str, news: WorkerExited) -> None:
     job.exit_code = 128 + news.signal if news.signal is not None else news.code
-    mending = job.change is not None and job.change.kind == MEND
-    if outcome is Outcome.DONE and (job.finished_why or not (mending or _leaves(job.change))):
+    recovering = job.change is not None and job.change.kind == RECOVER
+    if outcome is Outcome.DONE and (job.finished_why or not (recovering or _leaves(job.change))):
         end(ctx, job, Turn.FINISHED, why)
     elif outcome is Outcome.FAILED:
         fail(ctx, job, why)
@@ -469,13 +469,13 @@ def cut_off(ctx: Context, job: Job, node: NodeId, why: str) -> None:
         if worker.phase is not WorkerPhase.LEAVING:
             workers.advance(worker, WorkerTurn.DISMISSED)
     change = job.change
-    if change is not None and change.phase is RescalePhase.RESTING and touched:
+    if change is not None and change.phase is RescalePhase.QUIESCING and touched:
         if any(worker.phase is WorkerPhase.MEMBER for worker in job.workers.values()):
-            _rested(ctx, job, change)
+            _quiesced(ctx, job, change)
         else:
             lose(ctx, job, why)
-    elif incumbents or (touched and change is not None and change.kind == MEND):
-        mend(ctx, job, why)
+    elif incumbents or (touched and change is not None and change.kind == RECOVER):
+        recover(ctx, job, why)
     elif touched:
         abandon(ctx, job, RescaleTurn.NEWCOMER_LOST, why)
 
@@ -532,7 +532,7 @@ def _leaves(change: Rescale | None) -> bool:
 def _nobody_left(job: Job) -> bool:
     """Whether nobody is left who may have the state; a newcomer has it when it is a member."""
     heirs = job.group.members if job.group else ()
-    if job.change is not None and job.change.kind == MEND:
+    if job.change is not None and job.change.kind == RECOVER:
         heirs = (*heirs, *job.change.group.members)
     names = {member.worker for member in heirs}
     return not any(

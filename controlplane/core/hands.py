@@ -15,7 +15,7 @@ from controlplane.core.state import State
 from controlplane.policy.api import Reason
 from controlplane.policy.packing import split
 from schemas.ids import Seconds, SlotId, node_of
-from schemas.messages.agent import PARK
+from schemas.messages.agent import SUSPEND
 
 
 def steer_all(ctx: Context) -> None:
@@ -52,11 +52,11 @@ def _pause(ctx: Context, job: Job, hand: Hand) -> None:
     why = f"paused by {hand.user}"
     if job.phase is Phase.STARTING:
         withdraw(ctx, job, "paused")
-        ctx.turn(job, Turn.PARKED, why)
+        ctx.turn(job, Turn.SUSPENDED, why)
         ctx.ask = True
     elif job.phase is Phase.RUNNING and job.retry_at <= ctx.now:
         order(ctx, job, {}, Reason("operator", why), by=OPERATOR)
-    elif _preparing(job) and job.change is not None and job.change.kind != PARK:
+    elif _preparing(job) and job.change is not None and job.change.kind != SUSPEND:
         abandon(ctx, job, RescaleTurn.SUPERSEDED, "a newer order takes its place")
         _pause(ctx, job, hand)
 
@@ -118,7 +118,7 @@ def _preparing(job: Job) -> bool:
 
 def _outdated(job: Job, hand: Hand) -> bool:
     """Whether the change that is prepared leads to something else than the hand wants."""
-    if job.change is None or job.change.kind == PARK:
+    if job.change is None or job.change.kind == SUSPEND:
         return True
     group = job.change.group
     there = {member.slot for member in group.members}

@@ -45,7 +45,7 @@ class Turn(Enum):
     RESCALE_ORDERED = "re-scale ordered"
     RESCALE_ABANDONED = "re-scale abandoned"  # the old group goes on
     MEMBER_LOST = "member lost"  # and others have the state
-    PARKED = "parked"  # its state is in a checkpoint, its workers leave
+    SUSPENDED = "suspended"  # its state is in a checkpoint, its workers leave
     GROUP_LOST = "group lost"  # a worker or node is gone, through no fault of the script
     SCRIPT_FAILED = "script failed"  # and may be tried again
     GAVE_UP = "gave up"  # no retry is left
@@ -65,7 +65,7 @@ NEXT: Final[Mapping[tuple[Phase, Turn], Phase]] = {
     (Phase.STARTING, Turn.GAVE_UP): Phase.FAILED,
     (Phase.STARTING, Turn.FINISHED): Phase.SUCCEEDED,  # a script that never formed a group
     (Phase.STARTING, Turn.CANCELLED): Phase.CANCELLED,
-    (Phase.STARTING, Turn.PARKED): Phase.PAUSED,  # paused before it trained
+    (Phase.STARTING, Turn.SUSPENDED): Phase.PAUSED,  # paused before it trained
     (Phase.RUNNING, Turn.RESCALE_ORDERED): Phase.RESCALING,
     (Phase.RUNNING, Turn.MEMBER_LOST): Phase.RESCALING,
     (Phase.RUNNING, Turn.GROUP_LOST): Phase.PAUSED,
@@ -76,7 +76,7 @@ NEXT: Final[Mapping[tuple[Phase, Turn], Phase]] = {
     (Phase.RESCALING, Turn.GROUP_FORMED): Phase.RUNNING,
     (Phase.RESCALING, Turn.RESCALE_ABANDONED): Phase.RUNNING,
     (Phase.RESCALING, Turn.MEMBER_LOST): Phase.RESCALING,
-    (Phase.RESCALING, Turn.PARKED): Phase.PAUSED,
+    (Phase.RESCALING, Turn.SUSPENDED): Phase.PAUSED,
     (Phase.RESCALING, Turn.GROUP_LOST): Phase.PAUSED,
     (Phase.RESCALING, Turn.SCRIPT_FAILED): Phase.PAUSED,
     (Phase.RESCALING, Turn.GAVE_UP): Phase.FAILED,
@@ -105,8 +105,8 @@ class Job(msgspec.Struct, kw_only=True):
     hand: Hand | None = None  # an operator's
     retry_at: Seconds = Seconds(0.0)  # no growth and no operator's order is tried again before
     hand_waits: str = ""  # why the hand's order is not followed yet
-    tries: int = 0  # changes that were abandoned or mended since the last finished epoch
-    mends: int = 0  # in a row, without a group between
+    tries: int = 0  # changes that were abandoned or recovered since the last finished epoch
+    recoveries: int = 0  # in a row, without a group between
     workers: dict[WorkerId, Worker] = {}  # of every version whose process may still exist
     versions: list[VersionInfo] = []  # every group that was ordered
     nodes: dict[NodeId, None] = {}  # those that were ever told of it
@@ -126,7 +126,7 @@ class Job(msgspec.Struct, kw_only=True):
     script_error: str = ""
     failures: int = 0  # of the script
     losses: int = 0  # of its groups, in a row without a finished epoch between
-    parked: bool = False  # its last group was paused
+    suspended: bool = False  # its last group was paused
     exit_code: int | None = None
     ready_at: Seconds = Seconds(0.0)
     queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot, up to `since`

@@ -135,9 +135,9 @@ def start_formed(ctx: Context, job: Job, news: GroupFormed) -> None:
     ctx.state.starts.pop(job.job, None)
     conclude_version(ctx, job, "formed", news)
     job.started_s = job.versions[-1].took_s
-    job.stage, job.mends = SETTLED, 0
-    job.rescales += job.parked
-    job.parked = False
+    job.stage, job.recoveries = SETTLED, 0
+    job.rescales += job.suspended
+    job.suspended = False
     why = f"{trains_on(group)}"
     if news.step:
         why += f", resumed after epoch {news.epoch}, step {news.step}"

@@ -43,16 +43,16 @@ from controlplane.policy.api import ClusterView
 from schemas.groups import ResumePoint
 from schemas.ids import JobId, Seconds, SlotId, node_of, slot_id, worker_id
 from schemas.messages.agent import (
-    AtRest,
     EpochReported,
     GroupBroken,
     GroupFormed,
     JobCleared,
     JoinFailed,
-    Parked,
+    Quiesced,
     ScriptFailed,
     ScriptReport,
     StoreOpened,
+    Suspended,
     TrainingFinished,
     WorkerExited,
     WorkerReady,
@@ -368,10 +368,10 @@ class Reactor:
                 changes.join_failed(ctx, job, version, error)
             case GroupBroken(group=version, error=error) if speaks:
                 changes.broken(ctx, job, version, error)
-            case AtRest() if speaks:
-                changes.at_rest(ctx, job, worker, news)
-            case Parked() if speaks:
-                changes.parked(ctx, job, news)
+            case Quiesced() if speaks:
+                changes.quiesced(ctx, job, worker, news)
+            case Suspended() if speaks:
+                changes.suspended(ctx, job, news)
             case EpochReported() if speaks:
                 self._epoch_reported(job, news)
             case TrainingFinished(why=why) if speaks:
@@ -564,8 +564,8 @@ WorkerNews = (
     | GroupFormed
     | JoinFailed
     | GroupBroken
-    | AtRest
-    | Parked
+    | Quiesced
+    | Suspended
     | EpochReported
     | TrainingFinished
     | ScriptFailed

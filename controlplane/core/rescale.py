@@ -1,7 +1,7 @@
 """The change from one version of a job's group to the next, and its transition table.
 
 ONES section 3.3, as a "shadow join": newcomers are prepared while the incumbents train, and all
-members swap groups at one agreed step. A mend is the same change without newcomers, made when a
+members swap groups at one agreed step. A recovery is the same change without newcomers, made when a
 member was lost: the survivors come to rest, agree on the furthest step and go on.
 """
 
@@ -19,8 +19,8 @@ from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 
 PREPARE_LIMIT_S: Final = 600.0  # newcomers import, build, open their data
 SWITCH_LIMIT_S: Final = 1800.0  # the boundary comes; steps and evaluations may be long
-REST_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
-MAX_MENDS: Final = 5  # in a row, without a group between
+QUIESCE_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
+MAX_RECOVERIES: Final = 5  # in a row, without a group between
 
 
 class RescalePhase(Enum):
@@ -28,7 +28,7 @@ class RescalePhase(Enum):
 
     PREPARING = "preparing"  # newcomers start; the old group trains
     SWITCHING = "switching"  # all members were told; the old group trains up to the boundary
-    RESTING = "resting"  # a member was lost; the others come to rest and say where they are
+    QUIESCING = "quiescing"  # a member was lost; the others come to rest and say where they are
     REJOINING = "rejoining"  # the survivors build a group and take the furthest state
     SETTLED = "settled"
     ABANDONED = "abandoned"  # the old group goes on as if nothing had been asked
@@ -46,7 +46,7 @@ class RescaleTurn(Enum):
     SUPERSEDED = "superseded"  # a newer order came before anybody was told of this one
     EXPIRED = "expired"
     MEMBER_LOST = "member lost"  # of the group that trains
-    RESTED = "rested"  # every survivor said where it stands
+    QUIESCED = "quiesced"  # every survivor said where it stands
     NOBODY_FULL = "nobody full"  # none of the survivors has the whole state
 
 
@@ -61,10 +61,10 @@ NEXT: Final[Mapping[tuple[RescalePhase, RescaleTurn], RescalePhase]] = {
     (RescalePhase.SWITCHING, RescaleTurn.JOIN_FAILED): RescalePhase.ABANDONED,
     (RescalePhase.SWITCHING, RescaleTurn.EXPIRED): RescalePhase.ABANDONED,
     (RescalePhase.SWITCHING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
-    (RescalePhase.RESTING, RescaleTurn.RESTED): RescalePhase.REJOINING,
-    (RescalePhase.RESTING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
-    (RescalePhase.RESTING, RescaleTurn.NOBODY_FULL): RescalePhase.LOST,
-    (RescalePhase.RESTING, RescaleTurn.EXPIRED): RescalePhase.LOST,
+    (RescalePhase.QUIESCING, RescaleTurn.QUIESCED): RescalePhase.REJOINING,
+    (RescalePhase.QUIESCING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
+    (RescalePhase.QUIESCING, RescaleTurn.NOBODY_FULL): RescalePhase.LOST,
+    (RescalePhase.QUIESCING, RescaleTurn.EXPIRED): RescalePhase.LOST,
     (RescalePhase.REJOINING, RescaleTurn.FORMED): RescalePhase.SETTLED,
     (RescalePhase.REJOINING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
     (RescalePhase.REJOINING, RescaleTurn.JOIN_FAILED): RescalePhase.BROKEN,
@@ -74,7 +74,7 @@ OPEN: Final = frozenset(
     {
         RescalePhase.PREPARING,
         RescalePhase.SWITCHING,
-        RescalePhase.RESTING,
+        RescalePhase.QUIESCING,
         RescalePhase.REJOINING,
     }
 )
@@ -83,12 +83,12 @@ OPEN: Final = frozenset(
 LIMITS: Final[Mapping[RescalePhase, float]] = {
     RescalePhase.PREPARING: PREPARE_LIMIT_S,
     RescalePhase.SWITCHING: SWITCH_LIMIT_S,
-    RescalePhase.RESTING: REST_LIMIT_S,
+    RescalePhase.QUIESCING: QUIESCE_LIMIT_S,
     RescalePhase.REJOINING: SWITCH_LIMIT_S,
 }
 
 
-class Rest(msgspec.Struct, frozen=True, kw_only=True):
+class QuiescePoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a survivor stands still."""
 
     step: int
@@ -101,15 +101,15 @@ class Rescale(msgspec.Struct, kw_only=True):
     """One change that is under way."""
 
     group: Group  # what it leads to; its version is the change's
-    kind: str  # join, mend or park
+    kind: str  # join, recover or suspend
     before: Version  # what nodes that were not told of this one hold
     phase: RescalePhase
     why: str
     began: Seconds
     deadline: Seconds
     store: str = ""  # HOST:PORT, once known
-    source: int | None = None  # mend: rank whose state all take
-    rests: dict[WorkerId, Rest] = {}
+    source: int | None = None  # recover: rank whose state all take
+    points: dict[WorkerId, QuiescePoint] = {}
     told: dict[NodeId, None] = {}  # nodes that heard of this version
 
 

@@ -25,7 +25,7 @@ from schemas.ids import (
     WorkerId,
     node_of,
 )
-from schemas.messages.agent import MEND, PREPARE, SETTLED, SWITCH, GroupDelta
+from schemas.messages.agent import PREPARE, RECOVER, SETTLED, SWITCH, GroupDelta
 
 
 class State(msgspec.Struct, kw_only=True, dict=True):
@@ -122,10 +122,10 @@ class State(msgspec.Struct, kw_only=True, dict=True):
         )
 
     def _changing(self, job: Job, change: Rescale, node: NodeId) -> GroupDelta | None:
-        if node not in change.told and change.kind != MEND:
+        if node not in change.told and change.kind != RECOVER:
             return None  # it runs what it ran
         leaving: tuple[Member, ...] = ()
-        if job.group is not None and change.kind != MEND:
+        if job.group is not None and change.kind != RECOVER:
             leaving = tuple(
                 member for member in job.group.members if change.group.member(member.worker) is None
             )

@@ -28,11 +28,11 @@ from controlplane.service.telemetry import TelemetryTable
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.daemon import Audit, notify, watchdog
 from schemas.errors import SettingsError
-from schemas.link import Identity, Link, Wire, load_authorised, load_keys
+from schemas.link import Identity, Link, Socket, load_authorised, load_keys
 from schemas.messages.agent import StepsReported
 from schemas.messages.client import Cluster, SearchInfo
 from schemas.messages.feed import FeedEvent
-from schemas.session import Pace
+from schemas.session import SessionTimings
 
 log = structlog.get_logger("controller")
 BIND_WAIT_S = 10.0  # a predecessor that was killed may still be closing
@@ -102,7 +102,9 @@ async def run(settings: ControllerSettings, home: Path) -> None:
             orders=await _bind(link, "ROUTER", listen.host, listen.agents),
             events=await _bind(link, "SUB", listen.host, listen.events),
             term=term,
-            pace=Pace(suspect_s=settings.silence.suspect_s, lost_s=settings.silence.lost_s),
+            timings=SessionTimings(
+                suspect_s=settings.silence.suspect_s, lost_s=settings.silence.lost_s
+            ),
             ports=(listen.shippers, listen.events),
             told=told,
             audit=audit,
@@ -206,7 +208,7 @@ def _planner(choice: PolicyChoice, commit_loop: CommitLoop) -> Planner:
     )
 
 
-async def _bind(link: Link, kind: str, host: str, port: int) -> Wire:
+async def _bind(link: Link, kind: str, host: str, port: int) -> Socket:
     address = f"tcp://{host}:{port}"
     loop = asyncio.get_running_loop()
     deadline = loop.time() + BIND_WAIT_S

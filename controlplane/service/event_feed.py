@@ -6,7 +6,7 @@ import asyncio
 
 from schemas.codec import encode
 from schemas.daemon import Audit
-from schemas.link import Wire
+from schemas.link import Socket
 from schemas.messages.feed import FeedEvent
 
 READERS = frozenset({"admin", "user", "viewer"})
@@ -15,7 +15,7 @@ READERS = frozenset({"admin", "user", "viewer"})
 class EventFeed:
     """The XPUB side, and a bell for long polls inside this process."""
 
-    def __init__(self, wire: Wire, audit: Audit, last_seq: int) -> None:
+    def __init__(self, wire: Socket, audit: Audit, last_seq: int) -> None:
         self._wire = wire
         self._audit = audit
         self._bell: asyncio.Future[None] | None = None

@@ -16,9 +16,16 @@ from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.daemon import Audit
 from schemas.errors import OnesError, UnavailableError
 from schemas.ids import NodeId, Seconds, Term
-from schemas.link import Incoming, Wire
+from schemas.link import Incoming, Socket
 from schemas.messages.agent import Hello, Numbered, Refused, StepsReported, Telemetry
-from schemas.session import Condition, ControllerOutput, ControllerSession, Deliver, Pace, ToNode
+from schemas.session import (
+    Condition,
+    ControllerOutput,
+    ControllerSession,
+    Deliver,
+    SessionTimings,
+    ToNode,
+)
 
 log = structlog.get_logger("node_sessions")
 TICK_S: Final = 0.5
@@ -32,10 +39,10 @@ class NodeSessions:
         self,
         *,
         commit_loop: CommitLoop,
-        orders: Wire,
-        events: Wire,
+        orders: Socket,
+        events: Socket,
         term: Term,
-        pace: Pace,
+        timings: SessionTimings,
         ports: tuple[int, int],
         told: Callable[[StepsReported], None],
         audit: Audit,
@@ -44,7 +51,7 @@ class NodeSessions:
         self._orders = orders
         self._events = events
         self._term = term
-        self._pace = pace
+        self._timings = timings
         self._log_port, self._event_port = ports
         self._told = told
         self._audit = audit
@@ -106,7 +113,7 @@ class NodeSessions:
         node = NodeId(identity.name) if identity and identity.role == "node" else NodeId("")
         session = self._sessions.get(node)
         if session is None or self._routes.get(node) != incoming.route:
-            session = ControllerSession(node, self._term, self._pace)
+            session = ControllerSession(node, self._term, self._timings)
             for output in session.receive(message, self._now()):
                 if isinstance(output, ToNode):
                     self._orders.send(incoming.route, encode(output.message))
@@ -199,7 +206,7 @@ class NodeSessions:
         return Seconds(asyncio.get_running_loop().time())
 
     def _session(self, node: NodeId) -> ControllerSession:
-        return self._sessions.setdefault(node, ControllerSession(node, self._term, self._pace))
+        return self._sessions.setdefault(node, ControllerSession(node, self._term, self._timings))
 
     def _is_node(self, incoming: Incoming, node: NodeId) -> bool:
         identity = incoming.identity

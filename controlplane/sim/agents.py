@@ -14,21 +14,21 @@ from schemas.groups import Group, Member
 from schemas.ids import JobId, NodeId, Rank, SlotId, Version, WorkerId, node_of
 from schemas.messages.agent import (
     JOIN,
-    MEND,
-    PARK,
     PREPARE,
+    RECOVER,
     START,
+    SUSPEND,
     SWITCH,
     AgentEvent,
-    AtRest,
     EpochReported,
     GroupBroken,
     GroupDelta,
     GroupFormed,
     JobCleared,
-    Parked,
+    Quiesced,
     ScriptFailed,
     StoreOpened,
+    Suspended,
     TrainingFinished,
     WorkerExited,
     WorkerReady,
@@ -127,9 +127,9 @@ class Agents:
         self._end_others(crew, node, wanted, delta)
         if delta.group is None:
             return
-        if delta.stage == PREPARE and delta.kind != MEND:
+        if delta.stage == PREPARE and delta.kind != RECOVER:
             self._prepare(crew, delta, wanted)
-        if delta.kind == MEND and delta.stage == PREPARE:
+        if delta.kind == RECOVER and delta.stage == PREPARE:
             self._come_to_rest(crew, delta, wanted)
         first = crew.seen < (delta.version, delta.stage)
         crew.seen = max(crew.seen, (delta.version, delta.stage))
@@ -216,8 +216,8 @@ class Agents:
 
     def _switch(self, crew: Crew, delta: GroupDelta) -> None:
         now = self._kernel.now
-        if delta.kind == PARK:
-            self._soon(self._park, crew, delta)
+        if delta.kind == SUSPEND:
+            self._soon(self._suspend, crew, delta)
         elif delta.kind == START or self._at_once or self._same_members(crew, delta.group):
             self._soon(self._form, crew, delta)
         else:
@@ -252,7 +252,7 @@ class Agents:
         for member in delta.former:
             self._soon(self._exit, crew, member.worker, 0, None)
 
-    def _park(self, crew: Crew, delta: GroupDelta) -> None:
+    def _suspend(self, crew: Crew, delta: GroupDelta) -> None:
         group = crew.group
         if group is None or crew.seen > (delta.version, SWITCH):
             return
@@ -261,7 +261,7 @@ class Agents:
         training.save()
         self._watcher.rests(crew)
         self._tell(crew, group.members[0].worker, partial(
-            Parked,
+            Suspended,
             group=delta.version,
             epoch=training.epoch,
             step=int(training.steps),
@@ -280,7 +280,7 @@ class Agents:
         for name in wanted:
             if name in crew.processes:
                 self._soon(self._tell, crew, name, partial(
-                    AtRest,
+                    Quiesced,
                     group=delta.version,
                     step=int(training.steps),
                     epoch=training.epoch,

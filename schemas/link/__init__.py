@@ -2,7 +2,7 @@
 
 from schemas.link.identity import Authority, Identity
 from schemas.link.keys import KeyPair, load_authorised, load_keys, load_public, write_keys
-from schemas.link.sockets import Incoming, Link, ThreadDealer, Wire
+from schemas.link.sockets import Incoming, Link, Socket, ThreadDealer
 
 __all__ = [
     "Authority",
@@ -10,8 +10,8 @@ __all__ = [
     "Incoming",
     "KeyPair",
     "Link",
+    "Socket",
     "ThreadDealer",
-    "Wire",
     "load_authorised",
     "load_keys",
     "load_public",

@@ -35,7 +35,7 @@ class Incoming:
         return self.frames[0]
 
 
-class Wire:
+class Socket:
     """One socket with one owning task."""
 
     def __init__(self, socket: zmq.asyncio.Socket, *, identified: bool) -> None:
@@ -110,7 +110,7 @@ class Link:
         self._authority = Authority(self._context, known, denied)
         return self._authority
 
-    def bind(self, kind: str, address: str) -> Wire:
+    def bind(self, kind: str, address: str) -> Socket:
         """Bind a socket of `kind` (ROUTER, SUB, XPUB) with CURVE, or on ipc without.
 
         Raises:
@@ -138,9 +138,9 @@ class Link:
             socket.close()
             what = f"cannot bind {address}: {error.strerror}"
             raise SettingsError(what, "choose another address") from None
-        return Wire(socket, identified=secured)
+        return Socket(socket, identified=secured)
 
-    def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Wire:
+    def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
         """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected."""
         socket = self._socket(kind)
         if kind == "DEALER":
@@ -150,7 +150,7 @@ class Link:
             socket.curve_publickey = self._keys.public
             socket.curve_secretkey = self._keys.secret
         socket.connect(address)
-        return Wire(socket, identified=False)
+        return Socket(socket, identified=False)
 
     def _socket(self, kind: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(getattr(zmq, kind))

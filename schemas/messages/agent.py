@@ -9,7 +9,7 @@ from schemas.jobs import JobSpec
 from schemas.messages import Message
 
 PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of one version; they only grow
-START, JOIN, MEND, PARK = "start", "join", "mend", "park"  # what leads to a version
+START, JOIN, RECOVER, SUSPEND = "start", "join", "recover", "suspend"  # what leads to a version
 
 
 # --- what happens to workers: numbered, spooled by the agent until the controller committed them
@@ -75,7 +75,7 @@ class GroupBroken(ScriptReport, tag="worker.group_broken.1"):
     error: str
 
 
-class AtRest(ScriptReport, tag="worker.at_rest.1"):
+class Quiesced(ScriptReport, tag="worker.quiesced.1"):
     """The training thread stands still, as group `group` asked, and nothing is under way."""
 
     group: Version
@@ -85,7 +85,7 @@ class AtRest(ScriptReport, tag="worker.at_rest.1"):
     port: int  # of a TCPStore that the next group may use
 
 
-class Parked(ScriptReport, tag="worker.parked.1"):
+class Suspended(ScriptReport, tag="worker.suspended.1"):
     """The job was paused as version `group` asked; its checkpoint is durable."""
 
     group: Version
@@ -169,8 +169,8 @@ AgentEvent = (
     | GroupFormed
     | JoinFailed
     | GroupBroken
-    | AtRest
-    | Parked
+    | Quiesced
+    | Suspended
     | EpochReported
     | TrainingFinished
     | ScriptFailed
@@ -249,7 +249,7 @@ class Heartbeat(Message, tag="agent.heartbeat.1"):
     events_sent: int
 
 
-class Pulse(Message, tag="agent.pulse.1"):
+class HeartbeatAck(Message, tag="agent.heartbeat_ack.1"):
     """Controller to agent: the answer to a heartbeat."""
 
     session: str
@@ -257,7 +257,7 @@ class Pulse(Message, tag="agent.pulse.1"):
     committed: int
 
 
-class Greet(Message, tag="agent.greet.1"):
+class HelloRequest(Message, tag="agent.hello_request.1"):
     """Controller to agent: I do not know this session, say hello."""
 
     term: Term
@@ -286,7 +286,7 @@ class Resent(Message, tag="agent.resent.1"):
 # --- deltas
 
 
-class GroupDelta(Message, tag="agent.group_delta.2"):
+class GroupDelta(Message, tag="agent.group_delta.3"):
     """The full desired state of one job on one node, ordered by (term, version, stage).
 
     `group` lists all members of the job, on whatever node; the agent runs those whose slot is
@@ -302,10 +302,10 @@ class GroupDelta(Message, tag="agent.group_delta.2"):
     spec: JobSpec | None  # with `group`
     snapshot: str = ""  # sha256 of the working directory's archive, with `group`
     forget: bool = False  # the job ended: its folder on the node may go once its logs are stored
-    kind: str = START  # start, join, mend or park: what leads to this version
+    kind: str = START  # start, join, recover or suspend: what leads to this version
     former: tuple[Member, ...] = ()  # members of the group before, while the change is under way
     store: str = ""  # HOST:PORT of the group's TCPStore, from stage SWITCH on
-    source: Rank | None = None  # mend: whose state all take; None: all have the same
+    source: Rank | None = None  # recover: whose state all take; None: all have the same
 
 
 class DeltaAcked(Message, tag="agent.delta_acked.1"):
@@ -319,5 +319,7 @@ class DeltaAcked(Message, tag="agent.delta_acked.1"):
 
 
 FromAgent = Hello | Heartbeat | Resent | DeltaAcked
-ToAgent = Welcome | Refused | Pulse | Greet | EventsCommitted | ResendEvents | GroupDelta
+ToAgent = (
+    Welcome | Refused | HeartbeatAck | HelloRequest | EventsCommitted | ResendEvents | GroupDelta
+)
 Published = Numbered | Telemetry

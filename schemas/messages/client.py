@@ -224,7 +224,7 @@ class EpochInfo(Message, tag="client.epoch_info.1"):
     noise_scale: float | None = None  # of its gradients, samples
 
 
-class VersionInfo(Message, tag="client.version_info.2"):
+class VersionInfo(Message, tag="client.version_info.3"):
     """One group that was ordered.
 
     One that started from a checkpoint takes back what earlier workers did after `resumed_step`.
@@ -232,7 +232,7 @@ class VersionInfo(Message, tag="client.version_info.2"):
 
     version: Version
     resumed_epoch: int  # the finished epoch that it started from; 0 for none
-    kind: str = "start"  # start, join, mend or park
+    kind: str = "start"  # start, join, recover or suspend
     resumed_step: int = 0
     time: Seconds = Seconds(0.0)  # of the order
     slots: tuple[SlotId, ...] = ()
@@ -241,7 +241,7 @@ class VersionInfo(Message, tag="client.version_info.2"):
     took_s: float = 0.0  # from the order to the outcome
 
 
-class JobDetail(Message, tag="client.job_detail.2"):
+class JobDetail(Message, tag="client.job_detail.3"):
     """Answer to GetJob and CancelJob."""
 
     summary: JobSummary

@@ -8,21 +8,21 @@ from schemas.jobs import JobSpec
 from schemas.messages import Message
 from schemas.messages.agent import (
     START,
-    AtRest,
     EpochReported,
     GroupBroken,
     GroupFormed,
     JoinFailed,
-    Parked,
+    Quiesced,
     ScriptFailed,
     StepsReported,
     StoreOpened,
+    Suspended,
     TrainingFinished,
     WorkerReady,
 )
 
 
-class Assignment(Message, tag="worker.assignment.2"):
+class Assignment(Message, tag="worker.assignment.3"):
     """What one worker is to do; a file in its folder, written by the agent before the fork."""
 
     job: JobId
@@ -58,7 +58,7 @@ class Reported(Message, tag="worker.reported.1"):
     count: int
 
 
-class GroupOrder(Message, tag="worker.group_order.1"):
+class GroupOrder(Message, tag="worker.group_order.2"):
     """Agent to worker: the newest that the controller wants of the job's group.
 
     Ordered by (version, stage). A worker that is not in `group` leaves at the boundary.
@@ -131,8 +131,8 @@ Report = (
     | GroupFormed
     | JoinFailed
     | GroupBroken
-    | AtRest
-    | Parked
+    | Quiesced
+    | Suspended
     | EpochReported
     | TrainingFinished
     | ScriptFailed

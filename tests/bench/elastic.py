@@ -227,7 +227,7 @@ def measured(cluster: Cluster, base: Path, rounds: int, *, quick: bool) -> dict[
     }
     table("small model, steps of 40 ms on a device of their own", felt)
     figures |= killed(small, 5 if quick else 20)
-    figures |= parked(small, 3 if quick else 10)
+    figures |= suspended(small, 3 if quick else 10)
     lost, repeated = small.stream()
     figures |= {"stream_lost": lost, "stream_repeated": repeated}
 
@@ -292,7 +292,7 @@ def killed(job: Job, times: int) -> dict[str, float]:
     }
 
 
-def parked(job: Job, times: int) -> dict[str, float]:
+def suspended(job: Job, times: int) -> dict[str, float]:
     """To no workers and back, which is a checkpoint and a restart as short as can be."""
     gaps, starts = [], []
     for _ in range(times):

@@ -90,21 +90,21 @@ CASES: Final = (
     Case(
         "survivor at rest",
         "ranks 2, 1",
-        "reduce:rank=2:step=30:version=1=kill; rest:rank=1:version=2=kill",
+        "reduce:rank=2:step=30:version=1=kill; quiesce:rank=1:version=2=kill",
         3,
         None,
     ),
     Case(
         "survivors build a group",
         "ranks 2, 1",
-        "reduce:rank=2:step=30:version=1=kill; mend:rank=1:version=2=kill",
+        "reduce:rank=2:step=30:version=1=kill; recover:rank=1:version=2=kill",
         3,
         None,
     ),
     Case(
         "survivors have a group",
         "ranks 2, 1",
-        "reduce:rank=2:step=30:version=1=kill; mended:rank=1:version=2=kill",
+        "reduce:rank=2:step=30:version=1=kill; recovered:rank=1:version=2=kill",
         3,
         None,
     ),
@@ -118,8 +118,8 @@ CASES: Final = (
     Case("newcomers are prepared", "zygote", "ready:rank=2:version=2=stall 1.5", process="zygote"),
     Case("group is built", "agent", "built:rank=1:version=2=stall 1.5", process="agent"),
     Case("group is built", "controller", "built:rank=1:version=2=stall 1.5", process="controller"),
-    Case("pause's checkpoint (3 s)", "rank 0", "park:rank=0:version=2=kill", 2, 0),
-    Case("pause is written (3 s)", "rank 0", "parked:rank=0:version=2=kill", 2, 0),
+    Case("pause's checkpoint (3 s)", "rank 0", "suspend:rank=0:version=2=kill", 2, 0),
+    Case("pause is written (3 s)", "rank 0", "suspended:rank=0:version=2=kill", 2, 0),
 )
 
 

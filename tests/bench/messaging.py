@@ -44,9 +44,9 @@ from schemas.messages.agent import (
     GroupDelta,
     GroupFormed,
     Numbered,
-    Parked,
     ResendEvents,
     StoreOpened,
+    Suspended,
     ToAgent,
     Welcome,
     WorkerExited,
@@ -67,7 +67,7 @@ from tests.support.fleet import (
 
 SLOTS: Final = 4
 ENDED: Final = SETTLED + 1  # stands for the delta that ends a job
-SESSION: Final = ("Pulse", "Greet")  # a session's own frames
+SESSION: Final = ("HeartbeatAck", "HelloRequest")  # a session's own frames
 ON_TIME_S: Final = 0.002  # how much later than its effect a commit may be read off another socket
 IN_FLIGHT: Final = 64  # events of one agent in a burst
 BUSY: Final = {"warmup_steps": 1, "report_interval_s": 0.5, "rescale_stall_s": 0.01}
@@ -231,7 +231,7 @@ def cause_of(event: AgentEvent) -> Key | None:
             return (event.job, event.version, SWITCH)
         case StoreOpened():
             return (event.job, event.group, SWITCH)
-        case GroupFormed() | Parked():
+        case GroupFormed() | Suspended():
             return (event.job, event.group, SETTLED)
         case WorkerExited():
             return (event.job, 0, ENDED)
@@ -606,7 +606,7 @@ def show(bench: Bench, figures: dict[str, float], took_s: float) -> None:
         f"{scale.agents} agents with {SLOTS} slots, {scale.jobs} jobs at once ({submitter.count} submitted, "
         f"{bench.training.finished} finished), blocks {scale.order} of {scale.block_s:g} s and one as "
         f"shipped of {scale.shipped_s:g} s, {os.cpu_count()} cores, {took_s:.0f} s in all; "
-        f"{bench.training.mends} mends, {bench.search_restarts} restarts of the search, "
+        f"{bench.training.recoveries} recoveries, {bench.search_restarts} restarts of the search, "
         f"{resends} resends asked for within blocks and {bench.burst_resends} in the burst, {bench.faults} errors in the controller's log; "
         f"frames {dict(kinds_seen)}"
     )

@@ -30,22 +30,22 @@ from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_
 from schemas.jobs import JobSpec, StopRule
 from schemas.messages.agent import (
     JOIN,
-    MEND,
-    PARK,
     PREPARE,
+    RECOVER,
     SETTLED,
     START,
+    SUSPEND,
     SWITCH,
-    AtRest,
     EpochReported,
     GroupBroken,
     GroupFormed,
     JoinFailed,
-    Parked,
+    Quiesced,
     ScriptFailed,
     ScriptReport,
     StepsReported,
     StoreOpened,
+    Suspended,
     WorkerReady,
 )
 from schemas.messages.worker import Assignment, GroupOrder, WorkerHello
@@ -263,7 +263,7 @@ class Crew:
         self.version = 0
         self.group = Group(version=Version(0), members=(), lr=None)
         self.workers: dict[WorkerId, Worker] = {}
-        self.mends = 0
+        self.recoveries = 0
         self.told: list[StepsReported] = []  # telemetry
         self._batch = 0
         self._tolerant = False  # of members that could not build a group
@@ -351,7 +351,7 @@ class Crew:
                 lambda: self.broken() or len(self.epochs()) > epochs + 1, "the old group goes on"
             )
         if self.broken():
-            self.mend()
+            self.recover()
 
     def _hurt(self) -> bool:
         everybody = {m.worker for m in (*self.group.members, *self._coming.members)}
@@ -364,21 +364,21 @@ class Crew:
     def _renumbered(self, group: Group) -> Group:
         return msgspec.structs.replace(group, version=Version(self.version))
 
-    def park(self) -> ResumePoint:
+    def suspend(self) -> ResumePoint:
         """Pause the job; returns where it is to be resumed."""
         self.version += 1
         names = [member.worker for member in self.group.members]
         nobody = Group(version=Version(self.version), members=(), lr=None)
-        self._order(names, SWITCH, PARK, nobody)
-        self.until(lambda: self._last(names[0], Parked) is not None, "the job is parked")
+        self._order(names, SWITCH, SUSPEND, nobody)
+        self.until(lambda: self._last(names[0], Suspended) is not None, "the job is suspended")
         self.until(lambda: not any(self.workers[n].alive for n in names), "the workers left")
         assert [self.workers[name].process.exitcode for name in names] == [0] * len(names)
-        parked = self._last(names[0], Parked)
-        assert parked is not None
+        suspended = self._last(names[0], Suspended)
+        assert suspended is not None
         self.group = nobody
-        return ResumePoint(epoch=parked.epoch, version=parked.group)
+        return ResumePoint(epoch=suspended.epoch, version=suspended.group)
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """Those who are left come to rest, agree on the furthest step, and go on."""
         candidates = list(
             dict.fromkeys(
@@ -389,13 +389,13 @@ class Crew:
             )
         )
         while True:
-            self.mends += 1
-            assert self.mends < 6, "mended again and again\n" + self.said()
+            self.recoveries += 1
+            assert self.recoveries < 6, "recovered again and again\n" + self.said()
             self.version += 1
             version = Version(self.version)
             here = [name for name in candidates if self.workers[name].alive]
             asked = self._group(here, self._dealt(len(here)))
-            self._order(here, PREPARE, MEND, asked)
+            self._order(here, PREPARE, RECOVER, asked)
             self.until(
                 lambda here=here, version=version: all(  # type: ignore[misc]
                     not self.workers[n].alive or self._rest(n, version) for n in here
@@ -410,19 +410,19 @@ class Crew:
                     self.workers[name].process.kill()
             places = [(rests[n].step, rests[n].epoch) for n in full]  # type: ignore[union-attr]
             source = None if len(set(places)) == 1 else Rank(places.index(max(places)))
-            mended = self._group(full, self._dealt(len(full)))
+            recovered = self._group(full, self._dealt(len(full)))
             store = f"127.0.0.1:{rests[full[0]].port}"  # type: ignore[union-attr]
-            self._order(full, SWITCH, MEND, mended, store=store, source=source)
+            self._order(full, SWITCH, RECOVER, recovered, store=store, source=source)
             self.until(
-                lambda full=full, mended=mended: (
-                    self._formed(mended)  # type: ignore[misc]
+                lambda full=full, recovered=recovered: (
+                    self._formed(recovered)  # type: ignore[misc]
                     or not all(self.workers[n].alive for n in full)
                 ),
-                "the mended group trains",
+                "the recovered group trains",
             )
-            if self._formed(mended):
-                self.group = self._coming = mended
-                self._order(full, SETTLED, MEND, mended)
+            if self._formed(recovered):
+                self.group = self._coming = recovered
+                self._order(full, SETTLED, RECOVER, recovered)
                 return
 
     def finish(self) -> list[EpochReported]:
@@ -431,14 +431,14 @@ class Crew:
         return self.ended()
 
     def ended(self) -> list[EpochReported]:
-        """Wait for the workers' own end; all reported epochs, mending what breaks meanwhile."""
+        """Wait for the workers' own end; all reported epochs, recovering what breaks meanwhile."""
         while True:
             self.until(
                 lambda: self.broken() or not any(w.alive for w in self._members()),
                 "the job ended",
             )
             if self.broken():
-                self.mend()
+                self.recover()
                 continue
             codes = [worker.process.exitcode for worker in self._members()]
             assert codes == [0] * len(codes), self.said()
@@ -646,8 +646,8 @@ class Crew:
         opened = self._last(name, StoreOpened)
         return opened.port if opened is not None and opened.group == self.version else None
 
-    def _rest(self, name: WorkerId, version: Version) -> AtRest | None:
-        rest = self._last(name, AtRest)
+    def _rest(self, name: WorkerId, version: Version) -> Quiesced | None:
+        rest = self._last(name, Quiesced)
         return rest if rest is not None and rest.group == version else None
 
 

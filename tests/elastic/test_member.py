@@ -134,10 +134,10 @@ def test_a_paused_job_goes_on_where_it_was(tmp_path: Path) -> None:
     with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP)) as job:
         job.start(6, 6)
         job.trains_on()
-        point = job.park()
+        point = job.suspend()
         job.start(4, 4, 4, resume=point)
         job.trains_on()
-        point = job.park()
+        point = job.suspend()
         job.start(12, resume=point)
         job.finish()
 
@@ -161,7 +161,7 @@ KILLS = {
     "rank 0 at the end of an epoch": (["report:rank=0:version=1=kill"], (4, 4, 4)),
     "nobody dies": (["reduced:rank=1:step=10:version=1=fail"], (4, 4, 4)),
     "twice": (
-        ["reduce:rank=1:step=10:version=1=kill", "mend:rank=2:version=2=kill"],
+        ["reduce:rank=1:step=10:version=1=kill", "recover:rank=2:version=2=kill"],
         (3, 3, 3, 3),
     ),
 }
@@ -174,7 +174,7 @@ def test_a_lost_member_costs_no_sample_and_no_step(
     with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP), faults=";".join(faults)) as job:
         job.start(*batches)
         job.until(job.broken, "a member is lost")
-        job.mend()
+        job.recover()
         job.trains_on()
         job.finish()
 
@@ -185,7 +185,7 @@ def test_a_mended_group_grows_again(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP), faults="reduce:rank=1:step=9:version=1=kill") as job:
         job.start(6, 6)
         job.until(job.broken, "a member is lost")
-        job.mend()
+        job.recover()
         job.change(6, 6)
         job.trains_on()
         job.finish()

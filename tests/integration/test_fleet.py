@@ -37,6 +37,6 @@ async def test_simulated_workers_take_a_job_from_its_start_over_a_change_to_its_
         assert detail.summary.state == "succeeded"
         kinds = [(version.kind, version.outcome) for version in detail.versions]
         assert kinds == [("start", "formed"), ("join", "formed")]
-        assert training.mends == 0
+        assert training.recoveries == 0
         deltas: list[GroupDelta] = [delta for agent in fleet.agents for delta in agent.deltas]
         assert {delta.job for delta in deltas} == {job}

@@ -324,7 +324,7 @@ def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(tmp_path: P
         shown = resize(cluster, job, 4)
         far = [w for w in shown["workers"] if w["node"] != shown["workers"][0]["node"]]
         kill(far[-1]["pid"])
-        cluster.until(job, lambda s: ("mend", "formed") in kinds(s) and s["slots"] == 4)
+        cluster.until(job, lambda s: ("recover", "formed") in kinds(s) and s["slots"] == 4)
         further(cluster, job)
 
         assert len(far) == 2

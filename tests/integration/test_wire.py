@@ -10,7 +10,7 @@ from schemas.ids import Rank, Version
 from schemas.messages.agent import GroupFormed, WorkerReady, WorkerStarted
 from tests.support.fleet import Fleet
 
-QUIET = {"Pulse", "Welcome", "Greet"}  # a session's own frames
+QUIET = {"HeartbeatAck", "Welcome", "HelloRequest"}  # a session's own frames
 
 
 async def test_a_delta_goes_to_the_nodes_of_its_job_and_to_no_other_agent(tmp_path: Path) -> None:

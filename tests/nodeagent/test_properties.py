@@ -21,10 +21,10 @@ from schemas.groups import Member
 from schemas.ids import JobId, SlotId, WorkerId, node_of, worker_id
 from schemas.messages.agent import (
     JOIN,
-    PARK,
     PREPARE,
     SETTLED,
     START,
+    SUSPEND,
     SWITCH,
     GroupDelta,
     ScriptReport,
@@ -84,13 +84,13 @@ class Agent(RuleBasedStateMachine):
         born = [*births(settled), (version, len(on) - 1)]
         self.order(run(job, version, on=on, born=born, kind=JOIN, snapshot=settled.snapshot))
 
-    @rule(job=JOBS, leaving=ANY, parks=st.booleans())
-    def a_group_shrinks(self, job: JobId, leaving: int, *, parks: bool) -> None:
+    @rule(job=JOBS, leaving=ANY, suspends=st.booleans())
+    def a_group_shrinks(self, job: JobId, leaving: int, *, suspends: bool) -> None:
         settled = self.settled(job)
         if settled is None or settled.group is None:
             return
         who = one_of(settled.group.members, leaving)
-        stay = [m for m in settled.group.members if m is not who and not parks]
+        stay = [m for m in settled.group.members if m is not who and not suspends]
         former = tuple(m for m in settled.group.members if m not in stay)
         on = {member.slot: 16 for member in stay}
         born = [
@@ -98,7 +98,7 @@ class Agent(RuleBasedStateMachine):
             for birth, m in zip(births(settled), settled.group.members, strict=True)
             if m in stay
         ]
-        kind = JOIN if stay else PARK
+        kind = JOIN if stay else SUSPEND
         changes = {"kind": kind, "former": former, "snapshot": settled.snapshot}
         self.order(switch(job, settled.version + 1, on=on, born=born, **changes))
 

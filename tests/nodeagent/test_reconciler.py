@@ -36,7 +36,7 @@ from nodeagent.reconciler_events import (
     WorkspaceReady,
 )
 from schemas.ids import JobId, Rank, Version, WorkerId, worker_id
-from schemas.messages.agent import JOIN, MEND, PARK, GroupDelta, WorkerSeen
+from schemas.messages.agent import JOIN, RECOVER, SUSPEND, GroupDelta, WorkerSeen
 from schemas.messages.worker import Report
 from tests.support.builders import (
     BATCH,
@@ -430,7 +430,7 @@ def test_an_incumbent_hears_of_a_newcomer_and_both_are_told_to_switch() -> None:
 def test_a_newcomer_that_is_known_by_an_older_version_is_not_started_again() -> None:
     reconciler = agent(Desired(run(A, 1)), laid_out(A), StartFailed(FIRST, "no zygote"))
 
-    assert wanted(reconciler, run(A, 2, on=S0, born=[(1, 0)], kind=MEND)) == [
+    assert wanted(reconciler, run(A, 2, on=S0, born=[(1, 0)], kind=RECOVER)) == [
         PublishEvent(cleared(A, 2))
     ]
 
@@ -480,9 +480,12 @@ def test_a_leaver_that_stays_after_all_is_an_incumbent_again() -> None:
 
 def test_a_group_of_nobody_is_told_to_those_that_leave() -> None:
     reconciler = agent(*alive())
-    parks = switch(A, 2, on={}, born=[], kind=PARK, former=members(A, {S0: BATCH}, [(1, 0)]))
+    suspends = switch(A, 2, on={}, born=[], kind=SUSPEND, former=members(A, {S0: BATCH}, [(1, 0)]))
 
-    assert wanted(reconciler, parks) == [OrderGroup(FIRST, parks), PublishEvent(cleared(A, 2))]
+    assert wanted(reconciler, suspends) == [
+        OrderGroup(FIRST, suspends),
+        PublishEvent(cleared(A, 2)),
+    ]
     assert wanted(reconciler, stop(A, 2)) == [AwaitExit(FIRST)]
 
 

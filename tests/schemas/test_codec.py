@@ -111,7 +111,7 @@ def test_an_example_sets_every_field(tag: str) -> None:
 
 
 def test_missing_golden_files_are_written_and_present_ones_never_again(tmp_path: Path) -> None:
-    changed = tmp_path / "agent.greet.1.hex"
+    changed = tmp_path / "agent.hello_request.1.hex"
     changed.write_text("c0\n", encoding="ascii")
 
     written = write_missing(tmp_path)
@@ -127,10 +127,12 @@ def test_missing_golden_files_are_written_and_present_ones_never_again(tmp_path:
 
 def test_a_golden_file_is_extended_if_all_that_it_had_is_there_as_it_was(tmp_path: Path) -> None:
     write_missing(tmp_path)
-    whole = msgpack.unpackb(golden("agent.pulse.1"))
+    whole = msgpack.unpackb(golden("agent.heartbeat_ack.1"))
     del whole["committed"]
     older = msgpack.packb(whole).hex()
-    grown, changed = (tmp_path / f"agent.{name}.1.hex" for name in ("pulse", "greet"))
+    grown, changed = (
+        tmp_path / f"agent.{name}.1.hex" for name in ("heartbeat_ack", "hello_request")
+    )
     grown.write_text(older, encoding="ascii")
     changed.write_text("c0\n", encoding="ascii")
 
@@ -231,7 +233,7 @@ def test_an_unknown_key_is_ignored(tag: str) -> None:
 
 
 def test_an_unknown_key_of_a_node_or_a_group_is_ignored() -> None:
-    for tag, place in (("agent.hello.1", "spec"), ("agent.group_delta.2", "group")):
+    for tag, place in (("agent.hello.1", "spec"), ("agent.group_delta.3", "group")):
         newer = msgpack.unpackb(golden(tag))
         newer[place]["since_1_1"] = 1
         assert codecs_of(tag)[0].decode(msgpack.packb(newer)) == EXAMPLES[tag]

@@ -8,10 +8,10 @@ from schemas.ids import BootId, JobId, Seconds, Term, Version
 from schemas.messages.agent import (
     DeltaAcked,
     EventsCommitted,
-    Greet,
     Heartbeat,
+    HeartbeatAck,
+    HelloRequest,
     Numbered,
-    Pulse,
     Refused,
     ResendEvents,
     Resent,
@@ -26,10 +26,10 @@ from schemas.session import (
     Condition,
     ControllerSession,
     Deliver,
-    Pace,
     Publish,
     Rejected,
     SayHello,
+    SessionTimings,
     ToController,
     ToNode,
     Welcomed,
@@ -150,7 +150,7 @@ def test_a_heartbeat_of_this_session_is_answered_with_a_pulse() -> None:
 
     outputs = session.receive(Heartbeat(session="2.1", events_sent=5), at(1.0))
 
-    assert outputs == [ToNode(Pulse(session="2.1", term=Term(2), committed=5))]
+    assert outputs == [ToNode(HeartbeatAck(session="2.1", term=Term(2), committed=5))]
 
 
 @pytest.mark.parametrize("unknown", ["1.1", "2.2", ""])
@@ -161,7 +161,7 @@ def test_a_heartbeat_of_an_unknown_session_is_answered_with_greet_and_is_no_sign
 
     outputs = session.receive(Heartbeat(session=unknown, events_sent=5), at(7.0))
 
-    assert outputs == [ToNode(Greet(term=Term(2)))]
+    assert outputs == [ToNode(HelloRequest(term=Term(2)))]
     assert session.last_heard == at(0.0)
 
 
@@ -170,13 +170,13 @@ def test_a_controller_that_was_never_greeted_asks_for_a_hello() -> None:
 
     outputs = session.receive(Heartbeat(session="1.1", events_sent=5), at(1.0))
 
-    assert outputs == [ToNode(Greet(term=Term(2)))]
+    assert outputs == [ToNode(HelloRequest(term=Term(2)))]
 
 
 def test_an_agent_that_is_asked_to_greet_says_hello_at_once_and_again_a_second_later() -> None:
     session = welcomed()
 
-    assert session.receive(Greet(term=Term(3)), at(4.0)) == [SayHello()]
+    assert session.receive(HelloRequest(term=Term(3)), at(4.0)) == [SayHello()]
     assert session.session is None
     assert session.tick(at(4.9)) == []
     assert session.tick(at(5.0)) == [SayHello()]
@@ -210,7 +210,7 @@ def test_a_heartbeat_makes_a_suspect_alive_again() -> None:
 
 
 def test_the_intervals_can_be_chosen() -> None:
-    session = ControllerSession(NODE, Term(2), Pace(suspect_s=0.5, lost_s=1.0))
+    session = ControllerSession(NODE, Term(2), SessionTimings(suspect_s=0.5, lost_s=1.0))
 
     assert [session.condition(at(now)) for now in (0.4, 0.5, 1.0)] == list(Condition)
 
@@ -224,7 +224,7 @@ def test_an_agent_that_hears_nothing_for_six_seconds_greets_again() -> None:
 
 def test_a_pulse_of_its_session_keeps_an_agent_in_it() -> None:
     session = welcomed()
-    session.receive(Pulse(session="2.1", term=Term(2), committed=0), at(5.0))
+    session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=0), at(5.0))
 
     assert session.tick(at(11.0)) == [ToController(Heartbeat(session="2.1", events_sent=0))]
 
@@ -232,7 +232,7 @@ def test_a_pulse_of_its_session_keeps_an_agent_in_it() -> None:
 def test_a_pulse_of_another_session_changes_nothing() -> None:
     session = welcomed(said=2)
 
-    assert session.receive(Pulse(session="1.9", term=Term(1), committed=2), at(5.0)) == []
+    assert session.receive(HeartbeatAck(session="1.9", term=Term(1), committed=2), at(5.0)) == []
     assert session.spool == list(events(1, 2))
     assert session.tick(at(11.0)) == [SayHello()]
 
@@ -301,21 +301,21 @@ def test_a_lost_tail_is_asked_for_when_a_second_heartbeat_counts_it() -> None:
     session = controller()
     session.published(events(1, 2), at(1.0))
     beat = Heartbeat(session="2.1", events_sent=4)
-    pulse = ToNode(Pulse(session="2.1", term=Term(2), committed=0))
+    ack = ToNode(HeartbeatAck(session="2.1", term=Term(2), committed=0))
 
-    assert session.receive(beat, at(2.0)) == [pulse], "its events may be on their way"
-    assert session.receive(beat, at(3.0)) == [pulse, ToNode(ResendEvents(boot=BOOT, first=3))]
+    assert session.receive(beat, at(2.0)) == [ack], "its events may be on their way"
+    assert session.receive(beat, at(3.0)) == [ack, ToNode(ResendEvents(boot=BOOT, first=3))]
 
 
 def test_events_that_a_heartbeat_overtook_are_not_asked_for() -> None:
     session = controller()
     session.published(events(1, 2), at(1.0))
-    pulse = ToNode(Pulse(session="2.1", term=Term(2), committed=0))
+    ack = ToNode(HeartbeatAck(session="2.1", term=Term(2), committed=0))
     session.receive(Heartbeat(session="2.1", events_sent=4), at(2.0))
 
     session.published(events(3, 4), at(2.1))
 
-    assert session.receive(Heartbeat(session="2.1", events_sent=6), at(3.0)) == [pulse]
+    assert session.receive(Heartbeat(session="2.1", events_sent=6), at(3.0)) == [ack]
 
 
 def test_an_agent_resends_what_is_missed() -> None:
@@ -407,7 +407,7 @@ def test_an_agent_forgets_committed_events_of_its_boot_only() -> None:
 def test_a_pulse_tells_what_is_committed_too() -> None:
     session = welcomed(said=3)
 
-    session.receive(Pulse(session="2.1", term=Term(2), committed=3), at(1.0))
+    session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=3), at(1.0))
 
     assert session.spool == []
 
@@ -564,8 +564,8 @@ def test_a_lower_term_changes_nothing() -> None:
     session = welcomed(said=2)
 
     assert session.receive(welcome("1.7", committed=2), at(1.0)) == []
-    assert session.receive(Greet(term=Term(1)), at(1.0)) == []
-    assert session.receive(Pulse(session="1.7", term=Term(1), committed=2), at(1.0)) == []
+    assert session.receive(HelloRequest(term=Term(1)), at(1.0)) == []
+    assert session.receive(HeartbeatAck(session="1.7", term=Term(1), committed=2), at(1.0)) == []
 
     assert session == welcomed(said=2)
 

@@ -53,11 +53,11 @@ from schemas.ids import (
 )
 from schemas.messages.agent import (
     JOIN,
-    MEND,
-    PARK,
     PREPARE,
+    RECOVER,
     SETTLED,
     START,
+    SUSPEND,
     SWITCH,
     GroupDelta,
     JobCleared,
@@ -68,17 +68,17 @@ from schemas.messages.worker import Assignment
 from schemas.session import AgentSession, Apply
 from tests.support.builders import (
     assignment,
-    at_rest,
     broken,
     epoch_end,
     finished,
     formed,
     join_failed,
     node_spec,
-    parked,
+    quiesced,
     ready,
     run,
     store,
+    suspended,
 )
 
 Place = tuple[int, int]  # (epochs finished, steps taken)
@@ -197,15 +197,15 @@ class Process:
         order = self.order
         if order is None or order.group is None:
             return
-        if order.stage >= SETTLED or order.kind == MEND:
+        if order.stage >= SETTLED or order.kind == RECOVER:
             self.armed = {
                 version: delta
                 for version, delta in self.armed.items()
                 if (order.job, version) in self.world.passed or version == order.version
             }
-        if order.kind == MEND and order.stage == PREPARE and self.rests < order.version:
+        if order.kind == RECOVER and order.stage == PREPARE and self.rests < order.version:
             self.rests = order.version
-            self._say("at rest", order.version)
+            self._say("quiesced", order.version)
         if order.stage == PREPARE and order.kind == JOIN and self.group is not None:
             first = order.group.members[0].worker
             if first == self.name and len(order.group.members) > 1:
@@ -225,8 +225,8 @@ class Process:
             assert delta.group is not None
             old, self.rests = self.group, Version(0)
             if delta.group.member(self.name) is None:
-                if delta.kind == PARK and old is not None and old.members[0].worker == self.name:
-                    self._say("parked", version)
+                if delta.kind == SUSPEND and old is not None and old.members[0].worker == self.name:
+                    self._say("suspended", version)
                 self.die(code=0)
             else:
                 self.group = delta.group
@@ -295,9 +295,9 @@ class Process:
                 report = join_failed(*who, rank=rank, index=index, group=version, error="no")
             case "broken":
                 report = broken(*who, rank=rank, index=index, group=version, error="reset")
-            case "at rest":
+            case "quiesced":
                 behind = step > 0 and (self.pid + version) % 3 == 0  # the last step was half done
-                report = at_rest(
+                report = quiesced(
                     *who,
                     rank=rank,
                     index=index,
@@ -307,8 +307,10 @@ class Process:
                     full=self.group is not None,
                     port=port,
                 )
-            case "parked":
-                report = parked(*who, rank=rank, index=index, group=version, epoch=epoch, step=step)
+            case "suspended":
+                report = suspended(
+                    *who, rank=rank, index=index, group=version, epoch=epoch, step=step
+                )
             case "epoch":
                 report = epoch_end(
                     job, epoch, who[1], rank=rank, index=index, group=version, step=step

@@ -40,16 +40,16 @@ from schemas.messages.agent import (
     SETTLED,
     START,
     SWITCH,
-    AtRest,
     EpochReported,
     GroupBroken,
     GroupDelta,
     GroupFormed,
     JobCleared,
     JoinFailed,
-    Parked,
+    Quiesced,
     ScriptFailed,
     StoreOpened,
+    Suspended,
     TrainingFinished,
     WorkerExited,
     WorkerReady,
@@ -215,7 +215,7 @@ def broken(
     )
 
 
-def at_rest(
+def quiesced(
     job: JobId,
     version: int = 1,
     *,
@@ -226,8 +226,8 @@ def at_rest(
     epoch: int = 0,
     full: bool = True,
     port: int = 0,
-) -> AtRest:
-    return AtRest(
+) -> Quiesced:
+    return Quiesced(
         **_worker(job, version, rank),
         index=index,
         group=Version(group),
@@ -238,7 +238,7 @@ def at_rest(
     )
 
 
-def parked(
+def suspended(
     job: JobId,
     version: int = 1,
     *,
@@ -247,8 +247,8 @@ def parked(
     group: int,
     epoch: int = 0,
     step: int = 20,
-) -> Parked:
-    return Parked(
+) -> Suspended:
+    return Suspended(
         **_worker(job, version, rank),
         index=index,
         group=Version(group),

@@ -50,24 +50,24 @@ from schemas.cluster import NodeSpec
 from schemas.codec import TO_AGENT, encode
 from schemas.groups import Group
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Version, WorkerId
-from schemas.link import KeyPair, Link, Wire, write_keys
+from schemas.link import KeyPair, Link, Socket, write_keys
 from schemas.messages.agent import (
     JOIN,
-    MEND,
-    PARK,
+    RECOVER,
     SETTLED,
+    SUSPEND,
     SWITCH,
     AgentEvent,
-    AtRest,
     EpochReported,
     GroupDelta,
     GroupFormed,
     Hello,
     Numbered,
-    Parked,
+    Quiesced,
     ScriptReport,
     StepsReported,
     StoreOpened,
+    Suspended,
     Telemetry,
     ToAgent,
     TrainingFinished,
@@ -123,7 +123,7 @@ class SimulatedAgent:
             release="test",
         )
 
-    def _connect(self, kind: str, port: str) -> Wire:
+    def _connect(self, kind: str, port: str) -> Socket:
         return self.link.connect(kind, f"tcp://127.0.0.1:{self.ports[port]}", self.server_key)
 
     async def listen(self) -> None:
@@ -219,7 +219,7 @@ class Training:
         self.jobs: dict[JobId, Job] = {}
         self.frozen = False
         self.finished = 0
-        self.mends = 0
+        self.recoveries = 0
 
     def job(self, job: JobId) -> Job:
         if job not in self.jobs:
@@ -259,7 +259,7 @@ class Training:
             job.said_at = job.epoch_at = time.monotonic()
         for worker in found:
             del worker.armed[delta.version]
-            worker.resting = False
+            worker.quiescing = False
             self.later(0.0, 0.01, worker.swap, delta)
 
     async def run(self, tick_s: float = 0.05) -> None:
@@ -276,7 +276,7 @@ class Training:
     def _train(self, job: Job, first: Worker, passed_s: float, now: float) -> None:
         group = job.group
         members = [self.workers.get(member.worker) for member in group.members] if group else []
-        if group is None or any(worker is None or worker.resting for worker in members):
+        if group is None or any(worker is None or worker.quiescing for worker in members):
             return
         gained = job.speed(len(members)) * passed_s
         job.samples += gained
@@ -331,7 +331,7 @@ class Worker:
     reports: int = 0
     ready: bool = False
     in_group: bool = False
-    resting: bool = False
+    quiescing: bool = False
     opened: Version = Version(0)  # the newest version that it opened a store for
     armed: dict[Version, GroupDelta] = field(default_factory=dict)
 
@@ -387,7 +387,7 @@ class Worker:
             self.training.arm(delta)
         elif delta.stage >= SETTLED:
             self.armed = {v: armed for v, armed in self.armed.items() if v > delta.version}
-        elif delta.kind == MEND:
+        elif delta.kind == RECOVER:
             self._rest(delta)
         elif delta.kind == JOIN and self._serves(group):
             self.opened = group.version
@@ -403,11 +403,11 @@ class Worker:
 
     def _rest(self, delta: GroupDelta) -> None:
         job = self.training.job(self.job)
-        self.training.mends += 1
-        self.resting = True
+        self.training.recoveries += 1
+        self.quiescing = True
         self.armed.clear()
         self.report(
-            AtRest,
+            Quiesced,
             group=delta.version,
             step=job.step,
             epoch=job.epoch,
@@ -422,9 +422,9 @@ class Worker:
             self.in_group = True
             self.report(GroupFormed, group=group.version, epoch=job.epoch, step=job.step)
             return
-        if delta.kind == PARK and delta.former and delta.former[0].worker == self.name:
+        if delta.kind == SUSPEND and delta.former and delta.former[0].worker == self.name:
             done = {"step": job.step, "samples_done": int(job.samples)}
-            self.report(Parked, group=delta.version, epoch=job.epoch, **done)
+            self.report(Suspended, group=delta.version, epoch=job.epoch, **done)
         self.training.later(0.0, 0.02, self.end, 0)
 
     def end(self, code: int | None, signal: int | None = None) -> None:

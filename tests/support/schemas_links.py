@@ -11,7 +11,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import recv_monitor_message
 
-from schemas.link import Incoming, KeyPair, Link, Wire
+from schemas.link import Incoming, KeyPair, Link, Socket
 
 T = TypeVar("T")
 BOUND_S: Final = 10.0  # of any wait; reached only where something is broken
@@ -23,13 +23,13 @@ class HeldLink(Link):
 
     def __init__(self, keys: KeyPair | None = None) -> None:
         super().__init__(keys)
-        self._held: list[Wire] = []
+        self._held: list[Socket] = []
 
-    def bind(self, kind: str, address: str) -> Wire:
+    def bind(self, kind: str, address: str) -> Socket:
         self._held.append(super().bind(kind, address))
         return self._held[-1]
 
-    def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Wire:
+    def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
         self._held.append(super().connect(kind, address, server_key))
         return self._held[-1]
 
@@ -46,14 +46,14 @@ async def soon(awaitable: Awaitable[T]) -> T:
     return await asyncio.wait_for(awaitable, BOUND_S)
 
 
-async def connected(wire: Wire) -> Wire:
+async def connected(wire: Socket) -> Socket:
     """`wire`, once its handshake is done and it can send (a DEALER)."""
     polled = wire._socket.poll(BOUND_S * 1000, zmq.POLLOUT)  # type: ignore[call-arg] # pyzmq's stub
     assert await polled, "nobody answers"
     return wire
 
 
-async def heard(receiver: Wire, say: Callable[[], object]) -> Incoming:
+async def heard(receiver: Socket, say: Callable[[], object]) -> Incoming:
     """The next message of `receiver`, while `say` is repeated (pub/sub may lose the first ones)."""
     receiving = asyncio.ensure_future(receiver.receive())
     async with asyncio.timeout(BOUND_S):
@@ -63,7 +63,7 @@ async def heard(receiver: Wire, say: Callable[[], object]) -> Incoming:
     return receiving.result()
 
 
-def events_of(wire: Wire, *wanted: zmq.Event) -> asyncio.Future[zmq.Event]:
+def events_of(wire: Socket, *wanted: zmq.Event) -> asyncio.Future[zmq.Event]:
     """The first of the `wanted` events of the transport below `wire`, from now on."""
     monitor = wire._socket.get_monitor_socket()
 

@@ -14,11 +14,11 @@ from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
 from schemas.messages.agent import (
     DeltaAcked,
     FromAgent,
-    Greet,
     GroupDelta,
+    HeartbeatAck,
     Hello,
+    HelloRequest,
     Numbered,
-    Pulse,
     ToAgent,
     Welcome,
     WorkerStarted,
@@ -226,7 +226,12 @@ class Network:
 
     def _is_outdated(self, message: ToAgent) -> bool:
         match message:
-            case Welcome(term=term) | Greet(term=term) | GroupDelta(term=term) | Pulse(term=term):
+            case (
+                Welcome(term=term)
+                | HelloRequest(term=term)
+                | GroupDelta(term=term)
+                | HeartbeatAck(term=term)
+            ):
                 return term < self.agent.term
             case _:
                 return False

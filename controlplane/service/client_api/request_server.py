@@ -28,7 +28,7 @@ from schemas.codec import REQUEST, encode
 from schemas.daemon import Audit
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError
 from schemas.jobs import problems
-from schemas.link import Identity, Incoming, Wire
+from schemas.link import Identity, Incoming, Socket
 from schemas.messages import Message
 from schemas.messages.client import (
     CancelJob,
@@ -71,7 +71,7 @@ class RequestServer:
         self,
         *,
         commit_loop: CommitLoop,
-        wire: Wire,
+        wire: Socket,
         feed: EventFeed,
         snapshots: SnapshotStore,
         telemetry: TelemetryTable,

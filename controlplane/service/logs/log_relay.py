@@ -16,7 +16,7 @@ from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.daemon import Audit
 from schemas.errors import DeniedError, OnesError, UnknownJobError
 from schemas.ids import JobId, Seconds, worker_id
-from schemas.link import Incoming, Wire
+from schemas.link import Incoming, Socket
 from schemas.messages.client import Failed
 from schemas.messages.logs import (
     GetSnapshot,
@@ -45,8 +45,8 @@ class LogRelay:
     def __init__(
         self,
         *,
-        shippers: Wire,
-        followers: Wire,
+        shippers: Socket,
+        followers: Socket,
         store: LogStore,
         snapshots: SnapshotStore,
         state: Callable[[], State],

@@ -16,7 +16,7 @@ from controlplane.core.job import Phase
 from controlplane.policy.api import Plan, Reason, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import StopRule
-from schemas.messages.agent import JOIN, PARK, GroupDelta
+from schemas.messages.agent import JOIN, SUSPEND, GroupDelta
 from schemas.messages.client import Decision, Size
 from tests.support.builders import (
     BATCH,
@@ -41,7 +41,6 @@ from tests.support.builders import (
     join_failed,
     members,
     news,
-    parked,
     paused,
     proposal,
     raised,
@@ -56,6 +55,7 @@ from tests.support.builders import (
     send,
     started,
     store,
+    suspended,
     switch,
 )
 from tests.support.controller import ELASTIC, Controller, cluster_of, training
@@ -191,9 +191,9 @@ def test_a_plan_pauses_a_job_and_the_next_resumes_it_from_its_checkpoint() -> No
 
     commands = controller.place({A: {}})
 
-    park = order(switch, 2, {}, [], kind=PARK, former=members(A, HALVES, [(1, 0), (1, 1)]))
-    assert deltas(commands) == [send(N1, park), send(N2, park)]
-    controller.tell(N1, parked(A, index=3, group=2, epoch=1, step=20))
+    suspend = order(switch, 2, {}, [], kind=SUSPEND, former=members(A, HALVES, [(1, 0), (1, 1)]))
+    assert deltas(commands) == [send(N1, suspend), send(N2, suspend)]
+    controller.tell(N1, suspended(A, index=3, group=2, epoch=1, step=20))
     assert controller.job(A).phase is Phase.PAUSED
     controller.tell(N1, exited(A, code=0))
     controller.tell(N2, exited(A, rank=1, code=0))
@@ -724,7 +724,7 @@ def lose_all(controller: Controller) -> None:
 
 def pause(controller: Controller) -> None:
     controller.take(paused(A))
-    controller.tell(N1, parked(A, index=3, group=2))
+    controller.tell(N1, suspended(A, index=3, group=2))
 
 
 @pytest.mark.parametrize(
@@ -738,7 +738,7 @@ def pause(controller: Controller) -> None:
             [(2, "policy", "planned", "broken"), (3, "cluster", "lost", "")],
         ),
         (lose_all, [(2, "cluster", "lost", "lost")]),
-        (pause, [(2, "operator", "operator", "parked")]),
+        (pause, [(2, "operator", "operator", "suspended")]),
     ],
 )
 def test_a_decision_says_who_decided_and_what_came_of_it(happens: Any, then: Any) -> None:
@@ -813,7 +813,7 @@ def test_a_change_of_which_no_speed_was_promised_has_no_gain(numbers: dict[str, 
 def test_an_epoch_after_a_pause_in_it_was_not_done_by_one_group() -> None:
     controller = training(cluster_of(n1=1), S0, epochs=1)
     controller.place({A: {}})
-    controller.tell(N1, parked(A, index=4, group=2, epoch=1, step=20))
+    controller.tell(N1, suspended(A, index=4, group=2, epoch=1, step=20))
     controller.tell(N1, exited(A, code=0))
     controller.place({A: {S0: BATCH}})
     controller.tell(N1, ready(A, 3, resumed=1))
@@ -912,7 +912,7 @@ def test_a_job_is_movable_while_it_waits_and_trains_and_not_in_between() -> None
     controller.now = controller.job(A).retry_at
     controller.place({A: {}})
     told.append(movable(controller))
-    controller.tell(N1, parked(A, index=3, group=3))
+    controller.tell(N1, suspended(A, index=3, group=3))
     told.append(movable(controller))
 
     assert told == [True, False, True, False, True, False, True]

@@ -11,16 +11,16 @@ from controlplane.core.commands import AskForPlan, Command
 from controlplane.core.events import HandDue, RescaleExpired, ResizeRequested
 from controlplane.core.job import Phase
 from controlplane.core.rescale import (
-    MAX_MENDS,
+    MAX_RECOVERIES,
     PREPARE_LIMIT_S,
-    REST_LIMIT_S,
+    QUIESCE_LIMIT_S,
     SWITCH_LIMIT_S,
     RescalePhase,
 )
 from controlplane.core.worker import WorkerPhase
 from schemas.groups import Member
 from schemas.ids import JobId, Seconds, SlotId, Version
-from schemas.messages.agent import JOIN, MEND, PARK, PREPARE, GroupDelta
+from schemas.messages.agent import JOIN, PREPARE, RECOVER, SUSPEND, GroupDelta
 from tests.support.builders import (
     BATCH,
     N1,
@@ -33,7 +33,6 @@ from tests.support.builders import (
     B,
     Born,
     C,
-    at_rest,
     broken,
     cancelled,
     cleared,
@@ -47,8 +46,8 @@ from tests.support.builders import (
     members,
     named,
     news,
-    parked,
     paused,
+    quiesced,
     ready,
     reasons,
     refused,
@@ -62,6 +61,7 @@ from tests.support.builders import (
     started,
     stop,
     store,
+    suspended,
     switch,
 )
 from tests.support.controller import ELASTIC, Controller, cluster_of, training
@@ -109,7 +109,7 @@ def switching() -> Controller:
     return controller
 
 
-def resting() -> Controller:
+def quiescing() -> Controller:
     """A worker of three is lost; the other two are told to come to rest."""
     controller = training(cluster_of(n1=2, n2=2), S0, S1, T0)
     controller.tell(N2, exited(A, rank=2, signal=SIGKILL))
@@ -338,12 +338,12 @@ def test_a_pause_is_a_group_of_nobody() -> None:
 
     commands = controller.take(paused(A))
 
-    park = order(switch, 2, {}, [], kind=PARK, former=leaving(S0, T0))
+    suspend = order(switch, 2, {}, [], kind=SUSPEND, former=leaving(S0, T0))
     assert commands == [
         news("job.hand", A, user="ann", hand="pause", slots=None, batch=None),
         news("job.rescaling", A, reason="paused by ann: 2 -> 0 slots, batch 64 -> 0"),
-        send(N1, park),
-        send(N2, park),
+        send(N1, suspend),
+        send(N2, suspend),
         AskForPlan(),
     ]
 
@@ -353,7 +353,7 @@ def test_a_job_is_paused_when_its_checkpoint_is_durable_and_resumes_from_it() ->
     controller.tell(N1, epoch_end(A, 1))
     controller.take(paused(A))
 
-    commands = controller.tell(N1, parked(A, index=4, group=2, epoch=1, step=20))
+    commands = controller.tell(N1, suspended(A, index=4, group=2, epoch=1, step=20))
 
     assert commands == [
         news("job.paused", A, reason="paused by ann, at step 20", epoch=1),
@@ -374,7 +374,7 @@ def test_a_size_of_zero_is_a_pause_and_a_resume_brings_the_size_of_before() -> N
     controller = training(cluster_of(n1=2), S0)
     controller.take(resized(A, 1))
     controller.take(resized(A, 0))
-    controller.tell(N1, parked(A, index=3, group=2))
+    controller.tell(N1, suspended(A, index=3, group=2))
     controller.tell(N1, exited(A, code=0))
     assert phase(controller) is Phase.PAUSED
 
@@ -506,7 +506,7 @@ def test_a_member_that_switched_although_the_change_was_abandoned_is_mended() ->
     assert reasons(commands) == [
         "a worker went on to the abandoned version 2; 1 worker goes on",
     ]
-    assert deltas(commands) == [send(N1, order(run, 3, S0, [OLD], kind=MEND))]
+    assert deltas(commands) == [send(N1, order(run, 3, S0, [OLD], kind=RECOVER))]
 
 
 def test_a_member_that_switched_before_the_change_was_abandoned_is_mended_at_once() -> None:
@@ -518,7 +518,7 @@ def test_a_member_that_switched_before_the_change_was_abandoned_is_mended_at_onc
     assert reasons(commands)[-1] == (
         "a worker went on to the abandoned version 2; 1 worker goes on"
     )
-    assert send(N1, order(run, 3, S0, [OLD], kind=MEND)) in deltas(commands)
+    assert send(N1, order(run, 3, S0, [OLD], kind=RECOVER)) in deltas(commands)
     assert deltas(controller.tell(N1, broken(A, index=5, group=2, error="reset"))) == []
 
 
@@ -624,7 +624,7 @@ def test_a_newcomer_is_prepared_beside_a_worker_that_leaves() -> None:
 def test_a_newcomer_owns_its_slot_when_the_owner_was_seen_gone() -> None:
     controller = handing_over()
     controller.tell(N2, started(A, 2, rank=1))
-    controller.tell(N2, parked(B, index=3, group=2))
+    controller.tell(N2, suspended(B, index=3, group=2))
 
     controller.tell(N2, exited(B, code=0))
 
@@ -684,46 +684,46 @@ def test_a_lost_member_brings_the_others_to_rest() -> None:
 
     commands = controller.tell(N2, exited(A, rank=2, signal=SIGKILL))
 
-    rest = order(run, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)], kind=MEND)
+    rest = order(run, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)], kind=RECOVER)
     assert commands == [
         news("worker.exited", A, rank=2, slot=T0, version=1, code=None, signal=9),
         news("job.rescaling", A, reason="a worker was ended by SIGKILL; 2 workers go on"),
         send(N1, rest),
         AskForPlan(),
     ]
-    assert change(controller) is RescalePhase.RESTING
+    assert change(controller) is RescalePhase.QUIESCING
 
 
 def test_survivors_at_one_step_go_on_as_they_are() -> None:
-    controller = resting()
-    controller.tell(N1, at_rest(A, index=3, group=2, step=20, port=29500))
+    controller = quiescing()
+    controller.tell(N1, quiesced(A, index=3, group=2, step=20, port=29500))
 
-    commands = controller.tell(N1, at_rest(A, rank=1, index=3, group=2, step=20, port=29501))
+    commands = controller.tell(N1, quiesced(A, rank=1, index=3, group=2, step=20, port=29501))
 
-    join = order(switch, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)], kind=MEND, store=STORE)
+    join = order(switch, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)], kind=RECOVER, store=STORE)
     assert deltas(commands) == [send(N1, join)]
 
 
 def test_survivors_that_disagree_take_the_furthest_step() -> None:
-    controller = resting()
-    controller.tell(N1, at_rest(A, index=3, group=2, step=20, port=29500))
+    controller = quiescing()
+    controller.tell(N1, quiesced(A, index=3, group=2, step=20, port=29500))
 
-    commands = controller.tell(N1, at_rest(A, rank=1, index=3, group=2, step=21, port=29501))
+    commands = controller.tell(N1, quiesced(A, rank=1, index=3, group=2, step=21, port=29501))
 
     (command,) = deltas(commands)
     assert (command.delta.source, command.delta.store) == (1, STORE)
 
 
 def test_a_mended_group_trains_on_without_a_checkpoint() -> None:
-    controller = resting()
+    controller = quiescing()
     for rank in (0, 1):
-        controller.tell(N1, at_rest(A, rank=rank, index=3, group=2))
+        controller.tell(N1, quiesced(A, rank=rank, index=3, group=2))
     controller.tell(N1, formed(A, index=4, group=2, step=20))
 
     commands = controller.tell(N1, formed(A, rank=1, index=4, group=2, step=20))
 
     job = controller.job(A)
-    assert (job.phase, job.losses, job.versions[-1].kind) == (Phase.RUNNING, 0, MEND)
+    assert (job.phase, job.losses, job.versions[-1].kind) == (Phase.RUNNING, 0, RECOVER)
     assert deltas(commands) == [
         send(N1, order(settle, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)])),
         send(N2, stop(A, 2)),
@@ -735,7 +735,7 @@ def test_the_word_of_a_broken_group_is_enough_to_mend_it() -> None:
 
     commands = controller.tell(N1, broken(A, index=3, group=1, error="reset by peer"))
 
-    rest = order(run, 2, HALVES, [(1, 0), (1, 1)], kind=MEND)
+    rest = order(run, 2, HALVES, [(1, 0), (1, 1)], kind=RECOVER)
     assert deltas(commands) == [send(N1, rest), send(N2, rest)]
     assert controller.tell(N2, broken(A, rank=1, index=3, group=1, error="reset")) == []
 
@@ -747,12 +747,12 @@ def test_a_newcomer_without_the_whole_state_is_dismissed() -> None:
     controller.tell(N2, started(A, 2, rank=2))
     controller.tell(N2, ready(A, 2, rank=2))
     controller.tell(N1, exited(A, rank=1, signal=SIGKILL))
-    controller.tell(N2, at_rest(A, 2, rank=2, index=2, group=3, full=False))
+    controller.tell(N2, quiesced(A, 2, rank=2, index=2, group=3, full=False))
 
-    commands = controller.tell(N1, at_rest(A, index=4, group=3))
+    commands = controller.tell(N1, quiesced(A, index=4, group=3))
 
     assert {command.node: command.delta for command in deltas(commands)} == {
-        N1: order(switch, 3, S0, [OLD], kind=MEND),
+        N1: order(switch, 3, S0, [OLD], kind=RECOVER),
         N2: stop(A, 3, stage=PREPARE + 1),
     }
     assert controller.job(A).workers[named(A, 2, 2)].phase is WorkerPhase.LEAVING
@@ -764,14 +764,14 @@ def test_a_newcomer_that_passed_the_boundary_may_be_the_only_one_that_is_left() 
 
     controller.tell(N1, exited(A, signal=SIGKILL))
 
-    assert change(controller) is RescalePhase.RESTING
-    commands = controller.tell(N2, at_rest(A, 2, rank=1, index=3, group=3))
-    assert deltas(commands)[-1] == send(N2, order(switch, 3, T0, [NEW], kind=MEND))
+    assert change(controller) is RescalePhase.QUIESCING
+    commands = controller.tell(N2, quiesced(A, 2, rank=1, index=3, group=3))
+    assert deltas(commands)[-1] == send(N2, order(switch, 3, T0, [NEW], kind=RECOVER))
 
 
 def test_a_survivor_that_is_lost_at_rest_is_not_waited_for() -> None:
-    controller = resting()
-    controller.tell(N1, at_rest(A, index=3, group=2))
+    controller = quiescing()
+    controller.tell(N1, quiesced(A, index=3, group=2))
 
     controller.tell(N1, exited(A, rank=1, signal=SIGKILL))
 
@@ -782,14 +782,14 @@ def test_a_survivor_that_is_lost_at_rest_is_not_waited_for() -> None:
 
 @pytest.mark.parametrize("end", [{"signal": SIGKILL}, {"code": 0}], ids=["killed", "ended"])
 def test_a_survivor_that_is_gone_while_it_rejoins_is_another_mend(end: dict[str, int]) -> None:
-    controller = resting()
+    controller = quiescing()
     for rank in (0, 1):
-        controller.tell(N1, at_rest(A, rank=rank, index=3, group=2))
+        controller.tell(N1, quiesced(A, rank=rank, index=3, group=2))
 
     commands = controller.tell(N1, exited(A, rank=1, **end))
 
-    assert deltas(commands) == [send(N1, order(run, 3, S0, [OLD], kind=MEND))]
-    assert change(controller) is RescalePhase.RESTING
+    assert deltas(commands) == [send(N1, order(run, 3, S0, [OLD], kind=RECOVER))]
+    assert change(controller) is RescalePhase.QUIESCING
 
 
 def test_when_the_last_survivor_is_lost_the_job_starts_again_from_its_checkpoint() -> None:
@@ -805,9 +805,9 @@ def test_when_the_last_survivor_is_lost_the_job_starts_again_from_its_checkpoint
 
 
 def test_survivors_that_do_not_come_to_rest_in_time_are_given_up() -> None:
-    controller = resting()
+    controller = quiescing()
 
-    commands = expire(controller, REST_LIMIT_S)
+    commands = expire(controller, QUIESCE_LIMIT_S)
 
     assert reasons(commands) == [
         "a worker was ended by SIGKILL, and the others did not come together within 1800 s; starts again"
@@ -815,10 +815,10 @@ def test_survivors_that_do_not_come_to_rest_in_time_are_given_up() -> None:
 
 
 def test_nobody_who_has_the_whole_state_is_nobody_to_go_on_with() -> None:
-    controller = resting()
+    controller = quiescing()
 
     for rank in (0, 1):
-        controller.tell(N1, at_rest(A, rank=rank, index=3, group=2, full=False))
+        controller.tell(N1, quiesced(A, rank=rank, index=3, group=2, full=False))
 
     assert phase(controller) is Phase.PAUSED
 
@@ -826,11 +826,11 @@ def test_nobody_who_has_the_whole_state_is_nobody_to_go_on_with() -> None:
 def test_a_group_that_breaks_again_and_again_starts_from_its_checkpoint() -> None:
     controller = both()
     controller.tell(N1, broken(A, index=3, group=1, error="reset"))
-    for mend in range(2, MAX_MENDS + 2):
+    for recover in range(2, MAX_RECOVERIES + 2):
         assert phase(controller) is Phase.RESCALING
         for node, rank in ((N1, 0), (N2, 1)):
-            controller.tell(node, at_rest(A, rank=rank, index=2 * mend, group=mend))
-        controller.tell(N1, join_failed(A, index=2 * mend + 1, group=mend, error="no"))
+            controller.tell(node, quiesced(A, rank=rank, index=2 * recover, group=recover))
+        controller.tell(N1, join_failed(A, index=2 * recover + 1, group=recover, error="no"))
 
     assert phase(controller) is Phase.PAUSED
 
@@ -892,7 +892,7 @@ def test_a_lost_node_leaves_the_survivors_on_another_training() -> None:
     commands = controller.lose(N2)
 
     assert deltas(commands) == [
-        send(N1, order(run, 2, S0, [OLD], kind=MEND)),
+        send(N1, order(run, 2, S0, [OLD], kind=RECOVER)),
         send(N2, stop(A, 2, stage=PREPARE)),
     ]
     assert controller.job(A).workers[named(A, 1, 1)].phase is WorkerPhase.LEAVING
@@ -905,7 +905,7 @@ def test_a_node_that_returns_is_told_to_stop_what_others_went_on_without() -> No
     commands = controller.take(greeting(N2, seen(A, rank=1), slots=2))
 
     assert deltas(commands) == [send(N2, stop(A, 2, stage=PREPARE))]
-    controller.tell(N1, at_rest(A, index=3, group=2))
+    controller.tell(N1, quiesced(A, index=3, group=2))
     controller.tell(N1, formed(A, index=4, group=2))
     commands = controller.take(greeting(N2, seen(A, rank=1), slots=2))
     assert deltas(commands) == [send(N2, stop(A, 2))]
@@ -917,7 +917,7 @@ def test_a_node_that_came_back_empty_is_not_told_to_start_a_lost_member_again() 
     commands = controller.take(greeting(N2, slots=2, boot="boot-2"))
 
     assert deltas(commands)[-1] == send(N2, stop(A, 2, stage=PREPARE))
-    assert change(controller) is RescalePhase.RESTING
+    assert change(controller) is RescalePhase.QUIESCING
 
 
 def test_a_node_that_came_back_empty_is_not_told_to_start_again_what_had_ended_there() -> None:
@@ -990,25 +990,25 @@ def test_a_new_controller_goes_on_switching() -> None:
 
 
 def test_a_new_controller_goes_on_bringing_to_rest() -> None:
-    controller = resting()
-    controller.tell(N1, at_rest(A, index=3, group=2, port=29500))
+    controller = quiescing()
+    controller.tell(N1, quiesced(A, index=3, group=2, port=29500))
 
     commands = greet_all(controller, (1, 0, S0), (1, 1, S1))
 
-    rest = order(run, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)], kind=MEND, term=2)
+    rest = order(run, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)], kind=RECOVER, term=2)
     assert deltas(commands) == [send(N1, rest)]
-    controller.tell(N1, at_rest(A, rank=1, index=3, group=2))
+    controller.tell(N1, quiesced(A, rank=1, index=3, group=2))
     assert change(controller) is RescalePhase.REJOINING
 
 
 def test_a_new_controller_goes_on_rejoining() -> None:
-    controller = resting()
+    controller = quiescing()
     for rank in (0, 1):
-        controller.tell(N1, at_rest(A, rank=rank, index=3, group=2, port=29500))
+        controller.tell(N1, quiesced(A, rank=rank, index=3, group=2, port=29500))
 
     commands = greet_all(controller, (1, 0, S0), (1, 1, S1))
 
-    join = order(switch, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)], kind=MEND, store=STORE, term=2)
+    join = order(switch, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)], kind=RECOVER, store=STORE, term=2)
     assert deltas(commands) == [send(N1, join)]
 
 
@@ -1087,7 +1087,7 @@ def test_the_history_of_a_change_gives_the_same_state_again() -> None:
     controller.tell(N1, formed(A, index=4, group=2))
     controller.tell(N2, formed(A, 2, rank=1))
     controller.tell(N2, exited(A, 2, rank=1, signal=SIGKILL))
-    controller.tell(N1, at_rest(A, index=5, group=3))
+    controller.tell(N1, quiesced(A, index=5, group=3))
 
     assert controller.job(A).version == Version(3)
     assert controller.replayed() == controller.state
@@ -1107,7 +1107,7 @@ def test_a_new_controller_gives_every_change_its_time_again() -> None:
 def test_a_survivor_that_exits_while_the_job_is_mended_does_not_make_it_a_success() -> None:
     controller = both()
     controller.tell(N2, exited(A, rank=1, signal=SIGKILL))
-    assert change(controller) is RescalePhase.RESTING
+    assert change(controller) is RescalePhase.QUIESCING
 
     controller.tell(N1, exited(A, code=0))
 
@@ -1125,7 +1125,7 @@ def test_growths_that_failed_do_not_cost_a_job_its_mend() -> None:
 
     controller.tell(N2, exited(A, rank=1, signal=SIGKILL))
 
-    assert change(controller) is RescalePhase.RESTING
+    assert change(controller) is RescalePhase.QUIESCING
 
 
 def test_an_order_for_the_batch_leaves_the_job_where_it_was_ordered_to_be() -> None:

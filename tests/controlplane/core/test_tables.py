@@ -22,7 +22,7 @@ from tests.support.builders import N1, S0, SNAPSHOT, A, group, job_spec, node_sp
 from tests.support.tables import worker_in
 
 LEFT = {WorkerPhase.RETIRING, WorkerPhase.LEAVING, WorkerPhase.GONE}
-MENDS = {RescalePhase.RESTING, RescalePhase.REJOINING}
+MENDS = {RescalePhase.QUIESCING, RescalePhase.REJOINING}
 OLD_NEWS = {
     (phase, turn)
     for phase, turn in itertools.product(WorkerPhase, WorkerTurn)

@@ -148,9 +148,9 @@ def test_a_group_that_loses_a_node_mends_itself_and_loses_no_step() -> None:
     assert lived.times(NodeSuspected) == [26.0]
     assert lived.times(NodeLost) == [50.0]
     # 240 samples at 20.0, half as fast from 50.5 on; or from 51.0, if its batch is changed again
-    mended = lived.times(GroupFormed)[2:]
-    assert mended[0] == 50.5
-    assert lived.times(EpochReported) == [13.0, 18.0, mended[-1] + 6.0, mended[-1] + 16.0]
+    recovered = lived.times(GroupFormed)[2:]
+    assert recovered[0] == 50.5
+    assert lived.times(EpochReported) == [13.0, 18.0, recovered[-1] + 6.0, recovered[-1] + 16.0]
 
 
 def test_a_job_on_one_node_goes_back_to_its_last_epoch_when_that_is_lost() -> None:

@@ -39,7 +39,7 @@ from controlplane.sim.outcome import Outcome
 from controlplane.sim.scenario import Scenario, simulate
 from schemas.codec import encode
 from schemas.ids import NodeId, Seconds
-from schemas.messages.agent import AtRest, Parked, ScriptFailed, StoreOpened
+from schemas.messages.agent import Quiesced, ScriptFailed, StoreOpened, Suspended
 from tests.support import builders
 from tests.support.agents import Node
 from tests.support.agents import World as Processes
@@ -187,9 +187,9 @@ def test_what_is_compared_here_has_everything_in_it() -> None:
     for each in seen.values():
         assert each.keys() >= {CancelRequested, NodeLost, ScriptFailed, PlanProposed}
         assert each[NodeGreeted] > 4  # one came back
-    assert Parked in seen["tiresias"]
+    assert Suspended in seen["tiresias"]
     assert StoreOpened in seen["ones"]
-    assert any(AtRest in each for each in seen.values())
+    assert any(Quiesced in each for each in seen.values())
     states = {story.state for policy in POLICIES for story in simulated(policy)[0].jobs}
     assert states == {"succeeded", "cancelled"}
 

@@ -19,7 +19,7 @@ from controlplane.sim.world import Habits, World
 from schemas.messages.agent import (
     EpochReported,
     GroupFormed,
-    Parked,
+    Suspended,
     WorkerExited,
     WorkerReady,
     WorkerStarted,
@@ -112,7 +112,7 @@ def test_a_pause_keeps_every_step_and_a_restart_is_cheaper_than_a_start() -> Non
     plans = Script((0, {A: {S0: 64}}), (20, {}), (30, {A: {S0: 64}}))
     lived = life(plans, job("a")).run()
 
-    assert lived.times(Parked) == [20.0]
+    assert lived.times(Suspended) == [20.0]
     assert lived.times(EpochReported) == [18.0, 42.0, 52.0, 62.0]
     story = lived.stories["a"]
     assert (story.queued_s, story.exec_s, story.slot_s) == (10.0, 52.0, 52.0)
