@@ -14,17 +14,18 @@ from cyclopts import App, Parameter
 
 from controlplane.cli.output import Exit, print_json, print_table
 from controlplane.policy.registry import entry
-from controlplane.sim import experiment, report
-from controlplane.sim.cluster import Nodes
-from controlplane.sim.errors import TraceError
+from controlplane.sim import experiment
+from controlplane.sim.analysis import report
+from controlplane.sim.analysis.simulation_summary import summary
 from controlplane.sim.experiment import Cell
-from controlplane.sim.importers import Layout, import_trace
-from controlplane.sim.measures import summary
-from controlplane.sim.outcome import Outcome
-from controlplane.sim.recording import recorded
-from controlplane.sim.recording import write as write_recording
+from controlplane.sim.node_groups import Nodes
 from controlplane.sim.scenario import Scenario, simulate, trace_of
-from controlplane.sim.traces import write
+from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.traces.importers import Layout, import_trace
+from controlplane.sim.traces.journal_recording import recorded
+from controlplane.sim.traces.recording_file import write as write_recording
+from controlplane.sim.traces.trace_csv import write
 from schemas.errors import BadFieldError
 
 MOST_GPUS: Final = 1_000_000

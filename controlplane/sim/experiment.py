@@ -18,8 +18,8 @@ from typing import Any, ClassVar, Final
 
 import msgspec
 
-from controlplane.sim import results
-from controlplane.sim.outcome import Outcome
+from controlplane.sim.analysis import result_store
+from controlplane.sim.simulation_result import Outcome
 from schemas.errors import OnesError
 
 SHOWN: Final = 5  # failures in a message
@@ -136,8 +136,8 @@ def run(
     wanted = {cell_key(cell): cell for cell in cells}
     known = []
     if path is not None:
-        results.create(path)
-        known = results.load(path)
+        result_store.create(path)
+        known = result_store.load(path)
     experiment = _Experiment(
         cells=wanted,
         found={outcome.cell: outcome for outcome in known if outcome.cell in wanted},
@@ -256,7 +256,7 @@ class _Experiment:
         outcome = msgspec.json.decode(encoded, type=Outcome)
         outcome = msgspec.structs.replace(outcome, cell=cell_key(cell))
         if self.path is not None:
-            results.append(self.path, outcome)
+            result_store.append(self.path, outcome)
         self.found[outcome.cell] = outcome
         self._tell(cell, outcome)
 

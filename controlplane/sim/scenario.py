@@ -14,23 +14,24 @@ import numpy as np
 from numpy.random import default_rng
 
 from controlplane.policy.registry import entry, make
-from controlplane.sim.bounds import fluid_srpt
-from controlplane.sim.cluster import SPEEDS, Nodes, specs
-from controlplane.sim.ease import Ease, easiest
-from controlplane.sim.errors import TraceError
-from controlplane.sim.kernel import Kernel
-from controlplane.sim.neighbours import Distributed, Interference, Pairwise, parse
-from controlplane.sim.oracle import Truth
-from controlplane.sim.outcome import Outcome
-from controlplane.sim.physics.api import Costs, Physics
-from controlplane.sim.physics.profiles import Profiles
-from controlplane.sim.physics.recorded import Recorded
-from controlplane.sim.physics.table2 import TYPICAL_COSTS, Table2, generate
-from controlplane.sim.recording import Recording
-from controlplane.sim.recording import read as read_recording
-from controlplane.sim.trace import Trace, TraceJob
-from controlplane.sim.traces import read
-from controlplane.sim.world import Habits, Record, World
+from controlplane.sim.analysis.fluid_bound import fluid_srpt
+from controlplane.sim.analysis.min_cost import Ease, easiest
+from controlplane.sim.engine.kernel import Kernel
+from controlplane.sim.engine.simulation import Habits, Record, World
+from controlplane.sim.engine.simulator_oracle import Truth
+from controlplane.sim.models.interference import Distributed, Interference, Pairwise, parse
+from controlplane.sim.models.job_model import Costs, Physics
+from controlplane.sim.models.profiles import Profiles
+from controlplane.sim.models.recorded.recorded_model import Recorded
+from controlplane.sim.models.recorded.recording import Recording
+from controlplane.sim.models.table2.table2_model import TYPICAL_COSTS, Table2
+from controlplane.sim.node_groups import SPEEDS, Nodes, specs
+from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.trace_jobs import Trace, TraceJob
+from controlplane.sim.traces.recording_file import read as read_recording
+from controlplane.sim.traces.table2_generator import generate
+from controlplane.sim.traces.trace_csv import read
 from schemas.ids import JobId, Seconds
 
 LONGEST_STALL_S: Final = 500.0  # below every deadline of the core

@@ -12,10 +12,10 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.sim import experiment
-from controlplane.sim.cluster import Nodes
 from controlplane.sim.experiment import Cell, Progress, cell_key
-from controlplane.sim.outcome import JobStory, Outcome
+from controlplane.sim.node_groups import Nodes
 from controlplane.sim.scenario import Scenario, simulate
+from controlplane.sim.simulation_result import JobStory, Outcome
 
 TOLD: Final = 60  # characters of a cell
 

@@ -10,7 +10,9 @@ from typing import Any, Final
 
 from msgspec.structs import fields, replace
 
-from controlplane.sim.recording import Recording, Took, read, recorded, write
+from controlplane.sim.models.recorded.recording import Recording, Took
+from controlplane.sim.traces.journal_recording import recorded
+from controlplane.sim.traces.recording_file import read, write
 from tests.bench.live_cluster import JOURNAL
 from tests.bench.live_jobs import SLOTS
 from tests.support.cluster import Cluster

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from controlplane.sim.outcome import JobStory, Outcome
+from controlplane.sim.simulation_result import JobStory, Outcome
 from schemas.ids import Seconds
 
 

@@ -13,15 +13,15 @@ from controlplane.core.events import Input
 from controlplane.core.state import State
 from controlplane.policy.api import Budget, ClusterView, Plan, Policy, PolicyEvent, SearchStats
 from controlplane.policy.registry import entry, make
-from controlplane.sim.cluster import Nodes, specs
-from controlplane.sim.kernel import Kernel
-from controlplane.sim.neighbours import Interference
-from controlplane.sim.oracle import Truth
-from controlplane.sim.outcome import JobStory
-from controlplane.sim.physics.api import Costs, Pace, Placement, Report
-from controlplane.sim.trace import TraceJob
-from controlplane.sim.training import Training
-from controlplane.sim.world import Habits, World
+from controlplane.sim.engine.kernel import Kernel
+from controlplane.sim.engine.simulation import Habits, World
+from controlplane.sim.engine.simulator_oracle import Truth
+from controlplane.sim.engine.training_progress import Training
+from controlplane.sim.models.interference import Interference
+from controlplane.sim.models.job_model import Costs, Pace, Placement, Report
+from controlplane.sim.node_groups import Nodes, specs
+from controlplane.sim.simulation_result import JobStory
+from controlplane.sim.trace_jobs import TraceJob
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import JobSpec
 

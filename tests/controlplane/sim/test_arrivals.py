@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
-from controlplane.sim.arrivals import BY_HOUR, bursts, philly, poisson, uniform
-from controlplane.sim.gpu_times import (
+from controlplane.sim.traces.arrivals import BY_HOUR, bursts, philly, poisson, uniform
+from controlplane.sim.traces.philly_quantiles import (
     GAP_S,
     GPU_TIME_S,
     GPUS,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.bounds import fluid_srpt
-from controlplane.sim.optimum import brute_force
+from controlplane.sim.analysis.fluid_bound import fluid_srpt
+from tests.support.brute_force import brute_force
 
 SLOTS = 3
 INF = float("inf")

@@ -12,6 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from controlplane.sim.analysis.result_store import ResultsError, load
 from controlplane.sim.experiment import (
     Cell,
     CellsFailedError,
@@ -21,8 +22,7 @@ from controlplane.sim.experiment import (
     grid,
     run,
 )
-from controlplane.sim.outcome import Outcome
-from controlplane.sim.results import ResultsError, load
+from controlplane.sim.simulation_result import Outcome
 from schemas.errors import SettingsError
 from tests.support.outcomes import times
 

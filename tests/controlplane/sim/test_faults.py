@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from controlplane.core.events import NodeGreeted, NodeLost, NodeSuspected
 from controlplane.policy.registry import POLICIES
-from controlplane.sim.cluster import Nodes
-from controlplane.sim.trace import TraceJob
+from controlplane.sim.node_groups import Nodes
+from controlplane.sim.trace_jobs import TraceJob
 from schemas.ids import NodeId
 from schemas.messages.agent import (
     EpochReported,

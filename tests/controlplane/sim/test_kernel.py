@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.kernel import AFTER, FIRST, LAST, USUAL, Kernel
+from controlplane.sim.engine.kernel import AFTER, FIRST, LAST, USUAL, Kernel
 
 
 def test_events_come_in_order_of_time_urgency_and_scheduling() -> None:
@@ -90,7 +90,7 @@ def test_somebody_can_stop_it() -> None:
 
 
 def test_time_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.sim.kernel.MAX_AT_ONCE", 1000)
+    monkeypatch.setattr("controlplane.sim.engine.kernel.MAX_AT_ONCE", 1000)
     kernel = Kernel()
 
     def again() -> None:

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.measures import summary
-from controlplane.sim.results import ResultsError
-from controlplane.sim.statistics import Interval, compare, mean_interval
+from controlplane.sim.analysis.paired_comparison import Interval, compare, mean_interval
+from controlplane.sim.analysis.result_store import ResultsError
+from controlplane.sim.analysis.simulation_summary import summary
 from tests.support.outcomes import outcome, story, times
 
 # --- summary

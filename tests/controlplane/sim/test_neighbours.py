@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.errors import TraceError
-from controlplane.sim.neighbours import Distributed, Pairwise, parse
+from controlplane.sim.models.interference import Distributed, Pairwise, parse
+from controlplane.sim.simulator_errors import TraceError
 from schemas.ids import JobId
 from tests.support.simulated import N0, N1, A, B, C
 

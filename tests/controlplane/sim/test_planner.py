@@ -10,8 +10,8 @@ from numpy.random import Generator, default_rng
 from controlplane.core.events import PlanProposed
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, ClusterView, Plan
-from controlplane.sim.kernel import AFTER, Kernel
-from controlplane.sim.planner import MAX_AGAIN, Planner
+from controlplane.sim.engine.kernel import AFTER, Kernel
+from controlplane.sim.engine.simulated_planner import MAX_AGAIN, Planner
 from schemas.ids import Seconds
 from tests.support.simulated import FREE, S0, S1, A, Script, Toy, job, life
 

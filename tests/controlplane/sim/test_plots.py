@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 import pytest
 
-from controlplane.sim import plots
-from controlplane.sim.drawing import POLICIES, grouped, styles, time_unit
-from controlplane.sim.gantt import busy_share, gantt, utilisation
-from controlplane.sim.outcome import Outcome, Stay
-from controlplane.sim.results import ResultsError
+from controlplane.sim.analysis import plots
+from controlplane.sim.analysis.gantt import busy_share, gantt, utilisation
+from controlplane.sim.analysis.plot_style import POLICIES, grouped, styles, time_unit
+from controlplane.sim.analysis.result_store import ResultsError
+from controlplane.sim.simulation_result import Outcome, Stay
 from schemas.ids import Seconds
 from tests.support.outcomes import outcome, story, times
 

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.errors import TraceError
-from controlplane.sim.physics.api import Costs, Pace, Physics, Work
-from controlplane.sim.physics.profiles import Profiles, smallest_rotation
-from controlplane.sim.trace import TraceJob
+from controlplane.sim.models.job_model import Costs, Pace, Physics, Work
+from controlplane.sim.models.profiles import Profiles, smallest_rotation
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.trace_jobs import TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import StopRule
 

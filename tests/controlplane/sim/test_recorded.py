@@ -14,14 +14,21 @@ from controlplane.journal.record import Entry
 from controlplane.journal.writer import Writer
 from controlplane.prediction.throughput import Sample, fit
 from controlplane.sim import scenario
-from controlplane.sim.cluster import Nodes
-from controlplane.sim.errors import TraceError
-from controlplane.sim.outcome import Outcome
-from controlplane.sim.physics.api import Costs, Pace, Physics, Report, Work
-from controlplane.sim.physics.recorded import Recorded
-from controlplane.sim.recording import Epoch, Family, Recording, Submission, Took, recorded
-from controlplane.sim.recording.model import Speed
+from controlplane.sim.models.job_model import Costs, Pace, Physics, Report, Work
+from controlplane.sim.models.recorded.recorded_model import Recorded
+from controlplane.sim.models.recorded.recording import (
+    Epoch,
+    Family,
+    Recording,
+    Speed,
+    Submission,
+    Took,
+)
+from controlplane.sim.node_groups import Nodes
 from controlplane.sim.scenario import Scenario, simulate
+from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.traces.journal_recording import recorded
 from schemas.jobs import StopRule
 from tests.support import builders
 

@@ -16,12 +16,19 @@ from hypothesis import strategies as st
 from controlplane.core.events import ControllerStarted
 from controlplane.journal.record import Entry, input_from
 from controlplane.journal.writer import Writer
-from controlplane.sim.cluster import Nodes
-from controlplane.sim.errors import TraceError
-from controlplane.sim.recording import Epoch, Family, Recording, Submission, Took, recorded
-from controlplane.sim.recording.file import read, write
-from controlplane.sim.recording.model import Speed
-from controlplane.sim.trace import Trace, TraceJob
+from controlplane.sim.models.recorded.recording import (
+    Epoch,
+    Family,
+    Recording,
+    Speed,
+    Submission,
+    Took,
+)
+from controlplane.sim.node_groups import Nodes
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.trace_jobs import Trace, TraceJob
+from controlplane.sim.traces.journal_recording import recorded
+from controlplane.sim.traces.recording_file import read, write
 from schemas.ids import Seconds, Term
 from schemas.jobs import JobSpec, StopRule
 from tests.support import builders

@@ -10,8 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.sim.outcome import Stay
-from controlplane.sim.results import (
+from controlplane.sim.analysis.result_store import (
     ResultsError,
     append,
     job_rows,
@@ -19,6 +18,7 @@ from controlplane.sim.results import (
     read_parquet,
     write_parquet,
 )
+from controlplane.sim.simulation_result import Stay
 from schemas.ids import Seconds
 from tests.support.outcomes import outcome, story, times
 

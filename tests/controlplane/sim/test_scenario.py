@@ -12,10 +12,10 @@ import pytest
 
 from controlplane.core.events import JobSubmitted
 from controlplane.policy.registry import POLICIES, check_options
-from controlplane.sim.cluster import Nodes, specs
-from controlplane.sim.errors import TraceError
+from controlplane.sim.node_groups import Nodes, specs
 from controlplane.sim.scenario import Scenario, options_of, simulate, trace_of
-from controlplane.sim.trace import Trace
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.trace_jobs import Trace
 from schemas.errors import SettingsError
 from tests.support.simulated import FREE, Toy, job, life
 
@@ -26,7 +26,7 @@ NAN, INF = float("nan"), float("inf")
 AGAIN: Final = """
 import sys
 import msgspec
-from controlplane.sim.cluster import Nodes
+from controlplane.sim.node_groups import Nodes
 from controlplane.sim.scenario import Scenario, simulate
 
 scenario = Scenario(

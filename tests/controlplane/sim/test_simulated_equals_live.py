@@ -34,9 +34,9 @@ from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.controller_process import _learn
 from controlplane.service.planner.search_planner import InlinePlanner
 from controlplane.service.telemetry import TelemetryTable
-from controlplane.sim.cluster import Nodes
-from controlplane.sim.outcome import Outcome
+from controlplane.sim.node_groups import Nodes
 from controlplane.sim.scenario import Scenario, simulate
+from controlplane.sim.simulation_result import Outcome
 from schemas.codec import encode
 from schemas.ids import NodeId, Seconds
 from schemas.messages.agent import Quiesced, ScriptFailed, StoreOpened, Suspended

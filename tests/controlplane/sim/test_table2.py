@@ -12,14 +12,16 @@ import numpy as np
 import pytest
 from numpy.random import Generator
 
-from controlplane.sim.errors import TraceError
-from controlplane.sim.physics.api import Costs, Pace, Physics, Placement, Work
-from controlplane.sim.physics.table2 import Table2, closest, constants, duration_s, generate
-from controlplane.sim.physics.table2.constants import ROWS, SOURCES, Row, source
-from controlplane.sim.physics.table2.convergence import lost_epochs
-from controlplane.sim.physics.table2.speed import step_s, sync_s
-from controlplane.sim.physics.table2.workloads import WORKLOADS, packed
-from controlplane.sim.trace import TraceJob
+from controlplane.sim.models.job_model import Costs, Pace, Physics, Placement, Work
+from controlplane.sim.models.table2 import constants
+from controlplane.sim.models.table2.constants import ROWS, SOURCES, Row, source
+from controlplane.sim.models.table2.convergence import lost_epochs
+from controlplane.sim.models.table2.step_time import step_s, sync_s
+from controlplane.sim.models.table2.table2_model import Table2
+from controlplane.sim.models.table2.workloads import WORKLOADS, closest, duration_s, packed
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.traces.table2_generator import generate
 from schemas.ids import Seconds
 from schemas.jobs import StopRule, problems
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.sim.physics.api import Pace
-from controlplane.sim.training import STILL, Training
+from controlplane.sim.engine.training_progress import STILL, Training
+from controlplane.sim.models.job_model import Pace
 from tests.support.simulated import Toy, job
 
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from controlplane.core.events import PlanProposed
 from controlplane.policy.api import EpochSeen, JobEnded, PlanTaken, StepsSeen
 from controlplane.policy.registry import POLICIES
-from controlplane.sim.cluster import Nodes
-from controlplane.sim.kernel import Kernel
-from controlplane.sim.neighbours import Distributed
-from controlplane.sim.trace import TraceJob
-from controlplane.sim.world import Habits, World
+from controlplane.sim.engine.kernel import Kernel
+from controlplane.sim.engine.simulation import Habits, World
+from controlplane.sim.models.interference import Distributed
+from controlplane.sim.node_groups import Nodes
+from controlplane.sim.trace_jobs import TraceJob
 from schemas.messages.agent import (
     EpochReported,
     GroupFormed,

@@ -1,0 +1,1 @@
+"""What a simulation amounts to: figures, bounds, comparisons, tables, pictures."""

@@ -1,0 +1,205 @@
+"""Figures of slots over time: who had which, and how many were busy."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.sim.analysis.plot_style import (
+    GRID,
+    grouped,
+    new_figure,
+    policy_legend,
+    save,
+    styles,
+    tidy,
+    time_unit,
+)
+from controlplane.sim.analysis.result_store import ResultsError
+from controlplane.sim.simulation_result import JobStory, Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Neighbours in this order are easy to tell apart, also for the colour-blind (after P. Tol).
+SHADES: Final = (
+    "#332288",
+    "#ddcc77",
+    "#117733",
+    "#cc6677",
+    "#88ccee",
+    "#882255",
+    "#44aa99",
+    "#eebb44",
+    "#4477aa",
+    "#aa4499",
+    "#bbcc33",
+    "#994455",
+)
+IDLE: Final = "#f3f3f3"
+NAMED_ROWS: Final = 48  # that can each have a label
+LETTER: Final = 0.0075  # the width of one in a bar, as a share of the axis
+DARK: Final = 140.0  # luma below which white is easier to read
+
+
+def gantt(outcome: Outcome, path: Path) -> None:
+    """Who had which slot when, a row for each slot, a colour for each job.
+
+    Raises:
+        ResultsError: if the stays were not recorded, or the file cannot be written.
+    """
+    jobs = [job for job in outcome.jobs if job.stays]
+    rows = {slot: row for row, slot in enumerate(_slots(jobs))}
+    _need(rows)
+    unit, name = time_unit(outcome.ended_at)
+    named = len(rows) <= NAMED_ROWS
+    figure = new_figure(12.0, min(max(1.4 + 0.24 * len(rows), 2.6), 11.0))
+    axes = figure.add_subplot()
+    end = max(stay.until for job in jobs for stay in job.stays) / unit
+    axes.set_xlim(0.0, end)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_facecolor(IDLE)
+    _bars(axes, jobs, rows, unit, half=0.42 if named else 0.5)
+    if named:
+        _names(axes, jobs, rows, unit, end)
+        axes.set_yticks(range(len(rows)), list(rows))
+    else:
+        axes.set_ylabel("slots")
+    for row in _first_rows(list(rows))[1:]:
+        axes.axhline(row - 0.5, color="#808080", linewidth=0.6)
+    axes.set_xlabel(name)
+    axes.set_title(
+        f"{outcome.policy}: {len(outcome.jobs)} jobs on {outcome.slots} slots", loc="left"
+    )
+    axes.tick_params(axis="y", length=0)
+    axes.spines[["top", "right"]].set_visible(False)
+    save(figure, path)
+
+
+def utilisation(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Share of slots that jobs held over time, one curve for each policy.
+
+    Averaged over short intervals, and over the simulations of a policy.
+
+    Raises:
+        ResultsError: if the stays were not recorded, or the file cannot be written.
+    """
+    groups = grouped(outcomes)
+    look = styles(list(groups))
+    longest = max(outcome.ended_at for outcome in outcomes)
+    unit, name = time_unit(longest)
+    edges = np.linspace(0.0, max(longest, 1e-9), 201)
+    figure = new_figure(9.0, 3.4)
+    axes = figure.add_subplot()
+    for label, group in groups.items():
+        share = np.mean([busy_share(outcome, edges) for outcome in group], axis=0)
+        style = look[label]
+        axes.stairs(
+            100.0 * share,
+            edges / unit,
+            label=label,
+            color=style.colour,
+            linestyle=style.dash,
+            linewidth=1.5,
+            baseline=None,
+        )
+    axes.set_ylim(0.0, 104.0)
+    axes.set_xlim(0.0, edges[-1] / unit)
+    axes.set_ylabel("slots held (%)")
+    axes.set_xlabel(name)
+    tidy(axes, along="both")
+    policy_legend(figure, axes, len(groups))
+    save(figure, path)
+
+
+def busy_share(outcome: Outcome, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Share of the cluster's slot seconds that jobs held in each interval.
+
+    Args:
+        outcome: with stays.
+        edges: of the intervals, shape (N + 1,), seconds, growing.
+
+    Returns:
+        Shape (N,), in [0, 1].
+
+    Raises:
+        ResultsError: if the stays were not recorded.
+    """
+    stays = [stay for job in outcome.jobs for stay in job.stays]
+    _need(stays)
+    held = np.zeros(len(edges))
+    for stay in stays:  # slot seconds held up to each edge
+        held += np.clip(edges, stay.since, stay.until) - stay.since
+    return np.diff(held) / (np.diff(edges) * outcome.slots)
+
+
+def _need(recorded: object) -> None:
+    if not recorded:
+        what = "the outcome does not say who had which slot"
+        raise ResultsError(what, "simulate it again and record stays")
+
+
+def _slots(jobs: Sequence[JobStory]) -> list[str]:
+    """In order of node and index, numbers in names counting as numbers."""
+    found = {stay.slot for job in jobs for stay in job.stays}
+    return sorted(found, key=lambda slot: [(len(p), p) for p in re.findall(r"\d+|\D+", slot)])
+
+
+def _first_rows(slots: Sequence[str]) -> list[int]:
+    """The row where each node begins."""
+    nodes = [slot.rpartition("/")[0] for slot in slots]
+    return [row for row, node in enumerate(nodes) if row == 0 or nodes[row - 1] != node]
+
+
+def _bars(
+    axes: Axes, jobs: Sequence[JobStory], rows: dict[str, int], unit: float, half: float
+) -> None:
+    from matplotlib.collections import PolyCollection  # noqa: PLC0415 - not always there
+
+    for index, job in enumerate(jobs):
+        boxes = []
+        for stay in job.stays:
+            left, right, row = stay.since / unit, stay.until / unit, rows[stay.slot]
+            low, high = row - half, row + half
+            boxes.append([(left, low), (right, low), (right, high), (left, high)])
+        axes.add_collection(
+            PolyCollection(boxes, facecolors=_shade(index), edgecolors=GRID, linewidths=0.2)
+        )
+
+
+def _names(
+    axes: Axes, jobs: Sequence[JobStory], rows: dict[str, int], unit: float, end: float
+) -> None:
+    """A job's name in its bars that are wide enough, once where they are below each other."""
+    for index, job in enumerate(jobs):
+        ink = "white" if _luma(_shade(index)) < DARK else "black"
+        wide = [
+            s for s in job.stays if (s.until - s.since) / unit > end * LETTER * (len(job.job) + 1)
+        ]
+        for stay in wide:
+            above = [s for s in wide if rows[s.slot] == rows[stay.slot] - 1]
+            if not any(s.since < stay.until and stay.since < s.until for s in above):
+                left = stay.since / unit + end * LETTER / 2.0
+                axes.text(
+                    left,
+                    rows[stay.slot],
+                    job.job,
+                    color=ink,
+                    fontsize="x-small",
+                    va="center",
+                    clip_on=True,
+                )
+
+
+def _shade(index: int) -> str:
+    return SHADES[index % len(SHADES)]
+
+
+def _luma(colour: str) -> float:
+    red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+    return 0.299 * red + 0.587 * green + 0.114 * blue

@@ -1,0 +1,169 @@
+"""Two policies on the same jobs: how much they differ, and how sure that is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.sim.analysis.result_store import ResultsError
+from controlplane.sim.analysis.simulation_summary import finished
+from controlplane.sim.simulation_result import Outcome
+
+RESAMPLES: Final = 5_000
+AT_ONCE: Final = 2_000_000  # numbers drawn in one go, to bound memory
+TAILS: Final = (0.025, 0.975)  # of a 95% interval
+
+FloatArray = NDArray[np.float64]
+
+
+class Interval(msgspec.Struct, frozen=True):
+    """A 95% confidence interval."""
+
+    low: float
+    high: float
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Completion times of the first policy against those of the second, paired by job."""
+
+    first: str
+    second: str
+    jobs: int  # pairs
+    simulations: int  # pairs of outcomes that they are from: seeds times settings
+    left_out: int  # counted jobs that did not finish under both
+    first_mean_s: float
+    second_mean_s: float
+    difference_s: float  # first minus second; below 0: the first is faster
+    difference_ci_s: Interval
+    ratio: float  # first over second; below 1: the first is faster
+    ratio_ci: Interval
+    changed: int  # pairs that differ, which is what the Wilcoxon tests look at
+    two_sided_p: float  # small: they are not equivalent
+    less_p: float  # small: the first is faster
+    greater_p: float  # small: the first is slower; ONES table 4 has it near 1
+
+
+def compare(first: Sequence[Outcome], second: Sequence[Outcome], *, seed: int = 0) -> Comparison:
+    """Compare two policies on the simulations that both did, equal in setting and seed.
+
+    Means are over all pairs of jobs. Intervals come from a bootstrap that first draws
+    simulations, then jobs within each, because jobs of one simulation depend on each other; with
+    a single simulation only jobs are drawn, and the interval knows nothing of other traces.
+    Wilcoxon's signed-rank tests are on pairs of jobs, as in table 4 of ONES, which takes them for
+    independent: their p values are smaller than what repeated simulations would bear out.
+
+    Args:
+        first: outcomes of one policy.
+        second: outcomes of another; order does not matter.
+        seed: of the bootstrap; the same gives the same intervals.
+
+    Raises:
+        ResultsError: if they have no simulation, or no finished job, in common; or one was given
+            twice.
+    """
+    left, right = _by_simulation(first), _by_simulation(second)
+    shared = [where for where in left if where in right]
+    pairs = [_paired(left[where], right[where]) for where in shared]
+    times = [pair for pair in pairs if len(pair)]
+    if not times:
+        what = "the two policies have no finished job of the same setting and seed in common"
+        raise ResultsError(what, "simulate both on the same traces and seeds")
+    every = np.concatenate(times)
+    counted = sum(_counted(left[where], right[where]) for where in shared)
+    return Comparison(
+        first=first[0].policy,
+        second=second[0].policy,
+        jobs=len(every),
+        simulations=len(times),
+        left_out=counted - len(every),
+        first_mean_s=float(every[:, 0].mean()),
+        second_mean_s=float(every[:, 1].mean()),
+        difference_s=float((every[:, 0] - every[:, 1]).mean()),
+        ratio=_ratio(every[:, 0].mean(), every[:, 1].mean()),
+        **_intervals(times, np.random.default_rng(seed)),
+        **_wilcoxon(every[:, 0] - every[:, 1]),
+    )
+
+
+def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
+    """Where the mean is, by a bootstrap; of a single value, that value."""
+    given = np.asarray(values, dtype=float)
+    drawn = np.random.default_rng(seed).integers(len(given), size=(RESAMPLES, len(given)))
+    return _interval(given[drawn].mean(axis=1))
+
+
+def _by_simulation(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
+    found: dict[str, Outcome] = {}
+    for outcome in outcomes:
+        where = msgspec.json.encode((outcome.setting, outcome.seed), order="deterministic").decode()
+        if where in found:
+            what = f"{outcome.policy} has two outcomes of seed {outcome.seed} in the same setting"
+            raise ResultsError(what, "compare one policy with one set of options at a time")
+        found[where] = outcome
+    return found
+
+
+def _paired(first: Outcome, second: Outcome) -> FloatArray:
+    """Completion times of the jobs that finished under both, shape (J, 2), seconds."""
+    theirs = {job.job: job.jct_s for job in finished(second)}
+    both = [(job.jct_s, theirs[job.job]) for job in finished(first) if job.job in theirs]
+    return np.array(both, dtype=float).reshape(-1, 2)
+
+
+def _counted(first: Outcome, second: Outcome) -> int:
+    return len({job.job for outcome in (first, second) for job in outcome.jobs if job.counted})
+
+
+def _intervals(times: Sequence[FloatArray], rng: np.random.Generator) -> dict[str, Any]:
+    """Means of `RESAMPLES` experiments like this one, drawn from it."""
+    largest = max(len(pair) for pair in times)
+    step = max(1, AT_ONCE // (largest * len(times)))
+    sums = np.zeros((RESAMPLES, 2))
+    counts = np.zeros(RESAMPLES)
+    for begin in range(0, RESAMPLES, step):
+        rows = np.arange(begin, min(begin + step, RESAMPLES))
+        drawn = rng.integers(len(times), size=(len(rows), len(times)))
+        for index, pair in enumerate(times):
+            taken = np.repeat(rows, (drawn == index).sum(axis=1))
+            jobs = rng.integers(len(pair), size=(len(taken), len(pair)))
+            np.add.at(sums, taken, pair[jobs].sum(axis=1))
+            np.add.at(counts, taken, len(pair))
+    means = sums / counts[:, None]
+    ratios = [_ratio(mine, other) for mine, other in means]
+    return {
+        "difference_ci_s": _interval(means[:, 0] - means[:, 1]),
+        "ratio_ci": _interval(np.array(ratios)),
+    }
+
+
+def _interval(values: FloatArray) -> Interval:
+    low, high = np.quantile(values, TAILS)
+    return Interval(float(low), float(high))
+
+
+def _ratio(mine: float, other: float) -> float:
+    """1 if both are 0."""
+    if other == 0.0:
+        return 1.0 if mine == 0.0 else float("inf")
+    return float(mine / other)
+
+
+def _wilcoxon(differences: FloatArray) -> dict[str, Any]:
+    """Signed-rank tests; pairs without a difference are left out (Wilcoxon 1945)."""
+    from scipy import stats  # noqa: PLC0415 - it takes a second
+
+    changed = differences[differences != 0.0]
+    sides = {"two_sided_p": "two-sided", "less_p": "less", "greater_p": "greater"}
+    if not len(changed):
+        return {"changed": 0, **dict.fromkeys(sides, 1.0)}
+    return {
+        "changed": len(changed),
+        **{
+            name: float(stats.wilcoxon(changed, alternative=side).pvalue)
+            for name, side in sides.items()
+        },
+    }

@@ -1,0 +1,171 @@
+"""What all figures share: a colour for each policy, units of time, panels, saving."""
+
+from __future__ import annotations
+
+import itertools
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from controlplane.sim.analysis.result_store import ResultsError
+from controlplane.sim.simulation_result import Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Okabe and Ito (2008): distinct for the colour-blind; their yellow is too pale for lines.
+COLOURS: Final = (
+    "#d55e00",
+    "#0072b2",
+    "#009e73",
+    "#cc79a7",
+    "#56b4e9",
+    "#e69f00",
+    "#4d4d4d",
+)
+DASHES: Final = ("-", "--", ":", "-.")
+HATCHES: Final = ("", "//", "..", "xx")
+# The same policy looks the same in every figure; those often drawn together come first.
+POLICIES: Final = (
+    "ones",
+    "tiresias",
+    "optimus",
+    "drl",
+    "goodput",
+    "fifo",
+    "srtf",
+    "ones-paper",
+    "gittins",
+    "fair",
+    "slaq",
+    "harmony",
+    "oasis",
+    "harmony-drl",
+)
+SUFFIXES: Final = (".svg", ".png", ".pdf")
+GRID: Final = "#d9d9d9"
+MINUTE: Final = 60.0
+HOUR: Final = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """How a policy looks: in colour, and without."""
+
+    colour: str
+    dash: str
+    hatch: str
+
+
+def grouped(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+    """Outcomes by policy, in order of appearance.
+
+    The name of a policy is followed by those of its options in which its outcomes differ.
+
+    Raises:
+        ResultsError: if there are none.
+    """
+    if not outcomes:
+        raise ResultsError("there is no outcome to draw", "simulate something first")
+    groups: dict[str, list[Outcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault(_label(outcome, outcomes), []).append(outcome)
+    return groups
+
+
+def _label(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
+    same = [other.options for other in outcomes if other.policy == outcome.policy]
+    names = dict.fromkeys(name for options in same for name in options)
+    telling = [
+        name for name in names if any(options.get(name) != same[0].get(name) for options in same)
+    ]
+    given = [f"{name}={outcome.options[name]}" for name in telling if name in outcome.options]
+    return f"{outcome.policy} {' '.join(given)}".strip()
+
+
+def styles(labels: Sequence[str]) -> dict[str, Style]:
+    """A style for each label; two of the same policy get different ones."""
+    found: dict[str, Style] = {}
+    for label in labels:
+        policy = label.partition(" ")[0]
+        known = policy in POLICIES
+        begin = POLICIES.index(policy) if known else zlib.crc32(policy.encode())
+        found[label] = next(
+            style
+            for index in itertools.count(begin)
+            if (style := _style(index)) not in found.values() or index > begin + len(_ALL)
+        )
+    return found
+
+
+_ALL: Final = tuple(itertools.product(zip(DASHES, HATCHES, strict=True), COLOURS))
+
+
+def _style(index: int) -> Style:
+    (dash, hatch), colour = _ALL[index % len(_ALL)]
+    return Style(colour, dash, hatch)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure that needs no display.
+
+    Args:
+        width: inches.
+        height: inches.
+
+    Raises:
+        ResultsError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - not always there
+    except ImportError:
+        raise ResultsError("figures need matplotlib", "pip install 'ones[sim]'") from None
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure in the format of the file's suffix.
+
+    Raises:
+        ResultsError: if there is no such format, or the disk does not take it.
+    """
+    if path.suffix.lower() not in SUFFIXES:
+        hint = f"end its name with {', '.join(SUFFIXES)}"
+        raise ResultsError(f"{path}: no format for a figure", hint)
+    import matplotlib as mpl  # noqa: PLC0415 - it is there: the figure is
+
+    # The same figure gives the same bytes; a PNG has no date.
+    kept: Any = {"svg.hashsalt": "ones", "svg.fonttype": "none"}
+    dates = {".svg": "Date", ".pdf": "CreationDate"}
+    date = dates.get(path.suffix.lower())
+    try:
+        with mpl.rc_context(kept):
+            figure.savefig(path, metadata={date: None} if date else None)
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "choose another file") from None
+
+
+def tidy(axes: Axes, *, along: str = "y") -> None:
+    """A light grid behind the data, and no box around it."""
+    axes.grid(visible=True, axis=along, color=GRID, linewidth=0.6)  # type: ignore[arg-type] # x, y or both
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+
+
+def policy_legend(figure: Figure, axes: Axes, count: int) -> None:
+    """One legend above all panels, where it covers nothing."""
+    handles, labels = axes.get_legend_handles_labels()
+    columns = min(count, 6)
+    figure.legend(
+        handles, labels, loc="outside upper center", ncols=columns, frameon=False, fontsize="small"
+    )
+
+
+def time_unit(longest_s: float) -> tuple[float, str]:
+    """Seconds in a unit of time that suits an axis up to `longest_s`, and its name."""
+    if longest_s > 5.0 * HOUR:
+        return HOUR, "hours"
+    return (MINUTE, "minutes") if longest_s > 10.0 * MINUTE else (1.0, "seconds")

@@ -1,0 +1,272 @@
+"""Figures of many outcomes: distributions, averages, and how they change with the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from controlplane.sim.analysis.paired_comparison import mean_interval
+from controlplane.sim.analysis.plot_style import (
+    Style,
+    grouped,
+    new_figure,
+    policy_legend,
+    save,
+    styles,
+    tidy,
+)
+from controlplane.sim.analysis.result_store import ResultsError
+from controlplane.sim.analysis.simulation_summary import finished
+from controlplane.sim.simulation_result import JobStory, Outcome
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Measure = Callable[[JobStory], float]
+PANELS: Final[tuple[tuple[str, Measure], ...]] = (
+    ("completion time", lambda job: job.jct_s or 0.0),
+    ("execution time", lambda job: job.exec_s),
+    ("queueing time", lambda job: job.queued_s),
+)
+LEAST_S: Final = 1.0  # times below it are drawn as it on a logarithmic axis
+OURS: Final = "ones"
+LETTERS: Final = 28  # of labels that fit side by side below a panel
+DODGE: Final = 0.03  # between the curves of two policies, in factors of two
+
+
+def box_plots(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Completion, execution and queueing times of all finished jobs by policy (ONES fig. 15a-c).
+
+    A box holds the middle half of the jobs, its line the median, its whiskers 5% to 95%, the
+    diamond is the mean.
+
+    Raises:
+        ResultsError: if there is nothing to draw, or the file cannot be written.
+    """
+    groups = grouped(outcomes)
+    look = styles(list(groups))
+    figure, panels = _three_panels(_panel_width(list(groups)), 3.8)
+    for axes, (name, measure) in zip(panels, PANELS, strict=True):
+        for place, (label, group) in enumerate(groups.items()):
+            values = np.maximum(_values(group, measure), LEAST_S)
+            if not len(values):
+                continue
+            drawn = axes.boxplot(
+                [values],
+                positions=[place],
+                widths=0.6,
+                whis=(5, 95),
+                showfliers=False,
+                showmeans=True,
+                patch_artist=True,
+                medianprops={"color": "black", "linewidth": 1.4},
+                meanprops={
+                    "marker": "D",
+                    "markersize": 4,
+                    "markerfacecolor": "white",
+                    "markeredgecolor": "black",
+                },
+            )
+            drawn["boxes"][0].set(facecolor=look[label].colour, hatch=look[label].hatch, alpha=0.85)
+        axes.set_yscale("log")
+        axes.set_ylabel(f"{name} (s)")
+        _name_places(axes, list(groups))
+        tidy(axes)
+    save(figure, path)
+
+
+def cumulative(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Share of jobs with at most a completion, execution, queueing time (ONES fig. 15d-i).
+
+    The share is of all counted jobs: a curve whose jobs did not all finish ends below 1.
+
+    Raises:
+        ResultsError: if there is nothing to draw, or the file cannot be written.
+    """
+    groups = grouped(outcomes)
+    look = styles(list(groups))
+    figure, panels = _three_panels(3.4, 3.6)
+    for axes, (name, measure) in zip(panels, PANELS, strict=True):
+        for label, group in groups.items():
+            values = np.sort(np.maximum(_values(group, measure), LEAST_S))
+            counted = sum(job.counted and job.state != "cancelled" for o in group for job in o.jobs)
+            share = np.arange(1, len(values) + 1) / max(1, counted)
+            style = look[label]
+            axes.step(
+                values,
+                share,
+                where="post",
+                label=label,
+                color=style.colour,
+                linestyle=style.dash,
+                linewidth=1.6,
+            )
+        axes.set_xscale("log")
+        axes.set_xlabel(f"{name} (s)")
+        axes.set_ylim(0.0, 1.02)
+        tidy(axes, along="both")
+    panels[0].set_ylabel("share of jobs")
+    policy_legend(figure, panels[0], len(groups))
+    save(figure, path)
+
+
+def averages(outcomes: Sequence[Outcome], path: Path) -> None:
+    """Average completion, execution and queueing time by policy, 95% intervals over simulations.
+
+    Raises:
+        ResultsError: if there is nothing to draw, or the file cannot be written.
+    """
+    groups = grouped(outcomes)
+    look = styles(list(groups))
+    figure, panels = _three_panels(_panel_width(list(groups)), 3.6)
+    for axes, (name, measure) in zip(panels, PANELS, strict=True):
+        for place, (label, group) in enumerate(groups.items()):
+            mean, below, above = _mean_and_error(group, measure)
+            axes.bar(place, mean, 0.7, color=look[label].colour, hatch=look[label].hatch, alpha=0.9)
+            if len(group) > 1:
+                axes.errorbar(place, mean, [[below], [above]], color="black", capsize=4)
+            axes.annotate(
+                f"{mean:.0f}",
+                (place, mean + above),
+                (0, 3),
+                textcoords="offset points",
+                ha="center",
+                fontsize="small",
+            )
+        axes.set_ylabel(f"average {name} (s)")
+        axes.margins(y=0.12)
+        axes.set_ylim(0.0, max(1.0, axes.get_ylim()[1]))
+        _name_places(axes, list(groups))
+        tidy(axes)
+    save(figure, path)
+
+
+def scaling(outcomes: Sequence[Outcome], path: Path, ours: str = OURS) -> None:
+    """Average completion time by size of the cluster (ONES fig. 17), and what `ours` gains on it.
+
+    The gain over another policy is one minus the ratio of the averages (fig. 18), of simulations
+    of the same seed on a cluster of the same size; bars are 95% intervals over simulations.
+
+    Args:
+        outcomes: of at least one size.
+        path: of the figure.
+        ours: label of the policy in the right panel; without it there is only the left one.
+
+    Raises:
+        ResultsError: if there is nothing to draw, or the file cannot be written.
+    """
+    groups = grouped(outcomes)
+    look = styles(list(groups))
+    figure = new_figure(9.6 if ours in groups and len(groups) > 1 else 5.2, 3.9)
+    both = figure.subplots(1, 2 if ours in groups and len(groups) > 1 else 1, squeeze=False)[0]
+    sizes = sorted({outcome.slots for outcome in outcomes})
+    for place, (label, group) in enumerate(groups.items()):
+        aside = 2.0 ** (DODGE * (place - (len(groups) - 1) / 2.0))
+        _curve(both[0], _at_sizes(group, sizes), aside, label, look[label])
+        if len(both) > 1 and label != ours:
+            _curve(both[1], _gains(groups[ours], group, sizes), aside, label, look[label])
+    both[0].set_ylabel("average completion time (s)")
+    both[0].set_ylim(bottom=0.0)
+    if len(both) > 1:
+        both[1].axhline(0.0, color="black", linewidth=0.8)
+        both[1].set_ylabel(f"{ours} faster than the other by (%)")
+    for axes in both:
+        axes.set_xscale("log", base=2)
+        axes.set_xticks(sizes, [str(size) for size in sizes])
+        axes.minorticks_off()
+        axes.set_xlabel("GPUs of the cluster")
+        tidy(axes)
+    policy_legend(figure, both[0], len(groups))
+    save(figure, path)
+
+
+Point = tuple[int, float, float, float]  # place, value, error below and above
+
+
+def _at_sizes(outcomes: Sequence[Outcome], sizes: Sequence[int]) -> list[Point]:
+    points = []
+    for size in sizes:
+        here = [outcome for outcome in outcomes if outcome.slots == size and finished(outcome)]
+        if here:
+            points.append((size, *_mean_and_error(here, PANELS[0][1])))
+    return points
+
+
+def _gains(ours: Sequence[Outcome], other: Sequence[Outcome], sizes: Sequence[int]) -> list[Point]:
+    points = []
+    for size in sizes:
+        mine = _averages_at(ours, size)
+        theirs = _averages_at(other, size)
+        gains = [100.0 * (1.0 - mine[seed] / theirs[seed]) for seed in mine if theirs.get(seed)]
+        if gains:
+            points.append((size, *_with_error(gains)))
+    return points
+
+
+def _averages_at(outcomes: Sequence[Outcome], size: int) -> dict[int, float]:
+    """Average completion time by seed; of several settings, their mean."""
+    found: dict[int, list[float]] = {}
+    for outcome in outcomes:
+        values = _values([outcome], PANELS[0][1])
+        if outcome.slots == size and len(values):
+            found.setdefault(outcome.seed, []).append(float(values.mean()))
+    return {seed: float(np.mean(values)) for seed, values in found.items()}
+
+
+def _curve(axes: Axes, points: Sequence[Point], aside: float, label: str, style: Style) -> None:
+    """Points with error bars, a little aside so that those of several policies can be told."""
+    if not points:
+        return
+    places, means, below, above = zip(*points, strict=True)
+    axes.errorbar(
+        [place * aside for place in places],
+        means,
+        [below, above],
+        label=label,
+        color=style.colour,
+        linestyle=style.dash,
+        marker="o",
+        markersize=4.5,
+        linewidth=1.6,
+        capsize=3,
+    )
+
+
+def _three_panels(width: float, height: float) -> tuple[Figure, Sequence[Axes]]:
+    figure = new_figure(3.0 * width, height)
+    return figure, list(figure.subplots(1, 3))
+
+
+def _panel_width(labels: Sequence[str]) -> float:
+    """Inches."""
+    return max(3.2, 0.42 * len(labels) + 0.6)
+
+
+def _name_places(axes: Axes, labels: Sequence[str]) -> None:
+    turned: dict[str, Any] = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}
+    crowded = len(" ".join(labels)) > LETTERS
+    axes.set_xticks(range(len(labels)), labels, fontsize="small", **(turned if crowded else {}))
+    axes.set_xlim(-0.6, len(labels) - 0.4)
+    axes.tick_params(axis="x", length=0)
+
+
+def _values(outcomes: Sequence[Outcome], measure: Measure) -> np.ndarray:
+    return np.array([measure(job) for outcome in outcomes for job in finished(outcome)])
+
+
+def _mean_and_error(outcomes: Sequence[Outcome], measure: Measure) -> tuple[float, float, float]:
+    """The mean of the outcomes' averages, and how far its interval goes below and above."""
+    means = [float(v.mean()) for o in outcomes if len(v := _values([o], measure))]
+    if not means:
+        what = f"no job of {outcomes[0].policy} finished"
+        raise ResultsError(what, "let the simulation go on for longer")
+    return _with_error(means)
+
+
+def _with_error(values: Sequence[float]) -> tuple[float, float, float]:
+    mean, interval = float(np.mean(values)), mean_interval(values)
+    return mean, max(0.0, mean - interval.low), max(0.0, interval.high - mean)

@@ -1,0 +1,193 @@
+"""Outcomes in a file with one JSON document on each line, from which long experiments go on."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, Any, ClassVar, Final, TypeVar
+
+import msgspec
+
+from controlplane.sim.simulation_result import Outcome
+from schemas.errors import OnesError
+
+T = TypeVar("T")
+
+EXTRA: Final = "parquet"  # of this project: what Parquet files need
+
+
+class ResultsError(OnesError):
+    """A file of results that cannot be read or written."""
+
+    code: ClassVar[str] = "bad_results"
+
+
+class _Key(msgspec.Struct, frozen=True):
+    """The fields of an outcome that say which simulation it is of; the others are skipped."""
+
+    policy: str
+    options: dict[str, Any]
+    setting: dict[str, Any]
+    seed: int
+
+
+def key(outcome: Outcome | _Key) -> str:
+    """What two outcomes of the same simulation have in common: policy, options, setting, seed."""
+    parts = (outcome.policy, outcome.options, outcome.setting, outcome.seed)
+    return msgspec.json.encode(parts, order="deterministic").decode()
+
+
+def create(path: Path) -> None:
+    """Make an empty file if there is none, to know in advance that results can be kept.
+
+    Raises:
+        ResultsError: if it cannot be written.
+    """
+    try:
+        with path.open("ab"):
+            pass
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "choose another file") from None
+
+
+def append(path: Path, outcome: Outcome) -> bool:
+    """Put an outcome at the end of a file, on the disk when this returns.
+
+    A line that a crash tore is cut off first. Several processes may append at the same time.
+
+    Returns:
+        Whether it was written; False if the file has an outcome of the same simulation.
+
+    Raises:
+        ResultsError: if the file cannot be written, or holds something else.
+    """
+    try:
+        with path.open("ab+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
+            file.seek(0)
+            mine, size = key(outcome), 0
+            for number, line in _whole_lines(file):
+                if key(_decoded(path, number, line, _Key)) == mine:
+                    return False
+                size += len(line)
+            file.truncate(size)
+            file.write(msgspec.json.encode(outcome) + b"\n")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "choose another file") from None
+    return True
+
+
+def load(path: Path) -> list[Outcome]:
+    """The outcomes in a file, each simulation once; none if there is no file.
+
+    A last line without an end was torn by a crash and does not count.
+
+    Raises:
+        ResultsError: if it cannot be read, or a line is no outcome.
+    """
+    found: dict[str, Outcome] = {}
+    try:
+        with path.open("rb") as file:
+            for number, line in _whole_lines(file):
+                outcome = _decoded(path, number, line, Outcome)
+                found.setdefault(key(outcome), outcome)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ResultsError(f"{path}: {error.strerror}", "name a readable file") from None
+    return list(found.values())
+
+
+def _whole_lines(file: IO[bytes]) -> Iterator[tuple[int, bytes]]:
+    for number, line in enumerate(file, start=1):
+        if line.endswith(b"\n"):
+            yield number, line
+
+
+def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        what = f"{path}:{number}: {error}"
+        raise ResultsError(what, "delete the line to simulate it again") from None
+
+
+# --- one row for each job
+
+
+COLUMNS: Final = (
+    "job",
+    "application",
+    "submitted_at",
+    "started_at",
+    "ended_at",
+    "state",
+    "jct_s",
+    "queued_s",
+    "exec_s",
+    "slot_s",
+    "rescales",
+    "batch_changes",
+    "counted",
+)
+
+
+def job_rows(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
+    """A flat table: one row for each job of each outcome, `COLUMNS` and which simulation it was."""
+    return [
+        {
+            "policy": outcome.policy,
+            "options": _text(outcome.options),
+            "setting": _text(outcome.setting),
+            "seed": outcome.seed,
+            "slots": outcome.slots,
+            **{column: getattr(job, column) for column in COLUMNS},
+        }
+        for outcome in outcomes
+        for job in outcome.jobs
+    ]
+
+
+def write_parquet(outcomes: Iterable[Outcome], path: Path) -> None:
+    """Put the table of `job_rows` into a Parquet file.
+
+    Raises:
+        ResultsError: if pyarrow is not installed, or the file cannot be written.
+    """
+    arrow, parquet = _pyarrow(), _pyarrow("parquet")
+    try:
+        parquet.write_table(arrow.Table.from_pylist(job_rows(outcomes)), path)
+    except OSError as error:
+        raise ResultsError(f"{path}: {error}", "choose another file") from None
+
+
+def read_parquet(path: Path) -> list[dict[str, Any]]:
+    """The rows that `write_parquet` wrote.
+
+    Raises:
+        ResultsError: if pyarrow is not installed, or the file cannot be read.
+    """
+    arrow, parquet = _pyarrow(), _pyarrow("parquet")
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
+    except (OSError, arrow.ArrowException) as error:
+        raise ResultsError(f"{path}: {error}", "name a Parquet file") from None
+    return rows
+
+
+def _text(value: dict[str, object]) -> str:
+    return msgspec.json.encode(value, order="deterministic").decode()
+
+
+def _pyarrow(part: str = "") -> Any:
+    """Imported when it is needed: it is large, and seldom there."""
+    try:
+        return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
+    except ImportError:
+        hint = f"pip install 'ones[{EXTRA}]'"
+        raise ResultsError("Parquet files need pyarrow", hint) from None

@@ -1,0 +1,115 @@
+"""What an outcome amounts to: averages, tails, costs, and what they leave out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from controlplane.sim.simulation_result import JobStory, Outcome
+
+
+def summary(outcome: Outcome) -> dict[str, Any]:
+    """The figures of one simulation, as JSON can hold them; what there is not is None.
+
+    Averages are over the finished jobs among the counted ones: those that came to an end which
+    their user did not ask for. `unfinished`, `failed` and `cancelled` say how many of the counted
+    jobs those averages lack, or (`failed`) hold although they came to nothing.
+
+    Returns:
+        Times in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each counted
+        job, None where there is no completion time. `makespan_s`, from the first submission to
+        the last end of all jobs, is None while a job is unfinished. `utilisation` is the share of
+        the cluster's slot seconds that jobs held up to the last end. `vs_bound` is the average
+        completion time over its lower bound, which has to be one of the counted jobs alone.
+    """
+    counted = [job for job in outcome.jobs if job.counted]
+    average = _mean(_completions(counted))
+    bound = outcome.bound_s
+    return {
+        "policy": outcome.policy,
+        "options": outcome.options,
+        "setting": outcome.setting,
+        "seed": outcome.seed,
+        "slots": outcome.slots,
+        "jobs": len(counted),
+        **_averages(counted),
+        "p50_jct_s": _quantile(_completions(counted), 0.50),
+        "p90_jct_s": _quantile(_completions(counted), 0.90),
+        "p99_jct_s": _quantile(_completions(counted), 0.99),
+        "makespan_s": _makespan(outcome),
+        "utilisation": _utilisation(outcome),
+        "decision_ms_mean": _mean(outcome.decisions_ms),
+        "decision_ms_p99": _quantile(outcome.decisions_ms, 0.99),
+        "bound_avg_jct_s": bound,
+        "vs_bound": average / bound if average is not None and bound else None,
+        "unfinished": sum(job.ended_at is None for job in counted),
+        "failed": sum(job.state == "failed" for job in counted),
+        "cancelled": sum(job.state == "cancelled" for job in counted),
+        "events": outcome.events,
+        "wall_s": outcome.wall_s,
+        "jct_s": {job.job: job.jct_s for job in counted},
+        "per_application": {
+            name: _of_application([job for job in counted if job.application == name])
+            for name in sorted({job.application for job in counted})
+        },
+    }
+
+
+def finished(outcome: Outcome) -> list[JobStory]:
+    """The counted jobs that have a completion time."""
+    return [job for job in outcome.jobs if job.counted and job.jct_s is not None]
+
+
+def _averages(jobs: Sequence[JobStory]) -> dict[str, float | None]:
+    done = [job for job in jobs if job.jct_s is not None]
+    return {
+        "avg_jct_s": _mean(_completions(jobs)),
+        "geo_jct_s": _geometric_mean(_completions(jobs)),
+        "avg_exec_s": _mean([job.exec_s for job in done]),
+        "avg_queue_s": _mean([job.queued_s for job in done]),
+        "rescales_per_job": _mean([job.rescales for job in done]),
+    }
+
+
+def _of_application(jobs: Sequence[JobStory]) -> dict[str, float | None]:
+    return {
+        "jobs": len(jobs),
+        "unfinished": sum(job.ended_at is None for job in jobs),
+        **_averages(jobs),
+    }
+
+
+def _completions(jobs: Sequence[JobStory]) -> list[float]:
+    return [job.jct_s for job in jobs if job.jct_s is not None]
+
+
+def _makespan(outcome: Outcome) -> float | None:
+    ends = [job.ended_at for job in outcome.jobs if job.ended_at is not None]
+    if not ends or len(ends) < len(outcome.jobs):
+        return None
+    return max(ends) - min(job.submitted_at for job in outcome.jobs)
+
+
+def _utilisation(outcome: Outcome) -> float | None:
+    if not outcome.jobs:
+        return None
+    span = outcome.ended_at - min(job.submitted_at for job in outcome.jobs)
+    offered = outcome.slots * span
+    return outcome.busy_slot_s / offered if offered > 0.0 else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _geometric_mean(values: Sequence[float]) -> float | None:
+    """None too if one is 0, which has no logarithm."""
+    if not values or min(values) <= 0.0:
+        return None
+    return float(np.exp(np.mean(np.log(values))))
+
+
+def _quantile(values: Sequence[float], share: float) -> float | None:
+    return float(np.quantile(values, share)) if len(values) else None

@@ -1,0 +1,1 @@
+"""The engine: the live core and policies in virtual time."""

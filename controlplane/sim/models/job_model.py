@@ -1,0 +1,138 @@
+"""What every physics says of a job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+from controlplane.sim.trace_jobs import TraceJob
+from schemas.jobs import JobSpec
+
+Placement = tuple[int, ...]  # slots on each node, in rank order
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """How fast a group trains."""
+
+    samples_per_s: float  # what its workers process
+    progress_per_s: float  # how much of the job's work that is worth
+    step_s: float = 0.0  # of one step of all its workers
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """What it takes to change a group, in seconds."""
+
+    start_s: float  # first start: order to first step
+    restart_s: float  # the same from a checkpoint
+    prepare_s: float  # a newcomer beside a group that trains on
+    switch_s: float  # nobody trains while the group changes
+
+    def told(self, stall_s: float | None, first_stall_s: float | None) -> Costs:
+        """The same, but for what somebody said: of a change, of a start."""
+        return Costs(
+            start_s=self.start_s if first_stall_s is None else first_stall_s,
+            restart_s=self.restart_s if first_stall_s is None else first_stall_s,
+            prepare_s=self.prepare_s,
+            switch_s=self.switch_s if stall_s is None else stall_s,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker says at the end of an epoch."""
+
+    train_loss: float | None
+    metrics: dict[str, float]
+    noise_scale: float | None  # of the gradients, samples
+
+
+class Work(Protocol):
+    """The truth about one job. Progress is counted in samples at the job's first batch."""
+
+    @property
+    def application(self) -> str:
+        """What it trains, for results by application."""
+        ...
+
+    @property
+    def spec(self) -> JobSpec:
+        """What its user submits."""
+        ...
+
+    @property
+    def epoch_samples(self) -> int:
+        """||D||."""
+        ...
+
+    @property
+    def costs(self) -> Costs:
+        """Of this job's changes."""
+        ...
+
+    @property
+    def epochs(self) -> int:
+        """That it takes in all: after so many it is done."""
+        ...
+
+    def pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
+        """How fast a group trains.
+
+        Args:
+            placement: slots on each node, in rank order.
+            batch: global, samples per step.
+            epoch: finished ones.
+        """
+        ...
+
+    def epoch_ends_at(self, epoch: int) -> float:
+        """Progress at which epoch `epoch` (0-based) is finished."""
+        ...
+
+    def setback(self, before: int, batch: int, epoch: int) -> float:
+        """Progress that is lost when the global batch jumps from `before` to `batch`."""
+        ...
+
+    def noise_scale(self, epoch: int, batch: int) -> float | None:
+        """Of the gradients, samples, as a worker measures it; None: it tells none.
+
+        Args:
+            epoch: finished ones, so that it is that of the running epoch.
+            batch: global, samples per step.
+        """
+        ...
+
+    def report(self, epoch: int, batch: int) -> Report:
+        """What a worker says when it has finished `epoch` epochs, the last one with `batch`.
+
+        Its noise scale is that of the epoch that is over.
+        """
+        ...
+
+    def remaining_steps(self, epoch: int, progress: float) -> float:
+        """Steps at the first batch that are left, as published simulators count for Optimus."""
+        ...
+
+
+class Physics(Protocol):
+    """Makes the truth of jobs."""
+
+    @property
+    def whole_seconds(self) -> bool:
+        """Whether epochs last whole seconds, as in Pollux' simulator."""
+        ...
+
+    def work(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> Work:
+        """The truth about `job`.
+
+        Args:
+            job: of a trace.
+            batch: whether the policy keeps the batch that the user tuned for so many slots, or
+                chooses one, from a first batch that fits one slot.
+            seed: of everything that differs from job to job.
+
+        Raises:
+            TraceError: if it is none of this physics' workloads, or its numbers make no sense.
+        """
+        ...

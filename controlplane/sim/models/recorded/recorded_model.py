@@ -1,0 +1,267 @@
+"""Physics from what a live cluster measured: its own jobs, once more, under another policy.
+
+Speeds are those of whole epochs on one group, per family. The closed form that the search learns
+live (`prediction.throughput`) is fitted to them: what was measured is as it was measured, the more
+often the closer; other sizes are extrapolated by the form's rules. What a sample is worth at a
+batch comes from the noise scale that the workers reported.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Final, Literal
+
+import numpy as np
+from msgspec.structs import replace
+
+from controlplane.prediction.work import remaining_samples
+from controlplane.sim.models.job_model import Costs, Pace, Placement, Report
+from controlplane.sim.models.recorded.recording import Family, Recording, Submission, Took
+from controlplane.sim.models.recorded.reported_curves import Curves, worth
+from controlplane.sim.models.recorded.step_times import Speeds
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.trace_jobs import TraceJob
+from schemas.jobs import JobSpec, StopRule
+
+MOST_EPOCHS: Final = 10_000_000
+TINY: Final = 1e-6  # of an epoch
+
+
+class Recorded:
+    """The jobs of a recording."""
+
+    def __init__(
+        self,
+        recording: Recording,
+        costs: Costs,
+        *,
+        stated: bool = False,
+        same_quality: bool = True,
+    ) -> None:
+        """Choose what the cluster did not tell.
+
+        Args:
+            recording: of a live cluster.
+            costs: of changes that the recording has no measurement of.
+            stated: users state how much work their jobs are, where they did or their scripts did;
+                else nobody knows.
+            same_quality: a job is over when it has learnt as much as it had, however many samples
+                that takes at other batches. False: a job that stated epochs or samples is over
+                after as many samples at any batch, as a live cluster does it; those with a metric
+                still have to learn as much.
+        """
+        self._jobs = {job.name: job for job in recording.jobs}
+        self._families = {family.name: family for family in recording.families}
+        self._took = recording.took
+        self._given = costs
+        self._stated = stated
+        self._same_quality = same_quality
+        self._speeds: dict[str, Speeds] = {}
+        noise: dict[str, list[float]] = {}
+        for job in recording.jobs:
+            noise.setdefault(job.family, []).extend(
+                e.noise_scale for e in job.epochs if e.noise_scale
+            )
+        self._noise = {
+            name: float(np.mean(np.log(values))) for name, values in noise.items() if values
+        }
+
+    @property
+    def whole_seconds(self) -> bool:
+        """Epochs last as long as they last."""
+        return False
+
+    def work(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> RecordedWork:
+        """The truth about `job`; the same for every seed, and whether its batch is fixed or not.
+
+        Raises:
+            TraceError: if it is not in the recording, or nobody knows how fast it trains.
+        """
+        found = self._jobs.get(job.workload)
+        if found is None:
+            what = f"job {job.name}: {job.workload[:60]!r} is no job of the recording"
+            raise TraceError(what, "simulate the recording's own trace", "workload")
+        family = self._families.get(found.family)
+        if family is None or not family.speeds:
+            what = f"job {job.name}: no whole epoch of family {found.family!r} was measured"
+            hint = "leave the job out, or record when one of them has trained an epoch on one group"
+            raise TraceError(what, hint, "family")
+        if family.name not in self._speeds:
+            self._speeds[family.name] = Speeds(family, found.spec.batch_size)
+        metric = found.spec.stop is not None and found.spec.stop.metric is not None
+        return RecordedWork(
+            found,
+            speeds=self._speeds[family.name],
+            curves=Curves(found, self._noise.get(family.name)),
+            samples=_samples(found, family),
+            learns=self._same_quality or metric,
+            costs=_costs(family.took, self._took, self._given),
+            stated=self._stated,
+        )
+
+
+class RecordedWork:
+    """One job; see `Work`."""
+
+    def __init__(
+        self,
+        job: Submission,
+        *,
+        speeds: Speeds,
+        curves: Curves,
+        samples: float,
+        learns: bool,
+        costs: Costs,
+        stated: bool,
+    ) -> None:
+        """Count its work in samples at its first batch.
+
+        Args:
+            job: as it was recorded.
+            speeds: of its family.
+            curves: what it told, over its progress.
+            samples: that it would have processed at the batches that it had.
+            learns: whether a sample is worth less at larger batches; else each counts the same.
+            costs: of its changes.
+            stated: whether policies know its length.
+        """
+        self._speeds = speeds
+        self._slower = speeds.slower(job)
+        self._trains = _trains(job)
+        self._curves = curves
+        self._learns = learns
+        self._total = max(1.0, samples * (curves.mean_worth if learns else 1.0))
+        self._epoch_samples = job.epoch_samples
+        epochs = max(1, math.ceil(self._total / job.epoch_samples - TINY))
+        if epochs > MOST_EPOCHS:
+            what = f"job {job.name}: {epochs} epochs of {job.epoch_samples} samples"
+            raise TraceError(what, f"correct its samples: at most {MOST_EPOCHS} epochs", "samples")
+        self._epochs = epochs
+        self._phi: dict[int, float | None] = {}
+        self._paces: dict[tuple[Placement, int, int], Pace] = {}
+        self._application = job.family
+        self._costs = costs
+        retries = 0 if job.ended == "failed" else job.spec.retries
+        stop = _stop(job, epochs) if stated else None
+        self.spec: JobSpec = replace(job.spec, stop=stop, retries=retries)
+
+    @property
+    def application(self) -> str:
+        """Its family."""
+        return self._application
+
+    @property
+    def epoch_samples(self) -> int:
+        """||D||."""
+        return self._epoch_samples
+
+    @property
+    def costs(self) -> Costs:
+        """Of this job's changes."""
+        return self._costs
+
+    @property
+    def epochs(self) -> int:
+        """Its work in passes at the first batch; the last one may be shorter."""
+        return self._epochs
+
+    def pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
+        """As it was measured, or as the fitted form extrapolates it; one noise scale an epoch."""
+        key = (placement, batch, epoch)
+        known = self._paces.get(key)
+        if known is None:
+            known = self._paces[key] = self._pace(placement, batch, epoch)
+        return known
+
+    def _pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
+        step_s = self._speeds.step_s(placement, batch) * self._slower
+        speed, phi = batch / step_s, self.noise_scale(epoch, batch)
+        useful = 1.0 if phi is None or not self._learns else worth(batch, self._curves.first, phi)
+        return Pace(speed, self._trains * useful * speed, step_s)
+
+    def epoch_ends_at(self, epoch: int) -> float:
+        """After so many passes at the first batch; the last one ends with the work."""
+        if epoch >= self._epochs - 1:
+            return self._total
+        return float((epoch + 1) * self._epoch_samples)
+
+    def setback(self, before: int, batch: int, epoch: int) -> float:
+        """None was recorded."""
+        return 0.0
+
+    def noise_scale(self, epoch: int, batch: int) -> float | None:
+        """At the middle of an epoch; the same at any batch."""
+        if epoch not in self._phi:
+            share = min(1.0, (epoch + 0.5) * self._epoch_samples / self._total)
+            level = self._curves.noise.at(share)
+            self._phi[epoch] = None if level is None else math.exp(level)
+        return self._phi[epoch]
+
+    def report(self, epoch: int, batch: int) -> Report:
+        """The loss and the noise scale that it told at the same progress; no other metrics."""
+        share = min(1.0, self.epoch_ends_at(max(0, epoch - 1)) / self._total)
+        return Report(
+            train_loss=self._curves.loss.at(share),
+            metrics={},
+            noise_scale=self.noise_scale(max(0, epoch - 1), batch),
+        )
+
+    def remaining_steps(self, epoch: int, progress: float) -> float:
+        """Steps that are left at the submitted batch."""
+        return max(0.0, self._total - progress) / self.spec.batch_size
+
+
+def _trains(job: Submission) -> float:
+    """The share of an epoch's time that its samples and its speed account for.
+
+    The rest goes to what scripts do between epochs, such as evaluating. In a simulated cluster an
+    epoch is what a pass is worth at the first batch, so its journals tell of a share as well.
+    """
+    known = [(e.speed, e.lasted_s) for e in job.epochs if e.speed is not None and e.lasted_s]
+    lasted_s = math.fsum(seconds for _, seconds in known)
+    trained_s = math.fsum(job.epoch_samples / speed.samples_per_s for speed, _ in known)
+    return min(1.0, trained_s / lasted_s) if known else 1.0
+
+
+def _samples(job: Submission, family: Family) -> float:
+    """What a job would have processed had it not been cancelled, and not outlived the recording.
+
+    Where that was not stated, it is what a live cluster would have believed: as much as its
+    relatives, else twice what it had done. A cancelled job ends before that, unless the other
+    policy is faster.
+    """
+    if job.ended in {"succeeded", "failed"}:
+        return float(job.samples)
+    done = float(job.samples)
+    left = remaining_samples(done, job.stated_samples, family.finished, family.furthest)
+    return max(done + left, float(job.epoch_samples))
+
+
+def _stop(job: Submission, epochs: int) -> StopRule | None:
+    """What was stated, in epochs as they are counted here; a metric as it was."""
+    stop = job.spec.stop
+    if stop is not None and stop.metric is not None:
+        return stop
+    return StopRule(epochs=epochs) if job.stated_samples is not None else None
+
+
+def _costs(own: Took, everybody: Took, given: Costs) -> Costs:
+    """Of the family, else of the cluster, else as they were given.
+
+    A change without newcomers took as long as its members needed to come to an agreed step and to
+    change. The second part alone is what nobody trains in, so it bounds what was given from above.
+    So does a change with newcomers, of which the last part is such a change.
+    """
+    alone_s = _first(own.switch_s, everybody.switch_s, math.inf)
+    join_s = _first(own.join_s, everybody.join_s, math.inf)
+    switch_s = min(given.switch_s, alone_s, join_s)
+    return Costs(
+        start_s=_first(own.start_s, everybody.start_s, given.start_s),
+        restart_s=_first(own.restart_s, everybody.restart_s, given.restart_s),
+        prepare_s=join_s - switch_s if math.isfinite(join_s) else given.prepare_s,
+        switch_s=switch_s,
+    )
+
+
+def _first(own: float | None, everybody: float | None, given: float) -> float:
+    return next((value for value in (own, everybody) if value is not None), given)

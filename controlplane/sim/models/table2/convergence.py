@@ -1,0 +1,113 @@
+"""What training makes of its samples: efficiency, lost epochs, and the curves that are reported."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.random import Generator
+from numpy.typing import NDArray
+
+from controlplane.sim.models.job_model import Report
+from controlplane.sim.models.table2.constants import (
+    ERRATIC_SPREAD,
+    JUMP_EPOCHS,
+    LOSS_LEFT,
+    LOSS_SPREAD,
+    NOISE_SPREAD,
+    PLATEAU,
+    SAFE_JUMP,
+    SPIKE,
+    SPIKES,
+    Row,
+)
+
+FloatArray = NDArray[np.float64]
+MARGIN = 1e-4  # of an accuracy on the right side of its target
+
+
+def noise_scale(row: Row, share: float) -> float:
+    """phi, samples, after `share` of the epochs to target; it grows geometrically, then stays."""
+    first, last = row.noise
+    return first * float((last / first) ** min(1.0, share))
+
+
+def efficiency(row: Row, batch: int, phi: float) -> float:
+    """What a sample is worth against one at the first batch: (phi + m0) / (phi + m).
+
+    McCandlish et al. 2018, and Pollux section 3.1.
+    """
+    return (phi + row.first) / (phi + batch)
+
+
+def lost_epochs(before: int, batch: int) -> float:
+    """Epochs that a jump of the global batch costs; 0 up to a doubling, and for any decrease.
+
+    ONES section 3.3.2 and figure 13: after an abrupt increase the loss needs many epochs to
+    recover, after a gradual one (figure 14) it does not. A decrease takes the learning rate down
+    with it, and disturbs nothing. Paper: no formula; here each doubling beyond the first costs the
+    same.
+    """
+    if before <= 0 or batch <= SAFE_JUMP * before:
+        return 0.0
+    return JUMP_EPOCHS * math.log2(batch / (SAFE_JUMP * before))
+
+
+def reports(
+    row: Row, to_target: int, phi: Sequence[float], rng: Generator, *, erratic: bool
+) -> tuple[Report, ...]:
+    """What a job says after 0, 1, ... epochs, of the last one.
+
+    The accuracy is above its target in exactly the epochs after `to_target`. The loss follows
+    1 / (b0 k + b1) + b2 (Optimus, section 3.1).
+
+    Args:
+        row: what it trains.
+        to_target: epochs, at least 1.
+        phi: noise scale of each epoch while it runs, samples; one more than there are epochs.
+        rng: draws its noise.
+        erratic: with plateaus, spikes and more noise; ONES section 2.1: many curves are not smooth.
+    """
+    done = np.arange(len(phi), dtype=np.float64)
+    measured = np.exp(NOISE_SPREAD * rng.standard_normal(done.size))
+    scales = np.array([phi[0], *phi[:-1]]) * measured
+    losses = _losses(row, done, to_target, rng, erratic=erratic)
+    accuracies = _accuracies(row, done, to_target, rng)
+    return tuple(
+        Report(loss, {"accuracy": accuracy}, scale)
+        for loss, accuracy, scale in zip(
+            losses.tolist(), accuracies.tolist(), scales.tolist(), strict=True
+        )
+    )
+
+
+def _losses(
+    row: Row, done: FloatArray, to_target: int, rng: Generator, *, erratic: bool
+) -> FloatArray:
+    noise = rng.standard_normal(done.size)
+    spiking = rng.random(done.size) < SPIKES
+    height = rng.uniform(*SPIKE, done.size)
+    if erratic:
+        done = done // PLATEAU * PLATEAU
+    above = math.log(row.classes) - row.floor
+    curve: FloatArray = row.floor + above / (1 + (1 / LOSS_LEFT - 1) * done / to_target)
+    curve *= np.exp((ERRATIC_SPREAD if erratic else LOSS_SPREAD) * noise)
+    if erratic:
+        curve[spiking] *= height[spiking]
+    return curve
+
+
+def _accuracies(row: Row, done: FloatArray, to_target: int, rng: Generator) -> FloatArray:
+    guess = 1 / row.classes
+    rate = 3 / to_target  # e^-3: 5% of the way is left at the target
+    way = -np.expm1(-rate * done) / -np.expm1(-3.0)
+    curve = guess + (row.target - guess) * way + 0.01 * rng.standard_normal(done.size)
+    limits = (row.target + MARGIN, 1.0), (0.0, row.target - MARGIN)
+    return np.array(
+        [
+            min(max(value, low), high)
+            for epoch, value in enumerate(curve.tolist())
+            for low, high in [limits[epoch <= to_target]]
+        ]
+    )

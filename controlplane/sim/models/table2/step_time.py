@@ -1,0 +1,40 @@
+"""Seconds of a step: passes over local batches, and a ring all-reduce beside the last one."""
+
+from __future__ import annotations
+
+import math
+
+from controlplane.sim.models.job_model import Placement
+from controlplane.sim.models.table2.constants import (
+    NETWORK_BYTES_PER_S,
+    NETWORK_HOP_S,
+    NODE_BYTES_PER_S,
+    NODE_HOP_S,
+    Row,
+)
+
+
+def model_bytes(row: Row) -> float:
+    """Of its gradients in fp32, as all of them go through a ring."""
+    return row.parameters * 1e6 * 4
+
+
+def sync_s(row: Row, placement: Placement) -> float:
+    """Seconds of a ring all-reduce: 2 (c - 1) steps of 1/c of the gradients each."""
+    workers = sum(placement)
+    apart = sum(slots > 0 for slots in placement) > 1
+    hop_s = NETWORK_HOP_S if apart else NODE_HOP_S
+    bytes_per_s = NETWORK_BYTES_PER_S if apart else NODE_BYTES_PER_S
+    return 2 * (workers - 1) * (model_bytes(row) / workers / bytes_per_s + hop_s)
+
+
+def step_s(row: Row, placement: Placement, batch: int) -> float:
+    """Seconds of a step with `batch` samples, dealt out evenly.
+
+    A local batch beyond memory takes several passes. Only the last one overlaps with the
+    synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with gamma 2.
+    """
+    local = math.ceil(batch / sum(placement))
+    passes = math.ceil(local / row.memory)
+    pass_s = row.fixed_ms / 1000 + local / passes / row.peak
+    return (passes - 1) * pass_s + math.hypot(pass_s, sync_s(row, placement))

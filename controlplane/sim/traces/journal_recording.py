@@ -1,0 +1,265 @@
+"""A journal as a recording."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from controlplane.core.job import NUMBERED, Job, Phase
+from controlplane.sim.models.recorded.recording import (
+    LEAST,
+    MOST,
+    Ending,
+    Epoch,
+    Family,
+    Recording,
+    Speed,
+    Submission,
+    Took,
+)
+from controlplane.sim.node_groups import Nodes
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.traces.journal_history import lived
+from schemas.ids import Seconds
+from schemas.jobs import JobSpec
+from schemas.messages.client import EpochInfo, VersionInfo
+
+ENDINGS: Final[Mapping[Phase, Ending]] = {
+    Phase.SUCCEEDED: "succeeded",
+    Phase.FAILED: "failed",
+    Phase.CANCELLED: "cancelled",
+}
+UNMEASURED: Final = "no job of its family trained a whole epoch on one group"
+TOO_LARGE: Final = "it needs more slots than the cluster had"
+NOTHING: Final = "it ended before its first epoch did"
+ENDLESS: Final = "it had not ended, and did not state how much work it was"
+
+
+def recorded(
+    journal: Path,
+    since: Seconds | None = None,
+    until: Seconds | None = None,
+    *,
+    users: bool = False,
+) -> Recording:
+    """The jobs that were submitted in a window, and all that the journal knows of their nature.
+
+    What happened to them later counts too, and so do the measurements of all other jobs. Not in a
+    recording: environments, arguments, paths, scripts; what operators resized and paused; scripts
+    that failed and succeeded when they were tried again; which model of GPU a node had, because no
+    measurement says on which it was taken.
+
+    Args:
+        journal: file of a controller, which may run; only read.
+        since: submissions before are left out; seconds since the epoch. None: from the first on.
+        until: submissions from then on are left out. None: to the last.
+        users: keep their names; else they are user-1, user-2 and so on.
+
+    Raises:
+        TraceError: if it is no journal that this release can read, or no job can be replayed.
+    """
+    begin = -math.inf if since is None else float(since)
+    end = math.inf if until is None else float(until)
+    state, slots = lived(journal, begin, end)
+    jobs = list(state.jobs.values())
+    window = [job for job in jobs if begin <= job.submitted_at < end]
+    if not window:
+        raise TraceError(f"{journal}: no job was submitted in that window", "choose another one")
+    labels = _labels(window)
+    families = {
+        key: _family(label, [job for job in jobs if job.family == key])
+        for key, label in labels.items()
+    }
+    names = _names(window, users=users)
+    most = sum(slots.values())
+    left_out: Counter[str] = Counter()
+    taken = []
+    for job in window:
+        family = families[job.family]
+        reason = _unfit(job, family, most)
+        if reason:
+            left_out[reason] += 1
+            continue
+        at = job.submitted_at - window[0].submitted_at
+        taken.append(_submission(job, family, names[job.user], max(0.0, at), most))
+    if not taken:
+        why = "; ".join(f"{count}: {reason}" for reason, count in left_out.items())
+        raise TraceError(f"{journal}: none of {len(window)} jobs can be replayed ({why})", "wait")
+    used = {job.family for job in taken}
+    return Recording(
+        name=journal.stem,
+        nodes=_groups(slots.values()),
+        took=_took(jobs),
+        families=tuple(family for family in families.values() if family.name in used),
+        jobs=tuple(taken),
+        left_out=dict(left_out),
+    )
+
+
+def _labels(jobs: Iterable[Job]) -> dict[str, str]:
+    """A short name of each family: the full one may say who, and with which arguments."""
+    found: dict[str, str] = {}
+    for job in jobs:
+        if job.family not in found:
+            stem = job.spec.family or NUMBERED.sub("", job.spec.name) or job.spec.name
+            label, count = stem[:150], 1
+            while label in found.values():
+                count += 1
+                label = f"{stem[:150]} ({count})"
+            found[job.family] = label
+    return found
+
+
+def _names(jobs: Iterable[Job], *, users: bool) -> dict[str, str]:
+    order = dict.fromkeys(job.user for job in jobs)
+    return {user: user if users else f"user-{place}" for place, user in enumerate(order, start=1)}
+
+
+def _unfit(job: Job, family: Family, most: int) -> str:
+    """Why a job cannot be replayed; empty if it can."""
+    if not family.speeds:
+        return UNMEASURED
+    if job.spec.slots[0] > most:
+        return TOO_LARGE
+    if not job.samples_done and job.phase in {Phase.SUCCEEDED, Phase.FAILED}:
+        return NOTHING
+    if not job.ended and _stated(job, family) is None:
+        return ENDLESS
+    return ""
+
+
+def _stated(job: Job, family: Family) -> int | None:
+    """The work that was stated, in samples, also of a job that never trained."""
+    if job.stop_samples is not None or job.epoch_samples or job.spec.stop is None:
+        return job.stop_samples
+    stop, length = job.spec.stop, family.epoch_samples
+    return stop.epochs * length if stop.epochs and stop.metric is None else None
+
+
+def _submission(job: Job, family: Family, user: str, at: float, most: int) -> Submission:
+    return Submission(
+        name=job.job,
+        at=at,
+        user=user,
+        family=family.name,
+        spec=_bare(job.spec, family.name, most),
+        ended=ENDINGS.get(job.phase, "unfinished"),
+        ended_after_s=max(0.0, job.since - job.submitted_at) if job.ended else None,
+        samples=job.samples_done,
+        stated_samples=_stated(job, family),
+        epoch_samples=job.epoch_samples or family.epoch_samples,
+        epochs=_epochs(job),
+    )
+
+
+def _epochs(job: Job) -> tuple[Epoch, ...]:
+    formed = [
+        version.time + version.took_s for version in job.versions if version.outcome == "formed"
+    ]
+    found, before = [], None
+    for info in job.epochs:
+        if info.epoch < 1 or info.global_batch < 1:
+            continue
+        speed = _speed(info) if _measured(info) else None
+        lasted_s = None
+        if speed is not None and before is not None and info.epoch == before.epoch + 1:
+            # A group that started again from the end of the epoch before was away for a while.
+            steady = not any(before.time < at <= info.time for at in formed)
+            lasted_s = _positive(info.time - before.time) if steady else None
+        found.append(
+            Epoch(
+                info.epoch,
+                info.global_batch,
+                _positive(info.noise_scale),
+                _loss(info),
+                speed,
+                lasted_s,
+            )
+        )
+        before = info
+    return tuple(found)
+
+
+def _bare(spec: JobSpec, family: str, most: int) -> JobSpec:
+    """What policies may see of a specification; nobody wants more slots than there were."""
+    return JobSpec(
+        name=spec.name,
+        script="train.py",
+        batch_size=spec.batch_size,
+        max_batch_size=spec.max_batch_size,
+        max_local_batch=spec.max_local_batch,
+        lr=spec.lr,
+        slots=spec.slots,
+        family=family,
+        slots_wanted=min(spec.wanted, most),
+        stop=spec.stop,
+        retries=spec.retries,
+    )
+
+
+def _family(name: str, jobs: Sequence[Job]) -> Family:
+    succeeded = [job.samples_done for job in jobs if job.phase is Phase.SUCCEEDED]
+    return Family(
+        name=name,
+        speeds=tuple(_speed(info) for job in jobs for info in job.epochs if _measured(info)),
+        epoch_samples=max(job.epoch_samples for job in jobs),
+        took=_took(jobs),
+        finished=tuple(samples for samples in succeeded if samples),
+        furthest=max(job.samples_done for job in jobs),
+    )
+
+
+def _measured(info: EpochInfo) -> bool:
+    fast = _positive(info.samples_per_s) is not None
+    return info.whole and info.slots > 0 and info.nodes > 0 and info.global_batch > 0 and fast
+
+
+def _speed(info: EpochInfo) -> Speed:
+    return Speed(info.nodes, info.slots, info.global_batch, info.samples_per_s)
+
+
+def _positive(number: float | None) -> float | None:
+    return number if number is not None and LEAST <= number <= MOST else None
+
+
+def _loss(info: EpochInfo) -> float | None:
+    return info.train_loss if math.isfinite(info.train_loss or 0.0) else None
+
+
+def _took(jobs: Iterable[Job]) -> Took:
+    starts: list[float] = []
+    restarts: list[float] = []
+    joins: list[float] = []
+    switches: list[float] = []
+    for job in jobs:
+        before: VersionInfo | None = None
+        for version in job.versions:
+            if version.outcome != "formed":
+                continue
+            if version.kind == "start":
+                (starts if before is None else restarts).append(version.took_s)
+            elif version.kind == "join" and before is not None:
+                newcomers = set(version.slots) - set(before.slots)
+                (joins if newcomers else switches).append(version.took_s)
+            before = version
+    return Took(
+        start_s=_median(starts),
+        restart_s=_median(restarts),
+        join_s=_median(joins),
+        switch_s=_median(switches),
+    )
+
+
+def _median(values: Sequence[float]) -> float | None:
+    return max(0.0, median(values)) if values else None
+
+
+def _groups(slots: Iterable[int]) -> tuple[Nodes, ...]:
+    """Nodes alike together, the largest first."""
+    alike = groupby(sorted((count for count in slots if count), reverse=True))
+    return tuple(Nodes(count=len(list(group)), slots=size) for size, group in alike)

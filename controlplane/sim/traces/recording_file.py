@@ -1,0 +1,152 @@
+"""A recording as a file: on each line a JSON value; what it is, then families, then jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final, Literal, TypeVar
+
+import msgspec
+
+from controlplane.sim.models.recorded.recording import Count, Family, Recording, Submission, Took
+from controlplane.sim.node_groups import SPEEDS, Nodes
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.traces.trace_csv import replace_text
+from schemas.jobs import problems
+
+VERSION: Final = 1
+MOST_LINE_BYTES: Final = 1 << 26  # a family has a measurement for each of its epochs
+MOST_LINES: Final = 1_000_000
+NO_RECORDING: Final = "name a file that a recording was written to"
+Line = TypeVar("Line")
+
+
+class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="recording"):
+    """The first line."""
+
+    version: int
+    name: str
+    nodes: tuple[Nodes, ...]
+    took: Took
+    left_out: dict[str, int]
+    families: Count  # lines that follow
+    jobs: Count  # lines that follow these
+
+
+class _Kind(msgspec.Struct, frozen=True):
+    kind: Literal["recording"]
+    version: int
+
+
+def write(recording: Recording, path: Path) -> None:
+    """Put a recording into a file that `read` reads; the file is there whole or not at all.
+
+    Raises:
+        TraceError: if the disk does not take it.
+    """
+    header = Header(
+        version=VERSION,
+        name=recording.name,
+        nodes=recording.nodes,
+        took=recording.took,
+        left_out=recording.left_out,
+        families=len(recording.families),
+        jobs=len(recording.jobs),
+    )
+    lines = [header, *recording.families, *recording.jobs]
+    replace_text(path, "".join(f"{msgspec.json.encode(line).decode()}\n" for line in lines))
+
+
+def read(path: Path) -> Recording:
+    """The recording in a file.
+
+    Raises:
+        TraceError: if it cannot be read or is no recording; it names file and line.
+    """
+    lines = _lines(path)
+    first = _next(path, lines, 1)
+    found = _decoded(path, 1, first, _Kind, NO_RECORDING)
+    if found.version != VERSION:
+        what = f"{path}:1: a recording of version {found.version}"
+        raise TraceError(what, f"this release reads version {VERSION}: export it again")
+    header = _decoded(path, 1, first, Header, NO_RECORDING)
+    _check_nodes(path, header.nodes)
+    number = 1
+    families: dict[str, Family] = {}
+    jobs: dict[str, Submission] = {}
+    for _ in range(header.families):
+        number += 1
+        family = _decoded(path, number, _next(path, lines, number), Family)
+        _only_once(path, number, family.name, families)
+        families[family.name] = family
+    for _ in range(header.jobs):
+        number += 1
+        job = _decoded(path, number, _next(path, lines, number), Submission)
+        _only_once(path, number, job.name, jobs)
+        _check_job(path, number, job, families)
+        jobs[job.name] = job
+    if next(lines, b"").strip():
+        what = f"{path}:{number + 1}: more lines than the first one says"
+        raise TraceError(what, "export it again")
+    if not jobs:
+        raise TraceError(f"{path}:1: no jobs", "record a window in which some were submitted")
+    return Recording(
+        name=header.name,
+        nodes=header.nodes,
+        took=header.took,
+        families=tuple(families.values()),
+        jobs=tuple(sorted(jobs.values(), key=lambda job: job.at)),
+        left_out=header.left_out,
+    )
+
+
+def _lines(path: Path) -> Iterator[bytes]:
+    try:
+        with path.open("rb") as file:
+            while raw := file.readline(MOST_LINE_BYTES):
+                yield raw
+    except OSError as error:
+        raise TraceError(f"{path}: {error.strerror}", "name a readable file") from None
+    except ValueError as error:  # a NUL in the path
+        raise TraceError(f"{str(path)!r}: {error}", "name a readable file") from None
+
+
+def _next(path: Path, lines: Iterator[bytes], number: int) -> bytes:
+    raw = next(lines, None)
+    if raw is None or number > MOST_LINES:
+        what = f"{path}:{number}: the file ends before all its jobs" if number > 1 else str(path)
+        raise TraceError(what if number > 1 else f"{what}:1: nothing is there", NO_RECORDING)
+    return raw
+
+
+def _decoded(
+    path: Path, number: int, raw: bytes, line: type[Line], hint: str = "export it again"
+) -> Line:
+    try:
+        return msgspec.json.decode(raw, type=line)
+    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+        raise TraceError(f"{path}:{number}: {error}", hint) from None
+
+
+def _only_once(path: Path, number: int, name: str, known: dict[str, Line]) -> None:
+    if name in known:
+        raise TraceError(f"{path}:{number}: {name!r} is there twice", "delete one")
+
+
+def _check_nodes(path: Path, nodes: tuple[Nodes, ...]) -> None:
+    if not nodes or any(group.count < 1 or group.slots < 1 for group in nodes):
+        raise TraceError(f"{path}:1: a cluster without slots", "give nodes with some", "nodes")
+    if any(group.model not in SPEEDS for group in nodes):
+        raise TraceError(f"{path}:1: a GPU type that nobody knows", "leave it empty", "nodes")
+
+
+def _check_job(path: Path, number: int, job: Submission, families: dict[str, Family]) -> None:
+    if job.family not in families:
+        what = f"{path}:{number}: job {job.name}: nothing is known of family {job.family!r}"
+        raise TraceError(what, "add a line for the family, or delete the job", "family")
+    if job.ended == "cancelled" and job.ended_after_s is None:
+        what = f"{path}:{number}: job {job.name} was cancelled, nobody knows when"
+        raise TraceError(what, "give its ended_after_s", "ended_after_s")
+    for problem in problems(job.spec):
+        what = f"{path}:{number}: job {job.name}: {problem.field}: {problem.what}"
+        raise TraceError(what, problem.remedy, problem.field)

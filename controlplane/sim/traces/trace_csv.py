@@ -1,0 +1,137 @@
+"""Our own layout of a trace: a CSV file with one submission on each line.
+
+The columns are `name,time,application,num_replicas,batch_size`, as in the workloads of the
+artifact of *Pollux* (OSDI '21), which can be read as they are; and, where they are needed,
+`user,cancelled_after_s,crashes_at,samples`. An empty cell of these has its default.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import os
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+from controlplane.sim.csv_rows import Row, parse_line, with_header
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.trace_jobs import Trace, TraceJob
+from schemas.ids import Seconds
+
+REQUIRED: Final = ("name", "time", "application", "num_replicas", "batch_size")
+OPTIONAL: Final = ("user", "cancelled_after_s", "crashes_at", "samples")
+MOST_SLOTS: Final = 1_000_000
+LEAST_SHARE: Final = 1e-9  # of a job's work, in front of a crash and behind it
+
+
+def read(path: Path) -> Trace:
+    """The trace in a file, in order of time; jobs of the same moment stay in the file's order.
+
+    Raises:
+        TraceError: if it cannot be read, or a line is no job; it names file, line and column.
+    """
+    return collected(path.stem, path, (_job(row) for row in with_header(path, REQUIRED, OPTIONAL)))
+
+
+def write(trace: Trace, path: Path) -> None:
+    """Put a trace into a file that `read` reads; the file is there whole or not at all.
+
+    Raises:
+        TraceError: if it has no jobs, a job could not be read again, or the disk does not take it.
+    """
+    columns = [*REQUIRED, *(column for column in OPTIONAL if _is_used(column, trace.jobs))]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(columns)
+    for line, job in enumerate(trace.jobs, start=2):
+        row = io.StringIO()
+        csv.writer(row, lineterminator="").writerow(_cells(job)[column] for column in columns)
+        if _job(parse_line(str(path), line, row.getvalue(), columns)) != job:
+            what = f"{path}:{line}: job {job.name!r} would be read as another one"
+            raise TraceError(what, "leave out blanks around names, and fractions of whole numbers")
+        text.write(row.getvalue() + "\n")
+    collected(trace.name, path, trace.jobs)
+    replace_text(path, text.getvalue())
+
+
+def collected(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
+    """Jobs as a trace, sorted by time.
+
+    Raises:
+        TraceError: if there are none, or two have the same name.
+    """
+    found: dict[str, TraceJob] = {}
+    for job in jobs:
+        if job.name in found:
+            what = f"{path}: column name: two jobs are called {job.name!r}"
+            raise TraceError(what, "give every job a name of its own", "name")
+        found[job.name] = job
+    if not found:
+        raise TraceError(f"{path}: no jobs", "write one job on each line below the header")
+    return Trace(name=name, jobs=tuple(sorted(found.values(), key=lambda job: job.at)))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file whole: another one beside it takes its place when it is on the disk.
+
+    Raises:
+        TraceError: if the disk does not take it.
+    """
+    beside = ""
+    try:
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(beside).chmod(0o644)
+        Path(beside).replace(path)
+    except (OSError, ValueError) as error:
+        if beside:
+            with contextlib.suppress(OSError):
+                Path(beside).unlink()
+        said = getattr(error, "strerror", None) or error
+        raise TraceError(f"{path}: {said}", "choose another file") from None
+
+
+def _job(row: Row) -> TraceJob:
+    shares = (LEAST_SHARE, 1.0 - LEAST_SHARE)
+    return TraceJob(
+        name=row.text("name"),
+        at=Seconds(row.number("time")),
+        workload=row.text("application"),
+        slots=row.whole("num_replicas", 1, MOST_SLOTS),
+        batch=row.whole("batch_size"),
+        user=row.text("user") if row.given("user") else "trace",
+        cancelled_after_s=(
+            row.number("cancelled_after_s") if row.given("cancelled_after_s") else None
+        ),
+        crashes_at=row.number("crashes_at", *shares) if row.given("crashes_at") else None,
+        samples=row.whole("samples", 1) if row.given("samples") else None,
+    )
+
+
+def _cells(job: TraceJob) -> dict[str, str]:
+    return {
+        "name": job.name,
+        "time": _plain(job.at),
+        "application": job.workload,
+        "num_replicas": _plain(job.slots),
+        "batch_size": _plain(job.batch),
+        "user": job.user,
+        "cancelled_after_s": _plain(job.cancelled_after_s),
+        "crashes_at": _plain(job.crashes_at),
+        "samples": _plain(job.samples),
+    }
+
+
+def _plain(number: float | None) -> str:
+    """Exactly the number, without `.0`."""
+    return "" if number is None else repr(number).removesuffix(".0")
+
+
+def _is_used(column: str, jobs: Iterable[TraceJob]) -> bool:
+    return any(getattr(job, column) != (None, "trace")[column == "user"] for job in jobs)
