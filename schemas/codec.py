@@ -17,7 +17,14 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def encode(message: Message) -> bytes:
-    """The MessagePack bytes of `message`: a map with its tag under the key `type`."""
+    """The MessagePack bytes of `message`: a map with its tag under the key `type`.
+
+    Args:
+        message: any message of `schemas.messages`.
+
+    Returns:
+        At most some hundred bytes, or what the message's texts and blobs take.
+    """
     return _encoder.encode(message)
 
 
@@ -25,12 +32,21 @@ class Codec(Generic[M]):
     """Decodes the messages of one direction of a conversation, and nothing else."""
 
     def __init__(self, conversation: str, kinds: Any) -> None:
+        """Make a decoder of the messages in `kinds`.
+
+        Args:
+            conversation: its name, for error messages.
+            kinds: one message class, or a union of them.
+        """
         self.conversation = conversation
         self.kinds: tuple[type[Message], ...] = get_args(kinds) or (kinds,)
         self._decoder = msgspec.msgpack.Decoder(kinds)
 
     def decode(self, data: bytes | memoryview) -> M:
         """The message in `data`.
+
+        Args:
+            data: one frame as it came off a socket, or the content of a file.
 
         Raises:
             TooLargeError: if `data` is longer than `MAX_BYTES`.
@@ -68,7 +84,14 @@ class Codec(Generic[M]):
 
 
 def tag_of(kind: type[Message]) -> str:
-    """The tag under which `kind` travels."""
+    """The tag under which `kind` travels.
+
+    Args:
+        kind: a message class.
+
+    Returns:
+        What stands under the key `type`, such as `worker.ready.2`.
+    """
     return str(kind.__struct_config__.tag)
 
 

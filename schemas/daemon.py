@@ -32,7 +32,14 @@ def configure_logging() -> None:
 
 
 def notify(state: str) -> None:
-    """Tell systemd, as sd_notify(3) describes; nothing happens without it."""
+    """Tell systemd, as sd_notify(3) describes; nothing happens without it.
+
+    Args:
+        state: newline-separated assignments, such as `READY=1`.
+
+    Raises:
+        OSError: if systemd named a socket that does not take it.
+    """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
@@ -43,7 +50,11 @@ def notify(state: str) -> None:
 
 
 async def watchdog(healthy: Callable[[], bool]) -> None:
-    """Feed systemd's watchdog while the loop is prompt and `healthy` says yes."""
+    """Feed systemd's watchdog while the loop is prompt and `healthy` says yes.
+
+    Args:
+        healthy: whether the process does its work; asked four times in systemd's interval.
+    """
     interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 / 4
     if not interval_s:
         return
@@ -59,6 +70,11 @@ class Audit:
     """Log lines about what was refused, bounded so that a flood cannot fill the disk."""
 
     def __init__(self, limit_per_s: int = 20) -> None:
+        """Begin to count.
+
+        Args:
+            limit_per_s: lines that are written in one second at most; the others are counted.
+        """
         self._log = structlog.get_logger("audit")
         self._limit = limit_per_s
         self._second = 0
@@ -66,7 +82,14 @@ class Audit:
         self._dropped = 0
 
     def refused(self, what: str, why: str, now: float, **detail: str) -> None:
-        """One thing that was dropped or denied."""
+        """One thing that was dropped or denied.
+
+        Args:
+            what: what was refused, a word for machines.
+            why: for people; cut to 500 characters.
+            now: seconds, of any clock that only grows.
+            detail: further fields of the line.
+        """
         if int(now) != self._second:
             if self._dropped:
                 self._log.warning("audit", what="suppressed", lines=self._dropped)

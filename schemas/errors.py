@@ -18,6 +18,13 @@ class OnesError(Exception):
     code: ClassVar[str] = "internal"
 
     def __init__(self, message: str, hint: str = "", field: str = "") -> None:
+        """Say what happened.
+
+        Args:
+            message: what happened, one line, without a full stop.
+            hint: what the reader can do; may be empty.
+            field: the path of the field that is wrong, where there is one.
+        """
         super().__init__(f"{message}; {hint}" if hint else message)
         self.message = message
         self.hint = hint
@@ -48,6 +55,11 @@ class UnknownJobError(OnesError):
     code = "unknown_job"
 
     def __init__(self, job: str) -> None:
+        """Say which.
+
+        Args:
+            job: the name that was asked for.
+        """
         super().__init__(f"no job {job!r}", "`ones ps --all` lists every job", "job")
         self.job = job
 
@@ -108,12 +120,30 @@ class RemoteError(OnesError):
     """An error with a code that this side does not know by name."""
 
     def __init__(self, code: str, message: str, hint: str = "", field: str = "") -> None:
+        """Keep the other side's words.
+
+        Args:
+            code: stable and machine-readable, as the other side gave it.
+            message: what happened.
+            hint: what the reader can do.
+            field: the path of the field that is wrong.
+        """
         super().__init__(message, hint, field)
         self.remote_code = code
 
 
 def raised(code: str, message: str, hint: str, field: str) -> OnesError:
-    """The error that the other side raised, as the same class here."""
+    """The error that the other side raised, as the same class here.
+
+    Args:
+        code: of the error, stable.
+        message: what happened.
+        hint: what the reader can do.
+        field: the path of the field that is wrong.
+
+    Returns:
+        An error of the class with that code; a `RemoteError` where this side knows none.
+    """
     if code == UnknownJobError.code:
         return UnknownJobError(message.removeprefix("no job ").strip("'\""))
     leaf = BY_CODE.get(code)

@@ -41,5 +41,12 @@ class Group(msgspec.Struct, frozen=True, kw_only=True):
         return sum(member.local_batch for member in self.members)
 
     def member(self, worker: WorkerId) -> Member | None:
-        """The place of `worker` in this group, if it has one."""
+        """The place of `worker` in this group, if it has one.
+
+        Args:
+            worker: its name.
+
+        Returns:
+            Its place in this group; None if it has none.
+        """
         return next((member for member in self.members if member.worker == worker), None)

@@ -89,6 +89,12 @@ def problems(spec: JobSpec) -> tuple[Problem, ...]:
     """Everything that is wrong with `spec`; empty when it can be accepted.
 
     Types were checked when the job was decoded; this checks what types cannot say.
+
+    Args:
+        spec: a decoded job.
+
+    Returns:
+        In the order of the fields; each names a field, what is wrong and the remedy.
     """
     shape = (*_text(spec), *_batches(spec), *_slots(spec), *_priority(spec))
     return (*shape, *_rest(spec), *_stop(spec.stop))

@@ -112,7 +112,14 @@ ControllerOutput = ToNode | Deliver
 
 
 def order_of(delta: GroupDelta | DeltaAcked) -> Order:
-    """What makes one delta newer than another."""
+    """What makes one delta newer than another.
+
+    Args:
+        delta: what was sent, or what was acknowledged.
+
+    Returns:
+        (term, version, stage), to be compared as a tuple.
+    """
     return (delta.term, delta.version, delta.stage)
 
 
@@ -140,14 +147,22 @@ class AgentSession:
         return len(self.spool) >= SPOOL_FULL
 
     def happened(self, event: AgentEvent) -> list[AgentOutput]:
-        """Number `event`, keep it until it is committed, publish it."""
+        """Number `event`, keep it until it is committed, publish it.
+
+        Args:
+            event: of one of this node's workers.
+        """
         self.sent += 1
         numbered = Numbered(node=self.node, boot=self.boot, seq=self.sent, event=event)
         self.spool.append(numbered)
         return [Publish(numbered)]
 
     def tick(self, now: Seconds) -> list[AgentOutput]:
-        """What the passing of time asks for: a heartbeat, or a new greeting."""
+        """What the passing of time asks for: a heartbeat, or a new greeting.
+
+        Args:
+            now: seconds of a monotonic clock, the same in every call.
+        """
         if self.session is not None and now - self._last_heard > self.timings.suspect_s:
             self.session = None
         if now - self._last_said < self.timings.heartbeat_s:
@@ -158,7 +173,12 @@ class AgentSession:
         return [ToController(Heartbeat(session=self.session, events_sent=self.sent))]
 
     def receive(self, message: ToAgent, now: Seconds) -> list[AgentOutput]:
-        """Take in one message of the controller; a stale one changes nothing."""
+        """Take in one message of the controller; a stale one changes nothing.
+
+        Args:
+            message: as it was decoded.
+            now: seconds of a monotonic clock.
+        """
         match message:
             case Welcome():
                 return self._welcome(message, now)
@@ -226,7 +246,11 @@ class AgentSession:
         return [*applied, ToController(ack)]
 
     def forget_job(self, job: JobId) -> None:
-        """Drop the fence of a job of which nothing is left on this node."""
+        """Drop the fence of a job of which nothing is left on this node.
+
+        Args:
+            job: its name; one that is not held is passed over.
+        """
         self.held.pop(job, None)
 
 
@@ -262,7 +286,15 @@ class ControllerSession:
     def greeted(
         self, hello: Hello, committed: int, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
-        """Begin a session; `committed` is how far this boot's events are durable here."""
+        """Begin a session; `committed` is how far this boot's events are durable here.
+
+        Args:
+            hello: the agent's.
+            committed: highest sequence number of this boot that is durable here.
+            now: seconds of a monotonic clock, the same in every call.
+            log_port: where the agent sends its workers' output.
+            event_port: where it publishes.
+        """
         self._sessions += 1
         self.session = f"{self.term}.{self._sessions}"
         if hello.boot != self.boot:
@@ -286,7 +318,12 @@ class ControllerSession:
     def receive(
         self, message: Heartbeat | Resent | DeltaAcked, now: Seconds
     ) -> list[ControllerOutput]:
-        """Take in what came over the ROUTER."""
+        """Take in what came over the ROUTER.
+
+        Args:
+            message: of this node, as it was decoded.
+            now: seconds of a monotonic clock.
+        """
         match message:
             case Heartbeat():
                 return self._heartbeat(message, now)
@@ -299,7 +336,12 @@ class ControllerSession:
                 return []
 
     def published(self, events: Iterable[Numbered], now: Seconds) -> list[ControllerOutput]:
-        """Take in events: deliver those in order, hold early ones, ask for what is missing."""
+        """Take in events: deliver those in order, hold early ones, ask for what is missing.
+
+        Args:
+            events: in any order, perhaps repeated, perhaps of an earlier boot.
+            now: seconds of a monotonic clock.
+        """
         outputs: list[ControllerOutput] = []
         for numbered in events:
             if numbered.boot != self.boot or numbered.seq <= self.received:
@@ -314,21 +356,37 @@ class ControllerSession:
         return outputs
 
     def committed(self, through: int) -> list[ControllerOutput]:
-        """Tell the agent that its events through this one are durable."""
+        """Tell the agent that its events through this one are durable.
+
+        Args:
+            through: a sequence number of this boot.
+        """
         if self.boot is None or through <= self.durable:
             return []
         self.durable = through
         return [ToNode(EventsCommitted(boot=self.boot, through=through))]
 
     def order(self, delta: GroupDelta, now: Seconds) -> list[ControllerOutput]:
-        """Send `delta` until it is acknowledged; only the newest of a job is repeated."""
+        """Send `delta` until it is acknowledged; only the newest of a job is repeated.
+
+        Args:
+            delta: what the node should run of one job.
+            now: seconds of a monotonic clock.
+
+        Returns:
+            Nothing while no session is open: the next hello asks for all deltas again.
+        """
         if self.session is None:
             return []
         self.outstanding[delta.job] = (delta, now)
         return [ToNode(delta)]
 
     def tick(self, now: Seconds) -> list[ControllerOutput]:
-        """Repeat deltas that nobody acknowledged."""
+        """Repeat deltas that nobody acknowledged.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         overdue = [
             delta
             for delta, said in self.outstanding.values()
@@ -340,7 +398,11 @@ class ControllerSession:
         return outputs
 
     def condition(self, now: Seconds) -> Condition:
-        """What the time since the last word of this node means."""
+        """What the time since the last word of this node means.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
         silent = now - self.last_heard
         if silent >= self.timings.lost_s:
             return Condition.LOST

@@ -21,6 +21,11 @@ def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) ->
 
     Relative paths inside the settings are left as they stand.
 
+    Args:
+        kind: the struct that the file fills.
+        path: a TOML file.
+        environ: variables; those that do not begin with `ONES__` are passed over.
+
     Raises:
         SettingsError: if the file cannot be read or parsed, a key is unknown, missing or of the
             wrong type; the message names file and key.
@@ -33,7 +38,14 @@ def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) ->
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """The table in `path`."""
+    """The table in `path`.
+
+    Args:
+        path: a TOML file, UTF-8.
+
+    Raises:
+        SettingsError: if it cannot be read or is no TOML; the message names the file.
+    """
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -43,7 +55,16 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def convert(kind: type[S], table: Mapping[str, Any], path: Path) -> S:
-    """`table` as a `kind`, with every unknown key refused."""
+    """`table` as a `kind`, with every unknown key refused.
+
+    Args:
+        kind: the struct that `table` fills.
+        table: as it was parsed.
+        path: where it came from, for error messages.
+
+    Raises:
+        SettingsError: if a key is unknown, missing or of the wrong type; `field` is its path.
+    """
     _refuse_unknown(kind, table, path, "")
     try:
         return msgspec.convert(table, kind)

@@ -26,7 +26,11 @@ class Identity:
 
     @classmethod
     def parse(cls, user_id: str) -> Identity:
-        """The identity in a frame's `User-Id`."""
+        """The identity in a frame's `User-Id`.
+
+        Args:
+            user_id: ROLE:NAME.
+        """
         role, _, name = user_id.partition(":")
         return cls(role=role, name=name)
 
@@ -55,6 +59,13 @@ class Authority:
         known: Mapping[bytes, Identity],
         denied: Callable[[str], None],
     ) -> None:
+        """Bind the context's ZAP address.
+
+        Args:
+            context: whose sockets ask.
+            known: public key (Z85) to its owner; may change while this runs.
+            denied: called with what was refused, for the audit log.
+        """
         self._known = known
         self._denied = denied
         self._socket = context.socket(zmq.REP)
@@ -65,7 +76,12 @@ class Authority:
         self._zap.configure_curve_callback("ones", self)
 
     def callback(self, domain: str, key: bytes) -> bool:
-        """Whether this Z85 key is authorised (called by pyzmq)."""
+        """Whether this Z85 key is authorised (called by pyzmq).
+
+        Args:
+            domain: of the socket that asks; there is one.
+            key: public, Z85.
+        """
         if key in self._known:
             return True
         self._denied(key.decode("ascii", "replace"))

@@ -36,7 +36,15 @@ class _Authorised(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def write_keys(folder: Path, name: str) -> KeyPair:
-    """Make `name.key_secret` (0600, both halves) and `name.key` (public half) in `folder`."""
+    """Make `name.key_secret` (0600, both halves) and `name.key` (public half) in `folder`.
+
+    Args:
+        folder: made (0700) if it is not there.
+        name: of both files, without ending.
+
+    Raises:
+        SettingsError: if what was written cannot be read again.
+    """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     public, secret = zmq.auth.create_certificates(folder, name)
     Path(public).chmod(0o600)
@@ -46,6 +54,9 @@ def write_keys(folder: Path, name: str) -> KeyPair:
 
 def load_keys(path: Path) -> KeyPair:
     """The pair in a `.key_secret` file.
+
+    Args:
+        path: a `.key_secret` file, mode 0600.
 
     Raises:
         SettingsError: if it cannot be read, or others than its owner can.
@@ -58,7 +69,17 @@ def load_keys(path: Path) -> KeyPair:
 
 
 def load_public(path: Path) -> bytes:
-    """The public key in a `.key` or `.key_secret` file."""
+    """The public key in a `.key` or `.key_secret` file.
+
+    Args:
+        path: a certificate in pyzmq's format.
+
+    Returns:
+        40 bytes, Z85.
+
+    Raises:
+        SettingsError: if it cannot be read or holds no key.
+    """
     return _load(path)[0]
 
 
@@ -67,6 +88,12 @@ def load_authorised(path: Path) -> dict[bytes, Identity]:
 
     The file is TOML, a `[[key]]` table each with `public`, `name` and `role` (admin, user, viewer
     or node).
+
+    Args:
+        path: mode 0600.
+
+    Raises:
+        SettingsError: if it cannot be read, others than its owner can, or an entry is wrong.
     """
     _refuse_wide(path)
     table = convert(_Authorised, read_toml(path), path)

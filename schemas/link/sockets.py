@@ -39,6 +39,12 @@ class Socket:
     """One socket with one owning task."""
 
     def __init__(self, socket: zmq.asyncio.Socket, *, identified: bool) -> None:
+        """Wrap `socket`, which nobody else uses from now on.
+
+        Args:
+            socket: bound or connected.
+            identified: whether its peers had to show a CURVE key.
+        """
         self._socket = socket
         self._now: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # the same, without futures
         self._identified = identified
@@ -75,21 +81,37 @@ class Socket:
         return Incoming(tuple(frame.bytes for frame in frames), identity)
 
     def send(self, *frames: bytes) -> bool:
-        """Send now or not at all; False when the peer is gone or its queue is full."""
+        """Send now or not at all; False when the peer is gone or its queue is full.
+
+        Args:
+            frames: of one message; on a ROUTER the first one is the `route` of its peer.
+        """
         sent = self._socket.send_multipart(frames, zmq.NOBLOCK)
         return isinstance(sent, asyncio.Future) and sent.exception() is None
 
     def admit(self, topic: bytes) -> None:
-        """Grant the subscription that was just received (manual XPUB)."""
+        """Grant the subscription that was just received (manual XPUB).
+
+        Args:
+            topic: the first bytes of the messages that the subscriber may have.
+        """
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def revoke(self, topic: bytes) -> None:
-        """Take back a subscription (manual XPUB)."""
+        """Take back a subscription (manual XPUB).
+
+        Args:
+            topic: as it was granted.
+        """
         with contextlib.suppress(zmq.ZMQError):  # its peer may be gone, or was never granted it
             self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
 
     def subscribe(self, topic: bytes) -> None:
-        """Ask for a topic (SUB)."""
+        """Ask for a topic (SUB).
+
+        Args:
+            topic: the first bytes of the messages that are wanted; empty for all.
+        """
         self._socket.setsockopt(zmq.SUBSCRIBE, topic)
 
     def close(self) -> None:
@@ -101,17 +123,31 @@ class Link:
     """The sockets of one process: a context, its keys, and who may connect."""
 
     def __init__(self, keys: KeyPair | None = None) -> None:
+        """Make a context of its own.
+
+        Args:
+            keys: of this process; without them only loopback and ipc can be used.
+        """
         self._context = zmq.asyncio.Context()
         self._keys = keys
         self._authority: Authority | None = None
 
     def authority(self, known: dict[bytes, Identity], denied: Callable[[str], None]) -> Authority:
-        """The ZAP handler of this process; its `run` must be running before peers connect."""
+        """The ZAP handler of this process; its `run` must be running before peers connect.
+
+        Args:
+            known: public key (Z85) to its owner.
+            denied: called with what was refused.
+        """
         self._authority = Authority(self._context, known, denied)
         return self._authority
 
     def bind(self, kind: str, address: str) -> Socket:
         """Bind a socket of `kind` (ROUTER, SUB, XPUB) with CURVE, or on ipc without.
+
+        Args:
+            kind: ROUTER, SUB or XPUB.
+            address: tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH.
 
         Raises:
             SettingsError: if the address is taken, or would be open to other hosts without keys.
@@ -141,7 +177,13 @@ class Link:
         return Socket(socket, identified=secured)
 
     def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
-        """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected."""
+        """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected.
+
+        Args:
+            kind: DEALER, PUB or SUB.
+            address: of the other side; it need not be there yet.
+            server_key: its public key, Z85; None on ipc.
+        """
         socket = self._socket(kind)
         if kind == "DEALER":
             socket.immediate = True
@@ -168,6 +210,11 @@ class ThreadDealer:
     """A DEALER on ipc for one background thread, as the training library uses it."""
 
     def __init__(self, address: str) -> None:
+        """Connect; nothing is waited for.
+
+        Args:
+            address: ipc://PATH.
+        """
         self._context = zmq.Context()
         self._socket = self._context.socket(zmq.DEALER)
         _bounds(self._socket)
@@ -188,6 +235,9 @@ class ThreadDealer:
 
         Returns:
             The messages that arrived, and whether a connection was made anew.
+
+        Args:
+            timeout_s: seconds, whole milliseconds of them.
         """
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         connected = self._monitor in ready
@@ -207,7 +257,11 @@ class ThreadDealer:
         return taken
 
     def send(self, data: bytes) -> bool:
-        """Send now or not at all; False while nobody is connected."""
+        """Send now or not at all; False while nobody is connected.
+
+        Args:
+            data: one encoded message.
+        """
         try:
             self._socket.send(data, zmq.NOBLOCK)
         except zmq.ZMQError:

@@ -46,7 +46,7 @@ class CancelJob(Message, tag="client.cancel_job.1"):
 
 
 class ResizeJob(Message, tag="client.resize_job.1"):
-    """An operator's hand: this many slots, and this batch; the policy leaves the job alone."""
+    """A manual override: this many slots, and this batch; the policy leaves the job alone."""
 
     job: JobId
     slots: int | None = None  # None: as many as it has
@@ -55,7 +55,7 @@ class ResizeJob(Message, tag="client.resize_job.1"):
 
 
 class PauseJob(Message, tag="client.pause_job.1"):
-    """An operator's hand: a checkpoint, and no slots until it is resumed."""
+    """A manual override: a checkpoint, and no slots until it is resumed."""
 
     job: JobId
 
