@@ -97,7 +97,7 @@ def problems(spec: JobSpec) -> tuple[Problem, ...]:
         In the order of the fields; each names a field, what is wrong and the remedy.
     """
     shape = (*_text(spec), *_batches(spec), *_slots(spec), *_priority(spec))
-    return (*shape, *_rest(spec), *_stop(spec.stop))
+    return (*shape, *_run(spec), *_stop(spec.stop))
 
 
 def _text(spec: JobSpec) -> list[Problem]:
@@ -164,7 +164,7 @@ def _slots(spec: JobSpec) -> list[Problem]:
     return []
 
 
-def _rest(spec: JobSpec) -> list[Problem]:
+def _run(spec: JobSpec) -> list[Problem]:
     found = []
     if not 0 <= spec.retries <= 100:  # noqa: PLR2004 - a bound against typing errors
         found.append(Problem("retries", f"{spec.retries} is not 0 to 100", "choose one of these"))
