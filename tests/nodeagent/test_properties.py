@@ -34,6 +34,7 @@ from schemas.messages.agent import (
 )
 from tests.support.agents import Node
 from tests.support.builders import N1, S0, S1, T0, A, B, C, run, settle, stop, switch
+from tests.support.sizes import examples
 
 T = TypeVar("T")
 ANY = st.integers(0, 9)
@@ -41,7 +42,7 @@ SLOTS = st.sampled_from([S0, S1, T0])
 JOBS = st.sampled_from([A, B, C])
 EPOCHS = 3
 SIZE = settings(
-    max_examples=200,
+    max_examples=examples(200),
     stateful_step_count=60,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

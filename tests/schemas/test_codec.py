@@ -26,6 +26,7 @@ from tests.support.schemas_golden import (
     write_missing,
 )
 from tests.support.schemas_plain import instances, leaves, of_another_type, plain, spoiled
+from tests.support.sizes import examples
 
 TAGS: Final = sorted(EXAMPLES)
 KINDS: Final = kinds_on_the_wire()
@@ -149,7 +150,7 @@ def test_every_conversation_has_the_messages_that_it_had() -> None:
 # --- any message
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(message=st.sampled_from(sorted(KINDS.values(), key=tag_of)).flatmap(instances))
 def test_any_message_survives_the_way_through_plain_msgpack(message: Message) -> None:
     written = msgpack.packb(msgpack.unpackb(encode(message)))
@@ -264,14 +265,14 @@ def test_bytes_after_a_message_are_malformed(tag: str) -> None:
         refusal(codec, golden(tag) + b"\x00")
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(data=st.binary(max_size=200))
 def test_random_bytes_are_malformed(data: bytes) -> None:
     for codec in CODECS:
         refusal(codec, data)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 @given(
     tag=st.sampled_from(TAGS),
     hits=st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 255)), min_size=1, max_size=6),

@@ -7,6 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from schemas.ids import JobId, Version
 from schemas.session import order_of
 from tests.support.schemas_network import Network
+from tests.support.sizes import examples
 
 CHOICE = st.integers(0, 1 << 12)
 JOBS = (JobId("a-1"), JobId("b-2"))
@@ -159,4 +160,4 @@ class Delivery(RuleBasedStateMachine):
 
 
 TestDelivery = Delivery.TestCase
-TestDelivery.settings = settings(max_examples=400, stateful_step_count=50, deadline=None)
+TestDelivery.settings = settings(max_examples=examples(400), stateful_step_count=50, deadline=None)

@@ -6,8 +6,6 @@ import json
 import os
 import select
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections import defaultdict
@@ -18,8 +16,8 @@ from typing import Any
 
 from controlplane.cli.output import plain
 from controlplane.client import BlockingClient
+from tests.support.commands import Finished, ones
 
-ONES = Path(sys.executable).with_name("ones")
 LIMIT_S = 90.0
 LOOK_S = 0.02
 
@@ -65,25 +63,6 @@ print("done")
 
 
 @dataclass
-class Finished:
-    """How a command ended."""
-
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """Its standard output."""
-        return json.loads(self.out)
-
-    @property
-    def lines(self) -> list[Any]:
-        """Its standard output, a JSON document a line."""
-        return [json.loads(line) for line in self.out.splitlines()]
-
-
-@dataclass
 class Cluster:
     """One cluster; `base` is where its jobs' folders are made."""
 
@@ -96,15 +75,7 @@ class Cluster:
 
     def ones(self, *arguments: str, timeout: float = LIMIT_S) -> Finished:
         """Run `ones` with this cluster's home."""
-        done = subprocess.run(
-            [ONES, *arguments],
-            capture_output=True,
-            text=True,
-            timeout=timeout,
-            env={**os.environ, "ONES_HOME": str(self.home)},
-            check=False,
-        )
-        return Finished(done.returncode, done.stdout, done.stderr)
+        return ones(*arguments, limit_s=timeout, ONES_HOME=str(self.home))
 
     def up(self) -> dict[str, Any]:
         """Start what is not running."""

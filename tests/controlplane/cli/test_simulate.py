@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.commands import ones
 
 KEYS = {
     "policy", "jobs", "avg_jct_s", "geo_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "avg_exec_s",
@@ -21,16 +20,9 @@ HEAD = "name,time,application,num_replicas,batch_size\n"
 
 def sim(*arguments: str, code: int = 0) -> str:
     """What `ones sim` prints; on stderr if it fails as it should."""
-    done = subprocess.run(
-        [sys.executable, "-m", "controlplane.cli.main", "sim", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-        env={**os.environ, "COLUMNS": "160"},
-    )
-    assert done.returncode == code, done.stderr + done.stdout
-    return done.stderr if code else done.stdout
+    done = ones("sim", *arguments, COLUMNS="160")
+    assert done.code == code, done.err + done.out
+    return done.err if code else done.out
 
 
 def result(*arguments: str) -> dict[str, Any]:

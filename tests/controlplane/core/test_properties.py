@@ -70,6 +70,7 @@ from tests.support.builders import (
     submission,
 )
 from tests.support.controller import Controller
+from tests.support.sizes import examples
 
 T = TypeVar("T")
 EPOCHS = 2
@@ -94,7 +95,7 @@ PLACED = st.dictionaries(
 MANY = 2000  # rounds: enough for everything to come about
 ANY = st.integers(0, 9)  # one of what there is, round and round
 SIZE = settings(
-    max_examples=400,
+    max_examples=examples(400),
     stateful_step_count=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],

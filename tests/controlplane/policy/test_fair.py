@@ -15,6 +15,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, SlotId
 from tests.support.builders import A, B, C, job_view
+from tests.support.sizes import examples
 from tests.support.toy import Toy
 from tests.support.views import NOW, row_of, view_of
 
@@ -48,7 +49,7 @@ def test_shares_are_as_equal_as_can_be(
     assert shares(jobs, survey(view_of(row_of(room), *jobs), NOW)) == shared
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     room=st.integers(1, 20),
     bounds=st.lists(st.tuples(st.integers(1, 4), st.integers(0, 8)), min_size=1, max_size=8),

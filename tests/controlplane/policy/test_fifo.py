@@ -23,9 +23,10 @@ from tests.support.builders import (
     job_view,
     slot_view,
 )
+from tests.support.sizes import examples
 from tests.support.views import NOW, views
 
-SIZE = settings(max_examples=30, deadline=None)
+SIZE = settings(max_examples=examples(30), deadline=None)
 
 
 def waiting(view: ClusterView) -> list[JobView]:

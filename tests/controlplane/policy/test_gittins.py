@@ -15,6 +15,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view
+from tests.support.sizes import examples
 from tests.support.toy import Toy
 from tests.support.views import row_of
 
@@ -64,7 +65,7 @@ def test_the_index_of_four_jobs_worked_out_by_hand(attained: float, index: float
     assert history_of([400, 50, 150, 90]).index(attained, 100.0) == pytest.approx(index)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     past=st.lists(SIZE, min_size=1, max_size=30),
     attained=st.floats(0.0, 1e5),

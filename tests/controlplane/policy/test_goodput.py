@@ -17,6 +17,7 @@ from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId, node_of
 from tests.support.builders import S0, S1, T0, A, B, job_view
+from tests.support.sizes import examples
 from tests.support.toy import Toy
 from tests.support.views import row_of, view_of
 
@@ -87,7 +88,7 @@ def test_utilities_rank_as_the_mean_of_that_power(power: float, worth: list[floa
     assert utilities(np.array([0.0, 1.0, 2.0]), power) == pytest.approx(np.array(worth), abs=1e-4)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     room=st.integers(0, 8),
     gains=st.lists(st.lists(st.integers(0, 50), max_size=5), min_size=1, max_size=4),
@@ -107,7 +108,7 @@ def test_the_best_sizes_are_those_of_all_if_further_slots_are_worth_less(
     assert _total(worth, chosen) == pytest.approx(best)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     room=st.integers(0, 8),
     worth=st.lists(st.lists(st.integers(0, 50), max_size=5), min_size=1, max_size=4),

@@ -12,6 +12,7 @@ from controlplane.policy.board import survey
 from controlplane.policy.placer import Mode, Placer, deal
 from schemas.ids import JobId, SlotId, node_of
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
+from tests.support.sizes import examples
 from tests.support.views import NOW, row_of, view_of
 
 MODES: tuple[Mode, ...] = ("consolidate", "spread", "tetris", "emptiest")
@@ -199,7 +200,7 @@ def test_a_batch_is_dealt_out_anew_only_where_slots_change() -> None:
 # --- whatever is asked for
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     mode=st.sampled_from(MODES),
     moves=st.sampled_from(["elastic", "restart"]),
@@ -237,7 +238,7 @@ def test_every_job_gets_its_size_in_slots_of_its_own(
                 assert set(got) <= set(had) or set(had) <= set(got)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(nodes=st.lists(st.integers(1, 4), min_size=1, max_size=5), data=st.data())
 def test_consolidated_jobs_span_as_few_nodes_as_there_can_be(
     nodes: list[int], data: st.DataObject

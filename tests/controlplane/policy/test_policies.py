@@ -20,13 +20,14 @@ from controlplane.policy.registry import POLICIES, check_options, entry, make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import job_view
+from tests.support.sizes import examples
 from tests.support.toy import Told, Toy
 from tests.support.views import NOW, a_job, events_of, row_of, view_of, views, views_and_events
 
 Shown = tuple[ClusterView, list[PolicyEvent]]
 History = list[tuple[float, Shown]]
 EACH_POLICY = pytest.mark.parametrize("name", POLICIES)
-SIZE = settings(max_examples=30, deadline=None)
+SIZE = settings(max_examples=examples(30), deadline=None)
 
 
 def made(name: str, options: dict[str, Any] | None = None) -> Policy:
@@ -147,7 +148,7 @@ OVER_TIME = tuple(
 
 
 @pytest.mark.parametrize("name", [*POLICIES, "fill"])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(told=views_and_events)
 def test_a_policy_keeps_its_promises_whatever_it_is_shown_and_told(name: str, told: Shown) -> None:
     view, _ = told

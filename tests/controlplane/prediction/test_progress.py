@@ -23,6 +23,7 @@ from controlplane.prediction.progress import (
     points_of,
     prior,
 )
+from tests.support.sizes import examples
 
 TRUE = ProgressModel(
     weights=np.array([0.0, 0.0, -4.0, 0.0, 6.0]),
@@ -70,7 +71,7 @@ def joined(parts: list[Points]) -> Points:
 # --- the likelihood
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_the_gradient_is_that_of_finite_differences(seed: int) -> None:
     rng = default_rng(seed)

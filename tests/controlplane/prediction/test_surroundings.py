@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.prediction.surroundings import MOST_COMPANY, Observation, Parts, separate
+from tests.support.sizes import examples
 
 SIZES = {1: math.log(0.1), 2: math.log(0.12), 4: math.log(0.2)}
 KINDS = {"fast": 0.0, "slow": 0.7, "slower": 1.1}
@@ -125,7 +126,7 @@ observations = st.lists(
 beliefs = st.floats(-20, 20)
 
 
-@settings(max_examples=200)
+@settings(max_examples=examples(200))
 @given(
     told=observations,
     kinds=st.dictionaries(st.sampled_from(["fast", "slow"]), beliefs),
@@ -143,7 +144,7 @@ def test_whatever_is_told_every_part_is_finite_and_no_neighbour_helps(
     assert set(parts.company) == {one.company for one in told} - {None}
 
 
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 @given(told=observations)
 def test_the_same_observations_give_the_same_parts(told: list[Observation]) -> None:
     assert separate(told, {}, {}) == separate(list(told), {}, {})

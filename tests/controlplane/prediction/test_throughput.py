@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from controlplane.prediction.throughput_fit import _Fitted
+from tests.support.sizes import examples
 
 ONE_NODE, TWO_NODES = 1, 2
 OFTEN = 10.0  # the most that policies let a mean weigh
@@ -202,7 +203,7 @@ SIZES = [
 NODES, SLOTS, BATCHES = map(np.array, zip(*SIZES, strict=True))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     samples=st.one_of(st.lists(any_sample, max_size=8), st.lists(wild_sample, max_size=8)),
     former=st.lists(any_sample, max_size=4),
@@ -219,7 +220,7 @@ def test_a_step_takes_a_positive_and_finite_time(
         assert (step_s > 0).all()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(samples=st.lists(any_sample, min_size=1, max_size=8), former=st.lists(any_sample))
 def test_a_size_that_was_measured_once_takes_as_long_as_it_was_measured(
     samples: list[Sample], former: list[Sample]
@@ -232,7 +233,7 @@ def test_a_size_that_was_measured_once_takes_as_long_as_it_was_measured(
     assert found == pytest.approx([s.step_s for s in once], rel=1e-6)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(samples=st.lists(any_sample, max_size=8), first=st.integers(1, 4096))
 def test_no_coefficient_is_negative(samples: list[Sample], first: int) -> None:
     model = fit(samples, first)
@@ -241,7 +242,7 @@ def test_no_coefficient_is_negative(samples: list[Sample], first: int) -> None:
         assert pair is None or min(pair) >= 0.0
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(samples=st.lists(any_sample, max_size=8), nodes=st.integers(1, 2))
 def test_several_nodes_are_never_faster_than_one_but_for_what_was_measured(
     samples: list[Sample], nodes: int
@@ -258,7 +259,7 @@ def test_several_nodes_are_never_faster_than_one_but_for_what_was_measured(
     assert (two >= one * (1.0 - 1e-9)).all()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     samples=st.lists(any_sample, min_size=1, max_size=6),
     moved=st.lists(st.floats(-1.0, 1.0), min_size=7, max_size=7),

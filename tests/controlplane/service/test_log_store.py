@@ -18,6 +18,7 @@ from controlplane.service.logs.log_store import LENGTH, LogStore, Who
 from schemas.ids import Rank, Version
 from schemas.messages.logs import LOG, SAMPLES, LogPiece
 from tests.support.builders import A, B
+from tests.support.sizes import examples
 
 R0, R1, V2 = (1, 0), (1, 1), (2, 0)  # (version, rank)
 MUCH = 1 << 30
@@ -348,7 +349,7 @@ def deliveries(draw: st.DrawFn) -> tuple[dict[Who, bytes], list[tuple[Who, int, 
     return written, chunks, draw(st.lists(st.integers(0, len(chunks) - 1), max_size=3))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(delivery=deliveries(), page=st.integers(1, 40))
 def test_any_split_into_chunks_with_repetitions_reads_back_identical(
     tmp_path_factory: pytest.TempPathFactory,

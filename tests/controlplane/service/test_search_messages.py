@@ -32,6 +32,7 @@ from controlplane.service.planner.search_messages import (
 )
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, cluster_view, job_view, slot_view
+from tests.support.sizes import examples
 from tests.support.views import row_of, view_of, views
 
 VIEW = cluster_view(slot_view(S0), slot_view(S1), job_view(A), job_view(B), version=3)
@@ -71,7 +72,7 @@ def successors(draw: st.DrawFn) -> tuple[ClusterView, ClusterView]:
     return before, ClusterView(version=2, slots=slots, jobs=jobs)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(pair=successors())
 def test_a_view_and_what_changed_make_the_next_view(pair: tuple[ClusterView, ClusterView]) -> None:
     before, after = pair

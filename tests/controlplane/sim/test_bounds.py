@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.sim.analysis.fluid_bound import fluid_srpt
 from tests.support.brute_force import brute_force
+from tests.support.sizes import examples
 
 SLOTS = 3
 INF = float("inf")
@@ -175,7 +176,7 @@ def by_order(instance: Instance, order: Callable[[list[float]], list[int]], widt
     return flow / len(work)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(instance=instances())
 def test_no_policy_beats_the_optimum_and_the_optimum_never_beats_the_bound(
     instance: Instance,
@@ -199,7 +200,7 @@ def test_no_policy_beats_the_optimum_and_the_optimum_never_beats_the_bound(
     assert best <= min(policies) * (1.0 + 1e-9)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(instance=instances())
 def test_linear_jobs_on_one_slot_reach_the_bound(instance: Instance) -> None:
     release, work, _ = instance

@@ -20,9 +20,10 @@ from controlplane.policy.ones.placement import Wishes, lay_out
 from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, job_view
+from tests.support.sizes import examples
 from tests.support.views import pace, problem_of, problems, row_of, some_levels, surrounded, view_of
 
-SIZE = settings(max_examples=40, deadline=None)
+SIZE = settings(max_examples=examples(40), deadline=None)
 seeds = st.integers(0, 1000)
 LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
 

@@ -17,9 +17,10 @@ from controlplane.policy.ones.greedy import baselines, exchanged, filled, repair
 from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, A, B, C, job_view
+from tests.support.sizes import examples
 from tests.support.views import any_levels, pace, problem_of, problems, row_of, some_levels, view_of
 
-SIZE = settings(max_examples=40, deadline=None)
+SIZE = settings(max_examples=examples(40), deadline=None)
 seeds = st.integers(0, 1000)
 LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
 

@@ -17,6 +17,7 @@ from controlplane.policy.ones.knowledge import Knowledge
 from controlplane.policy.ones.options import OnesOptions
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
+from tests.support.sizes import examples
 from tests.support.views import row_of, view_of
 
 OPTIONS = OnesOptions(warmup_steps=10, report_interval_s=30.0)
@@ -597,7 +598,7 @@ def test_a_search_that_begins_anew_allows_at_least_the_batch_that_a_job_had() ->
     assert limit == 256
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     doublings=st.integers(0, 6), batch=st.sampled_from([64, 128, 512, 5000]), moment=st.floats(0, 9)
 )

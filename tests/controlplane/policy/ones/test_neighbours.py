@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.ones.neighbours import FloatArray, IntArray, Neighbourhood
+from tests.support.sizes import examples
 
 NODES, FAMILIES = 3, 2
 # Of family 0 and 1; the odd classes are jobs over several nodes.
@@ -106,7 +107,7 @@ def pairs_of(on: list[set[int]]) -> tuple[IntArray, IntArray, IntArray]:
     return rows, nodes, np.bincount(rows, minlength=len(on))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_all_jobs_at_once_keep_what_each_by_itself_does(seed: int) -> None:
     where, on = drawn(default_rng(seed))
@@ -116,7 +117,7 @@ def test_all_jobs_at_once_keep_what_each_by_itself_does(seed: int) -> None:
     assert found.tolist() == pytest.approx(naive(where, on))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(seed=st.integers(0, 10_000))
 def test_a_node_where_nobody_is_is_not_disliked(seed: int) -> None:
     where, on = drawn(default_rng(seed))

@@ -17,6 +17,7 @@ from controlplane.policy.ones.operators import crossed, doubt, moved, mutated, r
 from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
+from tests.support.sizes import examples
 from tests.support.views import (
     any_levels,
     pace,
@@ -28,7 +29,7 @@ from tests.support.views import (
     view_of,
 )
 
-SIZE = settings(max_examples=30, deadline=None)
+SIZE = settings(max_examples=examples(30), deadline=None)
 seeds = st.integers(0, 1000)
 LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
 

@@ -18,10 +18,11 @@ from controlplane.policy.ones.placement import PLAIN, Wishes, lay_out
 from controlplane.policy.ones.problem import CLOSED, Problem
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view, slot_view
+from tests.support.sizes import examples
 from tests.support.views import problem_of, problems, row_of, some_levels, surrounded, view_of
 
 N, P, Q = ([SlotId(f"n{node}/{index}") for index in range(4)] for node in (1, 2, 3))
-WHOLE = settings(max_examples=40, deadline=None)
+WHOLE = settings(max_examples=examples(40), deadline=None)
 seeds = st.integers(0, 1000)
 
 

@@ -25,6 +25,7 @@ from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
 from schemas.ids import JobId, Seconds, SlotId, node_of
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, cluster_view, job_view
+from tests.support.sizes import examples
 from tests.support.views import NOW, planned, row_of, view_of, views_and_events
 
 
@@ -325,7 +326,7 @@ CODES = {
 }  # fmt: skip
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(told=views_and_events)
 def test_every_change_and_every_wait_has_a_reason_and_nothing_else_has(
     told: tuple[ClusterView, list[PolicyEvent]],
@@ -344,7 +345,7 @@ def test_every_change_and_every_wait_has_a_reason_and_nothing_else_has(
     assert all(map(math.isfinite, numbers))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(told=views_and_events)
 def test_a_plan_is_the_same_byte_for_byte_however_often_it_is_read_and_by_whom(
     told: tuple[ClusterView, list[PolicyEvent]],

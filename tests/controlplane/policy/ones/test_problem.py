@@ -17,6 +17,7 @@ from controlplane.policy.ones.problem import CLOSED, FREE, Problem
 from controlplane.policy.ones.site import Site
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, job_view, slot_view
+from tests.support.sizes import examples
 from tests.support.views import (
     FAMILIES,
     IN_FOUR,
@@ -449,7 +450,7 @@ def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[PolicyEvent], float]]
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(life=lives())
 def test_what_is_remembered_never_changes_a_problem(
     life: list[tuple[ClusterView, list[PolicyEvent], float]],

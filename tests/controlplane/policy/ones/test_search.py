@@ -22,6 +22,7 @@ from controlplane.policy.ones.problem import FREE, Problem
 from controlplane.policy.ones.search import Search
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, job_view
+from tests.support.sizes import examples
 from tests.support.views import pace, problem_of, problems, row_of, surrounded, view_of
 
 OPTIONS = OnesOptions(patience=3)
@@ -57,7 +58,7 @@ def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
 # --- whatever the problem
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(
     problem=problems(),
     seed=seeds,
@@ -78,7 +79,7 @@ def test_the_best_is_never_worse_than_the_schedule_in_force_or_than_greedy(
     assert fitness(search) >= at_once(problem, exchanged(problem, greedy)) - 1e-9
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(problem=problems(), seed=seeds)
 def test_after_a_generation_the_best_is_not_worse_than_what_others_would_answer(
     problem: Problem, seed: int
@@ -91,7 +92,7 @@ def test_after_a_generation_the_best_is_not_worse_than_what_others_would_answer(
         assert fitness(search) >= at_once(problem, levels) - 1e-9
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(problem=problems(), seed=seeds, options=st.sampled_from([OPTIONS, CLIMB]))
 def test_generations_never_lose_the_best_and_hold_different_candidates_in_order(
     problem: Problem, seed: int, options: OnesOptions
