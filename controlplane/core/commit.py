@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from controlplane.core.job import HOLDING, Job, Phase
-from controlplane.core.node import NodePhase
+from controlplane.core.model.job import HOLDING, Job, Phase
+from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
 from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, Seconds, SlotId
@@ -51,7 +51,7 @@ def complete(plan: Plan, state: State) -> Plan:
     """`plan` with an entry for every running job that it leaves out and could have known of."""
     absent = {
         name: dict[SlotId, int]()
-        for name in [name for name in state.holders if name not in plan.local_batch]
+        for name in [name for name in state.jobs_with_processes if name not in plan.local_batch]
         if state.jobs[name].phase is Phase.RUNNING
     }
     return msgspec.structs.replace(plan, local_batch={**plan.local_batch, **absent})
@@ -98,10 +98,10 @@ class _Slots:
 
     def __init__(self, state: State) -> None:
         self._nodes = state.slots()
-        self._claims = state.claims()
-        self._held = state.occupancy.is_taken
+        self._reservations = state.reservations()
+        self._held = state.slot_index.is_taken
         self._taken: set[SlotId] = set()  # by entries of this plan
-        self._soon = state.promised()  # slot -> who leaves it
+        self._soon = state.releasing()  # slot -> who leaves it
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
         """Take what `job` does not have of `placed`; why not, or nothing."""
@@ -124,13 +124,13 @@ class _Slots:
     def leave(self, job: Job, placed: Mapping[SlotId, int]) -> None:
         """`job` shrinks to `placed`: others may be prepared for what it leaves."""
         for member in job.group.members if job.group else ():
-            if member.slot not in placed and member.slot not in self._claims:
+            if member.slot not in placed and member.slot not in self._reservations:
                 self._soon[member.slot] = job.job
 
 
 def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, int]]]:
     """Those that differ from the present, of jobs that a plan may move now."""
-    now, wanted = state.occupancy.placed(), plan.local_batch
+    now, wanted = state.slot_index.allocations(), plan.local_batch
     for name in [name for name, placed in wanted.items() if now.get(name) != placed]:
         job, placed = state.jobs.get(name), wanted[name]
         if job is None or job.ended or job.hand is not None:

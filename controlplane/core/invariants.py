@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from controlplane.core.errors import InvariantBrokenError
-from controlplane.core.job import HOLDING, Job, Phase
-from controlplane.core.occupancy import Occupancy
-from controlplane.core.rescale import OPEN
+from controlplane.core.model.job import HOLDING, Job, Phase
+from controlplane.core.model.rescale import OPEN
+from controlplane.core.model.worker import WorkerPhase
+from controlplane.core.slot_index import SlotIndex
 from controlplane.core.state import State
-from controlplane.core.worker import WorkerPhase
 from schemas.groups import Group
 from schemas.ids import SlotId
 
@@ -25,7 +25,9 @@ def check(state: State) -> None:
         _require((name in state.active) != job.ended, f"{name}: active and ended disagree")
         _phase_and_group_agree(job)
         lives = any(worker.phase is not WorkerPhase.GONE for worker in job.workers.values())
-        _require(lives <= (name in state.holders), f"{name}: has workers but is no holder")
+        _require(
+            lives <= (name in state.jobs_with_processes), f"{name}: has workers but is no holder"
+        )
         _require(
             job.epoch == (job.checkpoint.epoch if job.checkpoint else 0),
             f"{name}: epoch {job.epoch} has no checkpoint",
@@ -39,10 +41,10 @@ def _one_owner_per_slot(state: State) -> None:
     heir: dict[SlotId, str] = {}
     slots = state.slots()
     for job, worker in state.living():
-        other = (heir if worker.claims else owner).setdefault(worker.slot, worker.worker)
+        other = (heir if worker.reserved else owner).setdefault(worker.slot, worker.worker)
         _require(other == worker.worker, f"{worker.slot} has two owners in {job.job}: {other}")
         _require(worker.slot in slots, f"{worker.worker} is on unknown slot {worker.slot}")
-        early = worker.claims and worker.phase in {WorkerPhase.READY, WorkerPhase.MEMBER}
+        early = worker.reserved and worker.phase in {WorkerPhase.READY, WorkerPhase.MEMBER}
         _require(
             not early, f"{worker.worker} has the device of {worker.slot} before its owner left"
         )
@@ -53,12 +55,16 @@ def _one_owner_per_slot(state: State) -> None:
 
 def _index_is_right(state: State) -> None:
     """What is kept up to date job by job is what a look at everything shows."""
-    fresh, kept = Occupancy(state), state.occupancy
+    fresh, kept = SlotIndex(state), state.slot_index
     _require(kept.slots() == fresh.slots(), "the index of slots is out of date")
     _require(kept.owners() == fresh.owners(), "the index of owners is out of date")
-    _require(kept.claims() == fresh.claims(), "the index of claims is out of date")
-    _require(kept.placed() == fresh.placed(), "the index of groups is out of date")
-    _require(kept.promised() == fresh.promised(), "the index of promised slots is out of date")
+    _require(
+        kept.reservations() == fresh.reservations(), "the index of reservations is out of date"
+    )
+    _require(kept.allocations() == fresh.allocations(), "the index of groups is out of date")
+    _require(
+        kept.releasing() == fresh.releasing(), "the index of slots that are released is out of date"
+    )
 
 
 def _phase_and_group_agree(job: Job) -> None:

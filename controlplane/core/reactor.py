@@ -7,12 +7,7 @@ from typing import Any, Final
 
 import msgspec
 
-from controlplane.core import changes, hands, lifecycle, plans
-from controlplane.core import job as jobs
-from controlplane.core import node as nodes
-from controlplane.core import worker as workers
 from controlplane.core.commands import Accept, AskForPlan, Command
-from controlplane.core.context import Context, place
 from controlplane.core.events import (
     CancelRequested,
     ControllerStarted,
@@ -32,13 +27,18 @@ from controlplane.core.events import (
     ResumeRequested,
     StartExpired,
 )
-from controlplane.core.job import Job, Turn
-from controlplane.core.news import first_noise_scale
-from controlplane.core.node import Node, NodeTurn
-from controlplane.core.picture import Pictures
-from controlplane.core.rescale import LIMITS, Hand
+from controlplane.core.handler_context import HandlerContext, place
+from controlplane.core.handlers import lifecycle, overrides, plans, rescale
+from controlplane.core.model import job as jobs
+from controlplane.core.model import node as nodes
+from controlplane.core.model import worker as workers
+from controlplane.core.model.job import Job, JobTrigger
+from controlplane.core.model.node import Node, NodeTrigger
+from controlplane.core.model.rescale import LIMITS, Hand
+from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
+from controlplane.core.policy_events import first_noise_scale
+from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.state import State
-from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
 from controlplane.policy.api import ClusterView
 from schemas.groups import ResumePoint
 from schemas.ids import JobId, Seconds, SlotId, node_of, slot_id, worker_id
@@ -76,12 +76,12 @@ class Reactor:
 
     def __init__(self, state: State | None = None) -> None:
         self.state = state or State()
-        self._ctx = Context(self.state)
-        self._pictures = Pictures(self.state)
+        self._ctx = HandlerContext(self.state)
+        self._views = ViewBuilder(self.state)
 
     def view(self) -> ClusterView:
         """What a policy may see now."""
-        return self._pictures.view()
+        return self._views.view()
 
     def handle(self, event: Input, now: Seconds) -> list[Command]:
         """Apply one input and return what the world should now do about it."""
@@ -89,17 +89,17 @@ class Reactor:
         ctx.begin(now)
         self.state.version += 1
         if isinstance(event, NodeReported):
-            self.state.occupancy.touch(event.event.job)
+            self.state.slot_index.touch(event.event.job)
         elif isinstance(event, NODE_EVENTS):
-            self.state.occupancy.touch_phases()
+            self.state.slot_index.touch_phases()
         _HANDLERS[type(event)](self, event)
         if self.state.hands:
-            hands.steer_all(ctx)
+            overrides.steer_all(ctx)
         touched = _touched(event)
         if touched is None:
-            self._pictures.touch_all()
+            self._views.touch_all()
         else:
-            self._pictures.touch(*touched, *ctx.turned)
+            self._views.touch(*touched, *ctx.changed_jobs)
         if ctx.ask:
             ctx.out.append(AskForPlan())
         return ctx.out
@@ -111,15 +111,15 @@ class Reactor:
             for job, (at, version) in self.state.starts.items()
             if at <= now
         ]
-        holders = [self.state.jobs[name] for name in self.state.holders]
+        jobs_with_processes = [self.state.jobs[name] for name in self.state.jobs_with_processes]
         late: list[Input] = [
             RescaleExpired(job=job.job, version=job.change.group.version)
-            for job in holders
+            for job in jobs_with_processes
             if job.change is not None and job.change.deadline <= now
         ]
         waiting = [self.state.jobs[name] for name in self.state.hands]
         again: list[Input] = [
-            HandDue(job=job.job) for job in waiting if hands.ready_again(job, now)
+            HandDue(job=job.job) for job in waiting if overrides.ready_again(job, now)
         ]
         return [*starts, *late, *again]
 
@@ -131,14 +131,14 @@ class Reactor:
             "controller.started", detail={"term": event.term, "release": event.release}
         )
         for node in self.state.nodes.values():
-            nodes.advance(node, NodeTurn.CONTROLLER_STARTED, self._ctx.now)
+            nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, self._ctx.now)
         again = Seconds(
             self._ctx.now + lifecycle.START_LIMIT_S
         )  # nobody could start while nobody ruled
         self.state.starts = {
             job: (again, version) for job, (_, version) in self.state.starts.items()
         }
-        for name in self.state.holders:
+        for name in self.state.jobs_with_processes:
             change = self.state.jobs[name].change
             if change is not None:
                 change.deadline = Seconds(self._ctx.now + LIMITS[change.phase])
@@ -162,7 +162,7 @@ class Reactor:
         )
         self.state.jobs[name] = job
         self.state.active[name] = None
-        self._ctx.turned.add(name)
+        self._ctx.changed_jobs.add(name)
         if key:
             self.state.keys[key] = name
         self._ctx.announce("job.submitted", job, {"name": event.spec.name, "user": event.user})
@@ -172,7 +172,7 @@ class Reactor:
     def _cancel_requested(self, event: CancelRequested) -> None:
         job = self.state.job(event.job)
         if not job.ended:
-            lifecycle.end(self._ctx, job, Turn.CANCELLED, f"cancelled by {event.user}")
+            lifecycle.end(self._ctx, job, JobTrigger.CANCELLED, f"cancelled by {event.user}")
 
     # --- plans
 
@@ -190,7 +190,7 @@ class Reactor:
     def _rescale_expired(self, event: RescaleExpired) -> None:
         job = self.state.jobs.get(event.job)
         if job and job.change and job.change.group.version == event.version:
-            changes.expired(self._ctx, job)
+            rescale.expired(self._ctx, job)
 
     # --- an operator's hand
 
@@ -240,8 +240,8 @@ class Reactor:
         job.hand, job.retry_at, job.tries = hand, Seconds(0.0), 0
         self.state.hands[job.job] = None
         slots = ", ".join(hand.on) or hand.slots
-        told = "pause" if hand.paused else "resize"
-        detail: Detail = {"user": hand.user, "hand": told, "slots": slots, "batch": hand.batch}
+        order = "pause" if hand.paused else "resize"
+        detail: Detail = {"user": hand.user, "hand": order, "slots": slots, "batch": hand.batch}
         self._ctx.announce("job.hand", job, detail)
         self._ctx.ask = True  # what it leaves free may be used
 
@@ -265,7 +265,7 @@ class Reactor:
                 node.former = [*node.former, node.boot][-FORMER_BOOTS:]
                 node.boot, node.committed = event.boot, 0
             node.spec = event.spec
-            self._turn_node(node, NodeTurn.GREETED, "node.up")
+            self._advance_node(node, NodeTrigger.GREETED, "node.up")
         self._reconcile(node, event.workers)
         self._ctx.ask = True
 
@@ -277,9 +277,9 @@ class Reactor:
             for name, s in present.items()
             if s.job not in self.state.jobs and not s.ended
         }
-        self.state.occupancy.touch_node(node.node)
+        self.state.slot_index.touch_node(node.node)
         for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
-            changes.slot_freed(self._ctx, slot)
+            rescale.slot_freed(self._ctx, slot)
         here = [
             (job, worker)
             for job, worker in self.state.living()
@@ -293,7 +293,7 @@ class Reactor:
                 self._ctx.send_to(self.state.jobs[name], node.node)
 
     def _reconcile_worker(self, job: Job, worker: Worker, seen: WorkerSeen | None) -> None:
-        self.state.occupancy.touch(job.job)
+        self.state.slot_index.touch(job.job)
         if seen is None:
             # One that was never heard of may not have begun: it is ordered or called off again.
             unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING}
@@ -305,21 +305,25 @@ class Reactor:
         # One that ended says so in an event of its own, behind the reports it wrote before.
 
     def _node_heard(self, event: NodeHeard) -> None:
-        self._turn_node(self.state.nodes[event.node], NodeTurn.HEARD, "node.up")
+        self._advance_node(self.state.nodes[event.node], NodeTrigger.HEARD, "node.up")
         self._ctx.ask = True
 
     def _node_suspected(self, event: NodeSuspected) -> None:
         node = self.state.nodes[event.node]
-        self._turn_node(node, NodeTurn.SUSPECTED, "node.suspect", {"silent_s": event.silent_s})
+        self._advance_node(
+            node, NodeTrigger.SUSPECTED, "node.suspect", {"silent_s": event.silent_s}
+        )
         self._ctx.ask = True  # nothing new goes there
 
     def _node_lost(self, event: NodeLost) -> None:
         node = self.state.nodes[event.node]
-        if not self._turn_node(node, NodeTurn.LOST, "node.lost", {"silent_s": event.silent_s}):
+        if not self._advance_node(
+            node, NodeTrigger.LOST, "node.lost", {"silent_s": event.silent_s}
+        ):
             return
         why = f"node {node.node} has been silent for {event.silent_s:.0f} s"
-        for job in [self.state.jobs[name] for name in self.state.holders]:
-            changes.cut_off(self._ctx, job, node.node, why)
+        for job in [self.state.jobs[name] for name in self.state.jobs_with_processes]:
+            rescale.on_node_lost(self._ctx, job, node.node, why)
         self._ctx.ask = True
 
     # --- workers
@@ -337,13 +341,13 @@ class Reactor:
         name = worker_id(news.job, news.version, news.rank)
         worker = job.workers.get(name) if job else None
         if job is None or worker is None:
-            gone = isinstance(news, WorkerExited | WorkerRefused)
-            if gone and name in node.foreign.values():
+            ended = isinstance(news, WorkerExited | WorkerRefused)
+            if ended and name in node.foreign.values():
                 was = list(node.foreign)
                 node.foreign = {slot: of for slot, of in node.foreign.items() if of != name}
-                self.state.occupancy.touch_node(node.node)
+                self.state.slot_index.touch_node(node.node)
                 for slot in was:
-                    changes.slot_freed(self._ctx, slot)
+                    rescale.slot_freed(self._ctx, slot)
                 self._ctx.ask = True
             return
         if isinstance(news, ScriptReport):
@@ -361,17 +365,17 @@ class Reactor:
             case WorkerReady():
                 self._worker_ready(job, worker, news)
             case StoreOpened():
-                changes.store_opened(ctx, job, worker, news)
+                rescale.store_opened(ctx, job, worker, news)
             case GroupFormed():
-                changes.formed(ctx, job, worker, news)
+                rescale.formed(ctx, job, worker, news)
             case JoinFailed(group=version, error=error) if speaks:
-                changes.join_failed(ctx, job, version, error)
+                rescale.join_failed(ctx, job, version, error)
             case GroupBroken(group=version, error=error) if speaks:
-                changes.broken(ctx, job, version, error)
+                rescale.broken(ctx, job, version, error)
             case Quiesced() if speaks:
-                changes.quiesced(ctx, job, worker, news)
+                rescale.quiesced(ctx, job, worker, news)
             case Suspended() if speaks:
-                changes.suspended(ctx, job, news)
+                rescale.suspended(ctx, job, news)
             case EpochReported() if speaks:
                 self._epoch_reported(job, news)
             case TrainingFinished(why=why) if speaks:
@@ -395,8 +399,8 @@ class Reactor:
         for worker in job.workers.values():
             here = node_of(worker.slot) == node.node and worker.version < news.version
             if here and worker.pid is None and worker.worker not in counted:
-                workers.advance(worker, WorkerTurn.GONE)
-                changes.slot_freed(self._ctx, worker.slot)
+                workers.advance(worker, WorkerTrigger.GONE)
+                rescale.slot_freed(self._ctx, worker.slot)
         lifecycle.drop_gone(self._ctx, job)
         self._ctx.ask = True
 
@@ -404,18 +408,18 @@ class Reactor:
         if worker.pid is None:
             worker.pid = pid
             job.ran[worker.worker] = node_of(worker.slot)
-            workers.advance(worker, WorkerTurn.STARTED)
+            workers.advance(worker, WorkerTrigger.STARTED)
             self._ctx.announce("worker.started", job, {**place(worker), "pid": pid})
 
     def _worker_ready(self, job: Job, worker: Worker, news: WorkerReady) -> None:
         if worker.phase is WorkerPhase.ORDERED:
-            workers.advance(worker, WorkerTurn.STARTED)
-        if not workers.advance(worker, WorkerTurn.READY) or job.group is None:
+            workers.advance(worker, WorkerTrigger.STARTED)
+        if not workers.advance(worker, WorkerTrigger.READY) or job.group is None:
             return
         job.epoch_samples, worker.store_port = news.epoch_samples, news.store_port
         self._ctx.announce("worker.ready", job, place(worker))
         lifecycle.start_ready(self._ctx, job)
-        changes.prepared(self._ctx, job)
+        rescale.prepared(self._ctx, job)
 
     def _epoch_reported(self, job: Job, news: EpochReported) -> None:
         if job.group is None or news.epoch <= job.epoch:
@@ -484,10 +488,10 @@ class Reactor:
 
     def _refused(self, job: Job, worker: Worker, why: str) -> None:
         was = worker.phase
-        workers.advance(worker, WorkerTurn.GONE)
-        changes.slot_freed(self._ctx, worker.slot)
+        workers.advance(worker, WorkerTrigger.GONE)
+        rescale.slot_freed(self._ctx, worker.slot)
         if job.group is not None and was not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
-            changes.refused(self._ctx, job, worker, why)
+            rescale.refused(self._ctx, job, worker, why)
         lifecycle.drop_gone(self._ctx, job)
         self._ctx.ask = True
 
@@ -495,11 +499,11 @@ class Reactor:
         was = worker.phase
         if was is WorkerPhase.GONE:
             return
-        workers.advance(worker, WorkerTurn.GONE)
-        changes.slot_freed(self._ctx, worker.slot)
+        workers.advance(worker, WorkerTrigger.GONE)
+        rescale.slot_freed(self._ctx, worker.slot)
         detail: Detail = {**place(worker), "code": news.code, "signal": news.signal}
         self._ctx.announce("worker.exited", job, detail)
-        changes.gone(self._ctx, job, worker, was, news)
+        rescale.on_worker_exited(self._ctx, job, worker, was, news)
         lifecycle.drop_gone(self._ctx, job)
         self._ctx.ask = True
 
@@ -510,10 +514,10 @@ class Reactor:
         if node is not None and node.boot == event.boot:
             node.committed = max(node.committed, event.seq)
 
-    def _turn_node(
-        self, node: Node, turn: NodeTurn, event: str, detail: Detail | None = None
+    def _advance_node(
+        self, node: Node, trigger: NodeTrigger, event: str, detail: Detail | None = None
     ) -> bool:
-        changed = nodes.advance(node, turn, self._ctx.now)
+        changed = nodes.advance(node, trigger, self._ctx.now)
         if changed:
             self._ctx.announce(event, node=node, detail=detail)
         return changed

@@ -1,4 +1,4 @@
-"""All jobs, nodes and workers, and the pictures that are taken of them."""
+"""All jobs, nodes and workers, and what is derived of them."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from functools import cached_property
 
 import msgspec
 
-from controlplane.core.job import Job
-from controlplane.core.node import Node
-from controlplane.core.occupancy import Occupancy
-from controlplane.core.rescale import Rescale, RescalePhase
-from controlplane.core.worker import Worker, WorkerPhase
+from controlplane.core.model.job import Job
+from controlplane.core.model.node import Node
+from controlplane.core.model.rescale import Rescale, RescalePhase
+from controlplane.core.model.worker import Worker, WorkerPhase
+from controlplane.core.slot_index import SlotIndex
 from schemas.errors import UnknownJobError
 from schemas.groups import Member
 from schemas.ids import (
@@ -37,7 +37,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     jobs_accepted: int = 0
     jobs: dict[JobId, Job] = {}
     active: dict[JobId, None] = {}  # those that have not ended, in order of arrival
-    holders: dict[JobId, None] = {}  # those with a process that may still exist
+    jobs_with_processes: dict[JobId, None] = {}  # those with a process that may still exist
     nodes: dict[NodeId, Node] = {}
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
     starts: dict[JobId, tuple[Seconds, Version]] = {}  # deadlines of groups that are forming
@@ -58,32 +58,32 @@ class State(msgspec.Struct, kw_only=True, dict=True):
 
     def living(self) -> Iterator[tuple[Job, Worker]]:
         """Every process that may exist."""
-        for name in self.holders:
+        for name in self.jobs_with_processes:
             job = self.jobs[name]
             for worker in job.workers.values():
                 if worker.phase is not WorkerPhase.GONE:
                     yield job, worker
 
     @cached_property
-    def occupancy(self) -> Occupancy:
+    def slot_index(self) -> SlotIndex:
         """Who has which slot: derived from the rest, and no part of what states are compared by."""
-        return Occupancy(self)
+        return SlotIndex(self)
 
     def owners(self) -> Mapping[SlotId, JobId]:
         """Who owns each slot that has an owner."""
-        return self.occupancy.owners()
+        return self.slot_index.owners()
 
-    def claims(self) -> Mapping[SlotId, tuple[Job, Worker]]:
+    def reservations(self) -> Mapping[SlotId, tuple[Job, Worker]]:
         """Who is prepared beside the owner of a slot, to have it next."""
-        return self.occupancy.claims()
+        return self.slot_index.reservations()
 
-    def promised(self) -> dict[SlotId, JobId]:
+    def releasing(self) -> dict[SlotId, JobId]:
         """Slots that may be prepared for somebody, and who leaves them."""
-        return self.occupancy.promised()
+        return self.slot_index.releasing()
 
     def slots(self) -> Mapping[SlotId, Node]:
         """Every slot and its node."""
-        return self.occupancy.slots()
+        return self.slot_index.slots()
 
     def desired(self, job: Job, node: NodeId) -> GroupDelta:
         """What `node` should run of `job` now."""
@@ -122,7 +122,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
         )
 
     def _changing(self, job: Job, change: Rescale, node: NodeId) -> GroupDelta | None:
-        if node not in change.told and change.kind != RECOVER:
+        if node not in change.notified_nodes and change.kind != RECOVER:
             return None  # it runs what it ran
         leaving: tuple[Member, ...] = ()
         if job.group is not None and change.kind != RECOVER:

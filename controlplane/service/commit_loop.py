@@ -22,7 +22,7 @@ from controlplane.core.events import (
     NodeReported,
     PlanProposed,
 )
-from controlplane.core.job import HOLDING
+from controlplane.core.model.job import HOLDING
 from controlplane.journal.reader import Reader
 from controlplane.journal.record import Entry
 from controlplane.journal.replay import replay

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import structlog
 
-from controlplane.core import news
+from controlplane.core import policy_events
 from controlplane.core.commands import Announce, Command, SendDelta
 from controlplane.policy.api import JobEnded
 from controlplane.policy.registry import check_for_cluster, check_options, entry, make
@@ -72,7 +72,7 @@ async def run(settings: ControllerSettings, home: Path) -> None:
 
     def told(steps: StepsReported) -> None:
         telemetry.take(steps, commit_loop.now())
-        learnt = news.of_steps(steps, commit_loop.reactor.state)
+        learnt = policy_events.of_steps(steps, commit_loop.reactor.state)
         if learnt is not None:
             planner.observe(learnt, commit_loop.now())
 
@@ -179,7 +179,7 @@ def _learn(
     event: FeedEvent, commit_loop: CommitLoop, planner: Planner, telemetry: TelemetryTable
 ) -> None:
     """Tell the policy what an announcement teaches; of an ended job nothing more is shown."""
-    learnt = news.of_event(event, commit_loop.reactor.state)
+    learnt = policy_events.of_event(event, commit_loop.reactor.state)
     if learnt is not None:
         planner.observe(learnt, commit_loop.now())
     if isinstance(learnt, JobEnded):
@@ -202,7 +202,7 @@ def _planner(choice: PolicyChoice, commit_loop: CommitLoop) -> Planner:
         policy=choice.name,
         options=choice.options,
         seed=int(choice.options.get("seed", 0)),
-        history=lambda: news.history(commit_loop.reactor.state),
+        history=lambda: policy_events.history(commit_loop.reactor.state),
         look=commit_loop.look,
         propose=commit_loop.propose,
     )

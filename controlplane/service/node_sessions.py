@@ -10,7 +10,7 @@ import structlog
 
 from controlplane.core.commands import SendDelta
 from controlplane.core.events import NodeGreeted, NodeHeard, NodeLost, NodeReported, NodeSuspected
-from controlplane.core.node import NodePhase
+from controlplane.core.model.node import NodePhase
 from controlplane.service.commit_loop import CommitLoop
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.daemon import Audit

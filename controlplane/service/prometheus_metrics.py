@@ -12,7 +12,7 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, start_http_server
 from prometheus_client import Counter as Count
 
-from controlplane.core.node import NodePhase
+from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
 from schemas.errors import SettingsError
 from schemas.jobs import STATES

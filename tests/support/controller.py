@@ -11,8 +11,8 @@ import msgspec
 from controlplane.core import invariants
 from controlplane.core.commands import Announce, AskForPlan, Command
 from controlplane.core.events import ControllerStarted, Input, NodeLost, NodeReported
-from controlplane.core.job import Job
-from controlplane.core.picture import Pictures
+from controlplane.core.model.job import Job
+from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
 from controlplane.journal.record import input_from
@@ -40,8 +40,8 @@ class Controller:
         return self.reactor.state
 
     def view(self) -> ClusterView:
-        """What policies see: the picture that is kept up to date, which is as good as a new one."""
-        view = Pictures(self.state).view()
+        """What policies see: the view that is kept up to date, which is as good as a new one."""
+        view = ViewBuilder(self.state).view()
         assert self.reactor.view() == view
         return view
 

@@ -12,8 +12,8 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.core import job, node, rescale, worker
 from controlplane.core.errors import IllegalTransitionError
+from controlplane.core.model import job, node, rescale, worker
 from schemas.ids import Rank, Version, worker_id
 from tests.support.builders import S0, A
 
@@ -24,19 +24,19 @@ SECTION: Final = "<!-- table: {} -->\n{}<!-- end -->"
 
 
 def job_table() -> str:
-    return _printed(job.Phase, job.Turn, _arrows(job.NEXT))
+    return _printed(job.Phase, job.JobTrigger, _arrows(job.NEXT))
 
 
 def rescale_table() -> str:
-    return _printed(rescale.RescalePhase, rescale.RescaleTurn, _arrows(rescale.NEXT))
+    return _printed(rescale.RescalePhase, rescale.RescaleTrigger, _arrows(rescale.NEXT))
 
 
 def worker_table() -> str:
-    return _printed(worker.WorkerPhase, worker.WorkerTurn, _worker_cell)
+    return _printed(worker.WorkerPhase, worker.WorkerTrigger, _worker_cell)
 
 
 def node_table() -> str:
-    return _printed(node.NodePhase, node.NodeTurn, _arrows(node.NEXT))
+    return _printed(node.NodePhase, node.NodeTrigger, _arrows(node.NEXT))
 
 
 TABLES: Final[Mapping[str, Callable[[], str]]] = {
@@ -72,7 +72,7 @@ def _arrows(table: Mapping[Any, Enum]) -> Callable[[Enum, Enum], str]:
     return cell
 
 
-def _worker_cell(phase: worker.WorkerPhase, turn: worker.WorkerTurn) -> str:
+def _worker_cell(phase: worker.WorkerPhase, turn: worker.WorkerTrigger) -> str:
     tried = worker_in(phase)
     try:
         moved = worker.advance(tried, turn)

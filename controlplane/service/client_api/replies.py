@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from controlplane.core.job import Job, times
-from controlplane.core.node import Node
+from controlplane.core.model.job import Job, times
+from controlplane.core.model.node import Node
 from controlplane.core.state import State
 from controlplane.policy.api import Reason, SearchStats
 from controlplane.service.planner.search_planner import Planner

@@ -17,7 +17,7 @@ from controlplane.core.events import (
     ResizeRequested,
     ResumeRequested,
 )
-from controlplane.core.job import Job
+from controlplane.core.model.job import Job
 from controlplane.core.state import State
 from controlplane.service.client_api import replies
 from controlplane.service.commit_loop import CommitLoop

@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from controlplane.core.job import Job
-from controlplane.core.node import NodePhase
+from controlplane.core.model.job import Job
+from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
 from controlplane.service.event_feed import READERS
 from controlplane.service.logs.log_store import LogStore

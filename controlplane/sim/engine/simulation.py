@@ -10,7 +10,7 @@ from typing import Final
 
 import msgspec
 
-from controlplane.core import news
+from controlplane.core import policy_events
 from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
 from controlplane.core.events import (
     CancelRequested,
@@ -22,7 +22,7 @@ from controlplane.core.events import (
     NodeReported,
     NodeSuspected,
 )
-from controlplane.core.job import HOLDING
+from controlplane.core.model.job import HOLDING
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Policy, StepsSeen
 from controlplane.sim.engine.kernel import AFTER, FIRST, Kernel
@@ -192,7 +192,7 @@ class World:
         told = command.event
         name = told.job
         if self.planner is not None:
-            learnt = news.of_event(told, self.reactor.state)
+            learnt = policy_events.of_event(told, self.reactor.state)
             if learnt is not None:
                 self.planner.observe(learnt)
         if name is None or not told.event.startswith("job."):
@@ -378,7 +378,7 @@ class World:
                     step=int(training.steps),
                     samples_done=int(training.progress),
                     samples_per_s=training.pace.samples_per_s,
-                    noise_scale=news.first_noise_scale(scale),
+                    noise_scale=policy_events.first_noise_scale(scale),
                 )
             )
             if told == 1:  # its speed is known now

@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from controlplane.core.job import NUMBERED, Job, Phase
+from controlplane.core.model.job import NUMBERED, Job, Phase
 from controlplane.sim.models.recorded.recording import (
     LEAST,
     MOST,

@@ -12,7 +12,7 @@ import pytest
 from controlplane.core.commands import AskForPlan
 from controlplane.core.commit import Verdict, check, difference
 from controlplane.core.events import NodeSuspected, PlanProposed
-from controlplane.core.job import Phase
+from controlplane.core.model.job import Phase
 from controlplane.policy.api import Plan, Reason, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import StopRule
@@ -271,7 +271,7 @@ def test_slots_move_in_one_plan_and_the_newcomer_is_prepared_beside_the_leaver()
         send(N2, join),
     ], "the shrink goes first"
     assert controller.state.owners() == {S0: A, S1: A, T0: B}
-    assert {slot: job.job for slot, (job, _) in controller.state.claims().items()} == {S1: B}
+    assert {slot: job.job for slot, (job, _) in controller.state.reservations().items()} == {S1: B}
 
 
 def test_the_newcomer_has_the_slot_when_the_leaver_is_gone() -> None:
@@ -283,7 +283,7 @@ def test_the_newcomer_has_the_slot_when_the_leaver_is_gone() -> None:
 
     controller.tell(N1, exited(A, rank=1, code=0))
 
-    assert (controller.state.owners()[S1], controller.state.claims()) == (B, {})
+    assert (controller.state.owners()[S1], controller.state.reservations()) == (B, {})
     controller.tell(N1, ready(B, 2, rank=1))
     controller.tell(N2, store(B, index=3, group=2, port=29500))
     controller.tell(N1, formed(B, 2, rank=1))
@@ -297,7 +297,7 @@ def test_a_paused_job_gives_its_slots_to_one_that_grows_in_the_same_plan() -> No
 
     controller.place({B: {T0: 22, S0: 21, S1: 21}, A: {}})
 
-    assert {slot: job.job for slot, (job, _) in controller.state.claims().items()} == {
+    assert {slot: job.job for slot, (job, _) in controller.state.reservations().items()} == {
         S0: B,
         S1: B,
     }
@@ -326,11 +326,11 @@ def test_a_start_waits_until_a_slot_is_free() -> None:
 def test_what_one_job_gives_up_goes_to_one_job_only() -> None:
     controller = neighbours()
     controller.take(resized(A, 1))  # the second slot is left
-    assert controller.state.promised() == {S1: A}
+    assert controller.state.releasing() == {S1: A}
 
     controller.place({B: {T0: 32, S1: 32}})
 
-    assert controller.state.promised() == {}
+    assert controller.state.releasing() == {}
     assert controller.view().slots[1] == SlotView(
         slot=S1, node=N1, kind="cpu", usable=False, leaving=False
     )
@@ -354,7 +354,7 @@ def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone(
     controller.tell(N2, started(B, 2, rank=1))
     controller.tell(N2, join_failed(A, index=3, group=2, error="no"))
     assert phases(controller) == dict.fromkeys((A, B, C), Phase.RUNNING)
-    assert list(controller.state.claims()) == [T1], "the newcomer of b was told to stop"
+    assert list(controller.state.reservations()) == [T1], "the newcomer of b was told to stop"
 
     controller.now = controller.job(A).retry_at
     wanted = {A: {T0: BATCH}, C: {S1: 32, T1: 32}}
@@ -386,14 +386,14 @@ def test_two_jobs_never_wait_for_the_slots_of_each_other() -> None:
 
     commands = controller.place({A: {T0: BATCH}, B: {S0: BATCH}})
 
-    assert (commands, controller.state.claims()) == ([AskForPlan()], {})
+    assert (commands, controller.state.reservations()) == ([AskForPlan()], {})
 
 
 def test_a_job_does_not_wait_for_a_slot_that_it_just_left() -> None:
     controller = both()
     controller.place({A: {S0: BATCH}})
     controller.tell(N1, formed(A, index=3, group=2))
-    assert controller.state.promised() == {T0: A}
+    assert controller.state.releasing() == {T0: A}
 
     assert controller.place({A: HALVES}) == [AskForPlan()]
 
@@ -441,7 +441,7 @@ def test_slots_that_a_migration_leaves_are_not_promised_before_it_shrinks() -> N
 
     assert commands[-1] == AskForPlan()
     assert phases(controller) == {A: Phase.RESCALING, B: Phase.RUNNING}
-    assert controller.state.promised() == {}
+    assert controller.state.releasing() == {}
 
 
 # --- what is refused or left alone

@@ -32,10 +32,10 @@ from controlplane.core.events import (
     NodeSuspected,
     PlanProposed,
 )
-from controlplane.core.job import Job, Phase
-from controlplane.core.lifecycle import RETRY_LONGEST_S, START_LIMIT_S
-from controlplane.core.node import NodePhase
-from controlplane.core.rescale import PREPARE_LIMIT_S
+from controlplane.core.handlers.lifecycle import RETRY_LONGEST_S, START_LIMIT_S
+from controlplane.core.model.job import Job, Phase
+from controlplane.core.model.node import NodePhase
+from controlplane.core.model.rescale import PREPARE_LIMIT_S
 from controlplane.policy.api import ClusterView, JobView, Plan
 from controlplane.policy.fifo import Fifo
 from controlplane.service.client_api.request_server import check_resize
@@ -209,7 +209,7 @@ class Cluster(RuleBasedStateMachine):
         self.follow(Plan(based_on=self.controller.state.version, local_batch=plan))
         self.all_goes_well_for_a_moment(rounds)
 
-    @precondition(lambda self: len(self.controller.state.holders) > 1)
+    @precondition(lambda self: len(self.controller.state.jobs_with_processes) > 1)
     @rule(which=ANY, to=ANY, rounds=st.integers(0, 4), late=st.sampled_from((False, False, True)))
     def a_plan_hands_a_slot_over(self, which: int, to: int, rounds: int, *, late: bool) -> None:
         """And if that comes too late, once more, a while after it was given up."""
@@ -259,7 +259,7 @@ class Cluster(RuleBasedStateMachine):
     def time_passes(self, seconds: float) -> None:
         self.controller.now += seconds
 
-    @precondition(lambda self: self.controller.state.holders)
+    @precondition(lambda self: self.controller.state.jobs_with_processes)
     @rule(passed=st.sampled_from([0.0, 0.0, 0.0, 2.0, 600.0, START_LIMIT_S]))
     def deadlines_are_looked_at(self, passed: float) -> None:
         self.controller.now += passed
@@ -434,7 +434,7 @@ class Cluster(RuleBasedStateMachine):
             job: self.controller.job(job).history[-1:] for job in self.controller.state.active
         }
         assert unfinished == {}
-        assert self.controller.state.holders == {}
+        assert self.controller.state.jobs_with_processes == {}
         assert self.controller.replayed() == self.controller.state
 
     def is_where_it_should_be(self, job: Job) -> None:
@@ -460,7 +460,7 @@ class Cluster(RuleBasedStateMachine):
             for name, node in self.nodes.items()
             for worker in node.living()
         }
-        owners, claims = self.controller.state.owners(), self.controller.state.claims()
+        owners, claims = self.controller.state.owners(), self.controller.state.reservations()
         assert set(owners) == living
         assert claims == {}
 

@@ -14,15 +14,15 @@ from controlplane.core.events import (
     NodeSuspected,
     StartExpired,
 )
-from controlplane.core.job import Phase
-from controlplane.core.lifecycle import (
+from controlplane.core.handlers.lifecycle import (
     MAX_LOSSES,
     RETRY_FIRST_S,
     RETRY_LONGEST_S,
     START_LIMIT_S,
 )
-from controlplane.core.node import NodePhase
-from controlplane.core.worker import WorkerPhase
+from controlplane.core.model.job import Phase
+from controlplane.core.model.node import NodePhase
+from controlplane.core.model.worker import WorkerPhase
 from controlplane.policy.api import Reason
 from schemas.errors import UnknownJobError
 from schemas.ids import BootId, JobId, Seconds, SlotId, Version, WorkerId
@@ -262,7 +262,7 @@ def test_exit_code_0_is_success_and_the_node_may_forget_the_job() -> None:
         AskForPlan(),
     ]
     assert controller.job(A).phase is Phase.SUCCEEDED
-    assert controller.state.active == controller.state.holders == {}
+    assert controller.state.active == controller.state.jobs_with_processes == {}
     assert usable(controller) == {S0: True}
 
 
@@ -606,7 +606,7 @@ def test_a_worker_called_off_before_it_was_ever_started_frees_its_slot_when_clea
     assert controller.tell(N1, cleared(A, 2)) == [AskForPlan()]
 
     assert usable(controller) == {S0: True}
-    assert controller.state.holders == {}
+    assert controller.state.jobs_with_processes == {}
 
 
 def test_cleared_says_nothing_about_the_version_it_names() -> None:

@@ -9,15 +9,15 @@ import pytest
 
 from controlplane.core.commands import AskForPlan, Command
 from controlplane.core.events import HandDue, RescaleExpired, ResizeRequested
-from controlplane.core.job import Phase
-from controlplane.core.rescale import (
+from controlplane.core.model.job import Phase
+from controlplane.core.model.rescale import (
     MAX_RECOVERIES,
     PREPARE_LIMIT_S,
     QUIESCE_LIMIT_S,
     SWITCH_LIMIT_S,
     RescalePhase,
 )
-from controlplane.core.worker import WorkerPhase
+from controlplane.core.model.worker import WorkerPhase
 from schemas.groups import Member
 from schemas.ids import JobId, Seconds, SlotId, Version
 from schemas.messages.agent import JOIN, PREPARE, RECOVER, SUSPEND, GroupDelta
@@ -605,7 +605,7 @@ def test_a_job_waits_until_somebody_leaves() -> None:
     training(controller, T0, name="b")
 
     assert deltas(controller.take(resized(A, 2))) == []
-    assert controller.state.claims() == {}
+    assert controller.state.reservations() == {}
 
 
 def test_a_newcomer_is_prepared_beside_a_worker_that_leaves() -> None:
@@ -617,7 +617,7 @@ def test_a_newcomer_is_prepared_beside_a_worker_that_leaves() -> None:
 
     prepare = order(run, 2, HALVES, [OLD, NEW], kind=JOIN)
     assert deltas(commands) == [send(N2, prepare), send(N1, prepare)]
-    assert controller.job(A).workers[named(A, 2, 1)].claims
+    assert controller.job(A).workers[named(A, 2, 1)].reserved
     assert controller.state.owners()[T0] == B
 
 
@@ -629,7 +629,7 @@ def test_a_newcomer_owns_its_slot_when_the_owner_was_seen_gone() -> None:
     controller.tell(N2, exited(B, code=0))
 
     assert controller.state.owners()[T0] == A
-    assert controller.state.claims() == {}
+    assert controller.state.reservations() == {}
     controller.tell(N2, ready(A, 2, rank=1))
     controller.tell(N1, store(A, index=3, group=2, port=29500))
     assert change(controller) is RescalePhase.SWITCHING
@@ -640,7 +640,7 @@ def test_a_slot_that_is_kept_after_all_is_no_longer_waited_for() -> None:
     training(controller, T0, T1, name="b")
     controller.take(resized(B, 1))
     controller.take(resized(A, 2))
-    assert controller.job(A).workers[named(A, 2, 1)].claims
+    assert controller.job(A).workers[named(A, 2, 1)].reserved
 
     commands = controller.tell(N2, join_failed(B, index=3, group=2, error="no"))
 
@@ -656,7 +656,7 @@ def test_two_jobs_never_wait_for_the_slots_of_each_other() -> None:
     controller.take(resized(A, on=(T0,)))
     controller.take(resized(B, on=(S0,)))
 
-    assert controller.state.claims() == {}
+    assert controller.state.reservations() == {}
     assert [controller.job(job).hand_waits for job in (A, B)] == [
         "waits for slots as ann asked: n2/0",
         "waits for slots as ann asked: n1/0",
@@ -672,7 +672,7 @@ def test_a_slot_is_promised_to_one_only() -> None:
 
     controller.take(resized(C, 2))
 
-    assert [job.job for job, _ in controller.state.claims().values()] == [A]
+    assert [job.job for job, _ in controller.state.reservations().values()] == [A]
     assert controller.job(C).hand_waits == "waits for slots as ann asked: 1 more"
 
 

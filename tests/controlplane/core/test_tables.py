@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from controlplane.core import job, node, rescale, worker
 from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.job import Job, Phase, Turn
-from controlplane.core.node import Node, NodePhase, NodeTurn
-from controlplane.core.rescale import Rescale, RescalePhase, RescaleTurn
-from controlplane.core.worker import WorkerPhase, WorkerTurn
+from controlplane.core.model import job, node, rescale, worker
+from controlplane.core.model.job import Job, JobTrigger, Phase
+from controlplane.core.model.node import Node, NodePhase, NodeTrigger
+from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
+from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
 from schemas.ids import BootId, Seconds, Version
 from schemas.messages.agent import JOIN
 from tests.support import tables
@@ -25,8 +25,8 @@ LEFT = {WorkerPhase.RETIRING, WorkerPhase.LEAVING, WorkerPhase.GONE}
 MENDS = {RescalePhase.QUIESCING, RescalePhase.REJOINING}
 OLD_NEWS = {
     (phase, turn)
-    for phase, turn in itertools.product(WorkerPhase, WorkerTurn)
-    if phase in LEFT or turn is WorkerTurn.STARTED
+    for phase, turn in itertools.product(WorkerPhase, WorkerTrigger)
+    if phase in LEFT or turn is WorkerTrigger.STARTED
 } - worker.NEXT.keys()
 
 
@@ -76,7 +76,7 @@ def _name(phase: Enum, turn: Enum) -> str:
 
 @pytest.mark.parametrize(("phase", "turn", "after"), drawn(job.NEXT))
 def test_a_job_follows_each_arrow_and_writes_it_down(
-    phase: Phase, turn: Turn, after: Phase
+    phase: Phase, turn: JobTrigger, after: Phase
 ) -> None:
     moved = job_in(phase)
 
@@ -88,8 +88,8 @@ def test_a_job_follows_each_arrow_and_writes_it_down(
     assert (change.why, change.detail) == ("because", {"slots": 1})
 
 
-@pytest.mark.parametrize(("phase", "turn"), not_drawn(Phase, Turn, job.NEXT))
-def test_a_job_takes_no_other_arrow(phase: Phase, turn: Turn) -> None:
+@pytest.mark.parametrize(("phase", "turn"), not_drawn(Phase, JobTrigger, job.NEXT))
+def test_a_job_takes_no_other_arrow(phase: Phase, turn: JobTrigger) -> None:
     stays = job_in(phase)
     before = job_in(phase)
 
@@ -104,26 +104,28 @@ def test_a_job_takes_no_other_arrow(phase: Phase, turn: Turn) -> None:
 
 def test_an_arrow_that_is_not_drawn_names_what_came_before() -> None:
     lost = job_in(Phase.QUEUED)
-    job.advance(lost, Turn.GROUP_ORDERED, "its turn", Seconds(1.0))
-    job.advance(lost, Turn.CANCELLED, "cancelled by ann", Seconds(2.0))
+    job.advance(lost, JobTrigger.GROUP_ORDERED, "its turn", Seconds(1.0))
+    job.advance(lost, JobTrigger.CANCELLED, "cancelled by ann", Seconds(2.0))
 
     with pytest.raises(IllegalTransitionError, match="starting: its turn; cancelled: cancelled by"):
-        job.advance(lost, Turn.GROUP_FORMED, "", Seconds(3.0))
+        job.advance(lost, JobTrigger.GROUP_FORMED, "", Seconds(3.0))
 
 
 def test_an_ended_job_takes_nothing_and_every_other_can_be_cancelled() -> None:
     assert not [cell for cell in job.NEXT if cell[0] in job.ENDED]
-    assert {phase for phase, turn in job.NEXT if turn is Turn.CANCELLED} == set(Phase) - job.ENDED
+    assert {phase for phase, turn in job.NEXT if turn is JobTrigger.CANCELLED} == set(
+        Phase
+    ) - job.ENDED
 
 
 def test_time_counts_as_running_only_while_slots_are_held() -> None:
     timed = job_in(Phase.QUEUED)
     for at, turn in (
-        (10.0, Turn.GROUP_ORDERED),
-        (11.0, Turn.GROUP_FORMED),
-        (31.0, Turn.GROUP_LOST),
-        (34.0, Turn.GROUP_ORDERED),
-        (36.0, Turn.FINISHED),
+        (10.0, JobTrigger.GROUP_ORDERED),
+        (11.0, JobTrigger.GROUP_FORMED),
+        (31.0, JobTrigger.GROUP_LOST),
+        (34.0, JobTrigger.GROUP_ORDERED),
+        (36.0, JobTrigger.FINISHED),
     ):
         job.advance(timed, turn, "", Seconds(at))
 
@@ -135,7 +137,7 @@ def test_time_counts_as_running_only_while_slots_are_held() -> None:
 
 @pytest.mark.parametrize(("phase", "turn", "after"), drawn(rescale.NEXT))
 def test_a_change_follows_each_arrow(
-    phase: RescalePhase, turn: RescaleTurn, after: RescalePhase
+    phase: RescalePhase, turn: RescaleTrigger, after: RescalePhase
 ) -> None:
     moved = change_in(phase)
 
@@ -144,8 +146,8 @@ def test_a_change_follows_each_arrow(
     assert moved == change_in(after)
 
 
-@pytest.mark.parametrize(("phase", "turn"), not_drawn(RescalePhase, RescaleTurn, rescale.NEXT))
-def test_a_change_takes_no_other_arrow(phase: RescalePhase, turn: RescaleTurn) -> None:
+@pytest.mark.parametrize(("phase", "turn"), not_drawn(RescalePhase, RescaleTrigger, rescale.NEXT))
+def test_a_change_takes_no_other_arrow(phase: RescalePhase, turn: RescaleTrigger) -> None:
     stays = change_in(phase)
 
     with pytest.raises(IllegalTransitionError) as raised:
@@ -158,7 +160,7 @@ def test_a_change_takes_no_other_arrow(phase: RescalePhase, turn: RescaleTurn) -
 
 def test_a_change_that_is_over_takes_nothing_and_one_under_way_can_always_end() -> None:
     assert {phase for phase, _ in rescale.NEXT} == rescale.OPEN
-    for end in (RescaleTurn.EXPIRED, RescaleTurn.MEMBER_LOST):
+    for end in (RescaleTrigger.EXPIRED, RescaleTrigger.MEMBER_LOST):
         assert {phase for phase, turn in rescale.NEXT if turn is end} == rescale.OPEN
 
 
@@ -177,7 +179,7 @@ def test_only_a_mend_can_lose_the_state_of_the_job() -> None:
 
 @pytest.mark.parametrize(("phase", "turn", "after"), drawn(worker.NEXT))
 def test_a_worker_follows_each_arrow(
-    phase: WorkerPhase, turn: WorkerTurn, after: WorkerPhase
+    phase: WorkerPhase, turn: WorkerTrigger, after: WorkerPhase
 ) -> None:
     moved = worker_in(phase)
 
@@ -189,7 +191,7 @@ def test_a_worker_follows_each_arrow(
 @pytest.mark.parametrize(
     ("phase", "turn"), [pytest.param(*cell, id=_name(*cell)) for cell in sorted(OLD_NEWS, key=str)]
 )
-def test_old_news_of_a_worker_changes_nothing(phase: WorkerPhase, turn: WorkerTurn) -> None:
+def test_old_news_of_a_worker_changes_nothing(phase: WorkerPhase, turn: WorkerTrigger) -> None:
     stays = worker_in(phase)
 
     assert worker.advance(stays, turn) is False
@@ -198,9 +200,9 @@ def test_old_news_of_a_worker_changes_nothing(phase: WorkerPhase, turn: WorkerTu
 
 
 @pytest.mark.parametrize(
-    ("phase", "turn"), not_drawn(WorkerPhase, WorkerTurn, worker.NEXT.keys() | OLD_NEWS)
+    ("phase", "turn"), not_drawn(WorkerPhase, WorkerTrigger, worker.NEXT.keys() | OLD_NEWS)
 )
-def test_a_worker_takes_no_other_arrow(phase: WorkerPhase, turn: WorkerTurn) -> None:
+def test_a_worker_takes_no_other_arrow(phase: WorkerPhase, turn: WorkerTrigger) -> None:
     stays = worker_in(phase)
 
     with pytest.raises(IllegalTransitionError) as raised:
@@ -215,9 +217,9 @@ def test_a_worker_that_left_is_at_most_told_to_stop_until_it_is_seen_gone() -> N
     from_left = {cell: after for cell, after in worker.NEXT.items() if cell[0] in LEFT}
 
     assert from_left == {
-        (WorkerPhase.RETIRING, WorkerTurn.DISMISSED): WorkerPhase.LEAVING,
-        (WorkerPhase.RETIRING, WorkerTurn.GONE): WorkerPhase.GONE,
-        (WorkerPhase.LEAVING, WorkerTurn.GONE): WorkerPhase.GONE,
+        (WorkerPhase.RETIRING, WorkerTrigger.DISMISSED): WorkerPhase.LEAVING,
+        (WorkerPhase.RETIRING, WorkerTrigger.GONE): WorkerPhase.GONE,
+        (WorkerPhase.LEAVING, WorkerTrigger.GONE): WorkerPhase.GONE,
     }
 
 
@@ -226,7 +228,7 @@ def test_a_worker_that_left_is_at_most_told_to_stop_until_it_is_seen_gone() -> N
 
 @pytest.mark.parametrize(("phase", "turn", "after"), drawn(node.NEXT))
 def test_a_node_follows_each_arrow_and_says_whether_it_moved(
-    phase: NodePhase, turn: NodeTurn, after: NodePhase
+    phase: NodePhase, turn: NodeTrigger, after: NodePhase
 ) -> None:
     moved = node_in(phase)
 
@@ -236,8 +238,8 @@ def test_a_node_follows_each_arrow_and_says_whether_it_moved(
     assert (moved.phase, moved.since) == (after, 5.0 if changed else 1.0)
 
 
-@pytest.mark.parametrize(("phase", "turn"), not_drawn(NodePhase, NodeTurn, node.NEXT))
-def test_a_node_takes_no_other_arrow(phase: NodePhase, turn: NodeTurn) -> None:
+@pytest.mark.parametrize(("phase", "turn"), not_drawn(NodePhase, NodeTrigger, node.NEXT))
+def test_a_node_takes_no_other_arrow(phase: NodePhase, turn: NodeTrigger) -> None:
     stays = node_in(phase)
 
     with pytest.raises(IllegalTransitionError) as raised:

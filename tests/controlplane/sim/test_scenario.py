@@ -270,7 +270,7 @@ def load(jobs: int) -> tuple[int, int, int, float]:
     while lived.kernel._heap and not lived.kernel.stopped:
         lived.kernel.run(lived.kernel._heap[0][0])
         ahead = len(lived.kernel._heap) - (jobs - len(lived.state.jobs))
-        found.append((len(lived.state.active), len(lived.state.holders), ahead))
+        found.append((len(lived.state.active), len(lived.state.jobs_with_processes), ahead))
     active, holders, heap = (max(each) for each in zip(*found, strict=True))
     return active, holders, heap, lived.world.events / jobs
 

@@ -1,31 +1,31 @@
-"""What one turn works with: the state, the time, and the commands that it leads to."""
+"""What handling one input works with: the state, the time, and the commands that it leads to."""
 
 from __future__ import annotations
 
-from controlplane.core import job as jobs
 from controlplane.core.commands import Announce, Command, SendDelta
-from controlplane.core.job import HOLDING, Job, Turn
-from controlplane.core.node import Node
+from controlplane.core.model import job as jobs
+from controlplane.core.model.job import HOLDING, Job, JobTrigger
+from controlplane.core.model.node import Node
+from controlplane.core.model.worker import Worker
 from controlplane.core.state import State
-from controlplane.core.worker import Worker
 from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.messages.feed import Detail, FeedEvent
 
 
-class Context:
+class HandlerContext:
     """The state and everything that its change makes known."""
 
     def __init__(self, state: State) -> None:
         self.state = state
         self.out: list[Command] = []
         self.now = Seconds(0.0)
-        self.ask = False  # for a plan, when the turn is over
-        self.turned: set[JobId] = set()
+        self.ask = False  # for a plan, when the input is handled
+        self.changed_jobs: set[JobId] = set()
 
     def begin(self, now: Seconds) -> None:
         """The next input comes."""
-        self.out, self.now, self.ask, self.turned = [], now, False, set()
-        self.state.occupancy.begin()
+        self.out, self.now, self.ask, self.changed_jobs = [], now, False, set()
+        self.state.slot_index.begin()
 
     def send_to(self, job: Job, node: NodeId) -> None:
         """Tell `node` what it should run of `job` now."""
@@ -37,13 +37,15 @@ class Context:
             for node in dict.fromkeys(node_of(member.slot) for member in job.group.members):
                 self.send_to(job, node)
 
-    def turn(self, job: Job, turn: Turn, why: str, detail: Detail | None = None) -> None:
+    def advance(
+        self, job: Job, trigger: JobTrigger, why: str, detail: Detail | None = None
+    ) -> None:
         """Move `job` along its table, and say so."""
         before = job.phase
         job.changed_at = self.state.version
-        self.turned.add(job.job)
-        self.state.occupancy.touch(job.job)
-        jobs.advance(job, turn, why, self.now, detail)
+        self.changed_jobs.add(job.job)
+        self.state.slot_index.touch(job.job)
+        jobs.advance(job, trigger, why, self.now, detail)
         if job.phase in HOLDING and before not in HOLDING:
             job.exit_code, job.finished_why, job.script_error = None, "", ""
         self.announce(f"job.{job.phase.value}", job, {"reason": why, **(detail or {})})

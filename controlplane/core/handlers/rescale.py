@@ -4,11 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from controlplane.core import rescale as rescales
-from controlplane.core import worker as workers
-from controlplane.core.context import Context
-from controlplane.core.job import Job, Phase, Turn, settle_time
-from controlplane.core.lifecycle import (
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.lifecycle import (
     CLUSTER,
     POLICY,
     add_workers,
@@ -17,15 +14,18 @@ from controlplane.core.lifecycle import (
     drop_gone,
     end,
     fail,
-    lose,
     note_version,
     pause_before,
+    restart_from_checkpoint,
     start_formed,
     trains_on,
 )
-from controlplane.core.outcome import Outcome, outcome_of
-from controlplane.core.rescale import QuiescePoint, Rescale, RescalePhase, RescaleTurn
-from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
+from controlplane.core.model import rescale as rescales
+from controlplane.core.model import worker as workers
+from controlplane.core.model.exit_cause import ExitCause, exit_cause
+from controlplane.core.model.job import Job, JobTrigger, Phase, settle_time
+from controlplane.core.model.rescale import QuiescePoint, Rescale, RescalePhase, RescaleTrigger
+from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
 from controlplane.policy.api import Reason
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import NodeId, Rank, Seconds, SlotId, Version, WorkerId, node_of, worker_id
@@ -46,7 +46,7 @@ from schemas.messages.agent import (
 
 
 def order(
-    ctx: Context, job: Job, placed: Mapping[SlotId, int], reason: Reason, by: str = POLICY
+    ctx: HandlerContext, job: Job, placed: Mapping[SlotId, int], reason: Reason, by: str = POLICY
 ) -> None:
     """Begin to bring a training job to these slots and local batches; none pauses it.
 
@@ -80,17 +80,17 @@ def order(
     owners = ctx.state.owners()
     add_workers(job, members[len(stay) :], version)
     for member in members[len(stay) :]:
-        job.workers[member.worker].claims = member.slot in owners
-        change.told[node_of(member.slot)] = None
+        job.workers[member.worker].reserved = member.slot in owners
+        change.notified_nodes[node_of(member.slot)] = None
     if _needs_store(job, change) and stay:
-        change.told[node_of(members[0].slot)] = None
-    ctx.turn(job, Turn.RESCALE_ORDERED, f"{reason.text}: {_told(old, change.group)}")
-    for node in change.told:
+        change.notified_nodes[node_of(members[0].slot)] = None
+    ctx.advance(job, JobTrigger.RESCALE_ORDERED, f"{reason.text}: {_sizes(old, change.group)}")
+    for node in change.notified_nodes:
         ctx.send_to(job, node)
     prepared(ctx, job)
 
 
-def prepared(ctx: Context, job: Job) -> None:
+def prepared(ctx: HandlerContext, job: Job) -> None:
     """Switch when every newcomer is ready and the members can meet."""
     change = job.change
     if change is None or change.phase is not RescalePhase.PREPARING:
@@ -103,12 +103,12 @@ def prepared(ctx: Context, job: Job) -> None:
         if first.version != change.group.version or not first.store_port:
             return
         change.store = ctx.state.address_of(first.worker, job, first.store_port)
-    rescales.advance(job.job, change, RescaleTurn.PREPARED)
+    rescales.advance(job.job, change, RescaleTrigger.PREPARED)
     change.deadline = Seconds(ctx.now + rescales.SWITCH_LIMIT_S)
-    _tell_all(ctx, job, change)
+    _notify_all(ctx, job, change)
 
 
-def store_opened(ctx: Context, job: Job, worker: Worker, news: StoreOpened) -> None:
+def store_opened(ctx: HandlerContext, job: Job, worker: Worker, news: StoreOpened) -> None:
     """An incumbent that is the new rank 0 serves the store."""
     change = job.change
     if change is None or news.group != change.group.version:
@@ -118,9 +118,9 @@ def store_opened(ctx: Context, job: Job, worker: Worker, news: StoreOpened) -> N
         prepared(ctx, job)
 
 
-def formed(ctx: Context, job: Job, worker: Worker, news: GroupFormed) -> None:
+def formed(ctx: HandlerContext, job: Job, worker: Worker, news: GroupFormed) -> None:
     """A worker takes its steps in group `news.group`."""
-    if not workers.advance(worker, WorkerTurn.FORMED) or job.group is None:
+    if not workers.advance(worker, WorkerTrigger.FORMED) or job.group is None:
         return
     worker.formed, worker.formed_step = news.group, news.step
     change = job.change
@@ -133,9 +133,9 @@ def formed(ctx: Context, job: Job, worker: Worker, news: GroupFormed) -> None:
         recover(ctx, job, f"a worker went on to the abandoned version {news.group}")
 
 
-def settle(ctx: Context, job: Job, change: Rescale) -> None:
+def settle(ctx: HandlerContext, job: Job, change: Rescale) -> None:
     """The new group trains; what is not in it is about to exit."""
-    rescales.advance(job.job, change, RescaleTurn.FORMED)
+    rescales.advance(job.job, change, RescaleTrigger.FORMED)
     settle_time(job, ctx.now)
     old = job.group
     group = job.group = change.group
@@ -145,70 +145,70 @@ def settle(ctx: Context, job: Job, change: Rescale) -> None:
         if member is not None:
             worker.local_batch = member.local_batch
         elif worker.phase is WorkerPhase.MEMBER:
-            workers.advance(worker, WorkerTurn.RETIRED)
+            workers.advance(worker, WorkerTrigger.RETIRED)
     if old is not None and _names(old) == _names(group):
         job.batch_changes += 1
     else:
         job.rescales += 1
     conclude_version(ctx, job, "formed")
     took_s = ctx.now - change.began
-    ctx.turn(
+    ctx.advance(
         job,
-        Turn.GROUP_FORMED,
+        JobTrigger.GROUP_FORMED,
         f"{trains_on(group)}: {change.why}",
         {"slots": len(group.members), "batch": group.global_batch, "took_s": took_s},
     )
-    for node in dict.fromkeys([*_nodes(old), *_nodes(group), *change.told]):
+    for node in dict.fromkeys([*_nodes(old), *_nodes(group), *change.notified_nodes]):
         ctx.send_to(job, node)
     drop_gone(ctx, job)
     ctx.ask = True
 
 
-def abandon(ctx: Context, job: Job, turn: RescaleTurn, why: str) -> None:
+def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) -> None:
     """Give a change up; the group that trains goes on as if nothing had been asked."""
     change, group = job.change, job.group
     if change is None or group is None:
         return
-    rescales.advance(job.job, change, turn)
+    rescales.advance(job.job, change, trigger)
     for member in change.group.members:
         worker = job.workers[member.worker]
         stays = group.member(member.worker) is not None
         if not stays and worker.phase not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
-            workers.advance(worker, WorkerTurn.DISMISSED)
+            workers.advance(worker, WorkerTrigger.DISMISSED)
     job.change, job.stage, job.script_error = None, ABANDONED, ""
     conclude_version(ctx, job, "abandoned")
-    if turn is not RescaleTurn.SUPERSEDED:
+    if trigger is not RescaleTrigger.SUPERSEDED:
         _back_off(ctx, job)
-    ctx.turn(job, Turn.RESCALE_ABANDONED, f"{trains_on(group)}: {why}")
-    for node in change.told:
+    ctx.advance(job, JobTrigger.RESCALE_ABANDONED, f"{trains_on(group)}: {why}")
+    for node in change.notified_nodes:
         ctx.send_to(job, node)
     drop_gone(ctx, job)
-    _release_claims(ctx, group)
+    _release_reservations(ctx, group)
     ctx.ask = True
     gone_on = [w for w in job.group_workers() if w.formed > group.version]
     if any(worker.formed == change.group.version for worker in gone_on):
         recover(ctx, job, f"a worker went on to the abandoned version {change.group.version}")
 
 
-def _release_claims(ctx: Context, group: Group) -> None:
+def _release_reservations(ctx: HandlerContext, group: Group) -> None:
     """Those who were promised slots that are kept after all stop waiting for them."""
     kept = {member.slot for member in group.members}
-    waiting = [job for slot, (job, _) in ctx.state.claims().items() if slot in kept]
+    waiting = [job for slot, (job, _) in ctx.state.reservations().items() if slot in kept]
     for job in {job.job: job for job in waiting}.values():
         if job.change is not None and job.change.phase is RescalePhase.PREPARING:
-            abandon(ctx, job, RescaleTurn.EXPIRED, "the slots it was promised are kept")
+            abandon(ctx, job, RescaleTrigger.EXPIRED, "the slots it was promised are kept")
 
 
 # --- pause
 
 
-def suspended(ctx: Context, job: Job, news: Suspended) -> None:
+def suspended(ctx: HandlerContext, job: Job, news: Suspended) -> None:
     """The state is in a checkpoint; all workers are about to exit."""
     change = job.change
     if change is None or news.group != change.group.version:
         return
-    rescales.advance(job.job, change, RescaleTurn.FORMED)
-    nodes = [*_nodes(job.group), *change.told]
+    rescales.advance(job.job, change, RescaleTrigger.FORMED)
+    nodes = [*_nodes(job.group), *change.notified_nodes]
     settle_time(job, ctx.now)
     job.checkpoint = ResumePoint(epoch=news.epoch, version=news.group)
     job.epoch, job.step, job.samples_done = news.epoch, news.step, news.samples_done
@@ -219,11 +219,13 @@ def suspended(ctx: Context, job: Job, news: Suspended) -> None:
     job.rescales += 1
     for worker in job.workers.values():
         if worker.phase is WorkerPhase.MEMBER:
-            workers.advance(worker, WorkerTurn.RETIRED)
+            workers.advance(worker, WorkerTrigger.RETIRED)
         elif worker.phase not in {WorkerPhase.GONE, WorkerPhase.LEAVING, WorkerPhase.RETIRING}:
-            workers.advance(worker, WorkerTurn.DISMISSED)
+            workers.advance(worker, WorkerTrigger.DISMISSED)
     conclude_version(ctx, job, "suspended")
-    ctx.turn(job, Turn.SUSPENDED, f"{change.why}, at step {news.step}", {"epoch": news.epoch})
+    ctx.advance(
+        job, JobTrigger.SUSPENDED, f"{change.why}, at step {news.step}", {"epoch": news.epoch}
+    )
     for node in dict.fromkeys(nodes):
         ctx.send_to(job, node)
     drop_gone(ctx, job)
@@ -233,13 +235,13 @@ def suspended(ctx: Context, job: Job, news: Suspended) -> None:
 # --- recover
 
 
-def recover(ctx: Context, job: Job, why: str) -> None:
+def recover(ctx: HandlerContext, job: Job, why: str) -> None:
     """A member is gone or cut off: the others come to rest, agree on the furthest step, go on."""
     group, change = job.group, job.change
     if group is None:
         return
     if change is not None:
-        rescales.advance(job.job, change, RescaleTurn.MEMBER_LOST)
+        rescales.advance(job.job, change, RescaleTrigger.MEMBER_LOST)
         conclude_version(ctx, job, "broken")
     survivors = _survivors(job, group, change)
     job.recoveries += 1
@@ -248,14 +250,14 @@ def recover(ctx: Context, job: Job, why: str) -> None:
     else:
         job.tries = 1
     if job.recoveries > rescales.MAX_RECOVERIES or not survivors:
-        lose(ctx, job, why)
+        restart_from_checkpoint(ctx, job, why)
         return
     before, version = job.version, Version(job.version + 1)
     job.version = version
     for worker in job.workers.values():
         going = {WorkerPhase.LEAVING, WorkerPhase.RETIRING, WorkerPhase.GONE}
         if worker not in survivors and worker.phase not in going:
-            workers.advance(worker, WorkerTurn.DISMISSED)
+            workers.advance(worker, WorkerTrigger.DISMISSED)
     members = _members(_dealt(survivors, group.global_batch))
     job.change = Rescale(
         group=_group(job, version, members),
@@ -265,7 +267,7 @@ def recover(ctx: Context, job: Job, why: str) -> None:
         why=why,
         began=ctx.now,
         deadline=Seconds(ctx.now + rescales.QUIESCE_LIMIT_S),
-        told=dict.fromkeys(
+        notified_nodes=dict.fromkeys(
             node_of(worker.slot)
             for worker in job.workers.values()
             if worker.phase is not WorkerPhase.GONE
@@ -273,21 +275,23 @@ def recover(ctx: Context, job: Job, why: str) -> None:
     )
     note_version(ctx, job, job.change.group, RECOVER, Reason("lost", why), by=CLUSTER)
     count = len(survivors)
-    ctx.turn(
-        job, Turn.MEMBER_LOST, f"{why}; {count} {'workers go' if count != 1 else 'worker goes'} on"
+    ctx.advance(
+        job,
+        JobTrigger.MEMBER_LOST,
+        f"{why}; {count} {'workers go' if count != 1 else 'worker goes'} on",
     )
-    for node in job.change.told:
+    for node in job.change.notified_nodes:
         ctx.send_to(job, node)
-    _release_claims(ctx, job.change.group)
+    _release_reservations(ctx, job.change.group)
 
 
-def _back_off(ctx: Context, job: Job) -> None:
+def _back_off(ctx: HandlerContext, job: Job) -> None:
     """Nothing is tried again at once: it may be what does the harm."""
     job.tries += 1
     job.retry_at = Seconds(ctx.now + pause_before(job.tries))
 
 
-def quiesced(ctx: Context, job: Job, worker: Worker, news: Quiesced) -> None:
+def quiesced(ctx: HandlerContext, job: Job, worker: Worker, news: Quiesced) -> None:
     """A survivor stands still."""
     change = job.change
     if change is None or change.phase is not RescalePhase.QUIESCING:
@@ -300,7 +304,7 @@ def quiesced(ctx: Context, job: Job, worker: Worker, news: Quiesced) -> None:
     _quiesced(ctx, job, change)
 
 
-def _quiesced(ctx: Context, job: Job, change: Rescale) -> None:
+def _quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None:
     """Go on with those that have the whole state, once every survivor has said so."""
     survivors = [
         job.workers[member.worker]
@@ -311,13 +315,13 @@ def _quiesced(ctx: Context, job: Job, change: Rescale) -> None:
         return
     full = [worker for worker in survivors if change.points[worker.worker].full]
     if not full:
-        rescales.advance(job.job, change, RescaleTurn.NOBODY_FULL)
-        lose(ctx, job, f"{change.why}, and nobody else had the whole state")
+        rescales.advance(job.job, change, RescaleTrigger.NOBODY_FULL)
+        restart_from_checkpoint(ctx, job, f"{change.why}, and nobody else had the whole state")
         return
     for worker in survivors:
         if worker not in full:
-            workers.advance(worker, WorkerTurn.DISMISSED)
-    rescales.advance(job.job, change, RescaleTurn.QUIESCED)
+            workers.advance(worker, WorkerTrigger.DISMISSED)
+    rescales.advance(job.job, change, RescaleTrigger.QUIESCED)
     points = [change.points[worker.worker] for worker in full]
     places = [(point.step, point.epoch) for point in points]
     change.source = None if len(set(places)) == 1 else places.index(max(places))
@@ -327,19 +331,19 @@ def _quiesced(ctx: Context, job: Job, change: Rescale) -> None:
     change.deadline = Seconds(ctx.now + rescales.SWITCH_LIMIT_S)
     if len(full) > 1:
         change.store = ctx.state.address_of(full[0].worker, job, points[0].port)
-    for node in change.told:
+    for node in change.notified_nodes:
         ctx.send_to(job, node)
 
 
 # --- ends
 
 
-def broken(ctx: Context, job: Job, version: Version, why: str) -> None:
+def broken(ctx: HandlerContext, job: Job, version: Version, why: str) -> None:
     """A member of group `version` met a fault in a collective operation."""
     change = job.change
     now = {job.group.version if job.group else None, change.group.version if change else None}
     if job.phase is Phase.STARTING and job.group and version == job.group.version:
-        lose(ctx, job, f"the group could not form: {why}")
+        restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
     elif job.group is None or (change is not None and change.phase is RescalePhase.QUIESCING):
         return
     elif change is not None and change.phase is RescalePhase.REJOINING:
@@ -349,20 +353,20 @@ def broken(ctx: Context, job: Job, version: Version, why: str) -> None:
         recover(ctx, job, f"the group lost a member: {why}")
 
 
-def join_failed(ctx: Context, job: Job, version: Version, why: str) -> None:
+def join_failed(ctx: HandlerContext, job: Job, version: Version, why: str) -> None:
     """A member could not build group `version`."""
     change = job.change
     if job.phase is Phase.STARTING and job.group and version == job.group.version:
-        lose(ctx, job, f"the group could not form: {why}")
+        restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
     if change is None or version != change.group.version:
         return
     if change.phase is RescalePhase.SWITCHING:
-        abandon(ctx, job, RescaleTurn.JOIN_FAILED, f"the new group could not be built: {why}")
+        abandon(ctx, job, RescaleTrigger.JOIN_FAILED, f"the new group could not be built: {why}")
     elif change.phase is RescalePhase.REJOINING:
         recover(ctx, job, f"the group could not be recovered: {why}")
 
 
-def expired(ctx: Context, job: Job) -> None:
+def expired(ctx: HandlerContext, job: Job) -> None:
     """A change took too long."""
     change, group = job.change, job.group
     if change is None or group is None:
@@ -375,19 +379,23 @@ def expired(ctx: Context, job: Job) -> None:
             if job.workers[m.worker].phase not in {WorkerPhase.READY, WorkerPhase.MEMBER}
         ]
         why = f"not ready after {took}: {', '.join(late) or 'the store of the new group'}"
-        abandon(ctx, job, RescaleTurn.EXPIRED, why)
+        abandon(ctx, job, RescaleTrigger.EXPIRED, why)
     elif change.phase is RescalePhase.SWITCHING:
         joins = any(group.member(m.worker) is None for m in change.group.members)
         if joins:
-            abandon(ctx, job, RescaleTurn.EXPIRED, f"no boundary within {took}")
+            abandon(ctx, job, RescaleTrigger.EXPIRED, f"no boundary within {took}")
         else:
             recover(ctx, job, f"no boundary within {took}")
     else:
-        rescales.advance(job.job, change, RescaleTurn.EXPIRED)
-        lose(ctx, job, f"{change.why}, and the others did not come together within {took}")
+        rescales.advance(job.job, change, RescaleTrigger.EXPIRED)
+        restart_from_checkpoint(
+            ctx, job, f"{change.why}, and the others did not come together within {took}"
+        )
 
 
-def gone(ctx: Context, job: Job, worker: Worker, was: WorkerPhase, news: WorkerExited) -> None:
+def on_worker_exited(
+    ctx: HandlerContext, job: Job, worker: Worker, was: WorkerPhase, news: WorkerExited
+) -> None:
     """A process ended that was in phase `was`: decide what that means for its job."""
     group, change = job.group, job.change
     if group is None or was in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}:
@@ -397,7 +405,7 @@ def gone(ctx: Context, job: Job, worker: Worker, was: WorkerPhase, news: WorkerE
     if job.phase is Phase.STARTING:
         conclude(ctx, job, news)
         return
-    outcome, why = outcome_of(job, news)
+    outcome, why = exit_cause(job, news)
     incumbent = group.member(worker.worker) is not None
     stays = change is not None and change.group.member(worker.worker) is not None
     if change is not None and change.phase is RescalePhase.QUIESCING:
@@ -406,20 +414,20 @@ def gone(ctx: Context, job: Job, worker: Worker, was: WorkerPhase, news: WorkerE
         _all_gone(ctx, job, outcome, why, news)
     elif not incumbent and (change is None or change.kind != RECOVER):
         if stays:
-            what = why if outcome is not Outcome.DONE else "a newcomer ended"
-            abandon(ctx, job, RescaleTurn.NEWCOMER_LOST, f"a newcomer is lost: {what}")
-    elif outcome is Outcome.FAILED:
+            what = why if outcome is not ExitCause.DONE else "a newcomer ended"
+            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer is lost: {what}")
+    elif outcome is ExitCause.FAILED:
         job.exit_code = 128 + news.signal if news.signal is not None else news.code
         fail(ctx, job, why)
     elif change is not None and change.phase is RescalePhase.REJOINING:
         recover(ctx, job, why)  # whatever its end was, the others wait for it
-    elif outcome is Outcome.LOST and (stays or not _leaves(change)):
+    elif outcome is ExitCause.LOST and (stays or not _leaves(change)):
         recover(ctx, job, why)
-    elif outcome is Outcome.DONE:
+    elif outcome is ExitCause.DONE:
         job.exit_code = news.code
 
 
-def refused(ctx: Context, job: Job, worker: Worker, why: str) -> None:
+def refused(ctx: HandlerContext, job: Job, worker: Worker, why: str) -> None:
     """A node could not start a process at all."""
     group, change = job.group, job.change
     if group is None:
@@ -427,29 +435,31 @@ def refused(ctx: Context, job: Job, worker: Worker, why: str) -> None:
     if group.member(worker.worker) is not None:
         fail(ctx, job, why)
     elif change is not None and change.group.member(worker.worker) is not None:
-        abandon(ctx, job, RescaleTurn.NEWCOMER_LOST, f"a newcomer could not start: {why}")
+        abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer could not start: {why}")
 
 
-def _quiesced_without(ctx: Context, job: Job, change: Rescale, news: WorkerExited) -> None:
+def _quiesced_without(ctx: HandlerContext, job: Job, change: Rescale, news: WorkerExited) -> None:
     if _nobody_left(job):
-        outcome, why = outcome_of(job, news)
+        outcome, why = exit_cause(job, news)
         _all_gone(ctx, job, outcome, why, news)
     else:
         _quiesced(ctx, job, change)
 
 
-def _all_gone(ctx: Context, job: Job, outcome: Outcome, why: str, news: WorkerExited) -> None:
+def _all_gone(
+    ctx: HandlerContext, job: Job, outcome: ExitCause, why: str, news: WorkerExited
+) -> None:
     job.exit_code = 128 + news.signal if news.signal is not None else news.code
     recovering = job.change is not None and job.change.kind == RECOVER
-    if outcome is Outcome.DONE and (job.finished_why or not (recovering or _leaves(job.change))):
-        end(ctx, job, Turn.FINISHED, why)
-    elif outcome is Outcome.FAILED:
+    if outcome is ExitCause.DONE and (job.finished_why or not (recovering or _leaves(job.change))):
+        end(ctx, job, JobTrigger.FINISHED, why)
+    elif outcome is ExitCause.FAILED:
         fail(ctx, job, why)
     else:
-        lose(ctx, job, why)
+        restart_from_checkpoint(ctx, job, why)
 
 
-def cut_off(ctx: Context, job: Job, node: NodeId, why: str) -> None:
+def on_node_lost(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
     """A node is lost: what it runs of `job` may live on there, and is dismissed."""
     here = [
         worker
@@ -458,34 +468,34 @@ def cut_off(ctx: Context, job: Job, node: NodeId, why: str) -> None:
     ]
     if not here or job.group is None:
         return
-    ctx.state.occupancy.touch(job.job)
+    ctx.state.slot_index.touch(job.job)
     counted = {member.worker for member in job.members()}
     touched = [worker for worker in here if worker.worker in counted]
     if job.phase is Phase.STARTING and touched:
-        lose(ctx, job, why)
+        restart_from_checkpoint(ctx, job, why)
         return
     incumbents = [worker for worker in touched if job.group.member(worker.worker)]
     for worker in here:
         if worker.phase is not WorkerPhase.LEAVING:
-            workers.advance(worker, WorkerTurn.DISMISSED)
+            workers.advance(worker, WorkerTrigger.DISMISSED)
     change = job.change
     if change is not None and change.phase is RescalePhase.QUIESCING and touched:
         if any(worker.phase is WorkerPhase.MEMBER for worker in job.workers.values()):
             _quiesced(ctx, job, change)
         else:
-            lose(ctx, job, why)
+            restart_from_checkpoint(ctx, job, why)
     elif incumbents or (touched and change is not None and change.kind == RECOVER):
         recover(ctx, job, why)
     elif touched:
-        abandon(ctx, job, RescaleTurn.NEWCOMER_LOST, why)
+        abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, why)
 
 
-def slot_freed(ctx: Context, slot: SlotId) -> None:
+def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
     """A slot's owner is gone; who was prepared beside it owns the slot now."""
-    claim = ctx.state.claims().get(slot)
-    if claim is not None and slot not in ctx.state.owners():
-        claim[1].claims = False
-        ctx.state.occupancy.touch(claim[0].job)
+    reservation = ctx.state.reservations().get(slot)
+    if reservation is not None and slot not in ctx.state.owners():
+        reservation[1].reserved = False
+        ctx.state.slot_index.touch(reservation[0].job)
 
 
 # --- helpers
@@ -550,12 +560,12 @@ def _nodes(group: Group | None) -> list[NodeId]:
     return [node_of(member.slot) for member in group.members] if group else []
 
 
-def _tell_all(ctx: Context, job: Job, change: Rescale) -> None:
-    change.told |= dict.fromkeys([*_nodes(change.group), *_nodes(job.group)])
-    for node in change.told:
+def _notify_all(ctx: HandlerContext, job: Job, change: Rescale) -> None:
+    change.notified_nodes |= dict.fromkeys([*_nodes(change.group), *_nodes(job.group)])
+    for node in change.notified_nodes:
         ctx.send_to(job, node)
 
 
-def _told(old: Group, new: Group) -> str:
+def _sizes(old: Group, new: Group) -> str:
     slots = f"{len(old.members)} -> {len(new.members)} slots"
     return f"{slots}, batch {old.global_batch} -> {new.global_batch}"

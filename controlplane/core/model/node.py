@@ -22,7 +22,7 @@ class NodePhase(Enum):
     LOST = "lost"
 
 
-class NodeTurn(Enum):
+class NodeTrigger(Enum):
     """What can happen to a node."""
 
     GREETED = "greeted"
@@ -32,25 +32,25 @@ class NodeTurn(Enum):
     CONTROLLER_STARTED = "controller started"
 
 
-NEXT: Final[Mapping[tuple[NodePhase, NodeTurn], NodePhase]] = {
-    (NodePhase.AWAITED, NodeTurn.GREETED): NodePhase.UP,
-    (NodePhase.AWAITED, NodeTurn.SUSPECTED): NodePhase.SUSPECT,
-    (NodePhase.AWAITED, NodeTurn.LOST): NodePhase.LOST,
-    (NodePhase.AWAITED, NodeTurn.CONTROLLER_STARTED): NodePhase.AWAITED,
-    (NodePhase.UP, NodeTurn.GREETED): NodePhase.UP,
-    (NodePhase.UP, NodeTurn.HEARD): NodePhase.UP,
-    (NodePhase.UP, NodeTurn.SUSPECTED): NodePhase.SUSPECT,
-    (NodePhase.UP, NodeTurn.LOST): NodePhase.LOST,
-    (NodePhase.UP, NodeTurn.CONTROLLER_STARTED): NodePhase.AWAITED,
-    (NodePhase.SUSPECT, NodeTurn.GREETED): NodePhase.UP,
-    (NodePhase.SUSPECT, NodeTurn.HEARD): NodePhase.UP,
-    (NodePhase.SUSPECT, NodeTurn.SUSPECTED): NodePhase.SUSPECT,
-    (NodePhase.SUSPECT, NodeTurn.LOST): NodePhase.LOST,
-    (NodePhase.SUSPECT, NodeTurn.CONTROLLER_STARTED): NodePhase.AWAITED,
-    (NodePhase.LOST, NodeTurn.GREETED): NodePhase.UP,
-    (NodePhase.LOST, NodeTurn.SUSPECTED): NodePhase.LOST,
-    (NodePhase.LOST, NodeTurn.LOST): NodePhase.LOST,
-    (NodePhase.LOST, NodeTurn.CONTROLLER_STARTED): NodePhase.LOST,
+NEXT: Final[Mapping[tuple[NodePhase, NodeTrigger], NodePhase]] = {
+    (NodePhase.AWAITED, NodeTrigger.GREETED): NodePhase.UP,
+    (NodePhase.AWAITED, NodeTrigger.SUSPECTED): NodePhase.SUSPECT,
+    (NodePhase.AWAITED, NodeTrigger.LOST): NodePhase.LOST,
+    (NodePhase.AWAITED, NodeTrigger.CONTROLLER_STARTED): NodePhase.AWAITED,
+    (NodePhase.UP, NodeTrigger.GREETED): NodePhase.UP,
+    (NodePhase.UP, NodeTrigger.HEARD): NodePhase.UP,
+    (NodePhase.UP, NodeTrigger.SUSPECTED): NodePhase.SUSPECT,
+    (NodePhase.UP, NodeTrigger.LOST): NodePhase.LOST,
+    (NodePhase.UP, NodeTrigger.CONTROLLER_STARTED): NodePhase.AWAITED,
+    (NodePhase.SUSPECT, NodeTrigger.GREETED): NodePhase.UP,
+    (NodePhase.SUSPECT, NodeTrigger.HEARD): NodePhase.UP,
+    (NodePhase.SUSPECT, NodeTrigger.SUSPECTED): NodePhase.SUSPECT,
+    (NodePhase.SUSPECT, NodeTrigger.LOST): NodePhase.LOST,
+    (NodePhase.SUSPECT, NodeTrigger.CONTROLLER_STARTED): NodePhase.AWAITED,
+    (NodePhase.LOST, NodeTrigger.GREETED): NodePhase.UP,
+    (NodePhase.LOST, NodeTrigger.SUSPECTED): NodePhase.LOST,
+    (NodePhase.LOST, NodeTrigger.LOST): NodePhase.LOST,
+    (NodePhase.LOST, NodeTrigger.CONTROLLER_STARTED): NodePhase.LOST,
 }
 
 
@@ -67,16 +67,16 @@ class Node(msgspec.Struct, kw_only=True):
     foreign: dict[SlotId, WorkerId] = {}  # slots with workers of jobs unknown here
 
 
-def advance(node: Node, turn: NodeTurn, now: Seconds) -> bool:
+def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:
     """Move `node` along the table; returns whether its phase changed.
 
     Raises:
         IllegalTransitionError: if the arrow is not drawn.
     """
     try:
-        phase = NEXT[node.phase, turn]
+        phase = NEXT[node.phase, trigger]
     except KeyError:
-        raise IllegalTransitionError(node.node, node.phase.value, turn.value, "") from None
+        raise IllegalTransitionError(node.node, node.phase.value, trigger.value, "") from None
     changed = phase is not node.phase
     if changed:
         node.phase, node.since = phase, now

@@ -6,11 +6,11 @@ import signal
 from enum import Enum
 from typing import Final
 
-from controlplane.core.job import Job
+from controlplane.core.model.job import Job
 from schemas.messages.agent import WorkerExited
 
 
-class Outcome(Enum):
+class ExitCause(Enum):
     """How a worker ended."""
 
     DONE = "done"
@@ -23,27 +23,27 @@ FAULTS: Final = frozenset(
 )
 
 
-def outcome_of(job: Job, news: WorkerExited) -> tuple[Outcome, str]:
+def exit_cause(job: Job, news: WorkerExited) -> tuple[ExitCause, str]:
     """The outcome, and the reason in words.
 
     A signal that a program raises by its own fault is a failure of the script; any other (KILL by
     an operator or the kernel, TERM of a host going down) is a loss.
     """
     if news.code == 0:
-        return Outcome.DONE, job.finished_why or _early_end(job)
+        return ExitCause.DONE, job.finished_why or _early_end(job)
     if news.code is not None:
         what = job.script_error or "its script ended"
-        return Outcome.FAILED, f"{what}: exit code {news.code}"
+        return ExitCause.FAILED, f"{what}: exit code {news.code}"
     if news.signal in FAULTS:
-        return Outcome.FAILED, f"a worker died of {signal.Signals(news.signal).name}"
+        return ExitCause.FAILED, f"a worker died of {signal.Signals(news.signal).name}"
     if news.signal is not None:
         name = signal.Signals(news.signal).name if news.signal in _KNOWN else str(news.signal)
-        return Outcome.LOST, f"a worker was ended by {name}"
+        return ExitCause.LOST, f"a worker was ended by {name}"
     if job.finished_why:
-        return Outcome.DONE, job.finished_why
+        return ExitCause.DONE, job.finished_why
     if job.script_error:
-        return Outcome.FAILED, job.script_error
-    return Outcome.LOST, "a worker is gone and nobody saw how"
+        return ExitCause.FAILED, job.script_error
+    return ExitCause.LOST, "a worker is gone and nobody saw how"
 
 
 _KNOWN: Final = frozenset(int(known) for known in signal.Signals)

@@ -7,11 +7,11 @@ from typing import Final
 
 import msgspec
 
-from controlplane.core import worker as workers
-from controlplane.core.context import Context
-from controlplane.core.job import KEPT_CHANGES, Job, Turn, settle_time
-from controlplane.core.outcome import Outcome, outcome_of
-from controlplane.core.worker import Worker, WorkerPhase, WorkerTurn
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.model import worker as workers
+from controlplane.core.model.exit_cause import ExitCause, exit_cause
+from controlplane.core.model.job import KEPT_CHANGES, Job, JobTrigger, settle_time
+from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
 from controlplane.policy.api import Reason
 from schemas.groups import Group, Member
 from schemas.ids import NodeId, Rank, Seconds, SlotId, Version, node_of, worker_id
@@ -27,7 +27,7 @@ MAX_LOSSES: Final = 8  # groups lost in a row without a finished epoch between
 
 
 def start(
-    ctx: Context, job: Job, placed: Mapping[SlotId, int], reason: Reason, by: str = POLICY
+    ctx: HandlerContext, job: Job, placed: Mapping[SlotId, int], reason: Reason, by: str = POLICY
 ) -> None:
     """Order a group on free slots, from the job's checkpoint if it has one."""
     version = Version(job.version + 1)
@@ -50,11 +50,11 @@ def start(
     job.version, job.stage, job.group, job.hand_waits = version, PREPARE, group, ""
     add_workers(job, members, version)
     note_version(ctx, job, group, START, reason, by=by)
-    ctx.state.holders[job.job] = None
+    ctx.state.jobs_with_processes[job.job] = None
     ctx.state.starts[job.job] = (Seconds(ctx.now + START_LIMIT_S), version)
     slots = ", ".join(member.slot for member in members)
     resumes = f", resumes after epoch {job.epoch}" if job.checkpoint else ""
-    ctx.turn(job, Turn.GROUP_ORDERED, f"{reason.text}: {slots}{resumes}", {"slots": slots})
+    ctx.advance(job, JobTrigger.GROUP_ORDERED, f"{reason.text}: {slots}{resumes}", {"slots": slots})
     ctx.send(job)
 
 
@@ -72,7 +72,7 @@ def add_workers(job: Job, members: tuple[Member, ...], version: Version) -> None
 
 
 def note_version(
-    ctx: Context, job: Job, group: Group, kind: str, reason: Reason, *, by: str
+    ctx: HandlerContext, job: Job, group: Group, kind: str, reason: Reason, *, by: str
 ) -> None:
     """Write down that `group` was ordered, and why."""
     to = Size(slots=tuple(member.slot for member in group.members), batch=group.global_batch)
@@ -100,7 +100,9 @@ def note_version(
     job.versions = [*job.versions, info]
 
 
-def conclude_version(ctx: Context, job: Job, outcome: str, news: GroupFormed | None = None) -> None:
+def conclude_version(
+    ctx: HandlerContext, job: Job, outcome: str, news: GroupFormed | None = None
+) -> None:
     """Write what became of the last version that was ordered."""
     if not job.versions or job.versions[-1].outcome:
         return
@@ -115,7 +117,7 @@ def conclude_version(ctx: Context, job: Job, outcome: str, news: GroupFormed | N
         job.decisions[-1] = msgspec.structs.replace(decided, outcome=outcome, took_s=took_s)
 
 
-def start_ready(ctx: Context, job: Job) -> None:
+def start_ready(ctx: HandlerContext, job: Job) -> None:
     """A worker of a group that is started is ready: when all are, they form it."""
     if job.group is None or job.change is not None or job.stage != PREPARE:
         return
@@ -127,7 +129,7 @@ def start_ready(ctx: Context, job: Job) -> None:
         fail(ctx, job, "its script ended on one slot, while another waited for it")
 
 
-def start_formed(ctx: Context, job: Job, news: GroupFormed) -> None:
+def start_formed(ctx: HandlerContext, job: Job, news: GroupFormed) -> None:
     """A worker of a group that is started is a member: when all are, the job trains."""
     group = job.group
     if group is None or any(worker.formed != group.version for worker in job.group_workers()):
@@ -141,7 +143,9 @@ def start_formed(ctx: Context, job: Job, news: GroupFormed) -> None:
     why = f"{trains_on(group)}"
     if news.step:
         why += f", resumed after epoch {news.epoch}, step {news.step}"
-    ctx.turn(job, Turn.GROUP_FORMED, why, {"slots": len(group.members), "epoch": news.epoch})
+    ctx.advance(
+        job, JobTrigger.GROUP_FORMED, why, {"slots": len(group.members), "epoch": news.epoch}
+    )
     ctx.send(job)
     ctx.ask = True
 
@@ -152,30 +156,30 @@ def trains_on(group: Group) -> str:
     return f"trains on {slots} slot{'s' * (slots != 1)}, batch {group.global_batch}"
 
 
-def conclude(ctx: Context, job: Job, news: WorkerExited) -> None:
+def conclude(ctx: HandlerContext, job: Job, news: WorkerExited) -> None:
     """Decide what the end of a worker that the group cannot do without means for its job."""
-    outcome, why = outcome_of(job, news)
-    if outcome is Outcome.LOST:
-        lose(ctx, job, why)
+    outcome, why = exit_cause(job, news)
+    if outcome is ExitCause.LOST:
+        restart_from_checkpoint(ctx, job, why)
         return
     job.exit_code = 128 + news.signal if news.signal is not None else news.code
-    if outcome is Outcome.FAILED:
+    if outcome is ExitCause.FAILED:
         fail(ctx, job, why)
     elif all(worker.phase is WorkerPhase.GONE for worker in job.group_workers()):
-        end(ctx, job, Turn.FINISHED, why)
+        end(ctx, job, JobTrigger.FINISHED, why)
     else:
         start_ready(ctx, job)
 
 
-def lose(ctx: Context, job: Job, why: str) -> None:
+def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
     """Nobody has the state any more: start again from the last checkpoint."""
     job.losses += 1
     if job.losses >= MAX_LOSSES:
-        end(ctx, job, Turn.GAVE_UP, f"{why}, for the {MAX_LOSSES}th time without an epoch")
+        end(ctx, job, JobTrigger.GAVE_UP, f"{why}, for the {MAX_LOSSES}th time without an epoch")
         return
     again = f"resumes after epoch {job.epoch}" if job.checkpoint else "starts again"
     withdraw(ctx, job, "lost")
-    ctx.turn(job, Turn.GROUP_LOST, f"{why}; {again}")
+    ctx.advance(job, JobTrigger.GROUP_LOST, f"{why}; {again}")
     ctx.ask = True
 
 
@@ -184,27 +188,29 @@ def pause_before(tries: int) -> float:
     return float(min(RETRY_LONGEST_S, RETRY_FIRST_S * 2 ** min(tries - 1, 10)))
 
 
-def fail(ctx: Context, job: Job, why: str) -> None:
+def fail(ctx: HandlerContext, job: Job, why: str) -> None:
     """The script failed: try again while retries are left."""
     job.failures += 1
     if job.failing_is_final:
         tried = f" (try {job.failures} of {job.failures})" if job.spec.retries else ""
-        end(ctx, job, Turn.GAVE_UP, why + tried)
+        end(ctx, job, JobTrigger.GAVE_UP, why + tried)
         return
     pause_s = pause_before(job.failures)
     job.ready_at = Seconds(ctx.now + pause_s)
     job.script_error = ""
     withdraw(ctx, job, "failed")
     left = job.spec.retries - job.failures + 1
-    ctx.turn(job, Turn.SCRIPT_FAILED, f"{why}; tried again in {pause_s:.0f} s, {left} left")
+    ctx.advance(
+        job, JobTrigger.SCRIPT_FAILED, f"{why}; tried again in {pause_s:.0f} s, {left} left"
+    )
     ctx.ask = True
 
 
-def end(ctx: Context, job: Job, turn: Turn, why: str) -> None:
+def end(ctx: HandlerContext, job: Job, trigger: JobTrigger, why: str) -> None:
     """The job is over: nothing of it may run anywhere."""
     detail: Detail = {"exit_code": job.exit_code, "epoch": job.epoch}
-    nodes_used = dict.fromkeys([*dismiss(ctx, job, turn.value), *job.nodes])
-    ctx.turn(job, turn, why, detail)
+    nodes_used = dict.fromkeys([*dismiss(ctx, job, trigger.value), *job.nodes])
+    ctx.advance(job, trigger, why, detail)
     del ctx.state.active[job.job]
     ctx.state.hands.pop(job.job, None)
     job.hand, job.hand_waits = None, ""
@@ -214,13 +220,13 @@ def end(ctx: Context, job: Job, turn: Turn, why: str) -> None:
     ctx.ask = True
 
 
-def withdraw(ctx: Context, job: Job, outcome: str) -> None:
+def withdraw(ctx: HandlerContext, job: Job, outcome: str) -> None:
     """Take the job's group away, and tell its nodes."""
     for node in dismiss(ctx, job, outcome):
         ctx.send_to(job, node)
 
 
-def dismiss(ctx: Context, job: Job, outcome: str) -> list[NodeId]:
+def dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
     """Take the group away; returns the nodes that must hear of it."""
     conclude_version(ctx, job, outcome)
     settle_time(job, ctx.now)
@@ -230,11 +236,11 @@ def dismiss(ctx: Context, job: Job, outcome: str) -> list[NodeId]:
     ctx.state.starts.pop(job.job, None)
     for worker in job.workers.values():
         if worker.phase not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
-            workers.advance(worker, WorkerTurn.DISMISSED)
+            workers.advance(worker, WorkerTrigger.DISMISSED)
     return list(dict.fromkeys(node_of(worker.slot) for worker in job.workers.values()))
 
 
-def drop_gone(ctx: Context, job: Job) -> None:
+def drop_gone(ctx: HandlerContext, job: Job) -> None:
     """Forget processes that were seen gone, but for those that a group still counts on."""
     counted = {member.worker for member in job.members()}
     job.workers = {
@@ -243,4 +249,4 @@ def drop_gone(ctx: Context, job: Job) -> None:
         if worker.phase is not WorkerPhase.GONE or name in counted
     }
     if not job.workers:
-        ctx.state.holders.pop(job.job, None)
+        ctx.state.jobs_with_processes.pop(job.job, None)

@@ -36,7 +36,7 @@ class RescalePhase(Enum):
     LOST = "lost"  # nobody has the state: back to the last checkpoint
 
 
-class RescaleTurn(Enum):
+class RescaleTrigger(Enum):
     """What can happen to a change."""
 
     PREPARED = "prepared"  # every newcomer is ready, and the store of the new group is open
@@ -50,25 +50,25 @@ class RescaleTurn(Enum):
     NOBODY_FULL = "nobody full"  # none of the survivors has the whole state
 
 
-NEXT: Final[Mapping[tuple[RescalePhase, RescaleTurn], RescalePhase]] = {
-    (RescalePhase.PREPARING, RescaleTurn.PREPARED): RescalePhase.SWITCHING,
-    (RescalePhase.PREPARING, RescaleTurn.NEWCOMER_LOST): RescalePhase.ABANDONED,
-    (RescalePhase.PREPARING, RescaleTurn.SUPERSEDED): RescalePhase.ABANDONED,
-    (RescalePhase.PREPARING, RescaleTurn.EXPIRED): RescalePhase.ABANDONED,
-    (RescalePhase.PREPARING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
-    (RescalePhase.SWITCHING, RescaleTurn.FORMED): RescalePhase.SETTLED,
-    (RescalePhase.SWITCHING, RescaleTurn.NEWCOMER_LOST): RescalePhase.ABANDONED,
-    (RescalePhase.SWITCHING, RescaleTurn.JOIN_FAILED): RescalePhase.ABANDONED,
-    (RescalePhase.SWITCHING, RescaleTurn.EXPIRED): RescalePhase.ABANDONED,
-    (RescalePhase.SWITCHING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
-    (RescalePhase.QUIESCING, RescaleTurn.QUIESCED): RescalePhase.REJOINING,
-    (RescalePhase.QUIESCING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
-    (RescalePhase.QUIESCING, RescaleTurn.NOBODY_FULL): RescalePhase.LOST,
-    (RescalePhase.QUIESCING, RescaleTurn.EXPIRED): RescalePhase.LOST,
-    (RescalePhase.REJOINING, RescaleTurn.FORMED): RescalePhase.SETTLED,
-    (RescalePhase.REJOINING, RescaleTurn.MEMBER_LOST): RescalePhase.BROKEN,
-    (RescalePhase.REJOINING, RescaleTurn.JOIN_FAILED): RescalePhase.BROKEN,
-    (RescalePhase.REJOINING, RescaleTurn.EXPIRED): RescalePhase.LOST,
+NEXT: Final[Mapping[tuple[RescalePhase, RescaleTrigger], RescalePhase]] = {
+    (RescalePhase.PREPARING, RescaleTrigger.PREPARED): RescalePhase.SWITCHING,
+    (RescalePhase.PREPARING, RescaleTrigger.NEWCOMER_LOST): RescalePhase.ABANDONED,
+    (RescalePhase.PREPARING, RescaleTrigger.SUPERSEDED): RescalePhase.ABANDONED,
+    (RescalePhase.PREPARING, RescaleTrigger.EXPIRED): RescalePhase.ABANDONED,
+    (RescalePhase.PREPARING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
+    (RescalePhase.SWITCHING, RescaleTrigger.FORMED): RescalePhase.SETTLED,
+    (RescalePhase.SWITCHING, RescaleTrigger.NEWCOMER_LOST): RescalePhase.ABANDONED,
+    (RescalePhase.SWITCHING, RescaleTrigger.JOIN_FAILED): RescalePhase.ABANDONED,
+    (RescalePhase.SWITCHING, RescaleTrigger.EXPIRED): RescalePhase.ABANDONED,
+    (RescalePhase.SWITCHING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
+    (RescalePhase.QUIESCING, RescaleTrigger.QUIESCED): RescalePhase.REJOINING,
+    (RescalePhase.QUIESCING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
+    (RescalePhase.QUIESCING, RescaleTrigger.NOBODY_FULL): RescalePhase.LOST,
+    (RescalePhase.QUIESCING, RescaleTrigger.EXPIRED): RescalePhase.LOST,
+    (RescalePhase.REJOINING, RescaleTrigger.FORMED): RescalePhase.SETTLED,
+    (RescalePhase.REJOINING, RescaleTrigger.MEMBER_LOST): RescalePhase.BROKEN,
+    (RescalePhase.REJOINING, RescaleTrigger.JOIN_FAILED): RescalePhase.BROKEN,
+    (RescalePhase.REJOINING, RescaleTrigger.EXPIRED): RescalePhase.LOST,
 }
 OPEN: Final = frozenset(
     {
@@ -110,7 +110,7 @@ class Rescale(msgspec.Struct, kw_only=True):
     store: str = ""  # HOST:PORT, once known
     source: int | None = None  # recover: rank whose state all take
     points: dict[WorkerId, QuiescePoint] = {}
-    told: dict[NodeId, None] = {}  # nodes that heard of this version
+    notified_nodes: dict[NodeId, None] = {}  # nodes that heard of this version
 
 
 class Hand(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,14 +123,14 @@ class Hand(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool = False
 
 
-def advance(job: JobId, change: Rescale, turn: RescaleTurn) -> RescalePhase:
+def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhase:
     """Move `change` along the table.
 
     Raises:
         IllegalTransitionError: if the arrow is not drawn.
     """
     try:
-        change.phase = NEXT[change.phase, turn]
+        change.phase = NEXT[change.phase, trigger]
     except KeyError:
-        raise IllegalTransitionError(job, change.phase.value, turn.value, change.why) from None
+        raise IllegalTransitionError(job, change.phase.value, trigger.value, change.why) from None
     return change.phase

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from controlplane.core.changes import order
 from controlplane.core.commit import Move, check
-from controlplane.core.context import Context
-from controlplane.core.job import Job, Phase
-from controlplane.core.lifecycle import start
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.lifecycle import start
+from controlplane.core.handlers.rescale import order
+from controlplane.core.model.job import Job, Phase
 from controlplane.policy.api import Plan, Reason, SearchStats
 from controlplane.policy.packing import split
 from schemas.ids import SlotId
 
 
-def follow(ctx: Context, plan: Plan, stats: SearchStats | None) -> None:
+def follow(ctx: HandlerContext, plan: Plan, stats: SearchStats | None) -> None:
     """Do what fits of `plan`; ask again if something did not."""
     verdict = check(plan, ctx.state, ctx.now)
     done = [move for move in verdict.moves if _follow(ctx, move)]
@@ -34,7 +34,7 @@ def follow(ctx: Context, plan: Plan, stats: SearchStats | None) -> None:
         ctx.ask = True
 
 
-def _follow(ctx: Context, move: Move) -> bool:
+def _follow(ctx: HandlerContext, move: Move) -> bool:
     job = ctx.state.jobs[move.job]
     if job.phase is not Phase.RUNNING:
         start(ctx, job, move.local_batch, move.reason)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from controlplane.core.job import ENDED, Job
+from controlplane.core.model.job import ENDED, Job
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of
@@ -48,9 +48,9 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     )
 
 
-def first_noise_scale(*told: float | None) -> float | None:
-    """The first of what was told that can be one: a number of samples above 0."""
-    return next((v for v in told if v is not None and math.isfinite(v) and v > 0), None)
+def first_noise_scale(*scales: float | None) -> float | None:
+    """The first of `scales` that can be one: a number of samples above 0."""
+    return next((v for v in scales if v is not None and math.isfinite(v) and v > 0), None)
 
 
 def history(state: State) -> list[tuple[Seconds, PolicyEvent]]:

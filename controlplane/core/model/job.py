@@ -10,8 +10,8 @@ from typing import Final
 import msgspec
 
 from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.rescale import Hand, Rescale
-from controlplane.core.worker import Worker
+from controlplane.core.model.rescale import Hand, Rescale
+from controlplane.core.model.worker import Worker
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 from schemas.jobs import JobSpec
@@ -37,7 +37,7 @@ class Phase(Enum):
     CANCELLED = "cancelled"
 
 
-class Turn(Enum):
+class JobTrigger(Enum):
     """What can happen to a job as a whole."""
 
     GROUP_ORDERED = "group ordered"
@@ -56,34 +56,34 @@ class Turn(Enum):
 ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
 HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESCALING})
 
-NEXT: Final[Mapping[tuple[Phase, Turn], Phase]] = {
-    (Phase.QUEUED, Turn.GROUP_ORDERED): Phase.STARTING,
-    (Phase.QUEUED, Turn.CANCELLED): Phase.CANCELLED,
-    (Phase.STARTING, Turn.GROUP_FORMED): Phase.RUNNING,
-    (Phase.STARTING, Turn.GROUP_LOST): Phase.PAUSED,
-    (Phase.STARTING, Turn.SCRIPT_FAILED): Phase.PAUSED,
-    (Phase.STARTING, Turn.GAVE_UP): Phase.FAILED,
-    (Phase.STARTING, Turn.FINISHED): Phase.SUCCEEDED,  # a script that never formed a group
-    (Phase.STARTING, Turn.CANCELLED): Phase.CANCELLED,
-    (Phase.STARTING, Turn.SUSPENDED): Phase.PAUSED,  # paused before it trained
-    (Phase.RUNNING, Turn.RESCALE_ORDERED): Phase.RESCALING,
-    (Phase.RUNNING, Turn.MEMBER_LOST): Phase.RESCALING,
-    (Phase.RUNNING, Turn.GROUP_LOST): Phase.PAUSED,
-    (Phase.RUNNING, Turn.SCRIPT_FAILED): Phase.PAUSED,
-    (Phase.RUNNING, Turn.GAVE_UP): Phase.FAILED,
-    (Phase.RUNNING, Turn.FINISHED): Phase.SUCCEEDED,
-    (Phase.RUNNING, Turn.CANCELLED): Phase.CANCELLED,
-    (Phase.RESCALING, Turn.GROUP_FORMED): Phase.RUNNING,
-    (Phase.RESCALING, Turn.RESCALE_ABANDONED): Phase.RUNNING,
-    (Phase.RESCALING, Turn.MEMBER_LOST): Phase.RESCALING,
-    (Phase.RESCALING, Turn.SUSPENDED): Phase.PAUSED,
-    (Phase.RESCALING, Turn.GROUP_LOST): Phase.PAUSED,
-    (Phase.RESCALING, Turn.SCRIPT_FAILED): Phase.PAUSED,
-    (Phase.RESCALING, Turn.GAVE_UP): Phase.FAILED,
-    (Phase.RESCALING, Turn.FINISHED): Phase.SUCCEEDED,
-    (Phase.RESCALING, Turn.CANCELLED): Phase.CANCELLED,
-    (Phase.PAUSED, Turn.GROUP_ORDERED): Phase.STARTING,
-    (Phase.PAUSED, Turn.CANCELLED): Phase.CANCELLED,
+NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
+    (Phase.QUEUED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
+    (Phase.QUEUED, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.STARTING, JobTrigger.GROUP_FORMED): Phase.RUNNING,
+    (Phase.STARTING, JobTrigger.GROUP_LOST): Phase.PAUSED,
+    (Phase.STARTING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
+    (Phase.STARTING, JobTrigger.GAVE_UP): Phase.FAILED,
+    (Phase.STARTING, JobTrigger.FINISHED): Phase.SUCCEEDED,  # a script that never formed a group
+    (Phase.STARTING, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.STARTING, JobTrigger.SUSPENDED): Phase.PAUSED,  # paused before it trained
+    (Phase.RUNNING, JobTrigger.RESCALE_ORDERED): Phase.RESCALING,
+    (Phase.RUNNING, JobTrigger.MEMBER_LOST): Phase.RESCALING,
+    (Phase.RUNNING, JobTrigger.GROUP_LOST): Phase.PAUSED,
+    (Phase.RUNNING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
+    (Phase.RUNNING, JobTrigger.GAVE_UP): Phase.FAILED,
+    (Phase.RUNNING, JobTrigger.FINISHED): Phase.SUCCEEDED,
+    (Phase.RUNNING, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.RESCALING, JobTrigger.GROUP_FORMED): Phase.RUNNING,
+    (Phase.RESCALING, JobTrigger.RESCALE_ABANDONED): Phase.RUNNING,
+    (Phase.RESCALING, JobTrigger.MEMBER_LOST): Phase.RESCALING,
+    (Phase.RESCALING, JobTrigger.SUSPENDED): Phase.PAUSED,
+    (Phase.RESCALING, JobTrigger.GROUP_LOST): Phase.PAUSED,
+    (Phase.RESCALING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
+    (Phase.RESCALING, JobTrigger.GAVE_UP): Phase.FAILED,
+    (Phase.RESCALING, JobTrigger.FINISHED): Phase.SUCCEEDED,
+    (Phase.RESCALING, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.PAUSED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
+    (Phase.PAUSED, JobTrigger.CANCELLED): Phase.CANCELLED,
 }
 
 
@@ -194,13 +194,15 @@ class Job(msgspec.Struct, kw_only=True):
         return self.failures > self.spec.retries
 
 
-def advance(job: Job, turn: Turn, why: str, now: Seconds, detail: Detail | None = None) -> None:
+def advance(
+    job: Job, trigger: JobTrigger, why: str, now: Seconds, detail: Detail | None = None
+) -> None:
     """Move `job` along the table and write its history; an arrow not drawn is an error."""
     try:
-        phase = NEXT[job.phase, turn]
+        phase = NEXT[job.phase, trigger]
     except KeyError:
         story = "; ".join(f"{change.to_state}: {change.why}" for change in job.history[-5:])
-        raise IllegalTransitionError(job.job, job.phase.value, turn.value, story) from None
+        raise IllegalTransitionError(job.job, job.phase.value, trigger.value, story) from None
     settle_time(job, now)
     change = Change(
         time=now, from_state=job.phase.value, to_state=phase.value, why=why, detail=detail or {}

@@ -24,7 +24,7 @@ class WorkerPhase(Enum):
     GONE = "gone"
 
 
-class WorkerTurn(Enum):
+class WorkerTrigger(Enum):
     """What can happen to a worker."""
 
     STARTED = "process started"
@@ -38,15 +38,15 @@ class WorkerTurn(Enum):
 _LIVING = (WorkerPhase.ORDERED, WorkerPhase.STARTED, WorkerPhase.READY, WorkerPhase.MEMBER)
 _GOING = (WorkerPhase.RETIRING, WorkerPhase.LEAVING)
 
-NEXT: Final[Mapping[tuple[WorkerPhase, WorkerTurn], WorkerPhase]] = {
-    (WorkerPhase.ORDERED, WorkerTurn.STARTED): WorkerPhase.STARTED,
-    (WorkerPhase.STARTED, WorkerTurn.READY): WorkerPhase.READY,
-    (WorkerPhase.READY, WorkerTurn.FORMED): WorkerPhase.MEMBER,
-    (WorkerPhase.MEMBER, WorkerTurn.FORMED): WorkerPhase.MEMBER,  # of the next group
-    (WorkerPhase.MEMBER, WorkerTurn.RETIRED): WorkerPhase.RETIRING,
-    (WorkerPhase.RETIRING, WorkerTurn.DISMISSED): WorkerPhase.LEAVING,
-    **{(phase, WorkerTurn.DISMISSED): WorkerPhase.LEAVING for phase in _LIVING},
-    **{(phase, WorkerTurn.GONE): WorkerPhase.GONE for phase in (*_LIVING, *_GOING)},
+NEXT: Final[Mapping[tuple[WorkerPhase, WorkerTrigger], WorkerPhase]] = {
+    (WorkerPhase.ORDERED, WorkerTrigger.STARTED): WorkerPhase.STARTED,
+    (WorkerPhase.STARTED, WorkerTrigger.READY): WorkerPhase.READY,
+    (WorkerPhase.READY, WorkerTrigger.FORMED): WorkerPhase.MEMBER,
+    (WorkerPhase.MEMBER, WorkerTrigger.FORMED): WorkerPhase.MEMBER,  # of the next group
+    (WorkerPhase.MEMBER, WorkerTrigger.RETIRED): WorkerPhase.RETIRING,
+    (WorkerPhase.RETIRING, WorkerTrigger.DISMISSED): WorkerPhase.LEAVING,
+    **{(phase, WorkerTrigger.DISMISSED): WorkerPhase.LEAVING for phase in _LIVING},
+    **{(phase, WorkerTrigger.GONE): WorkerPhase.GONE for phase in (*_LIVING, *_GOING)},
 }
 
 
@@ -64,19 +64,19 @@ class Worker(msgspec.Struct, kw_only=True):
     store_port: int = 0  # that it announced when it was ready
     formed: Version = Version(0)  # the group that it takes its steps in
     formed_step: int = 0  # where that began
-    claims: bool = False  # it is prepared beside the slot's owner, which is about to leave
+    reserved: bool = False  # it is prepared beside the slot's owner, which is about to leave
 
 
-def advance(worker: Worker, turn: WorkerTurn) -> bool:
+def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
     """Move `worker` along its table.
 
     Returns:
         False when the news is old: the worker is already there, further, or leaving.
     """
-    phase = NEXT.get((worker.phase, turn))
+    phase = NEXT.get((worker.phase, trigger))
     if phase is not None:
         worker.phase = phase
         return True
-    if worker.phase in {*_GOING, WorkerPhase.GONE} or turn is WorkerTurn.STARTED:
+    if worker.phase in {*_GOING, WorkerPhase.GONE} or trigger is WorkerTrigger.STARTED:
         return False
-    raise IllegalTransitionError(worker.worker, worker.phase.value, turn.value, "")
+    raise IllegalTransitionError(worker.worker, worker.phase.value, trigger.value, "")

@@ -1,19 +1,19 @@
-"""The picture that policies decide on, taken again and again; what did not change is kept."""
+"""The view that policies decide on, built again and again; what did not change is kept."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controlplane.core.job import HOLDING, Job, Phase
-from controlplane.core.node import Node, NodePhase
+from controlplane.core.model.job import HOLDING, Job, Phase
+from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from schemas.cluster import SlotSpec
 from schemas.ids import JobId, SlotId, slot_id
 
 
-class Pictures:
-    """Takes pictures of one state; of jobs that nobody touched since, the last one is good."""
+class ViewBuilder:
+    """Builds views of one state; of a job that nothing touched since, the last one is good."""
 
     def __init__(self, state: State) -> None:
         self._state = state
@@ -21,10 +21,10 @@ class Pictures:
         self._stale: dict[JobId, None] = {}
         self._whole = True  # any job may have changed
         self._hands = False  # there were jobs under an operator's hand
-        self._row: list[SlotView] = []  # of the last picture
+        self._row: list[SlotView] = []  # of the last view
         self._places: dict[SlotId, int] = {}
         self._held = 0
-        self._changes = state.occupancy.changes()
+        self._dirty = state.slot_index.dirty_slots()
         self._slots: dict[tuple[SlotId, str, str, bool, bool, bool], SlotView] = {}
 
     def touch(self, *jobs: JobId) -> None:
@@ -60,33 +60,33 @@ class Pictures:
 
     def _all_slots(self) -> list[SlotView]:
         """The row of slots; only those that changed are looked at again."""
-        state, occupancy = self._state, self._state.occupancy
+        state, slot_index = self._state, self._state.slot_index
         held = sum(
             max(0, (job.hand.slots or 0) - len(job.group.members if job.group else ()))
             for job in map(state.jobs.__getitem__, state.hands)
             if job.hand and job.hand_waits and not job.hand.paused
         )
-        leaving = occupancy.promised()
-        if held or self._held or self._changes.everything:
+        leaving = slot_index.releasing()
+        if held or self._held or self._dirty.everything:
             self._row = self._whole_row(held, leaving)
             self._places = {view.slot: place for place, view in enumerate(self._row)}
         else:
-            nodes = occupancy.slots()
-            for slot in self._changes.slots:
+            nodes = slot_index.slots()
+            for slot in self._dirty.slots:
                 place = self._places.get(slot)
                 if place is not None:
                     node, was = nodes[slot], self._row[place]
-                    usable = node.phase is NodePhase.UP and not occupancy.is_taken(slot)
+                    usable = node.phase is NodePhase.UP and not slot_index.is_taken(slot)
                     self._row[place] = self._slot(
                         node, slot, was, usable=usable, leaving=slot in leaving
                     )
         self._held = held
-        self._changes.slots, self._changes.everything = {}, False
+        self._dirty.slots, self._dirty.everything = {}, False
         return self._row
 
     def _whole_row(self, held: int, leaving: Mapping[SlotId, JobId]) -> list[SlotView]:
         """Every slot; some are held back for jobs under an operator's hand."""
-        taken, slots = self._state.occupancy.is_taken, []
+        taken, slots = self._state.slot_index.is_taken, []
         for node in self._state.nodes.values():
             if node.phase is NodePhase.LOST:
                 continue

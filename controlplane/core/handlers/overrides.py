@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from controlplane.core.changes import abandon, order
-from controlplane.core.context import Context
-from controlplane.core.job import Job, Phase, Turn
-from controlplane.core.lifecycle import OPERATOR, start, withdraw
-from controlplane.core.node import NodePhase
-from controlplane.core.rescale import Hand, RescalePhase, RescaleTurn
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.lifecycle import OPERATOR, start, withdraw
+from controlplane.core.handlers.rescale import abandon, order
+from controlplane.core.model.job import Job, JobTrigger, Phase
+from controlplane.core.model.node import NodePhase
+from controlplane.core.model.rescale import Hand, RescalePhase, RescaleTrigger
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
 from controlplane.policy.packing import split
@@ -18,7 +18,7 @@ from schemas.ids import Seconds, SlotId, node_of
 from schemas.messages.agent import SUSPEND
 
 
-def steer_all(ctx: Context) -> None:
+def steer_all(ctx: HandlerContext) -> None:
     """Do the next thing for every job that is under somebody's hand.
 
     Twice: what a later one gives up, an earlier one may have waited for.
@@ -35,7 +35,7 @@ def steer_all(ctx: Context) -> None:
             return
 
 
-def _steer(ctx: Context, job: Job, hand: Hand) -> None:
+def _steer(ctx: HandlerContext, job: Job, hand: Hand) -> None:
     job.hand_waits = ""
     if hand.paused or hand.slots == 0:
         _pause(ctx, job, hand)
@@ -44,24 +44,24 @@ def _steer(ctx: Context, job: Job, hand: Hand) -> None:
     elif job.phase is Phase.RUNNING:
         _resize(ctx, job, hand)
     elif _preparing(job) and _outdated(job, hand):
-        abandon(ctx, job, RescaleTurn.SUPERSEDED, "a newer order takes its place")
+        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
         _steer(ctx, job, hand)
 
 
-def _pause(ctx: Context, job: Job, hand: Hand) -> None:
+def _pause(ctx: HandlerContext, job: Job, hand: Hand) -> None:
     why = f"paused by {hand.user}"
     if job.phase is Phase.STARTING:
         withdraw(ctx, job, "paused")
-        ctx.turn(job, Turn.SUSPENDED, why)
+        ctx.advance(job, JobTrigger.SUSPENDED, why)
         ctx.ask = True
     elif job.phase is Phase.RUNNING and job.retry_at <= ctx.now:
         order(ctx, job, {}, Reason("operator", why), by=OPERATOR)
     elif _preparing(job) and job.change is not None and job.change.kind != SUSPEND:
-        abandon(ctx, job, RescaleTurn.SUPERSEDED, "a newer order takes its place")
+        abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
         _pause(ctx, job, hand)
 
 
-def _start(ctx: Context, job: Job, hand: Hand) -> None:
+def _start(ctx: HandlerContext, job: Job, hand: Hand) -> None:
     if job.ready_at > ctx.now:
         job.retry_at, job.hand_waits = job.ready_at, "waits before its next try"
         return
@@ -75,7 +75,7 @@ def _start(ctx: Context, job: Job, hand: Hand) -> None:
     start(ctx, job, split(_batch(job, hand, size), chosen), Reason("operator", why), by=OPERATOR)
 
 
-def _resize(ctx: Context, job: Job, hand: Hand) -> None:
+def _resize(ctx: HandlerContext, job: Job, hand: Hand) -> None:
     group = job.group
     if group is None:
         return
@@ -89,7 +89,7 @@ def _resize(ctx: Context, job: Job, hand: Hand) -> None:
     else:
         new = _room(ctx.state, job, have, size - len(have))
         target = [*have[:size], *new]
-    room = {*_free(ctx.state), *_promised(ctx.state, job)}
+    room = {*_free(ctx.state), *_releasing(ctx.state, job)}
     if len(target) < size or any(slot not in room for slot in new):
         short = ", ".join(slot for slot in new if slot not in room) or f"{size - len(have)} more"
         job.hand_waits = f"waits for slots as {hand.user} asked: {short}"
@@ -108,7 +108,7 @@ def _room(state: State, job: Job, have: list[SlotId], need: int) -> list[SlotId]
         return []
     free = _free(state)
     near = _close_together(free, have, need)
-    soon = [slot for slot in _promised(state, job) if slot not in free]
+    soon = [slot for slot in _releasing(state, job) if slot not in free]
     return [*near, *soon[: need - len(near)]]
 
 
@@ -148,7 +148,7 @@ def _batch(job: Job, hand: Hand, size: int) -> int:
 
 def _free(state: State) -> list[SlotId]:
     """Slots of nodes that are up, which nobody has or was promised."""
-    taken = {*state.owners(), *state.claims()}
+    taken = {*state.owners(), *state.reservations()}
     return [
         slot
         for slot, node in state.slots().items()
@@ -156,9 +156,9 @@ def _free(state: State) -> list[SlotId]:
     ]
 
 
-def _promised(state: State, job: Job) -> list[SlotId]:
+def _releasing(state: State, job: Job) -> list[SlotId]:
     """Slots that others leave already."""
-    return [slot for slot, owner in state.promised().items() if owner != job.job]
+    return [slot for slot, owner in state.releasing().items() if owner != job.job]
 
 
 def _close_together(free: list[SlotId], have: Sequence[SlotId], size: int) -> list[SlotId]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from controlplane.core import news
+from controlplane.core import policy_events
 from controlplane.core.commands import Announce, Command
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import JobId, Rank, Seconds, Version
@@ -19,7 +19,7 @@ from tests.support.controller import Controller, cluster_of, running, training
 def learnt(controller: Controller, commands: list[Command]) -> list[PolicyEvent]:
     """What the announcements among `commands` teach."""
     events = [command.event for command in commands if isinstance(command, Announce)]
-    found = [news.of_event(event, controller.state) for event in events]
+    found = [policy_events.of_event(event, controller.state) for event in events]
     return [event for event in found if event is not None]
 
 
@@ -59,7 +59,7 @@ def test_epochs_teach_the_noise_scale_that_each_of_them_told_of_and_no_mean() ->
     smoothed = controller.job(A).noise_scale
     assert smoothed is not None
     assert 64.0 < smoothed < 256.0
-    assert [event for _, event in news.history(controller.state)] == [
+    assert [event for _, event in policy_events.history(controller.state)] == [
         seen(noise_scale=64.0), seen(epoch=2, noise_scale=256.0), seen(epoch=3),
     ]  # fmt: skip
 
@@ -115,7 +115,7 @@ def test_starts_and_nodes_teach_nothing() -> None:
 def test_telemetry_teaches_while_its_group_is_in_force() -> None:
     controller = training(cluster_of(n1=1, n2=1), S0, T0, family="f")
 
-    assert news.of_steps(steps(A), controller.state) == StepsSeen(
+    assert policy_events.of_steps(steps(A), controller.state) == StepsSeen(
         job=A, family="ann/f", group=1, slots=2, nodes=2, global_batch=BATCH, step=7,
         samples_done=7 * BATCH, samples_per_s=500.0,
     )  # fmt: skip
@@ -136,7 +136,7 @@ def test_telemetry_teaches_while_its_group_is_in_force() -> None:
 def test_telemetry_teaches_a_noise_scale_if_it_is_a_number_of_samples(
     told: float | None, known: float | None
 ) -> None:
-    learns = news.of_steps(steps(A, noise_scale=told), running().state)
+    learns = policy_events.of_steps(steps(A, noise_scale=told), running().state)
 
     assert isinstance(learns, StepsSeen)
     assert learns.noise_scale == known
@@ -146,9 +146,9 @@ def test_telemetry_of_another_group_or_of_a_job_that_is_unknown_or_waits_teaches
     controller = running()
     controller.submit("b")
 
-    assert news.of_steps(steps(A, 2), controller.state) is None
-    assert news.of_steps(steps(B, 0), controller.state) is None
-    assert news.of_steps(steps(JobId("ghost-9")), controller.state) is None
+    assert policy_events.of_steps(steps(A, 2), controller.state) is None
+    assert policy_events.of_steps(steps(B, 0), controller.state) is None
+    assert policy_events.of_steps(steps(JobId("ghost-9")), controller.state) is None
 
 
 # --- of history
@@ -166,7 +166,7 @@ def test_a_new_search_learns_every_epoch_and_end_again_oldest_first() -> None:
     told += [(Seconds(controller.now), event) for event in learnt(controller, commands)]
 
     assert [type(event) for _, event in told] == [EpochSeen, EpochSeen, JobEnded]
-    assert news.history(controller.state) == told
+    assert policy_events.history(controller.state) == told
 
 
 def test_the_histories_of_jobs_are_woven_together_by_time() -> None:
@@ -177,17 +177,17 @@ def test_the_histories_of_jobs_are_woven_together_by_time() -> None:
         controller.now = at
         controller.tell(N1, builders.epoch_end(job, 1))
 
-    assert news.history(controller.state) == [
+    assert policy_events.history(controller.state) == [
         (1010.0, seen(job=B, family="ann/g")),
         (1020.0, seen()),
     ]
 
 
 def test_only_the_latest_epochs_are_learnt_again() -> None:
-    controller = running(epochs=news.KEPT_EPOCHS + 3)
+    controller = running(epochs=policy_events.KEPT_EPOCHS + 3)
 
-    assert len(news.history(controller.state)) == news.KEPT_EPOCHS
+    assert len(policy_events.history(controller.state)) == policy_events.KEPT_EPOCHS
 
 
 def test_a_cluster_without_a_past_teaches_nothing() -> None:
-    assert news.history(cluster_of(n1=1).state) == []
+    assert policy_events.history(cluster_of(n1=1).state) == []

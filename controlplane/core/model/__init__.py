@@ -1,0 +1,1 @@
+"""What the core knows: jobs, workers, nodes, changes of groups, and their transition tables."""
