@@ -1,41 +1,43 @@
-"""Builds the controller's parts, owns their tasks, shuts down in order."""
+"""The controller's process: builds its parts, owns their tasks, shuts down in order."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from collections.abc import Coroutine
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, Final
 
 import structlog
 
 from controlplane.core import policy_events
-from controlplane.core.commands import Announce, Command, SendDelta
-from controlplane.policy.api import JobEnded
-from controlplane.policy.registry import check_for_cluster, check_options, entry, make
+from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta
+from controlplane.core.state import State
 from controlplane.service.client_api import replies
 from controlplane.service.client_api.request_server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.controller_settings import ControllerSettings, PolicyChoice
+from controlplane.service.controller_settings import ControllerSettings
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.node_sessions import NodeSessions
-from controlplane.service.planner.search_planner import InlinePlanner, Planner, SearchPlanner
+from controlplane.service.planner.plan_exchange import PlanExchange
+from controlplane.service.planner.planner_choice import planner_for
+from controlplane.service.planner.policy_observer import PolicyObserver
 from controlplane.service.prometheus_metrics import Metrics
 from controlplane.service.telemetry import TelemetryTable
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.daemon import Audit, notify, watchdog
 from schemas.errors import SettingsError
+from schemas.ids import Term
 from schemas.link import Identity, Link, Socket, load_authorised, load_keys
-from schemas.messages.agent import StepsReported
 from schemas.messages.client import Cluster, SearchInfo
-from schemas.messages.feed import FeedEvent
 from schemas.session import SessionTimings
 
 log = structlog.get_logger("controller")
-BIND_WAIT_S = 10.0  # a predecessor that was killed may still be closing
+BIND_WAIT_S: Final = 10.0  # a predecessor that was killed may still be closing
 
 
 async def run(settings: ControllerSettings, home: Path) -> None:
@@ -49,178 +51,198 @@ async def run(settings: ControllerSettings, home: Path) -> None:
         SettingsError: if keys or addresses cannot be used.
         JournalError: if the journal cannot be used.
     """
-    state = home / settings.state
-    state.mkdir(mode=0o700, parents=True, exist_ok=True)
-    audit = Audit()
-    loop = asyncio.get_running_loop()
-    stop = _end_signal(loop)
-
-    link = Link(load_keys(home / settings.keys.server))
-    authority = link.authority(
-        load_authorised(home / settings.keys.authorised),
-        lambda key: audit.refused("key", f"{key} is not authorised", loop.time()),
-    )
-
-    def perform(command: Command) -> None:
-        if isinstance(command, SendDelta):
-            agents.perform(command)
-        elif isinstance(command, Announce):
-            feed.publish(command.event)
-            if command.event.job:
-                relay.job_changed(command.event.job)
-            _learn(command.event, commit_loop, planner, telemetry)
-
-    def told(steps: StepsReported) -> None:
-        telemetry.take(steps, commit_loop.now())
-        learnt = policy_events.of_steps(steps, commit_loop.reactor.state)
-        if learnt is not None:
-            planner.observe(learnt, commit_loop.now())
-
-    commit_loop = CommitLoop(state / "journal.sqlite", perform)
-    planner = commit_loop.planner = _planner(settings.policy, commit_loop)
-    listen = settings.listen
-    telemetry = TelemetryTable()
-    snapshots = SnapshotStore(state / "snapshots", settings.store.snapshot_bytes)
+    stop = asyncio.Event()
+    for name in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    controller = Controller(settings, home)
     try:
-        feed = EventFeed(
-            await _bind(link, "XPUB", listen.host, listen.feed),
-            audit,
-            commit_loop.reactor.state.feed_seq,
+        await controller.open()
+        await controller.serve(stop)
+    finally:
+        controller.close()
+    log.info("controller stopped", term=controller.term)
+
+
+class Controller:
+    """Everything of one controller; the journal is replayed when it is made.
+
+    Args:
+        settings: what the settings file says.
+        home: the folder that relative paths in it are relative to.
+
+    Raises:
+        SettingsError: if keys or the policy cannot be used.
+        JournalError: if the journal cannot be used.
+    """
+
+    term: Term
+    _feed: EventFeed
+    _log_relay: LogRelay
+    _node_sessions: NodeSessions
+    _request_server: RequestServer
+
+    def __init__(self, settings: ControllerSettings, home: Path) -> None:
+        self._settings = settings
+        self._home = home
+        self._folder = home / settings.state
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._audit = Audit()
+        self._link = Link(load_keys(home / settings.keys.server))
+        self._authority = self._link.authority(
+            load_authorised(home / settings.keys.authorised), self._denied
         )
-        term = commit_loop.begin(version("ones"))
-        relay = LogRelay(
-            shippers=await _bind(link, "ROUTER", listen.host, listen.shippers),
-            followers=await _bind(link, "ROUTER", listen.host, listen.followers),
-            store=LogStore(state / "logs", settings.store.log_bytes_per_job),
-            snapshots=snapshots,
-            state=lambda: commit_loop.reactor.state,
-            now=commit_loop.now,
-            audit=audit,
+        self._commit_loop = CommitLoop(self._folder / "journal.sqlite", self._perform)
+        self._plans = PlanExchange(self._commit_loop)
+        self._planner = self._plans.planner = planner_for(
+            settings.policy,
+            history=lambda: policy_events.history(self._state()),
+            view_now=self._plans.view_now,
+            propose=self._plans.propose,
         )
-        agents = NodeSessions(
-            commit_loop=commit_loop,
-            orders=await _bind(link, "ROUTER", listen.host, listen.agents),
-            events=await _bind(link, "SUB", listen.host, listen.events),
-            term=term,
-            timings=SessionTimings(
-                suspect_s=settings.silence.suspect_s, lost_s=settings.silence.lost_s
-            ),
-            ports=(listen.shippers, listen.events),
-            told=told,
-            audit=audit,
+        self._telemetry = TelemetryTable()
+        self._observer = PolicyObserver(self._commit_loop, self._planner, self._telemetry)
+        self._snapshots = SnapshotStore(self._folder / "snapshots", settings.store.snapshot_bytes)
+
+    # --- its life
+
+    async def open(self) -> None:
+        """Bind the sockets, and enter the history as the next incarnation.
+
+        Raises:
+            SettingsError: if an address cannot be had.
+        """
+        listen = self._settings.listen
+        self._feed = EventFeed(
+            await self._bind("XPUB", listen.feed), self._audit, self._state().feed_seq
+        )
+        self.term = self._commit_loop.begin(version("ones"))
+        self._log_relay = await self._open_log_relay()
+        self._node_sessions = await self._open_node_sessions()
+        self._request_server = RequestServer(
+            commit_loop=self._commit_loop,
+            plans=self._plans,
+            wire=await self._bind("ROUTER", listen.clients),
+            feed=self._feed,
+            snapshots=self._snapshots,
+            telemetry=self._telemetry,
+            audit=self._audit,
+            cluster_info=self._cluster_info,
+            search_info=self._search_info,
         )
 
-        def about(who: Identity) -> Cluster:
-            return Cluster(
-                release=version("ones"),
-                term=term,
-                policy=settings.policy.name,
-                user=who.name,
-                role=who.role,
-                feed_port=listen.feed,
-                log_port=listen.followers,
-                last_seq=feed.last_seq,
-            )
-
-        def search() -> SearchInfo:
-            return replies.search_info(commit_loop.reactor.state, settings.policy.name, planner)
-
-        api = RequestServer(
-            commit_loop=commit_loop,
-            wire=await _bind(link, "ROUTER", listen.host, listen.clients),
-            feed=feed,
-            snapshots=snapshots,
-            telemetry=telemetry,
-            audit=audit,
-            about=about,
-            search=search,
-        )
+    async def serve(self, stop: asyncio.Event) -> None:
+        """Run all tasks until `stop` is set."""
+        listen = self._settings.listen
         with (metrics := Metrics()).served(listen.host, listen.metrics):
             async with asyncio.TaskGroup() as tasks:
-                owned = [
-                    tasks.create_task(work)
-                    for work in (
-                        authority.run(),
-                        agents.hear_orders(),
-                        agents.hear_events(),
-                        agents.keep_time(),
-                        commit_loop.keep_deadlines(),
-                        planner.run(),
-                        metrics.keep(lambda: commit_loop.reactor.state, search),
-                        feed.admit(),
-                        relay.hear_shippers(),
-                        relay.hear_followers(),
-                        api.serve(),
-                        watchdog(lambda: not commit_loop.stalled),
-                    )
-                ]
-                _write_pid(home, settings.pid_file)
-                log.info("controller ready", term=term, jobs=len(commit_loop.reactor.state.jobs))
+                owned = [tasks.create_task(work) for work in self._tasks(metrics)]
+                self._write_pid()
+                log.info("controller ready", term=self.term, jobs=len(self._state().jobs))
                 notify("READY=1")
                 await stop.wait()
                 notify("STOPPING=1")
                 for task in owned:
                     task.cancel()
-    finally:
-        commit_loop.close()
-        link.close()
-    log.info("controller stopped", term=term)
 
+    def close(self) -> None:
+        """Make what was taken durable, and give up the sockets."""
+        self._commit_loop.close()
+        self._link.close()
 
-def _end_signal(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Set when somebody asks to stop."""
-    stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
-    return stop
+    # --- its parts
 
-
-def _learn(
-    event: FeedEvent, commit_loop: CommitLoop, planner: Planner, telemetry: TelemetryTable
-) -> None:
-    """Tell the policy what an announcement teaches; of an ended job nothing more is shown."""
-    learnt = policy_events.of_event(event, commit_loop.reactor.state)
-    if learnt is not None:
-        planner.observe(learnt, commit_loop.now())
-    if isinstance(learnt, JobEnded):
-        telemetry.forget(learnt.job)
-
-
-def _planner(choice: PolicyChoice, commit_loop: CommitLoop) -> Planner:
-    """Whoever plans: this process, or one of its own.
-
-    Raises:
-        SettingsError: if there is no such policy or option.
-    """
-    if not entry(choice.name).searches:
-        return InlinePlanner(
-            make(choice.name, choice.options), commit_loop.look, commit_loop.propose
+    async def _open_log_relay(self) -> LogRelay:
+        listen, store = self._settings.listen, self._settings.store
+        return LogRelay(
+            shippers=await self._bind("ROUTER", listen.shippers),
+            followers=await self._bind("ROUTER", listen.followers),
+            store=LogStore(self._folder / "logs", store.log_bytes_per_job),
+            snapshots=self._snapshots,
+            state=self._state,
+            now=self._commit_loop.now,
+            audit=self._audit,
         )
-    check_for_cluster(choice.name, choice.options)
-    check_options(choice.name, choice.options)
-    return SearchPlanner(
-        policy=choice.name,
-        options=choice.options,
-        seed=int(choice.options.get("seed", 0)),
-        history=lambda: policy_events.history(commit_loop.reactor.state),
-        look=commit_loop.look,
-        propose=commit_loop.propose,
-    )
 
+    async def _open_node_sessions(self) -> NodeSessions:
+        listen, silence = self._settings.listen, self._settings.silence
+        return NodeSessions(
+            commit_loop=self._commit_loop,
+            orders=await self._bind("ROUTER", listen.agents),
+            events=await self._bind("SUB", listen.events),
+            term=self.term,
+            timings=SessionTimings(suspect_s=silence.suspect_s, lost_s=silence.lost_s),
+            ports=(listen.shippers, listen.events),
+            on_steps=self._observer.steps_reported,
+            audit=self._audit,
+        )
 
-async def _bind(link: Link, kind: str, host: str, port: int) -> Socket:
-    address = f"tcp://{host}:{port}"
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + BIND_WAIT_S
-    while True:
-        try:
-            return link.bind(kind, address)
-        except SettingsError:
-            if loop.time() > deadline:
-                raise
-            await asyncio.sleep(0.1)
+    def _tasks(self, metrics: Metrics) -> tuple[Coroutine[Any, Any, None], ...]:
+        """What runs for ever, in the order in which it begins."""
+        return (
+            self._authority.run(),
+            self._node_sessions.receive_messages(),
+            self._node_sessions.receive_events(),
+            self._node_sessions.watch_silence(),
+            self._commit_loop.keep_deadlines(),
+            self._planner.run(),
+            metrics.keep(self._state, self._search_info),
+            self._feed.admit_subscribers(),
+            self._log_relay.serve_shippers(),
+            self._log_relay.serve_followers(),
+            self._request_server.serve(),
+            watchdog(lambda: not self._commit_loop.stalled),
+        )
 
+    async def _bind(self, kind: str, port: int) -> Socket:
+        address = f"tcp://{self._settings.listen.host}:{port}"
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + BIND_WAIT_S
+        while True:
+            try:
+                return self._link.bind(kind, address)
+            except SettingsError:
+                if loop.time() > deadline:
+                    raise
+                await asyncio.sleep(0.1)
 
-def _write_pid(home: Path, name: str) -> None:
-    if name:
-        (home / name).write_text(f"{os.getpid()}\n", encoding="ascii")
+    def _write_pid(self) -> None:
+        if self._settings.pid_file:
+            path = self._home / self._settings.pid_file
+            path.write_text(f"{os.getpid()}\n", encoding="ascii")
+
+    # --- what they ask of each other
+
+    def _perform(self, command: Command) -> None:
+        """Let one effect of a durable input out."""
+        match command:
+            case AskForPlan():
+                self._plans.request()
+            case SendDelta():
+                self._node_sessions.send(command)
+            case Announce(event=event):
+                self._feed.publish(event)
+                if event.job:
+                    self._log_relay.job_changed(event.job)
+                self._observer.announced(event)
+
+    def _denied(self, key: str) -> None:
+        now = asyncio.get_running_loop().time()
+        self._audit.refused("key", f"{key} is not authorised", now)
+
+    def _state(self) -> State:
+        return self._commit_loop.reactor.state
+
+    def _cluster_info(self, who: Identity) -> Cluster:
+        return Cluster(
+            release=version("ones"),
+            term=self.term,
+            policy=self._settings.policy.name,
+            user=who.name,
+            role=who.role,
+            feed_port=self._settings.listen.feed,
+            log_port=self._settings.listen.followers,
+            last_seq=self._feed.last_seq,
+        )
+
+    def _search_info(self) -> SearchInfo:
+        return replies.search_info(self._state(), self._settings.policy.name, self._planner)

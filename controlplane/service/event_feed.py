@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import asyncio
 
+from controlplane.service.access import READERS
 from schemas.codec import encode
 from schemas.daemon import Audit
 from schemas.link import Socket
 from schemas.messages.feed import FeedEvent
 
-READERS = frozenset({"admin", "user", "viewer"})
-
 
 class EventFeed:
-    """The XPUB side, and a bell for long polls inside this process."""
+    """The XPUB side, and what long polls inside this process wait for."""
 
     def __init__(self, wire: Socket, audit: Audit, last_seq: int) -> None:
         self._wire = wire
         self._audit = audit
-        self._bell: asyncio.Future[None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # of all who wait for the next event
         self.last_seq = last_seq
 
-    async def admit(self) -> None:
+    async def admit_subscribers(self) -> None:
         """Grant subscriptions to keys that may read, for ever."""
         async for incoming in self._wire:
             frame = incoming.frames[0]
@@ -35,17 +34,17 @@ class EventFeed:
                 self._audit.refused("subscription", f"{incoming.identity} may not read", now)
 
     def publish(self, event: FeedEvent) -> None:
-        """Send `event` under its job's or node's topic and ring the bell."""
+        """Send `event` under its job's or node's topic and wake who waits."""
         self.last_seq = event.seq
         self._wire.send(_topic(event).encode(), encode(event))
-        if self._bell is not None and not self._bell.done():
-            self._bell.set_result(None)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
-    async def news(self, wait_s: float) -> None:
+    async def wait(self, wait_s: float) -> None:
         """Return at the next event, or after `wait_s`."""
-        if self._bell is None or self._bell.done():
-            self._bell = asyncio.get_running_loop().create_future()
-        await asyncio.wait([self._bell], timeout=wait_s)
+        if self._waiter is None or self._waiter.done():
+            self._waiter = asyncio.get_running_loop().create_future()
+        await asyncio.wait([self._waiter], timeout=wait_s)
 
 
 def _topic(event: FeedEvent) -> str:

@@ -11,6 +11,7 @@ import structlog
 from controlplane.core.commands import SendDelta
 from controlplane.core.events import NodeGreeted, NodeHeard, NodeLost, NodeReported, NodeSuspected
 from controlplane.core.model.node import NodePhase
+from controlplane.service.access import NODE
 from controlplane.service.commit_loop import CommitLoop
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.daemon import Audit
@@ -44,7 +45,7 @@ class NodeSessions:
         term: Term,
         timings: SessionTimings,
         ports: tuple[int, int],
-        told: Callable[[StepsReported], None],
+        on_steps: Callable[[StepsReported], None],
         audit: Audit,
     ) -> None:
         self._commit_loop = commit_loop
@@ -53,7 +54,7 @@ class NodeSessions:
         self._term = term
         self._timings = timings
         self._log_port, self._event_port = ports
-        self._told = told
+        self._on_steps = on_steps
         self._audit = audit
         self._routes: dict[NodeId, bytes] = {}
         self._sessions: dict[NodeId, ControllerSession] = {}
@@ -62,18 +63,18 @@ class NodeSessions:
 
     # --- tasks
 
-    async def hear_orders(self) -> None:
+    async def receive_messages(self) -> None:
         """Take what agents say over their DEALERs, for ever."""
         async for incoming in self._orders:
             try:
-                self._heard(incoming)
+                self._received(incoming)
             except OnesError as error:
                 self._refuse(incoming, error)
             except Exception as error:  # one peer's message must not end the controller
                 log.exception("message dropped", peer=str(incoming.identity))
                 self._refuse(incoming, UnavailableError(repr(error)))
 
-    async def hear_events(self) -> None:
+    async def receive_events(self) -> None:
         """Take what agents publish, for ever."""
         async for incoming in self._events:
             try:
@@ -84,11 +85,11 @@ class NodeSessions:
             if not self._is_node(incoming, message.node):
                 continue
             if isinstance(message, Telemetry):
-                self._told(message.steps)
+                self._on_steps(message.steps)
             else:
                 self._published(message)
 
-    async def keep_time(self) -> None:
+    async def watch_silence(self) -> None:
         """Repeat what was not acknowledged and notice who is silent, for ever."""
         before = self._now()
         while True:
@@ -98,19 +99,19 @@ class NodeSessions:
             for node, session in list(self._sessions.items()):
                 if stalled_s > STALL_S:  # we were away, not they: their words wait in the queue
                     session.last_heard = Seconds(session.last_heard + stalled_s)
-                self._do(node, session.tick(now))
-                self._judge(node, session, now)
+                self._apply(node, session.tick(now))
+                self._note_silence(node, session, now)
 
     # --- what arrives
 
-    def _heard(self, incoming: Incoming) -> None:
+    def _received(self, incoming: Incoming) -> None:
         message = FROM_AGENT.decode(incoming.frames[-1])
         identity = incoming.identity
         if isinstance(message, Hello):
             if self._is_node(incoming, message.node):
-                self._greeted(incoming.route, message)
+                self._hello(incoming.route, message)
             return
-        node = NodeId(identity.name) if identity and identity.role == "node" else NodeId("")
+        node = NodeId(identity.name) if identity and identity.role == NODE else NodeId("")
         session = self._sessions.get(node)
         if session is None or self._routes.get(node) != incoming.route:
             session = ControllerSession(node, self._term, self._timings)
@@ -118,9 +119,9 @@ class NodeSessions:
                 if isinstance(output, ToNode):
                     self._orders.send(incoming.route, encode(output.message))
             return
-        self._do(node, session.receive(message, self._now()))
+        self._apply(node, session.receive(message, self._now()))
 
-    def _greeted(self, route: bytes, hello: Hello) -> None:
+    def _hello(self, route: bytes, hello: Hello) -> None:
         if not hello.spec.slots:
             refusal = Refused(code="no_slots", message="the node offers no slots", hint="set slots")
             self._orders.send(route, encode(refusal))
@@ -139,29 +140,29 @@ class NodeSessions:
             session = self._session(hello.node)
             now = self._now()
             ports = (self._log_port, self._event_port)
-            self._do(hello.node, session.greeted(hello, committed, now, *ports))
+            self._apply(hello.node, session.greeted(hello, committed, now, *ports))
 
         log.info("node greeted", node=hello.node, workers=len(hello.workers), boot=hello.boot)
         greeted = NodeGreeted(
             node=hello.node, boot=hello.boot, spec=hello.spec, workers=hello.workers
         )
-        self._commit_loop.take(greeted, before=welcome)
+        self._commit_loop.handle(greeted, before_effects=welcome)
 
     def _published(self, numbered: Numbered) -> None:
         session = self._sessions.get(numbered.node)
         if session is not None:
             outputs = session.published((numbered,), self._now())
-            self._do(numbered.node, outputs)
+            self._apply(numbered.node, outputs)
 
     # --- what leaves
 
-    def perform(self, command: SendDelta) -> None:
+    def send(self, command: SendDelta) -> None:
         """Send a delta, if the node is there; if not, it is re-cut when the node greets."""
         session = self._sessions.get(command.node)
         if session is not None:
-            self._do(command.node, session.order(command.delta, self._now()))
+            self._apply(command.node, session.order(command.delta, self._now()))
 
-    def _do(self, node: NodeId, outputs: Iterable[ControllerOutput]) -> None:
+    def _apply(self, node: NodeId, outputs: Iterable[ControllerOutput]) -> None:
         for output in outputs:
             match output:
                 case ToNode(message=message):
@@ -179,22 +180,22 @@ class NodeSessions:
         def committed() -> None:
             session = self._sessions[numbered.node]
             if session.boot == numbered.boot:
-                self._do(numbered.node, session.committed(numbered.seq))
+                self._apply(numbered.node, session.committed(numbered.seq))
 
-        self._commit_loop.take(reported, before=committed)
+        self._commit_loop.handle(reported, before_effects=committed)
 
-    def _judge(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
+    def _note_silence(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
         known = self._commit_loop.reactor.state.nodes.get(node)
         if known is None:
             return
         condition = session.condition(now)
         silent_s = now - session.last_heard
         if condition is Condition.LOST and known.phase is not NodePhase.LOST:
-            self._commit_loop.take(NodeLost(node=node, silent_s=silent_s))
+            self._commit_loop.handle(NodeLost(node=node, silent_s=silent_s))
         elif condition is Condition.SUSPECT and known.phase in {NodePhase.UP, NodePhase.AWAITED}:
-            self._commit_loop.take(NodeSuspected(node=node, silent_s=silent_s))
+            self._commit_loop.handle(NodeSuspected(node=node, silent_s=silent_s))
         elif condition is Condition.ALIVE and known.phase is NodePhase.SUSPECT and session.session:
-            self._commit_loop.take(NodeHeard(node=node))
+            self._commit_loop.handle(NodeHeard(node=node))
         elif condition is Condition.ALIVE and known.phase is NodePhase.LOST:
             session.session = None  # its next heartbeat is asked for a greeting, with all it runs
 
@@ -210,7 +211,7 @@ class NodeSessions:
 
     def _is_node(self, incoming: Incoming, node: NodeId) -> bool:
         identity = incoming.identity
-        if identity is not None and identity.role == "node" and identity.name == node:
+        if identity is not None and identity.role == NODE and identity.name == node:
             return True
         why = f"the key of {identity} speaks for node {node!r}"
         self._audit.refused("message", why, self._commit_loop.now())

@@ -31,9 +31,9 @@ from controlplane.service.planner.search_messages import (
     ToSearch,
     ViewDelta,
     WholeView,
-    difference,
     frame,
 )
+from controlplane.service.planner.view_delta import view_delta
 from controlplane.sim.scenario import Scenario, simulate
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.bench import report
@@ -63,7 +63,7 @@ class Search:
     def ask(self, view: ClusterView, now: Seconds) -> tuple[Answer, float]:
         """The answer, and the seconds from the difference of the views to it."""
         began = time.perf_counter()
-        told: ViewDelta | None = difference(self.sent, view) if self.sent is not None else None
+        told: ViewDelta | None = view_delta(self.sent, view) if self.sent is not None else None
         self.say(told if told is not None else WholeView(view=view))
         self.sent = view
         self.number += 1

@@ -8,7 +8,7 @@ from controlplane.core.model.job import Job, times
 from controlplane.core.model.node import Node
 from controlplane.core.state import State
 from controlplane.policy.api import Reason, SearchStats
-from controlplane.service.planner.search_planner import Planner
+from controlplane.service.planner.planner_protocol import Planner
 from controlplane.service.telemetry import TelemetryTable
 from schemas.ids import JobId, Seconds, node_of, slot_id
 from schemas.messages.agent import StepsReported

@@ -1,4 +1,4 @@
-"""Client requests to inputs, and views to replies."""
+"""Answers clients: what asks becomes a reply, what changes something an input of the core."""
 
 from __future__ import annotations
 
@@ -19,9 +19,12 @@ from controlplane.core.events import (
 )
 from controlplane.core.model.job import Job
 from controlplane.core.state import State
+from controlplane.service.access import READERS, WRITERS
 from controlplane.service.client_api import replies
+from controlplane.service.client_api.resize_checks import check_resize
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.event_feed import READERS, EventFeed
+from controlplane.service.event_feed import EventFeed
+from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.telemetry import TelemetryTable
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import REQUEST, encode
@@ -56,7 +59,6 @@ from schemas.messages.client import (
 from schemas.messages.logs import ReadLog
 
 log = structlog.get_logger("client_api")
-WRITERS: Final = frozenset({"admin", "user"})
 TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
 MAX_WAIT_S: Final = 30.0
 MAX_WAITING: Final = 1000  # requests under way at once
@@ -71,22 +73,24 @@ class RequestServer:
         self,
         *,
         commit_loop: CommitLoop,
+        plans: PlanExchange,
         wire: Socket,
         feed: EventFeed,
         snapshots: SnapshotStore,
         telemetry: TelemetryTable,
         audit: Audit,
-        about: Callable[[Identity], Cluster],
-        search: Callable[[], SearchInfo],
+        cluster_info: Callable[[Identity], Cluster],
+        search_info: Callable[[], SearchInfo],
     ) -> None:
         self._commit_loop = commit_loop
+        self._plans = plans
         self._wire = wire
         self._feed = feed
         self._snapshots = snapshots
         self._telemetry = telemetry
         self._audit = audit
-        self._about = about
-        self._search = search
+        self._cluster_info = cluster_info
+        self._search_info = search_info
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -98,6 +102,10 @@ class RequestServer:
             task = asyncio.create_task(self._answer(incoming))
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
+
+    @property
+    def _state(self) -> State:
+        return self._commit_loop.reactor.state
 
     async def _answer(self, incoming: Incoming) -> None:
         try:
@@ -125,17 +133,17 @@ class RequestServer:
             raise DeniedError(f"the key of {who} may not use this port", "use a user's key")
         match request:
             case GetCluster():
-                return self._about(who)
+                return self._cluster_info(who)
             case ListJobs(ended=ended):
                 return self._jobs(ended=ended)
             case GetJob():
                 return await self._job(request)
             case ExplainJob(job=name):
-                return self._explain(self._commit_loop.reactor.state.job(name))
+                return self._explain(self._state.job(name))
             case GetSearch():
-                return self._search()
+                return self._search_info()
             case ListNodes():
-                return Nodes(nodes=replies.node_infos(self._commit_loop.reactor.state))
+                return Nodes(nodes=replies.node_infos(self._state))
             case ReadEvents():
                 return await self._events(request)
             case ReadLog():
@@ -166,27 +174,27 @@ class RequestServer:
         submitted = JobSubmitted(
             spec=request.spec, snapshot=request.snapshot, user=who.name, key=request.key
         )
-        waiting = self._commit_loop.reactor.state.keys.get(f"{who.name}/{request.key}")
+        waiting = self._state.keys.get(f"{who.name}/{request.key}")
         if self._commit_loop.stalled and request.key and waiting:
             what = f"{waiting} waits until the journal can be written ({self._commit_loop.stalled})"
             raise UnavailableError(what, "free space there; it need not be submitted again")
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
-                job = self._commit_loop.reactor.state.job(command.job)
+                job = self._state.job(command.job)
                 return JobAccepted(job=command.job, state=job.phase.value)
         raise UnavailableError("the submission was not taken", "look at the controller's log")
 
     async def _cancel(self, request: CancelJob, who: Identity) -> Message:
-        job = self._commit_loop.reactor.state.job(request.job)
+        job = self._state.job(request.job)
         if not job.ended:
             if who.role != "admin" and who.name != job.user:
                 raise DeniedError(f"{job.job} belongs to {job.user}", "ask its owner")
             await self._durable(CancelRequested(job=request.job, user=who.name))
-        return self._detail(self._commit_loop.reactor.state.job(request.job))
+        return self._detail(self._state.job(request.job))
 
     async def _move(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Message:
         """Put an operator's hand on a job, or take it off."""
-        job = self._commit_loop.reactor.state.job(request.job)
+        job = self._state.job(request.job)
         if who.role != "admin" and who.name != job.user:
             raise DeniedError(f"{job.job} belongs to {job.user}", "ask its owner")
         if job.ended:
@@ -194,7 +202,7 @@ class RequestServer:
         event: ResizeRequested | PauseRequested | ResumeRequested
         match request:
             case ResizeJob(slots=slots, batch=batch, on=on):
-                check_resize(self._commit_loop.reactor.state, job, request)
+                check_resize(self._state, job, request)
                 event = ResizeRequested(job=job.job, user=who.name, slots=slots, batch=batch, on=on)
             case PauseJob():
                 event = PauseRequested(job=job.job, user=who.name)
@@ -204,7 +212,7 @@ class RequestServer:
                     raise BadFieldError(what, "the policy rules it already", "job")
                 event = ResumeRequested(job=job.job, user=who.name, auto=auto)
         await self._durable(event)
-        return self._detail(self._commit_loop.reactor.state.job(request.job))
+        return self._detail(self._state.job(request.job))
 
     async def _durable(
         self,
@@ -216,16 +224,16 @@ class RequestServer:
             if not done.done():
                 done.set_result(commands)
 
-        self._commit_loop.take_checked(event, committed)
+        self._commit_loop.handle_unless_stalled(event, committed)
         return await done
 
     async def _job(self, request: GetJob) -> Message:
-        job = self._commit_loop.reactor.state.job(request.job)
+        job = self._state.job(request.job)
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(request.wait_s, MAX_WAIT_S)
         while not job.ended and (left := deadline - loop.time()) > 0:
-            await self._feed.news(left)
-            job = self._commit_loop.reactor.state.job(request.job)
+            await self._feed.wait(left)
+            job = self._state.job(request.job)
         return self._detail(job)
 
     async def _events(self, request: ReadEvents) -> EventsPage:
@@ -233,17 +241,17 @@ class RequestServer:
         deadline = loop.time() + min(request.wait_s, MAX_WAIT_S)
         first = max(1, request.from_seq)
         while self._feed.last_seq < first and (left := deadline - loop.time()) > 0:
-            await self._feed.news(left)
+            await self._feed.wait(left)
         events = self._commit_loop.reader.feed(first, max(1, min(request.limit, MAX_EVENTS)))
         visible = tuple(event for event in events if event.seq <= self._feed.last_seq)
         return EventsPage(events=visible, next_seq=visible[-1].seq + 1 if visible else first)
 
     def _jobs(self, *, ended: bool) -> Jobs:
-        state = self._commit_loop.reactor.state
+        state = self._state
         chosen = list(state.jobs.values() if ended else (state.jobs[name] for name in state.active))
         now = self._commit_loop.now()
         lines = [
-            replies.job_summary(job, self._commit_loop.reasons.get(job.job), self._telemetry, now)
+            replies.job_summary(job, self._plans.reasons.get(job.job), self._telemetry, now)
             for job in chosen
         ]
         while len(lines) > 1 and len(msgspec.msgpack.encode(lines)) > MAX_REPLY:
@@ -251,45 +259,9 @@ class RequestServer:
         return Jobs(jobs=tuple(lines))
 
     def _detail(self, job: Job) -> Message:
-        reason = self._commit_loop.reasons.get(job.job)
+        reason = self._plans.reasons.get(job.job)
         return replies.job_detail(job, reason, self._telemetry, self._commit_loop.now())
 
     def _explain(self, job: Job) -> Message:
-        reason = self._commit_loop.reasons.get(job.job)
+        reason = self._plans.reasons.get(job.job)
         return replies.job_explanation(job, reason, self._commit_loop.now())
-
-
-def check_resize(state: State, job: Job, request: ResizeJob) -> None:
-    """Refuse an order that could never be followed.
-
-    Raises:
-        BadFieldError: naming the field and the bound.
-    """
-    least, most = job.spec.slots
-    size = len(request.on) if request.on else request.slots
-    if request.on and request.slots not in {None, len(request.on)}:
-        what = f"slots: {request.slots} is not the number of slots in `on`, {len(request.on)}"
-        raise BadFieldError(what, "leave one of them out", "slots")
-    if size is None and request.batch is None:
-        raise BadFieldError("slots: nothing is asked for", "give slots, batch or both", "slots")
-    if size is not None and size != 0 and not least <= size <= most:
-        what = f"slots: {size} is outside the job's slots [{least}, {most}]"
-        raise BadFieldError(what, f"choose {least} to {most}, or 0 to pause it", "slots")
-    known = state.slots()
-    for slot in request.on:
-        if slot not in known:
-            what = f"on: there is no slot {slot[:80]!r}"
-            raise BadFieldError(what, "give NODE/INDEX as in `ones show`", "on")
-    if len(set(request.on)) != len(request.on):
-        raise BadFieldError("on: a slot is given twice", "give each once", "on")
-    if size is not None and size > len(known):
-        what = f"slots: the cluster has {len(known)}, not {size}"
-        raise BadFieldError(what, "choose fewer, or add nodes", "slots")
-    batch = request.batch
-    if batch is not None and size != 0:
-        now = len(job.group.members) if job.group else least
-        lowest = max(1, size if size is not None else now)
-        if not lowest <= batch <= job.spec.batch_limit:
-            what = f"batch: {batch} is outside {lowest} to {job.spec.batch_limit}"
-            hint = "at least one sample for each slot, at most max_batch_size of the job file"
-            raise BadFieldError(what, hint, "batch")

@@ -9,7 +9,7 @@ from typing import Final
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
-from controlplane.service.event_feed import READERS
+from controlplane.service.access import NODE, READERS
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
@@ -60,10 +60,10 @@ class LogRelay:
         self._state = state
         self._now = now
         self._audit = audit
-        self._bells: dict[JobId, asyncio.Future[None]] = {}
-        self._waiting: set[asyncio.Task[None]] = set()
+        self._waiters: dict[JobId, asyncio.Future[None]] = {}
+        self._under_way: set[asyncio.Task[None]] = set()
 
-    async def hear_shippers(self) -> None:
+    async def serve_shippers(self) -> None:
         """Take what agents ship, for ever."""
         async for incoming in self._shippers:
             try:
@@ -75,14 +75,14 @@ class LogRelay:
             except OSError as error:  # a full disk: not stored, so the agent sends it again
                 self._audit.refused("log", str(error), asyncio.get_running_loop().time())
 
-    async def hear_followers(self) -> None:
+    async def serve_followers(self) -> None:
         """Serve pages, for ever."""
         async for incoming in self._followers:
             try:
                 request = READ_LOG.decode(incoming.frames[-1])
                 if not incoming.identity or incoming.identity.role not in READERS:
                     raise DeniedError("this key may not read logs", "use a user's key")
-                if len(self._waiting) > MAX_WAITING:
+                if len(self._under_way) > MAX_WAITING:
                     raise DeniedError("too many followers at once", "try again later")
                 self._state().job(request.job)
             except OnesError as error:
@@ -92,12 +92,12 @@ class LogRelay:
                 )
                 self._followers.send(*incoming.frames[:-1], encode(failed))
                 continue
-            task = asyncio.create_task(self._serve(incoming.frames[:-1], request))
-            self._waiting.add(task)
-            task.add_done_callback(self._waiting.discard)
+            task = asyncio.create_task(self._answer(incoming.frames[:-1], request))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
 
     def _shipped(self, incoming: Incoming) -> None:
-        if not incoming.identity or incoming.identity.role != "node":
+        if not incoming.identity or incoming.identity.role != NODE:
             raise DeniedError(f"{incoming.identity} may not ship logs")
         message = FROM_SHIPPER.decode(incoming.frames[-1])
         if isinstance(message, GetSnapshot):
@@ -115,10 +115,10 @@ class LogRelay:
                 pass
             case LogChunk(offset=offset, data=data):
                 self._store.append(message.job, message.stream, who, offset, data)
-                self._ring(message.job)
+                self._wake(message.job)
             case LogEnded(size=size):
                 self._store.end(message.job, message.stream, who, size)
-                self._ring(message.job)
+                self._wake(message.job)
         size, ended = self._store.stored(message.job, message.stream, who)
         stored = LogStored(
             job=message.job,
@@ -131,16 +131,16 @@ class LogRelay:
         )
         self._shippers.send(incoming.route, encode(stored))
 
-    async def _serve(self, envelope: tuple[bytes, ...], request: ReadLog) -> None:
+    async def _answer(self, envelope: tuple[bytes, ...], request: ReadLog) -> None:
         loop = asyncio.get_running_loop()
         deadline = loop.time() + min(request.wait_s, MAX_WAIT_S)
         while True:
-            bell = self._bell(request.job)
+            waiter = self._waiter(request.job)
             page = self._page(request)
             left = deadline - loop.time()
             if page.pieces or page.ended or left <= 0:
                 break
-            await asyncio.wait([bell], timeout=min(left, 1.0))
+            await asyncio.wait([waiter], timeout=min(left, 1.0))
         self._followers.send(*envelope, encode(page))
 
     def _page(self, request: ReadLog) -> LogPage:
@@ -178,20 +178,20 @@ class LogRelay:
             final = final and (name in job.ran)
         return tuple(missing), final
 
-    def _bell(self, job: JobId) -> asyncio.Future[None]:
-        bell = self._bells.get(job)
-        if bell is None or bell.done():
-            bell = self._bells[job] = asyncio.get_running_loop().create_future()
-        return bell
+    def _waiter(self, job: JobId) -> asyncio.Future[None]:
+        waiter = self._waiters.get(job)
+        if waiter is None or waiter.done():
+            waiter = self._waiters[job] = asyncio.get_running_loop().create_future()
+        return waiter
 
-    def _ring(self, job: JobId) -> None:
-        bell = self._bells.pop(job, None)
-        if bell is not None and not bell.done():
-            bell.set_result(None)
+    def _wake(self, job: JobId) -> None:
+        waiter = self._waiters.pop(job, None)
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
 
     def job_changed(self, job: JobId) -> None:
         """Wake followers of a job whose state changed."""
-        self._ring(job)
+        self._wake(job)
 
     def _refused(self, incoming: Incoming, error: OnesError) -> None:
         now = asyncio.get_running_loop().time()

@@ -1,4 +1,4 @@
-"""Asks the policy: in this process if it is quick, in one of its own if it searches."""
+"""A policy that searches, in a process of its own: the controller's side of it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import structlog
 
-from controlplane.policy.api import ClusterView, Plan, Policy, PolicyEvent, SearchStats
+from controlplane.policy.api import ClusterView, PolicyEvent, SearchStats
 from controlplane.policy.fill import fill
+from controlplane.service.planner.planner_protocol import Propose, ViewNow
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
     Answer,
@@ -24,14 +25,12 @@ from controlplane.service.planner.search_messages import (
     Ready,
     ToSearch,
     WholeView,
-    difference,
     frame,
 )
+from controlplane.service.planner.view_delta import view_delta
 from schemas.ids import Seconds
 
 log = structlog.get_logger("search_planner")
-Look = Callable[[], tuple[ClusterView, Seconds]]
-Propose = Callable[[Plan, SearchStats | None], None]
 ANSWER_S: Final = 1.0  # then free slots are filled without it
 HUNG_S: Final = 10.0  # then it is ended and started again
 START_S: Final = 60.0  # the same, while it starts and reads what was learnt before
@@ -40,63 +39,6 @@ RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before the next try, by fa
 STEADY_S: Final = 60.0  # a life this long is no failure
 ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}  # small matrices; waiting threads burn a core
 MAX_BACKLOG: Final = 64 << 20  # bytes that it has not read: it hangs
-
-
-class Planner(Protocol):
-    """Whoever is asked for plans."""
-
-    restarts: int
-
-    @property
-    def running(self) -> bool:
-        """Whether it thinks for itself now."""
-        ...
-
-    @property
-    def stats(self) -> SearchStats:
-        """How it stood last."""
-        ...
-
-    def ask(self) -> None:
-        """A plan for the present is wanted; it comes through `propose`."""
-        ...
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Something happened."""
-        ...
-
-    async def run(self) -> None:
-        """Work, for ever."""
-        ...
-
-
-class InlinePlanner:
-    """A policy that answers in microseconds."""
-
-    restarts = 0
-    running = True
-
-    def __init__(self, policy: Policy, look: Look, propose: Propose) -> None:
-        self._policy = policy
-        self._look = look
-        self._propose = propose
-
-    @property
-    def stats(self) -> SearchStats:
-        """Those of the policy."""
-        return self._policy.stats()
-
-    def ask(self) -> None:
-        """Answer at once."""
-        self._propose(self._policy.plan(*self._look()), None)
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Hand it on."""
-        self._policy.observe(event, now)
-
-    async def run(self) -> None:
-        """There is nothing to do between questions."""
-        await asyncio.Event().wait()
 
 
 class SearchPlanner:
@@ -112,20 +54,20 @@ class SearchPlanner:
         options: dict[str, Any],
         seed: int,
         history: Callable[[], list[tuple[Seconds, PolicyEvent]]],
-        look: Look,
+        view_now: ViewNow,
         propose: Propose,
     ) -> None:
         self._policy, self._options, self._seed = policy, options, seed
         self._history = history
-        self._look = look
+        self._view_now = view_now
         self._propose = propose
         self._process: asyncio.subprocess.Process | None = None
         self._ready = False
         self._sent: ClusterView | None = None
         self._asked: dict[int, float] = {}  # questions without an answer, and when
         self._number = 0
-        self._again = False  # something happened since the question
-        self._late: asyncio.TimerHandle | None = None
+        self._ask_again = False  # something happened since the question
+        self._fallback_timer: asyncio.TimerHandle | None = None
         self.restarts = 0
         self.stats = SearchStats()
 
@@ -140,21 +82,21 @@ class SearchPlanner:
         One question at a time: what happens until its answer is here makes one more.
         """
         if not self._ready:
-            self._propose_filling()
+            self._propose_fallback()
             return
         if self._asked:
-            self._again = True
+            self._ask_again = True
             if self._overdue(ANSWER_S):
-                self._propose_filling()
+                self._propose_fallback()
             return
-        view, now = self._look()
-        self._show(view)
+        view, now = self._view_now()
+        self._send_view(view)
         self._number += 1
         loop = asyncio.get_running_loop()
         self._asked[self._number] = loop.time()
         self._send(Ask(number=self._number, now=now))
-        if self._late is None:
-            self._late = loop.call_later(ANSWER_S, self._nobody_answers)
+        if self._fallback_timer is None:
+            self._fallback_timer = loop.call_later(ANSWER_S, self._fill_if_overdue)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Hand it on; what is lost while the process is away is in the history that it gets."""
@@ -167,20 +109,20 @@ class SearchPlanner:
         while True:
             began = loop.time()
             try:
-                await self._live()
+                await self._run_process()
             except (OSError, ValueError) as error:
                 log.warning("search process failed", error=repr(error))
             finally:
-                await self._bury()
+                await self._end_process()
             failures = 1 if loop.time() - began > STEADY_S else failures + 1
             self.restarts += 1
             log.warning("search process ended; it is started again", restarts=self.restarts)
-            self._propose_filling()
+            self._propose_fallback()
             await asyncio.sleep(RESTART_S[min(failures, len(RESTART_S)) - 1])
 
-    # --- one life
+    # --- one process
 
-    async def _live(self) -> None:
+    async def _run_process(self) -> None:
         process = self._process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-P",
@@ -198,7 +140,7 @@ class SearchPlanner:
         self._send(begin)
         while data := await self._read(process):
             for body in frames.feed(data):
-                self._take(FROM_SEARCH.decode(body))
+                self._receive(FROM_SEARCH.decode(body))
 
     async def _read(self, process: asyncio.subprocess.Process) -> bytes:
         """The next bytes; looks up from time to time to see whether answers are overdue."""
@@ -215,16 +157,16 @@ class SearchPlanner:
         finally:
             reading.cancel()
 
-    async def _bury(self) -> None:
+    async def _end_process(self) -> None:
         process, self._process = self._process, None
-        self._ready, self._sent, self._again = False, None, False
+        self._ready, self._sent, self._ask_again = False, None, False
         self._asked.clear()
         if process is not None:
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             await process.wait()
 
-    def _take(self, message: Ready | Answer | Converged) -> None:
+    def _receive(self, message: Ready | Answer | Converged) -> None:
         match message:
             case Ready():
                 self._ready = True
@@ -234,20 +176,20 @@ class SearchPlanner:
                 self.stats = stats
                 if number in self._asked:
                     del self._asked[number]
-                    if self._late is not None:
-                        self._late.cancel()
-                        self._late = None
+                    if self._fallback_timer is not None:
+                        self._fallback_timer.cancel()
+                        self._fallback_timer = None
                 self._propose(plan, stats)
-                if self._again and not self._asked:
-                    self._again = False
+                if self._ask_again and not self._asked:
+                    self._ask_again = False
                     self.ask()
             case Converged(stats=stats):
                 self.stats = stats.in_ms(self.stats.decision_ms / 1000.0)
 
     # --- helpers
 
-    def _show(self, view: ClusterView) -> None:
-        delta = difference(self._sent, view) if self._sent is not None else None
+    def _send_view(self, view: ClusterView) -> None:
+        delta = view_delta(self._sent, view) if self._sent is not None else None
         self._send(delta if delta is not None else WholeView(view=view))
         self._sent = view
 
@@ -265,14 +207,14 @@ class SearchPlanner:
         oldest = min(self._asked.values(), default=None)
         return oldest is not None and asyncio.get_running_loop().time() - oldest > limit_s
 
-    def _nobody_answers(self) -> None:
-        self._late = None
+    def _fill_if_overdue(self) -> None:
+        self._fallback_timer = None
         if self._overdue(0.9 * ANSWER_S):
-            self._propose_filling()
+            self._propose_fallback()
         if self._asked:
             loop = asyncio.get_running_loop()
-            self._late = loop.call_later(ANSWER_S, self._nobody_answers)
+            self._fallback_timer = loop.call_later(ANSWER_S, self._fill_if_overdue)
 
-    def _propose_filling(self) -> None:
-        view, now = self._look()
+    def _propose_fallback(self) -> None:
+        view, now = self._view_now()
         self._propose(fill(view, now), None)

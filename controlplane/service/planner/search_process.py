@@ -32,14 +32,14 @@ from controlplane.service.planner.search_messages import (
     ToSearch,
     ViewDelta,
     WholeView,
-    applied,
     frame,
 )
+from controlplane.service.planner.view_delta import apply_delta
 from schemas.ids import JobId, Seconds, SlotId
 
 READ_BYTES: Final = 1 << 20
 TELEMETRY_S: Final = 0.5  # steps alone wake the search at most so often
-PUBLISH_S: Final = 0.25  # something better is told at most so often
+PUBLISH_S: Final = 0.25  # something better is proposed at most so often
 NICE: Final = 5  # training and the controller come first
 ONE: Final = Budget(steps=1)  # then look whether somebody asks
 
@@ -55,9 +55,9 @@ class SearchProcess:
         self._view: ClusterView | None = None
         self._clock = 0.0  # the controller's time less ours
         self._thinking = False
-        self._think_at = float("inf")  # monotonic; when events that do not press wake the search
-        self._told: Mapping[JobId, Mapping[SlotId, int]] = {}
-        self._told_at = 0.0
+        self._think_at = float("inf")  # monotonic; when telemetry alone wakes the search
+        self._answered: Mapping[JobId, Mapping[SlotId, int]] = {}
+        self._answered_at = 0.0
         self._rng = default_rng(seed)
 
     def run(self) -> None:
@@ -70,16 +70,16 @@ class SearchProcess:
                 if not data:
                     return
                 for body in self._frames.feed(data):
-                    self._take(TO_SEARCH.decode(body))
+                    self._receive(TO_SEARCH.decode(body))
             elif self._view is not None:
                 self._think(self._view)
 
-    def _take(self, message: ToSearch) -> None:
+    def _receive(self, message: ToSearch) -> None:
         match message:
             case WholeView(view=view):
                 self._view = view
             case ViewDelta() if self._view is not None:
-                self._view = applied(self._view, message)
+                self._view = apply_delta(self._view, message)
             case Observed(event=event, at=at):
                 self._clock = at - time.monotonic()
                 self._policy.observe(event, at)
@@ -92,7 +92,7 @@ class SearchProcess:
                 self._rng = default_rng((self._seed, self._view.version))
                 began = time.perf_counter()
                 plan = self._policy.plan(self._view, now)
-                self._tell(number, plan, time.perf_counter() - began)
+                self._answer(number, plan, time.perf_counter() - began)
                 self._thinking = True
             case _:
                 pass  # before the first view there is nothing to answer
@@ -101,22 +101,22 @@ class SearchProcess:
         self._think_at = float("inf")
         now = Seconds(time.monotonic() + self._clock)
         self._thinking = self._policy.improve(view, ONE, self._rng, now)
-        if self._thinking and time.monotonic() - self._told_at < PUBLISH_S:
+        if self._thinking and time.monotonic() - self._answered_at < PUBLISH_S:
             return
-        began, self._told_at = time.perf_counter(), time.monotonic()
+        began, self._answered_at = time.perf_counter(), time.monotonic()
         plan = self._policy.plan(view, now)
-        if plan.local_batch != self._told:
-            self._tell(0, plan, time.perf_counter() - began)
+        if plan.local_batch != self._answered:
+            self._answer(0, plan, time.perf_counter() - began)
         elif not self._thinking:
-            self._say(Converged(stats=self._policy.stats()))
+            self._send(Converged(stats=self._policy.stats()))
 
-    def _tell(self, number: int, plan: Plan, took_s: float) -> None:
-        self._told = plan.local_batch
-        self._told_at = time.monotonic()
+    def _answer(self, number: int, plan: Plan, took_s: float) -> None:
+        self._answered = plan.local_batch
+        self._answered_at = time.monotonic()
         stats = self._policy.stats()
-        self._say(Answer(number=number, plan=plan, stats=stats.in_ms(took_s)))
+        self._send(Answer(number=number, plan=plan, stats=stats.in_ms(took_s)))
 
-    def _say(self, message: FromSearch) -> None:
+    def _send(self, message: FromSearch) -> None:
         data = memoryview(frame(message))
         while data:
             data = data[os.write(self._sink, data) :]
@@ -129,8 +129,8 @@ def main() -> None:
         os.nice(NICE)
     source, sink = sys.stdin.fileno(), os.dup(sys.stdout.fileno())
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # a stray print must not break the stream
-    head = _exactly(source, 4)
-    begin = TO_SEARCH.decode(_exactly(source, int.from_bytes(head, "big")))
+    head = _read_exactly(source, 4)
+    begin = TO_SEARCH.decode(_read_exactly(source, int.from_bytes(head, "big")))
     if not isinstance(begin, Begin):
         raise SystemExit(2)
     policy = make(begin.policy, begin.options)
@@ -141,7 +141,7 @@ def main() -> None:
         SearchProcess(policy, begin.seed, source, sink).run()
 
 
-def _exactly(source: int, many: int) -> bytes:
+def _read_exactly(source: int, many: int) -> bytes:
     data = b""
     while len(data) < many:
         piece = os.read(source, many - len(data))

@@ -7,7 +7,7 @@ import math
 from controlplane.policy.api import SearchStats
 from controlplane.policy.fifo import Fifo
 from controlplane.service.client_api import replies
-from controlplane.service.planner.search_planner import InlinePlanner
+from controlplane.service.planner.inline_planner import InlinePlanner
 from controlplane.service.prometheus_metrics import Metrics
 from schemas.ids import Seconds
 from schemas.messages.client import SearchInfo

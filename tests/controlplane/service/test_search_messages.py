@@ -26,10 +26,9 @@ from controlplane.service.planner.search_messages import (
     ToSearch,
     ViewDelta,
     WholeView,
-    applied,
-    difference,
     frame,
 )
+from controlplane.service.planner.view_delta import apply_delta, view_delta
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, cluster_view, job_view, slot_view
 from tests.support.sizes import examples
@@ -77,10 +76,10 @@ def successors(draw: st.DrawFn) -> tuple[ClusterView, ClusterView]:
 def test_a_view_and_what_changed_make_the_next_view(pair: tuple[ClusterView, ClusterView]) -> None:
     before, after = pair
 
-    delta = difference(before, after)
+    delta = view_delta(before, after)
 
     assert delta is not None
-    made = applied(before, delta)
+    made = apply_delta(before, delta)
     assert made == after
     assert list(made.jobs) == list(after.jobs)
     assert msgspec.msgpack.encode(made) == msgspec.msgpack.encode(after)
@@ -90,7 +89,7 @@ def test_a_difference_holds_what_changed_and_nothing_else() -> None:
     closed, other = slot_view(S1, usable=False), job_view(B, running_on={S1: 64})
     after = cluster_view(slot_view(S0), closed, other, job_view(C), version=4)
 
-    assert difference(VIEW, after) == ViewDelta(
+    assert view_delta(VIEW, after) == ViewDelta(
         version=4, slots={S1: closed}, jobs={B: other, C: job_view(C)}, gone=[A]
     )
 
@@ -99,27 +98,27 @@ def test_a_slot_that_is_of_another_model_by_now_is_different() -> None:
     before = view_of(row_of(1, 1, models=("V100", "H200")), version=3)
     after = view_of(row_of(1, 1, models=("V100", "B200")), version=4)
 
-    delta = difference(before, after)
+    delta = view_delta(before, after)
 
     assert delta == ViewDelta(version=4, slots={T0: slot_view(T0, model="B200")}, jobs={}, gone=[])
     (body,) = Frames().feed(frame(delta))
     assert TO_SEARCH.decode(body) == delta
-    assert applied(before, delta) == after
+    assert apply_delta(before, delta) == after
 
 
 def test_a_job_that_comes_back_in_the_middle_needs_a_snapshot() -> None:
     before = cluster_view(slot_view(S0), job_view(A), job_view(C))
     after = cluster_view(slot_view(S0), job_view(A), job_view(B), job_view(C), version=4)
 
-    assert difference(before, after) is None
+    assert view_delta(before, after) is None
 
 
 def test_what_did_not_change_stays_the_same_object() -> None:
     after = cluster_view(*VIEW.slots, job_view(A), job_view(B, epoch=1), version=4)
-    delta = difference(VIEW, after)
+    delta = view_delta(VIEW, after)
     assert delta is not None
 
-    made = applied(VIEW, delta)
+    made = apply_delta(VIEW, delta)
 
     assert made.jobs[A] is VIEW.jobs[A]
     assert made.slots is VIEW.slots
@@ -131,7 +130,7 @@ def test_what_did_not_change_stays_the_same_object() -> None:
 def test_other_slots_want_the_whole_view(slots: tuple[SlotId, ...]) -> None:
     after = cluster_view(*map(slot_view, slots), job_view(A), version=4)
 
-    assert difference(VIEW, after) is None
+    assert view_delta(VIEW, after) is None
 
 
 # --- frames

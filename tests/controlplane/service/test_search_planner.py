@@ -26,10 +26,15 @@ class Board:
         self.plans: list[tuple[Plan, SearchStats | None]] = []
         self._news = asyncio.Event()
         self.planner = SearchPlanner(
-            policy="ones", options={}, seed=0, history=list, look=self.look, propose=self.propose
+            policy="ones",
+            options={},
+            seed=0,
+            history=list,
+            view_now=self.view_now,
+            propose=self.propose,
         )
 
-    def look(self) -> tuple[ClusterView, Seconds]:
+    def view_now(self) -> tuple[ClusterView, Seconds]:
         return self.view, Seconds(100.0)
 
     def propose(self, plan: Plan, stats: SearchStats | None) -> None:

@@ -14,7 +14,7 @@ from typing import Any, Final, TypeVar
 
 import pytest
 
-from controlplane.core.commands import Announce, Command, SendDelta
+from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta
 from controlplane.core.events import (
     CancelRequested,
     ControllerStarted,
@@ -31,8 +31,9 @@ from controlplane.journal.record import input_from
 from controlplane.journal.replay import replay
 from controlplane.policy.registry import make
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.controller_process import _learn
-from controlplane.service.planner.search_planner import InlinePlanner
+from controlplane.service.planner.inline_planner import InlinePlanner
+from controlplane.service.planner.plan_exchange import PlanExchange
+from controlplane.service.planner.policy_observer import PolicyObserver
 from controlplane.service.telemetry import TelemetryTable
 from controlplane.sim.node_groups import Nodes
 from controlplane.sim.scenario import Scenario, simulate
@@ -109,9 +110,12 @@ class Live(CommitLoop):
         self._moments = sorted(moments)
         self._exact: Seconds | None = None
         super().__init__(journal, self._do)
+        self.plans = PlanExchange(self)
+        self.observer: PolicyObserver | None = None
         if policy:
-            self.planner = InlinePlanner(make(policy), self.look, self.propose)
-        self._telemetry = TelemetryTable()
+            planner = InlinePlanner(make(policy), self.plans.view_now, self.plans.propose)
+            self.plans.planner = planner
+            self.observer = PolicyObserver(self, planner, TelemetryTable())
 
     def now(self) -> Seconds:
         """The moment of the recording; a timer's rounding does not make it another one."""
@@ -122,14 +126,14 @@ class Live(CommitLoop):
         near = [m for m in self._moments[max(0, place - 1) : place + 1] if abs(m - now) < SAME]
         return Seconds(min(near, key=lambda moment: abs(moment - now), default=now))
 
-    def take(
+    def handle(
         self,
         event: Input,
-        before: Callable[[], None] | None = None,
-        after: Callable[[list[Command]], None] | None = None,
+        before_effects: Callable[[], None] | None = None,
+        after_effects: Callable[[list[Command]], None] | None = None,
     ) -> None:
         self.virtual.writing += 1
-        super().take(event, before, partial(self._done, self.now(), event))
+        super().handle(event, before_effects, partial(self._done, self.now(), event))
 
     async def at(self, when: float, *events: Input) -> None:
         """Let the time come, take `events` at once, and all that follows."""
@@ -140,8 +144,8 @@ class Live(CommitLoop):
             await come.wait()
         self._exact = Seconds(when)
         for event in events:
-            self.take(event)
-        while self.virtual.writing or self._planning:
+            self.handle(event)
+        while self.virtual.writing or self.plans.asking:
             await asyncio.sleep(0.0)
 
     def _done(self, now: Seconds, event: Input, commands: list[Command]) -> None:
@@ -151,8 +155,10 @@ class Live(CommitLoop):
     def _do(self, command: Command) -> None:
         if isinstance(command, SendDelta):
             self.orders.append(command)
-        if isinstance(command, Announce) and self.planner is not None:
-            _learn(command.event, self, self.planner, self._telemetry)
+        if isinstance(command, AskForPlan):
+            self.plans.request()
+        if isinstance(command, Announce) and self.observer is not None:
+            self.observer.announced(command.event)
 
 
 # --- what was simulated

@@ -1,0 +1,61 @@
+"""Between commit loop and planner: asks when the core wants a plan, and takes plans in."""
+
+from __future__ import annotations
+
+import asyncio
+
+from controlplane.core.commit import difference
+from controlplane.core.events import PlanProposed
+from controlplane.core.model.job import HOLDING
+from controlplane.policy.api import ClusterView, Plan, PlanTaken, Reason, SearchStats
+from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.planner.planner_protocol import Planner
+from schemas.ids import JobId, Seconds
+
+
+class PlanExchange:
+    """Asks the planner, once for all that happens at a moment, and takes in what it proposes."""
+
+    def __init__(self, commit_loop: CommitLoop) -> None:
+        self._commit_loop = commit_loop
+        self._loop = asyncio.get_running_loop()
+        self._wake: asyncio.TimerHandle | None = None  # when the latest plan wants to be asked
+        self.planner: Planner | None = None
+        self.asking = False  # a question is about to be put
+        self.reasons: dict[JobId, Reason] = {}  # the latest plan's, for jobs that wait
+
+    def request(self) -> None:
+        """Have the planner asked when all that is happening now has happened."""
+        if not self.asking:
+            self.asking = True
+            self._loop.call_soon(self._ask)
+
+    def _ask(self) -> None:
+        self.asking = False
+        if self.planner is not None:
+            self.planner.ask()
+
+    def view_now(self) -> tuple[ClusterView, Seconds]:
+        """What a policy may see, and the time."""
+        return self._commit_loop.reactor.view(), self._commit_loop.now()
+
+    def propose(self, plan: Plan, stats: SearchStats | None) -> None:
+        """Take a plan, if it changes anything; only its changes enter the history.
+
+        Args:
+            plan: based on a view of this moment or of an earlier one.
+            stats: how the search stood with it; None if no search made it.
+        """
+        now, state = self._commit_loop.now(), self._commit_loop.reactor.state
+        self.reasons = plan.reasons
+        if plan.wake_at is not None:
+            if self._wake:
+                self._wake.cancel()
+            self._wake = self._loop.call_later(max(0.05, plan.wake_at - now), self.request)
+        changes = difference(plan, state, now)
+        if not changes.local_batch:
+            return
+        self._commit_loop.handle(PlanProposed(plan=changes, stats=stats))
+        if self.planner is not None:
+            left = [name for name in state.active if state.jobs[name].phase not in HOLDING]
+            self.planner.observe(PlanTaken(waiting=tuple(left)), now)

@@ -1,0 +1,40 @@
+"""What a planner is to the rest of the service: asked for plans, told what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
+
+from controlplane.policy.api import ClusterView, Plan, PolicyEvent, SearchStats
+from schemas.ids import Seconds
+
+ViewNow = Callable[[], tuple[ClusterView, Seconds]]
+Propose = Callable[[Plan, SearchStats | None], None]
+
+
+class Planner(Protocol):
+    """Whoever is asked for plans."""
+
+    restarts: int
+
+    @property
+    def running(self) -> bool:
+        """Whether it thinks for itself now."""
+        ...
+
+    @property
+    def stats(self) -> SearchStats:
+        """How it stood last."""
+        ...
+
+    def ask(self) -> None:
+        """A plan for the present is wanted; it comes through `propose`."""
+        ...
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Something happened."""
+        ...
+
+    async def run(self) -> None:
+        """Work, for ever."""
+        ...
