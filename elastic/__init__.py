@@ -1,6 +1,6 @@
 """What a training script imports: `ScalingAgent`, and what it may raise."""
 
-from elastic.errors import ElasticError
-from elastic.job import ScalingAgent
+from elastic.scaling_agent import ScalingAgent
+from elastic.training_errors import ElasticError
 
 __all__ = ["ElasticError", "ScalingAgent"]

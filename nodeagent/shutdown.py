@@ -60,6 +60,6 @@ def _zygotes(sockets: Path) -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         arguments = process.info["cmdline"] or []
-        if "elastic.zygote" in arguments and any(a.startswith(prefix) for a in arguments):
+        if "elastic.worker.zygote" in arguments and any(a.startswith(prefix) for a in arguments):
             found.append(process.pid)
     return found

@@ -171,7 +171,7 @@ def _spawn(python: str, path: Path, output: Path) -> subprocess.Popen[bytes]:
     # torch's store asks the name service for every peer; a lost answer should not cost 5 s.
     environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # lost peers are ours to tell of
-    command = [python, "-P", "-m", "elastic.zygote", "--socket", str(path)]
+    command = [python, "-P", "-m", "elastic.worker.zygote", "--socket", str(path)]
     try:
         with output.open("wb") as sink:
             return subprocess.Popen(  # noqa: S603 - an interpreter that the job's owner named

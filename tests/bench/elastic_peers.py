@@ -81,8 +81,8 @@ def blocking_regroup_ms(times: int) -> float:
 def _regroup(rank: int, times: int, ports: Queue[int], told: Queue[float]) -> None:
     import torch  # noqa: PLC0415 - in the child only
 
-    from elastic.group import StoreServer, build  # noqa: PLC0415
-    from elastic.handover import State, broadcast, packed  # noqa: PLC0415
+    from elastic.collectives.process_group import StoreServer, build  # noqa: PLC0415
+    from elastic.state.transfer import State, broadcast, packed  # noqa: PLC0415
 
     torch.set_num_threads(1)
     model = _model()
@@ -141,9 +141,9 @@ def _side_by_side(
     import torch.distributed as dist  # noqa: PLC0415
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
-    from elastic.boundary import FIXED, Tail, agreed  # noqa: PLC0415
-    from elastic.gradients import Reducer  # noqa: PLC0415
-    from elastic.group import StoreServer, build  # noqa: PLC0415
+    from elastic.collectives.control_words import FIXED, Tail, agreed  # noqa: PLC0415
+    from elastic.collectives.process_group import StoreServer, build  # noqa: PLC0415
+    from elastic.step.reducer import Reducer  # noqa: PLC0415
 
     torch.set_num_threads(1)
     if rank == 0:

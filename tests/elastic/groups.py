@@ -23,7 +23,7 @@ import torch
 import zmq
 from torch import nn
 
-from elastic.sampler import SampleStream
+from elastic.samples.sample_stream import SampleStream
 from schemas.codec import FROM_WORKER, REPORT, encode
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
@@ -663,7 +663,8 @@ def crew(home: Path, source: str, *, faults: str = "", bound: int = 1000) -> Ite
 
 def _work(folder: Path) -> None:
     """Be the worker of `folder`, and leave as the zygote's children do."""
-    from elastic import launch, zygote  # noqa: PLC0415 - in the process that was forked
+    from elastic.worker import script as launch  # noqa: PLC0415 - in the process that was forked
+    from elastic.worker import zygote  # noqa: PLC0415
 
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(log, 1)

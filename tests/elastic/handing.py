@@ -9,7 +9,16 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from elastic.handover import Receiving, Sending, State, Unit, broadcast, packed, portions, unpacked
+from elastic.state.transfer import (
+    Receiving,
+    Sending,
+    State,
+    Unit,
+    broadcast,
+    packed,
+    portions,
+    unpacked,
+)
 from tests.elastic.peers import CPU, Meeting
 
 LIMIT_S: Final = 10.0

@@ -14,10 +14,12 @@ from typing import Any, Final
 
 import torch
 
-from elastic.group import Group, StoreServer, build
+from elastic.collectives.process_group import Group, StoreServer, build
 
 FORKS: Final = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["pytest", "torch._dynamo", "torch.utils.data", "elastic.zygote"])
+FORKS.set_forkserver_preload(
+    ["pytest", "torch._dynamo", "torch.utils.data", "elastic.worker.zygote"]
+)
 LIMIT_S: Final = 30.0
 CPU: Final = torch.device("cpu")
 HERE: Final = "127.0.0.1"

@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from elastic.batching import passes
-from elastic.boundary import FIXED, Tail, agreed
-from elastic.gradients import Reducer
-from elastic.group import Group, connect
+from elastic.collectives.control_words import FIXED, Tail, agreed
+from elastic.collectives.process_group import Group, connect
+from elastic.samples.schedule import passes
+from elastic.step.reducer import Reducer
 from tests.elastic.peers import Meeting
 
 STEPS: Final = 5

@@ -5,8 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.batching import Position, Row, Schedule, advanced, passes, split
-from elastic.sampler import SampleStream, share
+from elastic.samples.position import Position, advanced
+from elastic.samples.sample_stream import SampleStream, share
+from elastic.samples.schedule import Row, Schedule, passes, split
 
 SPLITS = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda row: sum(row) > 0)
 

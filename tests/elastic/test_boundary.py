@@ -6,7 +6,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.boundary import DIGEST_PARTS, FIXED, LEAST_BYTES, Agreed, Tail, agreed, handover_steps
+from elastic.collectives.control_words import (
+    DIGEST_PARTS,
+    FIXED,
+    LEAST_BYTES,
+    Agreed,
+    Tail,
+    agreed,
+    handover_steps,
+)
 
 DIGESTS = st.binary(min_size=DIGEST_PARTS, max_size=DIGEST_PARTS)
 

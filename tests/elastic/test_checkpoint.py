@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 import torch
 
-from elastic import checkpoint
-from elastic.errors import CheckpointError
+from elastic.state import checkpoint
+from elastic.training_errors import CheckpointError
 from schemas.groups import ResumePoint
 from schemas.ids import Version
 

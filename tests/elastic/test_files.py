@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from elastic import files
-from elastic.files import AppendFile, PatientOutput
+from elastic.reporting import append_file as files
+from elastic.reporting.append_file import AppendFile, PatientOutput
 
 
 class Disk:
@@ -18,7 +18,7 @@ class Disk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.room = 1 << 30
         self._write = os.write
-        monkeypatch.setattr("elastic.files.os.write", self.write)
+        monkeypatch.setattr("elastic.reporting.append_file.os.write", self.write)
 
     def write(self, descriptor: int, data: bytes) -> int:
         taken = bytes(data)[: self.room]

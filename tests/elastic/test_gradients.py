@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.errors import UsageError
-from elastic.gradients import Reducer
+from elastic.step.reducer import Reducer
+from elastic.training_errors import UsageError
 from tests.elastic.peers import each
 from tests.elastic.reducing import SHARES, against_ddp, differences
 

@@ -8,8 +8,8 @@ import time
 import pytest
 import torch
 
-from elastic.errors import BrokenGroupError, CancelledError
-from elastic.group import Building, Group, agree, connect, wait_for
+from elastic.collectives.process_group import Building, Group, agree, connect, wait_for
+from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.peers import CPU, Meeting, Parent, each, peers
 
 SOON_S = 5.0  # far below any limit of the library's own

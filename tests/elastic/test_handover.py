@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elastic.boundary import DIGEST_PARTS
-from elastic.errors import ElasticError
-from elastic.handover import State, _flat, packed, parts, portions, unpacked
+from elastic.collectives.control_words import DIGEST_PARTS
+from elastic.state.transfer import State, _flat, packed, parts, portions, unpacked
+from elastic.training_errors import ElasticError
 from tests.elastic.handing import MAKERS, adam, give_all, hand_over, momentum, written, zoo
 from tests.elastic.peers import CPU, each
 

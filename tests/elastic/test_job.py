@@ -11,9 +11,10 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
-from elastic import ScalingAgent, gradients
-from elastic.errors import UsageError
-from elastic.loader import ElasticLoader
+from elastic import ScalingAgent
+from elastic.step import reducer
+from elastic.step.loader import ElasticLoader
+from elastic.training_errors import UsageError
 
 IDS = TensorDataset(torch.arange(10.0).reshape(10, 1))
 
@@ -97,7 +98,7 @@ def test_the_loss_is_seen_in_backward_and_only_while_there_is_something_to_train
         assert agent._training.losses.mean() == 3.0
 
     assert agent._reducer is not None
-    assert agent._reducer not in gradients._listening
+    assert agent._reducer not in reducer._listening
 
 
 class Endless(IterableDataset[int]):

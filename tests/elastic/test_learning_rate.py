@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.learning_rate import Ramp, Rule, target
+from elastic.state.learning_rate import Ramp, Rule, target
 
 FACTORS = st.floats(1e-3, 1e3)
 

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from elastic.errors import MissingMetricError
-from elastic.progress import Speed, StopState, stop_reason
+from elastic.metrics.stop_rule import Speed, StopState, stop_reason
+from elastic.training_errors import MissingMetricError
 from schemas.jobs import StopRule
 
 

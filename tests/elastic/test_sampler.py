@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.sampler import SampleStream, share
+from elastic.samples.sample_stream import SampleStream, share
 
 
 @given(

@@ -16,16 +16,17 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from elastic import checkpoint
-from elastic.errors import UsageError
-from elastic.files import AppendFile
-from elastic.handover import State, packed, unpacked
-from elastic.learning_rate import Ramp, Rule, target
-from elastic.losses import LossMeter
-from elastic.member import Piece, Standing
-from elastic.noise import NoiseMeter
-from elastic.progress import Speed, StopState, stop_reason
-from elastic.sampler import SampleStream, share
+from elastic.metrics.loss_meter import LossMeter
+from elastic.metrics.noise_scale import NoiseMeter
+from elastic.metrics.stop_rule import Speed, StopState, stop_reason
+from elastic.reporting.append_file import AppendFile
+from elastic.samples.micro_batch import Piece
+from elastic.samples.position import Standing
+from elastic.samples.sample_stream import SampleStream, share
+from elastic.state import checkpoint
+from elastic.state.learning_rate import Ramp, Rule, target
+from elastic.state.transfer import State, packed, unpacked
+from elastic.training_errors import UsageError
 from schemas.groups import ResumePoint
 from schemas.ids import Version
 from schemas.jobs import StopRule

@@ -14,7 +14,7 @@ from typing import Any, Final
 
 import torch
 
-from elastic.errors import CheckpointError
+from elastic.training_errors import CheckpointError
 from schemas.groups import ResumePoint
 from schemas.ids import Version
 

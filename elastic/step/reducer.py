@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from elastic.errors import UsageError
+from elastic.training_errors import UsageError
 
 _listening: list[Reducer] = []
 _depth = 0

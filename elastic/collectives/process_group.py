@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from elastic.errors import BrokenGroupError, CancelledError
+from elastic.training_errors import BrokenGroupError, CancelledError
 
 BUILD_LIMIT_S: Final = 30.0
 LONG: Final = timedelta(seconds=1800)  # that something the training thread may hold up takes

@@ -8,7 +8,7 @@ from typing import Final
 
 import msgspec
 
-from elastic.errors import MissingMetricError
+from elastic.training_errors import MissingMetricError
 from schemas.jobs import StopRule
 
 WINDOW_S: Final = 2.0

@@ -20,19 +20,22 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
-from elastic import checkpoint, testing
-from elastic.batching import Row, split
-from elastic.channel import Channel
-from elastic.errors import UsageError
-from elastic.files import AppendFile
-from elastic.gradients import Reducer
-from elastic.handover import State
-from elastic.learning_rate import DOUBLING_STEPS, Ramp, target
-from elastic.loader import ElasticLoader
-from elastic.member import Member, Outcome, Piece, Standing
-from elastic.progress import Speed
-from elastic.sampler import SampleStream
-from elastic.training import Training, rule_for
+from elastic import testing
+from elastic.group.member import Member, Outcome
+from elastic.metrics.stop_rule import Speed
+from elastic.reporting.append_file import AppendFile
+from elastic.reporting.channel import Channel
+from elastic.samples.micro_batch import Piece
+from elastic.samples.position import Standing
+from elastic.samples.sample_stream import SampleStream
+from elastic.samples.schedule import Row, split
+from elastic.state import checkpoint
+from elastic.state.learning_rate import DOUBLING_STEPS, Ramp, target
+from elastic.state.training_state import Training, rule_for
+from elastic.state.transfer import State
+from elastic.step.loader import ElasticLoader
+from elastic.step.reducer import Reducer
+from elastic.training_errors import UsageError
 from schemas.codec import ASSIGNMENT
 from schemas.ids import Version
 from schemas.jobs import StopRule

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from elastic import testing
-from elastic.boundary import DIGEST_PARTS
-from elastic.errors import ElasticError
-from elastic.group import LONG, Group, agree, as_bytes
+from elastic.collectives.control_words import DIGEST_PARTS
+from elastic.collectives.process_group import LONG, Group, agree, as_bytes
+from elastic.training_errors import ElasticError
 
 IN_PLACE: Final = 16 << 10  # bytes; smaller pieces travel together, copied
 SAMPLED: Final = 1024  # numbers of a tensor that its checksum looks at

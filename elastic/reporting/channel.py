@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from elastic.files import AppendFile
+from elastic.reporting.append_file import AppendFile
 from schemas.codec import TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.link import ThreadDealer

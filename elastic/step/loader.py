@@ -10,10 +10,12 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from elastic.batching import passes
-from elastic.errors import UsageError
-from elastic.member import Member, Piece, Standing
-from elastic.sampler import SampleStream, share
+from elastic.group.member import Member
+from elastic.samples.micro_batch import Piece
+from elastic.samples.position import Standing
+from elastic.samples.sample_stream import SampleStream, share
+from elastic.samples.schedule import passes
+from elastic.training_errors import UsageError
 
 OWN = frozenset({"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"})
 SHADOW: Final = 2  # samples of a batch that only keeps the script's loop going

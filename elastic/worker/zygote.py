@@ -27,8 +27,8 @@ import torch
 import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker would pay
 import torch.utils.data
 
-import elastic.launch
-from elastic.files import PatientOutput
+from elastic.reporting.append_file import PatientOutput
+from elastic.worker import script
 from schemas.codec import TO_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.messages import Message
@@ -174,7 +174,7 @@ def _ticks(pid: int) -> int:
 
 def main() -> None:
     """Serve; a forked child leaves the loop and becomes its worker."""
-    parser = argparse.ArgumentParser(prog="elastic.zygote", description=__doc__)
+    parser = argparse.ArgumentParser(prog="elastic.worker.zygote", description=__doc__)
     parser.add_argument("--socket", type=Path, required=True)
     path = parser.parse_args().socket
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -193,7 +193,7 @@ def main() -> None:
         )
         for descriptor in (1, 2)
     )
-    _leave(elastic.launch.run_worker(folder), folder)
+    _leave(script.run_worker(folder), folder)
 
 
 def _leave(code: int, folder: Path) -> NoReturn:

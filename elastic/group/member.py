@@ -20,14 +20,32 @@ import msgspec
 import torch
 
 from elastic import testing
-from elastic.batching import Position, Row, Schedule, advanced
-from elastic.boundary import FIXED, LEAD, STEPS_SAID, Agreed, Tail, agreed, handover_steps
-from elastic.errors import BrokenGroupError, CancelledError, OutOfStepError, UsageError
-from elastic.gradients import Reducer
-from elastic.group import LONG, Building, Group, StoreServer, agree, build, wait_for
-from elastic.handover import Receiving, Sending, State, broadcast, packed, portions, unpacked
-from elastic.losses import LossMeter
-from elastic.noise import EVERY, NoiseMeter
+from elastic.collectives.control_words import (
+    FIXED,
+    LEAD,
+    STEPS_SAID,
+    Agreed,
+    Tail,
+    agreed,
+    handover_steps,
+)
+from elastic.collectives.process_group import (
+    LONG,
+    Building,
+    Group,
+    StoreServer,
+    agree,
+    build,
+    wait_for,
+)
+from elastic.metrics.loss_meter import LossMeter
+from elastic.metrics.noise_scale import EVERY, NoiseMeter
+from elastic.samples.micro_batch import Piece
+from elastic.samples.position import Position, Standing, advanced
+from elastic.samples.schedule import Row, Schedule
+from elastic.state.transfer import Receiving, Sending, State, broadcast, packed, portions, unpacked
+from elastic.step.reducer import Reducer
+from elastic.training_errors import BrokenGroupError, CancelledError, OutOfStepError, UsageError
 from schemas.ids import WorkerId, worker_id
 from schemas.messages.agent import (
     JOIN,
@@ -56,32 +74,6 @@ BYTES_PER_S: Final = 400e6  # of a transfer beside training, over sockets
 
 class Leaving(SystemExit):
     """This worker is not in the job's group any more; its script ends here, with exit code 0."""
-
-
-@dataclass(slots=True)
-class Standing:
-    """Where training stands."""
-
-    epoch: int = 1  # the running one
-    cursor: int = 0  # samples of it that are done
-    step: int = 0  # steps since the job began
-    samples_done: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A batch of the loader: a step's share of this worker, or a pass of it."""
-
-    step: int
-    epoch: int
-    before: int  # samples of the epoch that are done before this step
-    cursor: int  # and after it
-    ids: list[int]
-    count: int  # samples that are trained on; 0 for a batch that only keeps the script's loop going
-    total: int  # of the step, over all workers
-    first: bool  # pass of the step
-    last: bool
-    row: Row
 
 
 class Outcome(Enum):

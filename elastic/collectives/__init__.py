@@ -1,0 +1,1 @@
+"""Process groups of one version each, and what rides beside the gradients in them."""

@@ -1,0 +1,1 @@
+"""Every place where torch is patched or called back by it."""

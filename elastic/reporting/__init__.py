@@ -1,0 +1,1 @@
+"""The worker's reports to its node agent, off the training thread."""

@@ -1,0 +1,1 @@
+"""What a job trains and remembers: tensors, their transfer, checkpoints, everything else."""

@@ -1,0 +1,1 @@
+"""One training step: what is loaded, summed over the group, and committed."""

@@ -1,0 +1,1 @@
+"""A worker's process: forked by the zygote, it runs the user's script."""

@@ -1,0 +1,135 @@
+"""Run a user's script as `__main__`: our library imported first, then its folder on the path."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import sys
+import traceback
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
+from elastic.reporting.channel import report_file
+from elastic.state import checkpoint
+from schemas.codec import ASSIGNMENT
+from schemas.errors import OnesError
+from schemas.messages.agent import ScriptFailed
+from schemas.messages.worker import Assignment
+
+USAGE = 2
+
+
+def main() -> None:
+    """Run the script that the command line names."""
+    if len(sys.argv) < USAGE:
+        sys.stderr.write("usage: python -P -m elastic.launch SCRIPT [ARGS]\n")
+        sys.exit(USAGE)
+    sys.exit(run_script(Path(sys.argv[1]), sys.argv[2:], None))
+
+
+def run_worker(folder: Path) -> int:
+    """Be the worker of `folder`, whose process this already is; returns the exit code."""
+    assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
+    os.environ.update(assignment.env)
+    os.environ["ONES_WORKER"] = str(folder)
+    os.environ["ONES_JOB"] = assignment.job
+    threads = assignment.env.get("OMP_NUM_THREADS", "")
+    if threads.isdigit() and int(threads) > 0:
+        torch.set_num_threads(int(threads))  # the variable is read before the fork
+    workdir = Path(assignment.workdir)
+    os.chdir(workdir)
+    script = workdir / assignment.spec.script
+    return run_script(script, assignment.spec.args, _Failures(folder, assignment))
+
+
+class _Failures:
+    """Tells the cluster what a script died of."""
+
+    def __init__(self, folder: Path, assignment: Assignment) -> None:
+        self._reports = report_file(folder / "reports")
+        self._assignment = assignment
+
+    def tell(self, error: str, where: str) -> None:
+        """Write the last report of this worker."""
+        a = self._assignment
+        checkpoint.drain()  # an epoch that was finished before is reported before
+        self._reports.append(
+            lambda index: ScriptFailed(
+                job=a.job,
+                version=a.version,
+                rank=a.rank,
+                index=index,
+                error=error[:2000],
+                where=where,
+            )
+        )
+
+
+def run_script(script: Path, args: Sequence[str], failures: _Failures | None) -> int:
+    """Run `script` as `__main__`; returns its exit code, with a traceback printed if it raised."""
+    if not script.is_file():
+        sys.stderr.write(f"[ones] script {script.name} is not there\n")
+        if failures:
+            failures.tell(f"script {script.name!r} is not in the working directory", "")
+        return USAGE
+    script = script.resolve()
+    sys.argv = [str(script), *args]
+    sys.path.insert(0, str(script.parent))
+    module = types.ModuleType("__main__")
+    module.__dict__.update(__file__=str(script), __builtins__=builtins)
+    sys.modules["__main__"] = module
+    try:
+        code = compile(script.read_bytes(), str(script), "exec")
+        exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the script
+        shown = _script_part(error, script)
+        shown = shown or error.__traceback__
+        traceback.print_exception(type(error), error, shown)
+        if failures:
+            failures.tell(_one_line(error), _where(error, script))
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code & 0xFF
+    sys.stderr.write(f"{leaving.code}\n")
+    return 1
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    name = type(error).__name__
+    shown = error.message if isinstance(error, OnesError) else (text[0] if text else "")
+    hint = f"; {error.hint}" if isinstance(error, OnesError) and error.hint else ""
+    line = f"{name}: {shown}{hint}" if shown else name
+    return "".join(c if c.isprintable() else " " for c in line)
+
+
+def _script_part(error: BaseException, script: Path) -> types.TracebackType | None:
+    """The traceback from the script's first frame on, without ours."""
+    frame = error.__traceback__
+    while frame is not None and frame.tb_frame.f_code.co_filename != str(script):
+        frame = frame.tb_next
+    return frame
+
+
+def _where(error: BaseException, script: Path) -> str:
+    """FILE:LINE of the innermost frame below the script's folder."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{Path(error.filename).name}:{error.lineno}"
+    place = ""
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        path = Path(frame.f_code.co_filename)
+        if path.is_relative_to(script.parent) and ".venv" not in path.parts:
+            place = f"{path.relative_to(script.parent)}:{line}"
+    return place
