@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import atexit
-import itertools
 import os
 import random
 import sys
 import time
-import types
-import weakref
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -17,22 +14,23 @@ from typing import Any, Final
 import msgspec
 import torch
 from torch import nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import Dataset
 
 from elastic import testing
-from elastic.group.member import Member, Outcome
-from elastic.metrics.stop_rule import Speed
+from elastic.group.member import Member, StepOutcome
+from elastic.hooks.lr_schedulers import track_lr_schedulers
+from elastic.hooks.optimizer_step import patch_optimizer_step
+from elastic.metrics.speed import SpeedMeter
 from elastic.reporting.append_file import AppendFile
 from elastic.reporting.channel import Channel
-from elastic.samples.micro_batch import Piece
-from elastic.samples.position import Standing
+from elastic.samples.micro_batch import MicroBatch
+from elastic.samples.position import TrainingPosition
 from elastic.samples.sample_stream import SampleStream
-from elastic.samples.schedule import Row, split
-from elastic.state import checkpoint
-from elastic.state.learning_rate import DOUBLING_STEPS, Ramp, target
-from elastic.state.training_state import Training, rule_for
-from elastic.state.transfer import State
+from elastic.samples.schedule import ScheduleRow, split
+from elastic.state import checkpoint_writer
+from elastic.state.learning_rate import DOUBLING_STEPS, LrRamp, lr_factor
+from elastic.state.tensors import TensorState
+from elastic.state.training_state import TrainingState, rule_for
 from elastic.step.loader import ElasticLoader
 from elastic.step.reducer import Reducer
 from elastic.training_errors import UsageError
@@ -57,8 +55,8 @@ class ScalingAgent:
     def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
         self._assignment = assignment
         self._folder = folder
-        self._standing = Standing()
-        self._training = Training(assignment, self._report, self._standing)
+        self._standing = TrainingPosition()
+        self._training = TrainingState(assignment, self._report, self._standing)
         self._member = Member(
             assignment,
             report=self._report,
@@ -174,10 +172,10 @@ class ScalingAgent:
         member.await_slot()  # what runs on the slot's device may be about to leave it
         model = model.to(self.device)
         optimizer = build_optimizer(model.parameters())
-        training.state = State(model, optimizer)
+        training.state = TensorState(model, optimizer)
         training.stream = SampleStream(self._seed, size)
         self._choose_batch_and_rate(optimizer, batch_size, lr, lr_scaling, lr_doubling_steps)
-        _pass_over(optimizer, member, training)
+        patch_optimizer_step(optimizer, member)
         reducer = self._reducer = Reducer(training.state.trained(), member.backward_over)
         loader = ElasticLoader(
             train_set,
@@ -195,8 +193,8 @@ class ScalingAgent:
             at = f"step {self._standing.step}, samples {self._standing.samples_done}"
             self._say(f"resumes after epoch {self._resumed_epoch}, {at}")
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        _schedulers_of(optimizer, self.track)
-        training.speed = Speed(time.monotonic())
+        track_lr_schedulers(optimizer, self.track)
+        training.speed = SpeedMeter(time.monotonic())
         return model, optimizer, loader
 
     def track(self, **stateful: Any) -> None:
@@ -221,7 +219,7 @@ class ScalingAgent:
         training.lr_rule = rule_for(optimizer, scaling)
         if assignment is None:
             training.base_batch = batch_size
-            self._member.schedule.announce([Row(1, split(batch_size, 1), 0)])
+            self._member.schedule.announce([ScheduleRow(1, split(batch_size, 1), 0)])
         else:
             group = assignment.group
             training.base_batch = group.base_batch or group.global_batch
@@ -230,8 +228,8 @@ class ScalingAgent:
                 self._say_wins("lr", lr, group.lr)
                 lr = group.lr
         training.set_rate(lr)
-        to = target(training.lr_rule, self.batch_size, training.base_batch)
-        training.ramp = Ramp(min(1.0, to), to, 0, doubling)
+        to = lr_factor(training.lr_rule, self.batch_size, training.base_batch)
+        training.ramp = LrRamp(min(1.0, to), to, 0, doubling)
 
     @property
     def _version(self) -> int | None:
@@ -249,10 +247,10 @@ class ScalingAgent:
         if assignment is None or channel is None or self._folder is None:
             return
         training.open_writer(Path(assignment.checkpoints))
-        atexit.register(checkpoint.drain)  # for scripts that leave their loop
+        atexit.register(checkpoint_writer.drain_checkpoints)  # for scripts that leave their loop
         if assignment.spec.record_samples:
             training.samples = AppendFile(self._folder / "samples")
-        training.check_header()
+        training.check_metadata()
         _warm_up(self.device)
         testing.reach("ready", rank=assignment.rank, version=assignment.version)
         self._report(
@@ -268,7 +266,7 @@ class ScalingAgent:
         if assignment.kind != JOIN:
             training.retarget(self.batch_size, self._standing.step)
         channel.tell_steps(self._steps)
-        training.speed = Speed(time.monotonic())
+        training.speed = SpeedMeter(time.monotonic())
 
     # --- the loop
 
@@ -326,13 +324,13 @@ class ScalingAgent:
 
     # --- steps
 
-    def _batch_done(self, piece: Piece) -> bool:
+    def _batch_done(self, piece: MicroBatch) -> bool:
         """The script is through with a batch; whether it should go on."""
         outcome = self._member.done(piece)
         if not self._epoch_open or piece.epoch != self._standing.epoch:
             return False
         standing, training = self._standing, self._training
-        if outcome is Outcome.DROPPED or not piece.last:
+        if outcome is StepOutcome.ROLLED_BACK or not piece.last:
             return True
         samples = piece.cursor - standing.cursor
         standing.step = piece.step
@@ -379,51 +377,6 @@ class ScalingAgent:
         if self.rank == 0:
             sys.stderr.write(f"[ones] {text}\n")
             sys.stderr.flush()
-
-
-def _pass_over(optimizer: torch.optim.Optimizer, member: Member, training: Training) -> None:
-    """Let `optimizer.step` wait for a handover, scale rates, and pass over what is no step."""
-    original = type(optimizer).step
-
-    def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
-        if member.skips:
-            return None
-        member.before_step()
-        factor = training.factor()
-        if factor == 1.0:
-            return original(self, *args, **options)
-        rates = [group["lr"] for group in self.param_groups]
-        for group in self.param_groups:
-            group["lr"] = group["lr"] * factor
-        try:
-            return original(self, *args, **options)
-        finally:
-            for group, rate in zip(self.param_groups, rates, strict=True):
-                group["lr"] = rate
-
-    optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
-
-
-_trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRScheduler], None]] = (
-    weakref.WeakKeyDictionary()
-)
-
-
-def _schedulers_of(optimizer: torch.optim.Optimizer, track: Callable[..., None]) -> None:
-    """Track every scheduler of torch that is made for `optimizer` from now on."""
-    count = itertools.count(1)
-    _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
-    if LRScheduler.__init__.__name__ == "made":
-        return
-    original: Any = LRScheduler.__init__
-
-    def made(self: LRScheduler, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        tracker = _trackers.get(self.optimizer)
-        if tracker is not None:
-            tracker(self)
-
-    LRScheduler.__init__ = made  # type: ignore[method-assign]
 
 
 def _warm_up(device: torch.device) -> None:

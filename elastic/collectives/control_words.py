@@ -10,27 +10,27 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
-DIGEST_PARTS: Final = 4  # bytes of a state's checksum; each rides with its square
-FIXED: Final = 4 + 2 * DIGEST_PARTS + 3
-STEPS_SAID: Final = 1024  # a step is said modulo this, which any float adds up exactly
-LEAST_BYTES: Final = 1 << 20  # that are sent in one step however short it is
-LEAD: Final = 2  # steps from the agreement to the swap, at least
+DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each rides with its square
+FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 3
+STEP_MODULUS: Final = 1024  # a step is said modulo this, which any float adds up exactly
+MIN_BYTES_A_STEP: Final = 1 << 20  # that are sent in one step however short it is
+BOUNDARY_LEAD: Final = 2  # steps from the agreement to the swap, at least
 
 
 @dataclass(frozen=True, slots=True)
-class Tail:
+class ControlWords:
     """What one rank says."""
 
     samples: int = 0
     ready: bool = False  # for the group that was ordered last
     seconds: float = 0.0  # of its last step
-    digest: bytes = bytes(DIGEST_PARTS)
+    digest: bytes = bytes(DIGEST_BYTES)
     step: int = 0  # that this rank is in
     ends: bool = False  # it is through with the epoch instead
     skipped: bool = False  # its script passed over the batch
 
-    def numbers(self) -> list[float]:
-        """Shape (FIXED - 1,): all but the loss sum, which is a tensor and comes first."""
+    def encode(self) -> list[float]:
+        """Shape (FIXED_WORDS - 1,): all but the loss sum, which is a tensor and comes first."""
         parts = [float(part) for part in self.digest]
         return [
             float(self.samples),
@@ -38,14 +38,14 @@ class Tail:
             self.seconds,
             *parts,
             *(part * part for part in parts),
-            float(self.step % STEPS_SAID),
+            float(self.step % STEP_MODULUS),
             float(self.ends),
             float(self.skipped),
         ]
 
 
 @dataclass(frozen=True, slots=True)
-class Agreed:
+class AgreedWords:
     """What all ranks know after a step's reduction."""
 
     loss_sum: float
@@ -53,24 +53,24 @@ class Agreed:
     ready: int  # ranks
     seconds: float  # mean over ranks
     same: bool  # all digests are equal
-    step: float  # mean over ranks, modulo STEPS_SAID
+    step: float  # mean over ranks, modulo STEP_MODULUS
     ends: int  # ranks that are through with the epoch
     skipped: int  # ranks whose script passed over the batch
     used: tuple[bool, ...]  # by parameter: some rank has a gradient for it
 
 
-def agreed(numbers: Sequence[float], ranks: int) -> Agreed:
+def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
     """Read the summed tail; equal on all ranks to the last bit.
 
     Args:
-        numbers: shape (FIXED + parameters,).
+        numbers: shape (FIXED_WORDS + parameters,).
         ranks: how many were summed.
     """
-    parts = numbers[4 : 4 + DIGEST_PARTS]
-    squares = numbers[4 + DIGEST_PARTS : 4 + 2 * DIGEST_PARTS]
-    step, ends, skipped = numbers[4 + 2 * DIGEST_PARTS : FIXED]
+    parts = numbers[4 : 4 + DIGEST_BYTES]
+    squares = numbers[4 + DIGEST_BYTES : 4 + 2 * DIGEST_BYTES]
+    step, ends, skipped = numbers[4 + 2 * DIGEST_BYTES : FIXED_WORDS]
     same = all(ranks * square == part * part for part, square in zip(parts, squares, strict=True))
-    return Agreed(
+    return AgreedWords(
         loss_sum=numbers[0],
         samples=round(numbers[1]),
         ready=round(numbers[2]),
@@ -79,11 +79,11 @@ def agreed(numbers: Sequence[float], ranks: int) -> Agreed:
         step=step / ranks,
         ends=round(ends),
         skipped=round(skipped),
-        used=tuple(count > 0 for count in numbers[FIXED:]),
+        used=tuple(count > 0 for count in numbers[FIXED_WORDS:]),
     )
 
 
-def handover_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: int) -> int:
+def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: int) -> int:
     """Over how many steps the state is sent, so that none waits for it.
 
     Args:
@@ -92,6 +92,6 @@ def handover_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: i
         bytes_per_s: that the transfer reaches beside training.
         units: pieces that cannot be divided; more steps than these make no sense.
     """
-    in_a_step = max(LEAST_BYTES, 0.5 * step_s * bytes_per_s)
+    in_a_step = max(MIN_BYTES_A_STEP, 0.5 * step_s * bytes_per_s)
     wanted = -(-state_bytes // int(in_a_step)) if state_bytes else 1
     return max(1, min(wanted, units, 64))

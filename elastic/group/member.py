@@ -7,6 +7,7 @@ hands.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -14,36 +15,35 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Final, NoReturn, Protocol
+from typing import Any, Final, NoReturn
 
 import msgspec
 import torch
 
 from elastic import testing
+from elastic.collectives.background_build import BackgroundBuild
 from elastic.collectives.control_words import (
-    FIXED,
-    LEAD,
-    STEPS_SAID,
-    Agreed,
-    Tail,
-    agreed,
-    handover_steps,
+    BOUNDARY_LEAD,
+    FIXED_WORDS,
+    STEP_MODULUS,
+    AgreedWords,
+    ControlWords,
+    read_agreed_words,
+    transfer_steps,
 )
-from elastic.collectives.process_group import (
-    LONG,
-    Building,
-    Group,
-    StoreServer,
-    agree,
-    build,
-    wait_for,
-)
+from elastic.collectives.process_group import LONG, ProcessGroup, broadcast_bytes
+from elastic.collectives.rendezvous import StoreServer, build_process_group
+from elastic.collectives.waiting import wait_for
 from elastic.metrics.loss_meter import LossMeter
 from elastic.metrics.noise_scale import EVERY, NoiseMeter
-from elastic.samples.micro_batch import Piece
-from elastic.samples.position import Position, Standing, advanced
-from elastic.samples.schedule import Row, Schedule
-from elastic.state.transfer import Receiving, Sending, State, broadcast, packed, portions, unpacked
+from elastic.samples.micro_batch import MicroBatch
+from elastic.samples.position import Position, TrainingPosition, advanced
+from elastic.samples.schedule import Schedule, ScheduleRow
+from elastic.state.broadcast import broadcast_state
+from elastic.state.metadata import decode_metadata, encode_metadata
+from elastic.state.tensors import TensorState
+from elastic.state.training_state import TrainingState
+from elastic.state.transfer import Receiving, Sending, portions
 from elastic.step.reducer import Reducer
 from elastic.training_errors import BrokenGroupError, CancelledError, OutOfStepError, UsageError
 from schemas.ids import WorkerId, worker_id
@@ -68,7 +68,7 @@ LINGER_S: Final = 0.1  # a leaver's sockets stay until the others have read what
 CHECK_AFTER: Final = 2  # steps behind a handover or a recovery
 CHECK_EVERY: Final = 256  # steps: against scripts that let workers drift apart
 ANNOUNCED: Final = "announced"  # keys in a group's store
-HEADER: Final = "header"
+METADATA: Final = "metadata"
 BYTES_PER_S: Final = 400e6  # of a transfer beside training, over sockets
 
 
@@ -76,87 +76,35 @@ class Leaving(SystemExit):
     """This worker is not in the job's group any more; its script ends here, with exit code 0."""
 
 
-class Outcome(Enum):
+class StepOutcome(Enum):
     """What became of a step that was under way when the group broke."""
 
-    WHOLE = "whole"
-    TAKEN = "taken"  # the others finished it: their state is this worker's now
-    DROPPED = "dropped"  # nobody did: its samples are drawn again
-
-
-class Trainee(Protocol):
-    """What a member needs of the job that it trains."""
-
-    def header(self) -> dict[str, Any]:
-        """All state that is no tensor."""
-        ...
-
-    def take_header(self, header: dict[str, Any], *, resumed: bool) -> None:
-        """The reverse; `resumed`: this worker's schedulers and rates are replaced too."""
-        ...
-
-    def snapshot(self) -> dict[str, Any]:
-        """Schedulers, scalers and rates as they are, to undo a step that is dropped."""
-        ...
-
-    def restore(self, snapshot: dict[str, Any]) -> None:
-        """The reverse."""
-        ...
-
-    def retarget(self, batch: int, step: int) -> None:
-        """The global batch changes after `step`: so does the learning rate."""
-        ...
-
-    def rates(self) -> bytes:
-        """How far the learning rate has followed the batch."""
-        ...
-
-    def take_rates(self, said: bytes) -> None:
-        """The reverse."""
-        ...
-
-    def suspend(self, version: int) -> None:
-        """Write a checkpoint, wait until it is durable, and say so."""
-        ...
-
-    def report_again(self) -> None:
-        """Say the last epoch again: who was to say it may be gone."""
-        ...
-
-    @property
-    def records(self) -> bool:
-        """Whether samples are recorded at all."""
-        ...
-
-    def record(self, piece: Piece, rank: int, ids: list[int]) -> None:
-        """Write which samples a committed step took."""
-        ...
-
-    def share(self, piece: Piece, rank: int) -> list[int]:
-        """The sample ids that another rank took in a step."""
-        ...
+    COMMITTED = "committed"
+    ADOPTED = "adopted"  # the others finished it: their state is this worker's now
+    ROLLED_BACK = "rolled back"  # nobody did: its samples are drawn again
 
 
 @dataclass(slots=True)
-class _Next:
+class PendingGroup:
     """The group that is built while training goes on."""
 
     order: GroupOrder
-    building: Building | None  # None: the processes stay as they are
+    building: BackgroundBuild | None  # None: the processes stay as they are
     boundary: int | None = None  # the last step of the old group
     steps: int = 0  # of the handover
     dropped: bool = False
 
     @property
     def ready(self) -> bool:
+        """Whether it can be trained in."""
         return self.building is None or self.building.done
 
 
 @dataclass(slots=True)
-class _Handover:
+class StateTransfer:
     """A handover that is under way, on either side."""
 
-    group: Group
+    group: ProcessGroup
     members: int  # that send
     newcomers: list[int]
     first: int  # step
@@ -177,46 +125,48 @@ class Member:
         assignment: Assignment | None,
         *,
         report: Callable[[type[ScriptReport], dict[str, Any]], None],
-        standing: Standing,
+        standing: TrainingPosition,
         losses: LossMeter,
         noise: NoiseMeter,
         device: torch.device,
-        trainee: Trainee,
+        trainee: TrainingState,
     ) -> None:
         self._assignment = assignment
         self._report_as = report
         self._standing = standing
         self._losses, self._noise = losses, noise
-        self._trainee = trainee
+        self._training = trainee
         self._device = device
         self._changed = threading.Condition()
         self._heard: tuple[int, int] = (0, 0)
         self._orders: deque[GroupOrder] = deque()  # for the training thread, when it waits
         self._granted = threading.Event()
         self._cancel = threading.Event()
-        self._next: _Next | None = None
-        self._flagged: _Next | None = None  # this worker said in a reduction that it is ready
+        self._next: PendingGroup | None = None
+        self._flagged: PendingGroup | None = (
+            None  # this worker said in a reduction that it is ready
+        )
         self._servers: dict[int, StoreServer] = {}
-        self._state: State | None = None
+        self._state: TensorState | None = None
         self._reducer: Reducer | None = None
         self._samples = 0  # of an epoch
         self._depth = 0  # steps that a loader draws ahead
-        self._piece: Piece | None = None
-        self._outcome = Outcome.WHOLE
+        self._piece: MicroBatch | None = None
+        self._outcome = StepOutcome.COMMITTED
         self._skip = False
         self._reduced = False
         self._loss_sum: torch.Tensor | float | None = None
         self._mark = 0.0
         self._seconds = 0.0
-        self._handover: _Handover | None = None
+        self._handover: StateTransfer | None = None
         self._full = True
         self._check_at = 0
         self._resync = False
-        self._retired: Group | None = None
+        self._retired: ProcessGroup | None = None
         self._stale = False
         self._undo: dict[str, Any] | None = None
-        self._recent: deque[Piece] = deque(maxlen=4)
-        self._unwritten: deque[Piece] = deque()
+        self._recent: deque[MicroBatch] = deque(maxlen=4)
+        self._unwritten: deque[MicroBatch] = deque()
         self._on_behalf: tuple[tuple[WorkerId, ...], frozenset[WorkerId]] | None = None
         self._first_anew = False
         self._left = False
@@ -225,15 +175,17 @@ class Member:
         if assignment is None:
             self.me = WorkerId("")
             self._workers: tuple[WorkerId, ...] = (self.me,)
-            self.group = Group(0, 0, 1, device, [])
-            self.schedule = Schedule(Row(1, (1,), 0))
+            self.group = ProcessGroup(0, 0, 1, device, [])
+            self.schedule = Schedule(ScheduleRow(1, (1,), 0))
             self._granted.set()
         else:
             self.me = worker_id(assignment.job, assignment.version, assignment.rank)
             self._workers = tuple(m.worker for m in assignment.group.members)
-            self.group = Group(0, assignment.rank, 1, device, [])  # until it joins
+            self.group = ProcessGroup(0, assignment.rank, 1, device, [])  # until it joins
             self.schedule = Schedule(
-                Row(1, tuple(m.local_batch for m in assignment.group.members), assignment.rank)
+                ScheduleRow(
+                    1, tuple(m.local_batch for m in assignment.group.members), assignment.rank
+                )
             )
             if assignment.granted:
                 self._granted.set()
@@ -308,7 +260,7 @@ class Member:
             if following is not self._flagged:  # else it counts in a reduction that is under way
                 self._drop_next(following)
 
-    def _drop_next(self, following: _Next) -> None:
+    def _drop_next(self, following: PendingGroup) -> None:
         if self._next is following:
             self._next = None
         if following.building is not None:
@@ -334,18 +286,20 @@ class Member:
             self._servers[version] = StoreServer(self._address)
         return self._servers[version]
 
-    def _begin(self, order: GroupOrder) -> _Next:
+    def _begin(self, order: GroupOrder) -> PendingGroup:
         mine = order.group.member(self.me)
         same = tuple(m.worker for m in order.group.members) == self._workers
         if mine is None or same:
-            return _Next(order, None)
-        return _Next(order, Building(lambda: self._built(order), self._join_failed(order.version)))
+            return PendingGroup(order, None)
+        return PendingGroup(
+            order, BackgroundBuild(lambda: self._built(order), self._join_failed(order.version))
+        )
 
-    def _built(self, order: GroupOrder) -> Group:
+    def _built(self, order: GroupOrder) -> ProcessGroup:
         mine = order.group.member(self.me)
         rank = mine.rank if mine else 0
         testing.reach("build", rank=rank, version=order.version)
-        group = build(
+        group = build_process_group(
             version=order.version,
             store=order.store,
             rank=rank,
@@ -356,7 +310,7 @@ class Member:
         testing.reach("built", rank=rank, version=order.version)
         return group
 
-    def _met(self, order: GroupOrder) -> Group:
+    def _met(self, order: GroupOrder) -> ProcessGroup:
         """The group of `order`, which the training thread has to wait for.
 
         Raises:
@@ -364,7 +318,7 @@ class Member:
             CancelledError: if the wait was called off.
         """
         failures: list[str] = []
-        building = Building(lambda: self._built(order), failures.append)
+        building = BackgroundBuild(lambda: self._built(order), failures.append)
         try:
             wait_for(building.over, self._cancel)
         except CancelledError:
@@ -383,7 +337,7 @@ class Member:
         """Wait until the process that had the slot before is gone."""
         self._granted.wait()
 
-    def use(self, state: State, reducer: Reducer, size: int, depth: int) -> None:
+    def use(self, state: TensorState, reducer: Reducer, size: int, depth: int) -> None:
         """From now on there is something to train.
 
         Args:
@@ -442,10 +396,10 @@ class Member:
                 return
             self.group = group
             if group.size > 1:
-                header = packed(self._trainee.header()) if group.rank == 0 else b""
-                said = broadcast(self._state, group, 0, header, self._cancel)
+                header = encode_metadata(self._training.metadata()) if group.rank == 0 else b""
+                said = broadcast_state(self._state, group, 0, header, self._cancel)
                 if group.rank:
-                    self._trainee.take_header(unpacked(said), resumed=True)
+                    self._training.load_metadata(decode_metadata(said), resumed=True)
         except (BrokenGroupError, CancelledError) as error:
             if order.kind == JOIN and isinstance(error, CancelledError):
                 self._full = False
@@ -454,7 +408,7 @@ class Member:
             self._wait_for_the_end()
         self._said_formed()
 
-    def _await_boundary(self, order: GroupOrder, group: Group) -> None:
+    def _await_boundary(self, order: GroupOrder, group: ProcessGroup) -> None:
         """Learn from the incumbents where the newcomers' first step is."""
         said: list[dict[str, Any]] = []
         there = threading.Event()
@@ -481,21 +435,21 @@ class Member:
         first, steps = plan["step"] + 1, plan["steps"]
         members = len(plan["old"])
         zeros = (*plan["old"], *(0,) * (group.size - members))
-        self.schedule = Schedule(Row(first, zeros, group.rank))
-        self.schedule.announce([Row(first + steps, tuple(plan["new"]), group.rank)])
+        self.schedule = Schedule(ScheduleRow(first, zeros, group.rank))
+        self.schedule.announce([ScheduleRow(first + steps, tuple(plan["new"]), group.rank)])
         self.group, self._full = group, False
         self._workers = tuple(m.worker for m in order.group.members)
         newcomers = list(range(members, group.size))
-        self._handover = _Handover(group, members, newcomers, first, steps)
+        self._handover = StateTransfer(group, members, newcomers, first, steps)
         self._check_at = first + steps - 1 + CHECK_AFTER
         self._rate_from = (first + steps, sum(plan["new"]))
         threading.Thread(target=self._take_header, args=(self._handover,), daemon=True).start()
 
-    def _take_header(self, handover: _Handover) -> None:
+    def _take_header(self, handover: StateTransfer) -> None:
         """In a thread: as soon as the incumbents say what comes, make room and begin to receive."""
         try:
-            handover.group.store.wait([HEADER], LONG)
-            header = unpacked(handover.group.store.get(HEADER))
+            handover.group.store.wait([METADATA], LONG)
+            header = decode_metadata(handover.group.store.get(METADATA))
             if self._state is not None:
                 self._state.adopt(header["structure"], self._device)
                 sizes = [unit.size for unit in self._state.units(self._device)]
@@ -529,21 +483,21 @@ class Member:
             self._swap(following)
         self._hand_over()
         if self._rate_from is not None and self._standing.step + 1 >= self._rate_from[0]:
-            self._trainee.retarget(self._rate_from[1], self._standing.step)
+            self._training.retarget(self._rate_from[1], self._standing.step)
             self._rate_from = None
         stale, self._stale = self._stale, False
         return stale
 
-    def begin(self, piece: Piece) -> None:
+    def begin(self, piece: MicroBatch) -> None:
         """The script gets `piece`."""
-        self._piece, self._outcome, self._reduced = piece, Outcome.WHOLE, False
+        self._piece, self._outcome, self._reduced = piece, StepOutcome.COMMITTED, False
         if self._reducer is not None:
             self._reducer.active = self.group.size > 1 or not (piece.first and piece.last)
             self._reducer.losses.clear()
         if not piece.last:
-            self._undo = self._trainee.snapshot()  # a script steps its schedulers in every pass
+            self._undo = self._training.snapshot()  # a script steps its schedulers in every pass
 
-    def done(self, piece: Piece) -> Outcome:
+    def done(self, piece: MicroBatch) -> StepOutcome:
         """The script is through with `piece`."""
         if not self._reduced and piece.last and self.group.size > 1:
             self._take_part_with_nothing(piece)
@@ -551,17 +505,17 @@ class Member:
         if self._reducer is not None:
             self._reducer.active = False  # what the script does between batches is its own
         if self._undo is not None:
-            self._trainee.restore(self._undo)
+            self._training.restore(self._undo)
             self._undo = None
-        outcome, self._outcome = self._outcome, Outcome.WHOLE
-        if outcome is not Outcome.DROPPED and piece.last:
+        outcome, self._outcome = self._outcome, StepOutcome.COMMITTED
+        if outcome is not StepOutcome.ROLLED_BACK and piece.last:
             self._recent.append(piece)
             self._unwritten.append(piece)  # every pass of it
             if self.group.size == 1:
                 self.write_records()
         return outcome
 
-    def _take_part_with_nothing(self, piece: Piece) -> None:
+    def _take_part_with_nothing(self, piece: MicroBatch) -> None:
         """The script passed over its batch, and the others wait for this worker's gradients.
 
         What they agree on is then applied here too, as the optimizer's step was passed over; the
@@ -571,7 +525,7 @@ class Member:
             return
         self._reducer.active = True
         self._reduce(piece, weight=0.0, skipped=True)
-        if self._outcome is Outcome.WHOLE and any(
+        if self._outcome is StepOutcome.COMMITTED and any(
             p.grad is not None for p in self._reducer.parameters
         ):
             self._state.optimizer.step()
@@ -583,8 +537,8 @@ class Member:
             piece = self._unwritten.popleft()
             rank = piece.row.rank or 0
             if piece.count:
-                whole = piece.ids if piece.first else self._trainee.share(piece, rank)
-                self._trainee.record(piece, rank, whole)
+                whole = piece.ids if piece.first else self._training.share(piece, rank)
+                self._training.record(piece, rank, whole)
 
     # --- where gradients are summed
 
@@ -605,7 +559,7 @@ class Member:
         self._skip = False
         self._reduce(piece, piece.count / piece.total)
 
-    def _reduce(self, piece: Piece, weight: float, *, skipped: bool = False) -> None:
+    def _reduce(self, piece: MicroBatch, weight: float, *, skipped: bool = False) -> None:
         reducer, group = self._reducer, self.group
         if reducer is None:
             return
@@ -620,17 +574,17 @@ class Member:
             self._flagged = following if ready else None
         if group.size == 1:
             if reducer.active:
-                _, tail = reducer.bucket(weight, FIXED)
-                reducer.spread(agreed(tail.tolist(), 1).used)
+                _, tail = reducer.bucket(weight, FIXED_WORDS)
+                reducer.spread(read_agreed_words(tail.tolist(), 1).used)
             if loss_sum is not None:
                 self._losses.add(loss_sum / max(1, piece.total))
-            said = Agreed(
+            said = AgreedWords(
                 loss_sum=0.0,
                 samples=piece.count,
                 ready=int(ready),
                 seconds=self._seconds,
                 same=True,
-                step=piece.step % STEPS_SAID,
+                step=piece.step % STEP_MODULUS,
                 ends=0,
                 skipped=0,
                 used=(),
@@ -642,16 +596,16 @@ class Member:
         checks = piece.step == self._check_at or now_and_then
         if checks and self._full and self._state is not None:
             digest = self._state.digest()
-        bucket, tail = reducer.bucket(weight, FIXED)
+        bucket, tail = reducer.bucket(weight, FIXED_WORDS)
         gradients = bucket[: bucket.numel() - tail.numel()]
         measured = group.rank == 0 and piece.first and not skipped and piece.step % EVERY == 0
         if measured and piece.count:
             self._noise.before(gradients, piece.count, piece.total)
-        words = Tail(
+        words = ControlWords(
             piece.count, ready, self._seconds, digest, step=piece.step, skipped=skipped
-        ).numbers()
+        ).encode()
         tail[0] = 0.0 if loss_sum is None else loss_sum
-        tail[1:FIXED] = torch.tensor(words, dtype=tail.dtype)
+        tail[1:FIXED_WORDS] = torch.tensor(words, dtype=tail.dtype)
         try:
             testing.reach("reduce", rank=group.rank, step=piece.step, version=group.version)
             group.all_reduce(bucket, self._cancel)
@@ -661,7 +615,7 @@ class Member:
             self._skip = True
             self._rest(piece, error)
             return
-        told = agreed(tail.tolist(), group.size)
+        told = read_agreed_words(tail.tolist(), group.size)
         _in_step(told, group.size, piece.step)
         if measured and piece.count and not told.skipped:
             self._noise.after(gradients, piece.count, piece.total)
@@ -672,7 +626,7 @@ class Member:
         self._learned(piece, told)
         self._receive(piece)
 
-    def _learned(self, piece: Piece, told: Agreed) -> None:
+    def _learned(self, piece: MicroBatch, told: AgreedWords) -> None:
         """What all ranks know now, at the same step."""
         self.write_records()
         with self._changed:
@@ -683,7 +637,7 @@ class Member:
                     self._drop_next(self._next)
                 self._next = flagged
             if flagged is not None and agreed_on:
-                flagged.boundary = piece.step + max(LEAD, self._depth)
+                flagged.boundary = piece.step + max(BOUNDARY_LEAD, self._depth)
             elif flagged is not None and flagged.dropped and not agreed_on:
                 self._drop_next(flagged)
         if flagged is not None and agreed_on:
@@ -696,12 +650,12 @@ class Member:
 
     # --- the boundary
 
-    def _announce(self, following: _Next, piece: Piece, told: Agreed) -> None:
+    def _announce(self, following: PendingGroup, piece: MicroBatch, told: AgreedWords) -> None:
         """All members are ready: the swap is some steps ahead, where nothing was drawn yet."""
         state = self._state
         if state is None:
             return
-        order, lead = following.order, max(LEAD, self._depth)
+        order, lead = following.order, max(BOUNDARY_LEAD, self._depth)
         boundary = piece.step + lead
         testing.reach("announce", rank=self.rank, step=piece.step, version=order.version)
         mine = order.group.member(self.me)
@@ -709,20 +663,25 @@ class Member:
         rank = mine.rank if mine else None
         new = tuple(m.local_batch for m in order.group.members)
         old = piece.row.local_batches
-        rows = [Row(boundary + 1, new, rank)]
+        rows = [ScheduleRow(boundary + 1, new, rank)]
         newcomers = len(set(members) - set(self._workers))
         if newcomers:
             sizes = [unit.size for unit in state.units(self._device)]
-            following.steps = handover_steps(sum(sizes), told.seconds, BYTES_PER_S, len(sizes))
-            zeros = Row(boundary + 1, (*old, *(0,) * newcomers), rank)
-            rows = [zeros, Row(boundary + 1 + following.steps, new, rank)]
+            following.steps = transfer_steps(sum(sizes), told.seconds, BYTES_PER_S, len(sizes))
+            zeros = ScheduleRow(boundary + 1, (*old, *(0,) * newcomers), rank)
+            rows = [zeros, ScheduleRow(boundary + 1 + following.steps, new, rank)]
             if self.rank == 0:
                 self._tell_newcomers(following, piece, lead, old, new)
         self.schedule.forget(self._standing.step)
         self.schedule.announce(rows)
 
     def _tell_newcomers(
-        self, following: _Next, piece: Piece, lead: int, old: Sequence[int], new: Sequence[int]
+        self,
+        following: PendingGroup,
+        piece: MicroBatch,
+        lead: int,
+        old: Sequence[int],
+        new: Sequence[int],
     ) -> None:
         building = following.building
         if building is None or building.group is None:
@@ -742,7 +701,7 @@ class Member:
         self._beside(building.group, ANNOUNCED, lambda: msgspec.msgpack.encode(plan))
 
     @staticmethod
-    def _beside(group: Group, key: str, make: Callable[[], bytes]) -> None:
+    def _beside(group: ProcessGroup, key: str, make: Callable[[], bytes]) -> None:
         """Put something into the group's store, off the training thread."""
 
         def put() -> None:
@@ -753,7 +712,7 @@ class Member:
 
         threading.Thread(target=put, name=key, daemon=True).start()
 
-    def _swap(self, following: _Next) -> None:
+    def _swap(self, following: PendingGroup) -> None:
         began = time.perf_counter()
         order, old = following.order, self.group
         testing.reach("boundary", rank=old.rank, step=self._standing.step, version=order.version)
@@ -790,29 +749,29 @@ class Member:
             if self.rank == 0:
                 self._record_for(self._workers, frozenset({self.me}))
                 testing.reach("suspend", rank=0, version=version)
-                self._trainee.suspend(version)
+                self._training.suspend(version)
                 testing.reach("suspended", rank=0, version=version)
-            agree(self.group, b"", self._cancel)
+            broadcast_bytes(self.group, b"", self._cancel)
         except (CancelledError, BrokenGroupError) as error:
             self._rest(None, error)
             return False
         return True
 
-    def _give(self, following: _Next, members: int, newcomers: Sequence[int]) -> None:
+    def _give(self, following: PendingGroup, members: int, newcomers: Sequence[int]) -> None:
         """Begin to send the state; what forward passes change is copied first."""
         state = self._state
         if state is None:
             return
         first = self._standing.step + 1
-        handover = _Handover(self.group, members, list(newcomers), first, following.steps)
+        handover = StateTransfer(self.group, members, list(newcomers), first, following.steps)
         sizes = [unit.size for unit in state.units(self._device)]
         handover.order = portions(sizes, following.steps)
         handover.buffers = [buffer.clone() for buffer in state.buffers()]
         self._handover = handover
         self._check_at = first + following.steps - 1 + CHECK_AFTER
         if self.rank == 0:
-            header = self._trainee.header()
-            self._beside(self.group, HEADER, lambda: packed(header))
+            header = self._training.metadata()
+            self._beside(self.group, METADATA, lambda: encode_metadata(header))
 
     def _hand_over(self) -> None:
         """Begin with the portion of the coming step, or end."""
@@ -829,7 +788,7 @@ class Member:
         elif self._full or place > 0:
             self._next_portion(handover, place)
 
-    def _next_portion(self, handover: _Handover, place: int) -> None:
+    def _next_portion(self, handover: StateTransfer, place: int) -> None:
         state = self._state
         if state is None:
             return
@@ -844,7 +803,7 @@ class Member:
         else:
             handover.transfer = Receiving(group, portion, members, buffers)
 
-    def _receive(self, piece: Piece) -> None:
+    def _receive(self, piece: MicroBatch) -> None:
         """A newcomer waits for the portion of this step, which the optimizer is to work on."""
         handover, state = self._handover, self._state
         if handover is None or self._full or state is None or self._received == piece.step:
@@ -868,16 +827,19 @@ class Member:
         if piece.step == handover.first and handover.header is not None:
             for buffer, came in zip(state.buffers(), handover.buffers, strict=True):
                 buffer.copy_(came)
-            self._trainee.take_header(handover.header, resumed=True)
+            self._training.load_metadata(handover.header, resumed=True)
 
-    def before_step(self) -> None:
-        """The optimizer is about to change what is being sent: let it be on its way first."""
+    def before_optimizer_step(self) -> float:
+        """The optimizer is about to change what is being sent: let it be on its way first.
+
+        Returns:
+            What the learning rates are multiplied with in this step.
+        """
         handover = self._handover
         if handover is not None and isinstance(handover.transfer, Sending):
-            try:
+            with contextlib.suppress(CancelledError):  # whoever waits for it is not wanted any more
                 wait_for(handover.transfer.done, self._cancel)
-            except CancelledError:
-                return  # whoever waits for it is not wanted any more
+        return self._training.factor()
 
     def _resynchronise(self) -> None:
         """The checksums differ: give everybody the state of rank 0, while all wait."""
@@ -886,14 +848,14 @@ class Member:
             return
         if self.rank == 0:
             sys.stderr.write("[ones] the state of the workers differs: it is sent again\n")
-        header = packed(self._trainee.header()) if self.rank == 0 else b""
+        header = encode_metadata(self._training.metadata()) if self.rank == 0 else b""
         try:
-            said = broadcast(self._state, self.group, 0, header, self._cancel)
+            said = broadcast_state(self._state, self.group, 0, header, self._cancel)
         except (CancelledError, BrokenGroupError) as error:
             self._rest(None, error)
             return
         if self.rank:
-            self._trainee.take_header(unpacked(said), resumed=True)
+            self._training.load_metadata(decode_metadata(said), resumed=True)
 
     def _said_formed(self, pause_ms: float = 0.0) -> None:
         self._report(
@@ -922,7 +884,7 @@ class Member:
             try:
                 testing.reach("report", rank=self.rank, version=self.group.version)
                 self._end_together()
-                heard = agree(self.group, said, self._cancel)
+                heard = broadcast_bytes(self.group, said, self._cancel)
             except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
                 header = self._rest(None, error)
                 if header is not None and header["epoch"] >= self._standing.epoch:
@@ -940,12 +902,14 @@ class Member:
         reducer, group = self._reducer, self.group
         if reducer is None or group.size == 1:
             return
-        marker, tail = reducer.nothing(FIXED)
-        tail[1:FIXED] = torch.tensor(Tail(ends=True).numbers(), dtype=tail.dtype)
+        marker, tail = reducer.nothing(FIXED_WORDS)
+        tail[1:FIXED_WORDS] = torch.tensor(ControlWords(ends=True).encode(), dtype=tail.dtype)
         group.all_reduce(marker, self._cancel)
-        _in_step(agreed(tail.tolist(), group.size), group.size, None)
+        _in_step(read_agreed_words(tail.tolist(), group.size), group.size, None)
 
-    def _rest(self, piece: Piece | None, error: Exception | None = None) -> dict[str, Any] | None:
+    def _rest(
+        self, piece: MicroBatch | None, error: Exception | None = None
+    ) -> dict[str, Any] | None:
         """Stand still, say where, and go on in the group that the controller makes of those left.
 
         Args:
@@ -994,7 +958,7 @@ class Member:
             port=self._serve(order.version).port,
         )
 
-    def _recover(self, order: GroupOrder, piece: Piece | None) -> dict[str, Any] | None:
+    def _recover(self, order: GroupOrder, piece: MicroBatch | None) -> dict[str, Any] | None:
         state, standing = self._state, self._standing
         if state is None:
             raise BrokenGroupError("nothing to train yet")
@@ -1003,22 +967,24 @@ class Member:
         header: dict[str, Any] | None = None
         step = standing.step
         if order.source is not None:
-            own = packed(self._trainee.header()) if group.rank == order.source else b""
+            own = encode_metadata(self._training.metadata()) if group.rank == order.source else b""
             try:
-                said = broadcast(state, group, order.source, own, self._cancel)
+                said = broadcast_state(state, group, order.source, own, self._cancel)
             except (CancelledError, BrokenGroupError):
                 group.retire()  # not here: what is under way in it would hold this thread up
                 raise
             if group.rank != order.source:
-                header = unpacked(said)
+                header = decode_metadata(said)
                 step = header["step"]
         try:
-            rates = agree(group, self._trainee.rates(), self._cancel, int(order.source or 0))
+            rates = broadcast_bytes(
+                group, self._training.lr_state(), self._cancel, int(order.source or 0)
+            )
         except (CancelledError, BrokenGroupError):
             group.retire()
             raise
-        self._trainee.take_rates(rates)
-        self._trainee.retarget(order.group.global_batch, step)
+        self._training.load_lr_state(rates)
+        self._training.retarget(order.group.global_batch, step)
         self._rate_from, self._check_at = None, step + CHECK_AFTER
         old, was = self.group, self.rank
         self.group = group
@@ -1029,13 +995,13 @@ class Member:
         workers = tuple(m.worker for m in order.group.members)
         self._on_behalf = (self._workers, frozenset(workers))
         self._workers = workers
-        row = Row(1, tuple(m.local_batch for m in order.group.members), group.rank)
+        row = ScheduleRow(1, tuple(m.local_batch for m in order.group.members), group.rank)
         self.schedule = Schedule(row)
         self._stale = True
         if piece is not None:
-            self._outcome = Outcome.TAKEN if piece.step <= step else Outcome.DROPPED
-            if self._outcome is Outcome.DROPPED:
-                self._undo = self._trainee.snapshot()
+            self._outcome = StepOutcome.ADOPTED if piece.step <= step else StepOutcome.ROLLED_BACK
+            if self._outcome is StepOutcome.ROLLED_BACK:
+                self._undo = self._training.snapshot()
         self._first_anew = group.rank == 0 and was != 0
         testing.reach("recovered", rank=group.rank, version=order.version)
         self._said_formed()
@@ -1052,16 +1018,16 @@ class Member:
         self._record_for(before, now)
         if self._first_anew:
             self._first_anew = False
-            self._trainee.report_again()
+            self._training.report_again()
 
     def _record_for(self, before: tuple[WorkerId, ...], now: frozenset[WorkerId]) -> None:
         """Write what members that are gone by `now` took in the last steps, if they did not."""
-        if not self._trainee.records:
+        if not self._training.records:
             return
         for piece in self._recent:
             for rank, worker in enumerate(before[: len(piece.row.local_batches)]):
-                if worker not in now and (ids := self._trainee.share(piece, rank)):
-                    self._trainee.record(piece, rank, ids)
+                if worker not in now and (ids := self._training.share(piece, rank)):
+                    self._training.record(piece, rank, ids)
 
     # --- helpers
 
@@ -1069,9 +1035,9 @@ class Member:
         self._report_as(kind, values)
 
 
-def _in_step(told: Agreed, ranks: int, step: int | None) -> None:
+def _in_step(told: AgreedWords, ranks: int, step: int | None) -> None:
     """Raise unless all ranks are in `step`, or, for None, through with the epoch."""
     if told.ends not in {0, ranks} or (step is None) != (told.ends == ranks):
         raise OutOfStepError("some have ended the epoch, others take another batch")
-    if step is not None and told.step != step % STEPS_SAID:
+    if step is not None and told.step != step % STEP_MODULUS:
         raise OutOfStepError(f"not all are in step {step}")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from elastic.samples.schedule import Row
+from elastic.samples.schedule import ScheduleRow
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class MicroBatch:
     """A batch of the loader: a step's share of this worker, or a pass of it."""
 
     step: int
@@ -20,4 +20,4 @@ class Piece:
     total: int  # of the step, over all workers
     first: bool  # pass of the step
     last: bool
-    row: Row
+    row: ScheduleRow

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(slots=True)
-class Standing:
+class TrainingPosition:
     """Where training stands."""
 
     epoch: int = 1  # the running one

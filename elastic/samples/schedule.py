@@ -23,7 +23,7 @@ def passes(count: int, bound: int) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ScheduleRow:
     """Who takes how much from one step on."""
 
     first: int  # step, 1-based
@@ -39,10 +39,10 @@ class Row:
 class Schedule:
     """The rows that are in force or announced, oldest first."""
 
-    def __init__(self, row: Row) -> None:
+    def __init__(self, row: ScheduleRow) -> None:
         self._rows = [row]
 
-    def at(self, step: int) -> Row:
+    def at(self, step: int) -> ScheduleRow:
         """The row in force at `step`."""
         found = self._rows[0]
         for row in self._rows:
@@ -50,7 +50,7 @@ class Schedule:
                 found = row
         return found
 
-    def announce(self, rows: Sequence[Row]) -> None:
+    def announce(self, rows: Sequence[ScheduleRow]) -> None:
         """These follow; they replace rows that begin as late."""
         first = min(row.first for row in rows)
         self._rows = [row for row in self._rows if row.first < first] + list(rows)

@@ -10,11 +10,11 @@ import math
 from dataclasses import dataclass
 from typing import Final, Literal
 
-Rule = Literal["linear", "sqrt", "none"]
+LrScaling = Literal["linear", "sqrt", "none"]
 DOUBLING_STEPS: Final = 20
 
 
-def target(rule: Rule, batch: int, base: int) -> float:
+def lr_factor(rule: LrScaling, batch: int, base: int) -> float:
     """What the rate at `base` samples per step is multiplied with at `batch`.
 
     Linear is the paper's, for SGD; the square root is for optimizers that divide by the gradient's
@@ -27,7 +27,7 @@ def target(rule: Rule, batch: int, base: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Ramp:
+class LrRamp:
     """A factor on its way: down at once, up by at most 2x in `doubling` steps.
 
     Paper: the rate is scaled at once; its figures 13 and 14 show that a large jump spikes the loss.
@@ -48,8 +48,8 @@ class Ramp:
             return self.to
         return float(self.begin * 2.0**doublings)
 
-    def towards(self, to: float, step: int) -> Ramp:
+    def towards(self, to: float, step: int) -> LrRamp:
         """From where the factor is at `step`, to another target."""
         if to == self.to:
             return self
-        return Ramp(self.at(step), to, step, self.doubling)
+        return LrRamp(self.at(step), to, step, self.doubling)

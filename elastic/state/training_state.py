@@ -18,14 +18,19 @@ import torch
 
 from elastic.metrics.loss_meter import LossMeter
 from elastic.metrics.noise_scale import NoiseMeter
-from elastic.metrics.stop_rule import Speed, StopState, stop_reason
+from elastic.metrics.speed import SpeedMeter
+from elastic.metrics.stop_rule import StopState, stop_reason
 from elastic.reporting.append_file import AppendFile
-from elastic.samples.micro_batch import Piece
-from elastic.samples.position import Standing
+from elastic.samples.micro_batch import MicroBatch
+from elastic.samples.position import TrainingPosition
 from elastic.samples.sample_stream import SampleStream, share
-from elastic.state import checkpoint
-from elastic.state.learning_rate import Ramp, Rule, target
-from elastic.state.transfer import State, packed, unpacked
+from elastic.state.checkpoint_files import find_checkpoint, load_checkpoint
+from elastic.state.checkpoint_writer import CheckpointWriter
+from elastic.state.host_copy import copy_to_host
+from elastic.state.learning_rate import LrRamp, LrScaling, lr_factor
+from elastic.state.metadata import decode_metadata, encode_metadata
+from elastic.state.random_state import random_state, restore_random_state
+from elastic.state.tensors import TensorState
 from elastic.training_errors import UsageError
 from schemas.groups import ResumePoint
 from schemas.ids import Version
@@ -40,29 +45,31 @@ DIVIDES_BY_GRADIENT = frozenset(
 )
 
 
-class Training:
+class TrainingState:
     """Standing, schedulers, rates, stop rule, checkpoints: one job's, in one worker."""
 
-    def __init__(self, assignment: Assignment | None, report: Reporter, standing: Standing) -> None:
+    def __init__(
+        self, assignment: Assignment | None, report: Reporter, standing: TrainingPosition
+    ) -> None:
         self.assignment = assignment
         self.standing = standing
         self.losses = LossMeter()
         self.noise = NoiseMeter()
-        self.speed = Speed(time.monotonic())
+        self.speed = SpeedMeter(time.monotonic())
         self.rule: StopRule | None = assignment.spec.stop if assignment else None
         self.stop = StopState()
         self.why_done = ""
         self.tracked: dict[str, Any] = {}
         self.stream = SampleStream(0, 0)
-        self.state: State | None = None
-        self.ramp = Ramp()
-        self.lr_rule: Rule = "linear"
+        self.state: TensorState | None = None
+        self.ramp = LrRamp()
+        self.lr_rule: LrScaling = "linear"
         self.base_batch = 1
         self.batch: Callable[[], int] = lambda: 1
         self.group: Callable[[], int] = lambda: 0  # version of the present group
         self.samples: AppendFile | None = None
         self._report = report
-        self._writer: checkpoint.Writer | None = None
+        self._writer: CheckpointWriter | None = None
         self._resumed: dict[str, Any] = {}  # states of what is tracked later
         self._resumed_groups: list[dict[str, Any]] = []  # of the optimizer
         self._said = b""  # what rank 0 said last at the end of an epoch
@@ -81,18 +88,18 @@ class Training:
 
     def retarget(self, batch: int, step: int) -> None:
         """The global batch changes after `step`: the rate follows (ONES section 3.3.2)."""
-        to = target(self.lr_rule, batch, self.base_batch)
+        to = lr_factor(self.lr_rule, batch, self.base_batch)
         self.ramp = self.ramp.towards(to, step)
 
-    def rates(self) -> bytes:
+    def lr_state(self) -> bytes:
         """How far the rate has followed the batch."""
         ramp = self.ramp
         return msgspec.msgpack.encode([ramp.begin, ramp.to, ramp.since, ramp.doubling])
 
-    def take_rates(self, said: bytes) -> None:
+    def load_lr_state(self, said: bytes) -> None:
         """The reverse."""
         begin, to, since, doubling = msgspec.msgpack.decode(said)
-        self.ramp = Ramp(begin, to, since, doubling)
+        self.ramp = LrRamp(begin, to, since, doubling)
 
     def factor(self) -> float:
         """What rates are multiplied with in the step that is under way."""
@@ -106,15 +113,15 @@ class Training:
 
     # --- what travels, or lies in a checkpoint
 
-    def header(self) -> dict[str, Any]:
+    def metadata(self) -> dict[str, Any]:
         """All state that is no tensor; part of a handover."""
         state = self.state
         if state is None:
             return {}
         return {
-            "structure": checkpoint.copied(state.structure(state.parameters()[0].device)),
-            "hyper": checkpoint.copied(state.hyperparameters()),
-            "random": checkpoint.random_state(),
+            "structure": copy_to_host(state.structure(state.parameters()[0].device)),
+            "hyper": copy_to_host(state.hyperparameters()),
+            "random": random_state(),
             "report": self._said.decode("latin-1"),  # bytes would not be read back
             **self._facts(),
         }
@@ -130,32 +137,32 @@ class Training:
             "stop": msgspec.to_builtins(self.stop),
             "why_done": self.why_done,
             "ramp": [self.ramp.begin, self.ramp.to, self.ramp.since, self.ramp.doubling],
-            "tracked": checkpoint.copied(
+            "tracked": copy_to_host(
                 {name: thing.state_dict() for name, thing in self.tracked.items()}
             ),
         }
 
-    def take_header(self, header: dict[str, Any], *, resumed: bool) -> None:
+    def load_metadata(self, header: dict[str, Any], *, resumed: bool) -> None:
         """Take over what the others have; tensors come beside it."""
         if self.state is None:
             return
         self.stop = msgspec.convert(header["stop"], StopState)
         self._said = header["report"].encode("latin-1")
         begin, to, since, doubling = header["ramp"]
-        self.ramp = Ramp(begin, to, since, doubling)
+        self.ramp = LrRamp(begin, to, since, doubling)
         if resumed:
             self._take_tracked(header["tracked"])
             self.state.take_hyperparameters(header["hyper"])
             _seed_apart(header["random"]["torch"], self.assignment.rank if self.assignment else 0)
 
-    def check_header(self) -> None:
+    def check_metadata(self) -> None:
         """See to it that what is tracked can be handed over.
 
         Raises:
             UsageError: if a `state_dict` holds what cannot be read back without executing it.
         """
         try:
-            unpacked(packed(self.header()))
+            decode_metadata(encode_metadata(self.metadata()))
         except Exception as error:  # noqa: BLE001 - a state_dict may hold anything
             first = str(error).strip().splitlines()[-1][:300]
             what = f"a tracked state cannot be handed over: {first}"
@@ -174,7 +181,7 @@ class Training:
         """Schedulers, scalers and rates as they are."""
         tracked = {name: thing.state_dict() for name, thing in self.tracked.items()}
         hyper = self.state.hyperparameters() if self.state else []
-        return {"tracked": checkpoint.copied(tracked), "hyper": checkpoint.copied(hyper)}
+        return {"tracked": copy_to_host(tracked), "hyper": copy_to_host(hyper)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """The reverse."""
@@ -206,7 +213,7 @@ class Training:
         point = self.assignment.group.resume if self.assignment else None
         if self.assignment is None or point is None or self.state is None:
             return 0
-        content = checkpoint.load(checkpoint.find(Path(self.assignment.checkpoints), point))
+        content = load_checkpoint(find_checkpoint(Path(self.assignment.checkpoints), point))
         self.state.model.load_state_dict(content["model"])
         self.state.optimizer.load_state_dict(content["optimizer"])
         self._resumed_groups = self.state.hyperparameters()
@@ -219,14 +226,14 @@ class Training:
         self.why_done = content["why_done"]
         if "ramp" in content:
             begin, to, since, doubling = content["ramp"]
-            self.ramp = Ramp(begin, to, since, doubling)
+            self.ramp = LrRamp(begin, to, since, doubling)
         self._resumed = dict(content["tracked"])
-        checkpoint.restore_random_state(content["random"])
+        restore_random_state(content["random"])
         return int(content["epoch"])
 
     def open_writer(self, folder: Path) -> None:
         """Checkpoints go to `folder`."""
-        self._writer = checkpoint.Writer(folder)
+        self._writer = CheckpointWriter(folder)
 
     def close_writer(self) -> bool:
         """Wait for what is under way; whether there was a writer."""
@@ -243,7 +250,7 @@ class Training:
             "model": self.state.model.state_dict(),
             "optimizer": self.state.optimizer.state_dict(),
         }
-        return {**facts, "random": checkpoint.random_state(), **checkpoint.copied(states)}
+        return {**facts, "random": random_state(), **copy_to_host(states)}
 
     # --- epochs
 
@@ -315,19 +322,19 @@ class Training:
         """Whether samples are recorded at all."""
         return self.samples is not None
 
-    def record(self, piece: Piece, rank: int, ids: list[int]) -> None:
+    def record(self, piece: MicroBatch, rank: int, ids: list[int]) -> None:
         """Write which samples a committed step took, if the job asked for it."""
         if self.samples is not None:
             entry = {"epoch": piece.epoch, "step": piece.step, "rank": rank, "ids": ids}
             self.samples.append(json.dumps(entry).encode() + b"\n")
 
-    def share(self, piece: Piece, rank: int) -> list[int]:
+    def share(self, piece: MicroBatch, rank: int) -> list[int]:
         """The sample ids that rank `rank` took in the step of `piece`."""
         ids = self.stream.order(piece.epoch)[piece.before : piece.cursor]
         return share(ids, piece.row.local_batches, rank)
 
 
-def rule_for(optimizer: torch.optim.Optimizer, asked: str) -> Rule:
+def rule_for(optimizer: torch.optim.Optimizer, asked: str) -> LrScaling:
     """How the learning rate follows the batch; `auto`: by the kind of optimizer.
 
     Raises:

@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import DataLoader, Dataset
 
 from elastic.group.member import Member
-from elastic.samples.micro_batch import Piece
-from elastic.samples.position import Standing
+from elastic.samples.micro_batch import MicroBatch
+from elastic.samples.position import TrainingPosition
 from elastic.samples.sample_stream import SampleStream, share
 from elastic.samples.schedule import passes
 from elastic.training_errors import UsageError
@@ -25,13 +25,13 @@ class _Pieces:
     """The batch sampler: the rest of the running epoch, as the schedule deals it out."""
 
     def __init__(
-        self, stream: SampleStream, standing: Standing, member: Member, bound: int
+        self, stream: SampleStream, standing: TrainingPosition, member: Member, bound: int
     ) -> None:
         self._stream = stream
         self._standing = standing
         self._member = member
         self._bound = bound
-        self.handed_out: deque[Piece] = deque()  # prefetched ones included
+        self.handed_out: deque[MicroBatch] = deque()  # prefetched ones included
 
     def __iter__(self) -> Iterator[list[int]]:
         self.handed_out = deque()
@@ -44,7 +44,7 @@ class _Pieces:
         batch = self._member.schedule.at(where.step + 1).batch
         return math.ceil(max(0, self._stream.size - where.cursor) / max(1, batch))
 
-    def _plan(self) -> Iterator[Piece]:
+    def _plan(self) -> Iterator[MicroBatch]:
         where = self._standing
         epoch, cursor, step = where.epoch, where.cursor, where.step
         order = self._stream.order(epoch)
@@ -59,7 +59,7 @@ class _Pieces:
             counts = passes(len(mine), self._bound) if mine else (0,)
             start = 0
             for place, count in enumerate(counts):
-                yield Piece(
+                yield MicroBatch(
                     step=step,
                     epoch=epoch,
                     before=cursor,
@@ -83,11 +83,11 @@ class ElasticLoader:
         dataset: Dataset[Any],
         *,
         stream: SampleStream,
-        standing: Standing,
+        standing: TrainingPosition,
         member: Member,
         bound: int,
         device: torch.device,
-        done: Callable[[Piece], bool],
+        done: Callable[[MicroBatch], bool],
         options: Mapping[str, Any],
     ) -> None:
         """Wrap `dataset`.

@@ -7,16 +7,12 @@ batch. DistributedDataParallel is not used, because it cannot change its group (
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import torch
 from torch import nn
 
+from elastic.hooks.backward import listen, unlisten
 from elastic.training_errors import UsageError
-
-_listening: list[Reducer] = []
-_depth = 0
-_original: Any = None
 
 
 class Reducer:
@@ -45,14 +41,12 @@ class Reducer:
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 self._after(index)
             )
-        _listening.append(self)
-        _wrap()
+        listen(self)
 
     def close(self) -> None:
         """Stop watching."""
         self.active = False
-        if self in _listening:
-            _listening.remove(self)
+        unlisten(self)
 
     def _before(self, index: int) -> Callable[[torch.Tensor], None]:
         def before(_: torch.Tensor) -> None:
@@ -191,39 +185,3 @@ class Reducer:
                 self._views.append(view)
                 start += parameter.numel()
         return self._flat
-
-
-def _wrap() -> None:
-    """See where outermost backward passes end.
-
-    The engine's own callback ends with the innermost pass, which is too early when a checkpointed
-    block runs a pass of its own inside.
-    """
-    global _original  # noqa: PLW0603 - one engine in a process
-    if _original is not None:
-        return
-    _original = torch.autograd.backward
-
-    def backward(tensors: Any, *args: Any, **options: Any) -> None:
-        global _depth  # noqa: PLW0603
-        if _depth == 0:
-            _saw(tensors)
-        _depth += 1
-        try:
-            _original(tensors, *args, **options)
-        finally:
-            _depth -= 1
-        if _depth == 0:
-            for reducer in _listening:
-                reducer.backward_over()
-
-    torch.autograd.backward = backward
-
-
-def _saw(tensors: Any) -> None:
-    loss = tensors if isinstance(tensors, torch.Tensor) else None
-    if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
-        loss = tensors[0]
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
-        for reducer in _listening:
-            reducer.losses.append(loss.detach().reshape(()))

@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 
 import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
-from elastic.reporting.channel import report_file
-from elastic.state import checkpoint
+from elastic.reporting.report_file import report_file
+from elastic.state.checkpoint_writer import drain_checkpoints
 from schemas.codec import ASSIGNMENT
 from schemas.errors import OnesError
 from schemas.messages.agent import ScriptFailed
@@ -56,7 +56,7 @@ class _Failures:
     def tell(self, error: str, where: str) -> None:
         """Write the last report of this worker."""
         a = self._assignment
-        checkpoint.drain()  # an epoch that was finished before is reported before
+        drain_checkpoints()  # an epoch that was finished before is reported before
         self._reports.append(
             lambda index: ScriptFailed(
                 job=a.job,

@@ -27,8 +27,8 @@ import torch
 import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker would pay
 import torch.utils.data
 
-from elastic.reporting.append_file import PatientOutput
 from elastic.worker import script
+from elastic.worker.script_output import LossyOutput
 from schemas.codec import TO_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.messages import Message
@@ -186,7 +186,7 @@ def main() -> None:
         return
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
-            io.BufferedWriter(PatientOutput(descriptor)),
+            io.BufferedWriter(LossyOutput(descriptor)),
             encoding="utf-8",
             errors="backslashreplace",
             line_buffering=True,

@@ -81,17 +81,19 @@ def blocking_regroup_ms(times: int) -> float:
 def _regroup(rank: int, times: int, ports: Queue[int], told: Queue[float]) -> None:
     import torch  # noqa: PLC0415 - in the child only
 
-    from elastic.collectives.process_group import StoreServer, build  # noqa: PLC0415
-    from elastic.state.transfer import State, broadcast, packed  # noqa: PLC0415
+    from elastic.collectives.rendezvous import StoreServer, build_process_group  # noqa: PLC0415
+    from elastic.state.broadcast import broadcast_state  # noqa: PLC0415
+    from elastic.state.metadata import encode_metadata  # noqa: PLC0415
+    from elastic.state.tensors import TensorState  # noqa: PLC0415
 
     torch.set_num_threads(1)
     model = _model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
     model(torch.randn(8, 64)).sum().backward()
     optimizer.step()
-    state = State(model, optimizer)
+    state = TensorState(model, optimizer)
     device = torch.device("cpu")
-    header = packed({"structure": state.structure(device)})
+    header = encode_metadata({"structure": state.structure(device)})
     never = threading.Event()
     for version in range(times):
         began = time.perf_counter()
@@ -101,11 +103,11 @@ def _regroup(rank: int, times: int, ports: Queue[int], told: Queue[float]) -> No
             port = server.port
         else:
             port = ports.get(timeout=60)
-        group = build(
+        group = build_process_group(
             version=version, store=f"127.0.0.1:{port}", rank=rank, size=2,
             address="127.0.0.1", device=device,
         )  # fmt: skip
-        broadcast(state, group, 0, header if rank == 0 else b"", never)
+        broadcast_state(state, group, 0, header if rank == 0 else b"", never)
         if rank == 0:
             told.put((time.perf_counter() - began) * 1e3)
 
@@ -141,8 +143,8 @@ def _side_by_side(
     import torch.distributed as dist  # noqa: PLC0415
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
-    from elastic.collectives.control_words import FIXED, Tail, agreed  # noqa: PLC0415
-    from elastic.collectives.process_group import StoreServer, build  # noqa: PLC0415
+    from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words  # noqa: PLC0415
+    from elastic.collectives.rendezvous import StoreServer, build_process_group  # noqa: PLC0415
     from elastic.step.reducer import Reducer  # noqa: PLC0415
 
     torch.set_num_threads(1)
@@ -155,7 +157,7 @@ def _side_by_side(
         found = [ports.get(timeout=60) for _ in range(2)]
     store = dist.TCPStore("127.0.0.1", found[0], is_master=False, wait_for_workers=False)  # type: ignore[attr-defined]
     dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
-    group = build(
+    group = build_process_group(
         version=1, store=f"127.0.0.1:{found[1]}", rank=rank, size=2,
         address="127.0.0.1", device=torch.device("cpu"),
     )  # fmt: skip
@@ -163,10 +165,10 @@ def _side_by_side(
     mine = _model(512)
 
     def reduce() -> None:
-        bucket, tail = reducer.bucket(0.5, FIXED)
-        tail[1:FIXED] = torch.tensor(Tail(32).numbers())
+        bucket, tail = reducer.bucket(0.5, FIXED_WORDS)
+        tail[1:FIXED_WORDS] = torch.tensor(ControlWords(32).encode())
         group.all_reduce(bucket, never)
-        reducer.spread(agreed(tail.tolist(), 2).used)
+        reducer.spread(read_agreed_words(tail.tolist(), 2).used)
 
     reducer = Reducer(mine.parameters(), reduce)
     reducer.active = True

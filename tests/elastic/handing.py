@@ -9,16 +9,10 @@ from typing import Any, Final
 import torch
 from torch import nn
 
-from elastic.state.transfer import (
-    Receiving,
-    Sending,
-    State,
-    Unit,
-    broadcast,
-    packed,
-    portions,
-    unpacked,
-)
+from elastic.state.broadcast import broadcast_state
+from elastic.state.metadata import decode_metadata, encode_metadata
+from elastic.state.tensors import ParameterState, TensorState
+from elastic.state.transfer import Receiving, Sending, portions
 from tests.elastic.peers import CPU, Meeting
 
 LIMIT_S: Final = 10.0
@@ -73,7 +67,7 @@ def extra(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 MAKERS: Final = {maker.__name__: maker for maker in (momentum, adam, amsgrad, extra)}
 
 
-def zoo(make: Maker, seed: int, steps: int = 2) -> State:
+def zoo(make: Maker, seed: int, steps: int = 2) -> TensorState:
     """A state after some steps; other seeds give other values."""
     torch.manual_seed(seed)
     model = Zoo()
@@ -83,14 +77,14 @@ def zoo(make: Maker, seed: int, steps: int = 2) -> State:
     for _ in range(steps):
         model(torch.randn(2, 3, 6, 6)).backward()
         optimizer.step()
-    state = State(model, optimizer)
+    state = TensorState(model, optimizer)
     state.buffers()[-1].add_(seed)
     model.turned.add_(seed)  # type: ignore[operator]
     model.count.add_(seed)  # type: ignore[operator]
     return state
 
 
-def written(state: State) -> list[tuple[str, list[float]]]:
+def written(state: TensorState) -> list[tuple[str, list[float]]]:
     """Everything, for comparisons by value: bits survive the way to float64."""
     tensors = [t for unit in state.units(CPU) for t in unit.tensors] + state.buffers()
     return [(str(t.dtype), t.double().reshape(-1).tolist()) for t in tensors]
@@ -107,15 +101,15 @@ def hand_over(
     full = meeting.rank < members
     state = zoo(make, 1) if full else zoo(make, 50 + meeting.rank, steps=0)
     if meeting.rank == 0:
-        group.store.set("header", packed({"structure": state.structure(CPU)}))
+        group.store.set("header", encode_metadata({"structure": state.structure(CPU)}))
     if not full:
         group.store.wait(["header"])
-        state.adopt(unpacked(group.store.get("header"))["structure"], CPU)
+        state.adopt(decode_metadata(group.store.get("header"))["structure"], CPU)
     units = state.units(CPU)
     for place, portion in enumerate(portions([unit.size for unit in units], steps)):
         part = [units[index] for index in portion]
         if place == 0:
-            part.append(Unit(state.buffers()))
+            part.append(ParameterState(state.buffers()))
         transfer: Sending | Receiving
         if full:
             transfer = Sending(group, part, members, newcomers)
@@ -136,6 +130,6 @@ def give_all(
     group = meeting.group()
     has = meeting.rank == source
     state = zoo(MAKERS[name], 1 if has else 50 + meeting.rank, steps=2 if has else meeting.rank)
-    header = packed({"structure": state.structure(CPU)}) if has else b""
-    said = broadcast(state, group, source, header, threading.Event())
+    header = encode_metadata({"structure": state.structure(CPU)}) if has else b""
+    said = broadcast_state(state, group, source, header, threading.Event())
     return said, written(state)

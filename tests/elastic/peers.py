@@ -14,7 +14,8 @@ from typing import Any, Final
 
 import torch
 
-from elastic.collectives.process_group import Group, StoreServer, build
+from elastic.collectives.process_group import ProcessGroup
+from elastic.collectives.rendezvous import StoreServer, build_process_group
 
 FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
@@ -34,9 +35,9 @@ class Meeting:
         self.store = store
         self.parent = port
 
-    def group(self, version: int = 1, *, size: int | None = None) -> Group:
+    def group(self, version: int = 1, *, size: int | None = None) -> ProcessGroup:
         """Meet the first `size` peers in a group of this version."""
-        return build(
+        return build_process_group(
             version=version, store=self.store, rank=self.rank, size=size or self.size,
             address=HERE, device=CPU,
         )  # fmt: skip

@@ -13,8 +13,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from elastic.collectives.control_words import FIXED, Tail, agreed
-from elastic.collectives.process_group import Group, connect
+from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words
+from elastic.collectives.process_group import ProcessGroup
+from elastic.collectives.rendezvous import connect_store
 from elastic.samples.schedule import passes
 from elastic.step.reducer import Reducer
 from tests.elastic.peers import Meeting
@@ -153,7 +154,7 @@ def alone(case: Case, size: int) -> list[torch.Tensor]:
 class Together:
     """One rank's reducer, driven as a member drives it."""
 
-    def __init__(self, group: Group, net: nn.Module) -> None:
+    def __init__(self, group: ProcessGroup, net: nn.Module) -> None:
         self._group = group
         self._cancel = threading.Event()
         self.reducer = Reducer(net.parameters(), self._over)
@@ -173,15 +174,15 @@ class Together:
         if not self._last:
             reducer.keep(self._weight)
             return
-        bucket, tail = reducer.bucket(self._weight, FIXED)
-        tail[1:FIXED] = torch.tensor(Tail(self._count).numbers(), dtype=tail.dtype)
+        bucket, tail = reducer.bucket(self._weight, FIXED_WORDS)
+        tail[1:FIXED_WORDS] = torch.tensor(ControlWords(self._count).encode(), dtype=tail.dtype)
         self._group.all_reduce(bucket, self._cancel)
-        told = agreed(tail.tolist(), self._group.size)
+        told = read_agreed_words(tail.tolist(), self._group.size)
         reducer.spread(told.used)
         self.seen.append(told.samples)
 
 
-def together(case: Case, group: Group, shares: Sequence[int]) -> list[torch.Tensor]:
+def together(case: Case, group: ProcessGroup, shares: Sequence[int]) -> list[torch.Tensor]:
     """The parameters that this rank of a group gets from its shares."""
     net, optimizer = case.build()
     driver = Together(group, net)
@@ -225,7 +226,7 @@ def against_ddp(meeting: Meeting) -> float:
     group = meeting.group()
     shares = [3] * meeting.size
     ours = together(case, group, shares)
-    store = connect(meeting.store, 99)
+    store = connect_store(meeting.store, 99)
     dist.init_process_group("gloo", store=store, rank=meeting.rank, world_size=meeting.size)
     net, optimizer = case.build()
     wrapped = DistributedDataParallel(net, find_unused_parameters=True)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from elastic.samples.position import Position, advanced
 from elastic.samples.sample_stream import SampleStream, share
-from elastic.samples.schedule import Row, Schedule, passes, split
+from elastic.samples.schedule import Schedule, ScheduleRow, passes, split
 
 SPLITS = st.lists(st.integers(0, 9), min_size=1, max_size=5).filter(lambda row: sum(row) > 0)
 
@@ -55,7 +55,11 @@ def test_where_the_stream_stands_is_where_drawing_leads(
 
 
 def test_the_row_of_a_step_is_the_last_that_has_begun() -> None:
-    old, zeros, new = Row(1, (8,), 0), Row(10, (8, 0), 0), Row(12, (4, 4), 0)
+    old, zeros, new = (
+        ScheduleRow(1, (8,), 0),
+        ScheduleRow(10, (8, 0), 0),
+        ScheduleRow(12, (4, 4), 0),
+    )
     schedule = Schedule(old)
     schedule.announce([zeros, new])
 
@@ -65,7 +69,7 @@ def test_the_row_of_a_step_is_the_last_that_has_begun() -> None:
     assert [row.batch for row in (old, zeros, new)] == [8, 8, 8]
     schedule.forget(11)
     assert schedule.at(1) == zeros
-    other = Row(12, (8,), 0)
+    other = ScheduleRow(12, (8,), 0)
     schedule.announce([other])
     assert [schedule.at(step) for step in (11, 12)] == [zeros, other]
 
@@ -78,7 +82,7 @@ def test_the_row_of_a_step_is_the_last_that_has_begun() -> None:
 def test_every_sample_comes_once_through_any_rows(
     seed: int, size: int, changes: list[tuple[int, list[int]]]
 ) -> None:
-    schedule, step = Schedule(Row(1, (3, 2), 0)), 0
+    schedule, step = Schedule(ScheduleRow(1, (3, 2), 0)), 0
     order = SampleStream(seed, size).order(1)
     pending = list(changes)
     taken: list[int] = []
@@ -86,7 +90,7 @@ def test_every_sample_comes_once_through_any_rows(
         step += 1
         if pending and step % 2:
             lead, row = pending.pop()
-            schedule.announce([Row(step + lead, tuple(row), 0)])
+            schedule.announce([ScheduleRow(step + lead, tuple(row), 0)])
         schedule.forget(step - 1)
         local = schedule.at(step).local_batches
         ids = order[len(taken) : len(taken) + sum(local)]

@@ -7,41 +7,43 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.collectives.control_words import (
-    DIGEST_PARTS,
-    FIXED,
-    LEAST_BYTES,
-    Agreed,
-    Tail,
-    agreed,
-    handover_steps,
+    DIGEST_BYTES,
+    FIXED_WORDS,
+    MIN_BYTES_A_STEP,
+    AgreedWords,
+    ControlWords,
+    read_agreed_words,
+    transfer_steps,
 )
 
-DIGESTS = st.binary(min_size=DIGEST_PARTS, max_size=DIGEST_PARTS)
+DIGESTS = st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)
 
 
-def summed(tails: list[Tail], dtype: torch.dtype, used: list[list[bool]] | None = None) -> Agreed:
+def summed(
+    tails: list[ControlWords], dtype: torch.dtype, used: list[list[bool]] | None = None
+) -> AgreedWords:
     """What all ranks read after a reduction of these tails."""
     rows = [
-        [0.5, *tail.numbers(), *map(float, used[rank] if used else [])]
+        [0.5, *tail.encode(), *map(float, used[rank] if used else [])]
         for rank, tail in enumerate(tails)
     ]
     total = torch.zeros(len(rows[0]), dtype=dtype)
     for row in rows:
         total += torch.tensor(row, dtype=dtype)
-    return agreed(total.tolist(), len(tails))
+    return read_agreed_words(total.tolist(), len(tails))
 
 
 def test_all_ranks_read_the_same_from_the_sum() -> None:
     tails = [
-        Tail(3, ready=True, seconds=1.0, step=2051),
-        Tail(2, ready=False, seconds=3.0, step=2051, skipped=True),
-        Tail(0, step=2051, ends=True),
+        ControlWords(3, ready=True, seconds=1.0, step=2051),
+        ControlWords(2, ready=False, seconds=3.0, step=2051, skipped=True),
+        ControlWords(0, step=2051, ends=True),
     ]
 
     told = summed(tails, torch.float32, [[True, False, False], [True, False, True], [False] * 3])
 
-    assert len(Tail().numbers()) == FIXED - 1
-    assert told == Agreed(
+    assert len(ControlWords().encode()) == FIXED_WORDS - 1
+    assert told == AgreedWords(
         loss_sum=1.5,
         samples=5,
         ready=1,
@@ -54,8 +56,8 @@ def test_all_ranks_read_the_same_from_the_sum() -> None:
     )
 
 
-@given(st.permutations([Tail(i, i % 2 == 0, i / 4, bytes([i] * 4)) for i in range(6)]))
-def test_the_order_of_ranks_does_not_matter(tails: list[Tail]) -> None:
+@given(st.permutations([ControlWords(i, i % 2 == 0, i / 4, bytes([i] * 4)) for i in range(6)]))
+def test_the_order_of_ranks_does_not_matter(tails: list[ControlWords]) -> None:
     assert summed(tails, torch.float32) == summed(
         sorted(tails, key=lambda t: t.samples), torch.float32
     )
@@ -63,12 +65,12 @@ def test_the_order_of_ranks_does_not_matter(tails: list[Tail]) -> None:
 
 @given(DIGESTS, st.integers(2, 64))
 def test_equal_checksums_are_seen_as_equal(digest: bytes, ranks: int) -> None:
-    assert summed([Tail(digest=digest)] * ranks, torch.float32).same
+    assert summed([ControlWords(digest=digest)] * ranks, torch.float32).same
 
 
 @given(st.lists(DIGESTS, min_size=2, max_size=64))
 def test_checksums_are_equal_only_if_all_their_bytes_are(digests: list[bytes]) -> None:
-    tails = [Tail(digest=digest) for digest in digests]
+    tails = [ControlWords(digest=digest) for digest in digests]
 
     assert summed(tails, torch.float32).same == (len(set(digests)) == 1)
 
@@ -77,25 +79,25 @@ def test_checksums_are_equal_only_if_all_their_bytes_are(digests: list[bytes]) -
 def test_one_rank_that_differs_in_one_byte_is_noticed(
     digest: bytes, ranks: int, data: st.DataObject
 ) -> None:
-    place, rank = data.draw(st.integers(0, DIGEST_PARTS - 1)), data.draw(st.integers(0, ranks - 1))
+    place, rank = data.draw(st.integers(0, DIGEST_BYTES - 1)), data.draw(st.integers(0, ranks - 1))
     other = bytearray(digest)
     other[place] ^= 1 << data.draw(st.integers(0, 7))
     digests = [bytes(other) if r == rank else digest for r in range(ranks)]
 
-    assert not summed([Tail(digest=d) for d in digests], torch.float32).same
+    assert not summed([ControlWords(digest=d) for d in digests], torch.float32).same
 
 
 @given(st.integers(0, 10**12), st.floats(0, 1000), st.floats(1e6, 1e12), st.integers(1, 500))
 def test_a_handover_takes_at_least_one_step_and_no_more_than_its_units(
     size: int, step_s: float, speed: float, units: int
 ) -> None:
-    steps = handover_steps(size, step_s, speed, units)
+    steps = transfer_steps(size, step_s, speed, units)
 
     assert 1 <= steps <= min(units, 64)
     if steps < min(units, 64):
-        assert size <= steps * max(LEAST_BYTES, 0.5 * step_s * speed)
+        assert size <= steps * max(MIN_BYTES_A_STEP, 0.5 * step_s * speed)
 
 
 def test_a_small_state_goes_in_one_step() -> None:
-    assert handover_steps(LEAST_BYTES, 0.0, 400e6, 100) == 1
-    assert handover_steps(100 << 20, 0.1, 400e6, 100) == 6
+    assert transfer_steps(MIN_BYTES_A_STEP, 0.0, 400e6, 100) == 1
+    assert transfer_steps(100 << 20, 0.1, 400e6, 100) == 6

@@ -12,7 +12,17 @@ import numpy as np
 import pytest
 import torch
 
-from elastic.state import checkpoint
+from elastic.state import checkpoint_writer
+from elastic.state.checkpoint_files import (
+    FORMAT,
+    checkpoint_path,
+    find_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+)
+from elastic.state.checkpoint_writer import CheckpointWriter
+from elastic.state.host_copy import copy_to_host
+from elastic.state.random_state import random_state, restore_random_state
 from elastic.training_errors import CheckpointError
 from schemas.groups import ResumePoint
 from schemas.ids import Version
@@ -24,7 +34,7 @@ def point(epoch: int) -> ResumePoint:
 
 def test_what_is_written_is_read_back_and_only_the_last_two_stay(tmp_path: Path) -> None:
     durable: list[int] = []
-    writer = checkpoint.Writer(tmp_path)
+    writer = CheckpointWriter(tmp_path)
     for epoch in (1, 2, 3, 4):
         content = {"epoch": epoch, "model": {"w": torch.full((3,), float(epoch))}}
         writer.write(point(epoch), content, partial(durable.append, epoch))
@@ -35,14 +45,14 @@ def test_what_is_written_is_read_back_and_only_the_last_two_stay(tmp_path: Path)
         "epoch-000003.v3.pt",
         "epoch-000004.v3.pt",
     ]
-    loaded = checkpoint.load(checkpoint.path_of(tmp_path, point(4)))
+    loaded = load_checkpoint(checkpoint_path(tmp_path, point(4)))
     assert loaded["epoch"] == 4
     assert loaded["model"]["w"].tolist() == [4.0, 4.0, 4.0]
 
 
 def test_a_copy_does_not_change_when_training_goes_on() -> None:
     weights = torch.zeros(3)
-    copy = checkpoint.copied({"a": [weights, (weights, 1)]})
+    copy = copy_to_host({"a": [weights, (weights, 1)]})
 
     weights.add_(1)
 
@@ -55,10 +65,10 @@ def test_an_epoch_is_durable_only_when_its_file_is_there(tmp_path: Path) -> None
     done = threading.Event()
 
     def durable() -> None:
-        seen.append(checkpoint.path_of(tmp_path, point(1)).exists())
+        seen.append(checkpoint_path(tmp_path, point(1)).exists())
         done.set()
 
-    writer = checkpoint.Writer(tmp_path)
+    writer = CheckpointWriter(tmp_path)
     writer.write(point(1), {"epoch": 1}, durable)
     writer.close()
 
@@ -69,7 +79,7 @@ def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     room, tried = threading.Event(), threading.Event()
-    save = checkpoint.save
+    save = save_checkpoint
 
     def full(content: dict[str, object], path: Path) -> None:
         if not room.is_set():
@@ -77,10 +87,10 @@ def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
             raise OSError(errno.ENOSPC, "No space left on device")
         save(content, path)
 
-    monkeypatch.setattr(checkpoint, "save", full)
-    monkeypatch.setattr(checkpoint, "RETRY_S", 0.01)
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoint_writer, "RETRY_S", 0.01)
     durable: list[int] = []
-    writer = checkpoint.Writer(tmp_path)
+    writer = CheckpointWriter(tmp_path)
     for epoch in (1, 2, 3, 4):
         writer.write(point(epoch), {"epoch": epoch}, partial(durable.append, epoch))
         assert tried.wait(5)
@@ -89,8 +99,8 @@ def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
     writer.close()
 
     assert durable == [1, 2, 3, 4]
-    newest = checkpoint.find(tmp_path, point(2))
-    assert checkpoint.load(newest)["epoch"] == 4
+    newest = find_checkpoint(tmp_path, point(2))
+    assert load_checkpoint(newest)["epoch"] == 4
 
 
 def test_a_disk_that_stays_full_is_told_at_the_end(
@@ -99,10 +109,10 @@ def test_a_disk_that_stays_full_is_told_at_the_end(
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(checkpoint, "save", full)
-    monkeypatch.setattr(checkpoint, "RETRY_S", 0.01)
-    monkeypatch.setattr(checkpoint, "CLOSE_S", 0.05)
-    writer = checkpoint.Writer(tmp_path)
+    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
+    monkeypatch.setattr(checkpoint_writer, "RETRY_S", 0.01)
+    monkeypatch.setattr(checkpoint_writer, "CLOSE_S", 0.05)
+    writer = CheckpointWriter(tmp_path)
     writer.write(point(1), {"epoch": 1}, lambda: None)
 
     with pytest.raises(CheckpointError, match=r"No space left on device; free space at"):
@@ -110,7 +120,7 @@ def test_a_disk_that_stays_full_is_told_at_the_end(
 
 
 def test_a_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
-    writer = checkpoint.Writer(tmp_path)
+    writer = CheckpointWriter(tmp_path)
     writer.write(point(1), {"tracked": {"scheduler": Path("a class that torch refuses")}}, print)
 
     with pytest.raises(CheckpointError, match="track only plain states"):
@@ -119,22 +129,22 @@ def test_a_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
 
 
 def test_a_damaged_or_missing_checkpoint_says_which_and_why(tmp_path: Path) -> None:
-    path = checkpoint.path_of(tmp_path, point(1))
+    path = checkpoint_path(tmp_path, point(1))
     with pytest.raises(CheckpointError, match="let `checkpoints` of every agent be the same"):
-        checkpoint.load(path)
-    checkpoint.save({"format": checkpoint.FORMAT}, path)
+        load_checkpoint(path)
+    save_checkpoint({"format": FORMAT}, path)
     path.write_bytes(path.read_bytes()[:100])
 
     with pytest.raises(CheckpointError, match=r"epoch-000001.v3.pt cannot be read"):
-        checkpoint.load(path)
+        load_checkpoint(path)
 
 
 def test_a_checkpoint_cannot_run_code(tmp_path: Path) -> None:
-    path = checkpoint.path_of(tmp_path, point(1))
-    torch.save({"format": checkpoint.FORMAT, "evil": Path}, path)
+    path = checkpoint_path(tmp_path, point(1))
+    torch.save({"format": FORMAT, "evil": Path}, path)
 
     with pytest.raises(CheckpointError, match="cannot be read"):
-        checkpoint.load(path)
+        load_checkpoint(path)
 
 
 def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
@@ -142,8 +152,8 @@ def test_random_numbers_go_on_where_they_were(tmp_path: Path) -> None:
         return [random.random(), float(torch.rand(1)), float(np.random.rand())]  # noqa: NPY002, S311
 
     path = tmp_path / "x.pt"
-    checkpoint.save({"format": checkpoint.FORMAT, "random": checkpoint.random_state()}, path)
+    save_checkpoint({"format": FORMAT, "random": random_state()}, path)
     first = draw()
-    checkpoint.restore_random_state(checkpoint.load(path)["random"])
+    restore_random_state(load_checkpoint(path)["random"])
 
     assert draw() == first

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from elastic.reporting import append_file as files
-from elastic.reporting.append_file import AppendFile, PatientOutput
+from elastic.reporting import append_file
+from elastic.reporting.append_file import AppendFile
+from elastic.worker.script_output import LossyOutput
 
 
 class Disk:
@@ -51,7 +52,7 @@ def test_records_that_find_no_room_wait_and_come_whole(disk: Disk, tmp_path: Pat
 def test_more_than_memory_should_hold_is_refused(
     disk: Disk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "LIMIT", 10)
+    monkeypatch.setattr(append_file, "LIMIT", 10)
     file = AppendFile(tmp_path / "samples")
     disk.room = 0
     file.append(b"x" * 10)
@@ -62,7 +63,7 @@ def test_more_than_memory_should_hold_is_refused(
 
 def test_output_without_room_is_dropped_and_counted(disk: Disk, tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
-        output = PatientOutput(log.fileno())
+        output = LossyOutput(log.fileno())
         assert output.write(b"before\n") == 7
         disk.room = 2
         assert output.write(b"lost\n") == 5

@@ -8,7 +8,10 @@ import time
 import pytest
 import torch
 
-from elastic.collectives.process_group import Building, Group, agree, connect, wait_for
+from elastic.collectives.background_build import BackgroundBuild
+from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
+from elastic.collectives.rendezvous import connect_store
+from elastic.collectives.waiting import wait_for
 from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.peers import CPU, Meeting, Parent, each, peers
 
@@ -93,8 +96,10 @@ def test_a_wait_for_a_peer_that_does_not_come_can_be_called_off() -> None:
 def _agree(meeting: Meeting) -> list[object]:
     group = meeting.group()
     cancel = threading.Event()
-    words = [agree(group, bytes([meeting.rank]) * 5, cancel, source) for source in range(3)]
-    words.append(agree(group, b"", cancel))
+    words = [
+        broadcast_bytes(group, bytes([meeting.rank]) * 5, cancel, source) for source in range(3)
+    ]
+    words.append(broadcast_bytes(group, b"", cancel))
     tensor = torch.arange(3.0) * meeting.rank
     group.broadcast(tensor, 2, cancel)
     return [*words, tensor.tolist()]
@@ -125,7 +130,7 @@ def test_a_group_is_taken_apart_beside_the_training_thread() -> None:
 
 
 def test_a_group_of_one_needs_nobody() -> None:
-    group = Group(1, 0, 1, CPU, [])
+    group = ProcessGroup(1, 0, 1, CPU, [])
     cancel = threading.Event()
     tensor = torch.ones(2)
 
@@ -134,23 +139,23 @@ def test_a_group_of_one_needs_nobody() -> None:
     group.retire()
 
     assert tensor.tolist() == [1.0, 1.0]
-    assert agree(group, b"word", cancel) == b"word"
+    assert broadcast_bytes(group, b"word", cancel) == b"word"
 
 
 def test_a_store_that_nobody_serves_is_told() -> None:
     with pytest.raises(BrokenGroupError, match="cannot reach the group's store"):
-        connect("127.0.0.1:1", 1, limit_s=0.2)
+        connect_store("127.0.0.1:1", 1, limit_s=0.2)
 
 
 def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
     go, failures = threading.Event(), list[str]()
-    group = Group(1, 0, 2, CPU, [object()])
+    group = ProcessGroup(1, 0, 2, CPU, [object()])
 
-    def make() -> Group:
+    def make() -> ProcessGroup:
         go.wait(SOON_S)
         return group
 
-    building = Building(make, failures.append)
+    building = BackgroundBuild(make, failures.append)
     assert not building.done
     building.drop()
     go.set()

@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from elastic.collectives.control_words import DIGEST_PARTS
-from elastic.state.transfer import State, _flat, packed, parts, portions, unpacked
+from elastic.collectives.control_words import DIGEST_BYTES
+from elastic.state.metadata import decode_metadata, encode_metadata
+from elastic.state.tensors import TensorState, as_byte_row
+from elastic.state.transfer import byte_share, portions
 from elastic.training_errors import ElasticError
 from tests.elastic.handing import MAKERS, adam, give_all, hand_over, momentum, written, zoo
 from tests.elastic.peers import CPU, each
@@ -21,7 +23,7 @@ from tests.elastic.peers import CPU, each
 @pytest.mark.parametrize("name", MAKERS)
 def test_a_newcomer_makes_room_for_what_the_optimizer_keeps(name: str) -> None:
     old, new = zoo(MAKERS[name], 1), zoo(MAKERS[name], 2, steps=0)
-    new.adopt(unpacked(packed({"s": old.structure(CPU)}))["s"], CPU)
+    new.adopt(decode_metadata(encode_metadata({"s": old.structure(CPU)}))["s"], CPU)
     for ours, theirs in zip(new.units(CPU), old.units(CPU), strict=True):
         for to, came in zip(ours.tensors, theirs.tensors, strict=True):
             to.copy_(came)
@@ -61,7 +63,7 @@ def test_what_has_not_arrived_yet_can_be_stepped_over() -> None:
 
 def test_another_model_is_refused() -> None:
     other = nn.Linear(2, 2)
-    state = State(other, momentum(other.parameters()))
+    state = TensorState(other, momentum(other.parameters()))
 
     with pytest.raises(ElasticError, match="the group trains 10 parameters, this worker 2"):
         state.adopt(zoo(momentum, 1).structure(CPU), CPU)
@@ -84,25 +86,25 @@ def test_one_rank_gives_its_state_to_all(name: str, source: int) -> None:
     assert found == [found[source]] * 3
 
 
-def _doubled(state: State) -> None:
+def _doubled(state: TensorState) -> None:
     state.parameters()[0].detach().mul_(2)
 
 
-def _last_of_the_momentum(state: State) -> None:
+def _last_of_the_momentum(state: TensorState) -> None:
     kept = [state.optimizer.state.get(parameter, {}) for parameter in state.parameters()]
     next(entry for entry in reversed(kept) if entry)["momentum_buffer"].view(-1)[-1:].add_(1)
 
 
-def _another_step(state: State) -> None:
+def _another_step(state: TensorState) -> None:
     state.model(torch.ones(2, 3, 6, 6)).backward()
     state.optimizer.step()
 
 
 @pytest.mark.parametrize("change", [_doubled, _last_of_the_momentum, _another_step])
-def test_a_checksum_tells_states_apart(change: Callable[[State], None]) -> None:
+def test_a_checksum_tells_states_apart(change: Callable[[TensorState], None]) -> None:
     one, two = zoo(momentum, 1), zoo(momentum, 1)
     assert one.digest() == two.digest()
-    assert len(one.digest()) == DIGEST_PARTS
+    assert len(one.digest()) == DIGEST_BYTES
 
     change(two)
 
@@ -111,7 +113,7 @@ def test_a_checksum_tells_states_apart(change: Callable[[State], None]) -> None:
 
 def test_a_header_cannot_run_code() -> None:
     with pytest.raises(Exception, match="weights_only"):
-        unpacked(packed({"evil": Path}))
+        decode_metadata(encode_metadata({"evil": Path}))
 
 
 @given(st.lists(st.integers(0, 5000), min_size=1, max_size=40), st.integers(1, 64))
@@ -136,9 +138,9 @@ def test_the_parts_of_members_cover_every_byte_once(
 ) -> None:
     tensors = [torch.zeros(size, dtype=dtype) for size, dtype in pieces]
     for member in range(members):
-        part = parts(tensors, member, members)
+        part = byte_share(tensors, member, members)
         for piece in (*part.large, *part.small):
             piece.add_(1)
 
     for tensor in tensors:
-        assert (_flat(tensor) == 1).all()
+        assert (as_byte_row(tensor) == 1).all()

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from elastic import ScalingAgent
-from elastic.step import reducer
+from elastic.hooks import backward
 from elastic.step.loader import ElasticLoader
 from elastic.training_errors import UsageError
 
@@ -98,7 +98,7 @@ def test_the_loss_is_seen_in_backward_and_only_while_there_is_something_to_train
         assert agent._training.losses.mean() == 3.0
 
     assert agent._reducer is not None
-    assert agent._reducer not in reducer._listening
+    assert agent._reducer not in backward._listeners
 
 
 class Endless(IterableDataset[int]):

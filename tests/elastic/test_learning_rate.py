@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.state.learning_rate import Ramp, Rule, target
+from elastic.state.learning_rate import LrRamp, LrScaling, lr_factor
 
 FACTORS = st.floats(1e-3, 1e3)
 
@@ -16,19 +16,19 @@ FACTORS = st.floats(1e-3, 1e3)
 @pytest.mark.parametrize(
     ("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)]
 )  # fmt: skip
-def test_the_target_follows_the_rule(rule: Rule, factor: float) -> None:
-    assert target(rule, 64, 16) == factor
+def test_the_target_follows_the_rule(rule: LrScaling, factor: float) -> None:
+    assert lr_factor(rule, 64, 16) == factor
 
 
 def test_a_rate_that_belongs_to_no_batch_stays() -> None:
-    assert target("linear", 64, 0) == 1.0
+    assert lr_factor("linear", 64, 0) == 1.0
 
 
 @given(FACTORS, FACTORS, st.integers(0, 1000), st.integers(1, 50))
 def test_a_ramp_goes_down_at_once_and_up_by_at_most_two_in_its_steps(
     begin: float, to: float, since: int, doubling: int
 ) -> None:
-    ramp = Ramp(begin, to, since, doubling)
+    ramp = LrRamp(begin, to, since, doubling)
     last = since + doubling * 21  # 2 ** 20 is more than the range of factors
     values = [ramp.at(step) for step in range(since, last + 1)]
 
@@ -46,7 +46,7 @@ def test_a_ramp_goes_down_at_once_and_up_by_at_most_two_in_its_steps(
 def test_a_new_target_begins_where_the_factor_is(
     to: float, then: float, step: int, doubling: int
 ) -> None:
-    ramp = Ramp(1.0, to, 0, doubling)
+    ramp = LrRamp(1.0, to, 0, doubling)
     after = ramp.towards(then, step)
 
     if then >= ramp.at(step) and doubling and then != to:
@@ -58,4 +58,4 @@ def test_a_new_target_begins_where_the_factor_is(
 
 
 def test_without_a_ramp_the_rate_jumps_as_in_the_paper() -> None:
-    assert Ramp(1.0, 16.0, since=5, doubling=0).at(5) == 16.0
+    assert LrRamp(1.0, 16.0, since=5, doubling=0).at(5) == 16.0

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from elastic.metrics.stop_rule import Speed, StopState, stop_reason
+from elastic.metrics.speed import SpeedMeter
+from elastic.metrics.stop_rule import StopState, stop_reason
 from elastic.training_errors import MissingMetricError
 from schemas.jobs import StopRule
 
@@ -51,7 +52,7 @@ def test_a_metric_that_is_not_reported_is_named_with_what_was() -> None:
 
 
 def test_speed_is_measured_over_a_window_and_over_the_epoch() -> None:
-    speed = Speed(now=0.0)
+    speed = SpeedMeter(now=0.0)
     speed.add(100, now=1.0)
     assert speed.recent(1.0) == 100.0
     speed.add(300, now=2.0)

@@ -1,120 +1,29 @@
-"""The way back: a snapshot on the training thread, an atomic write elsewhere."""
+"""Checkpoints are written by a thread: training waits only for the copy."""
 
 from __future__ import annotations
 
-import os
-import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
+from elastic.state.checkpoint_files import (
+    FORMAT,
+    KEPT,
+    checkpoint_path,
+    list_checkpoints,
+    load_checkpoint,
+    save_checkpoint,
+    sync_folder,
+)
 from elastic.training_errors import CheckpointError
 from schemas.groups import ResumePoint
-from schemas.ids import Version
 
-FORMAT: Final = 1
-KEPT: Final = 2  # the newest, and the one before it
 RETRY_S: Final = 1.0
 CLOSE_S: Final = 30.0  # how long a script's end waits for a disk that takes nothing
-
-
-def path_of(folder: Path, point: ResumePoint) -> Path:
-    """Where the checkpoint of an epoch lies."""
-    return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
-
-
-def stored(folder: Path) -> list[tuple[Path, ResumePoint]]:
-    """All checkpoints in `folder`, oldest first."""
-    found = []
-    for path in folder.glob("epoch-*.v*.pt"):
-        epoch, _, version = path.stem.removeprefix("epoch-").partition(".v")
-        if epoch.isdigit() and version.isdigit():
-            found.append((path, ResumePoint(epoch=int(epoch), version=Version(int(version)))))
-    return sorted(found, key=lambda entry: (entry[1].epoch, entry[1].version))
-
-
-def find(folder: Path, point: ResumePoint) -> Path:
-    """The file to resume from: the one of `point`, or a later one of the same group.
-
-    A worker whose node was cut off goes on and drops old epochs, while its reports wait. What it
-    wrote meanwhile continues `point`, so nothing is lost by starting from there.
-    """
-    exact = path_of(folder, point)
-    if exact.exists():
-        return exact
-    later = [
-        path
-        for path, other in stored(folder)
-        if other.epoch >= point.epoch and other.version <= point.version
-    ]
-    return later[-1] if later else exact
-
-
-def copied(state: Any) -> Any:
-    """`state` with every tensor copied to the host, so that training may go on meanwhile."""
-    if isinstance(state, torch.Tensor):
-        return state.detach().to("cpu", copy=True)
-    numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(state, numpy.generic):
-        return state.item()  # a checkpoint is read back without executing anything, numpy included
-    if numpy is not None and isinstance(state, numpy.ndarray):
-        return torch.from_numpy(state.copy())
-    if isinstance(state, Mapping):
-        return {key: copied(value) for key, value in state.items()}
-    if isinstance(state, list | tuple):
-        return type(state)(copied(value) for value in state)
-    return state
-
-
-def random_state() -> dict[str, Any]:
-    """The state of every generator that a script is likely to use."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
-    if (numpy := sys.modules.get("numpy")) is not None:
-        name, keys, position, has_gauss, gauss = numpy.random.get_state()
-        state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss)
-    return state
-
-
-def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Undo what was drawn since `random_state` gave `state`."""
-    torch.set_rng_state(state["torch"])
-    version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
-    if "numpy" in state:
-        import numpy as np  # noqa: PLC0415 - only where the script used it before
-
-        name, keys, *rest = state["numpy"]
-        np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002
-
-
-def load(path: Path) -> dict[str, Any]:
-    """The checkpoint in `path`; nothing in it is executed.
-
-    Raises:
-        CheckpointError: if it is not there or damaged.
-    """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        hint = "let `checkpoints` of every agent be the same shared folder"
-        raise CheckpointError(f"no checkpoint {path.name} on this node", hint) from None
-    except Exception as error:
-        hint = "an earlier one may be whole"
-        first = str(error).partition("\n")[0][:300]
-        raise CheckpointError(f"checkpoint {path.name} cannot be read: {first}", hint) from error
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise CheckpointError(f"checkpoint {path.name} is of another format")
-    return content
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +37,10 @@ class _Order:
         return _Order(self.point, self.content, earlier.durable + self.durable)
 
 
-_open: set[Writer] = set()  # of this process
+_open: set[CheckpointWriter] = set()  # of this process
 
 
-def drain() -> None:
+def drain_checkpoints() -> None:
     """Let writes that are under way come to an end, as a process that leaves should."""
     for writer in list(_open):
         try:
@@ -140,7 +49,7 @@ def drain() -> None:
             sys.stderr.write(f"[ones] {error}\n")
 
 
-class Writer:
+class CheckpointWriter:
     """Writes checkpoints in a thread of its own, in order, at most one behind.
 
     The training thread waits only when two epochs have ended since the disk took the last one. A
@@ -248,49 +157,25 @@ class Writer:
 
     def _store(self, order: _Order) -> None:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        target = path_of(self._folder, order.point)
+        target = checkpoint_path(self._folder, order.point)
         fresh = target.with_suffix(".new")
         try:
-            save(order.content, fresh)
+            save_checkpoint(order.content, fresh)
             self._check(fresh)
             fresh.replace(target)
         finally:
             fresh.unlink(missing_ok=True)
-        _sync_folder(self._folder)
+        sync_folder(self._folder)
         self._prune(order.point)
 
     def _check(self, path: Path) -> None:
         """Read the first checkpoint back: one that cannot be read is no checkpoint."""
         if not self._checked:
-            load(path)
+            load_checkpoint(path)
             self._checked = True
 
     def _prune(self, point: ResumePoint) -> None:
         """Drop what is older than the last two epochs, but nothing of a later group."""
-        for path, other in stored(self._folder):
+        for path, other in list_checkpoints(self._folder):
             if other.epoch <= point.epoch - KEPT and other.version <= point.version:
                 path.unlink(missing_ok=True)
-
-
-def save(content: dict[str, Any], path: Path) -> None:
-    """Write `content` durably, with as little of the training thread's time as torch allows.
-
-    Without the archive's own checksums: they cost half of the write or more, under the lock that
-    the training thread needs, and the rename keeps half a file from being taken for a whole.
-    """
-    checksums = torch.serialization.get_crc32_options()
-    torch.serialization.set_crc32_options(False)
-    try:
-        with path.open("wb", buffering=0) as file:
-            torch.save(content, file)
-            os.fsync(file.fileno())
-    finally:
-        torch.serialization.set_crc32_options(checksums)
-
-
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

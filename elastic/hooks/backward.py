@@ -1,0 +1,65 @@
+"""See the losses of outermost backward passes, and where these passes end.
+
+The engine's own callback ends with the innermost pass, which is too early when a checkpointed
+block runs a pass of its own inside. So `torch.autograd.backward` itself is wrapped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+
+
+class BackwardListener(Protocol):
+    """Who is told of outermost backward passes."""
+
+    losses: list[torch.Tensor]  # scalars that `backward` was called on, detached
+
+    def backward_over(self) -> None:
+        """An outermost backward pass is over."""
+        ...
+
+
+_listeners: list[BackwardListener] = []
+_depth = 0
+_original: Any = None
+
+
+def listen(listener: BackwardListener) -> None:
+    """From now on, tell `listener` of every outermost backward pass."""
+    global _original  # noqa: PLW0603 - one engine in a process
+    _listeners.append(listener)
+    if _original is None:
+        _original = torch.autograd.backward
+        torch.autograd.backward = _backward
+
+
+def unlisten(listener: BackwardListener) -> None:
+    """Tell it no more."""
+    if listener in _listeners:
+        _listeners.remove(listener)
+
+
+def _backward(tensors: Any, *args: Any, **options: Any) -> None:
+    global _depth  # noqa: PLW0603
+    if _depth == 0:
+        _note_loss(tensors)
+    _depth += 1
+    try:
+        _original(tensors, *args, **options)
+    finally:
+        _depth -= 1
+    if _depth == 0:
+        for listener in _listeners:
+            listener.backward_over()
+
+
+def _note_loss(tensors: Any) -> None:
+    loss = tensors if isinstance(tensors, torch.Tensor) else None
+    if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
+        loss = tensors[0]
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        for listener in _listeners:
+            listener.losses.append(loss.detach().reshape(()))

@@ -1,0 +1,47 @@
+"""How fast a job goes."""
+
+from __future__ import annotations
+
+from typing import Final
+
+WINDOW_S: Final = 2.0
+LEAST_S: Final = 0.5  # of a first window that is not complete
+
+
+class SpeedMeter:
+    """Samples per second, over a short window and over the epoch; time comes in from outside."""
+
+    def __init__(self, now: float) -> None:
+        self._epoch_began = now
+        self._epoch_samples = 0
+        self._mark, self._marked_samples = now, 0
+        self._recent = 0.0
+
+    def add(self, samples: int, now: float) -> None:
+        """A step over `samples` ended at `now` (seconds, any origin)."""
+        self._epoch_samples += samples
+        self._marked_samples += samples
+        elapsed = now - self._mark
+        if elapsed >= WINDOW_S:
+            self._recent = self._marked_samples / elapsed
+            self._mark, self._marked_samples = now, 0
+
+    def regroup(self, now: float) -> None:
+        """Another group goes on: what was measured before tells nothing of it."""
+        self._mark, self._marked_samples, self._recent = now, 0, 0.0
+
+    def recent(self, now: float) -> float:
+        """Samples per second of late, in the present group; 0.0 when it has only just begun."""
+        if self._recent:
+            return self._recent
+        elapsed = now - self._mark
+        return self._marked_samples / elapsed if elapsed >= LEAST_S else 0.0
+
+    def of_epoch(self, now: float) -> tuple[float, float]:
+        """Samples per second over the epoch so far, and its seconds."""
+        seconds = max(now - self._epoch_began, 1e-9)
+        return self._epoch_samples / seconds, seconds
+
+    def begin_epoch(self, now: float) -> None:
+        """The next epoch begins."""
+        self._epoch_began, self._epoch_samples = now, 0

@@ -1,0 +1,47 @@
+"""A job's whole state to every rank at once, while training waits."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
+from elastic.state.metadata import decode_metadata
+from elastic.state.tensors import TensorState, as_byte_row
+from elastic.state.transfer import IN_PLACE, contiguous_pairs
+
+
+def broadcast_state(
+    state: TensorState, group: ProcessGroup, source: int, header: bytes, cancel: threading.Event
+) -> bytes:
+    """Give every rank the header and the whole state of rank `source`; training waits meanwhile.
+
+    Raises:
+        BrokenGroupError: if a peer is gone.
+        CancelledError: if `cancel` is set.
+    """
+    said = broadcast_bytes(group, header, cancel, source)
+    if group.rank != source:
+        state.adopt(decode_metadata(said)["structure"], group.device)
+    tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
+    small: list[torch.Tensor] = []
+    for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
+        if as_byte_row(travelling).numel() < IN_PLACE:
+            small.append(tensor)
+            continue
+        fresh = travelling.clone()  # an operation that is given up keeps what it was given
+        group.broadcast(as_byte_row(fresh), source, cancel)
+        if group.rank != source:
+            tensor.copy_(fresh)
+    if small:
+        together = torch.cat([as_byte_row(tensor.contiguous()) for tensor in small])
+        group.broadcast(together, source, cancel)
+        if group.rank != source:
+            start = 0
+            for tensor in small:
+                size = tensor.numel() * tensor.element_size()
+                piece = together[start : start + size].clone()  # aligned for any type
+                tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
+                start += size
+    return said

@@ -1,0 +1,93 @@
+"""Checkpoints in a folder: their names, how they are written and read."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from elastic.training_errors import CheckpointError
+from schemas.groups import ResumePoint
+from schemas.ids import Version
+
+FORMAT: Final = 1
+KEPT: Final = 2  # the newest, and the one before it
+
+
+def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
+    """Where the checkpoint of an epoch lies."""
+    return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
+
+
+def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
+    """All checkpoints in `folder`, oldest first."""
+    found = []
+    for path in folder.glob("epoch-*.v*.pt"):
+        epoch, _, version = path.stem.removeprefix("epoch-").partition(".v")
+        if epoch.isdigit() and version.isdigit():
+            found.append((path, ResumePoint(epoch=int(epoch), version=Version(int(version)))))
+    return sorted(found, key=lambda entry: (entry[1].epoch, entry[1].version))
+
+
+def find_checkpoint(folder: Path, point: ResumePoint) -> Path:
+    """The file to resume from: the one of `point`, or a later one of the same group.
+
+    A worker whose node was cut off goes on and drops old epochs, while its reports wait. What it
+    wrote meanwhile continues `point`, so nothing is lost by starting from there.
+    """
+    exact = checkpoint_path(folder, point)
+    if exact.exists():
+        return exact
+    later = [
+        path
+        for path, other in list_checkpoints(folder)
+        if other.epoch >= point.epoch and other.version <= point.version
+    ]
+    return later[-1] if later else exact
+
+
+def load_checkpoint(path: Path) -> dict[str, Any]:
+    """The checkpoint in `path`; nothing in it is executed.
+
+    Raises:
+        CheckpointError: if it is not there or damaged.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        hint = "let `checkpoints` of every agent be the same shared folder"
+        raise CheckpointError(f"no checkpoint {path.name} on this node", hint) from None
+    except Exception as error:
+        hint = "an earlier one may be whole"
+        first = str(error).partition("\n")[0][:300]
+        raise CheckpointError(f"checkpoint {path.name} cannot be read: {first}", hint) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise CheckpointError(f"checkpoint {path.name} is of another format")
+    return content
+
+
+def save_checkpoint(content: dict[str, Any], path: Path) -> None:
+    """Write `content` durably, with as little of the training thread's time as torch allows.
+
+    Without the archive's own checksums: they cost half of the write or more, under the lock that
+    the training thread needs, and the rename keeps half a file from being taken for a whole.
+    """
+    checksums = torch.serialization.get_crc32_options()
+    torch.serialization.set_crc32_options(False)
+    try:
+        with path.open("wb", buffering=0) as file:
+            torch.save(content, file)
+            os.fsync(file.fileno())
+    finally:
+        torch.serialization.set_crc32_options(checksums)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

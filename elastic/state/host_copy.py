@@ -1,0 +1,25 @@
+"""Copies of a state on the host, so that training may go on while they are written."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def copy_to_host(state: Any) -> Any:
+    """`state` with every tensor copied to the host, so that training may go on meanwhile."""
+    if isinstance(state, torch.Tensor):
+        return state.detach().to("cpu", copy=True)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(state, numpy.generic):
+        return state.item()  # a checkpoint is read back without executing anything, numpy included
+    if numpy is not None and isinstance(state, numpy.ndarray):
+        return torch.from_numpy(state.copy())
+    if isinstance(state, Mapping):
+        return {key: copy_to_host(value) for key, value in state.items()}
+    if isinstance(state, list | tuple):
+        return type(state)(copy_to_host(value) for value in state)
+    return state

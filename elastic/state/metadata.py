@@ -1,0 +1,22 @@
+"""What travels beside the tensors, as bytes that nothing executes when they are read."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def encode_metadata(header: Mapping[str, Any]) -> bytes:
+    """Bytes of a header; nothing in it is executed when it is read."""
+    out = io.BytesIO()
+    torch.save(dict(header), out)
+    return out.getvalue()
+
+
+def decode_metadata(data: bytes) -> dict[str, Any]:
+    """The reverse of `encode_metadata`."""
+    header: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return header

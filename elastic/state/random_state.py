@@ -1,0 +1,35 @@
+"""The state of every random generator that a script is likely to use."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def random_state() -> dict[str, Any]:
+    """The state of every generator that a script is likely to use."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        name, keys, position, has_gauss, gauss = numpy.random.get_state()
+        state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss)
+    return state
+
+
+def restore_random_state(state: Mapping[str, Any]) -> None:
+    """Undo what was drawn since `random_state` gave `state`."""
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["cuda"])
+    if "numpy" in state:
+        import numpy as np  # noqa: PLC0415 - only where the script used it before
+
+        name, keys, *rest = state["numpy"]
+        np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002
