@@ -26,34 +26,37 @@ class Entry:
 
 
 POLICIES: Final[Mapping[str, Entry]] = {
-    "fifo": Entry("controlplane.policy.fifo:Fifo"),
+    "fifo": Entry("controlplane.policy.baselines.fifo:Fifo"),
     "optimus": Entry(
-        "controlplane.policy.optimus:Optimus",
-        options="controlplane.policy.optimus_options:OptimusOptions",
+        "controlplane.policy.baselines.optimus.policy:Optimus",
+        options="controlplane.policy.baselines.optimus.options:OptimusOptions",
         searches=True,
         epochs=True,
         oracle="may",
     ),
-    "fair": Entry("controlplane.policy.fair:Fair", options="controlplane.policy.fair:FairOptions"),
+    "fair": Entry(
+        "controlplane.policy.baselines.fair:Fair",
+        options="controlplane.policy.baselines.fair:FairOptions",
+    ),
     "gittins": Entry(
-        "controlplane.policy.gittins:Gittins",
-        options="controlplane.policy.gittins:GittinsOptions",
+        "controlplane.policy.baselines.gittins:Gittins",
+        options="controlplane.policy.baselines.gittins:GittinsOptions",
     ),
     "goodput": Entry(
-        "controlplane.policy.goodput:Goodput",
-        options="controlplane.policy.goodput_options:GoodputOptions",
+        "controlplane.policy.baselines.goodput.policy:Goodput",
+        options="controlplane.policy.baselines.goodput.options:GoodputOptions",
         searches=True,
         epochs=True,
         batch="elastic",
     ),
     "srtf": Entry(
-        "controlplane.policy.srtf:Srtf",
-        options="controlplane.policy.srtf:SrtfOptions",
+        "controlplane.policy.baselines.srtf:Srtf",
+        options="controlplane.policy.baselines.srtf:SrtfOptions",
         oracle="must",
     ),
     "tiresias": Entry(
-        "controlplane.policy.tiresias:Tiresias",
-        options="controlplane.policy.tiresias_options:TiresiasOptions",
+        "controlplane.policy.baselines.tiresias:Tiresias",
+        options="controlplane.policy.baselines.tiresias_options:TiresiasOptions",
     ),
     "ones": Entry(
         "controlplane.policy.ones.policy:Ones",

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView, PolicyEvent
-from controlplane.policy.ones_paper.knowledge import Knowledge
+from controlplane.policy.ones_paper.estimates import Knowledge
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, Desk, Genes, Problem
-from controlplane.policy.ones_paper.table import FloatArray
+from controlplane.policy.ones_paper.size_table import FloatArray
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from tests.support.builders import A, job_view
 from tests.support.views import NOW, row_of, view_of

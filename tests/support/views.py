@@ -23,13 +23,13 @@ from controlplane.policy.api import (
     SlotView,
     StepsSeen,
 )
-from controlplane.policy.ones.desk import Desk
-from controlplane.policy.ones.fitness import IntArray
+from controlplane.policy.ones.estimates import Knowledge
 from controlplane.policy.ones.greedy import repaired
-from controlplane.policy.ones.knowledge import Knowledge
-from controlplane.policy.ones.neighbours import Neighbourhood
+from controlplane.policy.ones.interference import Neighbourhood
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.problem_builder import Desk
+from controlplane.policy.ones.size_table import IntArray
 from controlplane.policy.registry import make
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import slot_view

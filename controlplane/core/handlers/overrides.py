@@ -13,7 +13,7 @@ from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import Hand, RescalePhase, RescaleTrigger
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
-from controlplane.policy.packing import split
+from controlplane.policy.planning.packing import split
 from schemas.ids import Seconds, SlotId, node_of
 from schemas.messages.agent import SUSPEND
 

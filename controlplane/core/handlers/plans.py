@@ -8,7 +8,7 @@ from controlplane.core.handlers.lifecycle import start
 from controlplane.core.handlers.rescale import order
 from controlplane.core.model.job import Job, Phase
 from controlplane.policy.api import Plan, Reason, SearchStats
-from controlplane.policy.packing import split
+from controlplane.policy.planning.packing import split
 from schemas.ids import SlotId
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from controlplane.policy.api import Reason
-from controlplane.policy.ones.fitness import FloatArray, IntArray
-from controlplane.policy.ones.genome import Candidate
+from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.problem import Case, Problem
+from controlplane.policy.ones.size_table import FloatArray, IntArray
 from schemas.ids import JobId, SlotId
 
 SHOWN = 3  # names in a sentence

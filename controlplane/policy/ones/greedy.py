@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.policy.ones.fitness import FloatArray, IntArray
 from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.size_table import FloatArray, IntArray
 
 LEAST_GAIN: Final = 1e-12
 

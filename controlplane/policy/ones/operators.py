@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
-from controlplane.policy.ones.fitness import FloatArray, IntArray
-from controlplane.policy.ones.genome import Candidate
+from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.greedy import filled, repaired, used
 from controlplane.policy.ones.placement import Wishes
 from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.size_table import FloatArray, IntArray
 
 NOISE = 0.3  # sigma of the log factors that a draw by probability uses
 DOUBT = 0.2  # sigma of what nodes are liked less by, when a place is drawn

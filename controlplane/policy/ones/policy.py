@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from numpy.random import Generator
 
 from controlplane.policy.api import Budget, ClusterView, Plan, PolicyEvent, Reason, SearchStats
-from controlplane.policy.ones.desk import Desk
+from controlplane.policy.ones.candidate import Candidate
+from controlplane.policy.ones.estimates import Knowledge
+from controlplane.policy.ones.evolution import Search
 from controlplane.policy.ones.explain import for_change, least_worth, owners_of, waits
-from controlplane.policy.ones.genome import Candidate
-from controlplane.policy.ones.knowledge import Knowledge
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.search import Search
-from controlplane.policy.packing import split
-from controlplane.policy.reasons import backs_off, too_large
+from controlplane.policy.ones.problem_builder import Desk
+from controlplane.policy.planning.packing import split
+from controlplane.policy.planning.wait_reasons import backs_off, too_large
 from schemas.ids import JobId, Seconds, SlotId
 
 

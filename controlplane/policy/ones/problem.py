@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.fitness import FloatArray, IntArray, Offers
-from controlplane.policy.ones.neighbours import Neighbourhood
-from controlplane.policy.ones.site import Site
+from controlplane.policy.ones.interference import Neighbourhood
+from controlplane.policy.ones.size_table import FloatArray, IntArray, Offers
+from controlplane.policy.search.cluster_index import Site
 from controlplane.prediction.efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId

@@ -15,7 +15,7 @@ from controlplane.policy.ones_paper.scores import (
     ranks,
     work_left,
 )
-from controlplane.policy.ones_paper.table import FloatArray, IntArray
+from controlplane.policy.ones_paper.size_table import FloatArray, IntArray
 
 NEVER: Final = np.inf
 LONGEST: Final = 1e15  # samples that are compared

@@ -8,14 +8,14 @@ import numpy as np
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
-from controlplane.policy.board import Board, compose, slots_of, survey
-from controlplane.policy.ones_paper.knowledge import Knowledge
+from controlplane.policy.ones_paper.estimates import Knowledge
+from controlplane.policy.ones_paper.evolution import Search, names_of
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import Desk, Problem
 from controlplane.policy.ones_paper.scores import mean_draw, work_left
-from controlplane.policy.ones_paper.search import Search, names_of
-from controlplane.policy.packing import split
-from controlplane.policy.placer import Placer
+from controlplane.policy.planning.packing import split
+from controlplane.policy.planning.partition import Board, compose, slots_of, survey
+from controlplane.policy.planning.placer import Placer
 from schemas.ids import JobId, Seconds, SlotId
 
 

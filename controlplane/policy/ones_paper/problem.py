@@ -10,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.board import Board, survey
-from controlplane.policy.ones_paper.knowledge import Knowledge
+from controlplane.policy.ones_paper.estimates import Knowledge
 from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.table import (
+from controlplane.policy.ones_paper.size_table import (
     Bounds,
     FloatArray,
     IntArray,
@@ -21,6 +20,7 @@ from controlplane.policy.ones_paper.table import (
     rate_of,
     table_of,
 )
+from controlplane.policy.planning.partition import Board, survey
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId, node_of
 

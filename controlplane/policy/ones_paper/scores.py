@@ -10,7 +10,7 @@ from numpy.random import Generator
 
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, BoolArray, Genes, Problem
-from controlplane.policy.ones_paper.table import FloatArray, IntArray
+from controlplane.policy.ones_paper.size_table import FloatArray, IntArray
 from controlplane.prediction.progress import mean_progress
 
 NEAREST: Final = 1e-3  # to 0 and 1 that a drawn progress comes

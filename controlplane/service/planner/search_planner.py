@@ -12,7 +12,7 @@ from typing import Any, Final
 import structlog
 
 from controlplane.policy.api import ClusterView, PolicyEvent, SearchStats
-from controlplane.policy.fill import fill
+from controlplane.policy.fallback import fill
 from controlplane.service.planner.planner_protocol import Propose, ViewNow
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,

@@ -37,7 +37,7 @@ from controlplane.core.model.job import Job, Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import PREPARE_LIMIT_S
 from controlplane.policy.api import ClusterView, JobView, Plan
-from controlplane.policy.fifo import Fifo
+from controlplane.policy.baselines.fifo import Fifo
 from controlplane.service.client_api.resize_checks import check_resize
 from schemas.errors import BadFieldError
 from schemas.ids import (

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, PolicyEvent
-from controlplane.policy.fifo import Fifo
-from controlplane.policy.fill import fill
+from controlplane.policy.baselines.fifo import Fifo
+from controlplane.policy.fallback import fill
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
-from controlplane.policy.packing import split
+from controlplane.policy.planning.packing import split
 from controlplane.policy.registry import POLICIES, check_options, entry, make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId

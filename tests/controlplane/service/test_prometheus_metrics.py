@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from controlplane.policy.api import SearchStats
-from controlplane.policy.fifo import Fifo
+from controlplane.policy.baselines.fifo import Fifo
 from controlplane.service.client_api import replies
 from controlplane.service.planner.inline_planner import InlinePlanner
 from controlplane.service.prometheus_metrics import Metrics

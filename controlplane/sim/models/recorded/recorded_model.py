@@ -14,7 +14,7 @@ from typing import Final, Literal
 import numpy as np
 from msgspec.structs import replace
 
-from controlplane.prediction.work import remaining_samples
+from controlplane.prediction.remaining_work import remaining_samples
 from controlplane.sim.models.job_model import Costs, Pace, Placement, Report
 from controlplane.sim.models.recorded.recording import Family, Recording, Submission, Took
 from controlplane.sim.models.recorded.reported_curves import Curves, worth

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from controlplane.policy.api import EpochSeen, JobView, Reason
+from controlplane.policy.ones.candidate import Candidate, score
 from controlplane.policy.ones.explain import for_change, least_worth, owners_of, waits
-from controlplane.policy.ones.genome import Candidate, score
-from controlplane.policy.ones.neighbours import Neighbourhood
+from controlplane.policy.ones.interference import Neighbourhood
 from controlplane.policy.ones.problem import FREE, Problem
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, job_view

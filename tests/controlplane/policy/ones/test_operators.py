@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.genome import laid_out, present
+from controlplane.policy.ones.candidate import laid_out, present
 from controlplane.policy.ones.greedy import filled, used
 from controlplane.policy.ones.operators import crossed, doubt, moved, mutated, refreshed, resized
 from controlplane.policy.ones.problem import Problem

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.fitness import IntArray
 from controlplane.policy.ones.placement import PLAIN, Wishes, lay_out
 from controlplane.policy.ones.problem import CLOSED, Problem
+from controlplane.policy.ones.size_table import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view, slot_view
 from tests.support.sizes import examples

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from controlplane.policy.ones_paper.evolution import carried_over
 from controlplane.policy.ones_paper.operators import (
     filled,
     mutated,
@@ -23,7 +24,6 @@ from controlplane.policy.ones_paper.scores import (
     work_left,
     yardstick,
 )
-from controlplane.policy.ones_paper.search import carried_over
 from tests.support.schedules import a_problem, genes, shown
 
 EIGHT_8 = OnesPaperOptions(score="running", charge=False, reorder="flat")

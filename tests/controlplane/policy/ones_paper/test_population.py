@@ -7,8 +7,8 @@ import dataclasses
 import msgspec
 import numpy as np
 
+from controlplane.policy.ones_paper.evolution import Search
 from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.search import Search
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
 from tests.support.schedules import SLOTS, genes, problem_of, seen, warm_job

@@ -1,0 +1,1 @@
+"""Schedulers to compare with, each in the words of its paper."""

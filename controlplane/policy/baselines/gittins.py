@@ -1,0 +1,149 @@
+"""Gittins index: who is likely to be done soon, by how much service others took in all."""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right, insort
+from collections import deque
+from itertools import accumulate
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    JobEnded,
+    JobView,
+    Plan,
+    PolicyEvent,
+    SearchStats,
+)
+from controlplane.policy.option_checks import refuse_below
+from controlplane.policy.planning.gangs import choose, gang_plan
+from controlplane.policy.planning.partition import survey
+from controlplane.policy.planning.placer import Mode, Placer
+from schemas.ids import JobId, Seconds
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+CLOSE: Final = 1e-6  # slot seconds before the end of a quantum that count as its end
+
+
+class GittinsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of policy `gittins`, table `[policy.options]` of the controller's settings."""
+
+    quantum: float = 3250.0  # slot seconds, after which a job's rank is looked at again
+    history: int = 1000  # jobs that ended last, whose service is remembered
+    least_history: int = 5  # of them, before which least attained service decides
+    placement: Mode = "consolidate"
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        refuse_below(self, {"quantum": 1.0, "history": 1, "least_history": 1})
+
+
+class History:
+    """Service that ended jobs took in all, slot seconds."""
+
+    def __init__(self, kept: int) -> None:
+        self._recent: deque[float] = deque()
+        self._kept = kept
+        self._sorted: list[float] = []
+        self._sums: list[float] = [0.0]  # of the first so many of `_sorted`
+
+    @property
+    def size(self) -> int:
+        """How many it remembers."""
+        return len(self._sorted)
+
+    def add(self, service: float) -> None:
+        """One more job ended; the oldest may be forgotten."""
+        if len(self._recent) == self._kept:
+            self._sorted.remove(self._recent.popleft())
+        self._recent.append(service)
+        insort(self._sorted, service)
+        self._sums = [0.0, *accumulate(self._sorted)]
+
+    def index(self, attained: float, quantum: float) -> float:
+        """P / E of a job that attained so much (Tiresias section 3.3).
+
+        P: the probability that it ends within the next quantum, as those did that took more than
+        `attained`. E: the service that it takes until then, at most the quantum. 0 if none of
+        them took more.
+
+        Args:
+            attained: service, slot seconds.
+            quantum: slot seconds.
+        """
+        first = bisect_right(self._sorted, attained)
+        last = bisect_right(self._sorted, attained + quantum)
+        end, longer = last - first, len(self._sorted) - last
+        service = self._sums[last] - self._sums[first] - end * attained + longer * quantum
+        return end / service if end else 0.0
+
+
+class Gittins:
+    """Pre-emptive gangs of the wanted size by Gittins index, the greatest first, with backfill.
+
+    The index is that at the beginning of a job's present quantum, so that ranks change only when
+    a quantum is over or a job ends. Among equals, and for all until a few jobs have ended, those
+    with fewer quanta of service come first, then those that came first. A long job may starve.
+    """
+
+    def __init__(self, options: GittinsOptions | None = None) -> None:
+        self.options = options or GittinsOptions()
+        self._placer = Placer(self.options.placement)
+        self._history = History(self.options.history)
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn how much service jobs take."""
+        if isinstance(event, JobEnded) and event.slot_s > 0:
+            self._history.add(event.slot_s)
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """There is nothing to search for."""
+        return False
+
+    def stats(self) -> SearchStats:
+        """None."""
+        return SearchStats()
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """Serve those first that are likely to be done soon, each that fits."""
+        board = survey(view, now)
+        jobs = [*board.running, *board.waiting]
+        ranks = {job.job: self._rank(job, now) for job in jobs}
+        sizes = choose(board, sorted(jobs, key=lambda job: (*ranks[job.job], job.submitted_at)))
+
+        def why(job: JobView) -> tuple[str, dict[str, float]]:
+            index, quanta = ranks[job.job]
+            served = job.served(now)
+            numbers = {"index": -index, "served": served, "quanta": float(quanta)}
+            if self._history.size < self.options.least_history:
+                return f"{served:.0f} slot seconds attained, too few jobs ended to tell", numbers
+            return f"Gittins index {-index:.3g} after {served:.0f} slot seconds", numbers
+
+        pinned = {job.job: len(job.running_on) for job in board.pinned}
+        return gang_plan(board, sizes, self._placer, why, self._next(view, sizes | pinned, now))
+
+    def _rank(self, job: JobView, now: Seconds) -> tuple[float, int]:
+        """Minus the index, and quanta of service: the smallest is served first."""
+        quanta = self._quanta(job, now)
+        if self._history.size < self.options.least_history:
+            return 0.0, quanta
+        quantum = self.options.quantum
+        return -self._history.index(quanta * quantum, quantum), quanta
+
+    def _quanta(self, job: JobView, now: Seconds) -> int:
+        return int((job.served(now) + CLOSE) // self.options.quantum)
+
+    def _next(self, view: ClusterView, sizes: dict[JobId, int], now: Seconds) -> Seconds | None:
+        """When the first of those that run is through its quantum."""
+        quantum = self.options.quantum
+        ends = [
+            now + ((self._quanta(job, now) + 1) * quantum - job.served(now)) / size
+            for job, size in ((view.jobs[name], size) for name, size in sizes.items())
+        ]
+        return Seconds(max(min(ends), math.nextafter(now, math.inf))) if ends else None

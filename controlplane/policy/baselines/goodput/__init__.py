@@ -1,0 +1,1 @@
+"""Goodput, in the way of Pollux (Qiao et al., OSDI '21)."""

@@ -1,0 +1,305 @@
+"""Goodput: sizes and batches together, in the way of Pollux (Qiao et al., OSDI '21)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    EpochSeen,
+    JobEnded,
+    JobView,
+    Plan,
+    PolicyEvent,
+    SearchStats,
+    StepsSeen,
+)
+from controlplane.policy.baselines.goodput.options import GoodputOptions
+from controlplane.policy.baselines.goodput.size_table import (
+    Bounds,
+    FloatArray,
+    Table,
+    best_sizes,
+    goodputs,
+    table_of,
+    utilities,
+)
+from controlplane.policy.planning.packing import split
+from controlplane.policy.planning.partition import Board, compose, survey
+from controlplane.policy.planning.placer import Placer
+from controlplane.policy.planning.scheduling_rounds import Rounds, able, within
+from controlplane.policy.search.family_history import Family
+from schemas.ids import JobId, Seconds, SlotId, node_of
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry
+
+
+@dataclass(slots=True)
+class _Story:
+    """What is remembered of an active job."""
+
+    slots: frozenset[SlotId] = frozenset()  # that it had last
+    most: int = 0  # slots that it ever had
+    changes: int = 0  # of its slots, its starts among them
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What the last round gave a job."""
+
+    slots: int
+    batch: int
+    speedup: float
+    packed: bool = False  # if it stays, then on fewer nodes
+
+
+class Goodput:
+    """Maximise a mean of the jobs' speed-ups in goodput: speed times statistical efficiency.
+
+    Each job's speed is learnt from its own reports (`share_family`: and its relatives'), its
+    efficiency from the noise of its gradients. For every size the best batch is found; sizes are
+    then chosen for all jobs together, in rounds.
+
+    Departures from Pollux: sizes come from marginal worths and not from a genetic algorithm;
+    placements come from the shared placer; a new job may have its least; the batch of a job whose
+    slots stay changes only if that is worth it.
+    """
+
+    def __init__(self, options: GoodputOptions | None = None) -> None:
+        self.options = options or GoodputOptions()
+        self._placer = Placer(self.options.placement, self.options.moves)
+        self._rounds = Rounds(self.options.interval_s)
+        self._speeds: dict[str, Family] = {}
+        self._noise_scales: dict[JobId, float] = {}  # as telemetry told them, smoothed
+        self._stories: dict[JobId, _Story] = {}
+        self._tables: dict[JobId, tuple[object, Table]] = {}
+        self._targets: dict[JobId, _Target] = {}
+
+    # --- the three verbs
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn speeds, and noise scales while epochs run, as Pollux' agents do."""
+        match event:
+            case EpochSeen():
+                if event.whole:
+                    self._take(event)
+            case StepsSeen():
+                self._take(event)
+                self._observe_noise(event.job, event.noise_scale)
+            case JobEnded():
+                self._stories.pop(event.job, None)
+                self._tables.pop(event.job, None)
+                self._speeds.pop(f"job {event.job}", None)
+                self._noise_scales.pop(event.job, None)
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """There is nothing to search for: a round finds the best sizes at once."""
+        return False
+
+    def stats(self) -> SearchStats:
+        """None."""
+        return SearchStats()
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """The sizes and batches of the last round, as far as there is room for them by now."""
+        board = survey(view, now)
+        self._follow(view)
+        if self._rounds.is_due(board, self._targets):
+            self._targets = self._round(board)
+            self._rounds.begin(now)
+        sizes = within(board, {name: target.slots for name, target in self._targets.items()})
+        largest_first = dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
+        placed = self._placer.place(board, largest_first, self._packed(board, sizes))
+        return compose(
+            board,
+            {name: self._dealt(view.jobs[name], slots) for name, slots in placed.items()},
+            self._why,
+            restart=self._placer.restarts(board, placed),
+            wake_at=self._rounds.next_at(board),
+        )
+
+    def _packed(self, board: Board, sizes: dict[JobId, int]) -> set[JobId]:
+        """Running jobs that may move as a whole: to any job its nodes matter as its size does.
+
+        One whose batch is too small for the old and the new place at once is left out: it would
+        have no way there.
+        """
+        packed = set()
+        for job in board.running:
+            size, have = sizes.get(job.job, 0), len(job.running_on)
+            target = self._targets.get(job.job)
+            moves = size > have or (target is not None and target.packed and size == have)
+            if moves and size + have <= job.batch_limit:
+                packed.add(job.job)
+        return packed
+
+    # --- what is known
+
+    def _take(self, event: EpochSeen | StepsSeen) -> None:
+        rate = event.samples_per_s
+        if math.isfinite(rate) and rate > 0 and event.slots and event.global_batch:
+            local = max(1, round(event.global_batch / event.slots))
+            family = self._speed(event.job, event.family)
+            family.take(event.nodes, event.slots, local, event.global_batch / rate)
+
+    def _speed(self, job: JobId, family: str) -> Family:
+        key = f"family {family}" if family and self.options.share_family else f"job {job}"
+        return self._speeds.setdefault(key, Family())
+
+    def _observe_noise(self, job: JobId, told: float | None) -> None:
+        """Means are of logarithms: noise scales span orders of magnitude."""
+        if told is not None and math.isfinite(told) and told > 0.0:
+            before = self._noise_scales.get(job, told)
+            self._noise_scales[job] = before * (told / before) ** NOISE_SMOOTHING
+
+    def _follow(self, view: ClusterView) -> None:
+        """Count changes of slots; a picture that was seen before changes nothing."""
+        for name in [name for name in self._stories if name not in view.jobs]:
+            del self._stories[name]
+            self._tables.pop(name, None)
+        for name, job in view.jobs.items():
+            story = self._stories.setdefault(name, _Story())
+            slots = frozenset(job.running_on)
+            story.changes += bool(slots) and slots != story.slots
+            story.slots = slots
+            story.most = max(story.most, len(slots))
+
+    def _noise_scale(self, job: JobView) -> float:
+        """Of telemetry if there was any, else of epochs, else a prior."""
+        known = self._noise_scales.get(job.job, job.noise_scale)
+        if known is None or not math.isfinite(known):
+            return self.options.noise_scale_prior * job.batch_size
+        return max(0.0, known)
+
+    # --- a round
+
+    def _round(self, board: Board) -> dict[JobId, _Target]:
+        jobs = sorted(able(board), key=lambda job: job.submitted_at)
+        widest = max(Counter(slot.node for slot in board.view.slots).values(), default=1)
+        all_bounds = [self._bounds(job, board, widest) for job in jobs]
+        tables = [self._table(job, one) for job, one in zip(jobs, all_bounds, strict=True)]
+        worth = [
+            self._worth(job, bounds, table, board.now)
+            for job, bounds, table in zip(jobs, all_bounds, tables, strict=True)
+        ]
+        sizes = best_sizes(worth, board.room)
+        return {
+            job.job: self._target(job, table, bounds, size, board.now)
+            for job, table, bounds, size in zip(jobs, tables, all_bounds, sizes, strict=True)
+        }
+
+    def _bounds(self, job: JobView, board: Board, widest: int) -> Bounds:
+        """At most twice the most slots that it ever had (Pollux section 4.2.1)."""
+        grown = int(self.options.growth * self._stories[job.job].most)
+        most = min(job.most, len(board.view.slots), job.batch_limit, max(job.least, grown))
+        return Bounds(
+            first_batch=job.batch_size,
+            batch_limit=job.batch_limit,
+            local_limit=job.local_limit,
+            most=max(1, most, len(job.running_on)),
+            widest=widest,
+        )
+
+    def _table(self, job: JobView, bounds: Bounds) -> Table:
+        """Made again when something that it depends on is new."""
+        speed = self._speed(job.job, job.family)
+        model, noise_scale = speed.speed(job.batch_size), self._noise_scale(job)
+        key = (speed.edition, bounds, noise_scale)
+        known = self._tables.get(job.job)
+        if known is None or known[0] != key:
+            table = table_of(model, bounds, noise_scale, self.options.batches_per_doubling)
+            known = self._tables[job.job] = (key, table)
+        return known[1]
+
+    def _worth(self, job: JobView, bounds: Bounds, table: Table, now: Seconds) -> FloatArray:
+        """Of 0, 1, ... slots; other ones than it has cost it a part (Pollux eq. 16)."""
+        speedups = np.append(0.0, table.speedups)
+        have = len(job.running_on)
+        if have:
+            stays = speedups[have] * self._spread(job, bounds, table)
+            speedups = speedups * self._kept(job, now)
+            speedups[have] = max(stays, speedups[have])
+        worth = utilities(speedups, self.options.power)
+        worth[1:][table.batches == 0] = -np.inf
+        worth[1 : job.least] = -np.inf
+        return worth
+
+    def _spread(self, job: JobView, bounds: Bounds, table: Table) -> float:
+        """What its present nodes leave of its goodput on as few as possible."""
+        have, nodes = len(job.running_on), len({node_of(slot) for slot in job.running_on})
+        batch = int(table.batches[have - 1])
+        if not batch or nodes == -(-have // bounds.widest):
+            return 1.0
+        model = self._speed(job.job, job.family).speed(job.batch_size)
+        slots, batches = np.array([[have]]), np.array([[batch]])
+        here = goodputs(model, bounds, slots, batches, self._noise_scale(job), nodes=nodes)
+        return float(here[0, 0] / table.goodputs[have - 1])
+
+    def _kept(self, job: JobView, now: Seconds) -> float:
+        """(T - R delta) / (T + delta): what a job of age T keeps after R + 1 re-allocations."""
+        age = max(0.0, now - job.submitted_at)
+        cost = self.options.reallocation_s
+        if not cost:
+            return 1.0
+        return max(0.0, (age - self._stories[job.job].changes * cost) / (age + cost))
+
+    def _target(
+        self, job: JobView, table: Table, bounds: Bounds, size: int, now: Seconds
+    ) -> _Target:
+        """The batch of its size; the present one if another is not worth it."""
+        if not size:
+            return _Target(0, 0, 0.0)
+        batch = int(table.batches[size - 1])
+        present = sum(job.running_on.values())
+        if size == len(job.running_on) and batch != present:
+            model = self._speed(job.job, job.family).speed(job.batch_size)
+            both = np.array([[present, batch]])
+            here, then = goodputs(model, bounds, np.array([[size]]), both, self._noise_scale(job))[
+                0
+            ]
+            if then <= here * (1 + self.options.batch_margin):
+                batch = present
+        packed = size == len(job.running_on) and self._kept(job, now) > (
+            self._spread(job, bounds, table) * (1 + self.options.batch_margin)
+        )
+        return _Target(size, batch, float(table.speedups[size - 1]), packed)
+
+    # --- what is said
+
+    def _dealt(self, job: JobView, slots: list[SlotId]) -> dict[SlotId, int]:
+        """Local batches; those of now where slots and batch stay."""
+        target = self._targets.get(job.job)
+        stays = job.running_on.keys() == set(slots)
+        if target is None or target.slots != len(slots):
+            return dict(job.running_on)
+        if stays and target.batch == sum(job.running_on.values()):
+            return dict(job.running_on)
+        return split(target.batch, slots)
+
+    def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        target = self._targets.get(job.job)
+        if target is None:
+            return "sizes are chosen again in the next round", {}
+        noise_scale = self._noise_scale(job)
+        numbers = {
+            "target": float(target.slots),
+            "batch_then": float(target.batch),
+            "speedup": target.speedup,
+            "noise_scale": noise_scale,
+        }
+        if slots:
+            words = f"{target.speedup:.2f} x the goodput of one slot, with batch {target.batch}"
+            return words, numbers
+        if target.slots:
+            return f"its {target.slots} slots are not free yet", numbers
+        return "every slot is worth more to others", numbers

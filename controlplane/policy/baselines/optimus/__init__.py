@@ -1,0 +1,1 @@
+"""Optimus (Peng et al., EuroSys '18)."""

@@ -1,0 +1,118 @@
+"""What Optimus can know in a cluster: steps that a job has left, and how long they take."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Final
+
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
+from controlplane.prediction.loss_curves import LossCurve, fit_loss
+from controlplane.prediction.remaining_work import remaining_samples
+from controlplane.prediction.ring_step_time import StepModel, StepSample, fit_steps
+from schemas.ids import JobId
+
+SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
+KEPT_RELATIVES: Final = 200
+KEPT_SIZES: Final = 100
+KEPT_LOSSES: Final = 200
+LONGEST_S: Final = 1e7  # of a step that anybody waits for
+FIRST_STEPS: Final = 1000  # that a job is thought to have, if nothing at all is known
+
+
+@dataclass(slots=True)
+class _Family:
+    """Jobs of one script and model."""
+
+    steps: dict[tuple[int, int], float] = field(default_factory=dict)  # (slots, batch) -> seconds
+    models: dict[int, StepModel] = field(default_factory=dict)  # by batch
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
+    reached: int = 0  # samples, by the job that came furthest
+
+
+class Estimates:
+    """Answers as an oracle would, from what jobs and their relatives reported."""
+
+    def __init__(self, convergence: float) -> None:
+        self._convergence = convergence
+        self._families: dict[str, _Family] = {}
+        self._losses: dict[JobId, dict[int, float]] = {}  # epoch -> loss
+        self._curves: dict[JobId, LossCurve | None] = {}
+
+    def observe(self, event: PolicyEvent) -> None:
+        """Learn from `event`."""
+        match event:
+            case EpochSeen():
+                if event.whole:
+                    self._take(event)
+                if event.train_loss is not None and event.epoch:
+                    losses = self._losses.setdefault(event.job, {})
+                    losses[event.epoch] = event.train_loss
+                    if len(losses) > KEPT_LOSSES:
+                        del losses[min(losses)]
+                    self._curves.pop(event.job, None)
+            case StepsSeen():
+                self._take(event)
+                family = self._family(event.family, event.job)
+                family.reached = max(family.reached, event.samples_done)
+            case JobEnded():
+                family = self._family(event.family, event.job)
+                if event.succeeded and event.samples_done:
+                    family.finished.append(event.samples_done)
+                family.reached = max(family.reached, event.samples_done)
+                self._losses.pop(event.job, None)
+                self._curves.pop(event.job, None)
+                if not event.family:  # nobody is related to it
+                    self._families.pop(f"job {event.job}", None)
+
+    def step_s(self, job: JobView, slots: int) -> float:
+        """Seconds of a step of its user's batch on so many slots."""
+        family = self._family(job.family, job.job)
+        model = family.models.get(job.batch_size)
+        if model is None:
+            samples = [StepSample(w, batch, s) for (w, batch), s in family.steps.items()]
+            model = family.models[job.batch_size] = fit_steps(samples, job.batch_size)
+        return model.step_s(slots, job.batch_size)
+
+    def remaining_steps(self, job: JobView) -> float:
+        """Steps of its user's batch that it has left.
+
+        By what its user stated; else until its loss converges (Optimus section 3.1); else as long
+        as its relatives lasted; else as many again as it has made, or an epoch.
+        """
+        if job.stop_samples is None:
+            curve = self._curve(job.job)
+            if curve is not None and job.epoch_samples:
+                epochs = max(1.0, curve.converged_at(self._convergence) - job.epoch)
+                return epochs * job.epoch_samples / job.batch_size
+        family = self._family(job.family, job.job)
+        stated = None if job.stop_samples is None else float(job.stop_samples)
+        left = remaining_samples(job.samples_done, stated, family.finished, family.reached)
+        if stated is None and left <= 0:
+            left = float(job.epoch_samples or FIRST_STEPS * job.batch_size)
+        return left / job.batch_size
+
+    def _curve(self, job: JobId) -> LossCurve | None:
+        if job not in self._curves:
+            losses = self._losses.get(job, {})
+            self._curves[job] = fit_loss(list(losses), list(losses.values()))
+        return self._curves[job]
+
+    def _take(self, event: EpochSeen | StepsSeen) -> None:
+        rate = event.samples_per_s
+        if not (math.isfinite(rate) and rate > 0 and event.slots and event.global_batch):
+            return
+        step_s = event.global_batch / rate
+        if not 0.0 < step_s < LONGEST_S:
+            return
+        family = self._family(event.family, event.job)
+        size = (event.slots, event.global_batch)
+        known = family.steps.pop(size, step_s)
+        family.steps[size] = known + SMOOTHING * (step_s - known)  # the newest is the last
+        if len(family.steps) > KEPT_SIZES:
+            del family.steps[next(iter(family.steps))]
+        family.models.clear()
+
+    def _family(self, name: str, job: JobId) -> _Family:
+        return self._families.setdefault(name or f"job {job}", _Family())

@@ -1,0 +1,149 @@
+"""Optimus: one more slot to the job that it saves most time (Peng et al., EuroSys '18)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
+from typing import TYPE_CHECKING, Protocol
+
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    JobView,
+    Oracle,
+    Plan,
+    PolicyEvent,
+    SearchStats,
+)
+from controlplane.policy.baselines.optimus.estimates import Estimates
+from controlplane.policy.baselines.optimus.options import OptimusOptions
+from controlplane.policy.planning.partition import Board, compose, survey, useful
+from controlplane.policy.planning.placer import Placer, deal
+from controlplane.policy.planning.scheduling_rounds import Rounds, able, within
+from schemas.errors import SettingsError
+from schemas.ids import JobId, Seconds
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+class Lengths(Protocol):
+    """How long jobs will last; an oracle knows, a cluster has to guess."""
+
+    def remaining_steps(self, job: JobView) -> float:
+        """Steps that it has left at its user's batch."""
+        ...
+
+    def step_s(self, job: JobView, slots: int) -> float:
+        """Seconds of one of these on so many slots."""
+        ...
+
+
+class Optimus:
+    """Marginal gains (section 4.1): every job its least, then slot by slot where it saves most.
+
+    What another slot saves is (step(n) - step(n + 1)) times the steps left. Sizes are decided in
+    rounds and hold in between: a job that arrives waits for the next round, unless nobody of the
+    last one is left.
+
+    The paper has parameter servers, and measures a new job at several sizes before it begins.
+    Here workers exchange gradients among themselves, and a job is measured while it trains; until
+    then its relatives' speed counts, or a speed-up of r^0.9.
+    """
+
+    def __init__(self, options: OptimusOptions | None = None, oracle: Oracle | None = None) -> None:
+        self.options = options or OptimusOptions()
+        self._estimates = Estimates(self.options.convergence)
+        self._lengths: Lengths = self._estimates
+        if self.options.remaining == "oracle":
+            if oracle is None:
+                field = "policy.options.remaining"
+                what = f"{field}: no cluster has an oracle that knows how long jobs will last"
+                raise SettingsError(what, "choose fit, or use `ones sim`", field)
+            self._lengths = oracle
+        self._placer = Placer(self.options.placement, self.options.moves)
+        self._rounds = Rounds(self.options.interval_s)
+        self._targets: dict[JobId, int] = {}  # slots of each job of the last round
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn speeds and loss curves."""
+        self._estimates.observe(event)
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """There is nothing to search for: a round takes its steps one by one."""
+        return False
+
+    def stats(self) -> SearchStats:
+        """None."""
+        return SearchStats()
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """The sizes of the last round, as far as there is room for them by now."""
+        board = survey(view, now)
+        if self._rounds.is_due(board, self._targets):
+            self._targets = share(able(board), board, self._lengths, self.options.most)
+            self._rounds.begin(now)
+        sizes = within(board, self._targets)
+        ascending = sorted(sizes.items(), key=lambda entry: entry[1])
+        placed = self._placer.place(board, dict(ascending))
+        return compose(
+            board,
+            deal(board, placed),
+            self._why,
+            restart=self._placer.restarts(board, placed),
+            wake_at=self._rounds.next_at(board),
+        )
+
+    def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        target = self._targets.get(job.job)
+        if target is None:
+            return "sizes are chosen again in the next round", {}
+        steps = self._lengths.remaining_steps(job)
+        numbers = {"remaining_steps": steps, "target": float(target)}
+        if not slots:
+            if target:
+                return f"its {target} slots are not free yet", numbers
+            return "every slot saves others more time", numbers
+        numbers["step_s"] = self._lengths.step_s(job, slots)
+        return f"about {steps * numbers['step_s']:.0f} s left on them", numbers
+
+
+def share(
+    jobs: Sequence[JobView], board: Board, lengths: Lengths, most: int | None
+) -> dict[JobId, int]:
+    """One round: slots of each job, 0 for those that have to wait.
+
+    Args:
+        jobs: in order of arrival, which decides between equal gains.
+        board: how many slots there are.
+        lengths: what is known of them.
+        most: slots of one job; None: no more than it allows.
+    """
+    left = board.room
+    sizes: dict[JobId, int] = {}
+    heap: list[tuple[float, int]] = []  # (minus the gain, place)
+    by_least = sorted(jobs, key=lambda job: job.least)
+    steps = [lengths.remaining_steps(job) for job in by_least]
+    caps = [min(useful(job, board), most or job.most) for job in by_least]
+
+    def gain(place: int) -> float:
+        job, size = by_least[place], sizes[by_least[place].job]
+        if size >= caps[place]:
+            return 0.0
+        return (lengths.step_s(job, size) - lengths.step_s(job, size + 1)) * steps[place]
+
+    for place, job in enumerate(by_least):
+        fits = job.least <= left
+        sizes[job.job] = job.least if fits else 0
+        if fits:
+            left -= job.least
+            heap.append((-gain(place), place))
+    heapify(heap)
+    while left and heap:
+        loss, place = heappop(heap)
+        if loss >= 0:
+            break
+        sizes[by_least[place].job] += 1
+        left -= 1
+        heappush(heap, (-gain(place), place))
+    return sizes

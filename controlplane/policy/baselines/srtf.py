@@ -1,0 +1,65 @@
+"""Shortest remaining time first, for one who knows it: what others can be compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    JobView,
+    Oracle,
+    Plan,
+    PolicyEvent,
+    SearchStats,
+)
+from controlplane.policy.planning.gangs import choose, gang_plan
+from controlplane.policy.planning.partition import gang_size, survey
+from controlplane.policy.planning.placer import Mode, Placer
+from schemas.ids import Seconds
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+
+class SrtfOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of policy `srtf`."""
+
+    placement: Mode = "consolidate"
+
+
+class Srtf:
+    """Pre-emptive gangs of the wanted size, the one that is done soonest first, with backfill.
+
+    Only a simulator can tell how long a job still trains. A long job may starve.
+    """
+
+    def __init__(self, options: SrtfOptions, oracle: Oracle) -> None:
+        self.options = options
+        self._oracle = oracle
+        self._placer = Placer(options.placement)
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """The oracle knows it already."""
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """There is nothing to search for."""
+        return False
+
+    def stats(self) -> SearchStats:
+        """None."""
+        return SearchStats()
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """Serve those first that are done soonest, each that fits."""
+        board = survey(view, now)
+        jobs = [*board.running, *board.waiting]
+        left = {job.job: self._oracle.remaining_s(job, gang_size(job, board)) for job in jobs}
+        in_order = sorted(jobs, key=lambda job: (left[job.job], job.submitted_at))
+
+        def why(job: JobView) -> tuple[str, dict[str, float]]:
+            return f"{left[job.job]:.0f} s left", {"remaining_s": left[job.job]}
+
+        return gang_plan(board, choose(board, in_order), self._placer, why)

@@ -1,0 +1,154 @@
+"""Tiresias: least attained service first, in a few queues (Gu et al., NSDI '19)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
+from controlplane.policy.baselines.tiresias_options import TiresiasOptions
+from controlplane.policy.planning.gangs import choose, gang_plan
+from controlplane.policy.planning.partition import survey
+from controlplane.policy.planning.placer import Placer
+from schemas.ids import JobId, Seconds
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+CLOSE: Final = 1e-6  # slot seconds before a limit that count as having reached it
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Where a job was when it was last promoted: its service and times count from there."""
+
+    queue: int = 0
+    served: float = 0.0  # slot seconds
+    waited_s: float = 0.0
+    ran_s: float = 0.0
+
+
+class Tiresias:
+    """Discretised two-dimensional LAS (section 3.3): size times time decides who is served first.
+
+    A job begins in the first queue and falls into the next when its attained service reaches the
+    limit of its queue. The first queue is in order of arrival, the others in order of falling;
+    who falls at one question keeps its order among those. Jobs are scanned queue by queue; each
+    that fits in what is left runs, any other waits, and is pre-empted if it runs.
+
+    The order of falling is of this process: a controller that begins anew takes jobs of one queue
+    in order of arrival.
+    """
+
+    def __init__(self, options: TiresiasOptions | None = None) -> None:
+        self.options = options or TiresiasOptions()
+        self._placer = Placer(self.options.placement)
+        self._standing: dict[JobId, _Standing] = {}
+        self._queues: list[dict[JobId, None]] = [{} for _ in (*self.options.limits, math.inf)]
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Views tell of attained service; there is nothing else to learn."""
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """There is nothing to search for."""
+        return False
+
+    def stats(self) -> SearchStats:
+        """None."""
+        return SearchStats()
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """Serve the first queue first, each job that fits."""
+        self._sort(view, now)
+        board = survey(view, now)
+        able = {job.job: job for job in (*board.running, *board.waiting)}
+        ranked = [able[name] for queue in self._queues for name in queue if name in able]
+        sizes = choose(board, ranked)
+        return gang_plan(
+            board,
+            sizes,
+            self._placer,
+            lambda job: self._why(job, now),
+            self._next_fall(
+                view, sizes | {job.job: len(job.running_on) for job in board.pinned}, now
+            ),
+        )
+
+    # --- the queues; asked twice at one moment, they are the same
+
+    def _sort(self, view: ClusterView, now: Seconds) -> None:
+        """Take jobs in and out, and let those fall or rise whose time has come."""
+        for queue in self._queues:
+            for name in [name for name in queue if name not in view.jobs]:
+                del queue[name]
+                del self._standing[name]
+        new = [job for name, job in view.jobs.items() if name not in self._standing]
+        for job in new:
+            self._enter(job.job, _Standing())
+        risen = self._rise(view, now) if self.options.promote_after else False
+        if new or risen:
+            first = sorted(self._queues[0], key=lambda name: view.jobs[name].submitted_at)
+            self._queues[0] = dict.fromkeys(first)
+        for number, limit in enumerate(self.options.limits):
+            for name in list(self._queues[number]):
+                if self._served(view.jobs[name], now) >= limit - CLOSE:
+                    del self._queues[number][name]
+                    self._standing[name].queue = number + 1
+                    self._queues[number + 1][name] = None
+
+    def _enter(self, name: JobId, standing: _Standing) -> None:
+        self._standing[name] = standing
+        self._queues[0][name] = None
+
+    def _rise(self, view: ClusterView, now: Seconds) -> bool:
+        """Promote those that have waited too long (section 3.3); whether there were any."""
+        risen = [
+            name
+            for queue in self._queues[1:]
+            for name in queue
+            if self._rises_at(view.jobs[name], now) <= now
+        ]
+        for name in risen:
+            job = view.jobs[name]
+            del self._queues[self._standing[name].queue][name]
+            self._enter(name, _Standing(0, job.served(now), _waited_s(job, now), job.ran_s))
+        return bool(risen)
+
+    def _rises_at(self, job: JobView, now: Seconds) -> float:
+        """When a waiting job of a later queue will have waited for too long."""
+        if job.running_on:
+            return math.inf
+        standing = self._standing[job.job]
+        bears_s = self.options.promote_after * (job.ran_s - standing.ran_s)
+        return now + bears_s - (_waited_s(job, now) - standing.waited_s)
+
+    def _served(self, job: JobView, now: Seconds) -> float:
+        return job.served(now) - self._standing[job.job].served
+
+    def _next_fall(
+        self, view: ClusterView, sizes: dict[JobId, int], now: Seconds
+    ) -> Seconds | None:
+        """When the first running job reaches its limit, or a waiting one has waited too long."""
+        first = math.inf
+        limits = self.options.limits
+        for name, size in sizes.items():
+            queue = self._standing[name].queue
+            if queue < len(limits):
+                left = limits[queue] - self._served(view.jobs[name], now)
+                first = min(first, now + left / size)
+        if self.options.promote_after:
+            waiting = (name for queue in self._queues[1:] for name in queue if name not in sizes)
+            rises = (self._rises_at(view.jobs[name], now) for name in waiting)
+            first = min(first, min(rises, default=math.inf))
+        return None if math.isinf(first) else Seconds(max(first, math.nextafter(now, math.inf)))
+
+    def _why(self, job: JobView, now: Seconds) -> tuple[str, dict[str, float]]:
+        served = self._served(job, now)
+        queue = self._standing[job.job].queue
+        words = f"in queue {queue + 1} after {served:.0f} slot seconds"
+        return words, {"queue": float(queue + 1), "served": served}
+
+
+def _waited_s(job: JobView, now: Seconds) -> float:
+    return job.waited_s + (0.0 if job.running_on else max(0.0, now - job.moved_at))

@@ -1,0 +1,36 @@
+"""The greedy step: while a search is away, what runs goes on and free slots are not left idle."""
+
+from __future__ import annotations
+
+from controlplane.policy.api import ClusterView, Plan, Reason
+from controlplane.policy.planning.packing import consolidate, split
+from controlplane.policy.planning.wait_reasons import backs_off, too_large
+from schemas.ids import JobId, Seconds, SlotId
+
+
+def fill(view: ClusterView, now: Seconds) -> Plan:
+    """Keep every running job as it is; start waiting ones on their least slots, oldest first."""
+    placed = {job.job: dict(job.running_on) for job in view.jobs.values() if job.running_on}
+    taken = {slot for slots in placed.values() for slot in slots}
+    free = [slot for slot in view.slots if slot.usable and slot.slot not in taken]
+    reasons: dict[JobId, Reason] = {}
+    wake_at: Seconds | None = None
+    waiting = [job for job in view.jobs.values() if job.movable and not job.running_on]
+    for job in sorted(waiting, key=lambda job: job.submitted_at):
+        if job.least > len(view.slots):
+            reasons[job.job] = too_large(job.least, len(view.slots))
+            continue
+        if job.ready_at > now:
+            reasons[job.job] = backs_off(job.ready_at, now)
+            wake_at = min(job.ready_at, wake_at or job.ready_at)
+            continue
+        if job.least > len(free):
+            needs = f"{job.least} slot{'s' * (job.least != 1)}"
+            text = f"waits for {needs}, {len(free)} free; the search is away"
+            reasons[job.job] = Reason("waits", text, {"needs": job.least, "free": len(free)})
+            continue
+        chosen: list[SlotId] = [slot.slot for slot in consolidate(free, job.least)]
+        free = [slot for slot in free if slot.slot not in chosen]
+        placed[job.job] = split(job.batch_size, chosen)
+        reasons[job.job] = Reason("fill", "fills free slots while the search is away")
+    return Plan(based_on=view.version, local_batch=placed, reasons=reasons, wake_at=wake_at)

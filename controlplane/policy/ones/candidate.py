@@ -1,0 +1,76 @@
+"""A candidate schedule: a level for every job, whose each slot is, and what that is worth."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from controlplane.policy.ones.placement import PLAIN, Wishes, lay_out
+from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.size_table import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """One schedule, laid out and scored."""
+
+    levels: IntArray  # shape (J,)
+    owner: IntArray  # shape (S,), the row of the job on each slot; negative: of none
+    worth: FloatArray  # shape (J,), what each job adds to the fitness
+    fitness: float
+    moves: int  # jobs that change
+
+    @property
+    def key(self) -> bytes:
+        """Two candidates with the same key are the same schedule."""
+        return self.levels.tobytes() + self.owner.tobytes()
+
+    def by_row(self) -> list[list[int]]:
+        """Places of every job's slots."""
+        order = np.argsort(self.owner, kind="stable")
+        edges = np.searchsorted(self.owner[order], np.arange(len(self.levels) + 1))
+        cut = order[edges[0] :].tolist()
+        at = (edges - edges[0]).tolist()
+        return [cut[begin:end] for begin, end in itertools.pairwise(at)]
+
+    def slots(self, row: int) -> tuple[int, ...]:
+        """Places of a job's slots."""
+        return tuple(np.flatnonzero(self.owner == row).tolist())
+
+
+def present(problem: Problem) -> Candidate:
+    """The schedule in force."""
+    return score(problem, problem.present, problem.owner)
+
+
+def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
+    """Add up what a schedule is worth where it is laid out.
+
+    The worth in the table holds for the fewest nodes of the best type, without neighbours; see
+    `Problem.placed_worth`.
+    """
+    worth, moved = problem.placed_worth(levels, owner)
+    return Candidate(levels, owner, worth, float(worth.sum()), int(moved.sum()))
+
+
+def laid_out(
+    problem: Problem, parent: Candidate, levels: IntArray, wishes: Wishes = PLAIN
+) -> Candidate | None:
+    """The schedule with these levels that differs least from `parent`; None if it cannot be.
+
+    Where jobs end up on more nodes than they need, small ones are moved away if that is worth it.
+    """
+    owner = lay_out(problem, parent.owner, parent.levels, levels, wishes)
+    if owner is None or problem.barred(owner):
+        return None
+    plain = score(problem, levels, owner)
+    if not problem.evacuates or not problem.torn(levels, owner):
+        return plain
+    roomy = Wishes(wishes.movers, wishes.jitter, evacuate=True)
+    owner = lay_out(problem, parent.owner, parent.levels, levels, roomy)
+    if owner is None or problem.barred(owner):
+        return plain
+    other = score(problem, levels, owner)
+    return other if other.fitness > plain.fitness else plain

@@ -1,0 +1,372 @@
+"""What the search has learnt: speeds and lengths per family, batch limits per job."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    JobEnded,
+    JobView,
+    PlanTaken,
+    PolicyEvent,
+    StepsSeen,
+)
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.placement_index import Whereabouts
+from controlplane.policy.search.batch_limits import Bounds, after_epoch, resumed
+from controlplane.policy.search.family_history import (
+    KEPT_RELATIVES,
+    Beliefs,
+    Company,
+    Family,
+    Noise,
+    believable,
+)
+from controlplane.prediction.remaining_work import remaining_samples
+from schemas.ids import JobId, Seconds
+
+FloatArray = npt.NDArray[np.float64]
+KEPT_ARRIVALS: Final = 200
+ALIKE: Final = 0.05  # logarithm: slow-downs below this are none
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What is remembered of one job."""
+
+    bounds: Bounds = Bounds(1, 1)
+    limit: int = 0  # R
+    group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
+    samples: int = 0
+    step: int = 0
+    reported_at: Seconds = Seconds(0.0)  # the last epoch or report interval that ended
+    slots: int = 0  # that it was seen on last
+    gave_back: int = 0  # slots that it had when it gave some up for nobody
+    gave_back_at: Seconds = Seconds(-1e9)
+    epoch_due: bool = False  # an epoch ended since the limit was last looked at
+    epoch: int = 0  # finished
+    noise: Noise = field(default_factory=Noise)
+    view: JobView | None = None  # as it was looked at last
+    due_at: float = 0.0  # when its report interval ends
+
+
+class Knowledge:
+    """Takes policy events in; answers what is known of a job."""
+
+    def __init__(self, options: OnesOptions) -> None:
+        self._options = options
+        self._families: dict[str, Family] = {}
+        self._beliefs = Beliefs()
+        self._where = Whereabouts()
+        self._agreed_on = -1  # editions of families, in all
+        self._theta: FloatArray | None = None
+        self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
+        self._theta_of: tuple[int, tuple[str, ...]] | None = None
+        self._jobs: dict[JobId, _Progress] = {}
+        self._known: set[JobId] = set()
+        self._arrivals: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
+        self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
+
+    # --- what happens
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn from `event`."""
+        match event:
+            case EpochSeen():
+                self._epoch(event, now)
+            case StepsSeen():
+                self._steps(event, now)
+            case JobEnded():
+                family = self.family(event.family)
+                if event.succeeded and event.samples_done:
+                    family.finished.append(event.samples_done)
+                    self._services.append(event.slot_s)
+                family.reached = max(family.reached, event.samples_done)
+                self._jobs.pop(event.job, None)
+                self._known.discard(event.job)
+            case PlanTaken(waiting=waiting):
+                for name in waiting:
+                    progress = self._jobs.get(name)
+                    if progress is not None:
+                        progress.limit = resumed(progress.limit, progress.bounds)
+
+    def _epoch(self, event: EpochSeen, now: Seconds) -> None:
+        progress = self._job(event.job)
+        progress.epoch_due, progress.reported_at = True, now
+        progress.limit = max(progress.limit, event.global_batch)
+        progress.epoch = max(progress.epoch, event.epoch)
+        self._observe_noise(progress, event.family, max(0, event.epoch - 1), event.noise_scale)
+        sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
+        if event.whole and event.slots and sane:
+            local = max(1, round(event.global_batch / event.slots))
+            step_s = event.global_batch / event.samples_per_s
+            # Neighbours may have come and gone in it; telemetry tells of the moment.
+            if not self._options.interference or self._where.plain(event.job):
+                self._measured(event, local, step_s)
+
+    def _steps(self, event: StepsSeen, now: Seconds) -> None:
+        progress = self._job(event.job)
+        family = self.family(event.family)
+        family.reached = max(family.reached, event.samples_done)
+        progress.step = event.step
+        self._observe_noise(progress, event.family, progress.epoch, event.noise_scale)
+        group = (event.group, event.global_batch)
+        trained = event.samples_done - progress.samples
+        again = progress.group == group
+        progress.group, progress.samples = group, event.samples_done
+        # By the worker's clock: reports that were held up arrive all at once. The first of a group
+        # may have been sent before all its members were there.
+        speed = event.samples_per_s
+        if not again or trained <= 0 or not math.isfinite(speed) or speed <= 0:
+            return
+        local = max(1, round(event.global_batch / max(1, event.slots)))
+        self._measured(event, local, event.global_batch / speed)
+
+    def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
+        options, family = self._options, self.family(event.family)
+        if (options.gpu_types or options.interference) and self._where.changes(event.job):
+            return  # the view shows where it is going to be, not where this was measured
+        kind = self._where.kind(event.job) if options.gpu_types else ""
+        company: Company | None = None
+        if options.interference:
+            others = self._where.company(event.job)
+            known = family.parts.company
+            company = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
+        family.take(event.nodes, event.slots, local, step_s, kind=kind, company=company)
+
+    def _observe_noise(
+        self, progress: _Progress, family: str, epoch: int, noise_scale: float | None
+    ) -> None:
+        if not believable(noise_scale):
+            return
+        progress.noise.take(noise_scale)
+        self.family(family).hear_noise(epoch, noise_scale)
+
+    def meet(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
+        """Take note of arrivals, and move the limits of jobs that reported an epoch."""
+        jobs = list(view.jobs.values())
+        self._where.look(view)
+        self._beliefs.types = self._where.types
+        interval_s = self._options.report_interval_s
+        for job in jobs:  # all of them first: limits depend on the rate of arrivals
+            if job.job not in self._known:
+                self._known.add(job.job)
+                self._arrivals.append(job.submitted_at)
+        for job in jobs:
+            progress = self._job(job.job)
+            waits_on = not progress.epoch_due and now < progress.due_at
+            if progress.view is job and (not job.running_on or waits_on):
+                continue
+            progress.view = job
+            progress.bounds = _bounds(job)
+            progress.limit = max(progress.limit, job.batch_size)
+            if not job.running_on:
+                progress.slots = 0
+                continue
+            slots = len(job.running_on)
+            if slots < progress.slots and not contended:
+                progress.gave_back, progress.gave_back_at = progress.slots, now
+            progress.slots = slots
+            progress.due_at = max(progress.reported_at, job.moved_at) + interval_s
+            long = now > progress.due_at
+            if long and self.warm(job):
+                progress.epoch_due, progress.reported_at = True, now
+                progress.due_at = now + interval_s
+            if progress.epoch_due:
+                progress.epoch_due = False
+                ran_s = job.ran_s + max(0.0, now - job.moved_at)
+                progress.limit = after_epoch(
+                    progress.limit,
+                    _bounds(job),
+                    ran_s,
+                    self.arrivals_per_s,
+                    self._options.scale_down,
+                    contended=contended,
+                )
+
+    # --- answers
+
+    @property
+    def arrivals_per_s(self) -> float:
+        """Lambda: the mean rate of submissions, over the latest of them."""
+        times = sorted(self._arrivals)
+        if len(times) < 2 or times[-1] <= times[0]:  # noqa: PLR2004 - an interval has two ends
+            return 0.0
+        return (len(times) - 1) / (times[-1] - times[0])
+
+    def family(self, name: str) -> Family:
+        """What is known of a family."""
+        found = self._families.get(name)
+        if found is None:
+            found = self._families[name] = Family(beliefs=self._beliefs)
+        return found
+
+    def limit(self, job: JobView) -> int:
+        """R of a job, samples per step."""
+        known = self._jobs.get(job.job)
+        limit = known.limit if known else job.batch_size
+        return _bounds(job).clip(limit)
+
+    def warm(self, job: JobView) -> bool:
+        """Whether a job may have more than its least slots.
+
+        It has done its first steps, and how fast they are is known: of it or of a relative.
+        """
+        progress = self._jobs.get(job.job)
+        steps = progress.step if progress else 0
+        measured = bool(self.family(job.family).means)
+        return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
+
+    def gated(self, job: JobView, now: Seconds) -> bool:
+        """Whether a job has not finished an epoch or report interval since it was last moved.
+
+        Paper: the schedule changes when *all* running jobs have finished an epoch. Here: each job
+        by itself, because one slow epoch would hold all others back.
+        """
+        since = now - job.moved_at
+        if job.epoch_at > job.moved_at:
+            return since < self._options.settle_s
+        return since < self._options.report_interval_s
+
+    def gate(self, job: JobView) -> Seconds:
+        """When a gated job may be moved again, if no epoch ends before."""
+        wait_s = self._options.report_interval_s
+        if job.epoch_at > job.moved_at:
+            wait_s = self._options.settle_s
+        return Seconds(job.moved_at + wait_s)
+
+    def may_have(self, job: JobView, now: Seconds) -> int | None:
+        """Slots that a job should stay below for a while, because it gave them back; None: any."""
+        progress = self._jobs.get(job.job)
+        if progress is None or now - progress.gave_back_at > self._options.report_interval_s:
+            return None
+        return progress.gave_back - 1
+
+    def remaining(self, job: JobView) -> float | None:
+        """Samples that a job has left; None if nothing at all is known."""
+        family = self.family(job.family)
+        progress = self._jobs.get(job.job)
+        done = max(job.samples_done, progress.samples if progress else 0)
+        if job.stop_samples is None and not family.finished and not max(done, family.reached):
+            return None
+        return remaining_samples(done, job.stop_samples, family.finished, family.reached)
+
+    def noise_scale(self, job: JobView) -> float:
+        """Phi, samples: its own as measured last, else its relatives' at this stage, else a prior.
+
+        A first estimate may be off by several times; it is drawn towards what was thought before
+        while few were heard.
+        """
+        options = self._options
+        relatives = self.family(job.family).noise_at(job.epoch) if job.family else None
+        before = relatives or options.noise_scale_prior * job.batch_size
+        progress = self._jobs.get(job.job)
+        heard = progress.noise.heard if progress else 0
+        value = progress.noise.value if progress and heard else job.noise_scale
+        if not believable(value):
+            return _rounded(before)
+        heard = max(heard, job.noise_epochs)
+        trust = heard / (heard + options.noise_trust) if heard else 1.0
+        return _rounded(before * (value / before) ** trust)
+
+    def remaining_service(self, job: JobView, now: Seconds) -> float | None:
+        """Slot seconds that jobs which got as much as this one still took; None: none got it.
+
+        Only where no relative has finished yet.
+        """
+        alone = not self._options.share_lengths
+        if alone or self.family(job.family).finished or job.stop_samples is not None:
+            return None
+        served = job.served(now)
+        longer = [service for service in self._services if service > served]
+        return sum(longer) / len(longer) - served if longer else None
+
+    def slowness(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
+        """How much longer a step takes on each GPU type than on the fastest; None if nowhere.
+
+        Args:
+            types: of the cluster.
+            families: shape (J,), of jobs.
+
+        Returns:
+            Shape (J, types), factors; what a family was never seen on is as for the others.
+        """
+        if len(types) < 2 or not self._options.gpu_types:  # noqa: PLR2004 - one is like itself
+            return None
+        self._agree()
+        rows = {name: np.array(self.family(name).costs(types)) for name in dict.fromkeys(families)}
+        found = np.array([rows[name] - rows[name].min() for name in families])
+        return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
+
+    def theta(self, families: Sequence[str]) -> FloatArray | None:
+        """Slow-downs by neighbours, (2 F, 2 F), as in `Neighbourhood`; None if there are none."""
+        if not self._options.interference:
+            return None
+        self._agree()
+        if not self._beliefs.company:
+            return None
+        key = (self._agreed_on, tuple(families))
+        if key != self._theta_of:
+            self._theta_of, self._theta = key, self._slow_downs(families)
+        return self._theta
+
+    def _slow_downs(self, families: Sequence[str]) -> FloatArray | None:
+        found = np.zeros((2 * len(families), 2 * len(families)))
+        known = [self.family(name).parts.company for name in families]
+        for one, mine in enumerate(known):
+            for other, name in enumerate(families):
+                for own in (False, True):
+                    for its in (False, True):
+                        common = self._beliefs.company.get((own, "", its), 0.0)
+                        cost = mine.get((own, name, its), common)
+                        found[2 * one + own, 2 * other + its] = cost
+        return found if found.max(initial=0.0) > ALIKE else None
+
+    def _agree(self) -> None:
+        """Means over families, for those that have not been there."""
+        families = list(self._families.values())
+        editions = sum(family.edition for family in families)
+        if editions == self._agreed_on:
+            return
+        self._agreed_on = editions
+        kinds: dict[str, list[float]] = {}
+        company: dict[Company, list[float]] = {}
+        for family in families:
+            if len(family.parts.kinds) > 1:
+                middle = sum(family.parts.kinds.values()) / len(family.parts.kinds)
+                for kind, cost in family.parts.kinds.items():
+                    kinds.setdefault(kind, []).append(cost - middle)
+            for (own, _, its), cost in family.parts.company.items():
+                company.setdefault((own, "", its), []).append(cost)
+        means = {kind: sum(found) / len(found) for kind, found in kinds.items()}
+        if _differ(means, self._believed):  # what is the fastest type may be another one now
+            self._believed = means
+            for family in families:
+                family.model = None
+        self._beliefs.kinds = means
+        self._beliefs.company = {one: sum(found) / len(found) for one, found in company.items()}
+
+    def _job(self, name: JobId) -> _Progress:
+        return self._jobs.setdefault(name, _Progress())
+
+
+def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
+    return one.keys() != other.keys() or any(abs(one[k] - other[k]) > ALIKE for k in one)
+
+
+def _rounded(value: float) -> float:
+    """To an eighth of a doubling: finer steps change no batch, but all would be worked out anew."""
+    return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))
+
+
+def _bounds(job: JobView) -> Bounds:
+    return Bounds(job.batch_size, job.batch_limit)

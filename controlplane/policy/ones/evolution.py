@@ -1,0 +1,213 @@
+"""The population: seeded, refreshed with each new view, evolved generation by generation."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.random import Generator
+
+from controlplane.policy.ones.candidate import Candidate, laid_out, present
+from controlplane.policy.ones.greedy import baselines, exchanged, filled
+from controlplane.policy.ones.operators import crossed, doubt, moved, mutated, refreshed, resized
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.placement import PLAIN, Wishes
+from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.size_table import IntArray
+from schemas.ids import JobId
+
+BETTER = 1e-9  # relative: less is no progress
+NEWS = 0.02  # relative change of some worth that makes it worth while to search again
+
+
+_Former = tuple[Problem | None, Candidate]
+_Genes = dict[JobId, int]  # what a candidate said of each job, kept while levels are numbered anew
+
+
+class Search:
+    """Holds K candidates; the best of them is never worse than greedy or than doing nothing."""
+
+    def __init__(self, options: OnesOptions) -> None:
+        self._options = options
+        self._problem: Problem | None = None
+        self._searched: Problem | None = None  # the last one that was worth a search
+        self.population: list[Candidate] = []
+        self.incumbent: Candidate | None = None
+        self.generations = 0
+        self._idle_generations = 0
+        self._former: list[_Former] = []  # of earlier problems, not yet renewed
+        self._others: list[IntArray] | None = []  # what baselines answer; None: not yet asked
+        self._children: list[Candidate | None] = []  # of the generation that is not complete
+        self._born = 0
+        self._seen: dict[bytes, Candidate | None] = {}  # of the present problem
+
+    @property
+    def best(self) -> Candidate | None:
+        """The fittest; among equals the one that changes least."""
+        return self.population[0] if self.population else None
+
+    @property
+    def resting(self) -> bool:
+        """Whether nothing better was found for so long that it is not worth while to go on."""
+        return self._idle_generations >= self._options.patience
+
+    def face(self, problem: Problem) -> None:
+        """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved."""
+        former = [(self._problem, candidate) for candidate in self.population]
+        former = [*former, *self._former][: self._options.population]
+        how = self._options.search
+        calm = how == "greedy" or (
+            self.resting and self._searched is not None and _alike(self._searched, problem)
+        )
+        self._problem, self._idle_generations = problem, self._options.patience if calm else 0
+        self._searched = self._searched if calm else problem
+        self.incumbent = present(problem)
+        self._seen = {}
+        seeds = [filled(problem, problem.present), filled(problem, problem.lowest)]
+        seeds += [exchanged(problem, levels) for levels in seeds]
+        seeds.append(refreshed(problem, problem.present))
+        found = [self.incumbent, *(self._child(problem, levels) for levels in seeds)]
+        self._former = former[1:] if how == "evolution" else []
+        self._others = None if how == "evolution" else []
+        self._children, self._born = [], 0
+        found += [self._renewed(problem, one) for one in former[:1]]
+        self._select(found)
+
+    @property
+    def diversity(self) -> float:
+        """Mean share of jobs in which two candidates differ."""
+        if len(self.population) < 2 or not len(self.population[0].levels):  # noqa: PLR2004 - two
+            return 0.0
+        levels = np.array([candidate.levels for candidate in self.population])
+        differ = sum(float((levels[n:] != levels[:-n]).mean(axis=1).sum())
+                     for n in range(1, len(levels)))  # fmt: skip
+        return 2.0 * differ / (len(levels) * (len(levels) - 1))
+
+    def evolve(self, rng: Generator) -> bool:
+        """One generation; whether a better candidate was found."""
+        before = self.generations
+        while self.generations == before and not self.resting:
+            self.breed(rng)
+        return not self._idle_generations
+
+    def breed(self, rng: Generator) -> None:
+        """One step of a generation: renew a former candidate, or have one child."""
+        problem = self._problem
+        if problem is None or not problem.cases or not self.population:
+            self._idle_generations = self._options.patience
+        elif self._others is None:
+            self._others = baselines(problem)
+        elif self._others:
+            self._children.append(self._child(problem, self._others.pop()))
+        elif self._former:
+            self._children.append(self._renewed(problem, self._former.pop()))
+        elif self._born < self._options.population:
+            self._children.append(self._bred(problem, rng))
+            self._born += 1
+        else:
+            self._succeed()
+
+    def _bred(self, problem: Problem, rng: Generator) -> Candidate | None:
+        climbs = self._options.search == "climb"
+        many = 1 if climbs else len(self.population)
+        one = self.population[int(rng.integers(many))]
+        match self._born % 4:
+            case 0 if not climbs:
+                other = self.population[int(rng.integers(many))]
+                levels = crossed(problem, one.levels, other.levels, rng)
+            case 0 | 1:
+                levels = mutated(problem, one.levels, self._options.mutation_rate, rng)
+            case 2:
+                levels = resized(problem, one.levels, rng)
+            case _:
+                wishes = moved(problem, one, rng)
+                if wishes is None:
+                    levels = resized(problem, one.levels, rng)
+                else:
+                    return laid_out(problem, one, one.levels, wishes)
+        jitter = doubt(problem, rng)
+        return self._child(problem, levels, one, PLAIN if jitter is None else Wishes((), jitter))
+
+    def _child(
+        self,
+        problem: Problem,
+        levels: IntArray,
+        parent: Candidate | None = None,
+        wishes: Wishes = PLAIN,
+    ) -> Candidate | None:
+        """Laid out from `parent`, or the schedule in force; the same one once for each problem."""
+        parent = parent or self.incumbent
+        if parent is None:
+            return None
+        if wishes is not PLAIN:
+            return laid_out(problem, parent, levels, wishes)
+        key = parent.owner.tobytes() + levels.tobytes()
+        if key not in self._seen:
+            self._seen[key] = laid_out(problem, parent, levels)
+        return self._seen[key]
+
+    def _succeed(self) -> None:
+        """The generation is complete: the fittest of parents and children go on."""
+        before = self.population[0].fitness
+        self._select([*self.population, *self._children])
+        self._children, self._born = [], 0
+        self.generations += 1
+        better = self.population[0].fitness > before * (1.0 + BETTER) + BETTER
+        self._idle_generations = 0 if better else self._idle_generations + 1
+
+    def _renewed(self, problem: Problem, former: _Former) -> Candidate | None:
+        levels = _levels(problem, _genes(*former))
+        return self._child(problem, refreshed(problem, levels))
+
+    def _select(self, found: list[Candidate | None]) -> None:
+        """The K fittest different ones (by mean values: the paper draws, which flips decisions)."""
+        unique: dict[bytes, Candidate] = {}
+        for candidate in found:
+            if candidate is not None:
+                unique.setdefault(candidate.key, candidate)
+        ranked = sorted(unique.values(), key=lambda c: (-round(c.fitness, 9), c.moves, c.key))
+        self.population = ranked[: self._options.population]
+
+
+def _alike(one: Problem, other: Problem) -> bool:
+    """Whether two problems differ by so little that there is nothing new to find."""
+    if one.capacity != other.capacity or one.sizes.shape != other.sizes.shape:
+        return False
+    if not _same_places(one, other):
+        return False
+    pairs = zip(one.cases, other.cases, strict=True)
+    same = all(a.job.job == b.job.job and a.now == b.now for a, b in pairs)
+    same = same and np.array_equal(one.sizes, other.sizes)
+    same = same and np.array_equal(one.present, other.present)
+    return bool(same and np.allclose(one.worth, other.worth, rtol=NEWS, atol=0.0))
+
+
+def _same_places(one: Problem, other: Problem) -> bool:
+    """Whether GPU types and neighbours cost about the same."""
+    costs = [(one.slow, other.slow)]
+    if one.neighbours is not None and other.neighbours is not None:
+        costs.append((one.neighbours.theta, other.neighbours.theta))
+    elif one.neighbours is not other.neighbours:
+        return False
+    return all(
+        (a is None and b is None)
+        or (a is not None and b is not None and a.shape == b.shape
+            and bool(np.allclose(a, b, rtol=NEWS, atol=NEWS)))
+        for a, b in costs
+    )  # fmt: skip
+
+
+def _genes(problem: Problem | None, candidate: Candidate) -> _Genes:
+    if problem is None:
+        return {}
+    sizes = problem.sizes[problem.rows, candidate.levels].tolist()
+    return {case.job.job: size for case, size in zip(problem.cases, sizes, strict=True)}
+
+
+def _levels(problem: Problem, genes: _Genes) -> IntArray:
+    """A former candidate in the numbers of `problem`: the nearest size that a job may have."""
+    levels = problem.present.copy()
+    for row, case in enumerate(problem.cases):
+        slots = genes.get(case.job.job)
+        if slots is not None:
+            at = int(np.searchsorted(case.offers.sizes, slots, side="right"))
+            levels[row] = max(1, at) if slots else 0
+    return levels

@@ -1,0 +1,218 @@
+"""What was heard: speeds and lengths per family, R and progress per job, the rate of arrivals."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
+from controlplane.policy.ones_paper.batch_limits import Bounds, after_epoch, resumed
+from controlplane.policy.ones_paper.options import OnesPaperOptions
+from controlplane.policy.ones_paper.speeds import Speeds
+from controlplane.prediction.progress import (
+    FEATURES,
+    FloatArray,
+    Points,
+    ProgressModel,
+    Reservoir,
+    features,
+    fit,
+    points_of,
+    prior,
+)
+from schemas.ids import JobId, Seconds
+
+KEPT_ARRIVALS: Final = 200
+KEPT_RELATIVES: Final = 200
+KEPT_EPOCHS: Final = 1000  # of one job's log
+MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never told how long one is
+
+
+@dataclass(slots=True)
+class Story:
+    """What is remembered of an active job."""
+
+    limit: int = 0  # R, samples per step
+    bounds: Bounds = Bounds(1, 1, 1)
+    steps: int = 0  # that telemetry told of
+    samples: int = 0  # Y_processed, by telemetry
+    epoch_due: bool = False  # an epoch ended since R was last looked at
+    counted_at: Seconds = Seconds(0.0)  # when the last epoch or piece of a long one was counted
+    first_loss: float | None = None
+    loss: float | None = None
+    epoch_samples: int = 0  # ||D||
+    log: list[tuple[int, FloatArray]] = field(default_factory=list)  # epoch, x
+
+    def features(self, samples_done: float) -> FloatArray:
+        """The job's x at present."""
+        return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
+
+
+@dataclass(slots=True)
+class Family:
+    """Jobs of one script and model."""
+
+    speeds: Speeds = field(default_factory=Speeds)
+    totals: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))  # samples
+    epoch_samples: int = 0  # ||D|| of the last that told
+
+
+class Knowledge:
+    """Takes policy events in; answers what is known of a job."""
+
+    def __init__(self, options: OnesPaperOptions) -> None:
+        self._options = options
+        self._families: dict[str, Family] = {}
+        self._stories: dict[JobId, Story] = {}
+        self._arrivals: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
+        self._sample = Reservoir(options.sample)
+        self._finished: list[Points] = []  # logs that are not in the sample yet
+        self.progress: ProgressModel = prior(options.prior_epochs)
+        self.changed_at = Seconds(0.0)  # when a plan was last put in force
+
+    # --- what happens
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn from `event`."""
+        match event:
+            case EpochSeen():
+                self._epoch(event, now)
+            case StepsSeen():
+                story = self.story(event.job)
+                story.steps = max(story.steps, event.step)
+                story.samples = max(story.samples, event.samples_done)
+                speeds = self.family(event.family).speeds
+                speeds.take(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+            case JobEnded():
+                self._end(event)
+            case PlanTaken(waiting=waiting):
+                self.changed_at = now
+                for name in waiting:
+                    story = self.story(name)
+                    if self._options.resume and story.limit:
+                        story.limit = resumed(story.limit, story.bounds)
+
+    def _epoch(self, event: EpochSeen, now: Seconds) -> None:
+        story = self.story(event.job)
+        story.epoch_due, story.counted_at = True, now
+        if event.whole:
+            speeds = self.family(event.family).speeds
+            speeds.take(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+        if event.train_loss is not None:
+            story.loss = event.train_loss
+            if story.first_loss is None:
+                story.first_loss = event.train_loss
+        if story.epoch_samples and len(story.log) < KEPT_EPOCHS:
+            row = story.features(float(event.epoch * story.epoch_samples))
+            story.log.append((event.epoch, row))
+
+    def _end(self, event: JobEnded) -> None:
+        """A job that was killed or failed tells nothing of how long such jobs last."""
+        story = self._stories.pop(event.job, None)
+        if not event.succeeded or not event.samples_done:
+            return
+        self.family(event.family).totals.append(event.samples_done)
+        if story is None or not story.log:
+            return
+        log = dict(story.log)  # an epoch that was done twice counts once
+        epochs = np.array(sorted(log), dtype=np.float64)
+        rows = np.array([log[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
+        self._finished.append(points_of(rows, epochs))
+
+    def meet(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
+        """Take note of arrivals, and move R of running jobs that finished an epoch."""
+        jobs = list(jobs)
+        if len(self._stories) > 2 * len(jobs) + 100:  # late events of jobs that are over
+            active = {job.job for job in jobs}
+            self._stories = {n: story for n, story in self._stories.items() if n in active}
+        for job in jobs:
+            story = self._stories.get(job.job)
+            if story is None:
+                story = self._stories[job.job] = Story()
+            if not story.limit:
+                story.limit = job.batch_size
+                self._arrivals.append(job.submitted_at)
+            story.bounds = self._bounds(job)
+            if job.epoch_samples:
+                story.epoch_samples = job.epoch_samples
+                self.family(job.family).epoch_samples = job.epoch_samples
+            if job.running_on:
+                self._count(job, story, now, contended=contended)
+
+    def _count(self, job: JobView, story: Story, now: Seconds, *, contended: bool) -> None:
+        """Paper: R changes after each epoch. Here a long epoch also counts in pieces."""
+        piece = self._options.report_interval_s
+        since = max(story.counted_at, job.moved_at)
+        if piece and now - since > piece and self.warm(job):
+            story.epoch_due, story.counted_at = True, now
+        if not story.epoch_due:
+            return
+        story.epoch_due = False
+        story.limit = after_epoch(
+            story.limit,
+            story.bounds,
+            self._options.scale_down,
+            ran_s=job.ran_s + max(0.0, now - job.moved_at),
+            arrivals_per_s=self.arrivals_per_s,
+            contended=contended,
+        )
+
+    def learn(self, rng: Generator) -> None:
+        """Fit the progress model again, if jobs have finished since; off the decision path."""
+        if not self._finished:
+            return
+        for points in self._finished:
+            self._sample.offer(points, rng)
+        self._finished = []
+        self.progress = fit(self._sample.points, self.progress) or self.progress
+
+    # --- answers
+
+    @property
+    def arrivals_per_s(self) -> float:
+        """Lambda, over the latest submissions."""
+        if len(self._arrivals) < 2:  # noqa: PLR2004 - an interval has two ends
+            return 0.0
+        first, last = min(self._arrivals), max(self._arrivals)
+        return (len(self._arrivals) - 1) / (last - first) if last > first else 0.0
+
+    def story(self, name: JobId) -> Story:
+        """Of one job."""
+        return self._stories.setdefault(name, Story())
+
+    def family(self, name: str) -> Family:
+        """Of one family."""
+        return self._families.setdefault(name, Family())
+
+    def warm(self, job: JobView) -> bool:
+        """Start: whether its first steps are done, and how fast they are is known."""
+        if job.epoch:
+            return True
+        measured = self.family(job.family).speeds.known
+        return measured and self.story(job.job).steps >= self._options.warmup_steps
+
+    def gate(self, job: JobView) -> Seconds:
+        """When a running job may be changed again, if no epoch of it ends before."""
+        options = self._options
+        since = job.moved_at
+        if options.gate == "all":
+            since = max(since, self.changed_at)
+        if job.epoch_at > since:
+            return Seconds(since + options.settle_s)
+        if not options.report_interval_s:
+            return Seconds(np.inf)
+        return Seconds(since + max(options.report_interval_s, options.settle_s))
+
+    def epoch_samples(self, job: JobView) -> float:
+        """||D||, or what relatives had."""
+        known = job.epoch_samples or self.family(job.family).epoch_samples
+        return float(known or MANY_SAMPLES * job.batch_size)
+
+    def _bounds(self, job: JobView) -> Bounds:
+        least = job.batch_size if self._options.limit_floor == "first" else 1
+        return Bounds(first=job.batch_size, least=least, most=job.batch_limit)

@@ -1,0 +1,174 @@
+"""What of a view a plan may give out, and how a plan is made of who gets what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from controlplane.policy.api import ClusterView, JobView, Plan, Reason
+from controlplane.policy.planning.wait_reasons import backs_off, too_large
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+
+Why = Callable[[JobView, int], tuple[str, dict[str, float]]]  # job, its slots: words and numbers
+
+
+@dataclass(slots=True)
+class Board:
+    """One view, sorted by what can be done with it. Good for one plan: a placer uses `free` up."""
+
+    view: ClusterView
+    now: Seconds
+    free: dict[NodeId, list[SlotId]]  # of every node, in the order of the view; usable ones first
+    room: int = 0  # slots that are free, or of `running`
+    running: list[JobView] = field(default_factory=list)  # may be changed
+    waiting: list[JobView] = field(default_factory=list)  # may be started
+    pinned: list[JobView] = field(default_factory=list)  # run, and have to be left as they are
+    leaving: list[JobView] = field(default_factory=list)  # their slots are free soon
+    refused: dict[JobId, Reason] = field(default_factory=dict)  # cannot be started now
+    wake_at: Seconds | None = None  # when one of those can be started or changed
+
+    def release(self, slots: Sequence[SlotId]) -> None:
+        """Somebody leaves these."""
+        for slot in slots:
+            self.free[node_of(slot)].append(slot)
+
+
+def survey(view: ClusterView, now: Seconds) -> Board:
+    """Sort the slots and jobs of `view`; both stay in its order."""
+    held: set[SlotId] = set()
+    for job in view.jobs.values():
+        held.update(job.running_on)
+    free, firm = _free(view, held)
+    board = Board(view, now, free, room=sum(map(len, free.values())))
+    for job in view.jobs.values():
+        if job.running_on:
+            _sort_running(board, job, firm)
+        elif job.movable:
+            _sort_waiting(board, job)
+        else:
+            board.leaving.append(job)
+    return board
+
+
+def gang_size(job: JobView, board: Board) -> int:
+    """Slots of a job of fixed size: those it has, else as many as wanted and useful."""
+    if job.running_on:
+        return len(job.running_on)
+    return min(job.wanted, max(job.least, useful(job, board)))
+
+
+def useful(job: JobView, board: Board) -> int:
+    """The most slots that a job can use: a slot without a sample is wasted."""
+    return min(job.most, len(board.view.slots), job.batch_size)
+
+
+def compose(
+    board: Board,
+    placed: Mapping[JobId, dict[SlotId, int]],
+    why: Why,
+    *,
+    restart: tuple[JobId, ...] = (),
+    wake_at: Seconds | None = None,
+) -> Plan:
+    """The plan that gives every job what `placed` says, with a reason for each that changes.
+
+    Args:
+        board: what was given out.
+        placed: local batches of `running` and `waiting` jobs; absent: it waits.
+        why: says why a job has so many slots, for those that change or wait.
+        restart: see `Plan`.
+        wake_at: beside the moment that the board asks for.
+    """
+    local_batch = {job.job: dict(job.running_on) for job in board.pinned}
+    reasons = dict(board.refused)
+    for job in (*board.running, *board.waiting):
+        target = placed.get(job.job)
+        if target:
+            local_batch[job.job] = target
+        if target != job.running_on or not target:
+            reasons[job.job] = _reason(job, target or {}, why, again=job.job in restart)
+    times = [at for at in (board.wake_at, wake_at) if at is not None]
+    return Plan(
+        based_on=board.view.version,
+        local_batch=local_batch,
+        reasons=reasons,
+        restart=restart,
+        wake_at=min(times, default=None),
+    )
+
+
+def slots_of(many: int) -> str:
+    """So many slots, in words."""
+    return f"{many} slot{'s' * (many != 1)}"
+
+
+def _free(
+    view: ClusterView, held: set[SlotId]
+) -> tuple[dict[NodeId, list[SlotId]], set[SlotId] | None]:
+    """Free slots by node, and those that their holders can hand on; None: all that are held."""
+    free: dict[NodeId, list[SlotId]] = {}
+    leaving: list[SlotId] = []
+    firm: set[SlotId] = set()
+    for slot in view.slots:
+        name = slot.slot
+        here = free.get(slot.node)
+        if here is None:
+            here = free[slot.node] = []
+        if name in held:
+            if slot.up:
+                firm.add(name)
+        elif slot.usable:
+            here.append(name)
+        elif slot.leaving:
+            leaving.append(name)
+    for name in leaving:
+        free[node_of(name)].append(name)
+    return free, None if len(firm) == len(held) else firm
+
+
+def _sort_running(board: Board, job: JobView, firm: set[SlotId] | None) -> None:
+    late = job.retry_at > board.now
+    if late:
+        _wake(board, job.retry_at)
+    if late or not job.movable or (firm is not None and not job.running_on.keys() <= firm):
+        board.pinned.append(job)
+    else:
+        board.running.append(job)
+        board.room += len(job.running_on)
+
+
+def _sort_waiting(board: Board, job: JobView) -> None:
+    if job.least > len(board.view.slots):
+        board.refused[job.job] = too_large(job.least, len(board.view.slots))
+    elif job.ready_at > board.now:
+        board.refused[job.job] = backs_off(job.ready_at, board.now)
+        _wake(board, job.ready_at)
+    else:
+        board.waiting.append(job)
+
+
+def _wake(board: Board, at: Seconds) -> None:
+    board.wake_at = at if board.wake_at is None else min(at, board.wake_at)
+
+
+def _reason(job: JobView, target: Mapping[SlotId, int], why: Why, *, again: bool) -> Reason:
+    was, now = len(job.running_on), len(target)
+    words, numbers = why(job, now)
+    numbers = {"slots_now": float(was), "slots_then": float(now), **numbers}
+    if not now:
+        if was:
+            return Reason("pause", f"paused: {words}", numbers)
+        return Reason("waits", f"waits: {words}", numbers)
+    if not was:
+        verb = "goes on, on" if job.epoch or job.samples_done else "starts on"
+        code = "resume" if job.epoch or job.samples_done else "start"
+        return Reason(code, f"{verb} {slots_of(now)}: {words}", numbers)
+    if again:
+        return Reason("restart", f"stops to go on with {slots_of(now)}: {words}", numbers)
+    if now != was:
+        code, verb = ("grow", "grows") if now > was else ("shrink", "shrinks")
+        return Reason(code, f"{verb} to {slots_of(now)}: {words}", numbers)
+    if target.keys() != job.running_on.keys():
+        return Reason("pack", f"moves to other slots: {words}", numbers)
+    batch = sum(target.values())
+    return Reason("batch", f"batch {batch}: {words}", {**numbers, "batch_then": float(batch)})

@@ -1,0 +1,74 @@
+"""Sizes that are decided in rounds, and hold in between."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+
+from controlplane.policy.api import JobView
+from controlplane.policy.planning.partition import Board
+from schemas.ids import JobId, Seconds
+
+
+class Rounds:
+    """When it is time to decide anew; asked twice at one moment, it is once.
+
+    A job that arrives waits for the next round, unless nobody of the last one is left.
+    """
+
+    def __init__(self, interval_s: float) -> None:
+        self._interval_s = interval_s  # 0: at every moment that is new, or shows a new job
+        self._begun_at = Seconds(0.0)
+
+    def is_due(self, board: Board, decided: Mapping[JobId, object]) -> bool:
+        """Whether to decide anew.
+
+        Args:
+            board: what there is.
+            decided: the jobs of the last round.
+        """
+        jobs: Container[JobId] = board.view.jobs
+        if not any(name in jobs for name in decided):
+            return True
+        if self._interval_s:
+            return board.now >= self._begun_at + self._interval_s
+        new = any(job.job not in decided for job in board.waiting)
+        return new or board.now != self._begun_at
+
+    def begin(self, now: Seconds) -> None:
+        """It was decided now."""
+        self._begun_at = now
+
+    def next_at(self, board: Board) -> Seconds | None:
+        """When the next round is due, if there is anybody to decide about."""
+        at = Seconds(self._begun_at + self._interval_s)
+        return at if board.view.jobs and at > board.now else None
+
+
+def able(board: Board) -> list[JobView]:
+    """Those whom a round decides about, in the order of the view.
+
+    One whose slots are just being freed will be started again, on what the round gives it.
+    """
+    names = {job.job for job in (*board.running, *board.waiting, *board.leaving)}
+    return [job for name, job in board.view.jobs.items() if name in names]
+
+
+def within(board: Board, targets: Mapping[JobId, int]) -> dict[JobId, int]:
+    """The targets of jobs that may change now, as far as there is room; in the view's order.
+
+    Who shrinks does so at once; who grows or starts does it when all of it fits. A running job
+    without a target keeps its size.
+    """
+    sizes: dict[JobId, int] = {}
+    left = board.room - sum(targets.get(job.job, 0) for job in board.leaving)
+    for job in board.running:
+        have = len(job.running_on)
+        sizes[job.job] = min(have, targets.get(job.job, have))
+        left -= sizes[job.job]
+    for job in (*board.running, *board.waiting):
+        target = targets.get(job.job, 0)
+        further = target - sizes.get(job.job, 0)
+        if 0 < further <= left:
+            sizes[job.job] = target
+            left -= further
+    return {name: sizes[name] for name in board.view.jobs if sizes.get(name)}

@@ -1,0 +1,170 @@
+"""What the jobs of one script and model have in common: speeds, lengths, noise scales."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeGuard
+
+import numpy as np
+
+from controlplane.prediction.slowdowns import Observation, Parts, separate
+from controlplane.prediction.throughput import Sample, SpeedModel, fit
+
+SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
+LONGEST_S: Final = 1e7  # of a step that anybody waits for
+DRIFT: Final = 0.15  # change of a mean that makes the model be fitted again
+FULL_WEIGHT: Final = 10.0  # samples after which one size counts no more
+KEPT_RELATIVES: Final = 200
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest of several noise scales
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e15  # samples: whatever lies beyond was not measured
+FINE_EPOCHS: Final = 16
+NEAR_STAGES: Final = (0, -1, 1, -2, 2)
+KEPT_SIZES: Final = 400  # that are remembered, the latest of them
+Company = tuple[bool, str, bool]  # own group on several nodes; the other's family, and its
+
+
+NO_PARTS: Final = Parts({}, {}, {})
+BESIDE: Final = 0.3  # what a measurement beside neighbours counts, against one alone
+
+
+@dataclass(slots=True)
+class Beliefs:
+    """What all families together say of GPU types and neighbours; logarithms."""
+
+    kinds: dict[str, float] = field(default_factory=dict)
+    company: dict[Company, float] = field(default_factory=dict)
+    types: tuple[str, ...] = ()  # of GPUs, in the cluster
+
+
+@dataclass(slots=True)
+class _Mean:
+    step_s: float
+    fitted: float  # its value when the model was last fitted
+    weight: float = 1.0
+
+
+@dataclass(slots=True)
+class Noise:
+    """A gradient noise scale, smoothed in its logarithm: it spans orders of magnitude."""
+
+    value: float = 0.0
+    heard: int = 0
+
+    def take(self, value: float) -> None:
+        """One more measurement."""
+        self.heard += 1
+        share = max(NOISE_SMOOTHING, 1.0 / self.heard)
+        self.value = value if self.heard == 1 else self.value * (value / self.value) ** share
+
+
+def believable(noise_scale: float | None) -> TypeGuard[float]:
+    """Whether somebody can have measured this."""
+    return noise_scale is not None and LEAST_NOISE <= noise_scale <= MOST_NOISE
+
+
+def stage(epoch: int) -> int:
+    """Finished epochs, counted coarsely where there are many: eight to a doubling."""
+    return epoch if epoch < FINE_EPOCHS else FINE_EPOCHS + int(8 * math.log2(epoch / FINE_EPOCHS))
+
+
+@dataclass(slots=True)
+class Family:
+    """Jobs of one script and model."""
+
+    means: dict[tuple[int, int, int, str, Company | None], _Mean] = field(default_factory=dict)
+    beliefs: Beliefs = field(default_factory=Beliefs)
+    parts: Parts = NO_PARTS
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
+    reached: int = 0  # samples, by the job that came furthest
+    largest: int = 1  # slots that any of them ran on
+    edition: int = 0  # of the model
+    model: SpeedModel | None = None
+    before: SpeedModel | None = None  # where the next fit begins
+    noise: dict[int, Noise] = field(default_factory=dict)  # by stage of training
+
+    def hear_noise(self, epoch: int, noise_scale: float | None) -> None:
+        """One more measurement of phi, by a job that has finished so many epochs."""
+        if believable(noise_scale):
+            at = stage(epoch)
+            self.noise.setdefault(at, Noise()).take(noise_scale)
+
+    def noise_at(self, epoch: int) -> float | None:
+        """Phi at this stage of training, as relatives had it; None: nobody came near."""
+        at = stage(epoch)
+        for off in NEAR_STAGES:
+            found = self.noise.get(at + off)
+            if found is not None:
+                return found.value
+        return None
+
+    def take(
+        self,
+        nodes: int,
+        slots: int,
+        local_batch: int,
+        step_s: float,
+        *,
+        kind: str = "",
+        company: Company | None = None,
+    ) -> None:
+        """One more measurement; the model is fitted again when it tells something new."""
+        if not 0.0 < step_s < LONGEST_S:
+            return
+        self.largest = max(self.largest, slots)
+        key = (nodes, slots, local_batch, kind, company)
+        mean = self.means.get(key)
+        if mean is None:
+            if len(self.means) >= KEPT_SIZES:
+                del self.means[next(iter(self.means))]
+            self.means[key] = _Mean(step_s, step_s)
+            self.model = None
+            return
+        mean.step_s += SMOOTHING * (step_s - mean.step_s)
+        mean.weight = min(FULL_WEIGHT, mean.weight + 1.0)
+        if abs(mean.step_s / mean.fitted - 1.0) > DRIFT:
+            self.model = None
+
+    def speed(self, first_batch: int) -> SpeedModel:
+        """How long its steps take alone, on the type of GPU that is the fastest for it."""
+        if self.model is None:
+            self.model = self.before = fit(self._alone(), first_batch, self.before)
+            self.edition += 1
+            for mean in self.means.values():
+                mean.fitted = mean.step_s
+        return self.model
+
+    def costs(self, types: Sequence[str]) -> list[float]:
+        """Logarithms of a step on each type of GPU; where it never was, what others say."""
+        common, own = self.beliefs.kinds, self.parts.kinds
+        both = [own[kind] - common.get(kind, 0.0) for kind in types if kind in own]
+        level = sum(both) / len(both) if both else 0.0  # only differences were measured
+        return [own.get(kind, common.get(kind, 0.0) + level) for kind in types]
+
+    def _alone(self) -> list[Sample]:
+        """Steps without what types and neighbours add to them."""
+        plain = all(company is None for *_, company in self.means)
+        kinds = {kind for *_, kind, _ in self.means}
+        if plain and len(kinds) <= 1 and not kinds & self.beliefs.kinds.keys():
+            self.parts = NO_PARTS
+            return [
+                Sample(nodes, slots, local, mean.step_s, mean.weight)
+                for (nodes, slots, local, _, _), mean in self.means.items()
+            ]
+        seen = [
+            Observation(key[:3], key[3], key[4], math.log(mean.step_s), mean.weight)
+            for key, mean in self.means.items()
+        ]
+        self.parts = separate(seen, self.beliefs.kinds, self.beliefs.company)
+        weight: dict[tuple[int, int, int], float] = {}
+        for (*size, _, company), mean in self.means.items():
+            at = (size[0], size[1], size[2])
+            sure = mean.weight * (1.0 if company is None else BESIDE)
+            weight[at] = min(FULL_WEIGHT, weight.get(at, 0.0) + sure)
+        fastest = min(self.costs(self.beliefs.types), default=0.0)
+        return [
+            Sample(*size, float(np.exp(self.parts.base[size] + fastest)), many)
+            for size, many in weight.items()
+        ]

@@ -1,0 +1,122 @@
+"""Gittins index."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.policy.api import JobEnded, JobView
+from controlplane.policy.baselines.gittins import History
+from controlplane.policy.registry import make
+from schemas.errors import SettingsError
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import A, B, C, job_view
+from tests.support.sizes import examples
+from tests.support.toy import Toy
+from tests.support.views import row_of
+
+SIZE = st.floats(1.0, 1e5)
+
+
+def gang(job: JobId, at: float, size: int, **changes: Any) -> JobView:
+    return job_view(job, at, slots=(size, size), **changes)
+
+
+def toy(past: Sequence[float], *nodes: int, **options: Any) -> Toy:
+    policy = make("gittins", {"quantum": 100.0, "least_history": 3, **options})
+    for number, service in enumerate(past):
+        ended = JobEnded(
+            job=JobId(f"x-{number}"), family="", samples_done=1, succeeded=True, slot_s=service
+        )
+        policy.observe(ended, Seconds(0.0))
+    return Toy(policy, row_of(*nodes))
+
+
+def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
+    return {name: len(slots) for name, slots in placed.items()}
+
+
+def history_of(past: Sequence[float], kept: int = 100) -> History:
+    history = History(kept)
+    for service in past:
+        history.add(service)
+    return history
+
+
+# --- the index
+
+
+@pytest.mark.parametrize(
+    ("attained", "index"),
+    [
+        (0.0, (2 / 4) / ((50 + 90 + 100 + 100) / 4)),
+        (100.0, (1 / 2) / ((50 + 100) / 2)),
+        (150.0, 0.0),
+        (300.0, (1 / 1) / (100 / 1)),
+        (400.0, 0.0),
+    ],
+)
+def test_the_index_of_four_jobs_worked_out_by_hand(attained: float, index: float) -> None:
+    """They took 50, 90, 150 and 400 slot seconds; the quantum is 100."""
+    assert history_of([400, 50, 150, 90]).index(attained, 100.0) == pytest.approx(index)
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(
+    past=st.lists(SIZE, min_size=1, max_size=30),
+    attained=st.floats(0.0, 1e5),
+    quantum=st.floats(1.0, 1e5),
+    kept=st.integers(1, 30),
+)
+def test_the_index_is_that_of_the_definition(
+    past: list[float], attained: float, quantum: float, kept: int
+) -> None:
+    recent = past[-kept:]
+    longer = [service for service in recent if service > attained]
+    ends = sum(service <= attained + quantum for service in longer)
+    takes = sum(min(service - attained, quantum) for service in longer)
+
+    index = history_of(past, kept).index(attained, quantum)
+
+    assert index == pytest.approx(ends / takes if ends else 0.0, rel=1e-6, abs=1e-9)
+
+
+# --- the policy
+
+
+def test_until_a_few_jobs_have_ended_the_least_attained_service_goes_first() -> None:
+    it = toy([50.0, 50.0], 2)
+    it.submit(gang(A, 0.0, 2, slot_s=150.0), gang(B, 1.0, 1, slot_s=90.0), gang(C, 2.0, 1))
+
+    assert sizes(it.at(2.0)) == {B: 1, C: 1}
+
+
+def test_a_job_that_is_likely_to_be_done_goes_before_one_that_has_just_begun() -> None:
+    """Past jobs took 900 and more, or 250: at 200 it is one of those or has long to go."""
+    it = toy([250.0, 250.0, 950.0], 1)
+    it.submit(gang(A, 1.0, 1, slot_s=200.0), gang(B, 0.0, 1))
+
+    assert sizes(it.at(2.0)) == {A: 1}
+
+
+def test_ranks_change_at_the_end_of_a_quantum() -> None:
+    """Jobs end before 100 or at 1000: A has two slots and is through its quantum at 50."""
+    it = toy([80.0, 80.0, 1000.0], 2)
+    it.submit(gang(A, 0.0, 2))
+    it.at(0.0)
+    assert it.plans[-1].wake_at == 50.0
+    it.submit(gang(B, 10.0, 2))
+
+    assert sizes(it.at(49.0)) == {A: 2}
+    assert sizes(it.at(50.0)) == {B: 2}
+    assert it.plans[-1].wake_at == 100.0
+
+
+@pytest.mark.parametrize("option", ["quantum", "history", "least_history"])
+def test_an_option_that_makes_no_sense_is_refused(option: str) -> None:
+    with pytest.raises(SettingsError, match=rf"{option}: 0\S* is below 1\S*; raise it"):
+        make("gittins", {option: 0})

@@ -1,0 +1,215 @@
+"""Marginal gains, in rounds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy
+from controlplane.policy.baselines.optimus.estimates import Estimates
+from controlplane.policy.registry import make
+from schemas.errors import SettingsError
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import A, B, C, job_view
+from tests.support.toy import Told, Toy
+from tests.support.views import row_of, view_of
+
+
+def elastic(job: JobId, at: float = 0.0, most: int = 8, **changes: Any) -> JobView:
+    return job_view(job, at, slots=(1, most), **changes)
+
+
+def knowing(steps: dict[JobId, float], **options: Any) -> Policy:
+    return make("optimus", {"remaining": "oracle", **options}, Told(steps))
+
+
+def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
+    return {name: len(slots) for name, slots in placed.items()}
+
+
+def test_a_round_worked_out_by_hand() -> None:
+    """Six slots; a step takes 1/n s; A has 120 steps left, B 60, C 12.
+
+    | slot | A saves      | B saves     | C saves    | goes to |
+    |------|--------------|-------------|------------|---------|
+    | 1-3  |              |             |            | A, B, C |
+    | 4    | 120/2 = 60   | 60/2 = 30   | 12/2 = 6   | A       |
+    | 5    | 120/6 = 20   | 30          | 6          | B       |
+    | 6    | 20           | 60/6 = 10   | 6          | A       |
+
+    Placed in ascending order of size, each on the emptiest node: C, B, A.
+    """
+    it = Toy(knowing({A: 120.0, B: 60.0, C: 12.0}), row_of(4, 2))
+    it.submit(elastic(A), elastic(B), elastic(C))
+
+    assert it.at(0.0) == {
+        C: ["n1/0"],
+        B: ["n1/1", "n1/2"],
+        A: ["n2/0", "n2/1", "n1/3"],
+    }
+
+
+def test_of_equal_gains_the_first_job_has_its_way() -> None:
+    it = Toy(knowing({A: 50.0, B: 50.0}), row_of(3))
+    it.submit(elastic(A), elastic(B))
+
+    assert sizes(it.at(0.0)) == {A: 2, B: 1}
+
+
+@pytest.mark.parametrize(
+    ("job", "options"),
+    [
+        (elastic(A, most=3), {}),
+        (elastic(A, batch_size=3), {}),
+        (elastic(A), {"most": 3}),
+    ],
+    ids=["its most", "its batch", "the option"],
+)
+def test_a_job_gets_no_more_than_it_may_or_can_use(job: JobView, options: dict[str, Any]) -> None:
+    it = Toy(knowing({A: 50.0}, **options), row_of(8))
+    it.submit(job)
+
+    assert sizes(it.at(0.0)) == {A: 3}
+
+
+def test_a_job_without_steps_left_gets_no_more_than_its_least() -> None:
+    it = Toy(knowing({A: 0.0}), row_of(4))
+    it.submit(elastic(A))
+
+    assert sizes(it.at(0.0)) == {A: 1}
+
+
+def test_sizes_hold_until_the_next_round_and_who_comes_waits_for_it() -> None:
+    """A ends at 100, B comes at 50; the round is at 600: four slots for B, C keeps its place."""
+    it = Toy(knowing({A: 80.0, B: 80.0, C: 80.0}), row_of(4))
+    it.submit(elastic(A), elastic(C))
+    assert sizes(it.at(0.0)) == {A: 2, C: 2}
+
+    it.submit(elastic(B, at=50.0))
+    assert sizes(it.at(50.0)) == {A: 2, C: 2}
+    assert it.plans[-1].wake_at == 600.0
+    assert it.plans[-1].reasons[B].text == "waits: sizes are chosen again in the next round"
+    it.end(A)
+    assert sizes(it.at(100.0)) == {C: 2}
+    assert sizes(it.at(600.0)) == {C: 2, B: 2}
+
+
+def test_a_cluster_that_has_become_empty_does_not_wait_for_the_next_round() -> None:
+    it = Toy(knowing({A: 80.0, B: 80.0}), row_of(4))
+    it.submit(elastic(A))
+    it.at(0.0)
+    it.end(A)
+    it.submit(elastic(B, at=50.0))
+
+    assert sizes(it.at(50.0)) == {B: 4}
+
+
+def test_a_job_of_another_size_is_stopped_and_started_on_what_the_round_gave_it() -> None:
+    it = Toy(knowing({A: 80.0, B: 80.0}, interval_s=0.0), row_of(4))
+    it.submit(elastic(A))
+    it.at(0.0)
+    it.submit(elastic(B, at=50.0))
+
+    it.at(50.0)
+
+    stops, starts = it.plans[-3:-1]
+    assert stops.restart == (A,)
+    assert {name: len(slots) for name, slots in stops.local_batch.items()} == {A: 2, B: 2}
+    assert stops.local_batch == starts.local_batch
+    assert starts.restart == ()
+    assert stops.reasons[A].code == "restart"
+
+
+def test_slots_are_kept_for_a_job_that_is_still_on_its_way_out() -> None:
+    """B is being stopped to go on with two slots: A may not have them, though they are free."""
+    policy = knowing({A: 80.0, B: 80.0, C: 80.0})
+    slots = row_of(4)
+    policy.plan(view_of(slots, elastic(A), elastic(B)), Seconds(0.0))
+    parking = elastic(B, movable=False)
+
+    plan = policy.plan(view_of(slots[:3], elastic(A), parking), Seconds(1.0))
+
+    assert plan.local_batch == {}
+    assert plan.reasons[A].text == "waits: its 2 slots are not free yet"
+
+
+def test_with_elastic_moves_nobody_is_stopped() -> None:
+    it = Toy(knowing({A: 80.0, B: 80.0}, interval_s=0.0, moves="elastic"), row_of(4))
+    it.submit(elastic(A))
+    it.at(0.0)
+    it.submit(elastic(B, at=50.0))
+
+    assert it.at(50.0) == {A: ["n1/0", "n1/1"], B: ["n1/2", "n1/3"]}
+    assert all(not plan.restart for plan in it.plans)
+
+
+# --- without an oracle
+
+
+def epoch(job: JobId, slots: int, rate: float, number: int = 1, **changes: Any) -> EpochSeen:
+    known = EpochSeen(
+        job=job,
+        family="f",
+        slots=slots,
+        nodes=1,
+        global_batch=64,
+        samples_per_s=rate,
+        whole=True,
+        epoch=number,
+    )
+    return msgspec.structs.replace(known, **changes)
+
+
+def test_a_job_that_gains_nothing_from_slots_is_left_with_its_least() -> None:
+    """B's family was seen to be no faster on four slots; A's is twice as fast on two."""
+    policy = make("optimus")
+    for slots in (1, 2, 4):
+        policy.observe(epoch(B, slots, 100.0), Seconds(1.0))
+        policy.observe(epoch(A, slots, 100.0 * slots, family="g"), Seconds(1.0))
+    it = Toy(policy, row_of(4))
+    it.submit(
+        elastic(A, family="g", stop_samples=10_000), elastic(B, family="f", stop_samples=10_000)
+    )
+
+    assert sizes(it.at(2.0)) == {A: 3, B: 1}
+
+
+def test_stated_work_is_believed() -> None:
+    job = elastic(A, stop_samples=6400, samples_done=640)
+
+    assert Estimates(0.01).remaining_steps(job) == 90.0
+
+
+def test_the_loss_tells_when_a_job_will_have_converged() -> None:
+    """Loss 1/k falls by 1/(k + 1) of itself: by less than 0.095 from epoch 10 on, 6 to go."""
+    estimates = Estimates(0.095)
+    for k in range(1, 5):
+        estimates.observe(epoch(A, 1, 100.0, k, train_loss=1.0 / k))
+    job = elastic(A, epoch=4, epoch_samples=640, samples_done=2560)
+
+    assert estimates.remaining_steps(job) == 60.0
+
+
+def test_before_that_relatives_tell() -> None:
+    estimates = Estimates(0.01)
+    for number, done in enumerate((6400, 12_800)):
+        ended = JobEnded(job=JobId(f"x-{number}"), family="f", samples_done=done, succeeded=True)
+        estimates.observe(ended)
+
+    assert estimates.remaining_steps(elastic(A, family="f", samples_done=640)) == 140.0
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"remaining": "oracle"}, "no cluster has an oracle"),
+        ({"interval_s": -1.0}, "interval_s: -1.0 is below 0.0; raise it"),
+        ({"most": 0}, "most: 0 is below 1; raise it"),
+        ({"convergence": 0.9}, "convergence: 0.9 is above 0.5; lower it"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        make("optimus", options)

@@ -1,0 +1,300 @@
+"""What a schedule is worth where it is laid out."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import default_rng
+
+from controlplane.policy.api import JobView
+from controlplane.policy.ones.candidate import Candidate, laid_out, present, score
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.placement import Wishes, lay_out
+from controlplane.policy.ones.problem import Problem
+from controlplane.policy.ones.size_table import IntArray
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, S1, T0, A, B, C, job_view
+from tests.support.sizes import examples
+from tests.support.views import pace, problem_of, problems, row_of, some_levels, surrounded, view_of
+
+SIZE = settings(max_examples=examples(40), deadline=None)
+seeds = st.integers(0, 1000)
+LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
+
+
+def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
+    """A warm job of 1 to 4 slots with a batch of 64."""
+    held = dict.fromkeys(on, 64 // len(on)) if on else {}
+    view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held)
+    return msgspec.structs.replace(view, **changes)
+
+
+def slot(node: int, index: int) -> SlotId:
+    return SlotId(f"n{node}/{index}")
+
+
+def made(problem: Problem, levels: list[int], wishes: Wishes | None = None) -> Candidate:
+    """The schedule in force, changed to these levels."""
+    wishes = wishes or Wishes()
+    found = laid_out(problem, present(problem), np.array(levels, dtype=np.int64), wishes)
+    assert found is not None
+    return found
+
+
+# --- by example
+
+
+def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
+    problem = problem_of(view_of(row_of(4), a_job(A), a_job(B)), events=LINEAR)
+
+    candidate = made(problem, [3, 1])
+
+    assert (candidate.slots(0), candidate.slots(1)) == ((0, 1, 2), (3,))
+    assert candidate.worth.tolist() == [problem.worth[0, 3], problem.worth[1, 1]]
+    assert candidate.fitness == pytest.approx(problem.worth[0, 3] + problem.worth[1, 1])
+    assert candidate.moves == 2
+
+
+def test_a_job_over_more_nodes_than_it_needs_is_worth_less_by_what_its_steps_take_longer() -> None:
+    held = a_job(B, slot(3, 0), slot(3, 1))
+    problem = problem_of(view_of(row_of(1, 1, 2), held, a_job(A)))
+
+    candidate = made(problem, [int(problem.present[0]), 2])
+
+    assert (candidate.slots(0), candidate.slots(1)) == (problem.cases[0].now, (0, 1))
+    worth = problem.worth[0, problem.present[0]] + problem.worth[1, 2] * 1.1**-0.8  # a tenth longer
+    assert candidate.fitness == pytest.approx(worth)
+
+
+def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
+    problem = problem_of(view_of(row_of(2, 2), a_job(A, S0, T0, stop_samples=10_000)))
+    stays = present(problem)
+
+    packed = made(problem, problem.present.tolist(), Wishes(movers=(0,)))
+
+    assert {int(problem.node_of[place]) for place in packed.slots(0)} == {0}
+    assert packed.fitness == pytest.approx(stays.fitness * (1.1 * problem.moved[0]) ** 0.8)
+    assert (stays.moves, packed.moves) == (0, 1)
+
+
+def test_a_job_on_gpus_on_which_its_steps_take_twice_as_long_is_worth_less_by_that() -> None:
+    view = view_of(row_of(1, 1), a_job(A, S0), a_job(B, T0))
+    problem = surrounded(
+        problem_of(view, events=LINEAR), types=(0, 1), slow=[(1.0, 2.0), (1.0, 2.0)]
+    )
+
+    found = present(problem).worth
+
+    assert found.tolist() == pytest.approx([problem.worth[0, 1], problem.worth[1, 1] * 2.0**-0.8])
+
+
+def test_the_slowest_gpu_sets_the_pace_of_a_job() -> None:
+    problem = surrounded(
+        problem_of(view_of(row_of(2, 2), a_job(A, S0, T0)), events=LINEAR),
+        types=(0, 1),
+        slow=[(1.0, 3.0)],
+    )
+
+    assert present(problem).fitness == pytest.approx(problem.worth[0, 2] * 3.0**-0.8)
+
+
+def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
+    view = view_of(row_of(3, 1), a_job(A, S0), a_job(B, slot(1, 1)), a_job(C, T0))
+    costs = [(0.0, 0.5, 9.0), (0.2, 0.0, 9.0), (9.0, 9.0, 0.0)]
+    problem = surrounded(problem_of(view, events=LINEAR), costs=costs)
+
+    found = present(problem).worth / problem.worth[:, 1]
+
+    assert found.tolist() == pytest.approx([np.exp(-0.4), np.exp(-0.16), 1.0])
+
+
+def test_who_waits_is_not_slowed_down_by_anything() -> None:
+    problem = surrounded(
+        problem_of(view_of(row_of(1), a_job(A), a_job(B, S0)), events=LINEAR),
+        types=(1,),
+        slow=[(1.0, 2.0), (1.0, 1.0)],
+        costs=[(1.0, 1.0), (1.0, 1.0)],
+    )
+
+    assert present(problem).worth.tolist() == [problem.worth[0, 0], problem.worth[1, 1]]
+
+
+def test_a_job_moves_only_if_it_has_samples_enough_for_both_places_at_once() -> None:
+    """The controller would refuse it."""
+    small, large = (a_job(A, S0, S1, batch_size=2, batch_limit=limit) for limit in (3, 4))
+    elsewhere = Wishes(movers=(0,), jitter=np.array([1.0, 0.0]))
+
+    here, there = (
+        laid_out(problem, present(problem), problem.present, elsewhere)
+        for job in (small, large)
+        for problem in [problem_of(view_of(row_of(2, 2), job), events=LINEAR)]
+    )
+
+    assert here is None
+    assert there is not None
+    assert there.slots(0) == (2, 3)
+
+
+# --- making room
+
+
+def crowded(*, family: str = "f", moved_at: float = 0.0, **options: Any) -> Problem:
+    """Three slots are needed and two are free on each node; a lodger is on the first."""
+    lodger = a_job(A, S0, family=family, moved_at=Seconds(moved_at))
+    start = a_job(B, least=3, most=3)
+    stays = a_job(C, T0, movable=False)
+    torn = [(at, msgspec.structs.replace(event, nodes=2, samples_per_s=150.0))
+            for at, event in LINEAR[1:]]  # fmt: skip
+    view = view_of(row_of(3, 3), lodger, start, stays)
+    return problem_of(view, events=[*LINEAR, *torn], options=OnesOptions(**options))
+
+
+def test_a_lodger_is_moved_away_if_that_is_worth_it() -> None:
+    problem = crowded()
+
+    candidate = made(problem, [1, 1])
+
+    assert (candidate.slots(0), candidate.slots(1)) == ((4,), (0, 1, 2))
+
+
+def test_a_lodger_that_a_move_costs_more_than_the_other_gains_stays() -> None:
+    dear = crowded()
+    dear = replace(dear, moved=np.array([0.01, 1.0]), weight=dear.weight)
+
+    candidate = made(dear, [1, 1])
+
+    assert (candidate.slots(0), len(candidate.slots(1))) == ((0,), 3)
+
+
+def test_a_lodger_that_may_not_move_or_with_migration_off_stays() -> None:
+    for problem in (crowded(moved_at=99.0), crowded(migration=False)):
+        candidate = made(problem, [1, 1])
+
+        assert (candidate.slots(0), len(candidate.slots(1))) == ((0,), 3)
+
+
+# --- whatever the problem
+
+
+def naive(problem: Problem, levels: IntArray, owner: IntArray) -> list[float]:
+    """Job by job, as the docstrings say it."""
+    on = {row: np.flatnonzero(owner == row) for row in range(len(levels))}
+    nodes = {row: set(problem.node_of[places].tolist()) for row, places in on.items()}
+    found = []
+    for row, level in enumerate(levels.tolist()):
+        worth = float(problem.worth[row, level])
+        if level:
+            case, size = problem.cases[row], int(problem.sizes[row, level])
+            local = np.array([case.offers.batches[level - 1] / size] * 2)
+            spans = np.array([case.offers.nodes[level - 1], len(nodes[row])])
+            meant, real = case.model.step_s(spans, np.array([size, size]), local)
+            keeps = float(meant / real)
+            if level == problem.present[row] and set(on[row]) != set(case.now):
+                keeps *= case.moved
+            if problem.slow is not None:
+                keeps /= max(problem.slow[row, problem.site.type_of[place]] for place in on[row])
+            if problem.neighbours is not None:
+                others = [o for o in nodes if o != row and nodes[o] & nodes[row]]
+                theta = problem.neighbours.theta
+                keeps *= np.exp(-max((theta[2 * row, 2 * o] for o in others), default=0.0))
+            worth *= keeps**problem.speedup_exponent
+        found.append(worth)
+    return found
+
+
+@SIZE
+@given(problem=problems(), seed=seeds)
+def test_all_jobs_at_once_are_worth_what_each_by_itself_is(problem: Problem, seed: int) -> None:
+    """One after the other, with a third schedule to show that nothing wrong is remembered."""
+    for number in range(3):
+        levels = some_levels(problem, seed + number)
+        movers = np.flatnonzero(
+            problem.free_to_move & (default_rng(seed).random(len(levels)) < 0.5)
+        )
+        jitter = default_rng(seed).normal(0.0, 1.0, len(problem.slots_on))
+        wishes = Wishes(tuple(movers.tolist()), jitter, evacuate=bool(seed % 2))
+        owner = lay_out(problem, problem.owner, problem.present, levels, wishes)
+        assert owner is not None
+
+        candidate = score(problem, levels, owner)
+
+        assert candidate.worth.tolist() == pytest.approx(naive(problem, levels, owner))
+        assert candidate.fitness == pytest.approx(sum(naive(problem, levels, owner)))
+
+
+@SIZE
+@given(problem=problems())
+def test_the_schedule_in_force_is_worth_what_the_table_says_and_changes_nobody(
+    problem: Problem,
+) -> None:
+    plain = replace(problem, slow=None, neighbours=None, stretch={})
+
+    candidate = present(plain)
+
+    assert candidate.worth.tolist() == plain.worth[plain.rows, plain.present].tolist()
+    assert candidate.moves == 0
+    assert [candidate.slots(row) for row in range(len(plain.cases))] == [
+        tuple(sorted(case.now)) for case in plain.cases
+    ]
+
+
+@SIZE
+@given(problem=problems(), seed=seeds)
+def test_room_is_made_only_where_that_is_worth_it(problem: Problem, seed: int) -> None:
+    levels = some_levels(problem, seed)
+    rigid = replace(problem, evacuates=False, stretch={})
+
+    roomy, plain = made(problem, levels.tolist()), made(rigid, levels.tolist())
+
+    assert roomy.fitness >= plain.fitness
+    assert roomy.fitness > plain.fitness or roomy.key == plain.key
+
+
+@SIZE
+@given(problem=problems(), seed=seeds)
+def test_two_candidates_have_the_same_key_only_if_they_are_the_same(
+    problem: Problem, seed: int
+) -> None:
+    one, other = (made(problem, some_levels(problem, seed + n).tolist()) for n in (0, 1))
+
+    same = (one.owner == other.owner).all() and (one.levels == other.levels).all()
+    assert (one.key == other.key) == same
+
+
+@SIZE
+@given(problem=problems(), seed=seeds, number=st.integers(1, 4))
+def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
+    problem: Problem, seed: int, number: int
+) -> None:
+    """Nor one that has fewer samples than slots in both places: the controller would refuse it."""
+    rng = default_rng(seed)
+    candidate = present(problem)
+    for step in range(number):
+        movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.cases)) < 0.3))
+        wishes = Wishes(tuple(movers.tolist()), rng.normal(0.0, 1.0, len(problem.slots_on)))
+        found = laid_out(problem, candidate, some_levels(problem, seed + step), wishes)
+        candidate = candidate if found is None else found
+
+    for row, case in enumerate(problem.cases):
+        old, new = set(case.now), set(candidate.slots(row))
+        if old - new and new - old:
+            assert problem.free_to_move[row]
+            assert len(old | new) <= case.job.batch_limit
+
+
+def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here() -> None:
+    view = view_of(row_of(1, 3), a_job(A, S0, moved_at=Seconds(99.0)))
+    problem = problem_of(view, events=LINEAR)
+    grown = laid_out(problem, present(problem), np.array([3]))
+    assert grown is not None
+
+    back = laid_out(problem, grown, np.array([1]))
+
+    assert grown.slots(0) == (0, 1, 2)
+    assert back is None

@@ -1,0 +1,528 @@
+"""The population: never worse than what anybody could have said at once."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import Generator, default_rng
+
+from controlplane.policy.api import EpochSeen, JobView
+from controlplane.policy.ones.candidate import Candidate, laid_out, present, score
+from controlplane.policy.ones.evolution import Search
+from controlplane.policy.ones.greedy import baselines, exchanged, filled
+from controlplane.policy.ones.operators import refreshed
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.problem import FREE, Problem
+from controlplane.policy.ones.size_table import IntArray
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, S1, T0, T1, A, B, job_view
+from tests.support.sizes import examples
+from tests.support.views import pace, problem_of, problems, row_of, surrounded, view_of
+
+OPTIONS = OnesOptions(patience=3)
+CLIMB = OnesOptions(patience=3, search="climb")
+GREEDY = OnesOptions(search="greedy")
+seeds = st.integers(0, 1000)
+
+
+def facing(problem: Problem, options: OnesOptions = OPTIONS) -> Search:
+    search = Search(options)
+    search.face(problem)
+    return search
+
+
+def fitness(search: Search) -> float:
+    assert search.best is not None
+    return search.best.fitness
+
+
+def at_once(problem: Problem, levels: IntArray) -> float:
+    """What these levels are worth, laid out from the schedule in force."""
+    found = laid_out(problem, present(problem), levels)
+    assert found is not None
+    return found.fitness
+
+
+def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
+    """1 to 4 slots."""
+    held = dict.fromkeys(on, 16)
+    return job_view(job, slots=(1, 4), **{"epoch": 1, "running_on": held, **changes})
+
+
+# --- whatever the problem
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(
+    problem=problems(),
+    seed=seeds,
+    generations=st.integers(0, 3),
+    options=st.sampled_from([OPTIONS, CLIMB, GREEDY]),
+)
+def test_the_best_is_never_worse_than_the_schedule_in_force_or_than_greedy(
+    problem: Problem, seed: int, generations: int, options: OnesOptions
+) -> None:
+    search, rng = facing(problem, options), default_rng(seed)
+    for _ in range(generations):
+        search.evolve(rng)
+
+    greedy = filled(problem, problem.lowest)
+    assert fitness(search) >= present(problem).fitness - 1e-9
+    assert fitness(search) >= at_once(problem, filled(problem, problem.present)) - 1e-9
+    assert fitness(search) >= at_once(problem, greedy) - 1e-9
+    assert fitness(search) >= at_once(problem, exchanged(problem, greedy)) - 1e-9
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(problem=problems(), seed=seeds)
+def test_after_a_generation_the_best_is_not_worse_than_what_others_would_answer(
+    problem: Problem, seed: int
+) -> None:
+    search = facing(problem)
+
+    search.evolve(default_rng(seed))
+
+    for levels in baselines(problem):
+        assert fitness(search) >= at_once(problem, levels) - 1e-9
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(problem=problems(), seed=seeds, options=st.sampled_from([OPTIONS, CLIMB]))
+def test_generations_never_lose_the_best_and_hold_different_candidates_in_order(
+    problem: Problem, seed: int, options: OnesOptions
+) -> None:
+    search, rng, before = facing(problem, options), default_rng(seed), -np.inf
+    for _ in range(4):
+        search.evolve(rng)
+
+        ranks = [round(candidate.fitness, 9) for candidate in search.population]
+        assert fitness(search) >= before - 1e-9
+        assert ranks == sorted(ranks, reverse=True)
+        assert len({candidate.key for candidate in search.population}) == len(ranks)
+        assert len(ranks) <= OPTIONS.population
+        assert 0.0 <= search.diversity <= 1.0
+        before = fitness(search)
+
+
+# --- by example
+
+
+def crowded(version: int = 1, *more: JobView) -> Problem:
+    view = view_of(row_of(2, 2), a_job(A, S0, T0), a_job(B, S1), *more, version=version)
+    return problem_of(view)
+
+
+def test_a_schedule_in_force_that_nothing_beats_stays() -> None:
+    """Its job would grow onto another node, where it was measured to be slow."""
+    near, far = (
+        (1.0, EpochSeen(job=B, family="", slots=2, nodes=nodes, global_batch=64,
+                        samples_per_s=speed, whole=True))
+        for nodes, speed in [(1, 1800.0), (2, 10.0)]
+    )  # fmt: skip
+    kept = a_job(B, T1, movable=False)
+    view = view_of(row_of(1, 2), a_job(A, S0), kept)
+    problem = problem_of(view, events=[near, far, *pace("", 1000.0)])
+
+    search = facing(problem)
+
+    assert filled(problem, problem.present).tolist() == [2]
+    assert search.best is not None
+    assert search.best.levels.tolist() == [1]
+
+
+def test_a_search_rests_after_so_many_generations_without_progress() -> None:
+    search, rng = facing(crowded()), default_rng(0)
+    while not search.resting:
+        better = search.evolve(rng)
+        last = search.generations if better else 0
+    rested_at = search.generations
+
+    assert rested_at >= last + OPTIONS.patience
+    assert not search.evolve(rng)
+    assert search.generations == rested_at
+
+
+def test_a_search_with_nothing_to_decide_rests_at_once() -> None:
+    search = facing(problem_of(view_of(row_of(2))))
+
+    assert not search.evolve(default_rng(0))
+    assert search.resting
+    assert search.best is not None
+    assert search.best.owner.tolist() == [FREE, FREE]
+
+
+def test_a_view_with_something_new_wakes_a_search_and_another_does_not() -> None:
+    search, rng = facing(crowded()), default_rng(0)
+    while not search.resting:
+        search.evolve(rng)
+
+    search.face(crowded(2))
+    assert search.resting
+    search.face(crowded(3, a_job(JobId("late-9"), epoch=0)))
+    assert not search.resting
+
+
+def test_a_job_that_ended_leaves_its_slots_to_others() -> None:
+    search = facing(crowded())
+    search.evolve(default_rng(0))
+
+    search.face(problem_of(view_of(row_of(2, 2), a_job(B, S1), version=2)))
+
+    assert search.best is not None
+    assert len(search.best.slots(0)) == 2  # growth is at most twofold
+
+
+def test_a_small_budget_is_part_of_a_larger_one() -> None:
+    problem = crowded()
+    whole, parts = facing(problem), facing(problem)
+    one, other = default_rng(7), default_rng(7)
+    whole.evolve(one)
+
+    while parts.generations == 0:
+        parts.breed(other)
+
+    assert [c.key for c in parts.population] == [c.key for c in whole.population]
+
+
+# --- the other two ways to search
+
+
+def test_greedy_rests_at_once_and_answers_without_chance() -> None:
+    problem = neighbours()
+    search = facing(problem, GREEDY)
+    before = [candidate.key for candidate in search.population]
+
+    better = search.evolve(default_rng(0))
+
+    assert (better, search.resting, search.generations) == (False, True, 0)
+    assert [candidate.key for candidate in search.population] == before
+
+
+def keys(search: Search) -> list[bytes]:
+    return [candidate.key for candidate in search.population]
+
+
+def climbing(seed: int) -> tuple[Problem, Search]:
+    """A search from the best alone, after a generation, that has room for all that it found."""
+    rng = default_rng(seed)
+    problem = worse_places(tiny(rng, 2, 3), rng)
+    search = facing(problem, OnesOptions(search="climb", population=60))
+    search.evolve(default_rng(seed))
+    return problem, search
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_climb_needs_the_best_candidate_alone(seed: int) -> None:
+    (_, many), (_, alone) = climbing(seed), climbing(seed)
+    alone.population = alone.population[:1]
+
+    many.evolve(default_rng(seed + 1))
+    alone.evolve(default_rng(seed + 1))
+
+    assert set(keys(alone)) <= set(keys(many))
+    assert keys(alone)[:1] == keys(many)[:1]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_climb_takes_nothing_over_from_the_last_view_but_the_best(seed: int) -> None:
+    (problem, many), (_, alone) = climbing(seed), climbing(seed)
+    alone.population = alone.population[:1]
+
+    for search in (many, alone):
+        search.face(replace(problem, version=2))
+        search.evolve(default_rng(seed + 1))
+
+    assert keys(alone) == keys(many)
+
+
+# --- diversity
+
+
+def of_levels(*levels: list[int]) -> list[Candidate]:
+    """Candidates of these levels, on no slots."""
+    nothing = np.zeros(0)
+    return [
+        Candidate(np.array(row, dtype=np.int64), nothing.astype(np.int64), nothing, 0.0, 0)
+        for row in levels
+    ]
+
+
+@pytest.mark.parametrize(
+    ("levels", "diversity"),
+    [
+        ([[1, 2], [1, 2], [1, 2]], 0.0),
+        ([[1, 2], [2, 3], [3, 4]], 1.0),
+        ([[1, 2], [1, 3]], 0.5),
+        ([[1, 2], [1, 2], [3, 4]], 2 / 3),
+        ([[1, 2]], 0.0),
+        ([[], []], 0.0),
+        ([], 0.0),
+    ],
+    ids=["identical", "all different", "half", "one of three", "one", "no jobs", "none"],
+)
+def test_diversity_is_the_mean_share_of_jobs_in_which_two_candidates_differ(
+    levels: list[list[int]], diversity: float
+) -> None:
+    search = Search(OPTIONS)
+    search.population = of_levels(*levels)
+
+    assert search.diversity == pytest.approx(diversity)
+
+
+# --- where greedy is blind
+
+
+def neighbours() -> Problem:
+    """Two on one node that hurt each other, and another node that is free."""
+    view = view_of(row_of(2, 2), single(A, S0), single(B, S1))
+    return surrounded(problem_of(view, events=pace("f", 100.0)), costs=[(0.0, 1.0), (1.0, 0.0)])
+
+
+def single(job: JobId, *on: SlotId, **changes: Any) -> JobView:
+    """One slot, a batch of 64, ten thousand seconds to go."""
+    given = {"epoch": 1, "family": "f", "stop_samples": 1_000_000}
+    return job_view(job, **{**given, "running_on": dict.fromkeys(on, 64), **changes})
+
+
+def evolved(problem: Problem, generations: int = 8) -> Candidate:
+    search, rng = facing(problem, OnesOptions()), default_rng(0)
+    for _ in range(generations):
+        search.evolve(rng)
+    assert search.best is not None
+    return search.best
+
+
+def greedily(problem: Problem) -> Candidate:
+    found = facing(problem, GREEDY).best
+    assert found is not None
+    return found
+
+
+def whereabouts(problem: Problem, candidate: Candidate) -> list[list[int]]:
+    """The node of each slot of each job."""
+    return [problem.node_of[list(candidate.slots(row))].tolist() for row in problem.rows]
+
+
+def test_of_two_that_hurt_each_other_one_is_moved_to_a_node_of_its_own() -> None:
+    problem = neighbours()
+
+    greedy, best = greedily(problem), evolved(problem)
+
+    assert whereabouts(problem, greedy) == [[0], [0]]
+    assert sorted(whereabouts(problem, best)) == [[0], [1]]
+    worth = problem.worth[0, 1]
+    assert greedy.fitness == pytest.approx(2 * worth * np.exp(-0.8))
+    assert best.fitness == pytest.approx(worth * (1.0 + problem.moved[0] ** 0.8))
+
+
+def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
+    view = view_of(row_of(1, 1), single(A, T0))
+    problem = surrounded(problem_of(view, events=pace("f", 100.0)), types=(0, 1), slow=[(1.0, 3.0)])
+
+    greedy, best = greedily(problem), evolved(problem)
+
+    assert (whereabouts(problem, greedy), whereabouts(problem, best)) == ([[1]], [[0]])
+    assert best.fitness == pytest.approx(greedy.fitness * (3.0 * problem.moved[0]) ** 0.8)
+
+
+def test_the_fast_gpu_goes_to_the_job_that_gains_by_it() -> None:
+    """Greedy gives it to the first that came."""
+    problem = surrounded(
+        problem_of(view_of(row_of(1, 1), single(A), single(B)), events=pace("f", 100.0)),
+        types=(0, 1),
+        slow=[(1.0, 1.0), (1.0, 3.0)],
+    )
+
+    greedy, best = greedily(problem), evolved(problem)
+
+    assert (whereabouts(problem, greedy), whereabouts(problem, best)) == ([[0], [1]], [[1], [0]])
+    assert best.fitness == pytest.approx(problem.worth[:, 1].sum())
+
+
+def test_two_running_jobs_change_places_by_way_of_a_free_slot() -> None:
+    view = view_of(row_of(1, 1, 1), single(A, S0), single(B, T0))
+    problem = surrounded(
+        problem_of(view, events=pace("f", 100.0)), types=(0, 1, 1), slow=[(1.0, 1.0), (1.0, 3.0)]
+    )
+
+    greedy, best = greedily(problem), evolved(problem, 20)
+
+    assert whereabouts(problem, greedy) == [[0], [1]]
+    assert whereabouts(problem, best)[1] == [0]
+    assert best.fitness > greedy.fitness
+
+
+def test_a_job_that_lies_over_parts_of_two_nodes_is_brought_together() -> None:
+    torn = single(A, slots=(1, 2), running_on={S0: 32, T0: 32})
+    view = view_of(row_of(2, 2), torn, single(B, S1))
+    problem = problem_of(view, events=pace("f", 100.0, 200.0))
+
+    greedy, best = greedily(problem), evolved(problem)
+
+    assert (whereabouts(problem, greedy), whereabouts(problem, best)) == (
+        [[0, 1], [0]],
+        [[1, 1], [0]],
+    )
+    assert best.fitness > greedy.fitness
+
+
+# --- against every schedule that there is
+
+
+def tiny(rng: Generator, *nodes: int) -> Problem:
+    """Up to 4 jobs that wait or run on these nodes, of measured families; some moved just now."""
+    free = [slot.slot for slot in row_of(*nodes)]
+    free = [free[place] for place in rng.permutation(len(free))]
+    jobs = []
+    for number in range(1, 2 + int(rng.integers(4))):
+        size = int(rng.integers(0, 1 + min(3, len(free))))
+        held, free = free[:size], free[size:]
+        jobs.append(
+            job_view(
+                JobId(f"j-{number}"),
+                at=float(rng.integers(9)),
+                slots=(1, 5),
+                family="fg"[rng.integers(2)],
+                running_on=dict.fromkeys(held, 64 // max(1, size)),
+                epoch=int(rng.integers(2)) or int(bool(size)),
+                epoch_at=Seconds(60.0),
+                moved_at=Seconds([0.0, 99.0][int(rng.random() < 0.2)]),
+                batch_size=64,
+                batch_limit=256,
+                local_limit=256,
+                stop_samples=int(10 ** rng.uniform(3, 6)),
+                noise_scale=float(10 ** rng.uniform(1, 4)),
+                ran_s=float(rng.uniform(0, 500)),
+                start_s=float(rng.uniform(1, 15)),
+            )
+        )
+    events = [
+        event
+        for family in "fg"
+        for speed, power in [(10 ** rng.uniform(1, 3), rng.uniform(-0.3, 1.0))]
+        for event in pace(family, *(float(speed * many**power) for many in (1, 2, 3)))
+    ]
+    return problem_of(view_of(row_of(*nodes), *jobs), events=events)
+
+
+def optimum(problem: Problem) -> float:
+    """The best fitness of all levels of all jobs, where one place is as good as another."""
+    allowed = [np.flatnonzero(row) for row in problem.allowed]
+    best = -np.inf
+    for chosen in itertools.product(*allowed):
+        levels = np.array(chosen, dtype=np.int64)
+        if problem.sizes[problem.rows, levels].sum() <= problem.capacity:
+            best = max(best, float(problem.worth[problem.rows, levels].sum()))
+    return best
+
+
+def best_place(problem: Problem) -> float:
+    """The best fitness of all levels of all jobs on all nodes, of those that lay-out may choose."""
+    best = -np.inf
+    for chosen in itertools.product(*(_options(problem, row) for row in problem.rows.tolist())):
+        owner = _dealt(problem, [counts for _, counts in chosen])
+        if owner is not None and not problem.barred(owner):
+            levels = np.array([level for level, _ in chosen], dtype=np.int64)
+            best = max(best, score(problem, levels, owner).fitness)
+    return best
+
+
+def _options(problem: Problem, row: int) -> list[tuple[int, tuple[int, ...]]]:
+    """Levels, and slots on each node; who may not move keeps its slots, or a part of them."""
+    rooms = [range(1 + len(slots)) for slots in problem.slots_on]
+    own = [int((problem.owner[slots] == row).sum()) for slots in problem.slots_on]
+    found = []
+    for level in np.flatnonzero(problem.allowed[row]).tolist():
+        for counts in itertools.product(*rooms):
+            pairs = list(zip(counts, own, strict=True))
+            inside = all(m <= h for m, h in pairs) or all(m >= h for m, h in pairs)
+            free = problem.free_to_move[row] or not any(own) or inside
+            if free and sum(counts) == problem.sizes[row, level]:
+                found.append((level, counts))
+    return found
+
+
+def _dealt(problem: Problem, chosen: list[tuple[int, ...]]) -> IntArray | None:
+    """Slots for so many on each node, their own first; None if there are not enough."""
+    owner = np.minimum(problem.owner, FREE)
+    for keeps in (True, False):
+        for row, counts in enumerate(chosen):
+            for slots, many in zip(problem.slots_on, counts, strict=True):
+                more = many - int((owner[slots] == row).sum())
+                free = slots[owner[slots] == FREE]
+                if keeps:
+                    free = free[problem.owner[free] == row]
+                elif more > len(free):
+                    return None
+                owner[free[:more]] = row
+    return owner
+
+
+def reached(problem: Problem, best: float, seed: int) -> tuple[float, float]:
+    """Of the optimum, what forty generations and greedy reach."""
+    search, rng = facing(problem, OnesOptions()), default_rng(seed)
+    for _ in range(40):
+        search.evolve(rng)
+    greedy = at_once(problem, filled(problem, problem.lowest))
+    assert fitness(search) <= best + 1e-9
+    return fitness(search) / best, greedy / best
+
+
+def worse_places(problem: Problem, rng: Generator) -> Problem:
+    """`problem` if neighbours and the types of two nodes matter."""
+    jobs = len(problem.cases)
+    return surrounded(
+        problem,
+        types=(0, 1),
+        slow=np.column_stack([np.ones(jobs), rng.choice([1.0, 1.5, 3.0], jobs)]).tolist(),
+        costs=rng.choice([0.0, 0.1, 1.0], (jobs, jobs)).tolist(),
+    )
+
+
+def test_on_one_node_the_search_finds_the_best_of_all_schedules_of_a_tiny_problem() -> None:
+    found = []
+    for seed in range(60):
+        rng = default_rng(seed)
+        problem = tiny(rng, int(rng.integers(3, 7)))
+        found.append(reached(problem, optimum(problem), seed))
+
+    assert min(share for share, _ in found) >= 0.999
+    assert min(greedy for _, greedy in found) < 0.99
+
+
+def test_where_places_matter_the_search_comes_far_nearer_to_the_best_than_greedy() -> None:
+    found = []
+    for seed in range(40):
+        rng = default_rng(1000 + seed)
+        problem = tiny(rng, 2, 2)
+        if len(problem.cases) <= 3:
+            problem = worse_places(problem, rng)
+            found.append(reached(problem, best_place(problem), seed))
+
+    shares, greedy = np.array(found).T
+    assert shares.mean() >= 0.93
+    assert greedy.mean() <= 0.9
+    assert (shares > greedy + 0.01).mean() >= 0.3
+
+
+def test_the_sizes_that_were_found_for_one_view_are_refreshed_for_the_next() -> None:
+    found = 0
+    for seed in range(60):
+        problem, rng = tiny(default_rng(seed), 2, 3), default_rng(seed)
+        search, before = facing(problem), fitness(facing(problem))
+        for _ in range(5):
+            search.evolve(rng)
+        best = search.best
+        assert best is not None
+        by_sizes = at_once(problem, refreshed(problem, best.levels))  # places are found anew
+        if by_sizes > before + 1e-9:
+            found += 1
+            search.face(replace(problem, version=2))
+            assert fitness(search) >= by_sizes - 1e-9
+    assert found

@@ -1,0 +1,282 @@
+"""What each size is worth, by hand."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.policy.api import EpochSeen, JobView
+from controlplane.policy.ones.estimates import Knowledge
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.size_table import (
+    FloatArray,
+    Offers,
+    kept_share,
+    left_after,
+    offers,
+    remaining_s,
+    stall_share,
+    values,
+    weights,
+)
+from schemas.ids import Seconds, SlotId
+from tests.support.builders import S0, S1, A, B, job_view
+
+OPTIONS = OnesOptions(batch_margin=0.1)
+
+
+def measured(slots: int, batch: int, step_s: float) -> EpochSeen:
+    return EpochSeen(
+        job=B, family="f", slots=slots, nodes=1, global_batch=batch,
+        samples_per_s=batch / step_s, whole=True,
+    )  # fmt: skip
+
+
+def offered(job: JobView, *events: EpochSeen, limit: int = 0, keep_batch: bool = False) -> Offers:
+    """What one and two slots offer; the job's R is `limit`."""
+    knowledge = Knowledge(OPTIONS)
+    for event in events:
+        knowledge.observe(event, Seconds(1.0))
+    if limit:
+        knowledge.observe(
+            EpochSeen(job=job.job, family="other", slots=1, nodes=1, global_batch=limit,
+                      samples_per_s=1.0, whole=False),
+            Seconds(1.0),
+        )  # fmt: skip
+    sizes = np.array([1, 2])
+    return offers(job, knowledge, OPTIONS, sizes, np.ones_like(sizes), keep_batch=keep_batch)
+
+
+def a_job(**changes: object) -> JobView:
+    """First batch 64, up to 256, 256 on a slot."""
+    job = job_view(A, slots=(1, 4), family="f", batch_limit=256, local_limit=256)
+    return msgspec.structs.replace(job, **changes)
+
+
+def on(*slots: SlotId, batch: int) -> dict[SlotId, int]:
+    return dict.fromkeys(slots, batch // len(slots))
+
+
+# --- speed, batch, goodput
+
+
+def test_each_size_is_offered_at_the_speed_that_was_measured() -> None:
+    seen = offered(a_job(), measured(1, 64, 0.1), measured(2, 64, 0.08))
+
+    assert seen.known
+    assert seen.batches.tolist() == [64, 64]
+    assert seen.speeds.tolist() == pytest.approx([640.0, 800.0])
+    assert seen.goodputs.tolist() == pytest.approx([640.0, 800.0])
+    assert seen.gains.tolist() == pytest.approx([1.0, 1.25])
+
+
+def test_a_family_that_never_ran_gains_by_the_prior() -> None:
+    seen = offered(a_job())
+
+    # a step of 32 samples a slot takes 0.3 + 0.7 / 2 of one of 64, times 2 ** 0.1
+    assert not seen.known
+    assert seen.gains.tolist() == pytest.approx([1.0, 1.0 / (0.65 * 2**0.1)])
+
+
+def test_a_larger_batch_is_offered_where_noise_makes_it_worth_while() -> None:
+    steps = (measured(1, 64, 0.1), measured(1, 128, 0.11))
+
+    noisy = offered(a_job(noise_scale=1e6, noise_epochs=1000), *steps, limit=128)
+    quiet = offered(a_job(noise_scale=1.0, noise_epochs=1000), *steps, limit=128)
+
+    assert (noisy.batches[0], quiet.batches[0]) == (128, 64)
+
+
+def test_batches_are_tried_at_six_steps_to_a_doubling() -> None:
+    """The best batch of a job whose steps take 0.1 s + 1 ms a sample, at a noise scale of 64."""
+    steps = tuple(measured(1, batch, 0.1 + 0.001 * batch) for batch in (64, 128, 256))
+
+    seen = offered(a_job(noise_scale=64.0, noise_epochs=10**6), *steps, limit=256)
+
+    tried = [round(64 * 2 ** (step / 6)) for step in range(13)]
+    best = max(tried, key=lambda batch: batch / (0.1 + 0.001 * batch) / (64 + batch))
+    assert best == 81
+    assert seen.batches[0] == best
+
+
+def test_a_job_that_resumes_has_at_most_twice_its_last_batch() -> None:
+    steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
+    noisy = {"noise_scale": 1e9, "noise_epochs": 1000}
+
+    assert offered(a_job(last_batch=64, **noisy), *steady, limit=256).batches[0] == 128
+    assert offered(a_job(**noisy), *steady, limit=256).batches[0] == 256
+
+
+def test_without_a_noise_scale_it_is_a_few_times_the_first_batch() -> None:
+    assert offered(a_job()).noise_scale == 256.0
+
+
+def test_no_batch_is_above_the_limit_or_twice_that_of_now() -> None:
+    steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
+
+    limited = offered(a_job(noise_scale=1e9), *steady, limit=100)
+    now = a_job(noise_scale=1e9, running_on=on(S0, batch=64))
+    twice = offered(now, *steady, limit=256)
+
+    assert limited.batches.tolist() == [100, 100]
+    assert twice.batches.tolist() == [128, 128]
+
+
+def test_no_slot_is_offered_more_than_fits() -> None:
+    job = a_job(noise_scale=1e9, local_limit=64)
+
+    seen = offered(job, measured(1, 64, 0.1), measured(2, 128, 0.1), limit=256)
+
+    assert seen.batches.tolist() == [64, 128]
+
+
+def test_the_present_batch_stays_until_another_brings_more_than_the_margin() -> None:
+    assert OPTIONS.batch_margin == 0.1
+    job = a_job(noise_scale=1e9, running_on=on(S0, batch=64))
+    little = offered(job, measured(1, 64, 0.1), measured(1, 128, 0.21), limit=128)
+    much = offered(job, measured(1, 64, 0.1), measured(1, 128, 0.1), limit=128)
+
+    assert (little.batches[0], much.batches[0]) == (64, 128)
+
+
+def test_the_present_batch_stays_where_it_must() -> None:
+    job = a_job(noise_scale=1e9, running_on=on(S0, S1, batch=64))
+
+    seen = offered(job, measured(2, 64, 0.1), measured(2, 128, 0.1), limit=128, keep_batch=True)
+
+    assert seen.batches[1] == 64
+
+
+# --- length and change
+
+
+def test_the_remaining_time_on_one_slot_is_unknown_without_samples_or_seconds() -> None:
+    assert remaining_s(1000.0, 50.0, known=True) == 20.0
+    unknown = [
+        remaining_s(None, 50.0, known=True),
+        remaining_s(1000.0, 50.0, known=False),
+        remaining_s(1000.0, 0.0, known=True),
+    ]
+    assert all(map(math.isnan, unknown))
+
+
+MARGIN = 0.02
+
+
+def share(one_s: float, stall_s: float, now_slots: int) -> FloatArray:
+    """What is left after a change to one slot, and to two at twice the goodput."""
+    seen = offered(a_job(), measured(1, 64, 0.1), measured(2, 64, 0.05))
+    return kept_share(seen, one_s, stall_s, MARGIN, now_slots)
+
+
+@pytest.mark.parametrize(
+    ("one_s", "stall_s", "left"),
+    [
+        (600.0, 10.0, [1.0, 1 - 25 / 300]),
+        (8.0, 1.0, [1.0, 1 - 2.5 / 10]),
+        (1e6, 30.0, [1.0, 1 - 75 / 900]),
+        (600.0, 1.0, [1.0, 1 - MARGIN]),
+        (80.0, 1000.0, [1.0, 0.05]),
+    ],
+    ids=[
+        "a share of what is left", "at least ten seconds", "at most 15 minutes", "the margin",
+        "never nothing",
+    ],
+)  # fmt: skip
+def test_a_change_costs_its_stall_or_the_margin_whichever_is_more(
+    one_s: float, stall_s: float, left: list[float]
+) -> None:
+    assert share(one_s, stall_s, now_slots=1).tolist() == pytest.approx(left)
+
+
+def test_the_size_that_a_job_has_costs_nothing_and_another_does() -> None:
+    assert share(1e6, 0.0, now_slots=2).tolist() == pytest.approx([0.98, 1.0])
+
+
+@given(left=st.floats(0, 1e9), stall=st.floats(0, 1e6), margin=st.floats(0, 1))
+def test_a_change_never_adds_to_a_value_and_never_leaves_less_than_a_twentieth(
+    left: float, stall: float, margin: float
+) -> None:
+    found = stall_share(np.array([left]), stall, margin)
+
+    assert 0.05 <= found[0] <= 1.0
+    assert found[0] <= max(1.0 - margin, 0.05)
+    assert found[0] == left_after(left, stall, margin)
+
+
+# --- worth
+
+
+def test_the_worth_of_a_size_is_its_weight_times_its_gain_to_the_power_of_four_fifths() -> None:
+    worth = values(np.array([[1.0, 1.8, 0.0]]), np.array([[0.5]]), OPTIONS)
+
+    assert worth.tolist() == [[0.5, pytest.approx(0.5 * 1.8**0.8), 0.0]]
+
+
+def weighed(
+    *remaining: float,
+    waited: tuple[float, ...] = (),
+    ran: tuple[float, ...] = (),
+    options: OnesOptions = OPTIONS,
+) -> FloatArray:
+    none = (0.0,) * len(remaining)
+    length, idle, busy = (np.array(times or none) for times in (remaining, waited, ran))
+    return weights(length, np.ones(len(remaining)), idle, busy, options)
+
+
+AGEING = OnesOptions(ageing=2.0)
+
+
+def test_nobody_weighs_more_for_having_waited_if_nothing_else_is_asked_for() -> None:
+    assert weighed(100.0, 100.0, waited=(0.0, 1e6)).tolist() == [125**-0.55, 125**-0.55]
+
+
+def test_with_ageing_who_waited_weighs_more_by_the_response_ratio() -> None:
+    weight = weighed(
+        100.0, 100.0, 100.0,
+        waited=(0.0, 125.0, 1250.0), ran=(0.0, 0.0, 1125.0), options=AGEING,
+    )  # fmt: skip
+
+    assert (weight / weight[0]).tolist() == pytest.approx([1.0, 4.0, 4.0])
+
+
+def test_with_ageing_no_stream_of_short_jobs_outweighs_one_that_waits_for_ever() -> None:
+    weight = weighed(10_000.0, 1.0, waited=(1e7, 0.0), options=AGEING)
+
+    assert weight[0] > 10 * weight[1]
+
+
+def test_short_jobs_weigh_more() -> None:
+    # the mean is 10000 s, so that the patience is all of its 300 s
+    weight = weighed(100.0, 9900.0, 20000.0)
+
+    assert weight.tolist() == pytest.approx([400**-0.55, 10200**-0.55, 20300**-0.55])
+
+
+def test_patience_is_at_most_a_quarter_of_the_mean() -> None:
+    weight = weighed(20.0, 60.0)  # 40 s / 4
+
+    assert weight.tolist() == pytest.approx([30**-0.55, 70**-0.55])
+
+
+def test_an_unknown_length_counts_as_half_the_median_of_the_known() -> None:
+    weight = weighed(math.nan, 400.0, 1200.0)  # 400 s; mean 2000 / 3
+
+    patience = 2000 / 12
+    assert weight.tolist() == pytest.approx(
+        [(length + patience) ** -0.55 for length in (400.0, 400.0, 1200.0)]
+    )
+
+
+def test_where_no_length_is_known_all_weigh_the_same() -> None:
+    assert weighed(math.nan, math.nan).tolist() == pytest.approx([75**-0.55] * 2)
+    assert weighed().tolist() == []
+
+
+def test_a_job_with_nothing_left_has_a_finite_weight() -> None:
+    assert weighed(0.0).tolist() == [1.0]

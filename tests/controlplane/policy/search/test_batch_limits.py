@@ -1,0 +1,94 @@
+"""R, in every reading of the paper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.policy.ones.options import ScaleDown
+from controlplane.policy.search.batch_limits import Bounds, after_epoch, resumed, scaled_up
+
+WIDE = Bounds(1, 1_000_000)
+MINUTE = 1 / 60  # lambda of one job a minute
+READINGS: tuple[ScaleDown, ...] = ("off", "literal", "contended", "composed")
+
+
+@pytest.mark.parametrize(
+    ("reading", "ran_s", "limit"),
+    [
+        # the divisor ceil(lambda T + 1) is 1 at 0 s, 2 up to a minute, 3 up to two, 11 at ten
+        ("off", 0.0, 200),
+        ("off", 600.0, 200),
+        ("literal", 0.0, 200),
+        ("literal", 30.0, 100),
+        ("literal", 90.0, 67),
+        ("literal", 150.0, 50),
+        ("literal", 600.0, 50),
+        ("composed", 0.0, 200),
+        ("composed", 30.0, 200),
+        ("composed", 90.0, 134),
+        ("composed", 150.0, 100),
+        ("composed", 210.0, 80),
+        ("composed", 600.0, 50),
+        ("contended", 30.0, 200),
+        ("contended", 60.0, 200),
+        ("contended", 90.0, 67),
+        ("contended", 600.0, 50),
+    ],
+)
+def test_the_limit_after_an_epoch_while_others_wait(
+    reading: ScaleDown, ran_s: float, limit: int
+) -> None:
+    assert after_epoch(100, WIDE, ran_s, MINUTE, reading, contended=True) == limit
+
+
+@pytest.mark.parametrize("ran_s", [0.0, 90.0, 600.0])
+def test_in_the_contended_reading_a_limit_grows_while_nobody_waits(ran_s: float) -> None:
+    assert after_epoch(100, WIDE, ran_s, MINUTE, "contended", contended=False) == 200
+
+
+def test_the_literal_reading_never_lets_a_limit_grow_once_the_job_ran() -> None:
+    limits = [after_epoch(100, WIDE, ran_s, 1e-6, "literal", contended=False) for ran_s in (1, 9)]
+
+    assert limits == [100, 100]
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_where_nobody_ever_arrives_every_reading_doubles(reading: ScaleDown) -> None:
+    assert after_epoch(100, WIDE, 600.0, 0.0, reading, contended=True) == 200
+
+
+def test_a_limit_is_doubled_up_to_what_the_user_allows() -> None:
+    assert [scaled_up(limit, Bounds(32, 100)) for limit in (32, 64, 100)] == [64, 100, 100]
+
+
+def test_a_job_that_is_left_out_keeps_half_its_limit_but_not_less_than_it_began_with() -> None:
+    assert [resumed(limit, Bounds(32, 1000)) for limit in (200, 101, 40)] == [100, 50, 32]
+
+
+@st.composite
+def epochs(draw: st.DrawFn) -> tuple[int, Bounds, dict[str, Any]]:
+    """A limit, its bounds, and the circumstances of an epoch."""
+    first, more = draw(st.integers(1, 1000)), draw(st.integers(0, 10_000))
+    how = {
+        "ran_s": draw(st.floats(0, 1e7)),
+        "arrivals_per_s": draw(st.floats(0, 100)),
+        "reading": draw(st.sampled_from(READINGS)),
+        "contended": draw(st.booleans()),
+    }
+    return draw(st.integers(first, first + more)), Bounds(first, first + more), how
+
+
+@given(epoch=epochs())
+def test_a_limit_stays_within_its_bounds_and_never_moves_by_more_than_two(
+    epoch: tuple[int, Bounds, dict[str, Any]],
+) -> None:
+    limit, bounds, how = epoch
+
+    after = after_epoch(limit, bounds, **how)
+
+    assert bounds.first <= after <= bounds.most
+    assert limit / 2 <= after <= 2 * limit
