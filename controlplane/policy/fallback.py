@@ -8,7 +8,7 @@ from controlplane.policy.planning.wait_reasons import backs_off, too_large
 from schemas.ids import JobId, Seconds, SlotId
 
 
-def fill(view: ClusterView, now: Seconds) -> Plan:
+def fallback_plan(view: ClusterView, now: Seconds) -> Plan:
     """Keep every running job as it is; start waiting ones on their least slots, oldest first."""
     placed = {job.job: dict(job.running_on) for job in view.jobs.values() if job.running_on}
     taken = {slot for slots in placed.values() for slot in slots}

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from controlplane.prediction.arrays import FloatArray
 
 
 def statistical_efficiency(batch: FloatArray, first_batch: float, noise_scale: float) -> FloatArray:

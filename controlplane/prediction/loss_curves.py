@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import nnls
 
-FloatArray = npt.NDArray[np.float64]
+from controlplane.prediction.arrays import FloatArray
 
 FLOORS: Final = 40  # that are tried for the loss that is never gone below
 LEAST_POINTS: Final = 3

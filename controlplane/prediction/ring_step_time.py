@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 from scipy.optimize import nnls
-
-FloatArray = npt.NDArray[np.float64]
 
 SPEED_UP: Final = 0.9  # r^0.9 on r slots, until it was measured
 BELIEF: Final = 0.1  # weight of that, in samples, at each size below; falls as sizes are measured

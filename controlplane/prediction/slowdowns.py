@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
+from controlplane.prediction.arrays import FloatArray
 
 TYPE_TRUST: Final = 0.5  # weight of the belief about a type, in samples
-COMPANY_TRUST: Final = 0.5  # the same about a neighbour
-MOST_COMPANY: Final = 2.0  # logarithm of the largest slow-down that is believed
+COLOCATION_TRUST: Final = 0.5  # the same about a neighbour
+MOST_SLOWDOWN: Final = 2.0  # logarithm of the largest slow-down that is believed
 ROUNDS: Final = 4  # in which slow-downs below zero are taken out
 
 
@@ -22,25 +21,25 @@ class Observation:
     """The mean time of a step at one size, on one type of GPU, beside one neighbour."""
 
     size: Hashable
-    kind: str  # of GPU
-    company: Hashable  # class of the worst neighbour; None: alone
+    gpu_type: str
+    colocation: Hashable  # class of the worst neighbour; None: alone
     log_step_s: float
     weight: float
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """log(step) = base[size] + kinds[kind] + company[class of the worst neighbour]."""
+    """log(step) = base[size] + gpu_types[gpu_type] + colocations[class of the worst neighbour]."""
 
     base: Mapping[Hashable, float]
-    kinds: Mapping[str, float]
-    company: Mapping[Any, float]  # at least 0
+    gpu_types: Mapping[str, float]
+    colocations: Mapping[Any, float]  # at least 0
 
 
 def separate(
     seen: Sequence[Observation],
-    kinds: Mapping[str, float],
-    company: Mapping[Any, float],
+    gpu_types: Mapping[str, float],
+    colocations: Mapping[Any, float],
 ) -> Parts:
     """Tell apart what makes steps long, by ridge regression; slow-downs are not negative.
 
@@ -50,34 +49,37 @@ def separate(
 
     Args:
         seen: of one family.
-        kinds: what is believed of each GPU type, logarithms.
-        company: what is believed of each class of neighbours.
+        gpu_types: what is believed of each GPU type, logarithms.
+        colocations: what is believed of each class of neighbours.
     """
     sizes = {size: n for n, size in enumerate(dict.fromkeys(o.size for o in seen))}
-    types = {kind: n + len(sizes) for n, kind in enumerate(dict.fromkeys(o.kind for o in seen))}
-    others = dict.fromkeys(o.company for o in seen if o.company is not None)
+    types = {
+        gpu_type: n + len(sizes)
+        for n, gpu_type in enumerate(dict.fromkeys(o.gpu_type for o in seen))
+    }
+    others = dict.fromkeys(o.colocation for o in seen if o.colocation is not None)
     classes = {one: n + len(sizes) + len(types) for n, one in enumerate(others)}
     believed = np.zeros(len(sizes) + len(types) + len(classes))
     trust = np.full(len(believed), 1e-6)
-    for kind, at in types.items():
-        believed[at], trust[at] = kinds.get(kind, 0.0), TYPE_TRUST
+    for gpu_type, at in types.items():
+        believed[at], trust[at] = gpu_types.get(gpu_type, 0.0), TYPE_TRUST
     for one, at in classes.items():
-        believed[at], trust[at] = company.get(one, 0.0), COMPANY_TRUST
+        believed[at], trust[at] = colocations.get(one, 0.0), COLOCATION_TRUST
     matrix = np.zeros((len(seen), len(believed)))
     rows = np.arange(len(seen))
     matrix[rows, [sizes[o.size] for o in seen]] = 1.0
-    matrix[rows, [types[o.kind] for o in seen]] = 1.0
+    matrix[rows, [types[o.gpu_type] for o in seen]] = 1.0
     for row, one in enumerate(seen):
-        if one.company is not None:
-            matrix[row, classes[one.company]] = 1.0
+        if one.colocation is not None:
+            matrix[row, classes[one.colocation]] = 1.0
     weight = np.array([o.weight for o in seen])
     target = np.array([o.log_step_s for o in seen])
     signed = len(sizes) + len(types)
     found = _ridge(matrix, target, weight, believed=believed, trust=trust, signed=signed)
     return Parts(
         base={size: float(found[at]) for size, at in sizes.items()},
-        kinds={kind: float(found[at]) for kind, at in types.items()},
-        company={one: min(float(found[at]), MOST_COMPANY) for one, at in classes.items()},
+        gpu_types={gpu_type: float(found[at]) for gpu_type, at in types.items()},
+        colocations={one: min(float(found[at]), MOST_SLOWDOWN) for one, at in classes.items()},
     )
 
 

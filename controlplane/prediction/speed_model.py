@@ -6,10 +6,8 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from controlplane.prediction.arrays import FloatArray, IntArray
 
 FIXED_SHARE: Final = 0.3  # of a step that does not depend on the batch, until two batches were seen
 SCALING: Final = 0.9  # speed-up r^0.9 on r slots, until several slots were seen

@@ -17,7 +17,8 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.prediction.speed_model import FIXED_SHARE, FloatArray, Sample, SpeedModel
+from controlplane.prediction.arrays import FloatArray
+from controlplane.prediction.speed_model import FIXED_SHARE, Sample, SpeedModel
 from controlplane.prediction.throughput_fit import refined
 
 __all__ = ["Sample", "SpeedModel", "fit"]

@@ -10,10 +10,10 @@ import numpy as np
 from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView, PolicyEvent
-from controlplane.policy.ones_paper.estimates import Knowledge
+from controlplane.policy.ones_paper.estimates import Estimates
 from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.problem import IDLE, Desk, Genes, Problem
-from controlplane.policy.ones_paper.size_table import FloatArray
+from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem, ProblemBuilder
+from controlplane.prediction.arrays import FloatArray
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from tests.support.builders import A, job_view
 from tests.support.views import NOW, row_of, view_of
@@ -144,10 +144,10 @@ def problem_of(
 ) -> Problem:
     """What is made of a view after `events`."""
     chosen = OnesPaperOptions(**{"gate": "off", **options})
-    knowledge = Knowledge(chosen)
-    desk = Desk(knowledge, chosen)
+    estimates = Estimates(chosen)
+    builder = ProblemBuilder(estimates, chosen)
     view = view_of(SLOTS, *jobs)
-    knowledge.meet(view.jobs.values(), Seconds(0.0), contended=False)
+    estimates.update(view.jobs.values(), Seconds(0.0), contended=False)
     for event in events:
-        knowledge.observe(event, Seconds(now))
-    return desk.build(view, Seconds(now))
+        estimates.observe(event, Seconds(now))
+    return builder.build(view, Seconds(now))

@@ -23,14 +23,14 @@ from controlplane.policy.api import (
     SlotView,
     StepsSeen,
 )
-from controlplane.policy.ones.estimates import Knowledge
+from controlplane.policy.ones.estimates import Estimates
 from controlplane.policy.ones.greedy import repaired
-from controlplane.policy.ones.interference import Neighbourhood
+from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.problem_builder import Desk
-from controlplane.policy.ones.size_table import IntArray
+from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.registry import make
+from controlplane.prediction.arrays import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import slot_view
 
@@ -67,15 +67,15 @@ def view_of(slots: Sequence[SlotView], *jobs: JobView, version: int = 1) -> Clus
     )
 
 
-def desk_of(
+def builder_of(
     *, events: Sequence[tuple[float, PolicyEvent]] = (), options: OnesOptions | None = None
-) -> tuple[Knowledge, Desk]:
-    """A search's memory that took in `events`, and the desk that works with it."""
+) -> tuple[Estimates, ProblemBuilder]:
+    """What a search has learnt from `events`, and the builder that works with it."""
     options = options or OnesOptions()
-    knowledge = Knowledge(options)
+    estimates = Estimates(options)
     for at, event in events:
-        knowledge.observe(event, Seconds(at))
-    return knowledge, Desk(knowledge, options)
+        estimates.observe(event, Seconds(at))
+    return estimates, ProblemBuilder(estimates, options)
 
 
 def problem_of(
@@ -86,7 +86,7 @@ def problem_of(
     now: Seconds = NOW,
 ) -> Problem:
     """What a search that knows `events` makes of `view`."""
-    return desk_of(events=events, options=options)[1].build(view, now)
+    return builder_of(events=events, options=options)[1].build(view, now)
 
 
 def pace(family: str, *speeds: float, batch: int = 64) -> list[tuple[float, PolicyEvent]]:
@@ -113,18 +113,20 @@ def surrounded(
         slow: shape (J, types), times that a step of each job takes.
         costs: shape (J, J), logarithm of how much longer a step of one job takes beside another.
     """
-    jobs, site = len(problem.cases), problem.site
+    jobs, cluster = len(problem.job_rows), problem.cluster
     if types:
         names = tuple(f"type {number}" for number in range(max(types) + 1))
-        site = replace(site, types=names, type_of=np.array(types, dtype=np.int64)[site.node_of])
-    theta = np.array(costs, dtype=np.float64).reshape(len(costs), len(costs))
-    classes = theta.repeat(2, axis=0).repeat(2, axis=1)  # the same on one node or several
-    alone = np.zeros((len(site.slots_on), 2 * jobs))
+        cluster = replace(
+            cluster, types=names, type_of=np.array(types, dtype=np.int64)[cluster.node_of]
+        )
+    log_slowdowns = np.array(costs, dtype=np.float64).reshape(len(costs), len(costs))
+    classes = log_slowdowns.repeat(2, axis=0).repeat(2, axis=1)  # the same on one node or several
+    alone = np.zeros((len(cluster.slots_on), 2 * jobs))
     return replace(
         problem,
-        site=site,
+        cluster=cluster,
         slow=np.array(slow, dtype=np.float64) if slow else None,
-        neighbours=Neighbourhood(classes, np.arange(jobs), alone) if costs else None,
+        interference=InterferenceModel(classes, np.arange(jobs), alone) if costs else None,
         stretch={},
     )
 
@@ -257,7 +259,7 @@ def problems(draw: st.DrawFn, nodes: Sequence[int] | None = None) -> Problem:
     """What a search that heard something makes of any view; often, places matter."""
     view = draw(views(nodes=nodes))
     problem = problem_of(view, events=[(1.0, event) for event in draw(events_of(view))])
-    jobs, many = len(problem.cases), len(problem.slots_on)
+    jobs, many = len(problem.job_rows), len(problem.slots_on)
     slow = st.sampled_from([(1.0, 1.0), (1.0, 2.0), (3.0, 1.0)])
     cost = st.sampled_from([0.0, 0.0, 0.2, 1.0])
     types: list[int] = []
@@ -278,10 +280,10 @@ def problems(draw: st.DrawFn, nodes: Sequence[int] | None = None) -> Problem:
 def any_levels(problem: Problem, seed: int) -> IntArray:
     """A level for each job, whether it is allowed or not, and whether they fit or not."""
     rng = default_rng(seed)
-    return rng.integers(0, problem.sizes.shape[1], len(problem.cases))
+    return rng.integers(0, problem.sizes.shape[1], len(problem.job_rows))
 
 
 def some_levels(problem: Problem, seed: int) -> IntArray:
     """A level for each job, allowed and within what there is."""
-    order = default_rng(seed).permutation(len(problem.cases))
+    order = default_rng(seed).permutation(len(problem.job_rows))
     return repaired(problem, any_levels(problem, seed), order)

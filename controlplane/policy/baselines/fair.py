@@ -10,7 +10,13 @@ import msgspec
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
 from controlplane.policy.option_checks import refuse_below
-from controlplane.policy.planning.partition import Board, compose, slots_of, survey, useful
+from controlplane.policy.planning.partition import (
+    Partition,
+    compose_plan,
+    partition_of,
+    slots_in_words,
+    useful_slots,
+)
 from controlplane.policy.planning.placer import Mode, Moves, Placer, deal
 from schemas.ids import JobId, Seconds
 
@@ -59,25 +65,25 @@ class Fair:
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Share out what there is."""
-        board = survey(view, now)
+        partition = partition_of(view, now)
         self._follow(view, now)
-        sizes = shares(self._line(board), board)
-        placed = self._placer.place(board, sizes)
+        sizes = shares(self._line(partition), partition)
+        placed = self._placer.place(partition, sizes)
 
         def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
-            numbers = {"jobs": float(len(sizes)), "room": float(board.room)}
+            numbers = {"jobs": float(len(sizes)), "room": float(partition.room)}
             if slots:
-                return f"its share of {slots_of(board.room)} among {len(sizes)}", numbers
+                return f"its share of {slots_in_words(partition.room)} among {len(sizes)}", numbers
             turn = "whose turn it is" if self.options.quantum_s else "that came before it"
-            words = f"needs {slots_of(job.least)}, jobs {turn} leave no room for it"
+            words = f"needs {slots_in_words(job.least)}, jobs {turn} leave no room for it"
             return words, {**numbers, "needs": float(job.least)}
 
-        return compose(
-            board,
-            deal(board, placed),
+        return compose_plan(
+            partition,
+            deal(partition, placed),
             why,
-            restart=self._placer.restarts(board, placed),
-            wake_at=self._next_turn(board, sizes),
+            restart=self._placer.restarts(partition, placed),
+            wake_at=self._next_turn(partition, sizes),
         )
 
     # --- turns
@@ -91,9 +97,11 @@ class Fair:
             stays[name] = (runs, since if was == runs else now)
         self._stays = stays
 
-    def _line(self, board: Board) -> list[JobView]:
+    def _line(self, partition: Partition) -> list[JobView]:
         """Jobs in the order in which they are given their least."""
-        by_arrival = sorted((*board.running, *board.waiting), key=lambda job: job.submitted_at)
+        by_arrival = sorted(
+            (*partition.running, *partition.waiting), key=lambda job: job.submitted_at
+        )
         if not self.options.quantum_s:
             return by_arrival
         fresh, tired, waiting = [], [], []
@@ -101,34 +109,35 @@ class Fair:
             runs, since = self._stays[job.job]
             if not runs:
                 waiting.append(job)
-            elif board.now < since + self.options.quantum_s:
+            elif partition.now < since + self.options.quantum_s:
                 fresh.append(job)
             else:
                 tired.append(job)
         waiting.sort(key=lambda job: self._stays[job.job][1])
         return [*fresh, *waiting, *tired]
 
-    def _next_turn(self, board: Board, sizes: dict[JobId, int]) -> Seconds | None:
+    def _next_turn(self, partition: Partition, sizes: dict[JobId, int]) -> Seconds | None:
         """When the turn of somebody is over for whom others wait."""
-        waits = any(job.job not in sizes for job in (*board.running, *board.waiting))
+        waits = any(job.job not in sizes for job in (*partition.running, *partition.waiting))
         if not self.options.quantum_s or not waits:
             return None
         ends = [
-            (self._stays[name][1] if self._stays[name][0] else board.now) + self.options.quantum_s
+            (self._stays[name][1] if self._stays[name][0] else partition.now)
+            + self.options.quantum_s
             for name in sizes
         ]
-        later = [end for end in ends if end > board.now]
+        later = [end for end in ends if end > partition.now]
         return Seconds(min(later)) if later else None
 
 
-def shares(line: Sequence[JobView], board: Board) -> dict[JobId, int]:
+def shares(line: Sequence[JobView], partition: Partition) -> dict[JobId, int]:
     """Slots of each job that has some, in the order of the line.
 
     Args:
         line: jobs in the order in which they are given their least.
-        board: how many slots there are.
+        partition: how many slots there are.
     """
-    left = board.room
+    left = partition.room
     jobs: list[JobView] = []
     for job in line:
         if job.least <= left:
@@ -136,10 +145,10 @@ def shares(line: Sequence[JobView], board: Board) -> dict[JobId, int]:
             left -= job.least
     if not jobs:
         return {}
-    bounds = [(job.least, max(job.least, useful(job, board))) for job in jobs]
-    level = _level(bounds, board.room)
+    bounds = [(job.least, max(job.least, useful_slots(job, partition))) for job in jobs]
+    level = _level(bounds, partition.room)
     sizes = [min(max(level, low), high) for low, high in bounds]
-    left = board.room - sum(sizes)
+    left = partition.room - sum(sizes)
     could = [place for place, (low, high) in enumerate(bounds) if low <= level < high]
     could.sort(key=lambda place: (len(jobs[place].running_on) <= level, jobs[place].submitted_at))
     for place in could[:left]:

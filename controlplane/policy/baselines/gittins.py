@@ -21,7 +21,7 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.option_checks import refuse_below
 from controlplane.policy.planning.gangs import choose, gang_plan
-from controlplane.policy.planning.partition import survey
+from controlplane.policy.planning.partition import partition_of
 from controlplane.policy.planning.placer import Mode, Placer
 from schemas.ids import JobId, Seconds
 
@@ -112,10 +112,10 @@ class Gittins:
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Serve those first that are likely to be done soon, each that fits."""
-        board = survey(view, now)
-        jobs = [*board.running, *board.waiting]
+        partition = partition_of(view, now)
+        jobs = [*partition.running, *partition.waiting]
         ranks = {job.job: self._rank(job, now) for job in jobs}
-        sizes = choose(board, sorted(jobs, key=lambda job: (*ranks[job.job], job.submitted_at)))
+        sizes = choose(partition, sorted(jobs, key=lambda job: (*ranks[job.job], job.submitted_at)))
 
         def why(job: JobView) -> tuple[str, dict[str, float]]:
             index, quanta = ranks[job.job]
@@ -125,8 +125,8 @@ class Gittins:
                 return f"{served:.0f} slot seconds attained, too few jobs ended to tell", numbers
             return f"Gittins index {-index:.3g} after {served:.0f} slot seconds", numbers
 
-        pinned = {job.job: len(job.running_on) for job in board.pinned}
-        return gang_plan(board, sizes, self._placer, why, self._next(view, sizes | pinned, now))
+        pinned = {job.job: len(job.running_on) for job in partition.pinned}
+        return gang_plan(partition, sizes, self._placer, why, self._next(view, sizes | pinned, now))
 
     def _rank(self, job: JobView, now: Seconds) -> tuple[float, int]:
         """Minus the index, and quanta of service: the smallest is served first."""

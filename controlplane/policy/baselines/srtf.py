@@ -16,7 +16,7 @@ from controlplane.policy.api import (
     SearchStats,
 )
 from controlplane.policy.planning.gangs import choose, gang_plan
-from controlplane.policy.planning.partition import gang_size, survey
+from controlplane.policy.planning.partition import gang_size, partition_of
 from controlplane.policy.planning.placer import Mode, Placer
 from schemas.ids import Seconds
 
@@ -54,12 +54,12 @@ class Srtf:
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Serve those first that are done soonest, each that fits."""
-        board = survey(view, now)
-        jobs = [*board.running, *board.waiting]
-        left = {job.job: self._oracle.remaining_s(job, gang_size(job, board)) for job in jobs}
+        partition = partition_of(view, now)
+        jobs = [*partition.running, *partition.waiting]
+        left = {job.job: self._oracle.remaining_s(job, gang_size(job, partition)) for job in jobs}
         in_order = sorted(jobs, key=lambda job: (left[job.job], job.submitted_at))
 
         def why(job: JobView) -> tuple[str, dict[str, float]]:
             return f"{left[job.job]:.0f} s left", {"remaining_s": left[job.job]}
 
-        return gang_plan(board, choose(board, in_order), self._placer, why)
+        return gang_plan(partition, choose(partition, in_order), self._placer, why)

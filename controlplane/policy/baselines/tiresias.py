@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
 from controlplane.policy.baselines.tiresias_options import TiresiasOptions
 from controlplane.policy.planning.gangs import choose, gang_plan
-from controlplane.policy.planning.partition import survey
+from controlplane.policy.planning.partition import partition_of
 from controlplane.policy.planning.placer import Placer
 from schemas.ids import JobId, Seconds
 
@@ -61,17 +61,17 @@ class Tiresias:
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Serve the first queue first, each job that fits."""
         self._sort(view, now)
-        board = survey(view, now)
-        able = {job.job: job for job in (*board.running, *board.waiting)}
+        partition = partition_of(view, now)
+        able = {job.job: job for job in (*partition.running, *partition.waiting)}
         ranked = [able[name] for queue in self._queues for name in queue if name in able]
-        sizes = choose(board, ranked)
+        sizes = choose(partition, ranked)
         return gang_plan(
-            board,
+            partition,
             sizes,
             self._placer,
             lambda job: self._why(job, now),
             self._next_fall(
-                view, sizes | {job.job: len(job.running_on) for job in board.pinned}, now
+                view, sizes | {job.job: len(job.running_on) for job in partition.pinned}, now
             ),
         )
 

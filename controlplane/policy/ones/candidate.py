@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controlplane.policy.ones.placement import PLAIN, Wishes, lay_out
+from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.size_table import FloatArray, IntArray
+from controlplane.prediction.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +18,7 @@ class Candidate:
 
     levels: IntArray  # shape (J,)
     owner: IntArray  # shape (S,), the row of the job on each slot; negative: of none
-    worth: FloatArray  # shape (J,), what each job adds to the fitness
+    value: FloatArray  # shape (J,), what each job adds to the fitness
     fitness: float
     moves: int  # jobs that change
 
@@ -49,26 +49,26 @@ def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
     """Add up what a schedule is worth where it is laid out.
 
     The worth in the table holds for the fewest nodes of the best type, without neighbours; see
-    `Problem.placed_worth`.
+    `Problem.placed_value`.
     """
-    worth, moved = problem.placed_worth(levels, owner)
-    return Candidate(levels, owner, worth, float(worth.sum()), int(moved.sum()))
+    value, moved = problem.placed_value(levels, owner)
+    return Candidate(levels, owner, value, float(value.sum()), int(moved.sum()))
 
 
 def laid_out(
-    problem: Problem, parent: Candidate, levels: IntArray, wishes: Wishes = PLAIN
+    problem: Problem, parent: Candidate, levels: IntArray, hints: PlacementHints = NO_HINTS
 ) -> Candidate | None:
     """The schedule with these levels that differs least from `parent`; None if it cannot be.
 
     Where jobs end up on more nodes than they need, small ones are moved away if that is worth it.
     """
-    owner = lay_out(problem, parent.owner, parent.levels, levels, wishes)
+    owner = lay_out(problem, parent.owner, parent.levels, levels, hints)
     if owner is None or problem.barred(owner):
         return None
     plain = score(problem, levels, owner)
     if not problem.evacuates or not problem.torn(levels, owner):
         return plain
-    roomy = Wishes(wishes.movers, wishes.jitter, evacuate=True)
+    roomy = PlacementHints(hints.movers, hints.jitter, evacuate=True)
     owner = lay_out(problem, parent.owner, parent.levels, levels, roomy)
     if owner is None or problem.barred(owner):
         return plain

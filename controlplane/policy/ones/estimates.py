@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from controlplane.policy.api import (
     ClusterView,
@@ -21,26 +20,26 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.placement_index import Whereabouts
+from controlplane.policy.ones.placement_index import PlacementIndex
 from controlplane.policy.search.batch_limits import Bounds, after_epoch, resumed
 from controlplane.policy.search.family_history import (
     KEPT_RELATIVES,
-    Beliefs,
-    Company,
-    Family,
-    Noise,
+    Colocation,
+    FamilyHistory,
+    Priors,
+    SmoothedNoise,
     believable,
 )
+from controlplane.prediction.arrays import FloatArray
 from controlplane.prediction.remaining_work import remaining_samples
 from schemas.ids import JobId, Seconds
 
-FloatArray = npt.NDArray[np.float64]
 KEPT_ARRIVALS: Final = 200
 ALIKE: Final = 0.05  # logarithm: slow-downs below this are none
 
 
 @dataclass(slots=True)
-class _Progress:
+class JobHistory:
     """What is remembered of one job."""
 
     bounds: Bounds = Bounds(1, 1)
@@ -54,24 +53,24 @@ class _Progress:
     gave_back_at: Seconds = Seconds(-1e9)
     epoch_due: bool = False  # an epoch ended since the limit was last looked at
     epoch: int = 0  # finished
-    noise: Noise = field(default_factory=Noise)
+    noise: SmoothedNoise = field(default_factory=SmoothedNoise)
     view: JobView | None = None  # as it was looked at last
     due_at: float = 0.0  # when its report interval ends
 
 
-class Knowledge:
+class Estimates:
     """Takes policy events in; answers what is known of a job."""
 
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
-        self._families: dict[str, Family] = {}
-        self._beliefs = Beliefs()
-        self._where = Whereabouts()
+        self._families: dict[str, FamilyHistory] = {}
+        self._priors = Priors()
+        self._placement = PlacementIndex()
         self._agreed_on = -1  # editions of families, in all
-        self._theta: FloatArray | None = None
+        self._log_slowdowns: FloatArray | None = None
         self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
-        self._theta_of: tuple[int, tuple[str, ...]] | None = None
-        self._jobs: dict[JobId, _Progress] = {}
+        self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
+        self._histories: dict[JobId, JobHistory] = {}
         self._known: set[JobId] = set()
         self._arrivals: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
         self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
@@ -91,38 +90,38 @@ class Knowledge:
                     family.finished.append(event.samples_done)
                     self._services.append(event.slot_s)
                 family.reached = max(family.reached, event.samples_done)
-                self._jobs.pop(event.job, None)
+                self._histories.pop(event.job, None)
                 self._known.discard(event.job)
             case PlanTaken(waiting=waiting):
                 for name in waiting:
-                    progress = self._jobs.get(name)
-                    if progress is not None:
-                        progress.limit = resumed(progress.limit, progress.bounds)
+                    history = self._histories.get(name)
+                    if history is not None:
+                        history.limit = resumed(history.limit, history.bounds)
 
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
-        progress = self._job(event.job)
-        progress.epoch_due, progress.reported_at = True, now
-        progress.limit = max(progress.limit, event.global_batch)
-        progress.epoch = max(progress.epoch, event.epoch)
-        self._observe_noise(progress, event.family, max(0, event.epoch - 1), event.noise_scale)
+        history = self._history(event.job)
+        history.epoch_due, history.reported_at = True, now
+        history.limit = max(history.limit, event.global_batch)
+        history.epoch = max(history.epoch, event.epoch)
+        self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
         sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
         if event.whole and event.slots and sane:
             local = max(1, round(event.global_batch / event.slots))
             step_s = event.global_batch / event.samples_per_s
             # Neighbours may have come and gone in it; telemetry tells of the moment.
-            if not self._options.interference or self._where.plain(event.job):
+            if not self._options.interference or self._placement.is_alone(event.job):
                 self._measured(event, local, step_s)
 
     def _steps(self, event: StepsSeen, now: Seconds) -> None:
-        progress = self._job(event.job)
+        history = self._history(event.job)
         family = self.family(event.family)
         family.reached = max(family.reached, event.samples_done)
-        progress.step = event.step
-        self._observe_noise(progress, event.family, progress.epoch, event.noise_scale)
+        history.step = event.step
+        self._observe_noise(history, event.family, history.epoch, event.noise_scale)
         group = (event.group, event.global_batch)
-        trained = event.samples_done - progress.samples
-        again = progress.group == group
-        progress.group, progress.samples = group, event.samples_done
+        trained = event.samples_done - history.samples
+        again = history.group == group
+        history.group, history.samples = group, event.samples_done
         # By the worker's clock: reports that were held up arrive all at once. The first of a group
         # may have been sent before all its members were there.
         speed = event.samples_per_s
@@ -133,59 +132,61 @@ class Knowledge:
 
     def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
         options, family = self._options, self.family(event.family)
-        if (options.gpu_types or options.interference) and self._where.changes(event.job):
+        if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
             return  # the view shows where it is going to be, not where this was measured
-        kind = self._where.kind(event.job) if options.gpu_types else ""
-        company: Company | None = None
+        gpu_type = self._placement.gpu_type(event.job) if options.gpu_types else ""
+        colocation: Colocation | None = None
         if options.interference:
-            others = self._where.company(event.job)
-            known = family.parts.company
-            company = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
-        family.take(event.nodes, event.slots, local, step_s, kind=kind, company=company)
+            others = self._placement.colocations(event.job)
+            known = family.parts.colocations
+            colocation = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
+        family.take(
+            event.nodes, event.slots, local, step_s, gpu_type=gpu_type, colocation=colocation
+        )
 
     def _observe_noise(
-        self, progress: _Progress, family: str, epoch: int, noise_scale: float | None
+        self, history: JobHistory, family: str, epoch: int, noise_scale: float | None
     ) -> None:
         if not believable(noise_scale):
             return
-        progress.noise.take(noise_scale)
-        self.family(family).hear_noise(epoch, noise_scale)
+        history.noise.take(noise_scale)
+        self.family(family).observe_noise(epoch, noise_scale)
 
-    def meet(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
+    def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
         """Take note of arrivals, and move the limits of jobs that reported an epoch."""
         jobs = list(view.jobs.values())
-        self._where.look(view)
-        self._beliefs.types = self._where.types
+        self._placement.update(view)
+        self._priors.types = self._placement.types
         interval_s = self._options.report_interval_s
         for job in jobs:  # all of them first: limits depend on the rate of arrivals
             if job.job not in self._known:
                 self._known.add(job.job)
                 self._arrivals.append(job.submitted_at)
         for job in jobs:
-            progress = self._job(job.job)
-            waits_on = not progress.epoch_due and now < progress.due_at
-            if progress.view is job and (not job.running_on or waits_on):
+            history = self._history(job.job)
+            waits_on = not history.epoch_due and now < history.due_at
+            if history.view is job and (not job.running_on or waits_on):
                 continue
-            progress.view = job
-            progress.bounds = _bounds(job)
-            progress.limit = max(progress.limit, job.batch_size)
+            history.view = job
+            history.bounds = _bounds(job)
+            history.limit = max(history.limit, job.batch_size)
             if not job.running_on:
-                progress.slots = 0
+                history.slots = 0
                 continue
             slots = len(job.running_on)
-            if slots < progress.slots and not contended:
-                progress.gave_back, progress.gave_back_at = progress.slots, now
-            progress.slots = slots
-            progress.due_at = max(progress.reported_at, job.moved_at) + interval_s
-            long = now > progress.due_at
+            if slots < history.slots and not contended:
+                history.gave_back, history.gave_back_at = history.slots, now
+            history.slots = slots
+            history.due_at = max(history.reported_at, job.moved_at) + interval_s
+            long = now > history.due_at
             if long and self.warm(job):
-                progress.epoch_due, progress.reported_at = True, now
-                progress.due_at = now + interval_s
-            if progress.epoch_due:
-                progress.epoch_due = False
+                history.epoch_due, history.reported_at = True, now
+                history.due_at = now + interval_s
+            if history.epoch_due:
+                history.epoch_due = False
                 ran_s = job.ran_s + max(0.0, now - job.moved_at)
-                progress.limit = after_epoch(
-                    progress.limit,
+                history.limit = after_epoch(
+                    history.limit,
                     _bounds(job),
                     ran_s,
                     self.arrivals_per_s,
@@ -203,16 +204,16 @@ class Knowledge:
             return 0.0
         return (len(times) - 1) / (times[-1] - times[0])
 
-    def family(self, name: str) -> Family:
+    def family(self, name: str) -> FamilyHistory:
         """What is known of a family."""
         found = self._families.get(name)
         if found is None:
-            found = self._families[name] = Family(beliefs=self._beliefs)
+            found = self._families[name] = FamilyHistory(priors=self._priors)
         return found
 
     def limit(self, job: JobView) -> int:
         """R of a job, samples per step."""
-        known = self._jobs.get(job.job)
+        known = self._histories.get(job.job)
         limit = known.limit if known else job.batch_size
         return _bounds(job).clip(limit)
 
@@ -221,8 +222,8 @@ class Knowledge:
 
         It has done its first steps, and how fast they are is known: of it or of a relative.
         """
-        progress = self._jobs.get(job.job)
-        steps = progress.step if progress else 0
+        history = self._histories.get(job.job)
+        steps = history.step if history else 0
         measured = bool(self.family(job.family).means)
         return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
 
@@ -246,16 +247,16 @@ class Knowledge:
 
     def may_have(self, job: JobView, now: Seconds) -> int | None:
         """Slots that a job should stay below for a while, because it gave them back; None: any."""
-        progress = self._jobs.get(job.job)
-        if progress is None or now - progress.gave_back_at > self._options.report_interval_s:
+        history = self._histories.get(job.job)
+        if history is None or now - history.gave_back_at > self._options.report_interval_s:
             return None
-        return progress.gave_back - 1
+        return history.gave_back - 1
 
     def remaining(self, job: JobView) -> float | None:
         """Samples that a job has left; None if nothing at all is known."""
         family = self.family(job.family)
-        progress = self._jobs.get(job.job)
-        done = max(job.samples_done, progress.samples if progress else 0)
+        history = self._histories.get(job.job)
+        done = max(job.samples_done, history.samples if history else 0)
         if job.stop_samples is None and not family.finished and not max(done, family.reached):
             return None
         return remaining_samples(done, job.stop_samples, family.finished, family.reached)
@@ -269,9 +270,9 @@ class Knowledge:
         options = self._options
         relatives = self.family(job.family).noise_at(job.epoch) if job.family else None
         before = relatives or options.noise_scale_prior * job.batch_size
-        progress = self._jobs.get(job.job)
-        heard = progress.noise.heard if progress else 0
-        value = progress.noise.value if progress and heard else job.noise_scale
+        history = self._histories.get(job.job)
+        heard = history.noise.heard if history else 0
+        value = history.noise.value if history and heard else job.noise_scale
         if not believable(value):
             return _rounded(before)
         heard = max(heard, job.noise_epochs)
@@ -307,26 +308,26 @@ class Knowledge:
         found = np.array([rows[name] - rows[name].min() for name in families])
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
 
-    def theta(self, families: Sequence[str]) -> FloatArray | None:
-        """Slow-downs by neighbours, (2 F, 2 F), as in `Neighbourhood`; None if there are none."""
+    def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
+        """Slow-downs by neighbours as in `InterferenceModel`, (2 F, 2 F); None: nobody does."""
         if not self._options.interference:
             return None
         self._agree()
-        if not self._beliefs.company:
+        if not self._priors.colocations:
             return None
         key = (self._agreed_on, tuple(families))
-        if key != self._theta_of:
-            self._theta_of, self._theta = key, self._slow_downs(families)
-        return self._theta
+        if key != self._log_slowdowns_of:
+            self._log_slowdowns_of, self._log_slowdowns = key, self._slow_downs(families)
+        return self._log_slowdowns
 
     def _slow_downs(self, families: Sequence[str]) -> FloatArray | None:
         found = np.zeros((2 * len(families), 2 * len(families)))
-        known = [self.family(name).parts.company for name in families]
+        known = [self.family(name).parts.colocations for name in families]
         for one, mine in enumerate(known):
             for other, name in enumerate(families):
                 for own in (False, True):
                     for its in (False, True):
-                        common = self._beliefs.company.get((own, "", its), 0.0)
+                        common = self._priors.colocations.get((own, "", its), 0.0)
                         cost = mine.get((own, name, its), common)
                         found[2 * one + own, 2 * other + its] = cost
         return found if found.max(initial=0.0) > ALIKE else None
@@ -338,25 +339,27 @@ class Knowledge:
         if editions == self._agreed_on:
             return
         self._agreed_on = editions
-        kinds: dict[str, list[float]] = {}
-        company: dict[Company, list[float]] = {}
+        gpu_types: dict[str, list[float]] = {}
+        colocation: dict[Colocation, list[float]] = {}
         for family in families:
-            if len(family.parts.kinds) > 1:
-                middle = sum(family.parts.kinds.values()) / len(family.parts.kinds)
-                for kind, cost in family.parts.kinds.items():
-                    kinds.setdefault(kind, []).append(cost - middle)
-            for (own, _, its), cost in family.parts.company.items():
-                company.setdefault((own, "", its), []).append(cost)
-        means = {kind: sum(found) / len(found) for kind, found in kinds.items()}
+            if len(family.parts.gpu_types) > 1:
+                middle = sum(family.parts.gpu_types.values()) / len(family.parts.gpu_types)
+                for gpu_type, cost in family.parts.gpu_types.items():
+                    gpu_types.setdefault(gpu_type, []).append(cost - middle)
+            for (own, _, its), cost in family.parts.colocations.items():
+                colocation.setdefault((own, "", its), []).append(cost)
+        means = {gpu_type: sum(found) / len(found) for gpu_type, found in gpu_types.items()}
         if _differ(means, self._believed):  # what is the fastest type may be another one now
             self._believed = means
             for family in families:
                 family.model = None
-        self._beliefs.kinds = means
-        self._beliefs.company = {one: sum(found) / len(found) for one, found in company.items()}
+        self._priors.gpu_types = means
+        self._priors.colocations = {
+            one: sum(found) / len(found) for one, found in colocation.items()
+        }
 
-    def _job(self, name: JobId) -> _Progress:
-        return self._jobs.setdefault(name, _Progress())
+    def _history(self, name: JobId) -> JobHistory:
+        return self._histories.setdefault(name, JobHistory())
 
 
 def _differ(one: dict[str, float], other: dict[str, float]) -> bool:

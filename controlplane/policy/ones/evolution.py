@@ -9,20 +9,20 @@ from controlplane.policy.ones.candidate import Candidate, laid_out, present
 from controlplane.policy.ones.greedy import baselines, exchanged, filled
 from controlplane.policy.ones.operators import crossed, doubt, moved, mutated, refreshed, resized
 from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.placement import PLAIN, Wishes
+from controlplane.policy.ones.placement import NO_HINTS, PlacementHints
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.size_table import IntArray
+from controlplane.prediction.arrays import IntArray
 from schemas.ids import JobId
 
 BETTER = 1e-9  # relative: less is no progress
-NEWS = 0.02  # relative change of some worth that makes it worth while to search again
+RELEVANT_CHANGE = 0.02  # relative change of some worth that makes it worth while to search again
 
 
 _Former = tuple[Problem | None, Candidate]
 _Genes = dict[JobId, int]  # what a candidate said of each job, kept while levels are numbered anew
 
 
-class Search:
+class EvolutionarySearch:
     """Holds K candidates; the best of them is never worse than greedy or than doing nothing."""
 
     def __init__(self, options: OnesOptions) -> None:
@@ -45,17 +45,17 @@ class Search:
         return self.population[0] if self.population else None
 
     @property
-    def resting(self) -> bool:
+    def converged(self) -> bool:
         """Whether nothing better was found for so long that it is not worth while to go on."""
         return self._idle_generations >= self._options.patience
 
-    def face(self, problem: Problem) -> None:
+    def update(self, problem: Problem) -> None:
         """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved."""
         former = [(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
         how = self._options.search
         calm = how == "greedy" or (
-            self.resting and self._searched is not None and _alike(self._searched, problem)
+            self.converged and self._searched is not None and _alike(self._searched, problem)
         )
         self._problem, self._idle_generations = problem, self._options.patience if calm else 0
         self._searched = self._searched if calm else problem
@@ -84,14 +84,14 @@ class Search:
     def evolve(self, rng: Generator) -> bool:
         """One generation; whether a better candidate was found."""
         before = self.generations
-        while self.generations == before and not self.resting:
-            self.breed(rng)
+        while self.generations == before and not self.converged:
+            self.advance(rng)
         return not self._idle_generations
 
-    def breed(self, rng: Generator) -> None:
+    def advance(self, rng: Generator) -> None:
         """One step of a generation: renew a former candidate, or have one child."""
         problem = self._problem
-        if problem is None or not problem.cases or not self.population:
+        if problem is None or not problem.job_rows or not self.population:
             self._idle_generations = self._options.patience
         elif self._others is None:
             self._others = baselines(problem)
@@ -118,27 +118,29 @@ class Search:
             case 2:
                 levels = resized(problem, one.levels, rng)
             case _:
-                wishes = moved(problem, one, rng)
-                if wishes is None:
+                hints = moved(problem, one, rng)
+                if hints is None:
                     levels = resized(problem, one.levels, rng)
                 else:
-                    return laid_out(problem, one, one.levels, wishes)
+                    return laid_out(problem, one, one.levels, hints)
         jitter = doubt(problem, rng)
-        return self._child(problem, levels, one, PLAIN if jitter is None else Wishes((), jitter))
+        return self._child(
+            problem, levels, one, NO_HINTS if jitter is None else PlacementHints((), jitter)
+        )
 
     def _child(
         self,
         problem: Problem,
         levels: IntArray,
         parent: Candidate | None = None,
-        wishes: Wishes = PLAIN,
+        hints: PlacementHints = NO_HINTS,
     ) -> Candidate | None:
         """Laid out from `parent`, or the schedule in force; the same one once for each problem."""
         parent = parent or self.incumbent
         if parent is None:
             return None
-        if wishes is not PLAIN:
-            return laid_out(problem, parent, levels, wishes)
+        if hints is not NO_HINTS:
+            return laid_out(problem, parent, levels, hints)
         key = parent.owner.tobytes() + levels.tobytes()
         if key not in self._seen:
             self._seen[key] = laid_out(problem, parent, levels)
@@ -173,24 +175,24 @@ def _alike(one: Problem, other: Problem) -> bool:
         return False
     if not _same_places(one, other):
         return False
-    pairs = zip(one.cases, other.cases, strict=True)
+    pairs = zip(one.job_rows, other.job_rows, strict=True)
     same = all(a.job.job == b.job.job and a.now == b.now for a, b in pairs)
     same = same and np.array_equal(one.sizes, other.sizes)
     same = same and np.array_equal(one.present, other.present)
-    return bool(same and np.allclose(one.worth, other.worth, rtol=NEWS, atol=0.0))
+    return bool(same and np.allclose(one.value, other.value, rtol=RELEVANT_CHANGE, atol=0.0))
 
 
 def _same_places(one: Problem, other: Problem) -> bool:
     """Whether GPU types and neighbours cost about the same."""
     costs = [(one.slow, other.slow)]
-    if one.neighbours is not None and other.neighbours is not None:
-        costs.append((one.neighbours.theta, other.neighbours.theta))
-    elif one.neighbours is not other.neighbours:
+    if one.interference is not None and other.interference is not None:
+        costs.append((one.interference.log_slowdowns, other.interference.log_slowdowns))
+    elif one.interference is not other.interference:
         return False
     return all(
         (a is None and b is None)
         or (a is not None and b is not None and a.shape == b.shape
-            and bool(np.allclose(a, b, rtol=NEWS, atol=NEWS)))
+            and bool(np.allclose(a, b, rtol=RELEVANT_CHANGE, atol=RELEVANT_CHANGE)))
         for a, b in costs
     )  # fmt: skip
 
@@ -199,15 +201,15 @@ def _genes(problem: Problem | None, candidate: Candidate) -> _Genes:
     if problem is None:
         return {}
     sizes = problem.sizes[problem.rows, candidate.levels].tolist()
-    return {case.job.job: size for case, size in zip(problem.cases, sizes, strict=True)}
+    return {job_row.job.job: size for job_row, size in zip(problem.job_rows, sizes, strict=True)}
 
 
 def _levels(problem: Problem, genes: _Genes) -> IntArray:
     """A former candidate in the numbers of `problem`: the nearest size that a job may have."""
     levels = problem.present.copy()
-    for row, case in enumerate(problem.cases):
-        slots = genes.get(case.job.job)
+    for row, job_row in enumerate(problem.job_rows):
+        slots = genes.get(job_row.job.job)
         if slots is not None:
-            at = int(np.searchsorted(case.offers.sizes, slots, side="right"))
+            at = int(np.searchsorted(job_row.table.sizes, slots, side="right"))
             levels[row] = max(1, at) if slots else 0
     return levels

@@ -9,8 +9,8 @@ import numpy as np
 
 from controlplane.policy.api import Reason
 from controlplane.policy.ones.candidate import Candidate
-from controlplane.policy.ones.problem import Case, Problem
-from controlplane.policy.ones.size_table import FloatArray, IntArray
+from controlplane.policy.ones.problem import JobRow, Problem
+from controlplane.prediction.arrays import FloatArray, IntArray
 from schemas.ids import JobId, SlotId
 
 SHOWN = 3  # names in a sentence
@@ -37,9 +37,9 @@ def owners_of(problem: Problem, best: Candidate) -> Owners:
     before, after = (_pace(problem, *plan) for plan in plans)
     alone, beside = (_beside(problem, owner) for _, owner in plans)
     return Owners(
-        before={slot: row for row, case in enumerate(problem.cases) for slot in case.now},
+        before={slot: row for row, job_row in enumerate(problem.job_rows) for slot in job_row.now},
         after={slot: row for slot, row in enumerate(best.owner.tolist()) if row >= 0},
-        jobs=tuple(case.job.job for case in problem.cases),
+        jobs=tuple(job_row.job.job for job_row in problem.job_rows),
         pace=(before, after),
         kept=(alone, beside),
     )
@@ -49,15 +49,15 @@ def for_change(
     problem: Problem, best: Candidate, owners: Owners, row: int, placed: Mapping[SlotId, int]
 ) -> Reason:
     """Why a job starts, grows, shrinks, moves, stops or gets another batch."""
-    case = problem.cases[row]
+    job_row = problem.job_rows[row]
     numbers = _numbers(problem, best, row, owners)
-    was, now = len(case.now), len(placed)
+    was, now = len(job_row.now), len(placed)
     if not now:
         heirs = _heirs(owners, problem, row) or "others"
         text = f"paused: its {_slots(was)} serve {heirs} better"
         return Reason("pause", text, numbers)
     if not was:
-        return _start(case, numbers, now)
+        return _start(job_row, numbers, now)
     ratio = numbers["speed_then"] / max(numbers["speed_now"], 1e-9)
     speedup = f"{ratio:.2f} x the speed expected"
     batch = int(numbers["batch_then"])
@@ -72,27 +72,27 @@ def for_change(
         else:
             text = f"is better off with {to} ({speedup})"
         return Reason("shrink", text, numbers)
-    if set(placed) != set(case.job.running_on):
-        fewer = _nodes(problem, best.slots(row)) < _nodes(problem, case.now)
+    if set(placed) != set(job_row.job.running_on):
+        fewer = _nodes(problem, best.slots(row)) < _nodes(problem, job_row.now)
         fresh = "" if batch == numbers["batch_now"] else f", with batch {batch}"
         text = f"{_whither(problem, best, owners, row)}{fresh} ({speedup})"
         return Reason("pack" if fewer else "move", text, numbers)
     if batch > numbers["batch_now"]:
-        text = f"batch up to {batch} ({speedup}), its limit is {case.limit}"
-    elif case.limit < numbers["batch_now"]:
-        text = f"batch down to {batch}, its limit is {case.limit}"
+        text = f"batch up to {batch} ({speedup}), its limit is {job_row.limit}"
+    elif job_row.limit < numbers["batch_now"]:
+        text = f"batch down to {batch}, its limit is {job_row.limit}"
     else:
         text = f"batch down to {batch}: more progress with fewer samples ({speedup})"
     return Reason("batch", text, numbers)
 
 
-def least_worth(problem: Problem, best: Candidate) -> float:
+def least_value(problem: Problem, best: Candidate) -> float:
     """The least that any slot in use is worth; nan if none is."""
     rows = np.flatnonzero(best.levels)
     if not len(rows):
         return float("nan")
     levels = best.levels[rows]
-    return float((problem.worth[rows, levels] / problem.sizes[rows, levels]).min())
+    return float((problem.value[rows, levels] / problem.sizes[rows, levels]).min())
 
 
 def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
@@ -102,10 +102,10 @@ def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
         problem: the table.
         best: the schedule that leaves it out.
         row: which job.
-        least: see `least_worth`.
+        least: see `least_value`.
     """
-    case = problem.cases[row]
-    need = int(case.offers.sizes[0])
+    job_row = problem.job_rows[row]
+    need = int(job_row.table.sizes[0])
     numbers = _numbers(problem, best, row) | {"needs": float(need)}
     text = f"waits for {_slots(need)}"
     if problem.capacity < need:
@@ -115,21 +115,21 @@ def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
     return Reason("waits", f"{text}: others are worth more on them", numbers)
 
 
-def _start(case: Case, numbers: dict[str, float], size: int) -> Reason:
-    if case.job.epoch or case.job.samples_done:
+def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
+    if job_row.job.epoch or job_row.job.samples_done:
         return Reason("resume", f"goes on, on {_slots(size)}", numbers)
-    if size == case.job.least:
+    if size == job_row.job.least:
         return Reason("start", f"starts on {_slots(size)}, to warm up", numbers)
     return Reason("start", f"starts on {_slots(size)}", numbers)
 
 
 def _whither(problem: Problem, best: Candidate, owners: Owners, row: int) -> str:
     """Where a job goes that keeps its size, and what for: the first reason that is true."""
-    was, now = list(problem.cases[row].now), list(best.slots(row))
+    was, now = list(problem.job_rows[row].now), list(best.slots(row))
     if _nodes(problem, now) < _nodes(problem, was):
         return "brought together on fewer nodes"
     if problem.slow is not None:
-        times = problem.slow[row, problem.site.type_of]
+        times = problem.slow[row, problem.cluster.type_of]
         if times[now].max() < times[was].max():
             return "moved to faster GPUs"
     before, after = owners.kept
@@ -151,10 +151,10 @@ def _nodes(problem: Problem, slots: Sequence[int]) -> int:
 
 def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
     """What nodes, GPU types and neighbours leave of the speed at each job's level, shape (J,)."""
-    worth, moved = problem.placed_worth(levels, owner)
-    plain = problem.worth[problem.rows, levels]
+    value, moved = problem.placed_value(levels, owner)
+    plain = problem.value[problem.rows, levels]
     sane = (levels > 0) & (plain > 0.0)
-    share = np.divide(worth, plain, out=np.ones(len(worth)), where=sane)
+    share = np.divide(value, plain, out=np.ones(len(value)), where=sane)
     pace = np.power(share, 1.0 / problem.speedup_exponent)
     stalled = moved & sane & (levels == problem.present)  # by the move itself, which passes
     return np.asarray(np.where(stalled, pace / problem.moved, pace))
@@ -162,12 +162,12 @@ def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
 
 def _beside(problem: Problem, owner: IntArray) -> FloatArray:
     """What neighbours leave of each job's speed, shape (J,)."""
-    if problem.neighbours is None:
-        return np.ones(len(problem.cases))
+    if problem.interference is None:
+        return np.ones(len(problem.job_rows))
     at = np.flatnonzero(owner >= 0)
     pairs = np.unique(np.column_stack([owner[at], problem.node_of[at]]), axis=0)
-    spans = np.bincount(pairs[:, 0], minlength=len(problem.cases))
-    return problem.neighbours.kept(pairs[:, 0], pairs[:, 1], spans)
+    spans = np.bincount(pairs[:, 0], minlength=len(problem.job_rows))
+    return problem.interference.kept(pairs[:, 0], pairs[:, 1], spans)
 
 
 def _room(owners: Owners, best: Candidate, row: int) -> str:
@@ -178,7 +178,7 @@ def _room(owners: Owners, best: Candidate, row: int) -> str:
 
 def _heirs(owners: Owners, problem: Problem, row: int) -> str:
     """Who gets the slots of a job that gives some up."""
-    heirs = {owners.after.get(slot, row) for slot in problem.cases[row].now} - {row}
+    heirs = {owners.after.get(slot, row) for slot in problem.job_rows[row].now} - {row}
     return _names(owners.names(heirs))
 
 
@@ -194,26 +194,26 @@ def _slots(many: int) -> str:
 def _numbers(
     problem: Problem, best: Candidate, row: int, owners: Owners | None = None
 ) -> dict[str, float]:
-    case = problem.cases[row]
+    job_row = problem.job_rows[row]
     was, now = int(problem.present[row]), int(best.levels[row])
     numbers = {
         "slots_now": float(problem.sizes[row, was]),
         "slots_then": float(problem.sizes[row, now]),
-        "batch_now": float(sum(case.job.running_on.values())),
-        "batch_then": float(case.offers.batches[now - 1]) if now else 0.0,
-        "batch_limit": float(case.limit),
-        "noise_scale": case.offers.noise_scale,
-        "value_now": float(problem.worth[row, was]) if was else 0.0,
-        "value_then": float(problem.worth[row, now]),
+        "batch_now": float(sum(job_row.job.running_on.values())),
+        "batch_then": float(job_row.table.batches[now - 1]) if now else 0.0,
+        "batch_limit": float(job_row.limit),
+        "noise_scale": job_row.table.noise_scale,
+        "value_now": float(problem.value[row, was]) if was else 0.0,
+        "value_then": float(problem.value[row, now]),
     }
-    if np.isfinite(case.remaining_s):
-        numbers["remaining_on_one_slot_s"] = case.remaining_s
+    if np.isfinite(job_row.remaining_s):
+        numbers["remaining_on_one_slot_s"] = job_row.remaining_s
     if now:
         pace = float(owners.pace[1][row]) if owners else 1.0
-        speed, goodput = case.offers.speeds[now - 1], case.offers.goodputs[now - 1]
+        speed, goodput = job_row.table.speeds[now - 1], job_row.table.goodputs[now - 1]
         numbers |= {"speed_then": float(speed) * pace, "goodput_then": float(goodput) * pace}
     if was:
         pace = float(owners.pace[0][row]) if owners else 1.0
-        speed, goodput = case.present
+        speed, goodput = job_row.present
         numbers |= {"speed_now": speed * pace, "goodput_now": goodput * pace}
     return numbers

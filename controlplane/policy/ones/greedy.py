@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.size_table import FloatArray, IntArray
+from controlplane.prediction.arrays import FloatArray, IntArray
 
 LEAST_GAIN: Final = 1e-12
 
@@ -33,11 +33,11 @@ def filled(problem: Problem, levels: IntArray, noise: FloatArray | None = None) 
     left = problem.capacity - used(problem, levels)
     if left <= 0 or not len(levels):
         return levels
-    worth = problem.worth if noise is None else problem.worth * noise[:, None]
+    value = problem.value if noise is None else problem.value * noise[:, None]
     sizes, rows = problem.sizes, problem.rows
     more = sizes - sizes[rows, levels][:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
-        slope = np.where(more > 0, (worth - worth[rows, levels][:, None]) / more, -np.inf)
+        slope = np.where(more > 0, (value - value[rows, levels][:, None]) / more, -np.inf)
     best = slope.argmax(axis=1)
     heap = [
         (-float(slope[row, best[row]]), row, int(best[row]))
@@ -52,20 +52,20 @@ def filled(problem: Problem, levels: IntArray, noise: FloatArray | None = None) 
         if need <= left:
             levels[row] = level
             left -= need
-        following = _next(worth[row], sizes[row], int(levels[row]), left)
+        following = _next(value[row], sizes[row], int(levels[row]), left)
         if following is not None:
             heapq.heappush(heap, (-following[0], row, following[1]))
     return levels
 
 
-def _next(worth: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[float, int] | None:
+def _next(value: FloatArray, sizes: IntArray, level: int, left: int) -> tuple[float, int] | None:
     """The steepest way up that still fits."""
     best: tuple[float, int] | None = None
-    here, base = int(sizes[level]), float(worth[level])
+    here, base = int(sizes[level]), float(value[level])
     for other in range(1, len(sizes)):
         more = int(sizes[other]) - here
         if 0 < more <= left:
-            slope = (float(worth[other]) - base) / more
+            slope = (float(value[other]) - base) / more
             if slope > 0 and (best is None or slope > best[0]):
                 best = (slope, other)
     return best
@@ -93,13 +93,13 @@ def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
 def baselines(problem: Problem) -> list[IntArray]:
     """What others would answer: users' sizes in order of arrival, of length, of service so far."""
     wanted = problem.lowest.copy()
-    for row, case in enumerate(problem.cases):
-        sizes = case.offers.sizes
-        level = max(1, int(np.searchsorted(sizes, case.job.wanted, side="right")))
+    for row, job_row in enumerate(problem.job_rows):
+        sizes = job_row.table.sizes
+        level = max(1, int(np.searchsorted(sizes, job_row.job.wanted, side="right")))
         if problem.allowed[row, level]:
             wanted[row] = max(level, int(wanted[row]))
-    jobs = [case.job for case in problem.cases]
-    lengths = np.array([case.remaining_s for case in problem.cases], dtype=np.float64)
+    jobs = [job_row.job for job_row in problem.job_rows]
+    lengths = np.array([job_row.remaining_s for job_row in problem.job_rows], dtype=np.float64)
     orders = (
         np.argsort([job.submitted_at for job in jobs], kind="stable"),  # FIFO
         np.argsort(np.nan_to_num(lengths, nan=0.0), kind="stable"),  # SRTF
@@ -140,10 +140,10 @@ class _Trades:
 
     def _ways(self, rows: IntArray, *, up: bool) -> tuple[FloatArray, IntArray]:
         """For each step and row: the best change of worth, and the level that it leads to."""
-        sizes, worth = self._problem.sizes[rows], self._problem.worth[rows]
+        sizes, value = self._problem.sizes[rows], self._problem.value[rows]
         here, at = np.arange(len(rows)), self.levels[rows]
         more = sizes - sizes[here, at][:, None]
-        gain = worth - worth[here, at][:, None]
+        gain = value - value[here, at][:, None]
         steps = self._steps[:, None, None]
         fits = (more > 0) & (more <= steps) if up else more <= -steps
         ways = np.where(fits, gain, -np.inf)

@@ -5,20 +5,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import numpy.typing as npt
 
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
+from controlplane.prediction.arrays import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)
-class Neighbourhood:
+class InterferenceModel:
     """Slow-downs by class: a family, on one node (2 f) or over several (2 f + 1).
 
     log(step / step alone) = the greatest theta[own class, class of another job on a shared node].
     """
 
-    theta: FloatArray  # shape (C, C), at least 0
+    log_slowdowns: FloatArray  # shape (C, C), at least 0
     family: IntArray  # shape (J,), numbers of the jobs' families
     fixed: FloatArray  # shape (N, C), jobs on each node that nobody may move
 
@@ -36,18 +34,18 @@ class Neighbourhood:
             return np.ones(len(found))
         here = self._there(rows, nodes, mine)[nodes]
         here[np.arange(len(rows)), mine[rows]] -= 1.0
-        worst = np.where(here > 0.0, self.theta[mine[rows]], 0.0).max(axis=1)
+        worst = np.where(here > 0.0, self.log_slowdowns[mine[rows]], 0.0).max(axis=1)
         np.maximum.at(found, rows, worst)
         return np.exp(-found)
 
-    def dislikes(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
+    def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
         """What `row`, on one node, and who is there would cost each other; shape (N,)."""
         spans = np.bincount(rows, minlength=len(self.family))
         mine = 2 * self.family + (spans > 1)
         others = rows != row
         there = self._there(rows[others], nodes[others], mine) > 0.0
         own = int(2 * self.family[row])
-        both = np.maximum(self.theta[own], 0.0), self.theta[:, own]
+        both = np.maximum(self.log_slowdowns[own], 0.0), self.log_slowdowns[:, own]
         return np.asarray(sum(np.where(there, cost, 0.0).max(axis=1) for cost in both))
 
     def _there(self, rows: IntArray, nodes: IntArray, mine: IntArray) -> FloatArray:

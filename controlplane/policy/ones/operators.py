@@ -7,9 +7,9 @@ from numpy.random import Generator
 
 from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.greedy import filled, repaired, used
-from controlplane.policy.ones.placement import Wishes
+from controlplane.policy.ones.placement import PlacementHints
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.size_table import FloatArray, IntArray
+from controlplane.prediction.arrays import FloatArray, IntArray
 
 NOISE = 0.3  # sigma of the log factors that a draw by probability uses
 DOUBT = 0.2  # sigma of what nodes are liked less by, when a place is drawn
@@ -28,8 +28,13 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
     free = problem.capacity - used(problem, levels)
     donors = _longest_run_first(problem, levels, low)
     for row in map(int, order):
-        case = problem.cases[row]
-        if levels[row] or case.now or case.job.epoch or not np.isfinite(problem.worth[row, 1]):
+        job_row = problem.job_rows[row]
+        if (
+            levels[row]
+            or job_row.now
+            or job_row.job.epoch
+            or not np.isfinite(problem.value[row, 1])
+        ):
             continue
         need = int(problem.sizes[row, 1])
         while free < need and donors:
@@ -45,14 +50,14 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
 
 
 def _longest_waiting_first(problem: Problem) -> IntArray:
-    begun = [(bool(case.job.epoch), case.job.submitted_at) for case in problem.cases]
+    begun = [(bool(job_row.job.epoch), job_row.job.submitted_at) for job_row in problem.job_rows]
     return np.array(sorted(range(len(begun)), key=lambda row: begun[row]), dtype=np.int64)
 
 
 def _longest_run_first(problem: Problem, levels: IntArray, low: IntArray) -> list[int]:
     """Jobs that can give something up; the one that has run longest comes last."""
     able = [int(row) for row in np.flatnonzero(levels > low)]
-    return sorted(able, key=lambda row: problem.cases[row].job.ran_s)
+    return sorted(able, key=lambda row: problem.job_rows[row].job.ran_s)
 
 
 def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) -> IntArray:
@@ -79,7 +84,7 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
     """One job takes another size, and others make room for it by chance."""
     levels = parent.copy()
     row = int(rng.integers(len(parent)))
-    allowed = np.flatnonzero(np.isfinite(problem.worth[row]))
+    allowed = np.flatnonzero(np.isfinite(problem.value[row]))
     levels[row] = int(rng.choice(allowed))
     order = rng.permutation(len(parent))
     order = np.concatenate([[row], order[order != row]])
@@ -89,7 +94,7 @@ def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
     return filled(problem, levels)
 
 
-def moved(problem: Problem, parent: Candidate, rng: Generator) -> Wishes | None:
+def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
     """Reorder and migration: a job goes elsewhere at the same size; None if nobody may.
 
     One that is on more nodes than it needs first; where GPU types or neighbours matter, any.
@@ -99,7 +104,7 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> Wishes | None:
         some = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
     if not len(some):
         return None
-    return Wishes(movers=(int(rng.choice(some)),), jitter=doubt(problem, rng))
+    return PlacementHints(movers=(int(rng.choice(some)),), jitter=doubt(problem, rng))
 
 
 def doubt(problem: Problem, rng: Generator) -> FloatArray | None:

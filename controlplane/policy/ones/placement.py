@@ -13,7 +13,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.ones.problem import FREE, Problem
-from controlplane.policy.ones.size_table import FloatArray, IntArray
+from controlplane.prediction.arrays import FloatArray, IntArray
 
 FAR_OFF: Final = 1e6  # weight of what a node is like, against how well a job fits there
 TIGHT: Final = 1e3  # weight of fitting, against slots that one has there already
@@ -21,7 +21,7 @@ EVACUEES: Final = 4  # jobs that may be moved to empty one node
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
+class PlacementHints:
     """How to lay out."""
 
     movers: tuple[int, ...] = ()  # rows that take other slots at the same size
@@ -29,11 +29,15 @@ class Wishes:
     evacuate: bool = False  # whether small jobs may be moved to empty a node
 
 
-PLAIN: Final = Wishes()
+NO_HINTS: Final = PlacementHints()
 
 
 def lay_out(
-    problem: Problem, owner: IntArray, before: IntArray, levels: IntArray, wishes: Wishes = PLAIN
+    problem: Problem,
+    owner: IntArray,
+    before: IntArray,
+    levels: IntArray,
+    hints: PlacementHints = NO_HINTS,
 ) -> IntArray | None:
     """Who has which slot at `levels`; None if there are not enough.
 
@@ -42,15 +46,15 @@ def lay_out(
         owner: shape (S,), who has which slot at `before`.
         before: shape (J,), levels.
         levels: shape (J,), levels wanted.
-        wishes: who moves, and where to.
+        hints: who moves, and where to.
 
     Returns:
         Shape (S,), rows; `FREE` and `CLOSED` where nobody is, or nobody may be moved.
     """
     changed = np.flatnonzero(levels != before)
-    if not len(changed) and not wishes.movers:
+    if not len(changed) and not hints.movers:
         return owner
-    layout = _Layout(problem, owner, wishes)
+    layout = _Layout(problem, owner, hints)
     takers: list[tuple[int, int]] = []
     for row in changed.tolist():
         size, have = int(problem.sizes[row, levels[row]]), int(problem.sizes[row, before[row]])
@@ -60,7 +64,7 @@ def lay_out(
             takers.append((row, size))
     takers += [
         (row, int(problem.sizes[row, levels[row]]))
-        for row in wishes.movers
+        for row in hints.movers
         if levels[row] == before[row] and levels[row]
     ]
     widest = problem.widest
@@ -75,9 +79,9 @@ def lay_out(
 class _Layout:
     """Slots change hands here until a candidate is complete."""
 
-    def __init__(self, problem: Problem, owner: IntArray, wishes: Wishes) -> None:
+    def __init__(self, problem: Problem, owner: IntArray, hints: PlacementHints) -> None:
         self._problem = problem
-        self._wishes = wishes
+        self._hints = hints
         self.owner = owner.copy()
         free = np.flatnonzero(owner == FREE)
         many = len(problem.slots_on)
@@ -105,7 +109,7 @@ class _Layout:
         own = np.bincount(self._problem.node_of[mine], minlength=len(rooms))
         if not len(mine):
             return self._start(row, size, own)
-        if row in self._wishes.movers:
+        if row in self._hints.movers:
             fresh = self._chosen(row, rooms + own, own, size)
             if fresh is not None:
                 self._rehouse(row, mine, fresh)
@@ -119,7 +123,7 @@ class _Layout:
             if fresh is not None and len(fresh) < spans:
                 self._rehouse(row, mine, fresh)
                 return True
-            if self._wishes.evacuate and self._evacuated(row, size, own):
+            if self._hints.evacuate and self._evacuated(row, size, own):
                 return True
         for node in np.flatnonzero(further).tolist():
             self._take(row, node, int(further[node]))
@@ -131,7 +135,7 @@ class _Layout:
         if every is None:
             return False
         crowded = len(every) > self._least_nodes(size)
-        if crowded and self._wishes.evacuate and self._evacuated(row, size, own):
+        if crowded and self._hints.evacuate and self._evacuated(row, size, own):
             return True
         early = self._chosen(row, self._early, own, size)
         chosen = early if early is not None and len(early) <= len(every) else every
@@ -201,14 +205,14 @@ class _Layout:
         if int(rooms.sum()) < size:
             return None
         left = rooms.astype(np.float64)
-        dislike = self._dislike(row)
+        cost = self._node_costs(row)
         found: list[tuple[int, int]] = []
         while size > 0:
             fits = left >= size
             some = bool(fits.any())
             among = np.flatnonzero(fits if some else left > 0)
             room = left[among]
-            key = dislike[among] * FAR_OFF + (room if some else -room) * TIGHT - own[among]
+            key = cost[among] * FAR_OFF + (room if some else -room) * TIGHT - own[among]
             node = int(among[key.argmin()])
             many = int(min(size, left[node]))
             found.append((node, many))
@@ -231,18 +235,18 @@ class _Layout:
                 further[node] += many
         return further
 
-    def _dislike(self, row: int) -> FloatArray:
-        dislike = self._problem.dislikes(row, self.owner)
-        if self._wishes.jitter is not None:
-            dislike = dislike + self._wishes.jitter
-        return dislike
+    def _node_costs(self, row: int) -> FloatArray:
+        cost = self._problem.node_costs(row, self.owner)
+        if self._hints.jitter is not None:
+            cost = cost + self._hints.jitter
+        return cost
 
     def _least_nodes(self, size: int) -> int:
         return -(-size // self._problem.widest)
 
     def _may_move(self, row: int, both: int) -> bool:
         """It trains in the old and the new place at once for a moment."""
-        return both <= self._problem.cases[row].job.batch_limit and bool(
+        return both <= self._problem.job_rows[row].job.batch_limit and bool(
             self._problem.free_to_move[row]
         )
 

@@ -9,12 +9,12 @@ from numpy.random import Generator
 
 from controlplane.policy.api import Budget, ClusterView, Plan, PolicyEvent, Reason, SearchStats
 from controlplane.policy.ones.candidate import Candidate
-from controlplane.policy.ones.estimates import Knowledge
-from controlplane.policy.ones.evolution import Search
-from controlplane.policy.ones.explain import for_change, least_worth, owners_of, waits
+from controlplane.policy.ones.estimates import Estimates
+from controlplane.policy.ones.evolution import EvolutionarySearch
+from controlplane.policy.ones.explain import for_change, least_value, owners_of, waits
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.problem_builder import Desk
+from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.planning.packing import split
 from controlplane.policy.planning.wait_reasons import backs_off, too_large
 from schemas.ids import JobId, Seconds, SlotId
@@ -30,16 +30,16 @@ class Ones:
 
     def __init__(self, options: OnesOptions | None = None) -> None:
         self.options = options or OnesOptions()
-        self._knowledge = Knowledge(self.options)
-        self._desk = Desk(self._knowledge, self.options)
-        self._search = Search(self.options)
+        self._estimates = Estimates(self.options)
+        self._builder = ProblemBuilder(self._estimates, self.options)
+        self._search = EvolutionarySearch(self.options)
         self._problem: Problem | None = None
         self._stale = True  # something happened since the problem was built
         self._until = Seconds(0.0)  # when what is out of the question becomes possible
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, lengths and limits."""
-        self._knowledge.observe(event, now)
+        self._estimates.observe(event, now)
         self._stale = True
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
@@ -48,9 +48,9 @@ class Ones:
         for _ in range(budget.generations):
             self._search.evolve(rng)
         for _ in range(budget.steps):
-            if not self._search.resting:
-                self._search.breed(rng)
-        return not self._search.resting
+            if not self._search.converged:
+                self._search.advance(rng)
+        return not self._search.converged
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The fittest candidate, with a reason for every job that changes or waits."""
@@ -59,16 +59,16 @@ class Ones:
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
         if best is not None:
-            least, owners = least_worth(problem, best), owners_of(problem, best)
+            least, owners = least_value(problem, best), owners_of(problem, best)
             for row, places in enumerate(best.by_row()):
-                case = problem.cases[row]
+                job_row = problem.job_rows[row]
                 placed = _dealt(problem, best, row, places)
                 if placed:
-                    local_batch[case.job.job] = placed
-                if placed != dict(case.job.running_on):
-                    reasons[case.job.job] = for_change(problem, best, owners, row, placed)
+                    local_batch[job_row.job.job] = placed
+                if placed != dict(job_row.job.running_on):
+                    reasons[job_row.job.job] = for_change(problem, best, owners, row, placed)
                 elif not placed:
-                    reasons[case.job.job] = waits(problem, best, row, least)
+                    reasons[job_row.job.job] = waits(problem, best, row, least)
         reasons |= {name: backs_off(at, now) for name, at in problem.backing_off.items()}
         reasons |= {
             name: too_large(needs, len(problem.slots)) for name, needs in problem.too_large.items()
@@ -97,22 +97,22 @@ class Ones:
         problem = self._problem
         fresh = not self._stale and now < self._until
         if problem is None or problem.version != view.version or not fresh:
-            problem = self._problem = self._desk.build(view, now)
+            problem = self._problem = self._builder.build(view, now)
             self._until = _next_change(problem, view, now) or Seconds(math.inf)
-            self._search.face(problem)
+            self._search.update(problem)
             self._stale = False
         return problem
 
 
 def _dealt(problem: Problem, best: Candidate, row: int, places: Sequence[int]) -> dict[SlotId, int]:
     """Local batches of a job; those of now where slots and batch stay the same."""
-    case = problem.cases[row]
+    job_row = problem.job_rows[row]
     level = int(best.levels[row])
     if not level:
         return {}
-    batch = int(case.offers.batches[level - 1])
+    batch = int(job_row.table.batches[level - 1])
     slots = [problem.slots[place] for place in places]
-    present = dict(case.job.running_on)
+    present = dict(job_row.job.running_on)
     if set(slots) == set(present) and batch == sum(present.values()):
         return present
     return split(batch, slots)

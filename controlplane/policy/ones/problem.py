@@ -6,33 +6,34 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
-import numpy.typing as npt
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.interference import Neighbourhood
-from controlplane.policy.ones.size_table import FloatArray, IntArray, Offers
-from controlplane.policy.search.cluster_index import Site
+from controlplane.policy.ones.interference import InterferenceModel
+from controlplane.policy.ones.size_table import SizeTable
+from controlplane.policy.search.cluster_index import ClusterIndex
+from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
 from controlplane.prediction.efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId
 
-BoolArray = npt.NDArray[np.bool_]
 FREE, CLOSED = -1, -2  # slots of nobody, and of somebody who may not be moved
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
+class JobRow:
     """One job that may be given slots, or more, or fewer."""
 
     job: JobView
     now: tuple[int, ...]  # its slots, by place in `Problem.slots`
     level: int  # of its present size: 0 waits, k has offers.sizes[k - 1]
-    offers: Offers
+    table: SizeTable
     limit: int  # R
     remaining_s: float  # T1, on one slot
-    keeps: FloatArray  # c(n) for each size
+    change_factor: FloatArray  # c(n) for each size
     moved: float  # c of the present size on other slots
-    again: float  # what is left of its value when it is stopped and started again; 1 if it waits
+    restart_factor: (
+        float  # what is left of its value when it is stopped and started again; 1 if it waits
+    )
     model: SpeedModel
     gated: bool
 
@@ -40,14 +41,14 @@ class Case:
     def present(self) -> tuple[float, float]:
         """Speed and goodput of the present slots and batch, as the model sees them."""
         slots, batch = len(self.now), sum(self.job.running_on.values())
-        at = int(np.searchsorted(self.offers.sizes, slots))
-        nodes = np.array([self.offers.nodes[at]])
+        at = int(np.searchsorted(self.table.sizes, slots))
+        nodes = np.array([self.table.nodes[at]])
         local = np.array([np.ceil(batch / slots)])
         step_s = float(self.model.step_s(nodes, np.array([slots]), local)[0])
-        worth = statistical_efficiency(
-            np.array([float(batch)]), self.job.batch_size, self.offers.noise_scale
+        value = statistical_efficiency(
+            np.array([float(batch)]), self.job.batch_size, self.table.noise_scale
         )
-        return batch / step_s, batch / step_s * float(worth[0])
+        return batch / step_s, batch / step_s * float(value[0])
 
 
 @dataclass(frozen=True)
@@ -58,14 +59,14 @@ class Problem:
     """
 
     version: int
-    cases: tuple[Case, ...]
+    job_rows: tuple[JobRow, ...]
     kept: dict[JobId, dict[SlotId, int]]  # jobs that nobody may move now
-    site: Site
+    cluster: ClusterIndex
     owner: IntArray  # shape (S,), the row of the job on each slot now, `FREE` or `CLOSED`
     early: BoolArray  # shape (S,), slots that are free already
     sizes: IntArray  # shape (J, 1 + L), slots at each level; 0 beyond what a job may have
     spans: IntArray  # shape (J, 1 + L), nodes that the worth at each level is meant for
-    worth: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
+    value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
     present: IntArray  # shape (J,), levels now
     weight: FloatArray  # shape (J,)
     moved: FloatArray  # shape (J,), what a move to other slots leaves of a job's speed-up
@@ -77,38 +78,38 @@ class Problem:
     speedup_exponent: float
     evacuates: bool = True  # whether small jobs are moved to make room on whole nodes
     slow: FloatArray | None = None  # shape (J, types), times that a step takes on each
-    neighbours: Neighbourhood | None = None
+    interference: InterferenceModel | None = None
     stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # remembered
 
     @property
     def slots(self) -> tuple[SlotId, ...]:
         """All of the cluster."""
-        return self.site.slots
+        return self.cluster.slots
 
     @property
     def node_of(self) -> IntArray:
         """Number of each slot's node."""
-        return self.site.node_of
+        return self.cluster.node_of
 
     @property
     def slots_on(self) -> tuple[IntArray, ...]:
         """Of each node."""
-        return self.site.slots_on
+        return self.cluster.slots_on
 
     @property
     def widest(self) -> int:
         """Slots of the largest node."""
-        return self.site.widest
+        return self.cluster.widest
 
     @cached_property
     def rows(self) -> IntArray:
         """0 to J - 1."""
-        return np.arange(len(self.cases))
+        return np.arange(len(self.job_rows))
 
     @cached_property
     def allowed(self) -> BoolArray:
         """Levels that jobs may have, shape (J, 1 + L)."""
-        return np.isfinite(self.worth)
+        return np.isfinite(self.value)
 
     @cached_property
     def lowest(self) -> IntArray:
@@ -118,9 +119,9 @@ class Problem:
     @cached_property
     def places_matter(self) -> bool:
         """Whether there is more to a place than how many nodes it spans."""
-        return self.slow is not None or self.neighbours is not None
+        return self.slow is not None or self.interference is not None
 
-    def placed_worth(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
+    def placed_value(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
         """What each job is worth where it is laid out, and whether that is a change.
 
         Worth at the level, times (what nodes, GPU types, neighbours and a move leave of the
@@ -133,7 +134,7 @@ class Problem:
         Returns:
             Two of shape (J,).
         """
-        worth = self.worth[self.rows, levels]
+        value = self.value[self.rows, levels]
         runs = levels > 0
         at = np.flatnonzero(owner >= 0)
         who = owner[at]
@@ -149,20 +150,20 @@ class Problem:
         factor[same] *= self.moved[same]
         if self.slow is not None:
             slowest = np.zeros(len(levels))
-            np.maximum.at(slowest, who, self.slow[who, self.site.type_of[at]])
+            np.maximum.at(slowest, who, self.slow[who, self.cluster.type_of[at]])
             factor[runs] /= slowest[runs]
-        if self.neighbours is not None:
-            factor *= self.neighbours.kept(pair_rows, pair_nodes, nodes)
+        if self.interference is not None:
+            factor *= self.interference.kept(pair_rows, pair_nodes, nodes)
         changed = runs & (factor != 1.0)
-        worth[changed] *= np.power(factor[changed], self.speedup_exponent)
-        return worth, moved
+        value[changed] *= np.power(factor[changed], self.speedup_exponent)
+        return value, moved
 
     def _spread(self, at: IntArray, who: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Each (row, node) once, and how many nodes each row is on."""
         many = max(1, len(self.slots_on))
         pairs = np.unique(who * many + self.node_of[at])
         rows, nodes = np.divmod(pairs, many)
-        return rows, nodes, np.bincount(rows, minlength=len(self.cases))
+        return rows, nodes, np.bincount(rows, minlength=len(self.job_rows))
 
     def torn(self, levels: IntArray, owner: IntArray) -> bool:
         """Whether a job that changes is on more nodes than it needs."""
@@ -177,7 +178,7 @@ class Problem:
 
         None if it may not be moved, else one for each sample: it trains on both for a moment.
         """
-        spare = [case.job.batch_limit - len(case.now) for case in self.cases]
+        spare = [job_row.job.batch_limit - len(job_row.now) for job_row in self.job_rows]
         return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
 
     def barred(self, owner: IntArray) -> bool:
@@ -188,37 +189,37 @@ class Problem:
         """
         differ = np.flatnonzero(owner != self.owner)
         new, old = owner[differ], self.owner[differ]
-        takes = np.bincount(new[new >= 0], minlength=len(self.cases))
-        leaves = np.bincount(old[old >= 0], minlength=len(self.cases))
+        takes = np.bincount(new[new >= 0], minlength=len(self.job_rows))
+        leaves = np.bincount(old[old >= 0], minlength=len(self.job_rows))
         return bool(((takes > self.spare) & (leaves > 0)).any())
 
     def scattered(self, owner: IntArray) -> IntArray:
         """Rows that are on more nodes than they need, and may be moved."""
         at = np.flatnonzero(owner >= 0)
         nodes = self._spread(at, owner[at])[2]
-        slots = np.bincount(owner[at], minlength=len(self.cases))
+        slots = np.bincount(owner[at], minlength=len(self.job_rows))
         return np.flatnonzero((nodes > -(-slots // self.widest)) & self.free_to_move)
 
-    def dislikes(self, row: int, owner: IntArray) -> FloatArray:
+    def node_costs(self, row: int, owner: IntArray) -> FloatArray:
         """Logarithm of how much longer a step of `row` takes on each node; shape (N,)."""
         found = np.zeros(len(self.slots_on))
         if self.slow is not None:
-            found[self.node_of] = np.log(self.slow[row, self.site.type_of])
-        if self.neighbours is not None:
+            found[self.node_of] = np.log(self.slow[row, self.cluster.type_of])
+        if self.interference is not None:
             at = np.flatnonzero(owner >= 0)
             rows, nodes, _ = self._spread(at, owner[at])
-            found += self.neighbours.dislikes(row, rows, nodes)
+            found += self.interference.node_costs(row, rows, nodes)
         return found
 
     def _stretched(self, row: int, level: int, nodes: int) -> float:
         """Step on as many nodes as it was meant for, over one on `nodes`."""
         known = self.stretch.get((row, level, nodes))
         if known is None:
-            case, at = self.cases[row], level - 1
-            size = int(case.offers.sizes[at])
-            local = float(case.offers.batches[at]) / size
-            supposed, real = case.model.step_s(
-                np.array([case.offers.nodes[at], nodes]),
+            job_row, at = self.job_rows[row], level - 1
+            size = int(job_row.table.sizes[at])
+            local = float(job_row.table.batches[at]) / size
+            supposed, real = job_row.model.step_s(
+                np.array([job_row.table.nodes[at], nodes]),
                 np.array([size, size]),
                 np.array([local, local]),
             )

@@ -7,15 +7,12 @@ from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.estimates import Knowledge
+from controlplane.policy.ones.estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
+from controlplane.prediction.arrays import FloatArray, IntArray
 from controlplane.prediction.efficiency import statistical_efficiency
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 STALL_WEIGHT: Final = 2.5
 STALL_FROM_S, STALL_TO_S = 10.0, 900.0
@@ -24,7 +21,7 @@ UNKNOWN_S: Final = 60.0  # remaining time when nobody knows anything
 
 
 @dataclass(frozen=True, slots=True)
-class Offers:
+class SizeTable:
     """The sizes that a job may have now; all arrays have one entry for each."""
 
     sizes: IntArray  # slots, growing
@@ -38,15 +35,15 @@ class Offers:
     noise_scale: float
 
 
-def offers(
+def size_table(
     job: JobView,
-    knowledge: Knowledge,
+    estimates: Estimates,
     options: OnesOptions,
     sizes: IntArray,
     nodes: IntArray,
     *,
     keep_batch: bool,
-) -> Offers:
+) -> SizeTable:
     """Speed, batch and goodput of `job` at each of `sizes`.
 
     The batch is the one of most goodput at the present noise scale, within R, the user's bounds
@@ -55,16 +52,16 @@ def offers(
 
     Args:
         job: as the view shows it.
-        knowledge: its speed model and R.
+        estimates: its speed model and R.
         options: the prior and the margin for a new batch on the same slots.
         sizes: shape (L,), slots, growing.
         nodes: shape (L,), that each size spans.
         keep_batch: whether its present size must keep its present batch.
     """
-    model = knowledge.family(job.family).speed(job.batch_size)
-    noise = knowledge.noise_scale(job)
+    model = estimates.family(job.family).speed(job.batch_size)
+    noise = estimates.noise_scale(job)
     now_slots, now_batch = len(job.running_on), sum(job.running_on.values())
-    most = min(knowledge.limit(job), job.batch_limit)
+    most = min(estimates.limit(job), job.batch_limit)
     last = now_batch or job.last_batch
     if last:
         most = min(most, max(2 * last, job.batch_size))
@@ -90,7 +87,7 @@ def offers(
         goodputs[:row, -1] = goodputs[row + 1 :, -1] = 0.0
     rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
     good, fast = goodputs[rows, best], speeds[rows, best]
-    return Offers(
+    return SizeTable(
         sizes=sizes,
         nodes=nodes,
         batches=grid[rows, best].astype(np.int64)[1:],
@@ -118,15 +115,15 @@ def remaining_s(samples: float | None, one_speed: float, *, known: bool) -> floa
 
 
 def kept_share(
-    case_offers: Offers, one_s: float, stall_s: float, margin: float, now_slots: int
+    table: SizeTable, one_s: float, stall_s: float, margin: float, now_slots: int
 ) -> FloatArray:
     """C: what is left of a job's value after the change to each size; 1 without a change.
 
     1 - 2.5 stall / clamp(T(n), 10 s, 900 s), less a margin, so that nothing is moved for nothing.
     """
-    left_s = one_s / np.maximum(case_offers.gains, 1e-9)
+    left_s = one_s / np.maximum(table.gains, 1e-9)
     share = stall_share(left_s, stall_s, margin)
-    return np.where(case_offers.sizes == now_slots, 1.0, share)
+    return np.where(table.sizes == now_slots, 1.0, share)
 
 
 def stall_share(left_s: FloatArray, stall_s: float, margin: float) -> FloatArray:

@@ -14,9 +14,9 @@ from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, Pol
 from controlplane.policy.ones_paper.batch_limits import Bounds, after_epoch, resumed
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.speeds import Speeds
+from controlplane.prediction.arrays import FloatArray
 from controlplane.prediction.progress import (
     FEATURES,
-    FloatArray,
     Points,
     ProgressModel,
     Reservoir,
@@ -34,7 +34,7 @@ MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never told 
 
 
 @dataclass(slots=True)
-class Story:
+class JobHistory:
     """What is remembered of an active job."""
 
     limit: int = 0  # R, samples per step
@@ -54,7 +54,7 @@ class Story:
 
 
 @dataclass(slots=True)
-class Family:
+class FamilyHistory:
     """Jobs of one script and model."""
 
     speeds: Speeds = field(default_factory=Speeds)
@@ -62,13 +62,13 @@ class Family:
     epoch_samples: int = 0  # ||D|| of the last that told
 
 
-class Knowledge:
+class Estimates:
     """Takes policy events in; answers what is known of a job."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
         self._options = options
-        self._families: dict[str, Family] = {}
-        self._stories: dict[JobId, Story] = {}
+        self._families: dict[str, FamilyHistory] = {}
+        self._histories: dict[JobId, JobHistory] = {}
         self._arrivals: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
         self._sample = Reservoir(options.sample)
         self._finished: list[Points] = []  # logs that are not in the sample yet
@@ -83,9 +83,9 @@ class Knowledge:
             case EpochSeen():
                 self._epoch(event, now)
             case StepsSeen():
-                story = self.story(event.job)
-                story.steps = max(story.steps, event.step)
-                story.samples = max(story.samples, event.samples_done)
+                history = self.history(event.job)
+                history.steps = max(history.steps, event.step)
+                history.samples = max(history.samples, event.samples_done)
                 speeds = self.family(event.family).speeds
                 speeds.take(event.nodes, event.slots, event.global_batch, event.samples_per_s)
             case JobEnded():
@@ -93,69 +93,69 @@ class Knowledge:
             case PlanTaken(waiting=waiting):
                 self.changed_at = now
                 for name in waiting:
-                    story = self.story(name)
-                    if self._options.resume and story.limit:
-                        story.limit = resumed(story.limit, story.bounds)
+                    history = self.history(name)
+                    if self._options.resume and history.limit:
+                        history.limit = resumed(history.limit, history.bounds)
 
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
-        story = self.story(event.job)
-        story.epoch_due, story.counted_at = True, now
+        history = self.history(event.job)
+        history.epoch_due, history.counted_at = True, now
         if event.whole:
             speeds = self.family(event.family).speeds
             speeds.take(event.nodes, event.slots, event.global_batch, event.samples_per_s)
         if event.train_loss is not None:
-            story.loss = event.train_loss
-            if story.first_loss is None:
-                story.first_loss = event.train_loss
-        if story.epoch_samples and len(story.log) < KEPT_EPOCHS:
-            row = story.features(float(event.epoch * story.epoch_samples))
-            story.log.append((event.epoch, row))
+            history.loss = event.train_loss
+            if history.first_loss is None:
+                history.first_loss = event.train_loss
+        if history.epoch_samples and len(history.log) < KEPT_EPOCHS:
+            row = history.features(float(event.epoch * history.epoch_samples))
+            history.log.append((event.epoch, row))
 
     def _end(self, event: JobEnded) -> None:
         """A job that was killed or failed tells nothing of how long such jobs last."""
-        story = self._stories.pop(event.job, None)
+        history = self._histories.pop(event.job, None)
         if not event.succeeded or not event.samples_done:
             return
         self.family(event.family).totals.append(event.samples_done)
-        if story is None or not story.log:
+        if history is None or not history.log:
             return
-        log = dict(story.log)  # an epoch that was done twice counts once
+        log = dict(history.log)  # an epoch that was done twice counts once
         epochs = np.array(sorted(log), dtype=np.float64)
         rows = np.array([log[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
         self._finished.append(points_of(rows, epochs))
 
-    def meet(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
+    def update(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
         """Take note of arrivals, and move R of running jobs that finished an epoch."""
         jobs = list(jobs)
-        if len(self._stories) > 2 * len(jobs) + 100:  # late events of jobs that are over
+        if len(self._histories) > 2 * len(jobs) + 100:  # late events of jobs that are over
             active = {job.job for job in jobs}
-            self._stories = {n: story for n, story in self._stories.items() if n in active}
+            self._histories = {n: history for n, history in self._histories.items() if n in active}
         for job in jobs:
-            story = self._stories.get(job.job)
-            if story is None:
-                story = self._stories[job.job] = Story()
-            if not story.limit:
-                story.limit = job.batch_size
+            history = self._histories.get(job.job)
+            if history is None:
+                history = self._histories[job.job] = JobHistory()
+            if not history.limit:
+                history.limit = job.batch_size
                 self._arrivals.append(job.submitted_at)
-            story.bounds = self._bounds(job)
+            history.bounds = self._bounds(job)
             if job.epoch_samples:
-                story.epoch_samples = job.epoch_samples
+                history.epoch_samples = job.epoch_samples
                 self.family(job.family).epoch_samples = job.epoch_samples
             if job.running_on:
-                self._count(job, story, now, contended=contended)
+                self._count(job, history, now, contended=contended)
 
-    def _count(self, job: JobView, story: Story, now: Seconds, *, contended: bool) -> None:
+    def _count(self, job: JobView, history: JobHistory, now: Seconds, *, contended: bool) -> None:
         """Paper: R changes after each epoch. Here a long epoch also counts in pieces."""
         piece = self._options.report_interval_s
-        since = max(story.counted_at, job.moved_at)
+        since = max(history.counted_at, job.moved_at)
         if piece and now - since > piece and self.warm(job):
-            story.epoch_due, story.counted_at = True, now
-        if not story.epoch_due:
+            history.epoch_due, history.counted_at = True, now
+        if not history.epoch_due:
             return
-        story.epoch_due = False
-        story.limit = after_epoch(
-            story.limit,
-            story.bounds,
+        history.epoch_due = False
+        history.limit = after_epoch(
+            history.limit,
+            history.bounds,
             self._options.scale_down,
             ran_s=job.ran_s + max(0.0, now - job.moved_at),
             arrivals_per_s=self.arrivals_per_s,
@@ -181,20 +181,20 @@ class Knowledge:
         first, last = min(self._arrivals), max(self._arrivals)
         return (len(self._arrivals) - 1) / (last - first) if last > first else 0.0
 
-    def story(self, name: JobId) -> Story:
+    def history(self, name: JobId) -> JobHistory:
         """Of one job."""
-        return self._stories.setdefault(name, Story())
+        return self._histories.setdefault(name, JobHistory())
 
-    def family(self, name: str) -> Family:
+    def family(self, name: str) -> FamilyHistory:
         """Of one family."""
-        return self._families.setdefault(name, Family())
+        return self._families.setdefault(name, FamilyHistory())
 
     def warm(self, job: JobView) -> bool:
         """Start: whether its first steps are done, and how fast they are is known."""
         if job.epoch:
             return True
         measured = self.family(job.family).speeds.known
-        return measured and self.story(job.job).steps >= self._options.warmup_steps
+        return measured and self.history(job.job).steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:
         """When a running job may be changed again, if no epoch of it ends before."""

@@ -22,34 +22,34 @@ from controlplane.policy.ones_paper.operators import (
 from controlplane.policy.ones_paper.options import MOST_CANDIDATES, OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
 from controlplane.policy.ones_paper.scores import (
-    Yardstick,
+    Scorer,
     counts_of,
     mean_draw,
+    scorer_for,
     selected,
-    yardstick,
 )
-from controlplane.policy.ones_paper.size_table import FloatArray
+from controlplane.prediction.arrays import FloatArray
 from schemas.ids import JobId, SlotId
 
 BETTER: Final = 1e-9  # relative: less is no progress
 
 
 @dataclass(frozen=True, slots=True)
-class _Standing:
+class _State:
     """One problem, and the candidates for it; the best one first."""
 
     problem: Problem
-    stick: Yardstick
+    scorer: Scorer
     genes: Genes  # shape (K, G)
     scores: FloatArray  # by mean progress, shape (K,)
 
 
-class Search:
+class EvolutionarySearch:
     """Evolves K candidates, generation by generation, in three steps each."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
         self._options = options
-        self._now: _Standing | None = None
+        self._now: _State | None = None
         self._children: list[Genes] = []  # of the generation that is not complete
         self._idle_generations = 0
         self.generations = 0
@@ -70,7 +70,7 @@ class Search:
         return np.zeros((0, 0), dtype=np.int16) if self._now is None else self._now.genes
 
     @property
-    def resting(self) -> bool:
+    def converged(self) -> bool:
         """Whether nothing better was found for so long that it is not worth while to go on."""
         return self._idle_generations >= self._options.patience
 
@@ -89,11 +89,11 @@ class Search:
         """The score of the schedule in force."""
         if self._now is None or not self._now.problem.jobs:
             return 0.0
-        problem, stick = self._now.problem, self._now.stick
+        problem, scorer = self._now.problem, self._now.scorer
         genes = within_limits(problem.present[None, :], problem)
-        return float((stick.matrix(genes) @ stick.weights(mean_draw(problem)))[0, 0])
+        return float((scorer.matrix(genes) @ scorer.weights(mean_draw(problem)))[0, 0])
 
-    def face(self, problem: Problem, rng: Generator) -> None:
+    def update(self, problem: Problem, rng: Generator) -> None:
         """Take a new view: refresh every candidate with it (figure 7).
 
         Paper: the initial population is random. So it is here, beside the schedule in force.
@@ -108,15 +108,15 @@ class Search:
             genes = np.concatenate([problem.present[None, :], genes])
         genes = refreshed(genes, problem, self._left(problem, len(genes), rng))
         self._children, self._idle_generations = [], 0
-        self._settle(problem, yardstick(problem, options), genes, many, rng)
+        self._settle(problem, scorer_for(problem, options), genes, many, rng)
 
     def evolve(self, rng: Generator) -> None:
         """One generation, or what is left of one."""
         before = self.generations
-        while self.generations == before and not self.resting:
-            self.breed(rng)
+        while self.generations == before and not self.converged:
+            self.advance(rng)
 
-    def breed(self, rng: Generator) -> None:
+    def advance(self, rng: Generator) -> None:
         """One step of a generation: crossover, mutation, or reorder and selection."""
         now, options = self._now, self._options
         if now is None or not now.genes.size or not now.problem.jobs:
@@ -137,18 +137,18 @@ class Search:
             genes = np.concatenate([now.genes, children])
             self._children = []
             wanted = options.population or min(max(len(problem.slots), 2), MOST_CANDIDATES)
-            after = float(self._settle(problem, now.stick, genes, wanted, rng).scores[0])
+            after = float(self._settle(problem, now.scorer, genes, wanted, rng).scores[0])
             better = after > before + BETTER * max(1.0, abs(before))
             self._idle_generations = 0 if better else self._idle_generations + 1
             self.generations += 1
 
     def _settle(
-        self, problem: Problem, stick: Yardstick, genes: Genes, many: int, rng: Generator
-    ) -> _Standing:
+        self, problem: Problem, scorer: Scorer, genes: Genes, many: int, rng: Generator
+    ) -> _State:
         """Keep the K best different ones."""
         different = _different(genes)
-        rows, scores = selected(stick, different, many, rng)
-        self._now = _Standing(problem, stick, different[rows], scores[rows])
+        rows, scores = selected(scorer, different, many, rng)
+        self._now = _State(problem, scorer, different[rows], scores[rows])
         return self._now
 
     def _left(self, problem: Problem, many: int, rng: Generator) -> FloatArray:

@@ -7,7 +7,7 @@ from typing import Final, Literal
 import numpy as np
 from numpy.random import Generator
 
-from controlplane.policy.ones_paper.problem import IDLE, BoolArray, Genes, Problem
+from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
 from controlplane.policy.ones_paper.scores import (
     counts_of,
     draws,
@@ -15,7 +15,7 @@ from controlplane.policy.ones_paper.scores import (
     ranks,
     work_left,
 )
-from controlplane.policy.ones_paper.size_table import FloatArray, IntArray
+from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
 
 NEVER: Final = np.inf
 LONGEST: Final = 1e15  # samples that are compared

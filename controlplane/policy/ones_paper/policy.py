@@ -8,13 +8,18 @@ import numpy as np
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
-from controlplane.policy.ones_paper.estimates import Knowledge
-from controlplane.policy.ones_paper.evolution import Search, names_of
+from controlplane.policy.ones_paper.estimates import Estimates
+from controlplane.policy.ones_paper.evolution import EvolutionarySearch, names_of
 from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.problem import Desk, Problem
+from controlplane.policy.ones_paper.problem import Problem, ProblemBuilder
 from controlplane.policy.ones_paper.scores import mean_draw, work_left
 from controlplane.policy.planning.packing import split
-from controlplane.policy.planning.partition import Board, compose, slots_of, survey
+from controlplane.policy.planning.partition import (
+    Partition,
+    compose_plan,
+    partition_of,
+    slots_in_words,
+)
 from controlplane.policy.planning.placer import Placer
 from schemas.ids import JobId, Seconds, SlotId
 
@@ -27,9 +32,9 @@ class OnesPaper:
 
     def __init__(self, options: OnesPaperOptions | None = None) -> None:
         self.options = options or OnesPaperOptions()
-        self._knowledge = Knowledge(self.options)
-        self._desk = Desk(self._knowledge, self.options)
-        self._search = Search(self.options)
+        self._estimates = Estimates(self.options)
+        self._builder = ProblemBuilder(self._estimates, self.options)
+        self._search = EvolutionarySearch(self.options)
         self._placer = Placer()
         self._problem: Problem | None = None
         self._stale = True  # something happened since the problem was built
@@ -37,30 +42,30 @@ class OnesPaper:
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, lengths and limits."""
-        self._knowledge.observe(event, now)
+        self._estimates.observe(event, now)
         self._stale = True
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """Fit what finished jobs told, and evolve; whether to go on could find something better."""
-        self._knowledge.learn(rng)
+        self._estimates.learn(rng)
         self._face(view, now)
         for _ in range(budget.generations):
             self._search.evolve(rng)
         for _ in range(budget.steps):
-            if not self._search.resting:
-                self._search.breed(rng)
-        return not self._search.resting
+            if not self._search.converged:
+                self._search.advance(rng)
+        return not self._search.converged
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Put S* in force, where gates are open, with a reason for every job that changes."""
         problem = self._face(view, now)
-        board = survey(view, now)
+        partition = partition_of(view, now)
         rows = {job.job: row for row, job in enumerate(problem.jobs)}
         best = self._search.best
         if best is None or problem.held:
-            placed = {job.job: dict(job.running_on) for job in board.running}
+            placed = {job.job: dict(job.running_on) for job in partition.running}
         else:
-            slots = self._slots(board, problem, names_of(problem, best))
+            slots = self._slots(partition, problem, names_of(problem, best))
             placed = {
                 name: _dealt(view.jobs[name], problem, rows.get(name), chosen)
                 for name, chosen in slots.items()
@@ -71,7 +76,7 @@ class OnesPaper:
             row = rows[job.job]
             return _words(job, problem, row, float(left[row]), many)
 
-        return compose(board, placed, why, wake_at=self._next_at(board, problem, now))
+        return compose_plan(partition, placed, why, wake_at=self._next_at(partition, problem, now))
 
     def stats(self) -> SearchStats:
         """How the population stands."""
@@ -89,30 +94,32 @@ class OnesPaper:
         problem = self._problem
         fresh = not self._stale and now < self._until
         if problem is None or problem.version != view.version or not fresh:
-            problem = self._problem = self._desk.build(view, now)
+            problem = self._problem = self._builder.build(view, now)
             rng = default_rng((self.options.seed, view.version))
-            self._search.face(problem, rng)
-            self._until = self._next_at(survey(view, now), problem, now) or Seconds(math.inf)
+            self._search.update(problem, rng)
+            self._until = self._next_at(partition_of(view, now), problem, now) or Seconds(math.inf)
             self._stale = False
         return problem
 
     def _slots(
-        self, board: Board, problem: Problem, chosen: dict[JobId, list[SlotId]]
+        self, partition: Partition, problem: Problem, chosen: dict[JobId, list[SlotId]]
     ) -> dict[JobId, list[SlotId]]:
         """Which slots the best candidate means; jobs that are gated keep theirs."""
-        kept = {job.job: list(job.running_on) for job in board.running if job.job in problem.gated}
+        kept = {
+            job.job: list(job.running_on) for job in partition.running if job.job in problem.gated
+        }
         if self.options.reorder == "flat":
             return kept | {
                 name: slots
                 for name, slots in chosen.items()
-                if _reachable(board.view.jobs[name], slots)
+                if _reachable(partition.view.jobs[name], slots)
             }
         sizes = {name: len(slots) for name, slots in (kept | chosen).items()}
         largest_first = dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
-        return self._placer.place(board, largest_first)
+        return self._placer.place(partition, largest_first)
 
-    def _next_at(self, board: Board, problem: Problem, now: Seconds) -> Seconds | None:
-        times = [at for at in (*problem.opens_at, board.wake_at) if at is not None and at > now]
+    def _next_at(self, partition: Partition, problem: Problem, now: Seconds) -> Seconds | None:
+        times = [at for at in (*problem.opens_at, partition.wake_at) if at is not None and at > now]
         return min(times, default=None)
 
 
@@ -158,4 +165,4 @@ def _words(
     if rate > 0:
         numbers["utilization_s"] = left / rate * many  # T c of eq. 8
     text = f"batch {int(problem.batches[row, many])} of at most {problem.limits[row]}"
-    return f"{text}, {100 * share:.0f}% done on {slots_of(many)}", numbers
+    return f"{text}, {100 * share:.0f}% done on {slots_in_words(many)}", numbers

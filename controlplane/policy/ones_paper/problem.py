@@ -10,21 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.ones_paper.estimates import Knowledge
+from controlplane.policy.ones_paper.estimates import Estimates
 from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.size_table import (
-    Bounds,
-    FloatArray,
-    IntArray,
-    Table,
-    rate_of,
-    table_of,
-)
-from controlplane.policy.planning.partition import Board, survey
+from controlplane.policy.ones_paper.size_table import Bounds, SizeTable, rate_of, size_table
+from controlplane.policy.planning.partition import Partition, partition_of
+from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId, node_of
 
-BoolArray = npt.NDArray[np.bool_]
 Genes = npt.NDArray[np.int16]  # row of the job on each slot; IDLE: nobody's
 IDLE: Final = -1
 UNKNOWN_S: Final = 60.0  # that a job of unknown speed is taken to last, if all are unknown
@@ -63,26 +56,26 @@ class Problem:
         return np.arange(len(self.jobs))
 
 
-class Desk:
+class ProblemBuilder:
     """Builds problems; the table of a job that stands as before is not worked out again."""
 
-    def __init__(self, knowledge: Knowledge, options: OnesPaperOptions) -> None:
-        self._knowledge = knowledge
+    def __init__(self, estimates: Estimates, options: OnesPaperOptions) -> None:
+        self._estimates = estimates
         self._options = options
-        self._tables: dict[tuple[object, ...], Table] = {}
+        self._tables: dict[tuple[object, ...], SizeTable] = {}
 
     def build(self, view: ClusterView, now: Seconds) -> Problem:
         """The problem that `view` poses at `now`."""
-        board, knowledge = survey(view, now), self._knowledge
-        knowledge.meet(view.jobs.values(), now, contended=bool(board.waiting))
-        running, gated, opens_at = self._gates(board)
+        partition, estimates = partition_of(view, now), self._estimates
+        estimates.update(view.jobs.values(), now, contended=bool(partition.waiting))
+        running, gated, opens_at = self._gates(partition)
         held = self._options.gate == "all" and bool(gated)
         if self._options.gate != "job":
-            running, gated = board.running, []
-        chosen = {job.job for job in (*running, *board.waiting)}
+            running, gated = partition.running, []
+        chosen = {job.job for job in (*running, *partition.waiting)}
         jobs = tuple(job for name, job in view.jobs.items() if name in chosen)
-        columns = _columns(board, jobs)
-        names = {name: number for number, name in enumerate(board.free)}
+        columns = _columns(partition, jobs)
+        names = {name: number for number, name in enumerate(partition.free)}
         widest = max(Counter(slot.node for slot in view.slots).values(), default=1)
         rows = [self._row(job, len(columns), widest, now) for job in jobs]
         fields: dict[str, Any] = _stacked(rows)
@@ -100,14 +93,14 @@ class Desk:
             **self._lengths(jobs, fields),
         )
 
-    def _gates(self, board: Board) -> tuple[list[JobView], list[JobView], list[Seconds]]:
+    def _gates(self, partition: Partition) -> tuple[list[JobView], list[JobView], list[Seconds]]:
         """Running jobs that may be changed, and those that may not yet; when that is over."""
         if self._options.gate == "off":
-            return board.running, [], []
+            return partition.running, [], []
         free, gated, opens_at = [], [], []
-        for job in board.running:
-            at = self._knowledge.gate(job)
-            if at <= board.now:
+        for job in partition.running:
+            at = self._estimates.gate(job)
+            if at <= partition.now:
                 free.append(job)
                 continue
             gated.append(job)
@@ -117,16 +110,16 @@ class Desk:
 
     def _row(self, job: JobView, capacity: int, widest: int, now: Seconds) -> dict[str, Any]:
         """One job's part of the problem."""
-        knowledge, options = self._knowledge, self._options
-        story, family = knowledge.story(job.job), knowledge.family(job.family)
+        estimates, options = self._estimates, self._options
+        history, family = estimates.history(job.job), estimates.family(job.family)
         model = family.speeds.model(job.batch_size)
         bounds = self._bounds(job, capacity, widest)
         table = self._table(job, bounds, model, family.speeds.edition)
         known = model.known if options.speed != "mean" else bool(family.speeds.slot_rate)
-        done = float(max(job.samples_done, story.samples))
-        length = knowledge.epoch_samples(job)
-        row = story.features(done)[None, :]
-        alpha, beta = knowledge.progress.shapes(row, np.array([done / length]))
+        done = float(max(job.samples_done, history.samples))
+        length = estimates.epoch_samples(job)
+        row = history.features(done)[None, :]
+        alpha, beta = estimates.progress.shapes(row, np.array([done / length]))
         exact = np.nan
         if options.stated and job.stop_samples is not None:
             exact = max(1.0, job.stop_samples - done)
@@ -139,7 +132,7 @@ class Desk:
             "table": table,
             "known": known,
             "most": bounds.most,
-            "limits": story.limit,
+            "limits": history.limit,
             "done": done,
             "exact": exact,
             "alpha": float(alpha[0]),
@@ -151,18 +144,18 @@ class Desk:
 
     def _bounds(self, job: JobView, capacity: int, widest: int) -> Bounds:
         """R, and the slots that it allows: as many as hold it with the first local batch."""
-        knowledge, options = self._knowledge, self._options
-        limit = min(knowledge.story(job.job).limit, job.batch_limit)
+        estimates, options = self._estimates, self._options
+        limit = min(estimates.history(job.job).limit, job.batch_limit)
         if job.last_batch:  # not more at once: paper section 3.3.2 and figure 13
             limit = min(limit, int(options.jump * job.last_batch))
         limit = max(limit, min(job.least, job.batch_limit))
         local = max(1, min(job.batch_size // job.least, job.local_limit))
         most = min(limit // local, job.most, capacity)
-        if not knowledge.warm(job):  # Start
+        if not estimates.warm(job):  # Start
             most = min(most, job.least)
         if options.keep_least and capacity >= job.least:
             most = max(most, job.least)
-        family = knowledge.family(job.family)
+        family = estimates.family(job.family)
         noise = job.noise_scale
         if noise is None or not np.isfinite(noise):
             noise = options.noise_scale_prior * job.batch_size
@@ -179,20 +172,20 @@ class Desk:
             slot_rate=family.speeds.slot_rate if options.speed == "mean" else 0.0,
         )
 
-    def _table(self, job: JobView, bounds: Bounds, model: SpeedModel, edition: int) -> Table:
+    def _table(self, job: JobView, bounds: Bounds, model: SpeedModel, edition: int) -> SizeTable:
         key = (job.family, edition, bounds)
         table = self._tables.get(key)
         if table is None:
             if len(self._tables) > KEPT_TABLES:
                 self._tables.clear()
-            table = self._tables[key] = table_of(model, bounds)
+            table = self._tables[key] = size_table(model, bounds)
         if self._options.batch == "kept" or not job.running_on:
             return table
         return self._with_batch_of_now(job, bounds, model, table)
 
     def _with_batch_of_now(
-        self, job: JobView, bounds: Bounds, model: SpeedModel, table: Table
-    ) -> Table:
+        self, job: JobView, bounds: Bounds, model: SpeedModel, table: SizeTable
+    ) -> SizeTable:
         """On as many slots as now another batch has to be worth it."""
         size, batch = len(job.running_on), sum(job.running_on.values())
         if size > bounds.most or batch > bounds.limit or batch == table.batches[size]:
@@ -203,7 +196,7 @@ class Desk:
         batches, rates = table.batches.copy(), table.rates.copy()
         rates[size] *= rate / rates[size, 0]
         batches[size] = batch
-        return Table(batches, rates)
+        return SizeTable(batches, rates)
 
     def _lengths(self, jobs: tuple[JobView, ...], fields: dict[str, Any]) -> dict[str, Any]:
         """Give jobs of unknown speed such seconds that they last half as long as others do."""
@@ -231,13 +224,13 @@ def _was_served(job: JobView) -> bool:
     return bool(job.samples_done or job.ran_s or job.last_batch)
 
 
-def _columns(board: Board, jobs: tuple[JobView, ...]) -> dict[SlotId, int]:
+def _columns(partition: Partition, jobs: tuple[JobView, ...]) -> dict[SlotId, int]:
     """Slots in play, in the order of the view, and the row of who has them."""
     holder = {slot: row for row, job in enumerate(jobs) for slot in job.running_on}
-    free = {slot for here in board.free.values() for slot in here}
+    free = {slot for here in partition.free.values() for slot in here}
     return {
         slot.slot: holder.get(slot.slot, IDLE)
-        for slot in board.view.slots
+        for slot in partition.view.slots
         if slot.slot in holder or slot.slot in free
     }
 

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.problem import IDLE, BoolArray, Genes, Problem
-from controlplane.policy.ones_paper.size_table import FloatArray, IntArray
+from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
 from controlplane.prediction.progress import mean_progress
 
 NEAREST: Final = 1e-3  # to 0 and 1 that a drawn progress comes
@@ -84,7 +84,7 @@ def work_left(problem: Problem, progress: FloatArray) -> FloatArray:
 
 
 @dataclass(frozen=True)
-class Yardstick:
+class Scorer:
     """A score is a sum over jobs of a part that depends on slots times one that does on work.
 
     `parts` by job, slots and how it is placed: 0 on few nodes, 1 on more, 2 and 3 the same with
@@ -115,20 +115,20 @@ class Yardstick:
         return np.asarray(self.parts[problem.rows, counts, how])
 
 
-def yardstick(problem: Problem, options: OnesPaperOptions) -> Yardstick:
+def scorer_for(problem: Problem, options: OnesPaperOptions) -> Scorer:
     """How the candidates of one view are measured."""
     slots = np.arange(problem.rates.shape[1])[None, :, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         if options.score == "running":  # eq. 8: c / X
             parts = np.where(problem.rates > 0, slots / problem.rates, 0.0)
-            return Yardstick(np.concatenate([parts, parts], axis=2), problem, options)
+            return Scorer(np.concatenate([parts, parts], axis=2), problem, options)
     speedup = problem.rates / one_slot_rates(problem)[:, None, None]
     keeps, moved, again = _keeps(problem, options)
     parts = np.concatenate([speedup * keeps[:, :, None], speedup * moved[:, :, None]], axis=2)
     parts = np.power(parts, options.speedup_exponent)
     stopped = np.power(again, options.speedup_exponent) - 1.0
     parts[:, 0, :] = np.where(problem.size > 0, stopped, 0.0)[:, None]
-    return Yardstick(parts, problem, options)
+    return Scorer(parts, problem, options)
 
 
 def one_slot_rates(problem: Problem) -> FloatArray:
@@ -187,46 +187,46 @@ def _moved(genes: Genes, problem: Problem) -> IntArray:
 
 
 def selected(
-    stick: Yardstick, genes: Genes, many: int, rng: Generator
+    scorer: Scorer, genes: Genes, many: int, rng: Generator
 ) -> tuple[IntArray, FloatArray]:
     """The candidates that go on, the best one first, and the scores of all by mean progress.
 
     Args:
-        stick: how they are measured.
+        scorer: how they are measured.
         genes: shape (N, G).
         many: K.
         rng: draws progress.
     """
-    options, problem = stick.options, stick.problem
-    matrix = stick.matrix(genes)
-    mean = (matrix @ stick.weights(mean_draw(problem)))[:, 0]
+    options, problem = scorer.options, scorer.problem
+    matrix = scorer.matrix(genes)
+    mean = (matrix @ scorer.weights(mean_draw(problem)))[:, 0]
     many = min(many, len(genes))
     if options.selection == "sampled":
-        return _rounds(stick, matrix, many, rng), mean
+        return _rounds(scorer, matrix, many, rng), mean
     if options.rho == "mean":
         scores = mean
     elif options.rho == "generation":
-        scores = (matrix @ stick.weights(draws(problem, rng, 1)))[:, 0]
+        scores = (matrix @ scorer.weights(draws(problem, rng, 1)))[:, 0]
     else:
-        each = stick.weights(draws(problem, rng, len(genes)))
+        each = scorer.weights(draws(problem, rng, len(genes)))
         scores = np.einsum("kj,jk->k", matrix, each)
     return _best_first(scores)[:many], mean
 
 
-def _rounds(stick: Yardstick, matrix: FloatArray, many: int, rng: Generator) -> IntArray:
+def _rounds(scorer: Scorer, matrix: FloatArray, many: int, rng: Generator) -> IntArray:
     """K times Algorithm 1: draw, take the winner out, and draw again."""
-    problem, rho = stick.problem, stick.options.rho
+    problem, rho = scorer.problem, scorer.options.rho
     if rho == "candidate":  # each candidate has draws of its own in each round
         left = np.ones(len(matrix), dtype=np.bool_)
         chosen: list[int] = []
         for _ in range(many):
-            each = stick.weights(draws(problem, rng, len(matrix)))
+            each = scorer.weights(draws(problem, rng, len(matrix)))
             scores = np.where(left, np.einsum("kj,jk->k", matrix, each), -np.inf)
             chosen.append(int(scores.argmax()))
             left[chosen[-1]] = False
         return np.array(chosen, dtype=np.int64)
     drawn = mean_draw(problem) if rho == "mean" else draws(problem, rng, many)
-    scores = matrix @ stick.weights(drawn)
+    scores = matrix @ scorer.weights(drawn)
     if rho == "mean":
         return _best_first(scores[:, 0])[:many]
     taken: dict[int, None] = {}

@@ -6,13 +6,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
-import numpy.typing as npt
 
+from controlplane.prediction.arrays import FloatArray, IntArray
 from controlplane.prediction.efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,32 +29,32 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SizeTable:
     """By slots, 0 to C."""
 
     batches: IntArray  # global, shape (C + 1,), samples per step; 0 at 0
     rates: FloatArray  # X, shape (C + 1, 2), samples/s: on as few nodes as possible, on more
 
 
-def table_of(model: SpeedModel, bounds: Bounds) -> Table:
+def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
     """Batch and speed at each size; for `goodput` a sample counts as one at the first batch."""
     slots = np.arange(1, bounds.most + 1)
     if not len(slots):
-        return Table(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
+        return SizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
     nodes = -(-slots // bounds.widest)
     choices = _choices(slots, bounds)
     fits = (choices >= slots[:, None]) & (choices <= slots[:, None] * bounds.local_limit)
     shown = np.broadcast_to(nodes[:, None], choices.shape)
-    worth = np.where(fits, _rates(model, bounds, shown, slots[:, None], choices), -1.0)
-    best = worth.shape[1] - 1 - worth[:, ::-1].argmax(axis=1)  # the larger one of equals
+    value = np.where(fits, _rates(model, bounds, shown, slots[:, None], choices), -1.0)
+    best = value.shape[1] - 1 - value[:, ::-1].argmax(axis=1)  # the larger one of equals
     rows = np.arange(len(slots))
     batches = choices[rows, best]
     far = np.where(slots > 1, np.maximum(nodes + 1, 2), 1)
-    spread = np.minimum(worth[rows, best], _rates(model, bounds, far, slots, batches))
-    rates = np.column_stack([worth[rows, best], spread])
+    spread = np.minimum(value[rows, best], _rates(model, bounds, far, slots, batches))
+    rates = np.column_stack([value[rows, best], spread])
     rates[~fits[rows, best]] = 0.0
     batches = np.where(fits[rows, best], batches, 0)
-    return Table(np.append(0, batches), np.vstack([np.zeros((1, 2)), rates]))
+    return SizeTable(np.append(0, batches), np.vstack([np.zeros((1, 2)), rates]))
 
 
 def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:

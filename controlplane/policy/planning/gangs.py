@@ -5,24 +5,29 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from controlplane.policy.api import JobView, Plan
-from controlplane.policy.planning.partition import Board, compose, gang_size, slots_of
+from controlplane.policy.planning.partition import (
+    Partition,
+    compose_plan,
+    gang_size,
+    slots_in_words,
+)
 from controlplane.policy.planning.placer import Placer, deal
 from schemas.ids import JobId, Seconds
 
 Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # of a job, in words and numbers
 
 
-def choose(board: Board, ranked: Iterable[JobView]) -> dict[JobId, int]:
+def choose(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
     """Sizes of those that run, in their order: each that fits in what those before it leave.
 
     Args:
-        board: what there is.
-        ranked: `board.running` and `board.waiting` jobs, the first to be served first.
+        partition: what there is.
+        ranked: `partition.running` and `partition.waiting` jobs, the first to be served first.
     """
-    left = board.room
+    left = partition.room
     sizes: dict[JobId, int] = {}
     for job in ranked:
-        size = gang_size(job, board)
+        size = gang_size(job, partition)
         if size <= left:
             sizes[job.job] = size
             left -= size
@@ -30,7 +35,7 @@ def choose(board: Board, ranked: Iterable[JobView]) -> dict[JobId, int]:
 
 
 def gang_plan(
-    board: Board,
+    partition: Partition,
     sizes: Mapping[JobId, int],
     placer: Placer,
     rank: Rank,
@@ -39,22 +44,22 @@ def gang_plan(
     """The plan that runs gangs of these sizes and lets the others wait.
 
     Args:
-        board: what there is.
+        partition: what there is.
         sizes: see `choose`.
         placer: of the policy.
         rank: why a job is served before others, or after them.
         wake_at: when ranks change by themselves.
     """
-    room = board.room
+    room = partition.room
     left = room - sum(sizes.values())
 
     def why(job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         words, numbers = rank(job)
         if slots:
             return words, numbers
-        needs = gang_size(job, board)
-        text = f"{words}; needs {slots_of(needs)}, those before it leave {left} of {room}"
+        needs = gang_size(job, partition)
+        text = f"{words}; needs {slots_in_words(needs)}, those before it leave {left} of {room}"
         return text, {**numbers, "needs": float(needs), "left": float(left)}
 
-    placed = deal(board, placer.place(board, sizes))
-    return compose(board, placed, why, wake_at=wake_at)
+    placed = deal(partition, placer.place(partition, sizes))
+    return compose_plan(partition, placed, why, wake_at=wake_at)

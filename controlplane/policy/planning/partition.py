@@ -13,7 +13,7 @@ Why = Callable[[JobView, int], tuple[str, dict[str, float]]]  # job, its slots: 
 
 
 @dataclass(slots=True)
-class Board:
+class Partition:
     """One view, sorted by what can be done with it. Good for one plan: a placer uses `free` up."""
 
     view: ClusterView
@@ -33,37 +33,37 @@ class Board:
             self.free[node_of(slot)].append(slot)
 
 
-def survey(view: ClusterView, now: Seconds) -> Board:
+def partition_of(view: ClusterView, now: Seconds) -> Partition:
     """Sort the slots and jobs of `view`; both stay in its order."""
     held: set[SlotId] = set()
     for job in view.jobs.values():
         held.update(job.running_on)
     free, firm = _free(view, held)
-    board = Board(view, now, free, room=sum(map(len, free.values())))
+    partition = Partition(view, now, free, room=sum(map(len, free.values())))
     for job in view.jobs.values():
         if job.running_on:
-            _sort_running(board, job, firm)
+            _sort_running(partition, job, firm)
         elif job.movable:
-            _sort_waiting(board, job)
+            _sort_waiting(partition, job)
         else:
-            board.leaving.append(job)
-    return board
+            partition.leaving.append(job)
+    return partition
 
 
-def gang_size(job: JobView, board: Board) -> int:
+def gang_size(job: JobView, partition: Partition) -> int:
     """Slots of a job of fixed size: those it has, else as many as wanted and useful."""
     if job.running_on:
         return len(job.running_on)
-    return min(job.wanted, max(job.least, useful(job, board)))
+    return min(job.wanted, max(job.least, useful_slots(job, partition)))
 
 
-def useful(job: JobView, board: Board) -> int:
+def useful_slots(job: JobView, partition: Partition) -> int:
     """The most slots that a job can use: a slot without a sample is wasted."""
-    return min(job.most, len(board.view.slots), job.batch_size)
+    return min(job.most, len(partition.view.slots), job.batch_size)
 
 
-def compose(
-    board: Board,
+def compose_plan(
+    partition: Partition,
     placed: Mapping[JobId, dict[SlotId, int]],
     why: Why,
     *,
@@ -73,23 +73,23 @@ def compose(
     """The plan that gives every job what `placed` says, with a reason for each that changes.
 
     Args:
-        board: what was given out.
+        partition: what was given out.
         placed: local batches of `running` and `waiting` jobs; absent: it waits.
         why: says why a job has so many slots, for those that change or wait.
         restart: see `Plan`.
-        wake_at: beside the moment that the board asks for.
+        wake_at: beside the moment that the partition asks for.
     """
-    local_batch = {job.job: dict(job.running_on) for job in board.pinned}
-    reasons = dict(board.refused)
-    for job in (*board.running, *board.waiting):
+    local_batch = {job.job: dict(job.running_on) for job in partition.pinned}
+    reasons = dict(partition.refused)
+    for job in (*partition.running, *partition.waiting):
         target = placed.get(job.job)
         if target:
             local_batch[job.job] = target
         if target != job.running_on or not target:
             reasons[job.job] = _reason(job, target or {}, why, again=job.job in restart)
-    times = [at for at in (board.wake_at, wake_at) if at is not None]
+    times = [at for at in (partition.wake_at, wake_at) if at is not None]
     return Plan(
-        based_on=board.view.version,
+        based_on=partition.view.version,
         local_batch=local_batch,
         reasons=reasons,
         restart=restart,
@@ -97,7 +97,7 @@ def compose(
     )
 
 
-def slots_of(many: int) -> str:
+def slots_in_words(many: int) -> str:
     """So many slots, in words."""
     return f"{many} slot{'s' * (many != 1)}"
 
@@ -126,29 +126,29 @@ def _free(
     return free, None if len(firm) == len(held) else firm
 
 
-def _sort_running(board: Board, job: JobView, firm: set[SlotId] | None) -> None:
-    late = job.retry_at > board.now
+def _sort_running(partition: Partition, job: JobView, firm: set[SlotId] | None) -> None:
+    late = job.retry_at > partition.now
     if late:
-        _wake(board, job.retry_at)
+        _wake(partition, job.retry_at)
     if late or not job.movable or (firm is not None and not job.running_on.keys() <= firm):
-        board.pinned.append(job)
+        partition.pinned.append(job)
     else:
-        board.running.append(job)
-        board.room += len(job.running_on)
+        partition.running.append(job)
+        partition.room += len(job.running_on)
 
 
-def _sort_waiting(board: Board, job: JobView) -> None:
-    if job.least > len(board.view.slots):
-        board.refused[job.job] = too_large(job.least, len(board.view.slots))
-    elif job.ready_at > board.now:
-        board.refused[job.job] = backs_off(job.ready_at, board.now)
-        _wake(board, job.ready_at)
+def _sort_waiting(partition: Partition, job: JobView) -> None:
+    if job.least > len(partition.view.slots):
+        partition.refused[job.job] = too_large(job.least, len(partition.view.slots))
+    elif job.ready_at > partition.now:
+        partition.refused[job.job] = backs_off(job.ready_at, partition.now)
+        _wake(partition, job.ready_at)
     else:
-        board.waiting.append(job)
+        partition.waiting.append(job)
 
 
-def _wake(board: Board, at: Seconds) -> None:
-    board.wake_at = at if board.wake_at is None else min(at, board.wake_at)
+def _wake(partition: Partition, at: Seconds) -> None:
+    partition.wake_at = at if partition.wake_at is None else min(at, partition.wake_at)
 
 
 def _reason(job: JobView, target: Mapping[SlotId, int], why: Why, *, again: bool) -> Reason:
@@ -162,12 +162,12 @@ def _reason(job: JobView, target: Mapping[SlotId, int], why: Why, *, again: bool
     if not was:
         verb = "goes on, on" if job.epoch or job.samples_done else "starts on"
         code = "resume" if job.epoch or job.samples_done else "start"
-        return Reason(code, f"{verb} {slots_of(now)}: {words}", numbers)
+        return Reason(code, f"{verb} {slots_in_words(now)}: {words}", numbers)
     if again:
-        return Reason("restart", f"stops to go on with {slots_of(now)}: {words}", numbers)
+        return Reason("restart", f"stops to go on with {slots_in_words(now)}: {words}", numbers)
     if now != was:
         code, verb = ("grow", "grows") if now > was else ("shrink", "shrinks")
-        return Reason(code, f"{verb} to {slots_of(now)}: {words}", numbers)
+        return Reason(code, f"{verb} to {slots_in_words(now)}: {words}", numbers)
     if target.keys() != job.running_on.keys():
         return Reason("pack", f"moves to other slots: {words}", numbers)
     batch = sum(target.values())

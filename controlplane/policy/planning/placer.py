@@ -9,7 +9,7 @@ from typing import Literal
 
 from controlplane.policy.api import JobView
 from controlplane.policy.planning.packing import split
-from controlplane.policy.planning.partition import Board
+from controlplane.policy.planning.partition import Partition
 from schemas.ids import JobId, NodeId, SlotId, node_of
 
 Mode = Literal["consolidate", "spread", "tetris", "emptiest"]
@@ -38,23 +38,23 @@ class Placer:
         self._promised: dict[JobId, list[SlotId]] = {}
 
     def place(
-        self, board: Board, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
+        self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
     ) -> dict[JobId, list[SlotId]]:
         """Slots of each job, in order of rank, node by node.
 
         Args:
-            board: of which `free` is used up.
-            sizes: slots of `board.running` and `board.waiting` jobs, in the order in which those
-                are placed that do not keep theirs; at most `board.room` in all. Absent: none.
+            partition: of which `free` is used up.
+            sizes: slots of its `running` and `waiting` jobs, in the order in which those are
+                placed that do not keep theirs; at most its `room` in all. Absent: none.
             packed: running jobs that give up their slots for others on fewer nodes, or keep them.
         """
-        placed = self._stay(board, sizes, packed)
-        jobs = board.view.jobs
+        placed = self._stay(partition, sizes, packed)
+        jobs = partition.view.jobs
         elastic = self.moves == "elastic"
         todo = [(jobs[name], size) for name, size in sizes.items() if size and name not in placed]
         if elastic:  # a start needs slots that are free by now, a growing job need not
             todo.sort(key=lambda entry: bool(entry[0].running_on))
-        rooms = _Rooms(board, self.mode)
+        rooms = _Rooms(partition, self.mode)
         kept_promises = self._keep_promises(todo, rooms, packed)
         placed |= kept_promises
         for job, size in todo:
@@ -67,30 +67,32 @@ class Placer:
         self._promised = {job.job: placed[job.job] for job, _ in todo}
         return placed
 
-    def restarts(self, board: Board, placed: Mapping[JobId, Sequence[SlotId]]) -> tuple[JobId, ...]:
+    def restarts(
+        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+    ) -> tuple[JobId, ...]:
         """Jobs that have to stop to get what they were given."""
         if self.moves == "elastic":
             return ()
         return tuple(
             job.job
-            for job in board.running
+            for job in partition.running
             if job.job in placed and len(placed[job.job]) != len(job.running_on)
         )
 
     def _stay(
-        self, board: Board, sizes: Mapping[JobId, int], packed: Collection[JobId]
+        self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId]
     ) -> dict[JobId, list[SlotId]]:
-        """Jobs that keep their slots or some of them; the others go on the board."""
+        """Jobs that keep their slots or some of them; the slots of the others are free."""
         placed: dict[JobId, list[SlotId]] = {}
-        for job in board.running:
+        for job in partition.running:
             size, have = sizes.get(job.job, 0), len(job.running_on)
             if size == have and job.job not in packed:
                 placed[job.job] = list(job.running_on)
             elif not size or job.job in packed or self.moves == "restart":
-                board.release(list(job.running_on))
+                partition.release(list(job.running_on))
             elif size < have:
                 stays = _tightest(list(job.running_on), size)
-                board.release([slot for slot in job.running_on if slot not in stays])
+                partition.release([slot for slot in job.running_on if slot not in stays])
                 placed[job.job] = stays
         return placed
 
@@ -108,9 +110,11 @@ class Placer:
         return kept
 
 
-def deal(board: Board, placed: Mapping[JobId, Sequence[SlotId]]) -> dict[JobId, dict[SlotId, int]]:
+def deal(
+    partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+) -> dict[JobId, dict[SlotId, int]]:
     """Local batches where every job keeps its user's batch; those of now where slots stay."""
-    jobs = board.view.jobs
+    jobs = partition.view.jobs
     return {
         name: dict(jobs[name].running_on)
         if jobs[name].running_on.keys() == set(slots)
@@ -126,11 +130,11 @@ class _Rooms:
     not right any more is dropped when it comes up.
     """
 
-    def __init__(self, board: Board, mode: Mode) -> None:
+    def __init__(self, partition: Partition, mode: Mode) -> None:
         self._mode = mode
-        self._free = list(board.free.values())
-        self._place = {node: place for place, node in enumerate(board.free)}
-        self._begun = self._in_use(board) if mode == "tetris" else [False] * len(self._free)
+        self._free = list(partition.free.values())
+        self._place = {node: place for place, node in enumerate(partition.free)}
+        self._begun = self._in_use(partition) if mode == "tetris" else [False] * len(self._free)
         top = 1 + max(map(len, self._free), default=0)
         self._heaps: tuple[list[list[int]], ...] = tuple([[] for _ in range(top)] for _ in "ab")
         for place, slots in enumerate(self._free):
@@ -236,9 +240,9 @@ class _Rooms:
                 self._put_back(place)
         return _by_node(taken)
 
-    def _in_use(self, board: Board) -> list[bool]:
-        sizes = Counter(slot.node for slot in board.view.slots)
-        return [len(slots) < sizes[node] for node, slots in board.free.items()]
+    def _in_use(self, partition: Partition) -> list[bool]:
+        sizes = Counter(slot.node for slot in partition.view.slots)
+        return [len(slots) < sizes[node] for node, slots in partition.free.items()]
 
 
 def _by_node(slots: Sequence[SlotId]) -> list[SlotId]:

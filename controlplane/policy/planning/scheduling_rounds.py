@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from controlplane.policy.api import JobView
-from controlplane.policy.planning.partition import Board
+from controlplane.policy.planning.partition import Partition
 from schemas.ids import JobId, Seconds
 
 
@@ -19,56 +19,56 @@ class Rounds:
         self._interval_s = interval_s  # 0: at every moment that is new, or shows a new job
         self._begun_at = Seconds(0.0)
 
-    def is_due(self, board: Board, decided: Mapping[JobId, object]) -> bool:
+    def is_due(self, partition: Partition, decided: Mapping[JobId, object]) -> bool:
         """Whether to decide anew.
 
         Args:
-            board: what there is.
+            partition: what there is.
             decided: the jobs of the last round.
         """
-        jobs: Container[JobId] = board.view.jobs
+        jobs: Container[JobId] = partition.view.jobs
         if not any(name in jobs for name in decided):
             return True
         if self._interval_s:
-            return board.now >= self._begun_at + self._interval_s
-        new = any(job.job not in decided for job in board.waiting)
-        return new or board.now != self._begun_at
+            return partition.now >= self._begun_at + self._interval_s
+        new = any(job.job not in decided for job in partition.waiting)
+        return new or partition.now != self._begun_at
 
     def begin(self, now: Seconds) -> None:
         """It was decided now."""
         self._begun_at = now
 
-    def next_at(self, board: Board) -> Seconds | None:
+    def next_at(self, partition: Partition) -> Seconds | None:
         """When the next round is due, if there is anybody to decide about."""
         at = Seconds(self._begun_at + self._interval_s)
-        return at if board.view.jobs and at > board.now else None
+        return at if partition.view.jobs and at > partition.now else None
 
 
-def able(board: Board) -> list[JobView]:
+def able(partition: Partition) -> list[JobView]:
     """Those whom a round decides about, in the order of the view.
 
     One whose slots are just being freed will be started again, on what the round gives it.
     """
-    names = {job.job for job in (*board.running, *board.waiting, *board.leaving)}
-    return [job for name, job in board.view.jobs.items() if name in names]
+    names = {job.job for job in (*partition.running, *partition.waiting, *partition.leaving)}
+    return [job for name, job in partition.view.jobs.items() if name in names]
 
 
-def within(board: Board, targets: Mapping[JobId, int]) -> dict[JobId, int]:
+def within(partition: Partition, targets: Mapping[JobId, int]) -> dict[JobId, int]:
     """The targets of jobs that may change now, as far as there is room; in the view's order.
 
     Who shrinks does so at once; who grows or starts does it when all of it fits. A running job
     without a target keeps its size.
     """
     sizes: dict[JobId, int] = {}
-    left = board.room - sum(targets.get(job.job, 0) for job in board.leaving)
-    for job in board.running:
+    left = partition.room - sum(targets.get(job.job, 0) for job in partition.leaving)
+    for job in partition.running:
         have = len(job.running_on)
         sizes[job.job] = min(have, targets.get(job.job, have))
         left -= sizes[job.job]
-    for job in (*board.running, *board.waiting):
+    for job in (*partition.running, *partition.waiting):
         target = targets.get(job.job, 0)
         further = target - sizes.get(job.job, 0)
         if 0 < further <= left:
             sizes[job.job] = target
             left -= further
-    return {name: sizes[name] for name in board.view.jobs if sizes.get(name)}
+    return {name: sizes[name] for name in partition.view.jobs if sizes.get(name)}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
-from controlplane.policy.ones.options import ScaleDown
+ScaleDown = Literal["off", "literal", "contended", "composed"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,14 +8,14 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import ClusterView
-from controlplane.policy.ones.size_table import IntArray
+from controlplane.prediction.arrays import IntArray
 from schemas.ids import NodeId, SlotId
 
 NOTHING: Final = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
-class Site:
+class ClusterIndex:
     """The cluster's slots by number; the same as long as the cluster is."""
 
     slots: tuple[SlotId, ...]
@@ -26,7 +26,7 @@ class Site:
     widest: int  # slots of the largest node
 
     @classmethod
-    def of(cls, view: ClusterView) -> Site:
+    def of(cls, view: ClusterView) -> ClusterIndex:
         """Number nodes, slots and types in the order of the view."""
         nodes: dict[NodeId, int] = {}
         types: dict[str, int] = {}

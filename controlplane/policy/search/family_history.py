@@ -23,7 +23,7 @@ LEAST_NOISE, MOST_NOISE = 1e-9, 1e15  # samples: whatever lies beyond was not me
 FINE_EPOCHS: Final = 16
 NEAR_STAGES: Final = (0, -1, 1, -2, 2)
 KEPT_SIZES: Final = 400  # that are remembered, the latest of them
-Company = tuple[bool, str, bool]  # own group on several nodes; the other's family, and its
+Colocation = tuple[bool, str, bool]  # own group on several nodes; the other's family, and its
 
 
 NO_PARTS: Final = Parts({}, {}, {})
@@ -31,11 +31,11 @@ BESIDE: Final = 0.3  # what a measurement beside neighbours counts, against one 
 
 
 @dataclass(slots=True)
-class Beliefs:
+class Priors:
     """What all families together say of GPU types and neighbours; logarithms."""
 
-    kinds: dict[str, float] = field(default_factory=dict)
-    company: dict[Company, float] = field(default_factory=dict)
+    gpu_types: dict[str, float] = field(default_factory=dict)
+    colocations: dict[Colocation, float] = field(default_factory=dict)
     types: tuple[str, ...] = ()  # of GPUs, in the cluster
 
 
@@ -47,7 +47,7 @@ class _Mean:
 
 
 @dataclass(slots=True)
-class Noise:
+class SmoothedNoise:
     """A gradient noise scale, smoothed in its logarithm: it spans orders of magnitude."""
 
     value: float = 0.0
@@ -71,11 +71,11 @@ def stage(epoch: int) -> int:
 
 
 @dataclass(slots=True)
-class Family:
+class FamilyHistory:
     """Jobs of one script and model."""
 
-    means: dict[tuple[int, int, int, str, Company | None], _Mean] = field(default_factory=dict)
-    beliefs: Beliefs = field(default_factory=Beliefs)
+    means: dict[tuple[int, int, int, str, Colocation | None], _Mean] = field(default_factory=dict)
+    priors: Priors = field(default_factory=Priors)
     parts: Parts = NO_PARTS
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
     reached: int = 0  # samples, by the job that came furthest
@@ -83,13 +83,13 @@ class Family:
     edition: int = 0  # of the model
     model: SpeedModel | None = None
     before: SpeedModel | None = None  # where the next fit begins
-    noise: dict[int, Noise] = field(default_factory=dict)  # by stage of training
+    noise: dict[int, SmoothedNoise] = field(default_factory=dict)  # by stage of training
 
-    def hear_noise(self, epoch: int, noise_scale: float | None) -> None:
+    def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
         """One more measurement of phi, by a job that has finished so many epochs."""
         if believable(noise_scale):
             at = stage(epoch)
-            self.noise.setdefault(at, Noise()).take(noise_scale)
+            self.noise.setdefault(at, SmoothedNoise()).take(noise_scale)
 
     def noise_at(self, epoch: int) -> float | None:
         """Phi at this stage of training, as relatives had it; None: nobody came near."""
@@ -107,14 +107,14 @@ class Family:
         local_batch: int,
         step_s: float,
         *,
-        kind: str = "",
-        company: Company | None = None,
+        gpu_type: str = "",
+        colocation: Colocation | None = None,
     ) -> None:
         """One more measurement; the model is fitted again when it tells something new."""
         if not 0.0 < step_s < LONGEST_S:
             return
         self.largest = max(self.largest, slots)
-        key = (nodes, slots, local_batch, kind, company)
+        key = (nodes, slots, local_batch, gpu_type, colocation)
         mean = self.means.get(key)
         if mean is None:
             if len(self.means) >= KEPT_SIZES:
@@ -138,16 +138,16 @@ class Family:
 
     def costs(self, types: Sequence[str]) -> list[float]:
         """Logarithms of a step on each type of GPU; where it never was, what others say."""
-        common, own = self.beliefs.kinds, self.parts.kinds
-        both = [own[kind] - common.get(kind, 0.0) for kind in types if kind in own]
+        common, own = self.priors.gpu_types, self.parts.gpu_types
+        both = [own[gpu_type] - common.get(gpu_type, 0.0) for gpu_type in types if gpu_type in own]
         level = sum(both) / len(both) if both else 0.0  # only differences were measured
-        return [own.get(kind, common.get(kind, 0.0) + level) for kind in types]
+        return [own.get(gpu_type, common.get(gpu_type, 0.0) + level) for gpu_type in types]
 
     def _alone(self) -> list[Sample]:
         """Steps without what types and neighbours add to them."""
-        plain = all(company is None for *_, company in self.means)
-        kinds = {kind for *_, kind, _ in self.means}
-        if plain and len(kinds) <= 1 and not kinds & self.beliefs.kinds.keys():
+        plain = all(colocation is None for *_, colocation in self.means)
+        gpu_types = {gpu_type for *_, gpu_type, _ in self.means}
+        if plain and len(gpu_types) <= 1 and not gpu_types & self.priors.gpu_types.keys():
             self.parts = NO_PARTS
             return [
                 Sample(nodes, slots, local, mean.step_s, mean.weight)
@@ -157,13 +157,13 @@ class Family:
             Observation(key[:3], key[3], key[4], math.log(mean.step_s), mean.weight)
             for key, mean in self.means.items()
         ]
-        self.parts = separate(seen, self.beliefs.kinds, self.beliefs.company)
+        self.parts = separate(seen, self.priors.gpu_types, self.priors.colocations)
         weight: dict[tuple[int, int, int], float] = {}
-        for (*size, _, company), mean in self.means.items():
+        for (*size, _, colocation), mean in self.means.items():
             at = (size[0], size[1], size[2])
-            sure = mean.weight * (1.0 if company is None else BESIDE)
+            sure = mean.weight * (1.0 if colocation is None else BESIDE)
             weight[at] = min(FULL_WEIGHT, weight.get(at, 0.0) + sure)
-        fastest = min(self.costs(self.beliefs.types), default=0.0)
+        fastest = min(self.costs(self.priors.types), default=0.0)
         return [
             Sample(*size, float(np.exp(self.parts.base[size] + fastest)), many)
             for size, many in weight.items()

@@ -12,7 +12,7 @@ from typing import Any, Final
 import structlog
 
 from controlplane.policy.api import ClusterView, PolicyEvent, SearchStats
-from controlplane.policy.fallback import fill
+from controlplane.policy.fallback import fallback_plan
 from controlplane.service.planner.planner_protocol import Propose, ViewNow
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
@@ -217,4 +217,4 @@ class SearchPlanner:
 
     def _propose_fallback(self) -> None:
         view, now = self._view_now()
-        self._propose(fill(view, now), None)
+        self._propose(fallback_plan(view, now), None)

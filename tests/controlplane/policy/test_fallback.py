@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from controlplane.policy.api import Reason
-from controlplane.policy.fallback import fill
+from controlplane.policy.fallback import fallback_plan
 from schemas.ids import Seconds
 from tests.support.builders import S0, A, B, C, job_view
 from tests.support.views import NOW, row_of, view_of
@@ -15,7 +15,7 @@ def test_what_runs_goes_on_and_free_slots_are_given_to_the_oldest() -> None:
     runs = job_view(A, running_on={S0: 64})
     late, early = job_view(B, submitted_at=Seconds(2.0)), job_view(C, submitted_at=Seconds(1.0))
 
-    plan = fill(view_of(row_of(2), runs, late, early), NOW)
+    plan = fallback_plan(view_of(row_of(2), runs, late, early), NOW)
 
     assert [*plan.local_batch] == [A, C]
     assert plan.reasons[C].code == "fill"
@@ -24,7 +24,7 @@ def test_what_runs_goes_on_and_free_slots_are_given_to_the_oldest() -> None:
 
 
 def test_who_backs_off_is_asked_about_again_then() -> None:
-    plan = fill(view_of(row_of(1), job_view(A, ready_at=Seconds(NOW + 3.0))), NOW)
+    plan = fallback_plan(view_of(row_of(1), job_view(A, ready_at=Seconds(NOW + 3.0))), NOW)
 
     assert (plan.local_batch, plan.wake_at) == ({}, NOW + 3.0)
     assert plan.reasons[A].code == "backing_off"
@@ -33,5 +33,5 @@ def test_who_backs_off_is_asked_about_again_then() -> None:
 def test_a_job_that_the_cluster_can_never_hold_is_told_so() -> None:
     large = msgspec.structs.replace(job_view(A), least=3, most=3)
 
-    assert fill(view_of(row_of(2), large), NOW).reasons[A].code == "too_large"
-    assert fill(view_of([], large), NOW).reasons[A].code == "no_slots"
+    assert fallback_plan(view_of(row_of(2), large), NOW).reasons[A].code == "too_large"
+    assert fallback_plan(view_of([], large), NOW).reasons[A].code == "no_slots"

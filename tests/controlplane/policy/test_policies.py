@@ -12,7 +12,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, PolicyEvent
 from controlplane.policy.baselines.fifo import Fifo
-from controlplane.policy.fallback import fill
+from controlplane.policy.fallback import fallback_plan
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.planning.packing import split
@@ -46,7 +46,7 @@ def asked(policy: Policy, told: Shown, now: float = NOW) -> Plan:
 
 def answer(name: str, told: Shown) -> Plan:
     """The plan of a policy; or of what stands in while a search is away."""
-    return fill(told[0], NOW) if name == "fill" else asked(made(name), told)
+    return fallback_plan(told[0], NOW) if name == "fill" else asked(made(name), told)
 
 
 def changed(plan: Plan, view: ClusterView) -> list[tuple[JobView, dict[SlotId, int]]]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.prediction.slowdowns import MOST_COMPANY, Observation, Parts, separate
+from controlplane.prediction.slowdowns import MOST_SLOWDOWN, Observation, Parts, separate
 from tests.support.sizes import examples
 
 SIZES = {1: math.log(0.1), 2: math.log(0.12), 4: math.log(0.2)}
@@ -20,26 +20,26 @@ COMPANY = {None: 0.0, "hungry": 0.4, "meek": 0.0}
 
 
 def seen(
-    size: Hashable, kind: str, company: Hashable, log_step_s: float, weight: float = 10.0
+    size: Hashable, gpu_type: str, colocation: Hashable, log_step_s: float, weight: float = 10.0
 ) -> Observation:
-    return Observation(size, kind, company, log_step_s, weight)
+    return Observation(size, gpu_type, colocation, log_step_s, weight)
 
 
 def everything(noise: float = 0.0) -> list[Observation]:
     """Each size on each type beside each neighbour."""
     rng = default_rng(0)
     return [
-        seen(size, kind, company, sum(parts) + noise * float(rng.standard_normal()))
-        for (size, *one), (kind, *two), (company, *three) in itertools.product(
+        seen(size, gpu_type, colocation, sum(parts) + noise * float(rng.standard_normal()))
+        for (size, *one), (gpu_type, *two), (colocation, *three) in itertools.product(
             SIZES.items(), KINDS.items(), COMPANY.items()
         )
         for parts in [(*one, *two, *three)]
     ]
 
 
-def step_s(parts: Parts, size: int, kind: str, company: str | None = None) -> float:
-    cost = parts.company[company] if company else 0.0
-    return math.exp(parts.base[size] + parts.kinds[kind] + cost)
+def step_s(parts: Parts, size: int, gpu_type: str, colocation: str | None = None) -> float:
+    cost = parts.colocations[colocation] if colocation else 0.0
+    return math.exp(parts.base[size] + parts.gpu_types[gpu_type] + cost)
 
 
 # --- known parts are found
@@ -49,13 +49,13 @@ def step_s(parts: Parts, size: int, kind: str, company: str | None = None) -> fl
 def test_steps_come_apart_into_size_type_and_neighbour(noise: float, error: float) -> None:
     parts = separate(everything(noise), {}, {})
 
-    for kind, cost in KINDS.items():
-        found = parts.kinds[kind] - parts.kinds["fast"]
+    for gpu_type, cost in KINDS.items():
+        found = parts.gpu_types[gpu_type] - parts.gpu_types["fast"]
         assert found == pytest.approx(cost, abs=error)
     for size, log_s in SIZES.items():
         assert step_s(parts, size, "fast") == pytest.approx(math.exp(log_s), rel=error)
-    assert parts.company["hungry"] == pytest.approx(0.4, abs=error)
-    assert parts.company["meek"] == pytest.approx(0.0, abs=error)
+    assert parts.colocations["hungry"] == pytest.approx(0.4, abs=error)
+    assert parts.colocations["meek"] == pytest.approx(0.0, abs=error)
 
 
 def test_a_size_that_was_seen_on_a_slow_type_alone_is_told_for_the_fast_one() -> None:
@@ -77,23 +77,23 @@ def test_a_size_that_was_never_seen_alone_is_told_without_its_neighbour() -> Non
 def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
     parts = separate([seen(1, "", None, 0.0), seen(1, "", "helper", -0.5)], {}, {})
 
-    assert parts.company == {"helper": 0.0}
+    assert parts.colocations == {"helper": 0.0}
     assert parts.base == {1: pytest.approx(-0.25, abs=1e-3)}, "steps beside it count as alone"
 
 
 def test_no_neighbour_is_believed_to_cost_more_than_the_most() -> None:
     parts = separate([seen(1, "", None, 0.0), seen(1, "", "awful", 50.0)], {}, {})
 
-    assert parts.company == {"awful": MOST_COMPANY}
+    assert parts.colocations == {"awful": MOST_SLOWDOWN}
 
 
 def test_what_was_not_told_apart_is_as_it_was_believed() -> None:
     one_type = separate([seen(1, "slow", None, 1.0)], {"slow": 0.7, "fast": 0.0}, {})
     always_beside = separate([seen(1, "", "hungry", 1.0)], {}, {"hungry": 0.4})
 
-    assert one_type.kinds == {"slow": pytest.approx(0.7, abs=1e-3)}
+    assert one_type.gpu_types == {"slow": pytest.approx(0.7, abs=1e-3)}
     assert one_type.base == {1: pytest.approx(0.3, abs=1e-3)}
-    assert always_beside.company == {"hungry": pytest.approx(0.4, abs=1e-3)}
+    assert always_beside.colocations == {"hungry": pytest.approx(0.4, abs=1e-3)}
 
 
 def test_a_belief_weighs_as_much_as_half_a_measurement() -> None:
@@ -102,8 +102,8 @@ def test_a_belief_weighs_as_much_as_half_a_measurement() -> None:
     one = separate([alone, seen(1, "", "hungry", 0.6, 1.0)], {}, {"hungry": 0.0})
     many = separate([alone, seen(1, "", "hungry", 0.6, 10.0)], {}, {"hungry": 0.0})
 
-    assert one.company["hungry"] == pytest.approx(0.4, abs=0.01)
-    assert many.company["hungry"] == pytest.approx(0.6 * 10 / 10.5, abs=0.01)
+    assert one.colocations["hungry"] == pytest.approx(0.4, abs=0.01)
+    assert many.colocations["hungry"] == pytest.approx(0.6 * 10 / 10.5, abs=0.01)
 
 
 def test_who_saw_nothing_knows_nothing() -> None:
@@ -116,8 +116,8 @@ observations = st.lists(
     st.builds(
         Observation,
         size=st.integers(1, 3),
-        kind=st.sampled_from(["", "fast", "slow"]),
-        company=st.sampled_from([None, "hungry", "meek", "far"]),
+        gpu_type=st.sampled_from(["", "fast", "slow"]),
+        colocation=st.sampled_from([None, "hungry", "meek", "far"]),
         log_step_s=st.floats(-750, 750),  # of all numbers that can be written
         weight=st.floats(0, 1e9),
     ),
@@ -129,19 +129,19 @@ beliefs = st.floats(-20, 20)
 @settings(max_examples=examples(200))
 @given(
     told=observations,
-    kinds=st.dictionaries(st.sampled_from(["fast", "slow"]), beliefs),
-    company=st.dictionaries(st.sampled_from(["hungry", "meek"]), beliefs),
+    gpu_types=st.dictionaries(st.sampled_from(["fast", "slow"]), beliefs),
+    colocations=st.dictionaries(st.sampled_from(["hungry", "meek"]), beliefs),
 )
 def test_whatever_is_told_every_part_is_finite_and_no_neighbour_helps(
-    told: list[Observation], kinds: dict[str, float], company: dict[str, float]
+    told: list[Observation], gpu_types: dict[str, float], colocations: dict[str, float]
 ) -> None:
-    parts = separate(told, kinds, company)
+    parts = separate(told, gpu_types, colocations)
 
-    assert all(map(math.isfinite, (*parts.base.values(), *parts.kinds.values())))
-    assert all(0.0 <= cost <= MOST_COMPANY for cost in parts.company.values())
+    assert all(map(math.isfinite, (*parts.base.values(), *parts.gpu_types.values())))
+    assert all(0.0 <= cost <= MOST_SLOWDOWN for cost in parts.colocations.values())
     assert set(parts.base) == {one.size for one in told}
-    assert set(parts.kinds) == {one.kind for one in told}
-    assert set(parts.company) == {one.company for one in told} - {None}
+    assert set(parts.gpu_types) == {one.gpu_type for one in told}
+    assert set(parts.colocations) == {one.colocation for one in told} - {None}
 
 
 @settings(max_examples=examples(100))

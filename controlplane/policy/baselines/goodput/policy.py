@@ -23,18 +23,18 @@ from controlplane.policy.api import (
 from controlplane.policy.baselines.goodput.options import GoodputOptions
 from controlplane.policy.baselines.goodput.size_table import (
     Bounds,
-    FloatArray,
-    Table,
+    SizeTable,
     best_sizes,
     goodputs,
-    table_of,
+    size_table,
     utilities,
 )
 from controlplane.policy.planning.packing import split
-from controlplane.policy.planning.partition import Board, compose, survey
+from controlplane.policy.planning.partition import Partition, compose_plan, partition_of
 from controlplane.policy.planning.placer import Placer
 from controlplane.policy.planning.scheduling_rounds import Rounds, able, within
-from controlplane.policy.search.family_history import Family
+from controlplane.policy.search.family_history import FamilyHistory
+from controlplane.prediction.arrays import FloatArray
 from schemas.ids import JobId, Seconds, SlotId, node_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry
 
 
 @dataclass(slots=True)
-class _Story:
+class _JobHistory:
     """What is remembered of an active job."""
 
     slots: frozenset[SlotId] = frozenset()  # that it had last
@@ -79,10 +79,10 @@ class Goodput:
         self.options = options or GoodputOptions()
         self._placer = Placer(self.options.placement, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
-        self._speeds: dict[str, Family] = {}
+        self._speeds: dict[str, FamilyHistory] = {}
         self._noise_scales: dict[JobId, float] = {}  # as telemetry told them, smoothed
-        self._stories: dict[JobId, _Story] = {}
-        self._tables: dict[JobId, tuple[object, Table]] = {}
+        self._histories: dict[JobId, _JobHistory] = {}
+        self._tables: dict[JobId, tuple[object, SizeTable]] = {}
         self._targets: dict[JobId, _Target] = {}
 
     # --- the three verbs
@@ -97,7 +97,7 @@ class Goodput:
                 self._take(event)
                 self._observe_noise(event.job, event.noise_scale)
             case JobEnded():
-                self._stories.pop(event.job, None)
+                self._histories.pop(event.job, None)
                 self._tables.pop(event.job, None)
                 self._speeds.pop(f"job {event.job}", None)
                 self._noise_scales.pop(event.job, None)
@@ -112,30 +112,30 @@ class Goodput:
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The sizes and batches of the last round, as far as there is room for them by now."""
-        board = survey(view, now)
+        partition = partition_of(view, now)
         self._follow(view)
-        if self._rounds.is_due(board, self._targets):
-            self._targets = self._round(board)
+        if self._rounds.is_due(partition, self._targets):
+            self._targets = self._round(partition)
             self._rounds.begin(now)
-        sizes = within(board, {name: target.slots for name, target in self._targets.items()})
+        sizes = within(partition, {name: target.slots for name, target in self._targets.items()})
         largest_first = dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
-        placed = self._placer.place(board, largest_first, self._packed(board, sizes))
-        return compose(
-            board,
+        placed = self._placer.place(partition, largest_first, self._packed(partition, sizes))
+        return compose_plan(
+            partition,
             {name: self._dealt(view.jobs[name], slots) for name, slots in placed.items()},
             self._why,
-            restart=self._placer.restarts(board, placed),
-            wake_at=self._rounds.next_at(board),
+            restart=self._placer.restarts(partition, placed),
+            wake_at=self._rounds.next_at(partition),
         )
 
-    def _packed(self, board: Board, sizes: dict[JobId, int]) -> set[JobId]:
+    def _packed(self, partition: Partition, sizes: dict[JobId, int]) -> set[JobId]:
         """Running jobs that may move as a whole: to any job its nodes matter as its size does.
 
         One whose batch is too small for the old and the new place at once is left out: it would
         have no way there.
         """
         packed = set()
-        for job in board.running:
+        for job in partition.running:
             size, have = sizes.get(job.job, 0), len(job.running_on)
             target = self._targets.get(job.job)
             moves = size > have or (target is not None and target.packed and size == have)
@@ -152,9 +152,9 @@ class Goodput:
             family = self._speed(event.job, event.family)
             family.take(event.nodes, event.slots, local, event.global_batch / rate)
 
-    def _speed(self, job: JobId, family: str) -> Family:
+    def _speed(self, job: JobId, family: str) -> FamilyHistory:
         key = f"family {family}" if family and self.options.share_family else f"job {job}"
-        return self._speeds.setdefault(key, Family())
+        return self._speeds.setdefault(key, FamilyHistory())
 
     def _observe_noise(self, job: JobId, told: float | None) -> None:
         """Means are of logarithms: noise scales span orders of magnitude."""
@@ -164,15 +164,15 @@ class Goodput:
 
     def _follow(self, view: ClusterView) -> None:
         """Count changes of slots; a picture that was seen before changes nothing."""
-        for name in [name for name in self._stories if name not in view.jobs]:
-            del self._stories[name]
+        for name in [name for name in self._histories if name not in view.jobs]:
+            del self._histories[name]
             self._tables.pop(name, None)
         for name, job in view.jobs.items():
-            story = self._stories.setdefault(name, _Story())
+            history = self._histories.setdefault(name, _JobHistory())
             slots = frozenset(job.running_on)
-            story.changes += bool(slots) and slots != story.slots
-            story.slots = slots
-            story.most = max(story.most, len(slots))
+            history.changes += bool(slots) and slots != history.slots
+            history.slots = slots
+            history.most = max(history.most, len(slots))
 
     def _noise_scale(self, job: JobView) -> float:
         """Of telemetry if there was any, else of epochs, else a prior."""
@@ -183,25 +183,25 @@ class Goodput:
 
     # --- a round
 
-    def _round(self, board: Board) -> dict[JobId, _Target]:
-        jobs = sorted(able(board), key=lambda job: job.submitted_at)
-        widest = max(Counter(slot.node for slot in board.view.slots).values(), default=1)
-        all_bounds = [self._bounds(job, board, widest) for job in jobs]
+    def _round(self, partition: Partition) -> dict[JobId, _Target]:
+        jobs = sorted(able(partition), key=lambda job: job.submitted_at)
+        widest = max(Counter(slot.node for slot in partition.view.slots).values(), default=1)
+        all_bounds = [self._bounds(job, partition, widest) for job in jobs]
         tables = [self._table(job, one) for job, one in zip(jobs, all_bounds, strict=True)]
-        worth = [
-            self._worth(job, bounds, table, board.now)
+        value = [
+            self._value(job, bounds, table, partition.now)
             for job, bounds, table in zip(jobs, all_bounds, tables, strict=True)
         ]
-        sizes = best_sizes(worth, board.room)
+        sizes = best_sizes(value, partition.room)
         return {
-            job.job: self._target(job, table, bounds, size, board.now)
+            job.job: self._target(job, table, bounds, size, partition.now)
             for job, table, bounds, size in zip(jobs, tables, all_bounds, sizes, strict=True)
         }
 
-    def _bounds(self, job: JobView, board: Board, widest: int) -> Bounds:
+    def _bounds(self, job: JobView, partition: Partition, widest: int) -> Bounds:
         """At most twice the most slots that it ever had (Pollux section 4.2.1)."""
-        grown = int(self.options.growth * self._stories[job.job].most)
-        most = min(job.most, len(board.view.slots), job.batch_limit, max(job.least, grown))
+        grown = int(self.options.growth * self._histories[job.job].most)
+        most = min(job.most, len(partition.view.slots), job.batch_limit, max(job.least, grown))
         return Bounds(
             first_batch=job.batch_size,
             batch_limit=job.batch_limit,
@@ -210,18 +210,18 @@ class Goodput:
             widest=widest,
         )
 
-    def _table(self, job: JobView, bounds: Bounds) -> Table:
+    def _table(self, job: JobView, bounds: Bounds) -> SizeTable:
         """Made again when something that it depends on is new."""
         speed = self._speed(job.job, job.family)
         model, noise_scale = speed.speed(job.batch_size), self._noise_scale(job)
         key = (speed.edition, bounds, noise_scale)
         known = self._tables.get(job.job)
         if known is None or known[0] != key:
-            table = table_of(model, bounds, noise_scale, self.options.batches_per_doubling)
+            table = size_table(model, bounds, noise_scale, self.options.batches_per_doubling)
             known = self._tables[job.job] = (key, table)
         return known[1]
 
-    def _worth(self, job: JobView, bounds: Bounds, table: Table, now: Seconds) -> FloatArray:
+    def _value(self, job: JobView, bounds: Bounds, table: SizeTable, now: Seconds) -> FloatArray:
         """Of 0, 1, ... slots; other ones than it has cost it a part (Pollux eq. 16)."""
         speedups = np.append(0.0, table.speedups)
         have = len(job.running_on)
@@ -229,12 +229,12 @@ class Goodput:
             stays = speedups[have] * self._spread(job, bounds, table)
             speedups = speedups * self._kept(job, now)
             speedups[have] = max(stays, speedups[have])
-        worth = utilities(speedups, self.options.power)
-        worth[1:][table.batches == 0] = -np.inf
-        worth[1 : job.least] = -np.inf
-        return worth
+        value = utilities(speedups, self.options.power)
+        value[1:][table.batches == 0] = -np.inf
+        value[1 : job.least] = -np.inf
+        return value
 
-    def _spread(self, job: JobView, bounds: Bounds, table: Table) -> float:
+    def _spread(self, job: JobView, bounds: Bounds, table: SizeTable) -> float:
         """What its present nodes leave of its goodput on as few as possible."""
         have, nodes = len(job.running_on), len({node_of(slot) for slot in job.running_on})
         batch = int(table.batches[have - 1])
@@ -251,10 +251,10 @@ class Goodput:
         cost = self.options.reallocation_s
         if not cost:
             return 1.0
-        return max(0.0, (age - self._stories[job.job].changes * cost) / (age + cost))
+        return max(0.0, (age - self._histories[job.job].changes * cost) / (age + cost))
 
     def _target(
-        self, job: JobView, table: Table, bounds: Bounds, size: int, now: Seconds
+        self, job: JobView, table: SizeTable, bounds: Bounds, size: int, now: Seconds
     ) -> _Target:
         """The batch of its size; the present one if another is not worth it."""
         if not size:

@@ -8,13 +8,10 @@ from heapq import heapify, heappop, heappush
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 
+from controlplane.prediction.arrays import FloatArray, IntArray
 from controlplane.prediction.efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
-
-FloatArray = npt.NDArray[np.float64]
-IntArray = npt.NDArray[np.int64]
 
 STARVED: Final = (
     1e-3  # speed-up that a job without slots counts with: its share of a mean is finite
@@ -34,7 +31,7 @@ class Bounds:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class SizeTable:
     """The best batch and its goodput on 1, 2, ... slots, close together."""
 
     batches: IntArray  # shape (N,), samples per step; 0: there is none
@@ -46,7 +43,9 @@ class Table:
         return np.asarray(self.goodputs / self.goodputs[0])
 
 
-def table_of(model: SpeedModel, bounds: Bounds, noise_scale: float, per_doubling: int) -> Table:
+def size_table(
+    model: SpeedModel, bounds: Bounds, noise_scale: float, per_doubling: int
+) -> SizeTable:
     """Pollux eq. 6-8: the batch on a geometric grid that has the greatest goodput at each size.
 
     Args:
@@ -59,8 +58,8 @@ def table_of(model: SpeedModel, bounds: Bounds, noise_scale: float, per_doubling
     slots = np.arange(1, bounds.most + 1)[:, None]
     each = goodputs(model, bounds, slots, batches[None, :], noise_scale)
     best = each.argmax(axis=1)
-    worth = each[np.arange(bounds.most), best]
-    return Table(batches=np.where(worth > 0, batches[best], 0), goodputs=worth)
+    value = each[np.arange(bounds.most), best]
+    return SizeTable(batches=np.where(value > 0, batches[best], 0), goodputs=value)
 
 
 def goodputs(
@@ -110,7 +109,7 @@ def utilities(speedups: FloatArray, power: float) -> FloatArray:
     return np.asarray(np.sign(power) * np.power(bounded, power))
 
 
-def best_sizes(worth: Sequence[FloatArray], room: int) -> list[int]:
+def best_sizes(value: Sequence[FloatArray], room: int) -> list[int]:
     """Slots of each job, so that what they are worth in all is as much as possible.
 
     Each takes the size that is worth most to it at one price for a slot, the lowest at which
@@ -119,14 +118,14 @@ def best_sizes(worth: Sequence[FloatArray], room: int) -> list[int]:
     the best sizes but for the last few slots.
 
     Args:
-        worth: of each job the worth of 0, 1, ... slots, -inf for sizes it may not have.
+        value: of each job the value of 0, 1, ... slots, -inf for sizes it may not have.
         room: slots in all.
     """
-    if not worth:
+    if not value:
         return []
-    widest = max(map(len, worth))
-    table = np.full((len(worth), widest), -np.inf)
-    for row, values in enumerate(worth):
+    widest = max(map(len, value))
+    table = np.full((len(value), widest), -np.inf)
+    for row, values in enumerate(value):
         table[row, : len(values)] = values
     counts = np.arange(widest)
     sizes = table.argmax(axis=1)

@@ -17,7 +17,12 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.baselines.optimus.estimates import Estimates
 from controlplane.policy.baselines.optimus.options import OptimusOptions
-from controlplane.policy.planning.partition import Board, compose, survey, useful
+from controlplane.policy.planning.partition import (
+    Partition,
+    compose_plan,
+    partition_of,
+    useful_slots,
+)
 from controlplane.policy.planning.placer import Placer, deal
 from controlplane.policy.planning.scheduling_rounds import Rounds, able, within
 from schemas.errors import SettingsError
@@ -79,19 +84,19 @@ class Optimus:
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The sizes of the last round, as far as there is room for them by now."""
-        board = survey(view, now)
-        if self._rounds.is_due(board, self._targets):
-            self._targets = share(able(board), board, self._lengths, self.options.most)
+        partition = partition_of(view, now)
+        if self._rounds.is_due(partition, self._targets):
+            self._targets = share(able(partition), partition, self._lengths, self.options.most)
             self._rounds.begin(now)
-        sizes = within(board, self._targets)
+        sizes = within(partition, self._targets)
         ascending = sorted(sizes.items(), key=lambda entry: entry[1])
-        placed = self._placer.place(board, dict(ascending))
-        return compose(
-            board,
-            deal(board, placed),
+        placed = self._placer.place(partition, dict(ascending))
+        return compose_plan(
+            partition,
+            deal(partition, placed),
             self._why,
-            restart=self._placer.restarts(board, placed),
-            wake_at=self._rounds.next_at(board),
+            restart=self._placer.restarts(partition, placed),
+            wake_at=self._rounds.next_at(partition),
         )
 
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
@@ -109,22 +114,22 @@ class Optimus:
 
 
 def share(
-    jobs: Sequence[JobView], board: Board, lengths: Lengths, most: int | None
+    jobs: Sequence[JobView], partition: Partition, lengths: Lengths, most: int | None
 ) -> dict[JobId, int]:
     """One round: slots of each job, 0 for those that have to wait.
 
     Args:
         jobs: in order of arrival, which decides between equal gains.
-        board: how many slots there are.
+        partition: how many slots there are.
         lengths: what is known of them.
         most: slots of one job; None: no more than it allows.
     """
-    left = board.room
+    left = partition.room
     sizes: dict[JobId, int] = {}
     heap: list[tuple[float, int]] = []  # (minus the gain, place)
     by_least = sorted(jobs, key=lambda job: job.least)
     steps = [lengths.remaining_steps(job) for job in by_least]
-    caps = [min(useful(job, board), most or job.most) for job in by_least]
+    caps = [min(useful_slots(job, partition), most or job.most) for job in by_least]
 
     def gain(place: int) -> float:
         job, size = by_least[place], sizes[by_least[place].job]

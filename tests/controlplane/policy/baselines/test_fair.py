@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import JobView
 from controlplane.policy.baselines.fair import shares
-from controlplane.policy.planning.partition import survey
+from controlplane.policy.planning.partition import partition_of
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, SlotId
@@ -46,7 +46,7 @@ def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
 def test_shares_are_as_equal_as_can_be(
     room: int, jobs: list[JobView], shared: dict[JobId, int]
 ) -> None:
-    assert shares(jobs, survey(view_of(row_of(room), *jobs), NOW)) == shared
+    assert shares(jobs, partition_of(view_of(row_of(room), *jobs), NOW)) == shared
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -62,7 +62,7 @@ def test_no_slot_is_idle_and_nobody_could_be_given_one_of_a_larger_share(
         for number, (least, more) in enumerate(bounds)
     ]
 
-    shared = shares(jobs, survey(view_of(row_of(room), *jobs), NOW))
+    shared = shares(jobs, partition_of(view_of(row_of(room), *jobs), NOW))
 
     left = room - sum(shared.values())
     for job in jobs:

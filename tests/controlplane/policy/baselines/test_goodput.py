@@ -11,7 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, Policy, StepsSeen
-from controlplane.policy.baselines.goodput.size_table import Bounds, best_sizes, table_of, utilities
+from controlplane.policy.baselines.goodput.size_table import (
+    Bounds,
+    best_sizes,
+    size_table,
+    utilities,
+)
 from controlplane.policy.registry import make
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from schemas.errors import SettingsError
@@ -57,18 +62,18 @@ def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
 
 
 def test_a_noisy_gradient_makes_the_largest_batches_best() -> None:
-    table = table_of(STEP, BOUNDS, 1e9, 1)
+    table = size_table(STEP, BOUNDS, 1e9, 1)
 
     assert table.batches.tolist() == [128, 256, 256, 512, 512, 512, 512, 512]
 
 
 def test_without_noise_a_larger_batch_is_worth_nothing() -> None:
-    assert set(table_of(STEP, BOUNDS, 0.0, 4).batches.tolist()) == {64}
+    assert set(size_table(STEP, BOUNDS, 0.0, 4).batches.tolist()) == {64}
 
 
 def test_goodput_on_one_slot_worked_out_by_hand() -> None:
     """Batch 64: 64 / 0.164 s = 390; batch 128: 128 / 0.228 s (64 + 64) / (64 + 128) = 374."""
-    table = table_of(STEP, BOUNDS, 64.0, 1)
+    table = size_table(STEP, BOUNDS, 64.0, 1)
 
     assert table.batches[0] == 64
     assert table.goodputs[0] == pytest.approx(64 / 0.164)
@@ -77,15 +82,15 @@ def test_goodput_on_one_slot_worked_out_by_hand() -> None:
 def test_a_size_that_no_batch_goes_with_is_not_offered() -> None:
     tight = Bounds(first_batch=2, batch_limit=4, local_limit=4, most=6, widest=6)
 
-    assert (table_of(STEP, tight, 1.0, 1).batches > 0).tolist() == [True] * 4 + [False] * 2
+    assert (size_table(STEP, tight, 1.0, 1).batches > 0).tolist() == [True] * 4 + [False] * 2
 
 
 @pytest.mark.parametrize(
-    ("power", "worth"),
+    ("power", "value"),
     [(-1.0, [-1000.0, -1.0, -0.5]), (1.0, [0.001, 1.0, 2.0]), (0.0, [-6.9078, 0.0, 0.6931])],
 )
-def test_utilities_rank_as_the_mean_of_that_power(power: float, worth: list[float]) -> None:
-    assert utilities(np.array([0.0, 1.0, 2.0]), power) == pytest.approx(np.array(worth), abs=1e-4)
+def test_utilities_rank_as_the_mean_of_that_power(power: float, value: list[float]) -> None:
+    assert utilities(np.array([0.0, 1.0, 2.0]), power) == pytest.approx(np.array(value), abs=1e-4)
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -96,27 +101,27 @@ def test_utilities_rank_as_the_mean_of_that_power(power: float, worth: list[floa
 def test_the_best_sizes_are_those_of_all_if_further_slots_are_worth_less(
     room: int, gains: list[list[int]]
 ) -> None:
-    worth = [
+    value = [
         np.cumsum([0.0, *sorted((value + 0.5 for value in row), reverse=True)]) for row in gains
     ]
-    every = itertools.product(*(range(len(row)) for row in worth))
-    best = max(_total(worth, chosen) for chosen in every if sum(chosen) <= room)
+    every = itertools.product(*(range(len(row)) for row in value))
+    best = max(_total(value, chosen) for chosen in every if sum(chosen) <= room)
 
-    chosen = best_sizes(worth, room)
+    chosen = best_sizes(value, room)
 
     assert sum(chosen) <= room
-    assert _total(worth, chosen) == pytest.approx(best)
+    assert _total(value, chosen) == pytest.approx(best)
 
 
 @settings(max_examples=examples(150), deadline=None)
 @given(
     room=st.integers(0, 8),
-    worth=st.lists(st.lists(st.integers(0, 50), max_size=5), min_size=1, max_size=4),
+    value=st.lists(st.lists(st.integers(0, 50), max_size=5), min_size=1, max_size=4),
 )
 def test_the_best_sizes_fit_and_are_at_least_half_as_good_as_can_be(
-    room: int, worth: list[list[int]]
+    room: int, value: list[list[int]]
 ) -> None:
-    tables = [np.array([0.0, *row]) for row in worth]
+    tables = [np.array([0.0, *row]) for row in value]
     every = itertools.product(*(range(len(row)) for row in tables))
     best = max(_total(tables, chosen) for chosen in every if sum(chosen) <= room)
 
@@ -126,8 +131,8 @@ def test_the_best_sizes_fit_and_are_at_least_half_as_good_as_can_be(
     assert _total(tables, chosen) >= best / 2
 
 
-def _total(worth: list[Any], chosen: Any) -> float:
-    return float(sum(row[size] for row, size in zip(worth, chosen, strict=True)))
+def _total(value: list[Any], chosen: Any) -> float:
+    return float(sum(row[size] for row, size in zip(value, chosen, strict=True)))
 
 
 # --- by example
@@ -281,7 +286,7 @@ def test_a_relative_is_learnt_from_only_if_that_is_chosen(share: bool) -> None: 
 def test_the_speed_that_was_seen_is_what_is_planned_with() -> None:
     model = fit([Sample(1, 1, 64.0, 0.164), Sample(1, 1, 128.0, 0.228)], 64)
 
-    assert table_of(model, BOUNDS, 64.0, 1).goodputs[0] == pytest.approx(64 / 0.164, rel=0.05)
+    assert size_table(model, BOUNDS, 64.0, 1).goodputs[0] == pytest.approx(64 / 0.164, rel=0.05)
 
 
 @pytest.mark.parametrize(

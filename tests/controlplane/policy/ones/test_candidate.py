@@ -15,9 +15,9 @@ from numpy.random import default_rng
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.candidate import Candidate, laid_out, present, score
 from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.placement import Wishes, lay_out
+from controlplane.policy.ones.placement import PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.size_table import IntArray
+from controlplane.prediction.arrays import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, job_view
 from tests.support.sizes import examples
@@ -39,10 +39,10 @@ def slot(node: int, index: int) -> SlotId:
     return SlotId(f"n{node}/{index}")
 
 
-def made(problem: Problem, levels: list[int], wishes: Wishes | None = None) -> Candidate:
+def made(problem: Problem, levels: list[int], hints: PlacementHints | None = None) -> Candidate:
     """The schedule in force, changed to these levels."""
-    wishes = wishes or Wishes()
-    found = laid_out(problem, present(problem), np.array(levels, dtype=np.int64), wishes)
+    hints = hints or PlacementHints()
+    found = laid_out(problem, present(problem), np.array(levels, dtype=np.int64), hints)
     assert found is not None
     return found
 
@@ -56,8 +56,8 @@ def test_a_schedule_is_worth_the_sum_of_what_its_jobs_are() -> None:
     candidate = made(problem, [3, 1])
 
     assert (candidate.slots(0), candidate.slots(1)) == ((0, 1, 2), (3,))
-    assert candidate.worth.tolist() == [problem.worth[0, 3], problem.worth[1, 1]]
-    assert candidate.fitness == pytest.approx(problem.worth[0, 3] + problem.worth[1, 1])
+    assert candidate.value.tolist() == [problem.value[0, 3], problem.value[1, 1]]
+    assert candidate.fitness == pytest.approx(problem.value[0, 3] + problem.value[1, 1])
     assert candidate.moves == 2
 
 
@@ -67,16 +67,16 @@ def test_a_job_over_more_nodes_than_it_needs_is_worth_less_by_what_its_steps_tak
 
     candidate = made(problem, [int(problem.present[0]), 2])
 
-    assert (candidate.slots(0), candidate.slots(1)) == (problem.cases[0].now, (0, 1))
-    worth = problem.worth[0, problem.present[0]] + problem.worth[1, 2] * 1.1**-0.8  # a tenth longer
-    assert candidate.fitness == pytest.approx(worth)
+    assert (candidate.slots(0), candidate.slots(1)) == (problem.job_rows[0].now, (0, 1))
+    value = problem.value[0, problem.present[0]] + problem.value[1, 2] * 1.1**-0.8  # a tenth longer
+    assert candidate.fitness == pytest.approx(value)
 
 
 def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
     problem = problem_of(view_of(row_of(2, 2), a_job(A, S0, T0, stop_samples=10_000)))
     stays = present(problem)
 
-    packed = made(problem, problem.present.tolist(), Wishes(movers=(0,)))
+    packed = made(problem, problem.present.tolist(), PlacementHints(movers=(0,)))
 
     assert {int(problem.node_of[place]) for place in packed.slots(0)} == {0}
     assert packed.fitness == pytest.approx(stays.fitness * (1.1 * problem.moved[0]) ** 0.8)
@@ -89,9 +89,9 @@ def test_a_job_on_gpus_on_which_its_steps_take_twice_as_long_is_worth_less_by_th
         problem_of(view, events=LINEAR), types=(0, 1), slow=[(1.0, 2.0), (1.0, 2.0)]
     )
 
-    found = present(problem).worth
+    found = present(problem).value
 
-    assert found.tolist() == pytest.approx([problem.worth[0, 1], problem.worth[1, 1] * 2.0**-0.8])
+    assert found.tolist() == pytest.approx([problem.value[0, 1], problem.value[1, 1] * 2.0**-0.8])
 
 
 def test_the_slowest_gpu_sets_the_pace_of_a_job() -> None:
@@ -101,7 +101,7 @@ def test_the_slowest_gpu_sets_the_pace_of_a_job() -> None:
         slow=[(1.0, 3.0)],
     )
 
-    assert present(problem).fitness == pytest.approx(problem.worth[0, 2] * 3.0**-0.8)
+    assert present(problem).fitness == pytest.approx(problem.value[0, 2] * 3.0**-0.8)
 
 
 def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
@@ -109,7 +109,7 @@ def test_a_job_is_worth_less_beside_one_that_slows_it_down() -> None:
     costs = [(0.0, 0.5, 9.0), (0.2, 0.0, 9.0), (9.0, 9.0, 0.0)]
     problem = surrounded(problem_of(view, events=LINEAR), costs=costs)
 
-    found = present(problem).worth / problem.worth[:, 1]
+    found = present(problem).value / problem.value[:, 1]
 
     assert found.tolist() == pytest.approx([np.exp(-0.4), np.exp(-0.16), 1.0])
 
@@ -122,13 +122,13 @@ def test_who_waits_is_not_slowed_down_by_anything() -> None:
         costs=[(1.0, 1.0), (1.0, 1.0)],
     )
 
-    assert present(problem).worth.tolist() == [problem.worth[0, 0], problem.worth[1, 1]]
+    assert present(problem).value.tolist() == [problem.value[0, 0], problem.value[1, 1]]
 
 
 def test_a_job_moves_only_if_it_has_samples_enough_for_both_places_at_once() -> None:
     """The controller would refuse it."""
     small, large = (a_job(A, S0, S1, batch_size=2, batch_limit=limit) for limit in (3, 4))
-    elsewhere = Wishes(movers=(0,), jitter=np.array([1.0, 0.0]))
+    elsewhere = PlacementHints(movers=(0,), jitter=np.array([1.0, 0.0]))
 
     here, there = (
         laid_out(problem, present(problem), problem.present, elsewhere)
@@ -188,23 +188,27 @@ def naive(problem: Problem, levels: IntArray, owner: IntArray) -> list[float]:
     nodes = {row: set(problem.node_of[places].tolist()) for row, places in on.items()}
     found = []
     for row, level in enumerate(levels.tolist()):
-        worth = float(problem.worth[row, level])
+        value = float(problem.value[row, level])
         if level:
-            case, size = problem.cases[row], int(problem.sizes[row, level])
-            local = np.array([case.offers.batches[level - 1] / size] * 2)
-            spans = np.array([case.offers.nodes[level - 1], len(nodes[row])])
-            meant, real = case.model.step_s(spans, np.array([size, size]), local)
-            keeps = float(meant / real)
-            if level == problem.present[row] and set(on[row]) != set(case.now):
-                keeps *= case.moved
+            job_row, size = problem.job_rows[row], int(problem.sizes[row, level])
+            local = np.array([job_row.table.batches[level - 1] / size] * 2)
+            spans = np.array([job_row.table.nodes[level - 1], len(nodes[row])])
+            meant, real = job_row.model.step_s(spans, np.array([size, size]), local)
+            change_factor = float(meant / real)
+            if level == problem.present[row] and set(on[row]) != set(job_row.now):
+                change_factor *= job_row.moved
             if problem.slow is not None:
-                keeps /= max(problem.slow[row, problem.site.type_of[place]] for place in on[row])
-            if problem.neighbours is not None:
+                change_factor /= max(
+                    problem.slow[row, problem.cluster.type_of[place]] for place in on[row]
+                )
+            if problem.interference is not None:
                 others = [o for o in nodes if o != row and nodes[o] & nodes[row]]
-                theta = problem.neighbours.theta
-                keeps *= np.exp(-max((theta[2 * row, 2 * o] for o in others), default=0.0))
-            worth *= keeps**problem.speedup_exponent
-        found.append(worth)
+                log_slowdowns = problem.interference.log_slowdowns
+                change_factor *= np.exp(
+                    -max((log_slowdowns[2 * row, 2 * o] for o in others), default=0.0)
+                )
+            value *= change_factor**problem.speedup_exponent
+        found.append(value)
     return found
 
 
@@ -218,13 +222,13 @@ def test_all_jobs_at_once_are_worth_what_each_by_itself_is(problem: Problem, see
             problem.free_to_move & (default_rng(seed).random(len(levels)) < 0.5)
         )
         jitter = default_rng(seed).normal(0.0, 1.0, len(problem.slots_on))
-        wishes = Wishes(tuple(movers.tolist()), jitter, evacuate=bool(seed % 2))
-        owner = lay_out(problem, problem.owner, problem.present, levels, wishes)
+        hints = PlacementHints(tuple(movers.tolist()), jitter, evacuate=bool(seed % 2))
+        owner = lay_out(problem, problem.owner, problem.present, levels, hints)
         assert owner is not None
 
         candidate = score(problem, levels, owner)
 
-        assert candidate.worth.tolist() == pytest.approx(naive(problem, levels, owner))
+        assert candidate.value.tolist() == pytest.approx(naive(problem, levels, owner))
         assert candidate.fitness == pytest.approx(sum(naive(problem, levels, owner)))
 
 
@@ -233,14 +237,14 @@ def test_all_jobs_at_once_are_worth_what_each_by_itself_is(problem: Problem, see
 def test_the_schedule_in_force_is_worth_what_the_table_says_and_changes_nobody(
     problem: Problem,
 ) -> None:
-    plain = replace(problem, slow=None, neighbours=None, stretch={})
+    plain = replace(problem, slow=None, interference=None, stretch={})
 
     candidate = present(plain)
 
-    assert candidate.worth.tolist() == plain.worth[plain.rows, plain.present].tolist()
+    assert candidate.value.tolist() == plain.value[plain.rows, plain.present].tolist()
     assert candidate.moves == 0
-    assert [candidate.slots(row) for row in range(len(plain.cases))] == [
-        tuple(sorted(case.now)) for case in plain.cases
+    assert [candidate.slots(row) for row in range(len(plain.job_rows))] == [
+        tuple(sorted(job_row.now)) for job_row in plain.job_rows
     ]
 
 
@@ -276,16 +280,16 @@ def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
     rng = default_rng(seed)
     candidate = present(problem)
     for step in range(number):
-        movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.cases)) < 0.3))
-        wishes = Wishes(tuple(movers.tolist()), rng.normal(0.0, 1.0, len(problem.slots_on)))
-        found = laid_out(problem, candidate, some_levels(problem, seed + step), wishes)
+        movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.job_rows)) < 0.3))
+        hints = PlacementHints(tuple(movers.tolist()), rng.normal(0.0, 1.0, len(problem.slots_on)))
+        found = laid_out(problem, candidate, some_levels(problem, seed + step), hints)
         candidate = candidate if found is None else found
 
-    for row, case in enumerate(problem.cases):
-        old, new = set(case.now), set(candidate.slots(row))
+    for row, job_row in enumerate(problem.job_rows):
+        old, new = set(job_row.now), set(candidate.slots(row))
         if old - new and new - old:
             assert problem.free_to_move[row]
-            assert len(old | new) <= case.job.batch_limit
+            assert len(old | new) <= job_row.job.batch_limit
 
 
 def test_a_job_that_was_moved_just_now_does_not_grow_elsewhere_and_shrink_here() -> None:

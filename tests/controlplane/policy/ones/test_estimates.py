@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, StepsSeen
-from controlplane.policy.ones.estimates import Knowledge
+from controlplane.policy.ones.estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.search.family_history import Company
+from controlplane.policy.search.family_history import Colocation
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples
@@ -38,11 +38,11 @@ def steps(step: int, job: JobId = A, **changes: Any) -> StepsSeen:
     return msgspec.structs.replace(seen, **changes)
 
 
-def knowing(*events: tuple[float, Any], options: OnesOptions = OPTIONS) -> Knowledge:
-    knowledge = Knowledge(options)
+def knowing(*events: tuple[float, Any], options: OnesOptions = OPTIONS) -> Estimates:
+    estimates = Estimates(options)
     for at, event in events:
-        knowledge.observe(event, Seconds(at))
-    return knowledge
+        estimates.observe(event, Seconds(at))
+    return estimates
 
 
 def running(**changes: Any) -> JobView:
@@ -51,24 +51,24 @@ def running(**changes: Any) -> JobView:
 
 
 def met(
-    knowledge: Knowledge,
+    estimates: Estimates,
     *jobs: JobView,
     now: float = 1.0,
     contended: bool = False,
     models: tuple[str, ...] = ("", ""),
-) -> Knowledge:
+) -> Estimates:
     """It is shown these jobs on two nodes with two slots each."""
     view = view_of(row_of(2, 2, models=models), *jobs)
-    knowledge.meet(view, contended=contended, now=Seconds(now))
-    return knowledge
+    estimates.update(view, contended=contended, now=Seconds(now))
+    return estimates
 
 
-Size = tuple[int, int, int, str, Company | None]
+Size = tuple[int, int, int, str, Colocation | None]
 
 
-def sizes(knowledge: Knowledge) -> dict[Size, float]:
-    """Mean step times by nodes, slots, local batch, type of GPU and company."""
-    return {size: mean.step_s for size, mean in knowledge.family("f").means.items()}
+def sizes(estimates: Estimates) -> dict[Size, float]:
+    """Mean step times by nodes, slots, local batch, type of GPU and colocation."""
+    return {size: mean.step_s for size, mean in estimates.family("f").means.items()}
 
 
 # --- speeds
@@ -86,12 +86,12 @@ def test_an_epoch_that_tells_nothing_of_one_size_is_none(changes: dict[str, Any]
 
 
 def test_the_second_report_of_a_group_is_a_measurement_by_the_workers_clock() -> None:
-    knowledge = knowing((10.0, steps(2)))
-    assert sizes(knowledge) == {}
+    estimates = knowing((10.0, steps(2)))
+    assert sizes(estimates) == {}
 
-    knowledge.observe(steps(4, samples_per_s=320.0), Seconds(10.01))  # held up, or early
+    estimates.observe(steps(4, samples_per_s=320.0), Seconds(10.01))  # held up, or early
 
-    assert sizes(knowledge) == {(1, 1, 64, "", None): 0.2}
+    assert sizes(estimates) == {(1, 1, 64, "", None): 0.2}
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_the_second_report_of_a_group_is_a_measurement_by_the_workers_clock() ->
 def test_a_report_of_another_group_or_of_no_progress_or_speed_measures_nothing(
     other: dict[str, Any],
 ) -> None:
-    knowledge = knowing((10.0, steps(0, samples_done=5)), (13.0, steps(5, **other)))
+    estimates = knowing((10.0, steps(0, samples_done=5)), (13.0, steps(5, **other)))
 
-    assert sizes(knowledge) == {}
+    assert sizes(estimates) == {}
 
 
 def test_an_epoch_without_a_finite_speed_measures_nothing() -> None:
@@ -115,58 +115,58 @@ def test_an_epoch_without_a_finite_speed_measures_nothing() -> None:
 
 
 def test_a_newer_measurement_of_one_size_counts_for_three_tenths() -> None:
-    knowledge = knowing((1.0, epoch()), (2.0, epoch(samples_per_s=320.0)))
+    estimates = knowing((1.0, epoch()), (2.0, epoch(samples_per_s=320.0)))
 
-    assert sizes(knowledge) == {(1, 2, 32, "", None): pytest.approx(0.13)}
+    assert sizes(estimates) == {(1, 2, 32, "", None): pytest.approx(0.13)}
 
 
 def test_an_epoch_beside_neighbours_measures_nothing_for_they_may_come_and_go() -> None:
-    knowledge = met(knowing(), running(), job_view(B, family="g", running_on={S1: 64}))
+    estimates = met(knowing(), running(), job_view(B, family="g", running_on={S1: 64}))
 
-    knowledge.observe(epoch(), Seconds(2.0))
+    estimates.observe(epoch(), Seconds(2.0))
 
-    assert sizes(knowledge) == {}
+    assert sizes(estimates) == {}
 
 
 def test_telemetry_tells_beside_whom_and_on_which_type_it_was_measured() -> None:
     neighbour = job_view(B, family="g", running_on={S1: 64, T0: 64})
-    knowledge = met(knowing(), running(), neighbour, models=("v100", "a100"))
+    estimates = met(knowing(), running(), neighbour, models=("v100", "a100"))
 
     for step in (2, 4):
-        knowledge.observe(steps(step), Seconds(2.0))
+        estimates.observe(steps(step), Seconds(2.0))
 
-    assert sizes(knowledge) == {(1, 1, 64, "v100", (False, "g", True)): 0.2}
+    assert sizes(estimates) == {(1, 1, 64, "v100", (False, "g", True)): 0.2}
 
 
 def test_where_types_and_neighbours_are_not_learnt_they_are_not_looked_at() -> None:
     options = OnesOptions(gpu_types=False, interference=False)
     neighbour = job_view(B, family="g", running_on={S1: 64})
-    knowledge = met(knowing(options=options), running(), neighbour, models=("v100", "a100"))
+    estimates = met(knowing(options=options), running(), neighbour, models=("v100", "a100"))
 
     for step in (2, 4):
-        knowledge.observe(steps(step), Seconds(2.0))
+        estimates.observe(steps(step), Seconds(2.0))
 
-    assert sizes(knowledge) == {(1, 1, 64, "", None): 0.2}
-    assert knowledge.slowness(("v100", "a100"), ["f"]) is None
-    assert knowledge.theta(["f", "g"]) is None
+    assert sizes(estimates) == {(1, 1, 64, "", None): 0.2}
+    assert estimates.slowness(("v100", "a100"), ["f"]) is None
+    assert estimates.log_slowdowns(["f", "g"]) is None
 
 
 def test_while_a_job_is_being_moved_its_telemetry_measures_nothing() -> None:
     """The view shows the slots that it is getting, the telemetry is of those that it has."""
-    knowledge = met(knowing(), running(movable=False), models=("v100", "a100"))
+    estimates = met(knowing(), running(movable=False), models=("v100", "a100"))
 
     for step in (2, 4):
-        knowledge.observe(steps(step), Seconds(2.0))
+        estimates.observe(steps(step), Seconds(2.0))
 
-    assert sizes(knowledge) == {}
+    assert sizes(estimates) == {}
 
 
 def test_families_learn_apart() -> None:
-    knowledge = knowing((1.0, epoch()))
+    estimates = knowing((1.0, epoch()))
 
-    assert not knowledge.family("g").speed(32).known
-    assert knowledge.family("f").speed(32).known
-    assert (knowledge.family("f").largest, knowledge.family("g").largest) == (2, 1)
+    assert not estimates.family("g").speed(32).known
+    assert estimates.family("f").speed(32).known
+    assert (estimates.family("f").largest, estimates.family("g").largest) == (2, 1)
 
 
 # --- limits
@@ -189,37 +189,37 @@ def test_the_rate_of_arrivals_is_that_of_all_jobs_whoever_comes_first() -> None:
     limits = []
     for jobs in ([old, *late], [*late, old]):
         options = OnesOptions(scale_down="contended")
-        knowledge = knowing((9.0, epoch(global_batch=512)), options=options)
-        met(knowledge, *jobs, now=9.0, contended=True)
-        limits.append(knowledge.limit(old))
+        estimates = knowing((9.0, epoch(global_batch=512)), options=options)
+        met(estimates, *jobs, now=9.0, contended=True)
+        limits.append(estimates.limit(old))
 
     assert limits == [256, 256]
 
 
 def test_a_limit_begins_at_the_first_batch_and_doubles_with_each_epoch() -> None:
-    knowledge = met(knowing(), running(), now=10.0)
-    limits = [knowledge.limit(running())]
+    estimates = met(knowing(), running(), now=10.0)
+    limits = [estimates.limit(running())]
 
     for at in (11.0, 12.0, 13.0, 14.0, 15.0):
-        knowledge.observe(epoch(), Seconds(at))
-        limits.append(met(knowledge, running(), now=at).limit(running()))
+        estimates.observe(epoch(), Seconds(at))
+        limits.append(met(estimates, running(), now=at).limit(running()))
     assert limits == [64, 128, 256, 512, 1024, 1024]
 
 
 def test_an_epoch_moves_the_limit_once_however_often_the_job_is_looked_at() -> None:
-    knowledge = met(knowing((1.0, epoch())), running(), running(), now=2.0)
+    estimates = met(knowing((1.0, epoch())), running(), running(), now=2.0)
 
-    assert met(knowledge, running(), now=3.0).limit(running()) == 128
+    assert met(estimates, running(), now=3.0).limit(running()) == 128
 
 
 def test_a_long_epoch_counts_in_report_intervals_once_the_job_is_warm() -> None:
-    knowledge = met(knowing((1.0, steps(9))), running(), now=40.0)
-    assert knowledge.limit(running()) == 64
+    estimates = met(knowing((1.0, steps(9))), running(), now=40.0)
+    assert estimates.limit(running()) == 64
 
-    knowledge.observe(steps(10), Seconds(41.0))
+    estimates.observe(steps(10), Seconds(41.0))
 
     times = (41.0, 60.0, 71.0, 71.1, 90.0, 101.2)
-    assert [met(knowledge, running(), now=at).limit(running()) for at in times] == [
+    assert [met(estimates, running(), now=at).limit(running()) for at in times] == [
         128,
         128,
         128,
@@ -230,33 +230,33 @@ def test_a_long_epoch_counts_in_report_intervals_once_the_job_is_warm() -> None:
 
 
 def test_each_plan_that_leaves_a_job_waiting_halves_its_limit() -> None:
-    knowledge = met(knowing((1.0, epoch(global_batch=512))), running(), now=2.0)
+    estimates = met(knowing((1.0, epoch(global_batch=512))), running(), now=2.0)
     waiting = msgspec.structs.replace(running(), running_on={})
-    limits = [knowledge.limit(waiting)]
+    limits = [estimates.limit(waiting)]
 
     for _ in range(5):
-        knowledge.observe(PlanTaken(waiting=(A, B)), Seconds(3.0))
-        limits.append(met(knowledge, waiting, now=3.0).limit(waiting))
+        estimates.observe(PlanTaken(waiting=(A, B)), Seconds(3.0))
+        limits.append(met(estimates, waiting, now=3.0).limit(waiting))
     assert limits == [1024, 512, 256, 128, 64, 64]
 
 
 def test_a_plan_that_lets_a_job_run_leaves_its_limit() -> None:
-    knowledge = met(knowing((1.0, epoch())), running(), now=2.0)
+    estimates = met(knowing((1.0, epoch())), running(), now=2.0)
 
-    knowledge.observe(PlanTaken(waiting=(B,)), Seconds(3.0))
+    estimates.observe(PlanTaken(waiting=(B,)), Seconds(3.0))
 
-    assert knowledge.limit(running()) == 128
+    assert estimates.limit(running()) == 128
 
 
 def test_where_scale_down_is_asked_for_a_limit_is_cut_while_others_wait() -> None:
     others = [job_view(JobId(f"x-{n}"), at=float(n)) for n in range(4)]  # one a second
     options = OnesOptions(scale_down="contended")
-    knowledge = met(knowing(options=options), *others, now=5.0)
-    knowledge.observe(epoch(global_batch=512), Seconds(6.0))
+    estimates = met(knowing(options=options), *others, now=5.0)
+    estimates.observe(epoch(global_batch=512), Seconds(6.0))
 
-    met(knowledge, running(ran_s=9.0), now=6.0, contended=True)
+    met(estimates, running(ran_s=9.0), now=6.0, contended=True)
 
-    assert knowledge.limit(running()) == 256
+    assert estimates.limit(running()) == 256
 
 
 # --- when a job may be changed
@@ -288,13 +288,13 @@ def test_a_job_that_was_moved_is_left_alone_for_an_epoch_or_a_report_interval(
 
 
 def test_jobs_arrive_at_the_mean_rate_of_the_latest_of_them() -> None:
-    knowledge = knowing()
-    assert knowledge.arrivals_per_s == 0.0
+    estimates = knowing()
+    assert estimates.arrivals_per_s == 0.0
 
-    met(knowledge, *(job_view(JobId(f"x-{n}"), at=5.0 * n) for n in (2, 0, 1)), now=20.0)
-    met(knowledge, *(job_view(JobId(f"x-{n}"), at=5.0 * n) for n in (2, 0, 1)), now=30.0)
+    met(estimates, *(job_view(JobId(f"x-{n}"), at=5.0 * n) for n in (2, 0, 1)), now=20.0)
+    met(estimates, *(job_view(JobId(f"x-{n}"), at=5.0 * n) for n in (2, 0, 1)), now=30.0)
 
-    assert knowledge.arrivals_per_s == 0.2
+    assert estimates.arrivals_per_s == 0.2
 
 
 def test_jobs_of_one_moment_tell_no_rate() -> None:
@@ -320,19 +320,19 @@ def ended(slot_s: float, family: str = "g") -> JobEnded:
 
 
 def test_a_job_without_a_past_takes_as_long_as_those_that_got_as_much_service() -> None:
-    knowledge = knowing((1.0, ended(100.0)), (2.0, ended(300.0)), (3.0, ended(800.0)))
+    estimates = knowing((1.0, ended(100.0)), (2.0, ended(300.0)), (3.0, ended(800.0)))
     served = [running(slot_s=slot_s, running_on={}) for slot_s in (0.0, 100.0, 500.0, 800.0)]
 
-    left = [knowledge.remaining_service(job, Seconds(9.0)) for job in served]
+    left = [estimates.remaining_service(job, Seconds(9.0)) for job in served]
 
     assert left == [400.0, 450.0, 300.0, None]
 
 
 def test_service_goes_on_while_a_job_runs() -> None:
-    knowledge = knowing((1.0, ended(100.0)))
+    estimates = knowing((1.0, ended(100.0)))
     job = running(moved_at=Seconds(10.0), slot_s=20.0)
 
-    assert knowledge.remaining_service(job, Seconds(40.0)) == 50.0
+    assert estimates.remaining_service(job, Seconds(40.0)) == 50.0
 
 
 def test_service_says_nothing_once_a_relative_has_finished_or_where_an_end_is_stated() -> None:
@@ -345,9 +345,9 @@ def test_service_says_nothing_once_a_relative_has_finished_or_where_an_end_is_st
 
 
 def test_where_lengths_are_not_shared_only_relatives_tell_of_them() -> None:
-    knowledge = knowing((1.0, ended(100.0)), options=OnesOptions(share_lengths=False))
+    estimates = knowing((1.0, ended(100.0)), options=OnesOptions(share_lengths=False))
 
-    assert knowledge.remaining_service(running(), Seconds(0.0)) is None
+    assert estimates.remaining_service(running(), Seconds(0.0)) is None
 
 
 def test_the_service_of_jobs_that_failed_does_not_count() -> None:
@@ -361,8 +361,8 @@ def test_the_service_of_jobs_that_failed_does_not_count() -> None:
 
 def phi(*events: Any, **changes: Any) -> float:
     """What is believed of a job that began with a batch of 64, after these reports."""
-    knowledge = knowing(*((1.0, each) for each in events))
-    return knowledge.noise_scale(running(**changes))
+    estimates = knowing(*((1.0, each) for each in events))
+    return estimates.noise_scale(running(**changes))
 
 
 def test_without_any_report_the_noise_scale_is_four_times_the_first_batch() -> None:
@@ -442,29 +442,29 @@ class Told:
     """Telemetry of whoever trains on two nodes of two slots, as long as their steps take."""
 
     def __init__(self, *models: str, noise: float = 0.0) -> None:
-        self.knowledge = knowing()
+        self.estimates = knowing()
         self.models = models or ("", "")
         self.noise, self.rng, self.group = noise, default_rng(0), 0
 
     def train(self, *jobs: JobView, reports: int = 12, **step_s: float) -> None:
         """They train so for a while; a step takes a family 0.1 s if nothing else is said."""
-        met(self.knowledge, *jobs, models=self.models)
+        met(self.estimates, *jobs, models=self.models)
         self.group += 1
         for job in jobs:
             for step in range(reports + 1):
                 seconds = step_s.get(job.family, 0.1)
                 seconds *= 1.0 + self.noise * float(self.rng.standard_normal())
                 done = 10_000 * self.group + 64 * step
-                self.knowledge.observe(
+                self.estimates.observe(
                     steps(step, job.job, family=job.family, group=self.group, samples_done=done,
                           samples_per_s=64 / seconds),
                     Seconds(1.0),
                 )  # fmt: skip
         for family in {job.family for job in jobs}:
-            self.knowledge.family(family).speed(64)
+            self.estimates.family(family).speed(64)
 
     def slowness(self, *families: str) -> list[list[float]] | None:
-        found = self.knowledge.slowness(self.models, families)
+        found = self.estimates.slowness(self.models, families)
         return None if found is None else found.tolist()
 
 
@@ -516,7 +516,7 @@ def test_on_one_type_or_where_types_are_alike_nobody_is_slow() -> None:
     one.train(at(S0, "f"), at(T0, "g"))
 
     assert alike.slowness("f", "g") is None
-    assert one.knowledge.slowness(("one",), ["f", "g"]) is None
+    assert one.estimates.slowness(("one",), ["f", "g"]) is None
 
 
 def test_who_slows_down_whom_is_learnt_from_being_together_and_alone() -> None:
@@ -526,14 +526,14 @@ def test_who_slows_down_whom_is_learnt_from_being_together_and_alone() -> None:
         told.train(at(S0, "f"), at(T0, "g"))
         told.train(at(S0, "g"), at(S1, "g", 2))
 
-    theta = told.knowledge.theta(["f", "g"])
+    log_slowdowns = told.estimates.log_slowdowns(["f", "g"])
 
     # classes: f on one node, on several, g on one node, on several
-    assert theta is not None
-    assert np.exp(theta[0, 2]) == pytest.approx(1.5, rel=0.1), "f beside g"
-    assert theta[2, 0] == pytest.approx(0.0, abs=0.05), "g beside f"
-    assert theta[2, 2] == pytest.approx(0.0, abs=0.05), "g beside g"
-    assert (theta >= 0.0).all()
+    assert log_slowdowns is not None
+    assert np.exp(log_slowdowns[0, 2]) == pytest.approx(1.5, rel=0.1), "f beside g"
+    assert log_slowdowns[2, 0] == pytest.approx(0.0, abs=0.05), "g beside f"
+    assert log_slowdowns[2, 2] == pytest.approx(0.0, abs=0.05), "g beside g"
+    assert (log_slowdowns >= 0.0).all()
 
 
 def test_where_nobody_is_slowed_down_no_neighbour_matters() -> None:
@@ -542,7 +542,7 @@ def test_where_nobody_is_slowed_down_no_neighbour_matters() -> None:
         told.train(at(S0, "f"), at(S1, "g"))
         told.train(at(S0, "f"), at(T0, "g"))
 
-    assert told.knowledge.theta(["f", "g"]) is None
+    assert told.estimates.log_slowdowns(["f", "g"]) is None
 
 
 def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
@@ -551,7 +551,7 @@ def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
         told.train(at(S0, "f"), at(S1, "g"), f=0.07)
         told.train(at(S0, "f"), at(T0, "g"), f=0.1)
 
-    assert told.knowledge.theta(["f", "g"]) is None
+    assert told.estimates.log_slowdowns(["f", "g"]) is None
 
 
 def test_families_that_never_met_are_expected_to_cost_what_others_do() -> None:
@@ -560,10 +560,10 @@ def test_families_that_never_met_are_expected_to_cost_what_others_do() -> None:
         told.train(at(S0, "f"), at(S1, "g"), f=0.15, g=0.15)
         told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.1)
 
-    theta = told.knowledge.theta(["new", "newer"])
+    log_slowdowns = told.estimates.log_slowdowns(["new", "newer"])
 
-    assert theta is not None
-    assert theta[0, 2] == theta[2, 0] == pytest.approx(np.log(1.5), rel=0.1)
+    assert log_slowdowns is not None
+    assert log_slowdowns[0, 2] == log_slowdowns[2, 0] == pytest.approx(np.log(1.5), rel=0.1)
 
 
 # --- from history
@@ -577,7 +577,7 @@ PAST: list[tuple[float, Any]] = [
 
 
 def test_a_search_that_begins_anew_knows_the_speeds_and_the_length_that_the_last_one_knew() -> None:
-    lived = Knowledge(OPTIONS)
+    lived = Estimates(OPTIONS)
     for at, event in PAST:
         lived.observe(event, Seconds(at))
         met(lived, running(), now=at)
@@ -607,6 +607,6 @@ def test_a_limit_that_is_learnt_again_is_within_the_users_bounds(
 ) -> None:
     past = [(float(n), epoch(global_batch=batch)) for n in range(doublings)]
 
-    knowledge = met(knowing(*past), running(), now=doublings + moment)
+    estimates = met(knowing(*past), running(), now=doublings + moment)
 
-    assert 64 <= knowledge.limit(running()) <= 1024
+    assert 64 <= estimates.limit(running()) <= 1024

@@ -14,12 +14,12 @@ from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import EpochSeen, JobView
 from controlplane.policy.ones.candidate import Candidate, laid_out, present, score
-from controlplane.policy.ones.evolution import Search
+from controlplane.policy.ones.evolution import EvolutionarySearch
 from controlplane.policy.ones.greedy import baselines, exchanged, filled
 from controlplane.policy.ones.operators import refreshed
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import FREE, Problem
-from controlplane.policy.ones.size_table import IntArray
+from controlplane.prediction.arrays import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, job_view
 from tests.support.sizes import examples
@@ -31,13 +31,13 @@ GREEDY = OnesOptions(search="greedy")
 seeds = st.integers(0, 1000)
 
 
-def facing(problem: Problem, options: OnesOptions = OPTIONS) -> Search:
-    search = Search(options)
-    search.face(problem)
+def facing(problem: Problem, options: OnesOptions = OPTIONS) -> EvolutionarySearch:
+    search = EvolutionarySearch(options)
+    search.update(problem)
     return search
 
 
-def fitness(search: Search) -> float:
+def fitness(search: EvolutionarySearch) -> float:
     assert search.best is not None
     return search.best.fitness
 
@@ -138,7 +138,7 @@ def test_a_schedule_in_force_that_nothing_beats_stays() -> None:
 
 def test_a_search_rests_after_so_many_generations_without_progress() -> None:
     search, rng = facing(crowded()), default_rng(0)
-    while not search.resting:
+    while not search.converged:
         better = search.evolve(rng)
         last = search.generations if better else 0
     rested_at = search.generations
@@ -152,27 +152,27 @@ def test_a_search_with_nothing_to_decide_rests_at_once() -> None:
     search = facing(problem_of(view_of(row_of(2))))
 
     assert not search.evolve(default_rng(0))
-    assert search.resting
+    assert search.converged
     assert search.best is not None
     assert search.best.owner.tolist() == [FREE, FREE]
 
 
 def test_a_view_with_something_new_wakes_a_search_and_another_does_not() -> None:
     search, rng = facing(crowded()), default_rng(0)
-    while not search.resting:
+    while not search.converged:
         search.evolve(rng)
 
-    search.face(crowded(2))
-    assert search.resting
-    search.face(crowded(3, a_job(JobId("late-9"), epoch=0)))
-    assert not search.resting
+    search.update(crowded(2))
+    assert search.converged
+    search.update(crowded(3, a_job(JobId("late-9"), epoch=0)))
+    assert not search.converged
 
 
 def test_a_job_that_ended_leaves_its_slots_to_others() -> None:
     search = facing(crowded())
     search.evolve(default_rng(0))
 
-    search.face(problem_of(view_of(row_of(2, 2), a_job(B, S1), version=2)))
+    search.update(problem_of(view_of(row_of(2, 2), a_job(B, S1), version=2)))
 
     assert search.best is not None
     assert len(search.best.slots(0)) == 2  # growth is at most twofold
@@ -185,7 +185,7 @@ def test_a_small_budget_is_part_of_a_larger_one() -> None:
     whole.evolve(one)
 
     while parts.generations == 0:
-        parts.breed(other)
+        parts.advance(other)
 
     assert [c.key for c in parts.population] == [c.key for c in whole.population]
 
@@ -194,21 +194,21 @@ def test_a_small_budget_is_part_of_a_larger_one() -> None:
 
 
 def test_greedy_rests_at_once_and_answers_without_chance() -> None:
-    problem = neighbours()
+    problem = interference()
     search = facing(problem, GREEDY)
     before = [candidate.key for candidate in search.population]
 
     better = search.evolve(default_rng(0))
 
-    assert (better, search.resting, search.generations) == (False, True, 0)
+    assert (better, search.converged, search.generations) == (False, True, 0)
     assert [candidate.key for candidate in search.population] == before
 
 
-def keys(search: Search) -> list[bytes]:
+def keys(search: EvolutionarySearch) -> list[bytes]:
     return [candidate.key for candidate in search.population]
 
 
-def climbing(seed: int) -> tuple[Problem, Search]:
+def climbing(seed: int) -> tuple[Problem, EvolutionarySearch]:
     """A search from the best alone, after a generation, that has room for all that it found."""
     rng = default_rng(seed)
     problem = worse_places(tiny(rng, 2, 3), rng)
@@ -235,7 +235,7 @@ def test_a_climb_takes_nothing_over_from_the_last_view_but_the_best(seed: int) -
     alone.population = alone.population[:1]
 
     for search in (many, alone):
-        search.face(replace(problem, version=2))
+        search.update(replace(problem, version=2))
         search.evolve(default_rng(seed + 1))
 
     assert keys(alone) == keys(many)
@@ -269,7 +269,7 @@ def of_levels(*levels: list[int]) -> list[Candidate]:
 def test_diversity_is_the_mean_share_of_jobs_in_which_two_candidates_differ(
     levels: list[list[int]], diversity: float
 ) -> None:
-    search = Search(OPTIONS)
+    search = EvolutionarySearch(OPTIONS)
     search.population = of_levels(*levels)
 
     assert search.diversity == pytest.approx(diversity)
@@ -278,7 +278,7 @@ def test_diversity_is_the_mean_share_of_jobs_in_which_two_candidates_differ(
 # --- where greedy is blind
 
 
-def neighbours() -> Problem:
+def interference() -> Problem:
     """Two on one node that hurt each other, and another node that is free."""
     view = view_of(row_of(2, 2), single(A, S0), single(B, S1))
     return surrounded(problem_of(view, events=pace("f", 100.0)), costs=[(0.0, 1.0), (1.0, 0.0)])
@@ -304,21 +304,21 @@ def greedily(problem: Problem) -> Candidate:
     return found
 
 
-def whereabouts(problem: Problem, candidate: Candidate) -> list[list[int]]:
+def nodes_by_job(problem: Problem, candidate: Candidate) -> list[list[int]]:
     """The node of each slot of each job."""
     return [problem.node_of[list(candidate.slots(row))].tolist() for row in problem.rows]
 
 
 def test_of_two_that_hurt_each_other_one_is_moved_to_a_node_of_its_own() -> None:
-    problem = neighbours()
+    problem = interference()
 
     greedy, best = greedily(problem), evolved(problem)
 
-    assert whereabouts(problem, greedy) == [[0], [0]]
-    assert sorted(whereabouts(problem, best)) == [[0], [1]]
-    worth = problem.worth[0, 1]
-    assert greedy.fitness == pytest.approx(2 * worth * np.exp(-0.8))
-    assert best.fitness == pytest.approx(worth * (1.0 + problem.moved[0] ** 0.8))
+    assert nodes_by_job(problem, greedy) == [[0], [0]]
+    assert sorted(nodes_by_job(problem, best)) == [[0], [1]]
+    value = problem.value[0, 1]
+    assert greedy.fitness == pytest.approx(2 * value * np.exp(-0.8))
+    assert best.fitness == pytest.approx(value * (1.0 + problem.moved[0] ** 0.8))
 
 
 def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
@@ -327,7 +327,7 @@ def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
 
     greedy, best = greedily(problem), evolved(problem)
 
-    assert (whereabouts(problem, greedy), whereabouts(problem, best)) == ([[1]], [[0]])
+    assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == ([[1]], [[0]])
     assert best.fitness == pytest.approx(greedy.fitness * (3.0 * problem.moved[0]) ** 0.8)
 
 
@@ -341,8 +341,8 @@ def test_the_fast_gpu_goes_to_the_job_that_gains_by_it() -> None:
 
     greedy, best = greedily(problem), evolved(problem)
 
-    assert (whereabouts(problem, greedy), whereabouts(problem, best)) == ([[0], [1]], [[1], [0]])
-    assert best.fitness == pytest.approx(problem.worth[:, 1].sum())
+    assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == ([[0], [1]], [[1], [0]])
+    assert best.fitness == pytest.approx(problem.value[:, 1].sum())
 
 
 def test_two_running_jobs_change_places_by_way_of_a_free_slot() -> None:
@@ -353,8 +353,8 @@ def test_two_running_jobs_change_places_by_way_of_a_free_slot() -> None:
 
     greedy, best = greedily(problem), evolved(problem, 20)
 
-    assert whereabouts(problem, greedy) == [[0], [1]]
-    assert whereabouts(problem, best)[1] == [0]
+    assert nodes_by_job(problem, greedy) == [[0], [1]]
+    assert nodes_by_job(problem, best)[1] == [0]
     assert best.fitness > greedy.fitness
 
 
@@ -365,7 +365,7 @@ def test_a_job_that_lies_over_parts_of_two_nodes_is_brought_together() -> None:
 
     greedy, best = greedily(problem), evolved(problem)
 
-    assert (whereabouts(problem, greedy), whereabouts(problem, best)) == (
+    assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == (
         [[0, 1], [0]],
         [[1, 1], [0]],
     )
@@ -418,7 +418,7 @@ def optimum(problem: Problem) -> float:
     for chosen in itertools.product(*allowed):
         levels = np.array(chosen, dtype=np.int64)
         if problem.sizes[problem.rows, levels].sum() <= problem.capacity:
-            best = max(best, float(problem.worth[problem.rows, levels].sum()))
+            best = max(best, float(problem.value[problem.rows, levels].sum()))
     return best
 
 
@@ -451,12 +451,12 @@ def _options(problem: Problem, row: int) -> list[tuple[int, tuple[int, ...]]]:
 def _dealt(problem: Problem, chosen: list[tuple[int, ...]]) -> IntArray | None:
     """Slots for so many on each node, their own first; None if there are not enough."""
     owner = np.minimum(problem.owner, FREE)
-    for keeps in (True, False):
+    for change_factor in (True, False):
         for row, counts in enumerate(chosen):
             for slots, many in zip(problem.slots_on, counts, strict=True):
                 more = many - int((owner[slots] == row).sum())
                 free = slots[owner[slots] == FREE]
-                if keeps:
+                if change_factor:
                     free = free[problem.owner[free] == row]
                 elif more > len(free):
                     return None
@@ -476,7 +476,7 @@ def reached(problem: Problem, best: float, seed: int) -> tuple[float, float]:
 
 def worse_places(problem: Problem, rng: Generator) -> Problem:
     """`problem` if neighbours and the types of two nodes matter."""
-    jobs = len(problem.cases)
+    jobs = len(problem.job_rows)
     return surrounded(
         problem,
         types=(0, 1),
@@ -501,7 +501,7 @@ def test_where_places_matter_the_search_comes_far_nearer_to_the_best_than_greedy
     for seed in range(40):
         rng = default_rng(1000 + seed)
         problem = tiny(rng, 2, 2)
-        if len(problem.cases) <= 3:
+        if len(problem.job_rows) <= 3:
             problem = worse_places(problem, rng)
             found.append(reached(problem, best_place(problem), seed))
 
@@ -523,6 +523,6 @@ def test_the_sizes_that_were_found_for_one_view_are_refreshed_for_the_next() -> 
         by_sizes = at_once(problem, refreshed(problem, best.levels))  # places are found anew
         if by_sizes > before + 1e-9:
             found += 1
-            search.face(replace(problem, version=2))
+            search.update(replace(problem, version=2))
             assert fitness(search) >= by_sizes - 1e-9
     assert found

@@ -10,8 +10,8 @@ import pytest
 
 from controlplane.policy.api import EpochSeen, JobView, Reason
 from controlplane.policy.ones.candidate import Candidate, score
-from controlplane.policy.ones.explain import for_change, least_worth, owners_of, waits
-from controlplane.policy.ones.interference import Neighbourhood
+from controlplane.policy.ones.explain import for_change, least_value, owners_of, waits
+from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.problem import FREE, Problem
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, job_view
@@ -44,19 +44,19 @@ def planned(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]]) -> Cand
     """The schedule in which each job has these slots."""
     owner = np.where(problem.owner >= 0, FREE, problem.owner)
     levels = problem.present.copy()
-    for row, case in enumerate(problem.cases):
-        slots = where[case.job.job]
+    for row, job_row in enumerate(problem.job_rows):
+        slots = where[job_row.job.job]
         owner[[problem.slots.index(slot) for slot in slots]] = row
-        sizes = case.offers.sizes.tolist()
+        sizes = job_row.table.sizes.tolist()
         levels[row] = 1 + sizes.index(len(slots)) if slots else 0
     return score(problem, levels, owner)
 
 
 def why(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId = A) -> Reason:
     best = planned(problem, where)
-    row = [case.job.job for case in problem.cases].index(job)
+    row = [job_row.job.job for job_row in problem.job_rows].index(job)
     level = int(best.levels[row])
-    batch = int(problem.cases[row].offers.batches[level - 1]) if level else 0
+    batch = int(problem.job_rows[row].table.batches[level - 1]) if level else 0
     slots = where[job]
     placed = {slot: batch // len(slots) for slot in slots}
     return for_change(problem, best, owners_of(problem, best), row, placed)
@@ -66,13 +66,13 @@ def text(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId
     return why(problem, where, job).text
 
 
-def cost(**pairs: float) -> Neighbourhood:
+def cost(**pairs: float) -> InterferenceModel:
     """Of families f and g, on one node each: what the first of a name costs the second one."""
-    theta = np.zeros((4, 4))
+    log_slowdowns = np.zeros((4, 4))
     for pair, slower in pairs.items():
         sufferer, cause = ({"f": 0, "g": 2}[name] for name in pair.split("_beside_"))
-        theta[sufferer, cause] = np.log(slower)
-    return Neighbourhood(theta, np.array([0, 1]), np.zeros((2, 4)))
+        log_slowdowns[sufferer, cause] = np.log(slower)
+    return InterferenceModel(log_slowdowns, np.array([0, 1]), np.zeros((2, 4)))
 
 
 # --- where jobs of the same size go
@@ -92,8 +92,8 @@ def test_a_job_is_brought_together_only_where_it_is_on_fewer_nodes_than_before()
 def test_a_job_that_goes_to_faster_gpus_is_said_to() -> None:
     slow = np.array([[2.0, 1.0]])
     problem = posed(on(A, S0))
-    site = replace(problem.site, type_of=problem.node_of, types=("v100", "a100"))
-    problem = replace(problem, site=site, slow=slow)
+    cluster = replace(problem.cluster, type_of=problem.node_of, types=("v100", "a100"))
+    problem = replace(problem, cluster=cluster, slow=slow)
 
     reason = why(problem, {A: (T0,)})
 
@@ -105,7 +105,7 @@ def test_a_job_that_goes_to_faster_gpus_is_said_to() -> None:
 
 def test_a_job_that_leaves_a_neighbour_who_slows_it_down_is_said_to() -> None:
     problem = posed(on(A, S0), on(B, S1, family="g"))
-    problem = replace(problem, neighbours=cost(f_beside_g=1.5))
+    problem = replace(problem, interference=cost(f_beside_g=1.5))
 
     assert why(problem, {A: (T0,), B: (S1,)}) == Reason(
         "move",
@@ -116,7 +116,7 @@ def test_a_job_that_leaves_a_neighbour_who_slows_it_down_is_said_to() -> None:
 
 def test_a_job_that_leaves_a_neighbour_whom_it_slows_down_is_said_to() -> None:
     problem = posed(on(A, S0), on(B, S1, family="g"))
-    problem = replace(problem, neighbours=cost(g_beside_f=1.5))
+    problem = replace(problem, interference=cost(g_beside_f=1.5))
 
     assert text(problem, {A: (T0,), B: (S1,)}) == (
         f"moved away from {B}, slowed down by it (1.00 x the speed expected)"
@@ -194,7 +194,7 @@ def test_a_job_that_is_stopped_is_told_for_whom() -> None:
 def test_a_job_that_waits_is_told_what_the_least_slot_in_use_is_worth() -> None:
     problem = posed(on(A, S0), on(B, T0), on(C))
     best = planned(problem, {A: (S0,), B: (T0,), C: ()})
-    least = least_worth(problem, best)
+    least = least_value(problem, best)
 
     reason = waits(problem, best, 2, least)
 

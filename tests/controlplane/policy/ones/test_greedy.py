@@ -14,7 +14,7 @@ from numpy.random import default_rng
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.greedy import baselines, exchanged, filled, repaired, used
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.ones.size_table import IntArray
+from controlplane.prediction.arrays import IntArray
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, A, B, C, job_view
 from tests.support.sizes import examples
@@ -34,11 +34,11 @@ def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
 
 def with_worth(problem: Problem, *rows: list[float]) -> Problem:
     """`problem` with other worth at each level."""
-    return replace(problem, worth=np.array(rows, dtype=np.float64))
+    return replace(problem, value=np.array(rows, dtype=np.float64))
 
 
 def worth_of(problem: Problem, levels: IntArray) -> float:
-    return float(problem.worth[problem.rows, levels].sum())
+    return float(problem.value[problem.rows, levels].sum())
 
 
 def allowed(problem: Problem, levels: IntArray) -> bool:
@@ -88,7 +88,7 @@ def test_what_is_filled_fits_is_allowed_and_shrinks_nobody(problem: Problem, see
     assert allowed(problem, after)
     assert used(problem, after) <= problem.capacity
     assert (after >= before).all()
-    assert (problem.worth[problem.rows, after] >= problem.worth[problem.rows, before]).all()
+    assert (problem.value[problem.rows, after] >= problem.value[problem.rows, before]).all()
 
 
 @SIZE
@@ -100,7 +100,7 @@ def test_what_is_filled_leaves_no_slot_to_which_somebody_would_still_grow(
 
     left = problem.capacity - used(problem, after)
     more = problem.sizes - problem.sizes[problem.rows, after][:, None]
-    gain = problem.worth - problem.worth[problem.rows, after][:, None]
+    gain = problem.value - problem.value[problem.rows, after][:, None]
     assert not ((more > 0) & (more <= left) & (gain > 1e-9)).any()
 
 
@@ -131,7 +131,7 @@ def test_a_schedule_that_does_not_fit_is_cut_at_the_end_of_the_order() -> None:
 @SIZE
 @given(problem=problems(), seed=seeds)
 def test_what_is_repaired_is_allowed_and_fits(problem: Problem, seed: int) -> None:
-    order = default_rng(seed).permutation(len(problem.cases))
+    order = default_rng(seed).permutation(len(problem.job_rows))
 
     levels = repaired(problem, any_levels(problem, seed), order)
 

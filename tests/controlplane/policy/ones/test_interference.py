@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
-from controlplane.policy.ones.interference import FloatArray, IntArray, Neighbourhood
+from controlplane.policy.ones.interference import InterferenceModel
+from controlplane.prediction.arrays import FloatArray, IntArray
 from tests.support.sizes import examples
 
 NODES, FAMILIES = 3, 2
@@ -18,13 +19,13 @@ THETA = np.array(
 )
 
 
-def three(fixed: FloatArray | None = None) -> Neighbourhood:
+def three(fixed: FloatArray | None = None) -> InterferenceModel:
     """Jobs 0 and 1 of family 0, job 2 of family 1, on two nodes."""
     none = np.zeros((2, 4))
-    return Neighbourhood(THETA, np.array([0, 0, 1]), none if fixed is None else fixed)
+    return InterferenceModel(THETA, np.array([0, 0, 1]), none if fixed is None else fixed)
 
 
-def kept(where: Neighbourhood, *pairs: tuple[int, int], jobs: int = 3) -> list[float]:
+def kept(where: InterferenceModel, *pairs: tuple[int, int], jobs: int = 3) -> list[float]:
     """Shares of speed if jobs are on these nodes, (job, node)."""
     rows, nodes = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
     found = where.kept(rows, nodes, np.bincount(rows, minlength=jobs))
@@ -63,27 +64,27 @@ def test_a_job_that_nobody_may_move_is_a_neighbour_as_well() -> None:
 def test_a_node_is_disliked_for_both_sides_of_what_neighbours_would_cost() -> None:
     there = np.array([1, 2]), np.array([0, 1])
 
-    assert three().dislikes(0, *there).tolist() == pytest.approx([0.1 + 0.1, 0.3 + 0.2])
-    assert three().dislikes(2, *there).tolist() == pytest.approx([0.2 + 0.3, 0.0])
+    assert three().node_costs(0, *there).tolist() == pytest.approx([0.1 + 0.1, 0.3 + 0.2])
+    assert three().node_costs(2, *there).tolist() == pytest.approx([0.2 + 0.3, 0.0])
 
 
 def test_nobody_dislikes_where_it_is_because_of_itself() -> None:
-    assert three().dislikes(1, np.array([1]), np.array([0])).tolist() == [0.0, 0.0]
+    assert three().node_costs(1, np.array([1]), np.array([0])).tolist() == [0.0, 0.0]
 
 
 # --- whatever the schedule
 
 
-def naive(where: Neighbourhood, on: list[set[int]]) -> list[float]:
+def naive(where: InterferenceModel, on: list[set[int]]) -> list[float]:
     """One job after the other, as the docstring says it."""
     shares = []
     for job, nodes in enumerate(on):
         mine = 2 * where.family[job] + (len(nodes) > 1)
         costs = [0.0]
         for node in nodes:
-            costs += [where.theta[mine, c] for c in np.flatnonzero(where.fixed[node])]
+            costs += [where.log_slowdowns[mine, c] for c in np.flatnonzero(where.fixed[node])]
             costs += [
-                where.theta[mine, 2 * where.family[other] + (len(theirs) > 1)]
+                where.log_slowdowns[mine, 2 * where.family[other] + (len(theirs) > 1)]
                 for other, theirs in enumerate(on)
                 if other != job and node in theirs
             ]
@@ -91,10 +92,10 @@ def naive(where: Neighbourhood, on: list[set[int]]) -> list[float]:
     return shares
 
 
-def drawn(rng: Generator) -> tuple[Neighbourhood, list[set[int]]]:
+def drawn(rng: Generator) -> tuple[InterferenceModel, list[set[int]]]:
     jobs = int(rng.integers(1, 6))
-    where = Neighbourhood(
-        theta=rng.random((2 * FAMILIES, 2 * FAMILIES)),
+    where = InterferenceModel(
+        log_slowdowns=rng.random((2 * FAMILIES, 2 * FAMILIES)),
         family=rng.integers(0, FAMILIES, jobs),
         fixed=(rng.random((NODES, 2 * FAMILIES)) < 0.2).astype(np.float64),
     )
@@ -124,7 +125,7 @@ def test_a_node_where_nobody_is_is_not_disliked(seed: int) -> None:
     on[0] = set()
     rows, nodes, _ = pairs_of(on)
 
-    found = where.dislikes(0, rows, nodes)
+    found = where.node_costs(0, rows, nodes)
 
     empty = [not any(node in there for there in on) for node in range(NODES)]
     nobody = np.array(empty) & ~where.fixed.any(axis=1)

@@ -114,7 +114,7 @@ def test_one_on_more_nodes_than_it_needs_is_moved() -> None:
 
     found = [moved(problem, present(problem), default_rng(seed)) for seed in range(10)]
 
-    assert [wishes and (wishes.movers, wishes.jitter) for wishes in found] == [((1,), None)] * 10
+    assert [hints and (hints.movers, hints.jitter) for hints in found] == [((1,), None)] * 10
 
 
 def test_nobody_is_moved_where_all_are_together_and_one_place_is_as_good_as_another() -> None:
@@ -132,8 +132,8 @@ def test_where_neighbours_matter_anybody_who_runs_and_may_move_is_moved() -> Non
 
     found = [moved(problem, present(problem), default_rng(seed)) for seed in range(40)]
 
-    assert {wishes.movers for wishes in found if wishes} == {(0,), (1,)}
-    assert all(wishes and wishes.jitter is not None for wishes in found)
+    assert {hints.movers for hints in found if hints} == {(0,), (1,)}
+    assert all(hints and hints.jitter is not None for hints in found)
 
 
 # --- whatever the problem
@@ -143,7 +143,7 @@ def test_where_neighbours_matter_anybody_who_runs_and_may_move_is_moved() -> Non
 @given(problem=problems(), seed=seeds)
 def test_every_child_is_allowed_fits_and_can_be_placed(problem: Problem, seed: int) -> None:
     rng = default_rng(seed)
-    if not problem.cases:
+    if not problem.job_rows:
         return
     one, other = (filled(problem, some_levels(problem, seed + n)) for n in (0, 1))
     children = (
@@ -181,8 +181,8 @@ def test_only_jobs_that_run_and_may_move_are_moved(problem: Problem, seed: int) 
     parent = laid_out(problem, present(problem), some_levels(problem, seed))
     assert parent is not None
 
-    wishes = moved(problem, parent, default_rng(seed))
+    hints = moved(problem, parent, default_rng(seed))
 
-    for row in wishes.movers if wishes else ():
+    for row in hints.movers if hints else ():
         assert problem.free_to_move[row]
         assert parent.levels[row] > 0

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from numpy.random import default_rng
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.placement import PLAIN, Wishes, lay_out
+from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
 from controlplane.policy.ones.problem import CLOSED, Problem
-from controlplane.policy.ones.size_table import IntArray
+from controlplane.prediction.arrays import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view, slot_view
 from tests.support.sizes import examples
@@ -33,15 +33,15 @@ def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
 
 
 def placed(
-    problem: Problem, wishes: Wishes = PLAIN, **slots: int
+    problem: Problem, hints: PlacementHints = NO_HINTS, **slots: int
 ) -> dict[JobId, tuple[SlotId, ...]] | None:
     """Where jobs go if those that are named get so many slots; None if there are not enough."""
-    names = [case.job.job for case in problem.cases]
+    names = [job_row.job.job for job_row in problem.job_rows]
     levels = problem.present.copy()
     for letter, many in slots.items():
         row = next(row for row, name in enumerate(names) if name.startswith(letter))
         levels[row] = problem.sizes[row].tolist().index(many) if many else 0
-    owner = lay_out(problem, problem.owner, problem.present, levels, wishes)
+    owner = lay_out(problem, problem.owner, problem.present, levels, hints)
     if owner is None:
         return None
     return {
@@ -151,18 +151,18 @@ def test_there_is_no_place_for_more_than_there_are() -> None:
 def test_a_job_that_moves_is_brought_together_on_few_nodes_and_keeps_what_it_can() -> None:
     problem = problem_of(view_of(row_of(2, 4), a_job(A, N[0], P[0]), a_job(B, N[1])))
 
-    assert placed(problem, Wishes(movers=(0,))) == {A: (P[0], P[1]), B: (N[1],)}
+    assert placed(problem, PlacementHints(movers=(0,))) == {A: (P[0], P[1]), B: (N[1],)}
 
 
 def test_a_job_that_moves_to_where_it_is_stays() -> None:
     problem = problem_of(view_of(row_of(2, 2), a_job(A, N[0], N[1])))
 
-    assert placed(problem, Wishes(movers=(0,))) == {A: (N[0], N[1])}
+    assert placed(problem, PlacementHints(movers=(0,))) == {A: (N[0], N[1])}
 
 
 def test_a_job_that_moves_goes_to_the_node_that_it_likes_best() -> None:
     problem = problem_of(view_of(row_of(2, 2, 2), a_job(A, N[0], N[1])))
-    likes = Wishes(movers=(0,), jitter=np.array([0.2, 0.1, 0.0]))
+    likes = PlacementHints(movers=(0,), jitter=np.array([0.2, 0.1, 0.0]))
 
     assert placed(problem, likes) == {A: (Q[0], Q[1])}
 
@@ -190,7 +190,7 @@ def test_jobs_that_hurt_each_other_are_kept_apart() -> None:
 # --- who makes room
 
 
-ROOM = Wishes(evacuate=True)
+ROOM = PlacementHints(evacuate=True)
 
 
 def lodging(lodger: JobView) -> Problem:
@@ -235,17 +235,17 @@ def test_a_growing_job_gets_its_node_for_itself() -> None:
 # --- whatever the problem
 
 
-def laid(problem: Problem, levels: IntArray, wishes: Wishes = PLAIN) -> IntArray:
-    owner = lay_out(problem, problem.owner, problem.present, levels, wishes)
+def laid(problem: Problem, levels: IntArray, hints: PlacementHints = NO_HINTS) -> IntArray:
+    owner = lay_out(problem, problem.owner, problem.present, levels, hints)
     assert owner is not None
     return owner
 
 
-def any_wishes(problem: Problem, seed: int) -> Wishes:
+def any_wishes(problem: Problem, seed: int) -> PlacementHints:
     rng = default_rng(seed)
-    movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.cases)) < 0.5))
+    movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.job_rows)) < 0.5))
     jitter = rng.normal(0.0, 0.2, len(problem.slots_on)) if rng.random() < 0.5 else None
-    return Wishes(tuple(movers.tolist()), jitter, evacuate=bool(rng.random() < 0.5))
+    return PlacementHints(tuple(movers.tolist()), jitter, evacuate=bool(rng.random() < 0.5))
 
 
 @WHOLE
@@ -254,12 +254,12 @@ def test_no_slot_is_given_twice_or_closed_and_every_job_gets_its_size(
     problem: Problem, seed: int
 ) -> None:
     """From the schedule in force, and from there to the next."""
-    wishes = any_wishes(problem, seed)
+    hints = any_wishes(problem, seed)
     first = some_levels(problem, seed)
-    owner = laid(problem, first, wishes)
+    owner = laid(problem, first, hints)
     levels = some_levels(problem, seed + 1)
 
-    further = lay_out(problem, owner, first, levels, wishes)
+    further = lay_out(problem, owner, first, levels, hints)
 
     assert further is not None
     for found, wanted in ((owner, first), (further, levels)):
@@ -297,7 +297,7 @@ def test_only_a_job_that_is_all_on_one_node_and_may_be_moved_makes_room(
         if ((owner == row) != (problem.owner == row)).any():
             size = int(problem.sizes[row, levels[row]])
             assert problem.free_to_move[row]
-            assert 2 * size <= problem.cases[row].job.batch_limit
+            assert 2 * size <= problem.job_rows[row].job.batch_limit
             assert len(nodes_of(problem, problem.owner, row)) == 1
             assert len(nodes_of(problem, owner, row)) == 1
 
@@ -333,10 +333,10 @@ def test_a_job_that_shrinks_keeps_as_few_nodes_as_it_can(problem: Problem, seed:
 
     owner = laid(problem, levels)
 
-    for row, case in enumerate(problem.cases):
-        many = np.bincount(problem.node_of[list(case.now)].astype(int), minlength=1)
+    for row, job_row in enumerate(problem.job_rows):
+        many = np.bincount(problem.node_of[list(job_row.now)].astype(int), minlength=1)
         size = int((owner == row).sum())
-        if 0 < size < len(case.now):
+        if 0 < size < len(job_row.now):
             fewest = int(np.searchsorted(np.cumsum(np.sort(many)[::-1]), size)) + 1
             assert len(nodes_of(problem, owner, row)) == fewest
 
@@ -373,7 +373,7 @@ def test_one_that_moves_keeps_its_size_and_is_on_no_more_nodes(problem: Problem,
         return
     row = int(movers[seed % len(movers)])
 
-    owner = laid(problem, problem.present, Wishes(movers=(row,)))
+    owner = laid(problem, problem.present, PlacementHints(movers=(row,)))
 
     assert (owner == row).sum() == (problem.owner == row).sum()
     before, after = nodes_of(problem, problem.owner, row), nodes_of(problem, owner, row)

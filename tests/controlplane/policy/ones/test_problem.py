@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from controlplane.policy.api import ClusterView, EpochSeen, JobView, PolicyEvent, StepsSeen
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import CLOSED, FREE, Problem
-from controlplane.policy.ones.problem_builder import Desk
-from controlplane.policy.search.cluster_index import Site
+from controlplane.policy.ones.problem_builder import ProblemBuilder
+from controlplane.policy.search.cluster_index import ClusterIndex
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, job_view, slot_view
 from tests.support.sizes import examples
@@ -22,7 +22,7 @@ from tests.support.views import (
     FAMILIES,
     IN_FOUR,
     NOW,
-    desk_of,
+    builder_of,
     events_of,
     problem_of,
     row_of,
@@ -54,8 +54,8 @@ def ran_on(slots: int) -> EpochSeen:
 
 def choices(problem: Problem, job: JobId = A) -> list[int]:
     """The sizes that a job may have; 0 if it may wait."""
-    row = [case.job.job for case in problem.cases].index(job)
-    allowed = np.isfinite(problem.worth[row])
+    row = [job_row.job.job for job_row in problem.job_rows].index(job)
+    allowed = np.isfinite(problem.value[row])
     return [int(size) for size in problem.sizes[row][allowed]]
 
 
@@ -116,7 +116,7 @@ def test_a_job_that_was_moved_just_now_keeps_its_slots_while_others_wait_or_make
     crowded = problem_of(view_of(row_of(4), moved, a_job(B)))
 
     assert choices(crowded) == [1, 2]
-    assert crowded.cases[0].gated
+    assert crowded.job_rows[0].gated
 
 
 def test_a_job_that_was_moved_just_now_may_grow_onto_idle_slots_while_nobody_waits() -> None:
@@ -139,7 +139,7 @@ def test_a_job_that_nobody_may_move_is_kept_and_its_slots_are_not_in_play() -> N
     problem = problem_of(view_of(row_of(4), kept, a_job(B)))
 
     assert problem.kept == {A: kept.running_on}
-    assert [case.job.job for case in problem.cases] == [B]
+    assert [job_row.job.job for job_row in problem.job_rows] == [B]
     assert problem.owner.tolist() == [CLOSED, CLOSED, FREE, FREE]
     assert problem.capacity == 2
 
@@ -165,20 +165,20 @@ def test_the_gate_opens_a_moment_after_an_epoch_however_short_that_is() -> None:
 
     problem = problem_of(view, now=Seconds(100.0))
 
-    assert (problem.cases[0].gated, problem.gates) == (True, (101.0,))
-    assert not problem_of(view, now=Seconds(101.0)).cases[0].gated
+    assert (problem.job_rows[0].gated, problem.gates) == (True, (101.0,))
+    assert not problem_of(view, now=Seconds(101.0)).job_rows[0].gated
 
 
 def test_slots_that_were_given_back_for_nobody_are_not_taken_again_for_a_while() -> None:
-    knowledge, desk = desk_of()
+    estimates, builder = builder_of()
     before = view_of(row_of(4), a_job(on=(S0, S1), epoch=1))
     after = view_of(row_of(4), a_job(on=(S0,), epoch=1), version=2)
 
-    desk.build(before, Seconds(50.0))
+    builder.build(before, Seconds(50.0))
 
-    assert choices(desk.build(after, Seconds(60.0))) == [0, 1]
-    assert choices(desk.build(after, Seconds(90.1))) == [0, 1, 2]
-    assert knowledge.may_have(before.jobs[A], Seconds(90.1)) is None
+    assert choices(builder.build(after, Seconds(60.0))) == [0, 1]
+    assert choices(builder.build(after, Seconds(90.1))) == [0, 1, 2]
+    assert estimates.may_have(before.jobs[A], Seconds(90.1)) is None
 
 
 @pytest.mark.parametrize(
@@ -191,7 +191,7 @@ def test_to_stop_a_job_costs_what_starting_it_again_will_take_and_a_margin(
 
     problem = problem_of(view_of(row_of(1), job), events=[(1.0, ran_on(1))])
 
-    assert problem.worth[0, 0] == pytest.approx(problem.weight[0] * (left**0.8 - 1.0 - 1.5))
+    assert problem.value[0, 0] == pytest.approx(problem.weight[0] * (left**0.8 - 1.0 - 1.5))
 
 
 def test_a_job_that_backs_off_is_out_of_play_until_then() -> None:
@@ -199,7 +199,7 @@ def test_a_job_that_backs_off_is_out_of_play_until_then() -> None:
 
     problem = problem_of(view_of(row_of(4), job))
 
-    assert (problem.cases, problem.backing_off) == ((), {A: 104.0})
+    assert (problem.job_rows, problem.backing_off) == ((), {A: 104.0})
     assert choices(problem_of(view_of(row_of(4), job), now=Seconds(104.0))) == [0, 1]
 
 
@@ -232,7 +232,7 @@ def test_slots_that_are_left_just_now_may_be_planned_with() -> None:
 def test_waiting_is_worth_nothing_and_a_first_start_costs_nothing() -> None:
     problem = problem_of(view_of(row_of(1), a_job()))
 
-    assert problem.worth[0].tolist() == [0.0, pytest.approx(problem.weight[0])]
+    assert problem.value[0].tolist() == [0.0, pytest.approx(problem.weight[0])]
     assert (problem.present.tolist(), problem.sizes.tolist()) == ([0], [[0, 1]])
 
 
@@ -243,24 +243,24 @@ def test_the_present_size_is_worth_its_goodput_and_others_less_by_the_change() -
 
     problem = problem_of(view, events=events, options=options)
 
-    keeps = problem.cases[0].keeps
-    assert problem.cases[0].remaining_s == pytest.approx(900.0)
-    assert problem.cases[0].offers.gains[:2].tolist() == pytest.approx([1.0, 1.0])
-    assert keeps[:2].tolist() == pytest.approx([1.0, 1.0 - 150 / 900])
-    assert problem.worth[0, 1:3].tolist() == pytest.approx(
-        (problem.weight[0] * keeps[:2] ** 0.8).tolist()
+    change_factor = problem.job_rows[0].change_factor
+    assert problem.job_rows[0].remaining_s == pytest.approx(900.0)
+    assert problem.job_rows[0].table.gains[:2].tolist() == pytest.approx([1.0, 1.0])
+    assert change_factor[:2].tolist() == pytest.approx([1.0, 1.0 - 150 / 900])
+    assert problem.value[0, 1:3].tolist() == pytest.approx(
+        (problem.weight[0] * change_factor[:2] ** 0.8).tolist()
     )
 
 
-@pytest.mark.parametrize(("start_s", "keeps"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)])
+@pytest.mark.parametrize(("start_s", "change_factor"), [(60.0, 1.0 - 150 / 900), (6.0, 0.9)])
 def test_a_resume_costs_what_the_last_start_took_and_at_least_a_margin(
-    start_s: float, keeps: float
+    start_s: float, change_factor: float
 ) -> None:
     view = view_of(row_of(4), a_job(epoch=1, start_s=start_s, stop_samples=90_000))
 
     problem = problem_of(view, events=[(1.0, ran_on(1))])
 
-    assert problem.cases[0].keeps[0] == pytest.approx(keeps)
+    assert problem.job_rows[0].change_factor[0] == pytest.approx(change_factor)
 
 
 # --- where jobs are
@@ -269,18 +269,18 @@ def test_a_resume_costs_what_the_last_start_took_and_at_least_a_margin(
 def test_nodes_slots_and_types_are_numbered_in_the_order_of_the_view() -> None:
     slots = [slot_view(T0, model="L"), slot_view(S0, model="H"), slot_view(T1, model="L")]
 
-    site = Site.of(view_of(slots))
+    cluster = ClusterIndex.of(view_of(slots))
 
-    assert site.slots == (T0, S0, T1)
-    assert (site.node_of.tolist(), site.type_of.tolist()) == ([0, 1, 0], [0, 1, 0])
-    assert [places.tolist() for places in site.slots_on] == [[0, 2], [1]]
-    assert (site.types, site.widest) == (("L", "H"), 2)
+    assert cluster.slots == (T0, S0, T1)
+    assert (cluster.node_of.tolist(), cluster.type_of.tolist()) == ([0, 1, 0], [0, 1, 0])
+    assert [places.tolist() for places in cluster.slots_on] == [[0, 2], [1]]
+    assert (cluster.types, cluster.widest) == (("L", "H"), 2)
 
 
 def test_a_cluster_without_nodes_has_a_site_as_well() -> None:
-    site = Site.of(view_of([]))
+    cluster = ClusterIndex.of(view_of([]))
 
-    assert (site.slots, site.slots_on, site.types, site.widest) == ((), (), (), 1)
+    assert (cluster.slots, cluster.slots_on, cluster.types, cluster.widest) == ((), (), (), 1)
 
 
 def test_those_on_more_nodes_than_they_need_are_scattered_unless_they_may_not_move() -> None:
@@ -310,8 +310,8 @@ def test_a_node_is_disliked_for_its_gpus_and_for_who_is_there() -> None:
 
     found = surrounded(problem, types=(0, 1), slow=[(1.0, 2.0)] * 3, costs=costs)
 
-    assert problem.dislikes(2, problem.owner).tolist() == [0.0, 0.0]
-    assert found.dislikes(2, problem.owner).tolist() == pytest.approx([0.5, np.log(2.0) + 0.2])
+    assert problem.node_costs(2, problem.owner).tolist() == [0.0, 0.0]
+    assert found.node_costs(2, problem.owner).tolist() == pytest.approx([0.5, np.log(2.0) + 0.2])
     assert (problem.places_matter, found.places_matter) == (False, True)
 
 
@@ -357,66 +357,73 @@ def test_nobody_makes_room_where_migration_is_off() -> None:
 def same(one: Problem, other: Problem) -> bool:
     return (
         all(map(np.array_equal, _arrays(one), _arrays(other)))
-        and [case.now for case in one.cases] == [case.now for case in other.cases]
-        and [case.limit for case in one.cases] == [case.limit for case in other.cases]
-        and [case.gated for case in one.cases] == [case.gated for case in other.cases]
+        and [job_row.now for job_row in one.job_rows] == [job_row.now for job_row in other.job_rows]
+        and [job_row.limit for job_row in one.job_rows]
+        == [job_row.limit for job_row in other.job_rows]
+        and [job_row.gated for job_row in one.job_rows]
+        == [job_row.gated for job_row in other.job_rows]
         and _plain(one) == _plain(other)
     )
 
 
 def _arrays(problem: Problem) -> list[Any]:
-    cases = [
+    job_rows = [
         array
-        for case in problem.cases
-        for array in (case.keeps, case.offers.batches, case.offers.goodputs, case.offers.nodes)
+        for job_row in problem.job_rows
+        for array in (
+            job_row.change_factor,
+            job_row.table.batches,
+            job_row.table.goodputs,
+            job_row.table.nodes,
+        )
     ]
     table = [
-        problem.sizes, problem.spans, problem.worth, problem.present, problem.weight,
+        problem.sizes, problem.spans, problem.value, problem.present, problem.weight,
         problem.moved, problem.free_to_move, problem.owner, problem.early,
-        problem.node_of, problem.site.type_of,
+        problem.node_of, problem.cluster.type_of,
     ]  # fmt: skip
-    return [*table, *cases]
+    return [*table, *job_rows]
 
 
 def _plain(problem: Problem) -> tuple[object, ...]:
     return (
-        problem.version, problem.kept, problem.slots, problem.site.types, problem.backing_off,
+        problem.version, problem.kept, problem.slots, problem.cluster.types, problem.backing_off,
         problem.too_large, problem.widest, problem.capacity, problem.gates,
-        [(case.job, case.level, case.moved, case.again) for case in problem.cases],
+        [(job_row.job, job_row.level, job_row.moved, job_row.restart_factor) for job_row in problem.job_rows],
     )  # fmt: skip
 
 
 def test_a_case_that_did_not_change_is_not_worked_out_again() -> None:
-    _, desk = desk_of()
+    _, builder = builder_of()
     view = view_of(row_of(4), a_job(on=(S0,)), a_job(B, on=(S1,)))
     other = msgspec.structs.replace(view.jobs[B], samples_done=7)
     later = msgspec.structs.replace(view, version=2, jobs={**view.jobs, B: other})
 
-    before, after = desk.build(view, NOW), desk.build(later, NOW)
+    before, after = builder.build(view, NOW), builder.build(later, NOW)
 
-    assert after.cases[0] is before.cases[0]
-    assert after.cases[1] is not before.cases[1]
+    assert after.job_rows[0] is before.job_rows[0]
+    assert after.job_rows[1] is not before.job_rows[1]
 
 
 def test_a_case_is_worked_out_again_when_its_limit_moved() -> None:
-    knowledge, desk = desk_of()
+    estimates, builder = builder_of()
     view = view_of(row_of(4), a_job(on=(S0,), moved_at=NOW))
-    before = desk.build(view, NOW).cases[0].limit
+    before = builder.build(view, NOW).job_rows[0].limit
 
     torn = msgspec.structs.replace(ran_on(1), job=A, whole=False, global_batch=128)
-    knowledge.observe(torn, NOW)
+    estimates.observe(torn, NOW)
 
-    assert (before, desk.build(view, NOW).cases[0].limit) == (64, 256)
+    assert (before, builder.build(view, NOW).job_rows[0].limit) == (64, 256)
 
 
 def test_slots_keep_their_numbers_and_with_another_node_all_is_worked_out_again() -> None:
-    _, desk = desk_of()
+    _, builder = builder_of()
     job = a_job(on=(T0,))
     two = view_of([slot_view(S0), slot_view(T0)], job)
     more = view_of([slot_view(S0), slot_view(S1), slot_view(T0)], job, version=2)
 
-    assert desk.build(two, NOW).cases[0].now == (1,)
-    assert desk.build(more, NOW).cases[0].now == (2,)
+    assert builder.build(two, NOW).job_rows[0].now == (1,)
+    assert builder.build(more, NOW).job_rows[0].now == (2,)
 
 
 @st.composite
@@ -455,11 +462,11 @@ def lives(draw: st.DrawFn) -> list[tuple[ClusterView, list[PolicyEvent], float]]
 def test_what_is_remembered_never_changes_a_problem(
     life: list[tuple[ClusterView, list[PolicyEvent], float]],
 ) -> None:
-    knowledge, desk = desk_of()
+    estimates, builder = builder_of()
     for view, events, at in life:
         for event in events:
-            knowledge.observe(event, Seconds(at))
-        lived = desk.build(view, Seconds(at))
-        fresh = Desk(knowledge, OnesOptions()).build(view, Seconds(at))
+            estimates.observe(event, Seconds(at))
+        lived = builder.build(view, Seconds(at))
+        fresh = ProblemBuilder(estimates, OnesOptions()).build(view, Seconds(at))
 
         assert same(lived, fresh)

@@ -11,19 +11,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView
-from controlplane.policy.ones.estimates import Knowledge
+from controlplane.policy.ones.estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.size_table import (
-    FloatArray,
-    Offers,
+    SizeTable,
     kept_share,
     left_after,
-    offers,
     remaining_s,
+    size_table,
     stall_share,
     values,
     weights,
 )
+from controlplane.prediction.arrays import FloatArray
 from schemas.ids import Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, job_view
 
@@ -37,19 +37,19 @@ def measured(slots: int, batch: int, step_s: float) -> EpochSeen:
     )  # fmt: skip
 
 
-def offered(job: JobView, *events: EpochSeen, limit: int = 0, keep_batch: bool = False) -> Offers:
+def table(job: JobView, *events: EpochSeen, limit: int = 0, keep_batch: bool = False) -> SizeTable:
     """What one and two slots offer; the job's R is `limit`."""
-    knowledge = Knowledge(OPTIONS)
+    estimates = Estimates(OPTIONS)
     for event in events:
-        knowledge.observe(event, Seconds(1.0))
+        estimates.observe(event, Seconds(1.0))
     if limit:
-        knowledge.observe(
+        estimates.observe(
             EpochSeen(job=job.job, family="other", slots=1, nodes=1, global_batch=limit,
                       samples_per_s=1.0, whole=False),
             Seconds(1.0),
         )  # fmt: skip
     sizes = np.array([1, 2])
-    return offers(job, knowledge, OPTIONS, sizes, np.ones_like(sizes), keep_batch=keep_batch)
+    return size_table(job, estimates, OPTIONS, sizes, np.ones_like(sizes), keep_batch=keep_batch)
 
 
 def a_job(**changes: object) -> JobView:
@@ -66,7 +66,7 @@ def on(*slots: SlotId, batch: int) -> dict[SlotId, int]:
 
 
 def test_each_size_is_offered_at_the_speed_that_was_measured() -> None:
-    seen = offered(a_job(), measured(1, 64, 0.1), measured(2, 64, 0.08))
+    seen = table(a_job(), measured(1, 64, 0.1), measured(2, 64, 0.08))
 
     assert seen.known
     assert seen.batches.tolist() == [64, 64]
@@ -76,7 +76,7 @@ def test_each_size_is_offered_at_the_speed_that_was_measured() -> None:
 
 
 def test_a_family_that_never_ran_gains_by_the_prior() -> None:
-    seen = offered(a_job())
+    seen = table(a_job())
 
     # a step of 32 samples a slot takes 0.3 + 0.7 / 2 of one of 64, times 2 ** 0.1
     assert not seen.known
@@ -86,8 +86,8 @@ def test_a_family_that_never_ran_gains_by_the_prior() -> None:
 def test_a_larger_batch_is_offered_where_noise_makes_it_worth_while() -> None:
     steps = (measured(1, 64, 0.1), measured(1, 128, 0.11))
 
-    noisy = offered(a_job(noise_scale=1e6, noise_epochs=1000), *steps, limit=128)
-    quiet = offered(a_job(noise_scale=1.0, noise_epochs=1000), *steps, limit=128)
+    noisy = table(a_job(noise_scale=1e6, noise_epochs=1000), *steps, limit=128)
+    quiet = table(a_job(noise_scale=1.0, noise_epochs=1000), *steps, limit=128)
 
     assert (noisy.batches[0], quiet.batches[0]) == (128, 64)
 
@@ -96,7 +96,7 @@ def test_batches_are_tried_at_six_steps_to_a_doubling() -> None:
     """The best batch of a job whose steps take 0.1 s + 1 ms a sample, at a noise scale of 64."""
     steps = tuple(measured(1, batch, 0.1 + 0.001 * batch) for batch in (64, 128, 256))
 
-    seen = offered(a_job(noise_scale=64.0, noise_epochs=10**6), *steps, limit=256)
+    seen = table(a_job(noise_scale=64.0, noise_epochs=10**6), *steps, limit=256)
 
     tried = [round(64 * 2 ** (step / 6)) for step in range(13)]
     best = max(tried, key=lambda batch: batch / (0.1 + 0.001 * batch) / (64 + batch))
@@ -108,20 +108,20 @@ def test_a_job_that_resumes_has_at_most_twice_its_last_batch() -> None:
     steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
     noisy = {"noise_scale": 1e9, "noise_epochs": 1000}
 
-    assert offered(a_job(last_batch=64, **noisy), *steady, limit=256).batches[0] == 128
-    assert offered(a_job(**noisy), *steady, limit=256).batches[0] == 256
+    assert table(a_job(last_batch=64, **noisy), *steady, limit=256).batches[0] == 128
+    assert table(a_job(**noisy), *steady, limit=256).batches[0] == 256
 
 
 def test_without_a_noise_scale_it_is_a_few_times_the_first_batch() -> None:
-    assert offered(a_job()).noise_scale == 256.0
+    assert table(a_job()).noise_scale == 256.0
 
 
 def test_no_batch_is_above_the_limit_or_twice_that_of_now() -> None:
     steady = (measured(1, 64, 0.1), measured(1, 256, 0.1))
 
-    limited = offered(a_job(noise_scale=1e9), *steady, limit=100)
+    limited = table(a_job(noise_scale=1e9), *steady, limit=100)
     now = a_job(noise_scale=1e9, running_on=on(S0, batch=64))
-    twice = offered(now, *steady, limit=256)
+    twice = table(now, *steady, limit=256)
 
     assert limited.batches.tolist() == [100, 100]
     assert twice.batches.tolist() == [128, 128]
@@ -130,7 +130,7 @@ def test_no_batch_is_above_the_limit_or_twice_that_of_now() -> None:
 def test_no_slot_is_offered_more_than_fits() -> None:
     job = a_job(noise_scale=1e9, local_limit=64)
 
-    seen = offered(job, measured(1, 64, 0.1), measured(2, 128, 0.1), limit=256)
+    seen = table(job, measured(1, 64, 0.1), measured(2, 128, 0.1), limit=256)
 
     assert seen.batches.tolist() == [64, 128]
 
@@ -138,8 +138,8 @@ def test_no_slot_is_offered_more_than_fits() -> None:
 def test_the_present_batch_stays_until_another_brings_more_than_the_margin() -> None:
     assert OPTIONS.batch_margin == 0.1
     job = a_job(noise_scale=1e9, running_on=on(S0, batch=64))
-    little = offered(job, measured(1, 64, 0.1), measured(1, 128, 0.21), limit=128)
-    much = offered(job, measured(1, 64, 0.1), measured(1, 128, 0.1), limit=128)
+    little = table(job, measured(1, 64, 0.1), measured(1, 128, 0.21), limit=128)
+    much = table(job, measured(1, 64, 0.1), measured(1, 128, 0.1), limit=128)
 
     assert (little.batches[0], much.batches[0]) == (64, 128)
 
@@ -147,7 +147,7 @@ def test_the_present_batch_stays_until_another_brings_more_than_the_margin() -> 
 def test_the_present_batch_stays_where_it_must() -> None:
     job = a_job(noise_scale=1e9, running_on=on(S0, S1, batch=64))
 
-    seen = offered(job, measured(2, 64, 0.1), measured(2, 128, 0.1), limit=128, keep_batch=True)
+    seen = table(job, measured(2, 64, 0.1), measured(2, 128, 0.1), limit=128, keep_batch=True)
 
     assert seen.batches[1] == 64
 
@@ -170,7 +170,7 @@ MARGIN = 0.02
 
 def share(one_s: float, stall_s: float, now_slots: int) -> FloatArray:
     """What is left after a change to one slot, and to two at twice the goodput."""
-    seen = offered(a_job(), measured(1, 64, 0.1), measured(2, 64, 0.05))
+    seen = table(a_job(), measured(1, 64, 0.1), measured(2, 64, 0.05))
     return kept_share(seen, one_s, stall_s, MARGIN, now_slots)
 
 
@@ -213,9 +213,9 @@ def test_a_change_never_adds_to_a_value_and_never_leaves_less_than_a_twentieth(
 
 
 def test_the_worth_of_a_size_is_its_weight_times_its_gain_to_the_power_of_four_fifths() -> None:
-    worth = values(np.array([[1.0, 1.8, 0.0]]), np.array([[0.5]]), OPTIONS)
+    value = values(np.array([[1.0, 1.8, 0.0]]), np.array([[0.5]]), OPTIONS)
 
-    assert worth.tolist() == [[0.5, pytest.approx(0.5 * 1.8**0.8), 0.0]]
+    assert value.tolist() == [[0.5, pytest.approx(0.5 * 1.8**0.8), 0.0]]
 
 
 def weighed(

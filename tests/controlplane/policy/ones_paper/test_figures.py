@@ -20,9 +20,9 @@ from controlplane.policy.ones_paper.scores import (
     counts_of,
     local_batches,
     mean_draw,
+    scorer_for,
     selected,
     work_left,
-    yardstick,
 )
 from tests.support.schedules import a_problem, genes, shown
 
@@ -70,9 +70,9 @@ def test_the_score_of_equation_8_is_the_sum_of_remaining_time_times_slots() -> N
         rates=[[10.0, 16.0], [5.0, 8.0], [1.0, 2.0]],
         left=[1600.0, 500.0, 1e9],  # the third job waits, and costs nothing
     )
-    stick = yardstick(problem, EIGHT_8)
+    scorer = scorer_for(problem, EIGHT_8)
 
-    score = stick.matrix(genes([1, 1, 2, 0])) @ stick.weights(mean_draw(problem))
+    score = scorer.matrix(genes([1, 1, 2, 0])) @ scorer.weights(mean_draw(problem))
 
     assert score.tolist() == [[-(100.0 * 2 + 100.0 * 1)]]  # T c of both; smaller is better
 
@@ -81,7 +81,7 @@ def test_algorithm_1_takes_the_candidate_with_the_smallest_sum() -> None:
     problem = a_problem(present=[1, 2], most=[2, 2], rates=[[10.0, 10.0], [10.0, 20.0]])
     candidates = genes([1, 1], [1, 2], [2, 2])  # sums: 200, 200, 100
 
-    best, scores = selected(yardstick(problem, EIGHT_8), candidates, 2, np.random.default_rng(0))
+    best, scores = selected(scorer_for(problem, EIGHT_8), candidates, 2, np.random.default_rng(0))
 
     assert scores.tolist() == [-200.0, -200.0, -100.0]
     assert best.tolist() == [2, 0]

@@ -38,20 +38,20 @@ def lived(policy: OnesPaper, job: JobId, epochs: int) -> None:
 def test_the_progress_model_is_fitted_while_it_thinks_and_never_while_it_answers() -> None:
     policy = OnesPaper()
     view = view_of(SLOTS, a_job(B))
-    before = policy._knowledge.progress
+    before = policy._estimates.progress
     lived(policy, A, 12)
 
     policy.plan(view, NOW)
-    assert policy._knowledge.progress is before
+    assert policy._estimates.progress is before
     policy.improve(view, Budget(steps=1), default_rng(0), NOW)
 
-    assert policy._knowledge.progress is not before
+    assert policy._estimates.progress is not before
 
 
 def test_a_job_that_failed_teaches_nothing_about_progress() -> None:
     policy = OnesPaper()
     view = view_of(SLOTS, a_job(B))
-    before = policy._knowledge.progress
+    before = policy._estimates.progress
     for epoch in range(1, 5):
         policy.observe(
             EpochSeen(job=A, family="f", slots=1, nodes=1, global_batch=64, samples_per_s=1.0,
@@ -61,7 +61,7 @@ def test_a_job_that_failed_teaches_nothing_about_progress() -> None:
     policy.observe(JobEnded(job=A, family="f", samples_done=4000, succeeded=False), NOW)
     policy.improve(view, Budget(generations=1), default_rng(0), NOW)
 
-    assert policy._knowledge.progress is before
+    assert policy._estimates.progress is before
 
 
 def test_all_waiting_jobs_start_at_once_when_there_is_room() -> None:

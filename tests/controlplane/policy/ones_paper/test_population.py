@@ -7,7 +7,7 @@ import dataclasses
 import msgspec
 import numpy as np
 
-from controlplane.policy.ones_paper.evolution import Search
+from controlplane.policy.ones_paper.evolution import EvolutionarySearch
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
@@ -17,10 +17,10 @@ from tests.support.views import planned, view_of
 
 def test_there_are_as_many_candidates_as_slots_and_none_twice() -> None:
     problem = problem_of(*(warm_job(JobId(f"j-{number}")) for number in range(8)))
-    search = Search(OnesPaperOptions())
+    search = EvolutionarySearch(OnesPaperOptions())
     rng = np.random.default_rng(0)
 
-    search.face(problem, rng)
+    search.update(problem, rng)
     for _ in range(3):
         search.evolve(rng)
 
@@ -31,8 +31,8 @@ def test_there_are_as_many_candidates_as_slots_and_none_twice() -> None:
 
 def test_diversity_is_the_share_of_jobs_in_which_two_candidates_differ() -> None:
     problem = problem_of(warm_job(A), warm_job(B), events=(seen(),))
-    search = Search(OnesPaperOptions(population=2))
-    search.face(problem, np.random.default_rng(0))
+    search = EvolutionarySearch(OnesPaperOptions(population=2))
+    search.update(problem, np.random.default_rng(0))
     standing = search._now
     assert standing is not None
 
@@ -51,8 +51,8 @@ def test_the_schedule_in_force_is_in_the_population_or_not() -> None:
     problem = problem_of(*jobs)
 
     def holds(*, incumbent: bool) -> bool:
-        search = Search(OnesPaperOptions(incumbent=incumbent, charge=False))
-        search.face(problem, np.random.default_rng(0))
+        search = EvolutionarySearch(OnesPaperOptions(incumbent=incumbent, charge=False))
+        search.update(problem, np.random.default_rng(0))
         return any((row == problem.present).all() for row in search.population)
 
     assert holds(incumbent=True)
@@ -61,8 +61,8 @@ def test_the_schedule_in_force_is_in_the_population_or_not() -> None:
 
 def test_a_generation_is_never_worse_than_the_one_before() -> None:
     jobs = [warm_job(JobId(f"j-{place}"), on=1, first=place) for place in range(5)]
-    search, rng = Search(OnesPaperOptions()), np.random.default_rng(0)
-    search.face(problem_of(*jobs, events=(seen(),)), rng)
+    search, rng = EvolutionarySearch(OnesPaperOptions()), np.random.default_rng(0)
+    search.update(problem_of(*jobs, events=(seen(),)), rng)
 
     best = [float(search.scores[0])]
     for _ in range(5):

@@ -12,9 +12,9 @@ from controlplane.policy.ones_paper.scores import (
     draws,
     mean_draw,
     ranks,
+    scorer_for,
     selected,
     work_left,
-    yardstick,
 )
 from tests.support.schedules import a_problem, genes
 
@@ -23,8 +23,8 @@ THREE = [[1.0, 1.8, 2.4]] * 3
 
 
 def scores(problem: Problem, candidates: Genes, options: OnesPaperOptions) -> list[float]:
-    stick = yardstick(problem, options)
-    found = stick.matrix(candidates) @ stick.weights(mean_draw(problem))
+    scorer = scorer_for(problem, options)
+    found = scorer.matrix(candidates) @ scorer.weights(mean_draw(problem))
     return [float(value) for value in found[:, 0]]
 
 
@@ -112,7 +112,7 @@ def test_k_different_candidates_go_on_whatever_is_drawn(rho: str, selection: str
     problem, candidates = many_candidates()
     options = OnesPaperOptions(rho=rho, selection=selection)  # type: ignore[arg-type]  # both listed
 
-    rows, _ = selected(yardstick(problem, options), candidates, 10, default_rng(0))
+    rows, _ = selected(scorer_for(problem, options), candidates, 10, default_rng(0))
 
     assert len(rows) == len(set(rows.tolist())) == 10
 
@@ -121,9 +121,9 @@ def test_by_the_mean_every_search_selects_the_same_and_by_draws_it_does_not() ->
     problem, candidates = many_candidates()
 
     def winners(**readings: str) -> int:
-        stick = yardstick(problem, OnesPaperOptions(**readings))  # type: ignore[arg-type]
+        scorer = scorer_for(problem, OnesPaperOptions(**readings))  # type: ignore[arg-type]
         found = {
-            tuple(selected(stick, candidates, 5, default_rng(seed))[0].tolist())
+            tuple(selected(scorer, candidates, 5, default_rng(seed))[0].tolist())
             for seed in range(20)
         }
         return len(found)
@@ -135,8 +135,8 @@ def test_by_the_mean_every_search_selects_the_same_and_by_draws_it_does_not() ->
 
 def test_the_rounds_of_algorithm_1_are_not_the_best_of_one_draw() -> None:
     problem, candidates = many_candidates()
-    best = yardstick(problem, OnesPaperOptions(rho="generation"))
-    rounds = yardstick(problem, OnesPaperOptions(rho="generation", selection="sampled"))
+    best = scorer_for(problem, OnesPaperOptions(rho="generation"))
+    rounds = scorer_for(problem, OnesPaperOptions(rho="generation", selection="sampled"))
 
     one, _ = selected(best, candidates, 8, default_rng(3))
     other, _ = selected(rounds, candidates, 8, default_rng(3))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import JobView
-from controlplane.policy.planning.partition import survey
+from controlplane.policy.planning.partition import partition_of
 from controlplane.policy.planning.placer import Mode, Placer, deal
 from schemas.ids import JobId, SlotId, node_of
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
@@ -27,7 +27,7 @@ def on(*names: str) -> dict[SlotId, int]:
 def where(
     placer: Placer, nodes: tuple[int, ...], jobs: list[JobView], sizes: dict[JobId, int]
 ) -> dict[JobId, list[SlotId]]:
-    return placer.place(survey(view_of(row_of(*nodes), *jobs), NOW), sizes)
+    return placer.place(partition_of(view_of(row_of(*nodes), *jobs), NOW), sizes)
 
 
 # --- by example: n1 has 4 slots, of which A has 3; n2 has 4, of which B has 2; n3 is empty
@@ -116,9 +116,9 @@ def test_slots_that_are_being_left_may_be_given_out_and_usable_ones_go_first() -
     slots = row_of(3)
     slots[0] = msgspec.structs.replace(slots[0], usable=False, leaving=True)
     slots[1] = msgspec.structs.replace(slots[1], usable=False)
-    board = survey(view_of(slots, job_view(A)), NOW)
+    partition = partition_of(view_of(slots, job_view(A)), NOW)
 
-    assert (board.room, Placer().place(board, {A: 2})) == (2, {A: ["n1/2", "n1/0"]})
+    assert (partition.room, Placer().place(partition, {A: 2})) == (2, {A: ["n1/2", "n1/0"]})
 
 
 def test_a_shrinking_job_gives_up_slots_where_it_has_fewest() -> None:
@@ -142,9 +142,9 @@ def test_a_packed_job_goes_where_it_spans_fewest_nodes_its_own_first(
     size: int, placed: list[str]
 ) -> None:
     job = job_view(A, slots=(1, 8), running_on=on("n1/0", "n2/0"))
-    board = survey(view_of(row_of(3, 2, 4), job), NOW)
+    partition = partition_of(view_of(row_of(3, 2, 4), job), NOW)
 
-    assert Placer().place(board, {A: size}, {A}) == {A: placed}
+    assert Placer().place(partition, {A: size}, {A}) == {A: placed}
 
 
 def test_with_restart_a_job_of_another_size_is_placed_anew_after_those_that_stay() -> None:
@@ -154,12 +154,12 @@ def test_with_restart_a_job_of_another_size_is_placed_anew_after_those_that_stay
         job_view(C, slots=(1, 8)),
     ]
     placer = Placer("emptiest", "restart")
-    board = survey(view_of(row_of(2, 2), *jobs), NOW)
+    partition = partition_of(view_of(row_of(2, 2), *jobs), NOW)
 
-    placed = placer.place(board, {A: 1, C: 1, B: 1})
+    placed = placer.place(partition, {A: 1, C: 1, B: 1})
 
     assert placed == {B: [T0], A: [S0], C: [S1]}
-    assert placer.restarts(board, placed) == (A,)
+    assert placer.restarts(partition, placed) == (A,)
 
 
 def test_what_was_promised_is_kept_when_the_slots_come_free() -> None:
@@ -192,9 +192,9 @@ def test_a_batch_is_dealt_out_anew_only_where_slots_change() -> None:
         job_view(A, running_on={S0: 30, S1: 20}, batch_size=64),
         job_view(B, batch_size=65, slots=(2, 2)),
     ]
-    board = survey(view_of(row_of(2, 2), *jobs), NOW)
+    partition = partition_of(view_of(row_of(2, 2), *jobs), NOW)
 
-    assert deal(board, {A: [S0, S1], B: [T0, T1]}) == {A: {S0: 30, S1: 20}, B: {T0: 33, T1: 32}}
+    assert deal(partition, {A: [S0, S1], B: [T0, T1]}) == {A: {S0: 30, S1: 20}, B: {T0: 33, T1: 32}}
 
 
 # --- whatever is asked for

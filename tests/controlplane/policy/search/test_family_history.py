@@ -12,28 +12,30 @@ from hypothesis import strategies as st
 from controlplane.policy.search.family_history import (
     KEPT_SIZES,
     NO_PARTS,
-    Beliefs,
-    Company,
-    Family,
-    Noise,
+    Colocation,
+    FamilyHistory,
+    Priors,
+    SmoothedNoise,
     believable,
     stage,
 )
 
-HUNGRY: Company = (False, "hungry", False)
+HUNGRY: Colocation = (False, "hungry", False)
 
 
-def step_s(family: Family, slots: int = 1, local_batch: int = 64) -> float:
+def step_s(family: FamilyHistory, slots: int = 1, local_batch: int = 64) -> float:
     """What its model says, on one node."""
     model = family.speed(64)
     return float(model.step_s(np.array([1]), np.array([slots]), np.array([float(local_batch)]))[0])
 
 
-def taught(*seconds: float, kind: str = "", company: Company | None = None) -> Family:
+def taught(
+    *seconds: float, gpu_type: str = "", colocation: Colocation | None = None
+) -> FamilyHistory:
     """A family that took these steps on one slot."""
-    family = Family()
+    family = FamilyHistory()
     for each in seconds:
-        family.take(1, 1, 64, each, kind=kind, company=company)
+        family.take(1, 1, 64, each, gpu_type=gpu_type, colocation=colocation)
     return family
 
 
@@ -41,7 +43,7 @@ def taught(*seconds: float, kind: str = "", company: Company | None = None) -> F
 
 
 def test_a_family_that_was_never_seen_has_a_model_without_seconds() -> None:
-    assert not Family().speed(64).known
+    assert not FamilyHistory().speed(64).known
 
 
 def test_a_model_says_what_was_measured() -> None:
@@ -89,7 +91,7 @@ def test_a_model_is_fitted_again_for_a_new_size_or_a_drift_and_not_for_noise() -
 
 
 def test_of_many_sizes_the_latest_are_remembered() -> None:
-    family = Family()
+    family = FamilyHistory()
 
     for local_batch in range(1, KEPT_SIZES + 2):
         family.take(1, 1, local_batch, 0.1)
@@ -102,19 +104,19 @@ def test_of_many_sizes_the_latest_are_remembered() -> None:
 
 
 def test_on_one_type_and_alone_there_is_nothing_to_tell_apart() -> None:
-    family = taught(0.2, kind="fast")
+    family = taught(0.2, gpu_type="fast")
 
     assert step_s(family) == pytest.approx(0.2)
     assert family.parts == NO_PARTS
 
 
 def test_steps_are_told_for_the_fastest_type_wherever_they_were_measured() -> None:
-    beliefs = Beliefs(kinds={"fast": -0.35, "slow": 0.35}, types=("slow", "fast"))
-    both, slow_only = Family(beliefs=beliefs), Family(beliefs=beliefs)
+    priors = Priors(gpu_types={"fast": -0.35, "slow": 0.35}, types=("slow", "fast"))
+    both, slow_only = FamilyHistory(priors=priors), FamilyHistory(priors=priors)
     for _ in range(10):
-        both.take(1, 1, 64, 0.1, kind="fast")
-        both.take(1, 1, 64, 0.1 * math.exp(0.7), kind="slow")
-        slow_only.take(1, 1, 64, 0.2, kind="slow")
+        both.take(1, 1, 64, 0.1, gpu_type="fast")
+        both.take(1, 1, 64, 0.1 * math.exp(0.7), gpu_type="slow")
+        slow_only.take(1, 1, 64, 0.2, gpu_type="slow")
 
     assert step_s(both) == pytest.approx(0.1, rel=0.05)
     assert step_s(slow_only) == pytest.approx(0.2 / math.exp(0.7), rel=0.05)
@@ -123,21 +125,21 @@ def test_steps_are_told_for_the_fastest_type_wherever_they_were_measured() -> No
 def test_steps_beside_neighbours_are_told_as_if_alone() -> None:
     family = taught(*[0.1] * 10)
     for _ in range(10):
-        family.take(1, 1, 64, 0.15, company=HUNGRY)
-        family.take(1, 2, 64, 0.18, company=HUNGRY)
+        family.take(1, 1, 64, 0.15, colocation=HUNGRY)
+        family.take(1, 2, 64, 0.18, colocation=HUNGRY)
 
     assert [step_s(family), step_s(family, 2)] == [
         pytest.approx(0.1, rel=0.05),
         pytest.approx(0.12, rel=0.05),
     ]
-    assert family.parts.company == {HUNGRY: pytest.approx(math.log(1.5), rel=0.1)}
+    assert family.parts.colocations == {HUNGRY: pytest.approx(math.log(1.5), rel=0.1)}
 
 
 # --- noise scales
 
 
 def test_the_first_noise_scale_is_taken_whole_and_further_ones_by_three_tenths() -> None:
-    noise = Noise()
+    noise = SmoothedNoise()
     values = []
     for heard in (100.0, 800.0, 100.0, 800.0):
         noise.take(heard)
@@ -152,9 +154,9 @@ def test_the_first_noise_scale_is_taken_whole_and_further_ones_by_three_tenths()
 
 @pytest.mark.parametrize("hostile", [None, 0.0, -1.0, math.nan, math.inf, -math.inf, 5e-324, 1e308])
 def test_a_noise_scale_that_nobody_can_have_measured_is_not_heard(hostile: float | None) -> None:
-    family = Family()
+    family = FamilyHistory()
 
-    family.hear_noise(1, hostile)
+    family.observe_noise(1, hostile)
 
     assert family.noise_at(1) is None
     assert not believable(hostile)
@@ -162,19 +164,19 @@ def test_a_noise_scale_that_nobody_can_have_measured_is_not_heard(hostile: float
 
 @given(told=st.lists(st.floats() | st.none(), max_size=20))
 def test_whatever_is_told_a_noise_scale_stays_a_number_above_zero(told: list[float | None]) -> None:
-    family = Family()
+    family = FamilyHistory()
 
     for each in told:
-        family.hear_noise(0, each)
+        family.observe_noise(0, each)
 
     found = family.noise_at(0)
     assert found is None or believable(found)
 
 
 def test_relatives_tell_of_their_own_stage_of_training_and_of_two_beside() -> None:
-    family = Family()
-    family.hear_noise(4, 100.0)
-    family.hear_noise(7, 900.0)
+    family = FamilyHistory()
+    family.observe_noise(4, 100.0)
+    family.observe_noise(7, 900.0)
 
     assert [family.noise_at(epoch) for epoch in range(1, 11)] == [
         None, 100.0, 100.0, 100.0, 100.0, 900.0, 900.0, 900.0, 900.0, None,
@@ -182,9 +184,9 @@ def test_relatives_tell_of_their_own_stage_of_training_and_of_two_beside() -> No
 
 
 def test_at_the_same_distance_the_stage_before_counts() -> None:
-    family = Family()
-    family.hear_noise(3, 100.0)
-    family.hear_noise(5, 900.0)
+    family = FamilyHistory()
+    family.observe_noise(3, 100.0)
+    family.observe_noise(5, 900.0)
 
     assert family.noise_at(4) == 100.0
 
