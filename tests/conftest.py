@@ -13,7 +13,7 @@ from tests.support.cluster import Cluster
 
 settings.register_profile("full")
 settings.register_profile("quick", max_examples=25)
-CLUSTERS = {"cluster", "house", "box"}  # fixtures that one process should start once
+CLUSTERS = {"cluster", "pair", "house", "box"}  # fixtures that one process should start once
 WAITING = ("tests/integration", "tests/examples", "tests/elastic")
 MORE_THAN_CORES = 2  # clusters wait more than they compute
 MOST_WORKERS = 16
@@ -30,8 +30,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - no public way
         for name in CLUSTERS & fixtures.keys():
-            home = fixtures[name][-1].baseid
-            item.add_marker(pytest.mark.xdist_group(f"{home}:{name}"))
+            home = fixtures[name][-1].baseid or "tests"
+            item.add_marker(pytest.mark.xdist_group(f"{name} of {home}"))
     if hasattr(config, "workerinput"):
         items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
 
@@ -44,3 +44,20 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     running.up()
     yield running
     running.down()
+
+
+@pytest.fixture(scope="session")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes of two slots under the search."""
+    base: Path = tmp_path_factory.mktemp("n")
+    running = Cluster(base / "home", base / "jobs", slots=2, agents=2, policy="ones")
+    running.up()
+    yield running
+    running.down()
+
+
+@pytest.fixture
+def pair(nodes: Cluster) -> Iterator[Cluster]:
+    """Two nodes of two slots under the search, on which no job is left behind."""
+    yield nodes
+    nodes.clear()

@@ -91,6 +91,14 @@ class Cluster:
         done = self.ones("local", "down", "--dir", str(self.home))
         assert done.code == 0, done.err
 
+    def clear(self) -> None:
+        """End every job, and wait until no process of theirs is left."""
+        jobs = self.ones("ps", "-o", "quiet").out.split()
+        for job in jobs:
+            self.ones("cancel", job)
+        for job in jobs:
+            self.until(job, lambda shown: not shown["workers"])
+
     def said(self) -> str:
         """The end of the logs of controller and agents."""
         logs = sorted((self.home / "logs").glob("*.log"))

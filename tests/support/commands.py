@@ -1,7 +1,8 @@
 """The command line in processes of its own that need not import it anew each time.
 
 A server with everything imported forks for every command. What is forked is what `ones` runs: its
-own arguments, environment and output, `main`, and the interpreter's own end.
+own arguments, environment and output, and `main`. It leaves without taking every imported module
+apart, which would take longer than most commands.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ import os
 import subprocess
 import sys
 import tempfile
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NoReturn
 
 LIMIT_S: Final = 120.0
 
@@ -106,7 +108,6 @@ def _serve() -> None:
         pid = os.fork()
         if pid == 0:
             _become(asked)
-            return
         pidfd = os.pidfd_open(pid)
         in_time = select.select([pidfd], [], [], asked["limit_s"])[0]
         if not in_time:
@@ -116,7 +117,6 @@ def _serve() -> None:
         code = os.waitstatus_to_exitcode(status) if in_time else None
         sys.stdout.write(json.dumps(code) + "\n")
         sys.stdout.flush()
-    return
 
 
 def _import_what_commands_import() -> None:
@@ -136,7 +136,7 @@ def _import_what_commands_import() -> None:
     gc.freeze()
 
 
-def _become(asked: dict[str, Any]) -> None:
+def _become(asked: dict[str, Any]) -> NoReturn:
     """Be the command."""
     for name, descriptor in (("out", 1), ("err", 2)):
         opened = os.open(asked[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -151,7 +151,17 @@ def _become(asked: dict[str, Any]) -> None:
 
     from controlplane.cli.main import main  # noqa: PLC0415 - which is imported
 
-    sys.exit(main())
+    code: object = 1
+    try:
+        main()
+    except SystemExit as leaving:
+        code = leaving.code
+    except BaseException:  # noqa: BLE001 - what the interpreter would do about it
+        traceback.print_exc()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 if __name__ == "__main__":
