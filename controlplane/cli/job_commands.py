@@ -1,28 +1,20 @@
-"""submit, ps, show, logs, wait, cancel, samples, events."""
+"""Commands about jobs, from `submit` to `events`."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import (
-    Common,
-    Exit,
-    moment,
-    plain,
-    print_json,
-    print_line,
-    print_table,
-    span,
-)
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.job_report import print_decisions, print_job
+from controlplane.cli.output import moment, plain, print_json, print_line, print_table, span
 from controlplane.client import BlockingClient
 from controlplane.client.jobfile import load_job
-from schemas.messages.client import JobDetail, JobSummary, Size
-
-COMMON = Common()
+from schemas.messages.client import JobDetail, JobSummary
 
 
 def submit(
@@ -85,7 +77,7 @@ def show(job: str, *, common: Common = COMMON) -> int:
         flat = plain(detail)
         print_json({**flat.pop("summary"), **flat})
     else:
-        _show(detail)
+        print_job(detail)
     return Exit.OK
 
 
@@ -104,29 +96,8 @@ def explain(
         for decision in told.decisions:
             print_line(decision)
     else:
-        rows = [
-            [
-                moment(d.time)[11:19],
-                _size(d.was),
-                _size(d.to),
-                d.by,
-                d.outcome or "under way",
-                d.why,
-                *([" ".join(f"{k}={v:.4g}" for k, v in d.numbers.items())] if numbers else []),
-            ]
-            for d in told.decisions
-        ]
-        sys.stdout.write(f"{told.job}  {told.state}\n\n")
-        columns = ["time", "from", "to", "by", "outcome", "why"]
-        print_table([*columns, "numbers"] if numbers else columns, rows)
+        print_decisions(told, numbers=numbers)
     return Exit.OK
-
-
-def _size(size: Size) -> str:
-    if not size.slots:
-        return "waits"
-    many = len(size.slots)
-    return f"{many} slot{'s' * (many != 1)}, batch {size.batch}"
 
 
 def logs(
@@ -268,72 +239,3 @@ def _row(job: JobSummary) -> list[object]:
         span(job.running_s),
         job.reason,
     ]
-
-
-def _show(detail: JobDetail) -> None:
-    job, out = detail.summary, sys.stdout.write
-    out(f"{job.job}  {job.state}: {job.reason}\n\n")
-    facts: dict[str, Any] = {
-        "user": job.user,
-        "submitted": moment(job.submitted_at),
-        "script": " ".join((detail.spec.script, *detail.spec.args)),
-        "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
-        "batch": f"{job.global_batch or detail.spec.batch_size}, at most {detail.spec.batch_limit}",
-        "lr": "the script's" if job.lr is None else f"{job.lr:g}",
-        "epochs": job.epoch,
-        "samples": detail.samples_done,
-        "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or "none yet",
-        "waited": span(job.queued_s),
-        "ran": span(job.running_s),
-        "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
-        "exit code": "" if detail.exit_code is None else detail.exit_code,
-    }
-    for name, value in facts.items():
-        out(f"  {name:10s} {value}\n")
-    out("\nhistory\n")
-    for change in detail.history:
-        out(f"  {moment(change.time)}  {change.from_state} -> {change.to_state}: {change.why}\n")
-    if detail.workers:
-        out("\n")
-        sys.stdout.flush()
-        rows = [
-            (w.rank, w.node, w.slot, w.pid or "", f"v{w.version}", w.local_batch, w.phase)
-            for w in detail.workers
-        ]
-        print_table(["rank", "node", "slot", "pid", "group", "batch", "phase"], rows)
-    if len(detail.versions) > 1:
-        out("\n")
-        sys.stdout.flush()
-        print_table(
-            ["group", "ordered", "what", "slots", "batch", "outcome", "took"],
-            [
-                (
-                    f"v{v.version}",
-                    moment(v.time),
-                    v.kind,
-                    len(v.slots),
-                    v.global_batch or "",
-                    v.outcome or "under way",
-                    f"{v.took_s:.2f} s" if v.outcome else "",
-                )
-                for v in detail.versions[-20:]
-            ],
-        )
-    if detail.epochs:
-        out("\n")
-        sys.stdout.flush()
-        print_table(
-            ["epoch", "step", "batch", "lr", "samples/s", "loss", "metrics"],
-            [
-                (
-                    e.epoch,
-                    e.step,
-                    e.global_batch,
-                    f"{e.lr:g}",
-                    f"{e.samples_per_s:.0f}",
-                    "" if e.train_loss is None else f"{e.train_loss:.4g}",
-                    ", ".join(f"{k} {v:.4g}" for k, v in e.metrics.items()),
-                )
-                for e in detail.epochs[-10:]
-            ],
-        )

@@ -19,14 +19,15 @@ from typing import Annotated, Any, Final
 
 from cyclopts import Parameter
 
-from controlplane.cli.output import Common, Exit, print_json
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import print_json
 from controlplane.client import BlockingClient, find_home
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
 from schemas.link import write_keys
 from schemas.settings import read_toml
 
-COMMON: Final = Common()
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
 READY_S: Final = 60.0
@@ -82,10 +83,9 @@ def up(
 ) -> int:
     """Start what is not running of the cluster in a folder; make the cluster if there is none."""
     entry(policy)
-    if slots is not None and slots < 1:
-        raise SettingsError(f"slots: {slots} is below 1", "give 1 or more", "slots")
-    if agents < 1:
-        raise SettingsError(f"agents: {agents} is below 1", "give 1 or more", "agents")
+    for name, count in (("slots", slots), ("agents", agents)):
+        if count is not None and count < 1:
+            raise SettingsError(f"{name}: {count} is below 1", "give 1 or more", name)
     home = dir_.expanduser().resolve()
     with _lock(home):
         if not (home / "client.toml").exists():

@@ -10,7 +10,8 @@ from importlib.metadata import version
 from cyclopts import App, CycloptsError
 
 from controlplane.cli import job_commands, local_cluster, node_commands
-from controlplane.cli.output import Exit, complain, exit_code
+from controlplane.cli.exit_codes import Exit, exit_code
+from controlplane.cli.output import print_error
 from schemas.errors import OnesError
 
 DRAWN = {  # modules that draw, which takes long to import; loaded when they are asked for
@@ -71,13 +72,13 @@ def main() -> None:
     try:
         code = build()(exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:
-        complain(UsageError(" ".join(str(error).split()), "see `ones --help`"), output)
+        print_error(UsageError(" ".join(str(error).split()), "see `ones --help`"), output)
         sys.exit(Exit.USAGE)
     except OnesError as error:
-        complain(error, output)
+        print_error(error, output)
         sys.exit(exit_code(error))
     except OverflowError:
-        complain(UsageError("a number is too large", "see `ones --help`"), output)
+        print_error(UsageError("a number is too large", "see `ones --help`"), output)
         sys.exit(Exit.USAGE)
     except KeyboardInterrupt:
         os._exit(130)

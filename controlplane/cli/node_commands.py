@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import sys
 
-from controlplane.cli.output import Common, Exit, print_json, print_line, print_table
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import print_json, print_line, print_table
 from controlplane.client import BlockingClient
-
-COMMON = Common()
 
 
 def node_list(*, common: Common = COMMON) -> int:

@@ -1,62 +1,19 @@
-"""Human tables and JSON; errors in one line."""
+"""How commands print: tables for people, JSON for programs, errors in one line."""
 
 from __future__ import annotations
 
 import datetime as dt
-import enum
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Any, Final
 
 import msgspec
-from cyclopts import Parameter
 
 from schemas.errors import OnesError
 
 
-class Exit(enum.IntEnum):
-    """Exit codes of every command."""
-
-    OK = 0
-    JOB_FAILED = 1
-    USAGE = 2
-    NOT_FOUND = 3
-    UNREACHABLE = 4
-    DENIED = 5
-    TIMEOUT = 6
-
-
-BY_CODE: Final = {
-    "unknown_job": Exit.NOT_FOUND,
-    "unknown_node": Exit.NOT_FOUND,
-    "unreachable": Exit.UNREACHABLE,
-    "unavailable": Exit.UNREACHABLE,
-    "denied": Exit.DENIED,
-    "timeout": Exit.TIMEOUT,
-}
-Format = Literal["table", "json", "jsonl", "quiet"]
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class Common:
-    """What every command takes."""
-
-    home: Annotated[Path | None, Parameter(help="folder of the cluster; default: $ONES_HOME")] = (
-        None
-    )
-    output: Annotated[Format, Parameter(name=["--output", "-o"], help="how to print")] = "table"
-
-
-def exit_code(error: OnesError) -> Exit:
-    """The exit code that an error ends a command with."""
-    return BY_CODE.get(error.code, Exit.USAGE)
-
-
-def complain(error: OnesError, output: str) -> None:
+def print_error(error: OnesError, output: str) -> None:
     """One line on stderr; as JSON if that was asked for, and then on a piped stdout too."""
     if output in {"json", "jsonl"}:
         told = {"code": error.code, "message": error.message, "hint": error.hint}

@@ -12,7 +12,8 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from cyclopts import App, Parameter
 
-from controlplane.cli.output import Exit, print_json, print_table
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import print_json, print_table
 from controlplane.policy.registry import entry
 from controlplane.sim import experiment
 from controlplane.sim.analysis import report

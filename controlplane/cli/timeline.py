@@ -16,7 +16,9 @@ from cyclopts import Parameter
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli.output import Common, Exit, print_json, print_line
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import print_json, print_line
 from controlplane.cli.slot_allocations import (
     Allocation,
     Window,
@@ -34,7 +36,6 @@ from schemas.messages.feed import FeedEvent
 
 __all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "terminal", "timeline"]
 
-COMMON = Common()
 FREE: Final = "grey35"
 PLAIN_WIDTH: Final = 120  # where no terminal says how wide it is
 TICK_EVERY: Final = 12  # columns, at least

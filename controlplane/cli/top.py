@@ -16,14 +16,15 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from controlplane.cli.output import STYLES, Common, Exit, print_json, print_line
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import STYLES, print_json, print_line
 from controlplane.cli.slot_allocations import job_colour
 from controlplane.client import BlockingClient
 from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
 from schemas.ids import JobId, SlotId, slot_id
 from schemas.messages.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 
-COMMON = Common()
 FREE: Final = "grey35"
 EVERY_S: Final = 1.0
 PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
@@ -39,7 +40,7 @@ COLUMNS: Final = (
 )  # fmt: skip
 
 
-class Look(NamedTuple):
+class ClusterStatus(NamedTuple):
     """The cluster at one moment."""
 
     cluster: Cluster
@@ -50,7 +51,7 @@ class Look(NamedTuple):
     colours: Mapping[JobId, int]  # indices, see `shade`
 
 
-class Watch:
+class StatusReader:
     """Looks at a cluster; asks for a job's workers only when the feed says that they changed."""
 
     def __init__(self, client: BlockingClient, *, ended: bool = False) -> None:
@@ -60,7 +61,7 @@ class Watch:
         self._workers: dict[JobId, tuple[WorkerInfo, ...]] = {}
         self._colours: dict[JobId, int] = {}
 
-    def look(self) -> Look:
+    def read(self) -> ClusterStatus:
         """How it is now.
 
         Raises:
@@ -76,7 +77,9 @@ class Watch:
         }
         self._colours = recoloured(self._colours, [*on_slots, *(job.job for job in jobs)])
         search = self._client.search()
-        return Look(cluster, search, jobs, nodes, owners_of(nodes, self._workers), self._colours)
+        return ClusterStatus(
+            cluster, search, jobs, nodes, owners_of(nodes, self._workers), self._colours
+        )
 
     def _forget_changed(self, last_seq: int) -> None:
         if self._next_seq and last_seq >= self._next_seq:
@@ -96,7 +99,7 @@ class Watch:
 
 def top(
     *,
-    once: Annotated[bool, Parameter(help="one picture, as without a terminal")] = False,
+    once: Annotated[bool, Parameter(help="once, as without a terminal")] = False,
     all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended jobs too")] = False,
     common: Common = COMMON,
 ) -> int:
@@ -106,54 +109,54 @@ def top(
         with BlockingClient(common.home, PATIENCE_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
                 show = print_json if common.output == "json" else print_line
-                look = Watch(client, ended=all_).look()
-                show({"jobs": look.jobs, "nodes": look.nodes, "search": look.search})
+                status = StatusReader(client, ended=all_).read()
+                show({"jobs": status.jobs, "nodes": status.nodes, "search": status.search})
             elif live:
-                follow(Watch(client, ended=all_), Console(highlight=False), time.sleep)
+                follow(StatusReader(client, ended=all_), Console(highlight=False), time.sleep)
             else:
                 wide = None if sys.stdout.isatty() else PLAIN_WIDTH
                 console = Console(width=wide, highlight=False)
-                look = Watch(client, ended=all_).look()
-                console.print(picture(look, console.width))
+                status = StatusReader(client, ended=all_).read()
+                console.print(dashboard(status, console.width))
     except KeyboardInterrupt:
         if not live:
             raise
     return Exit.OK
 
 
-def follow(watch: Watch, console: Console, pause: Callable[[float], None]) -> None:
+def follow(reader: StatusReader, console: Console, pause: Callable[[float], None]) -> None:
     """Draw every second, for ever; a controller that is away for a while is borne.
 
     Raises:
         UnreachableError: if it does not answer the first time.
     """
-    look, note = watch.look(), ""
+    status, note = reader.read(), ""
     with Live(console=console, auto_refresh=False) as live:
         while True:
-            live.update(fitted(look, console, note), refresh=True)
+            live.update(fitted(status, console, note), refresh=True)
             pause(EVERY_S)
             try:
-                look, note = watch.look(), ""
+                status, note = reader.read(), ""
             except (UnreachableError, UnavailableError):
                 note = AWAY
 
 
-# --- the picture
+# --- the dashboard
 
 
-def picture(look: Look, width: int, note: str = "", most: int | None = None) -> Group:
+def dashboard(status: ClusterStatus, width: int, note: str = "", most: int | None = None) -> Group:
     """The header, at most `most` jobs, and the slots of every node."""
-    line = header(look.cluster, look.search)
+    line = header(status.cluster, status.search)
     if note:
         line.append(f"   {note}", style="bold red")
-    return Group(line, table(look, width, most), strips(look))
+    return Group(line, table(status, width, most), slot_strips(status))
 
 
-def fitted(look: Look, console: Console, note: str = "") -> Group:
-    """The picture with as many jobs as there is room for."""
-    below = len(console.render_lines(strips(look), pad=False))
+def fitted(status: ClusterStatus, console: Console, note: str = "") -> Group:
+    """The dashboard with as many jobs as there is room for."""
+    below = len(console.render_lines(slot_strips(status), pad=False))
     most = max(console.height - below - TABLE_EDGE - 2, 1)
-    return picture(look, console.width, note, most)
+    return dashboard(status, console.width, note, most)
 
 
 def header(cluster: Cluster, search: SearchInfo) -> Text:
@@ -181,28 +184,32 @@ def header(cluster: Cluster, search: SearchInfo) -> Text:
     return Text("   ").join(parts)
 
 
-def table(look: Look, width: int, most: int | None = None) -> Table:
+def table(status: ClusterStatus, width: int, most: int | None = None) -> Table:
     """Jobs, oldest first; if there is no room for all, those on slots come before the others."""
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     columns = fitting(width)
     for column in columns:
         right = column in RIGHT
         drawn.add_column(column, justify="right" if right else "left", no_wrap=column != "why")
-    shown = chosen(look.jobs, most)
+    shown = chosen(status.jobs, most)
     for job in shown:
-        cells = _cells(job, look.colours[job.job])
+        cells = _cells(job, status.colours[job.job])
         drawn.add_row(*(cells[column] for column in columns))
-    if len(shown) < len(look.jobs):
-        drawn.add_row(Text(f"and {len(look.jobs) - len(shown)} more", style="dim"))
+    if len(shown) < len(status.jobs):
+        drawn.add_row(Text(f"and {len(status.jobs) - len(shown)} more", style="dim"))
     return drawn
 
 
-def strips(look: Look) -> RenderableType:
+def slot_strips(status: ClusterStatus) -> RenderableType:
     """Every node with its slots, as many side by side as there is room for."""
-    return Columns([strip(node, look.owners, look.colours) for node in look.nodes], padding=(0, 3))
+    return Columns(
+        [slot_strip(node, status.owners, status.colours) for node in status.nodes], padding=(0, 3)
+    )
 
 
-def strip(node: NodeInfo, owners: Mapping[SlotId, JobId], colours: Mapping[JobId, int]) -> Text:
+def slot_strip(
+    node: NodeInfo, owners: Mapping[SlotId, JobId], colours: Mapping[JobId, int]
+) -> Text:
     """The slots of a node, coloured by job; those that nobody has are grey."""
     drawn = Text.assemble(
         (node.node, "" if node.state == "up" else STYLES.get(node.state, "")), " "

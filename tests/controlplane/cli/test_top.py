@@ -1,4 +1,4 @@
-"""The live picture: what is in it, and what it survives."""
+"""The live dashboard: what is in it, and what it survives."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from rich.console import Console, RenderableType
 from controlplane.cli.top import (
     AWAY,
     COLUMNS,
-    Look,
-    Watch,
+    ClusterStatus,
+    StatusReader,
     chosen,
+    dashboard,
     fitted,
     fitting,
     follow,
     header,
     owners_of,
-    picture,
     recoloured,
-    strip,
+    slot_strip,
 )
 from schemas.errors import UnknownJobError, UnreachableError
 from schemas.ids import JobId, NodeId, SlotId, node_of
@@ -79,7 +79,7 @@ RUNNING = summary(
     batch_changes=1,
 )
 QUIET = SearchInfo(policy="ones", running=True)
-LOOK = Look(
+STATUS = ClusterStatus(
     CLUSTER,
     QUIET,
     (RUNNING, summary(B, reason="waits for 1 slot, 0 free", lr=0.1)),
@@ -132,15 +132,15 @@ class Controller:
         return iter([event for event in self.feed if event.seq >= from_seq])
 
 
-def watched(client: Any) -> Watch:
-    return Watch(client)
+def watched(client: Any) -> StatusReader:
+    return StatusReader(client)
 
 
 # --- what is drawn
 
 
 def test_the_picture_shows_the_cluster_its_jobs_and_its_slots() -> None:
-    assert shown(picture(LOOK, 130)) == [
+    assert shown(dashboard(STATUS, 130)) == [
         "ones 1.2   policy fifo   term 3   user ann (user)   re-scales 0, batches 0",
         "job  state    progress          %    slots  batch    lr  samples/s    loss  re-scales  why",
         "─" * 114,
@@ -151,20 +151,20 @@ def test_the_picture_shows_the_cluster_its_jobs_and_its_slots() -> None:
 
 
 def test_a_job_that_stops_at_a_metric_shows_its_epoch_instead_of_progress() -> None:
-    look = LOOK._replace(jobs=(summary(A, progress=None, epoch=7),))
+    status = STATUS._replace(jobs=(summary(A, progress=None, epoch=7),))
 
-    assert "epoch 7" in shown(picture(look, 130))[3]
+    assert "epoch 7" in shown(dashboard(status, 130))[3]
 
 
 def test_narrow_terminals_show_less() -> None:
     assert fitting(150) == list(COLUMNS)
     assert fitting(110) == [name for name in COLUMNS if name != "progress"]
     assert fitting(80) == ["job", "state", "%", "slots", "batch", "lr", "samples/s", "loss"]
-    assert max(len(line) for line in shown(picture(LOOK, 80), 80)) <= 80
+    assert max(len(line) for line in shown(dashboard(STATUS, 80), 80)) <= 80
 
 
 def test_slots_have_the_colour_of_their_job_and_free_ones_are_grey() -> None:
-    drawn = strip(node(N1, 3, 1, A, B), {S0: A, S1: B}, {A: 0, B: 1})
+    drawn = slot_strip(node(N1, 3, 1, A, B), {S0: A, S1: B}, {A: 0, B: 1})
 
     assert drawn.plain == "n1 ██ ██ ░░"
     assert [str(span.style) for span in drawn.spans] == ["#4e79a7", "#f28e2b", "grey35"]
@@ -199,18 +199,18 @@ def test_the_header_tells_how_the_search_stands() -> None:
 
 
 def test_the_header_says_when_the_controller_is_away() -> None:
-    told = shown(picture(LOOK, 130, AWAY))[0]
+    told = shown(dashboard(STATUS, 130, AWAY))[0]
 
     assert told == f"{header(CLUSTER, QUIET).plain}   {AWAY}"
 
 
 def test_a_low_terminal_shows_jobs_on_slots_before_others() -> None:
     jobs = [summary(JobId(f"j-{n}"), slots=int(n == 8)) for n in range(1, 9)]
-    look = LOOK._replace(jobs=tuple(jobs), colours={job.job: 0 for job in (RUNNING, *jobs)})
+    status = STATUS._replace(jobs=tuple(jobs), colours={job.job: 0 for job in (RUNNING, *jobs)})
 
     assert [job.job for job in chosen(jobs, 3)] == ["j-1", "j-8"]
     assert chosen(jobs, 8) == jobs
-    lines = shown(fitted(look, Console(width=130, height=9, color_system=None)))
+    lines = shown(fitted(status, Console(width=130, height=9, color_system=None)))
     assert len(lines) <= 9
     assert lines[-2:] == ["and 6 more", "n1 ██ ██   n2 lost ▒▒ ░░"]
 
@@ -242,16 +242,16 @@ def test_a_job_keeps_its_colour_and_a_new_one_takes_the_first_that_is_free() -> 
 
 def test_workers_are_asked_for_again_only_when_the_feed_names_their_job() -> None:
     client = Controller()
-    watch = watched(client)
+    reader = watched(client)
 
-    assert watch.look().owners == {S0: A}
+    assert reader.read().owners == {S0: A}
     client.feed.append(news("job.epoch", A, seq=11).event)
-    assert watch.look().owners == {S0: A}
+    assert reader.read().owners == {S0: A}
     assert client.asked == [A]
 
     client.feed.append(news("worker.started", A, seq=12).event)
     client.crews[A] = (worker(S0), worker(S1))
-    assert watch.look().owners == {S0: A, S1: A}
+    assert reader.read().owners == {S0: A, S1: A}
     assert client.asked == [A, A]
 
 
@@ -259,7 +259,7 @@ def test_a_slot_that_an_unknown_job_holds_has_no_owner() -> None:
     client = Controller()
     client.nodes_now = [node(N1, 2, 1, C)]
 
-    assert watched(client).look().owners == {}
+    assert watched(client).read().owners == {}
 
 
 def test_a_controller_that_is_away_for_a_moment_is_borne() -> None:

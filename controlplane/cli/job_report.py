@@ -1,0 +1,124 @@
+"""What `ones show` and `ones explain` print for people."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Final
+
+from controlplane.cli.output import moment, print_table, span
+from schemas.messages.client import Explanation, JobDetail, Size
+
+LAST_GROUPS: Final = 20
+LAST_EPOCHS: Final = 10
+
+
+def print_job(detail: JobDetail) -> None:
+    """Everything about one job: what it asked for, its history, workers, groups and epochs."""
+    job, out = detail.summary, sys.stdout.write
+    out(f"{job.job}  {job.state}: {job.reason}\n\n")
+    for name, value in _facts(detail).items():
+        out(f"  {name:10s} {value}\n")
+    out("\nhistory\n")
+    for change in detail.history:
+        out(f"  {moment(change.time)}  {change.from_state} -> {change.to_state}: {change.why}\n")
+    if detail.workers:
+        _section(["rank", "node", "slot", "pid", "group", "batch", "phase"], _workers(detail))
+    if len(detail.versions) > 1:
+        _section(["group", "ordered", "what", "slots", "batch", "outcome", "took"], _groups(detail))
+    if detail.epochs:
+        columns = ["epoch", "step", "batch", "lr", "samples/s", "loss", "metrics"]
+        _section(columns, _epochs(detail))
+
+
+def print_decisions(told: Explanation, *, numbers: bool) -> None:
+    """Every decision about a job and its reason.
+
+    Args:
+        told: the controller's answer.
+        numbers: whether those behind each decision are printed too.
+    """
+    rows = [
+        [
+            moment(d.time)[11:19],
+            _size(d.was),
+            _size(d.to),
+            d.by,
+            d.outcome or "under way",
+            d.why,
+            *([" ".join(f"{k}={v:.4g}" for k, v in d.numbers.items())] if numbers else []),
+        ]
+        for d in told.decisions
+    ]
+    sys.stdout.write(f"{told.job}  {told.state}\n\n")
+    columns = ["time", "from", "to", "by", "outcome", "why"]
+    print_table([*columns, "numbers"] if numbers else columns, rows)
+
+
+def _size(size: Size) -> str:
+    if not size.slots:
+        return "waits"
+    many = len(size.slots)
+    return f"{many} slot{'s' * (many != 1)}, batch {size.batch}"
+
+
+def _section(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    print_table(columns, rows)
+
+
+def _facts(detail: JobDetail) -> dict[str, object]:
+    job = detail.summary
+    return {
+        "user": job.user,
+        "submitted": moment(job.submitted_at),
+        "script": " ".join((detail.spec.script, *detail.spec.args)),
+        "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
+        "batch": f"{job.global_batch or detail.spec.batch_size}, at most {detail.spec.batch_limit}",
+        "lr": "the script's" if job.lr is None else f"{job.lr:g}",
+        "epochs": job.epoch,
+        "samples": detail.samples_done,
+        "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or "none yet",
+        "waited": span(job.queued_s),
+        "ran": span(job.running_s),
+        "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
+        "exit code": "" if detail.exit_code is None else detail.exit_code,
+    }
+
+
+def _workers(detail: JobDetail) -> list[tuple[object, ...]]:
+    return [
+        (w.rank, w.node, w.slot, w.pid or "", f"v{w.version}", w.local_batch, w.phase)
+        for w in detail.workers
+    ]
+
+
+def _groups(detail: JobDetail) -> list[tuple[object, ...]]:
+    return [
+        (
+            f"v{v.version}",
+            moment(v.time),
+            v.kind,
+            len(v.slots),
+            v.global_batch or "",
+            v.outcome or "under way",
+            f"{v.took_s:.2f} s" if v.outcome else "",
+        )
+        for v in detail.versions[-LAST_GROUPS:]
+    ]
+
+
+def _epochs(detail: JobDetail) -> list[tuple[object, ...]]:
+    return [
+        (
+            e.epoch,
+            e.step,
+            e.global_batch,
+            f"{e.lr:g}",
+            f"{e.samples_per_s:.0f}",
+            "" if e.train_loss is None else f"{e.train_loss:.4g}",
+            ", ".join(f"{k} {v:.4g}" for k, v in e.metrics.items()),
+        )
+        for e in detail.epochs[-LAST_EPOCHS:]
+    ]
