@@ -1,8 +1,9 @@
-"""Builds the agent's parts, owns their tasks, and leaves workers alone when it goes."""
+"""The agent's process: builds its parts, owns their tasks, leaves workers alone when it goes."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib.util
 import os
 import signal
@@ -22,16 +23,18 @@ from nodeagent.log_shipper import LogShipper
 from nodeagent.reconciler import Reconciler
 from nodeagent.reconciler_actions import Action, ForgetJob, GrantSlot, OrderGroup, PublishEvent
 from nodeagent.reconciler_events import Connected, Desired, Event, LogsStored
+from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.worker_folders import NodeFolders
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
-from schemas.codec import FROM_WORKER, TO_AGENT, encode
+from schemas.codec import FROM_WORKER, TO_AGENT, TO_SHIPPER, encode
 from schemas.daemon import notify, watchdog
 from schemas.errors import OnesError
 from schemas.ids import BootId, NodeId, Seconds, WorkerId, worker_id
 from schemas.link import Link, Socket, load_keys, load_public
 from schemas.messages import Message
 from schemas.messages.agent import GroupDelta, Hello, StepsReported, Telemetry, Welcome
+from schemas.messages.logs import LogStored, SnapshotPiece
 from schemas.messages.worker import GroupOrder, Reported, SlotGranted, WorkerHello
 from schemas.session import (
     AgentOutput,
@@ -73,7 +76,8 @@ class Agent:
         self._ports = (0, 0)
         self._workers = Link().bind("ROUTER", self._folders.socket)
         self._routes: dict[WorkerId, bytes] = {}
-        self._shipper = LogShipper(self._node, lambda worker: self._tell(LogsStored(worker)))
+        self._shipper = LogShipper(self._node, lambda worker: self._handle(LogsStored(worker)))
+        self._fetcher = SnapshotFetcher()
         self._zygotes = ZygotePool(self._folders)
         self._python = settings.python or sys.executable
         self._manager = WorkerManager(
@@ -85,10 +89,11 @@ class Agent:
             grace_s=settings.kill_grace_s,
             zygotes=self._zygotes,
             shipper=self._shipper,
-            tell=self._tell,
+            fetcher=self._fetcher,
+            on_event=self._handle,
             may_read=lambda: not self._session.spool_full,
         )
-        self._bulk_hearing: asyncio.Task[None] | None = None
+        self._bulk_receiving: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Be the agent until `stop`."""
@@ -98,11 +103,11 @@ class Agent:
             owned = [
                 tasks.create_task(work)
                 for work in (
-                    self._hear_controller(),
-                    self._hear_workers(),
-                    self._keep_time(),
-                    self._look(),
-                    self._sweep(),
+                    self._receive_from_controller(),
+                    self._receive_from_workers(),
+                    self._keep_session(),
+                    self._look_at_reports(),
+                    self._sweep_workspaces(),
                     self._shipper.ship(),
                     self._warm_up(),
                     watchdog(lambda: True),
@@ -115,24 +120,24 @@ class Agent:
             notify("STOPPING=1")
             for task in owned:
                 task.cancel()
-            if self._bulk_hearing:
-                self._bulk_hearing.cancel()
+            if self._bulk_receiving:
+                self._bulk_receiving.cancel()
         self._manager.close()
         self._link.close()
         log.info("agent stopped; its workers go on", node=self._node)
 
     # --- tasks
 
-    async def _hear_controller(self) -> None:
+    async def _receive_from_controller(self) -> None:
         async for incoming in self._orders:
             try:
                 message = TO_AGENT.decode(incoming.frames[-1])
             except OnesError as error:
                 log.warning("dropped", error=str(error))
                 continue
-            self._do(self._session.receive(message, self._now()))
+            self._apply(self._session.receive(message, self._now()))
 
-    async def _hear_workers(self) -> None:
+    async def _receive_from_workers(self) -> None:
         async for incoming in self._workers:
             try:
                 message = FROM_WORKER.decode(incoming.frames[-1])
@@ -144,23 +149,32 @@ class Agent:
                 case WorkerHello():
                     self._routes[worker] = incoming.route
                     self._manager.look(worker)
-                    self._tell(Connected(worker))
+                    self._handle(Connected(worker))
                 case Reported():
                     self._manager.look(worker)
                 case StepsReported():
                     self._publish(encode(Telemetry(node=self._node, steps=message)))
 
-    async def _keep_time(self) -> None:
+    async def _receive_from_relay(self, bulk: Socket) -> None:
+        async for incoming in bulk:
+            with contextlib.suppress(OnesError):
+                match TO_SHIPPER.decode(incoming.frames[-1]):
+                    case LogStored() as stored:
+                        self._shipper.receive(stored)
+                    case SnapshotPiece() as piece:
+                        self._fetcher.receive(piece)
+
+    async def _keep_session(self) -> None:
         while True:
-            self._do(self._session.tick(self._now()))
+            self._apply(self._session.tick(self._now()))
             await asyncio.sleep(TICK_S)
 
-    async def _look(self) -> None:
+    async def _look_at_reports(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
             self._manager.look_at_all()
 
-    async def _sweep(self) -> None:
+    async def _sweep_workspaces(self) -> None:
         while True:
             busy = set(self._reconciler.jobs)
             await asyncio.to_thread(sweep, self._folders.work, self._settings.keep_work_s, busy)
@@ -177,7 +191,7 @@ class Agent:
 
     # --- outputs of the session
 
-    def _do(self, outputs: Iterable[AgentOutput]) -> None:
+    def _apply(self, outputs: Iterable[AgentOutput]) -> None:
         for output in outputs:
             match output:
                 case ToController(message=message):
@@ -187,7 +201,7 @@ class Agent:
                 case SayHello():
                     self._orders.send(encode(self._hello()))
                 case Apply(delta=delta):
-                    self._tell(Desired(delta))
+                    self._handle(Desired(delta))
                 case Welcomed(welcome=welcome):
                     self._welcomed(welcome)
                 case Rejected(refused=refused):
@@ -213,27 +227,28 @@ class Agent:
         host = self._settings.controller.host
         self._events = self._connect("PUB", f"tcp://{host}:{welcome.event_port}")
         bulk = self._connect("DEALER", f"tcp://{host}:{welcome.log_port}")
-        if self._bulk_hearing is not None:
-            self._bulk_hearing.cancel()
-        self._bulk_hearing = self._tasks.create_task(self._shipper.hear(bulk))
+        if self._bulk_receiving is not None:
+            self._bulk_receiving.cancel()
+        self._bulk_receiving = self._tasks.create_task(self._receive_from_relay(bulk))
         self._shipper.use(bulk)
+        self._fetcher.use(bulk)
 
     def _publish(self, data: bytes) -> None:
         if self._events is not None:
             self._events.send(self._node.encode(), data)
 
-    # --- actions of the core
+    # --- events to the reconciler, and its actions
 
-    def _tell(self, event: Event) -> None:
+    def _handle(self, event: Event) -> None:
         for action in self._reconciler.handle(event):
             self._perform(action)
 
     def _perform(self, action: Action) -> None:
         match action:
             case PublishEvent(event=event):
-                self._do(self._session.happened(event))
+                self._apply(self._session.happened(event))
             case OrderGroup(worker=worker, delta=delta):
-                self._order(worker, delta)
+                self._send_order(worker, delta)
             case GrantSlot(worker=worker):
                 self._send(worker, SlotGranted())
             case ForgetJob(job=job):
@@ -241,7 +256,7 @@ class Agent:
             case _:
                 self._manager.perform(action)
 
-    def _order(self, worker: WorkerId, delta: GroupDelta) -> None:
+    def _send_order(self, worker: WorkerId, delta: GroupDelta) -> None:
         if delta.group is not None:
             order = GroupOrder(
                 version=delta.version,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import psutil
 
-from nodeagent.worker_folders import NodeFolders, open_process
+from nodeagent.process_identity import open_process
+from nodeagent.worker_folders import NodeFolders
 
 
 def end_workers(folders: NodeFolders, grace_s: float) -> int:

@@ -143,37 +143,3 @@ class NodeFolders:
     def job(self, job: JobId) -> Path:
         """The working directory of a job on this node."""
         return self.work / job
-
-
-def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, which with the pid names a process for ever; None if gone."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    return int(text.rpartition(")")[2].split()[19])
-
-
-def session_members(leader: int) -> list[int]:
-    """Processes of the session that `leader` led, if it is gone; what a worker left behind."""
-    if start_ticks(leader) is not None:
-        return []
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            text = (entry / "stat").read_text(encoding="utf-8", errors="replace")
-            if int(text.rpartition(")")[2].split()[3]) == leader:
-                found.append(int(entry.name))
-    return found
-
-
-def open_process(pid: int, ticks: int) -> int | None:
-    """A pidfd of exactly this process, or None if it is gone."""
-    try:
-        descriptor = os.pidfd_open(pid)
-    except OSError:
-        return None
-    if start_ticks(pid) != ticks:
-        os.close(descriptor)
-        return None
-    return descriptor

@@ -1,4 +1,4 @@
-"""Worker manager: does what the core asks, and tells it what became of it."""
+"""Worker processes: does what the reconciler asks, and reports what became of it as events."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import structlog
 from nodeagent.agent_errors import AgentError
 from nodeagent.job_workspaces import is_laid_out, lay_out
 from nodeagent.log_shipper import LogShipper
+from nodeagent.process_identity import open_process, session_members
 from nodeagent.reconciler_actions import (
     AwaitExit,
     FetchWorkspace,
@@ -36,7 +37,8 @@ from nodeagent.reconciler_events import (
     WorkspaceFailed,
     WorkspaceReady,
 )
-from nodeagent.worker_folders import NodeFolders, WorkerFolder, open_process, session_members
+from nodeagent.snapshot_fetcher import SnapshotFetcher
+from nodeagent.worker_folders import NodeFolders, WorkerFolder
 from nodeagent.zygote_pool import ZygotePool
 from schemas.cluster import SlotSpec
 from schemas.groups import Group
@@ -71,7 +73,8 @@ class WorkerManager:
         grace_s: float,
         zygotes: ZygotePool,
         shipper: LogShipper,
-        tell: Callable[[Event], None],
+        fetcher: SnapshotFetcher,
+        on_event: Callable[[Event], None],
         may_read: Callable[[], bool],
     ) -> None:
         self._node = node
@@ -82,12 +85,13 @@ class WorkerManager:
         self._grace_s = grace_s
         self._zygotes = zygotes
         self._shipper = shipper
-        self._tell = tell
+        self._fetcher = fetcher
+        self._on_event = on_event
         self._may_read = may_read
         self._watched: dict[WorkerId, _Watched] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    # --- what the core asks
+    # --- what the reconciler asks
 
     def perform(
         self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
@@ -95,14 +99,14 @@ class WorkerManager:
         """Begin to do it; the outcome comes as an event."""
         match action:
             case FetchWorkspace(job=job, digest=digest):
-                self._later(self._fetch(job, digest))
+                self._spawn(self._fetch_workspace(job, digest))
             case StartWorker():
-                self._later(self._start(action))
+                self._spawn(self._start(action))
             case AwaitExit(worker=worker):
-                self._later(self._grace(worker))
+                self._spawn(self._await_grace(worker))
             case Terminate(worker=worker):
                 self._signal(worker, signal.SIGTERM)
-                self._later(self._grace(worker))
+                self._spawn(self._await_grace(worker))
             case Kill(worker=worker):
                 self._signal(worker, signal.SIGKILL)
             case RemoveWorker(worker=worker):
@@ -116,13 +120,13 @@ class WorkerManager:
                 self._discard(folder)
                 continue
             pid, ticks = (mark.pid, mark.started_ticks) if mark else (None, None)
-            self._tell(Adopted(folder.worker, assignment, pid, ticks))
+            self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
             watched = self._watched[folder.worker] = _Watched(folder)
             if pid is not None and ticks is not None:
-                self._watch(folder.worker, watched, pid, ticks)
+                self._watch_process(folder.worker, watched, pid, ticks)
             else:
-                self._later(self._ended(folder.worker, watched))
+                self._spawn(self._ended(folder.worker, watched))
             log.info("worker adopted", worker=folder.worker, pid=pid)
 
     def look(self, worker: WorkerId) -> None:
@@ -132,7 +136,7 @@ class WorkerManager:
             return
         reports, watched.position = watched.folder.reports(watched.position)
         for report in reports:
-            self._tell(ReportRead(worker, report))
+            self._on_event(ReportRead(worker, report))
 
     def look_at_all(self) -> None:
         """The same for all, in case a worker's hint was lost."""
@@ -147,20 +151,20 @@ class WorkerManager:
 
     # --- how it is done
 
-    async def _fetch(self, job: JobId, digest: str) -> None:
+    async def _fetch_workspace(self, job: JobId, digest: str) -> None:
         folder = self._folders.job(job)
         try:
             if not is_laid_out(folder, digest):
                 archive = folder.with_name(f".{job}.tar")
                 try:
-                    await self._shipper.fetch(digest, archive)
+                    await self._fetcher.fetch(digest, archive)
                     await asyncio.to_thread(lay_out, archive, folder, digest)
                 finally:
                     archive.unlink(missing_ok=True)
         except AgentError as error:
-            self._tell(WorkspaceFailed(job, digest, str(error)))
+            self._on_event(WorkspaceFailed(job, digest, str(error)))
         else:
-            self._tell(WorkspaceReady(job, digest))
+            self._on_event(WorkspaceReady(job, digest))
 
     async def _start(self, action: StartWorker) -> None:
         worker, delta = action.worker, action.delta
@@ -174,14 +178,18 @@ class WorkerManager:
             python = delta.spec.python or self._python
             forked = await self._zygotes.fork(python, folder.path)
         except AgentError as error:
-            self._tell(StartFailed(worker, error.message, error.hint))
+            self._on_event(StartFailed(worker, error.message, error.hint))
             return
         except OSError as error:
-            self._tell(StartFailed(worker, f"cannot write {folder.path.name}: {error.strerror}"))
+            self._on_event(
+                StartFailed(worker, f"cannot write {folder.path.name}: {error.strerror}")
+            )
             return
         watched = self._watched[worker] = _Watched(folder)
-        self._watch(worker, watched, forked.pid, forked.started_ticks)
-        self._tell(Started(worker, forked.pid, forked.started_ticks))  # may ask to stop it at once
+        self._watch_process(worker, watched, forked.pid, forked.started_ticks)
+        self._on_event(
+            Started(worker, forked.pid, forked.started_ticks)
+        )  # may ask to stop it at once
 
     def _assignment(self, action: StartWorker, group: Group, spec: JobSpec) -> Assignment:
         member = group.members[action.rank]
@@ -209,18 +217,18 @@ class WorkerManager:
             granted=action.granted,
         )
 
-    def _watch(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:
+    def _watch_process(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:
         watched.pid = pid
         watched.pidfd = open_process(pid, ticks)
         if watched.pidfd is None:
-            self._later(self._ended(worker, watched))
+            self._spawn(self._ended(worker, watched))
             return
         pidfd = watched.pidfd
         loop = asyncio.get_running_loop()
 
         def gone() -> None:
             loop.remove_reader(pidfd)
-            self._later(self._ended(worker, watched))
+            self._spawn(self._ended(worker, watched))
 
         loop.add_reader(pidfd, gone)
 
@@ -243,7 +251,7 @@ class WorkerManager:
         if watched.folder.stopped and code != 0:
             code, by = None, int(signal.SIGTERM)  # the operator's doing, not the script's
         self._shipper.worker_ended(worker)
-        self._tell(Ended(worker, code, by, unseen=status is None))
+        self._on_event(Ended(worker, code, by, unseen=status is None))
 
     async def _exit_status(self, folder: WorkerFolder) -> ExitStatus | None:
         deadline = time.monotonic() + EXIT_FILE_LIMIT_S
@@ -257,9 +265,9 @@ class WorkerManager:
             with contextlib.suppress(OSError):
                 os.killpg(watched.pid, what)
 
-    async def _grace(self, worker: WorkerId) -> None:
+    async def _await_grace(self, worker: WorkerId) -> None:
         await asyncio.sleep(self._grace_s)
-        self._tell(GraceOver(worker))
+        self._on_event(GraceOver(worker))
 
     def _remove(self, worker: WorkerId) -> None:
         self._watched.pop(worker, None)
@@ -277,7 +285,7 @@ class WorkerManager:
                 os.killpg(mark.pid, signal.SIGKILL)
         shutil.rmtree(doomed.path, ignore_errors=True)
 
-    def _later(self, work: Coroutine[None, None, None]) -> None:
+    def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._done)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import uuid
@@ -14,12 +13,13 @@ from typing import Any, Final, Self, TypeVar
 
 from controlplane.client.cluster_home import Home, find_home
 from controlplane.client.jobfile import checked
+from controlplane.client.request_channel import RequestChannel
 from controlplane.client.workdir_archive import digest_of, pack
-from schemas.codec import LOG_REPLY, REPLY, Codec, encode
-from schemas.errors import OnesError, TimedOutError, UnreachableError, raised
+from schemas.codec import LOG_REPLY, REPLY, Codec
+from schemas.errors import TimedOutError, UnreachableError
 from schemas.ids import JobId, Rank, SlotId, Version
 from schemas.jobs import ENDED, JobSpec
-from schemas.link import Link, Socket, load_keys, load_public
+from schemas.link import Link, load_keys, load_public
 from schemas.messages import Message
 from schemas.messages.client import (
     CancelJob,
@@ -27,7 +27,6 @@ from schemas.messages.client import (
     EventsPage,
     ExplainJob,
     Explanation,
-    Failed,
     GetCluster,
     GetJob,
     GetSearch,
@@ -59,62 +58,6 @@ TIMEOUT: Final = "ONES_TIMEOUT_S"
 R = TypeVar("R", bound=Message)
 
 
-class _Caller:
-    """Requests and replies over one DEALER, matched by id, sent again while nobody answers."""
-
-    def __init__(self, wire: Socket, codec: Codec[Any]) -> None:
-        self._wire = wire
-        self._codec = codec
-        self._waiting: dict[bytes, asyncio.Future[Any]] = {}
-        self._task = asyncio.create_task(self._hear())
-
-    async def call(self, request: Message, answer_s: float, limit_s: float) -> Any:
-        """The reply to `request`, which may be done twice if an answer is lost.
-
-        Args:
-            request: to send.
-            answer_s: how long an answer may take before the request is sent again.
-            limit_s: how long to try.
-
-        Raises:
-            UnreachableError: if nothing answers within `limit_s`.
-            OnesError: what the controller answered, if it refused.
-        """
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + limit_s
-        data = encode(request)
-        while True:
-            key = uuid.uuid4().bytes
-            answer = self._waiting[key] = loop.create_future()
-            try:
-                while not self._wire.send(key, data):
-                    if loop.time() > deadline:
-                        raise UnreachableError("no controller answers", "is the cluster up?")
-                    await asyncio.sleep(0.02)
-                reply = await asyncio.wait_for(answer, answer_s)
-            except TimeoutError:
-                if loop.time() > deadline:
-                    raise UnreachableError("no controller answers", "is the cluster up?") from None
-                continue
-            finally:
-                del self._waiting[key]
-            if isinstance(reply, Failed):
-                raise raised(reply.code, reply.message, reply.hint, reply.field)
-            return reply
-
-    async def _hear(self) -> None:
-        async for incoming in self._wire:
-            if len(incoming.frames) != 2:  # noqa: PLR2004 - id and message
-                continue
-            answer = self._waiting.get(incoming.frames[0])
-            if answer is not None and not answer.done():
-                with contextlib.suppress(OnesError):
-                    answer.set_result(self._codec.decode(incoming.frames[1]))
-
-    def close(self) -> None:
-        self._task.cancel()
-
-
 class Client:
     """A connection to one cluster; an async context manager.
 
@@ -128,12 +71,12 @@ class Client:
         self._timeout = float(os.environ.get(TIMEOUT, "10")) if timeout is None else timeout
         self._link = Link(load_keys(self._home.key))
         self._server_key = load_public(self._home.server_key)
-        self._calls: _Caller | None = None
-        self._logs: _Caller | None = None
+        self._calls: RequestChannel | None = None
+        self._logs: RequestChannel | None = None
 
     async def __aenter__(self) -> Self:
         """Open the socket; the first call finds out whether anybody is there."""
-        self._calls = self._caller(self._home.endpoint, REPLY)
+        self._calls = self._open_channel(self._home.endpoint, REPLY)
         return self
 
     async def __aexit__(
@@ -143,9 +86,9 @@ class Client:
         trace: TracebackType | None,
     ) -> None:
         """Close all sockets."""
-        for caller in (self._calls, self._logs):
-            if caller is not None:
-                caller.close()
+        for channel in (self._calls, self._logs):
+            if channel is not None:
+                channel.close()
         await asyncio.sleep(0)
         self._link.close()
 
@@ -361,14 +304,14 @@ class Client:
         if self._logs is None:
             cluster = await self.cluster()
             endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
-            self._logs = self._caller(endpoint, LOG_REPLY)
+            self._logs = self._open_channel(endpoint, LOG_REPLY)
         answer_s = request.wait_s + ANSWER_S
         limit_s = PATIENCE_S if request.wait_s else self._timeout
         reply = await self._logs.call(request, answer_s, limit_s)
         return _expected(reply, LogPage)
 
-    def _caller(self, endpoint: str, codec: Codec[Any]) -> _Caller:
-        return _Caller(self._link.connect("DEALER", endpoint, self._server_key), codec)
+    def _open_channel(self, endpoint: str, codec: Codec[Any]) -> RequestChannel:
+        return RequestChannel(self._link.connect("DEALER", endpoint, self._server_key), codec)
 
 
 def _expected(reply: Any, kind: type[R]) -> R:

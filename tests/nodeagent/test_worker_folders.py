@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder, open_process, start_ticks
+from nodeagent.process_identity import open_process, start_ticks
+from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder
 from schemas.codec import encode
 from schemas.errors import SettingsError
 from schemas.ids import JobId, WorkerId

@@ -12,9 +12,11 @@ import pytest
 
 from nodeagent import worker_manager as manager_module
 from nodeagent.log_shipper import LogShipper
+from nodeagent.process_identity import start_ticks
 from nodeagent.reconciler_actions import StartWorker, Terminate
 from nodeagent.reconciler_events import Ended, Event, Started
-from nodeagent.worker_folders import NodeFolders, start_ticks
+from nodeagent.snapshot_fetcher import SnapshotFetcher
+from nodeagent.worker_folders import NodeFolders
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
 from schemas.ids import WorkerId
@@ -54,7 +56,7 @@ async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
     heard: asyncio.Queue[Event] = asyncio.Queue()
     zygote = Forking()
 
-    def tell(event: Event) -> None:
+    def on_event(event: Event) -> None:
         heard.put_nowait(event)
         if isinstance(event, Started):
             manager.perform(Terminate(event.worker))
@@ -68,7 +70,8 @@ async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
         grace_s=60.0,
         zygotes=cast(ZygotePool, zygote),
         shipper=LogShipper(N1, lambda _: None),
-        tell=tell,
+        fetcher=SnapshotFetcher(),
+        on_event=on_event,
         may_read=lambda: True,
     )
     try:
