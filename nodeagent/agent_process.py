@@ -106,7 +106,7 @@ class Agent:
                     self._receive_from_controller(),
                     self._receive_from_workers(),
                     self._keep_session(),
-                    self._look_at_reports(),
+                    self._read_reports(),
                     self._sweep_workspaces(),
                     self._shipper.ship(),
                     self._warm_up(),
@@ -148,10 +148,10 @@ class Agent:
             match message:
                 case WorkerHello():
                     self._routes[worker] = incoming.route
-                    self._manager.look(worker)
+                    self._manager.read_reports(worker)
                     self._handle(Connected(worker))
                 case Reported():
-                    self._manager.look(worker)
+                    self._manager.read_reports(worker)
                 case StepsReported():
                     self._publish(encode(Telemetry(node=self._node, steps=message)))
 
@@ -169,10 +169,10 @@ class Agent:
             self._apply(self._session.tick(self._now()))
             await asyncio.sleep(TICK_S)
 
-    async def _look_at_reports(self) -> None:
+    async def _read_reports(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self._manager.look_at_all()
+            self._manager.read_all_reports()
 
     async def _sweep_workspaces(self) -> None:
         while True:

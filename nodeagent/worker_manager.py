@@ -129,7 +129,7 @@ class WorkerManager:
                 self._spawn(self._ended(folder.worker, watched))
             log.info("worker adopted", worker=folder.worker, pid=pid)
 
-    def look(self, worker: WorkerId) -> None:
+    def read_reports(self, worker: WorkerId) -> None:
         """Read what is new in a worker's report file."""
         watched = self._watched.get(worker)
         if watched is None or not self._may_read():
@@ -138,10 +138,10 @@ class WorkerManager:
         for report in reports:
             self._on_event(ReportRead(worker, report))
 
-    def look_at_all(self) -> None:
+    def read_all_reports(self) -> None:
         """The same for all, in case a worker's hint was lost."""
         for worker in list(self._watched):
-            self.look(worker)
+            self.read_reports(worker)
 
     def close(self) -> None:
         """Let go of everything and end nothing."""
@@ -181,15 +181,13 @@ class WorkerManager:
             self._on_event(StartFailed(worker, error.message, error.hint))
             return
         except OSError as error:
-            self._on_event(
-                StartFailed(worker, f"cannot write {folder.path.name}: {error.strerror}")
-            )
+            what = f"cannot write {folder.path.name}: {error.strerror}"
+            self._on_event(StartFailed(worker, what))
             return
         watched = self._watched[worker] = _Watched(folder)
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
-        self._on_event(
-            Started(worker, forked.pid, forked.started_ticks)
-        )  # may ask to stop it at once
+        # Whoever hears of it may ask to stop it at once: it is watched before.
+        self._on_event(Started(worker, forked.pid, forked.started_ticks))
 
     def _assignment(self, action: StartWorker, group: Group, spec: JobSpec) -> Assignment:
         member = group.members[action.rank]
@@ -245,7 +243,7 @@ class WorkerManager:
                     os.kill(left_behind, signal.SIGKILL)
         while not self._may_read():
             await asyncio.sleep(EXIT_FILE_LIMIT_S)
-        self.look(worker)
+        self.read_reports(worker)
         code = status.code if status else None
         by = status.signal if status else None
         if watched.folder.stopped and code != 0:
