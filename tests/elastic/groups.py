@@ -7,6 +7,7 @@ The crew forks them, hears their reports and gives the orders that a controller 
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import struct
@@ -181,42 +182,62 @@ def build_optimizer(parameters):
 """
 
 
+class _Alone:
+    """One plain process, without this library, that trains on the same batches epoch by epoch."""
+
+    def __init__(self, source: str, batch: int, size: int) -> None:
+        names: dict[str, Any] = {"torch": torch, "nn": nn}
+        exec(source, names)  # noqa: S102 - the part of the script that builds
+        self._batch = batch
+        self._inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(5))
+        self._targets = self._inputs.sum(dim=1, keepdim=True).sin()
+        self._model = names["build_model"]()
+        self._optimizer = names["build_optimizer"](self._model.parameters())
+        schedules = names.get("schedules")
+        self._schedules = schedules(self._optimizer) if schedules else None
+        self._stream = SampleStream(SEED, size)
+        self.after: list[dict[str, torch.Tensor]] = []  # parameters, by epoch
+
+    def train(self) -> None:
+        """One more epoch."""
+        for _, ids in self._stream.batches(len(self.after) + 1, 0, [self._batch], 0):
+            self._step(ids)
+        if self._schedules is not None:
+            self._schedules[1].step()
+        self.after.append({name: kept.clone() for name, kept in self._model.state_dict().items()})
+
+    def _step(self, ids: Sequence[int]) -> None:
+        self._optimizer.zero_grad()
+        loss = nn.functional.mse_loss(self._model(self._inputs[ids]), self._targets[ids])
+        if self._schedules is None:
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._optimizer.step()
+            return
+        per_batch, _, scaler = self._schedules
+        scaler.scale(loss).backward()
+        scaler.unscale_(self._optimizer)
+        nn.utils.clip_grad_norm_(self._model.parameters(), 0.5)
+        scaler.step(self._optimizer)
+        scaler.update()
+        per_batch.step()
+
+
+_alone = functools.cache(_Alone)  # many tests ask for the same training
+
+
 def alone(source: str, epochs: int, batch: int, size: int = SIZE) -> dict[str, torch.Tensor]:
     """What one plain process, without this library, makes of the same batches."""
     threads = torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     try:
-        names: dict[str, Any] = {"torch": torch, "nn": nn}
-        exec(source, names)  # noqa: S102 - the part of the script that builds
-        inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(5))
-        targets = inputs.sum(dim=1, keepdim=True).sin()
-        model = names["build_model"]()
-        optimizer = names["build_optimizer"](model.parameters())
-        schedules = names["schedules"](optimizer) if "schedules" in names else None
-        stream = SampleStream(SEED, size)
-        for epoch in range(1, epochs + 1):
-            for _, ids in stream.batches(epoch, 0, [batch], 0):
-                optimizer.zero_grad()
-                loss = nn.functional.mse_loss(model(inputs[ids]), targets[ids])
-                if schedules is None:
-                    loss.backward()  # type: ignore[no-untyped-call]
-                    optimizer.step()
-                    continue
-                per_batch, _, scaler = schedules
-                scaler.scale(loss).backward()
-                scaler.unscale_(optimizer)
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-                scaler.step(optimizer)
-                scaler.update()
-                per_batch.step()
-            if schedules is not None:
-                schedules[1].step()
-        found: dict[str, torch.Tensor] = model.state_dict()
-        return found
+        process = _alone(source, batch, size)
+        while len(process.after) < epochs:
+            process.train()
     finally:
         torch.set_default_dtype(torch.float32)
         torch.set_num_threads(threads)
+    return process.after[epochs - 1]
 
 
 def furthest(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:

@@ -2,32 +2,53 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from elastic import launch
+from tests.elastic.peers import FORKS
 from tests.support.cluster import TOY
 
 
-def launched(folder: Path, script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+def launched(folder: Path, script: str, *arguments: str) -> tuple[int, str, str]:
+    """Exit code, output and errors of a script, in a process that has torch imported."""
     (folder / "train.py").write_text(script)
-    return subprocess.run(
-        [sys.executable, "-P", "-m", "elastic.launch", "train.py", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=folder,
-        check=False,
-        timeout=60,
-    )
+    process = FORKS.Process(target=_launch, args=(folder, arguments))
+    process.start()
+    process.join(60)
+    code = process.exitcode
+    process.close()
+    assert code is not None
+    return code, (folder / "out").read_text(), (folder / "err").read_text()
+
+
+def _launch(folder: Path, arguments: Sequence[str]) -> None:
+    os.chdir(folder)
+    for name, descriptor in (("out", 1), ("err", 2)):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
+    sys.argv = ["elastic.launch", "train.py", *arguments]
+    launch.main()
 
 
 def test_a_script_runs_stand_alone_beside_a_file_that_is_called_elastic(tmp_path: Path) -> None:
     (tmp_path / "elastic.py").write_text("raise SystemExit('the wrong elastic')")
     (tmp_path / "mine.py").write_text("VALUE = 42")
 
-    done = launched(tmp_path, "import mine; print(mine.VALUE)\n" + TOY)
+    (tmp_path / "train.py").write_text("import mine; print(mine.VALUE)\n" + TOY)
+
+    done = subprocess.run(
+        [sys.executable, "-P", "-m", "elastic.launch", "train.py"],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        check=False,
+        timeout=60,
+    )
 
     lines = done.stdout.splitlines()
     assert (done.returncode, lines[0], lines[-1], len(lines)) == (0, "42", "done", 82)
@@ -44,10 +65,10 @@ def test_a_script_runs_stand_alone_beside_a_file_that_is_called_elastic(tmp_path
 def test_exit_codes_and_tracebacks_are_the_scripts_own(
     tmp_path: Path, script: str, code: int, says: str
 ) -> None:
-    done = launched(tmp_path, script, "--width", "64")
+    found, out, err = launched(tmp_path, script, "--width", "64")
 
-    assert done.returncode == code
-    assert says in done.stderr
-    assert "elastic" not in done.stderr
+    assert found == code
+    assert says in err
+    assert str(Path(launch.__file__).parent) not in err
     if code == 3:
-        assert done.stdout == "['--width', '64'] __main__\n"
+        assert out == "['--width', '64'] __main__\n"
