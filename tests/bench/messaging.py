@@ -54,16 +54,10 @@ from schemas.messages.agent import (
 )
 from schemas.messages.client import SearchInfo, SubmitJob
 from tests.bench import report
-from tests.support.fleet import (
-    LOG,
-    Fleet,
-    Job,
-    PlayingAgent,
-    SimulatedAgent,
-    Training,
-    Watch,
-    Worker,
-)
+from tests.support.fleet import LOG, Fleet
+from tests.support.simulated_agent import SimulatedAgent, Watch
+from tests.support.simulated_training import Job, Training, Worker
+from tests.support.training_agent import TrainingAgent
 
 SLOTS: Final = 4
 ENDED: Final = SETTLED + 1  # stands for the delta that ends a job
@@ -204,7 +198,7 @@ class Meter(Watch):
         if (node, job) not in self.ran:
             self._stray("deltas to strangers", f"{node}: {delta}")
         elif not delta.forget and node not in self.places[job, delta.version - 1]:
-            workers = agent.reconciler.workers if isinstance(agent, PlayingAgent) else {}
+            workers = agent.reconciler.workers if isinstance(agent, TrainingAgent) else {}
             if not any(worker.job == job for worker in workers.values()):
                 self._stray("deltas to nodes left before", f"{node}: {delta}")
 
@@ -386,7 +380,7 @@ class Bench:
     def __init__(self, scale: Scale, base: Path) -> None:
         self.scale, self.base = scale, base
         self.meter, self.training = Meter(), Training()
-        make = partial(PlayingAgent, slots=SLOTS, watch=self.meter, training=self.training)
+        make = partial(TrainingAgent, slots=SLOTS, watch=self.meter, training=self.training)
         options = BUSY | SHIPPED
         home, work = base / "home", base / "work"
         home.mkdir()

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from controlplane.client import Client, JobSpec
 from schemas.messages.agent import GroupDelta
-from tests.support.fleet import Fleet, PlayingAgent, Training
+from tests.support.fleet import Fleet
+from tests.support.simulated_training import Training
+from tests.support.training_agent import TrainingAgent
 
 
 async def test_simulated_workers_take_a_job_from_its_start_over_a_change_to_its_end(
@@ -17,7 +19,7 @@ async def test_simulated_workers_take_a_job_from_its_start_over_a_change_to_its_
     (tmp_path / "work").mkdir()
     (tmp_path / "work" / "train.py").write_text("")
     training = Training()
-    make = partial(PlayingAgent, slots=2, training=training)
+    make = partial(TrainingAgent, slots=2, training=training)
     spec = JobSpec(
         name="one",
         script="train.py",

@@ -32,8 +32,8 @@ from schemas.messages.agent import (
     WorkerRefused,
     WorkerStarted,
 )
-from tests.support.agents import Node
 from tests.support.builders import N1, S0, S1, T0, A, B, C, run, settle, stop, switch
+from tests.support.simulated_node import Node
 from tests.support.sizes import examples
 
 T = TypeVar("T")

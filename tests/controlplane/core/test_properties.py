@@ -53,7 +53,6 @@ from schemas.ids import (
 )
 from schemas.messages.agent import GroupDelta
 from schemas.messages.client import ResizeJob
-from tests.support.agents import Node, World, haunt
 from tests.support.builders import (
     BATCH,
     N1,
@@ -70,6 +69,8 @@ from tests.support.builders import (
     submission,
 )
 from tests.support.controller import Controller
+from tests.support.simulated_node import Node, haunt
+from tests.support.simulated_processes import World
 from tests.support.sizes import examples
 
 T = TypeVar("T")

@@ -42,8 +42,8 @@ from schemas.codec import encode
 from schemas.ids import NodeId, Seconds
 from schemas.messages.agent import Quiesced, ScriptFailed, StoreOpened, Suspended
 from tests.support import builders
-from tests.support.agents import Node
-from tests.support.agents import World as Processes
+from tests.support.simulated_node import Node
+from tests.support.simulated_processes import World as Processes
 
 T = TypeVar("T")
 Event = tuple[Seconds, Input, list[Command]]
