@@ -56,7 +56,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
     ),
     "tiresias": Entry(
         "controlplane.policy.baselines.tiresias:Tiresias",
-        options="controlplane.policy.baselines.tiresias_options:TiresiasOptions",
+        options="controlplane.policy.baselines.tiresias:TiresiasOptions",
     ),
     "ones": Entry(
         "controlplane.policy.ones.policy:Ones",

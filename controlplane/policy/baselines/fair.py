@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
+from controlplane.policy.api import ClusterView, JobView, Plan
+from controlplane.policy.base import ImmediatePolicy
 from controlplane.policy.option_checks import refuse_below
 from controlplane.policy.planning.partition import (
     Partition,
@@ -19,9 +19,6 @@ from controlplane.policy.planning.partition import (
 )
 from controlplane.policy.planning.placer import Mode, Moves, Placer, deal
 from schemas.ids import JobId, Seconds
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
 
 
 class FairOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -36,7 +33,7 @@ class FairOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
         refuse_below(self, {"quantum_s": 0.0})
 
 
-class Fair:
+class Fair(ImmediatePolicy):
     """Max-min fair shares of slots, all of them used; the batch stays that of the user.
 
     Every job gets its least, then the smallest shares are raised together. Slots that are left
@@ -51,17 +48,6 @@ class Fair:
         self.options = options or FairOptions()
         self._placer = Placer(self.options.placement, self.options.moves)
         self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # whether it runs, and since when
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """A share does not depend on what happened."""
-
-    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """There is nothing to search for."""
-        return False
-
-    def stats(self) -> SearchStats:
-        """None."""
-        return SearchStats()
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Share out what there is."""

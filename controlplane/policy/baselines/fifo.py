@@ -2,42 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from controlplane.policy.api import (
-    Budget,
-    ClusterView,
-    JobView,
-    Plan,
-    PolicyEvent,
-    Reason,
-    SearchStats,
-)
+from controlplane.policy.api import ClusterView, JobView, Plan, Reason
+from controlplane.policy.base import ImmediatePolicy
 from controlplane.policy.planning.packing import consolidate, split
 from controlplane.policy.planning.wait_reasons import too_large
 from schemas.ids import JobId, Seconds, SlotId
 
-if TYPE_CHECKING:
-    from numpy.random import Generator
 
-
-class Fifo:
+class Fifo(ImmediatePolicy):
     """Give each waiting job its wanted slots in order of arrival; never move a running job.
 
     A job at the head of the line that does not fit holds back those behind it, so nothing
     starves; one that can never fit is passed over.
     """
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Nothing that happened changes who came first."""
-
-    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """There is nothing to search for."""
-        return False
-
-    def stats(self) -> SearchStats:
-        """None."""
-        return SearchStats()
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Keep what runs, then place the oldest waiting jobs on the slots left over."""

@@ -6,27 +6,17 @@ import math
 from bisect import bisect_right, insort
 from collections import deque
 from itertools import accumulate
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import msgspec
 
-from controlplane.policy.api import (
-    Budget,
-    ClusterView,
-    JobEnded,
-    JobView,
-    Plan,
-    PolicyEvent,
-    SearchStats,
-)
+from controlplane.policy.api import ClusterView, JobEnded, JobView, Plan, PolicyEvent
+from controlplane.policy.base import ImmediatePolicy
 from controlplane.policy.option_checks import refuse_below
 from controlplane.policy.planning.gangs import choose, gang_plan
 from controlplane.policy.planning.partition import partition_of
 from controlplane.policy.planning.placer import Mode, Placer
 from schemas.ids import JobId, Seconds
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
 
 CLOSE: Final = 1e-6  # slot seconds before the end of a quantum that count as its end
 
@@ -84,7 +74,7 @@ class History:
         return end / service if end else 0.0
 
 
-class Gittins:
+class Gittins(ImmediatePolicy):
     """Pre-emptive gangs of the wanted size by Gittins index, the greatest first, with backfill.
 
     The index is that at the beginning of a job's present quantum, so that ranks change only when
@@ -101,14 +91,6 @@ class Gittins:
         """Learn how much service jobs take."""
         if isinstance(event, JobEnded) and event.slot_s > 0:
             self._history.add(event.slot_s)
-
-    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """There is nothing to search for."""
-        return False
-
-    def stats(self) -> SearchStats:
-        """None."""
-        return SearchStats()
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Serve those first that are likely to be done soon, each that fits."""

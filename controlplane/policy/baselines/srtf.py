@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import msgspec
 
-from controlplane.policy.api import (
-    Budget,
-    ClusterView,
-    JobView,
-    Oracle,
-    Plan,
-    PolicyEvent,
-    SearchStats,
-)
+from controlplane.policy.api import ClusterView, JobView, Oracle, Plan
+from controlplane.policy.base import ImmediatePolicy
 from controlplane.policy.planning.gangs import choose, gang_plan
 from controlplane.policy.planning.partition import gang_size, partition_of
 from controlplane.policy.planning.placer import Mode, Placer
 from schemas.ids import Seconds
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
 
 
 class SrtfOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -30,7 +18,7 @@ class SrtfOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     placement: Mode = "consolidate"
 
 
-class Srtf:
+class Srtf(ImmediatePolicy):
     """Pre-emptive gangs of the wanted size, the one that is done soonest first, with backfill.
 
     Only a simulator can tell how long a job still trains. A long job may starve.
@@ -40,17 +28,6 @@ class Srtf:
         self.options = options
         self._oracle = oracle
         self._placer = Placer(options.placement)
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """The oracle knows it already."""
-
-    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """There is nothing to search for."""
-        return False
-
-    def stats(self) -> SearchStats:
-        """None."""
-        return SearchStats()
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Serve those first that are done soonest, each that fits."""

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
-from controlplane.policy.baselines.tiresias_options import TiresiasOptions
+import msgspec
+
+from controlplane.policy.api import ClusterView, JobView, Plan
+from controlplane.policy.base import ImmediatePolicy
+from controlplane.policy.option_checks import refuse, refuse_below
 from controlplane.policy.planning.gangs import choose, gang_plan
 from controlplane.policy.planning.partition import partition_of
-from controlplane.policy.planning.placer import Placer
+from controlplane.policy.planning.placer import Mode, Placer
 from schemas.ids import JobId, Seconds
 
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
 CLOSE: Final = 1e-6  # slot seconds before a limit that count as having reached it
+
+
+class TiresiasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of policy `tiresias`, table `[policy.options]` of the controller's settings."""
+
+    limits: tuple[float, ...] = (3250.0, 7200.0)  # slot seconds at which a job leaves each queue
+    promote_after: float = 0.0  # times as long waited as run: back to the first queue; 0: never
+    placement: Mode = "consolidate"
+
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense."""
+        refuse_below(self, {"promote_after": 0.0})
+        if not self.limits:
+            refuse("limits", "there is none", "give at least one, in slot seconds")
+        if not all(math.isfinite(limit) and limit > 0 for limit in self.limits):
+            refuse("limits", f"{list(self.limits)} are not all above 0", "give slot seconds")
+        if any(high <= low for low, high in zip(self.limits, self.limits[1:], strict=False)):
+            refuse("limits", f"{list(self.limits)} do not rise", "give them in rising order")
 
 
 @dataclass(slots=True)
@@ -29,7 +47,7 @@ class _Standing:
     ran_s: float = 0.0
 
 
-class Tiresias:
+class Tiresias(ImmediatePolicy):
     """Discretised two-dimensional LAS (section 3.3): size times time decides who is served first.
 
     A job begins in the first queue and falls into the next when its attained service reaches the
@@ -46,17 +64,6 @@ class Tiresias:
         self._placer = Placer(self.options.placement)
         self._standing: dict[JobId, _Standing] = {}
         self._queues: list[dict[JobId, None]] = [{} for _ in (*self.options.limits, math.inf)]
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Views tell of attained service; there is nothing else to learn."""
-
-    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """There is nothing to search for."""
-        return False
-
-    def stats(self) -> SearchStats:
-        """None."""
-        return SearchStats()
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Serve the first queue first, each job that fits."""

@@ -21,7 +21,7 @@ from controlplane.policy.api import (
 )
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement_index import PlacementIndex
-from controlplane.policy.search.batch_limits import Bounds, after_epoch, resumed
+from controlplane.policy.search.batch_limits import LimitBounds, resumed
 from controlplane.policy.search.family_history import (
     KEPT_RELATIVES,
     Colocation,
@@ -30,28 +30,22 @@ from controlplane.policy.search.family_history import (
     SmoothedNoise,
     believable,
 )
+from controlplane.policy.search.job_history import ArrivalRate, JobHistory
 from controlplane.prediction.arrays import FloatArray
 from controlplane.prediction.remaining_work import remaining_samples
 from schemas.ids import JobId, Seconds
 
-KEPT_ARRIVALS: Final = 200
 ALIKE: Final = 0.05  # logarithm: slow-downs below this are none
 
 
 @dataclass(slots=True)
-class JobHistory:
+class OnesJobHistory(JobHistory):
     """What is remembered of one job."""
 
-    bounds: Bounds = Bounds(1, 1)
-    limit: int = 0  # R
     group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
-    samples: int = 0
-    step: int = 0
-    reported_at: Seconds = Seconds(0.0)  # the last epoch or report interval that ended
     slots: int = 0  # that it was seen on last
     gave_back: int = 0  # slots that it had when it gave some up for nobody
     gave_back_at: Seconds = Seconds(-1e9)
-    epoch_due: bool = False  # an epoch ended since the limit was last looked at
     epoch: int = 0  # finished
     noise: SmoothedNoise = field(default_factory=SmoothedNoise)
     view: JobView | None = None  # as it was looked at last
@@ -70,9 +64,9 @@ class Estimates:
         self._log_slowdowns: FloatArray | None = None
         self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
         self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
-        self._histories: dict[JobId, JobHistory] = {}
+        self._histories: dict[JobId, OnesJobHistory] = {}
         self._known: set[JobId] = set()
-        self._arrivals: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
+        self.arrivals = ArrivalRate()
         self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
 
     # --- what happens
@@ -100,7 +94,7 @@ class Estimates:
 
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
         history = self._history(event.job)
-        history.epoch_due, history.reported_at = True, now
+        history.epoch_due, history.counted_at = True, now
         history.limit = max(history.limit, event.global_batch)
         history.epoch = max(history.epoch, event.epoch)
         self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
@@ -116,7 +110,7 @@ class Estimates:
         history = self._history(event.job)
         family = self.family(event.family)
         family.reached = max(family.reached, event.samples_done)
-        history.step = event.step
+        history.steps = event.step
         self._observe_noise(history, event.family, history.epoch, event.noise_scale)
         group = (event.group, event.global_batch)
         trained = event.samples_done - history.samples
@@ -145,7 +139,7 @@ class Estimates:
         )
 
     def _observe_noise(
-        self, history: JobHistory, family: str, epoch: int, noise_scale: float | None
+        self, history: OnesJobHistory, family: str, epoch: int, noise_scale: float | None
     ) -> None:
         if not believable(noise_scale):
             return
@@ -161,7 +155,7 @@ class Estimates:
         for job in jobs:  # all of them first: limits depend on the rate of arrivals
             if job.job not in self._known:
                 self._known.add(job.job)
-                self._arrivals.append(job.submitted_at)
+                self.arrivals.add(job.submitted_at)
         for job in jobs:
             history = self._history(job.job)
             waits_on = not history.epoch_due and now < history.due_at
@@ -177,32 +171,22 @@ class Estimates:
             if slots < history.slots and not contended:
                 history.gave_back, history.gave_back_at = history.slots, now
             history.slots = slots
-            history.due_at = max(history.reported_at, job.moved_at) + interval_s
+            history.due_at = max(history.counted_at, job.moved_at) + interval_s
             long = now > history.due_at
             if long and self.warm(job):
-                history.epoch_due, history.reported_at = True, now
+                history.epoch_due, history.counted_at = True, now
                 history.due_at = now + interval_s
             if history.epoch_due:
-                history.epoch_due = False
-                ran_s = job.ran_s + max(0.0, now - job.moved_at)
-                history.limit = after_epoch(
-                    history.limit,
-                    _bounds(job),
-                    ran_s,
-                    self.arrivals_per_s,
+                history.count_epoch(
+                    job,
+                    now,
                     self._options.scale_down,
+                    self.arrivals.per_s,
                     contended=contended,
+                    gradual=True,
                 )
 
     # --- answers
-
-    @property
-    def arrivals_per_s(self) -> float:
-        """Lambda: the mean rate of submissions, over the latest of them."""
-        times = sorted(self._arrivals)
-        if len(times) < 2 or times[-1] <= times[0]:  # noqa: PLR2004 - an interval has two ends
-            return 0.0
-        return (len(times) - 1) / (times[-1] - times[0])
 
     def family(self, name: str) -> FamilyHistory:
         """What is known of a family."""
@@ -223,7 +207,7 @@ class Estimates:
         It has done its first steps, and how fast they are is known: of it or of a relative.
         """
         history = self._histories.get(job.job)
-        steps = history.step if history else 0
+        steps = history.steps if history else 0
         measured = bool(self.family(job.family).means)
         return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
 
@@ -358,8 +342,8 @@ class Estimates:
             one: sum(found) / len(found) for one, found in colocation.items()
         }
 
-    def _history(self, name: JobId) -> JobHistory:
-        return self._histories.setdefault(name, JobHistory())
+    def _history(self, name: JobId) -> OnesJobHistory:
+        return self._histories.setdefault(name, OnesJobHistory())
 
 
 def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
@@ -371,5 +355,5 @@ def _rounded(value: float) -> float:
     return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))
 
 
-def _bounds(job: JobView) -> Bounds:
-    return Bounds(job.batch_size, job.batch_limit)
+def _bounds(job: JobView) -> LimitBounds:
+    return LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)

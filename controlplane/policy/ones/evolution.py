@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 from numpy.random import Generator
 
+from controlplane.policy.api import SearchStats
 from controlplane.policy.ones.candidate import Candidate, laid_out, present
 from controlplane.policy.ones.greedy import baselines, exchanged, filled
 from controlplane.policy.ones.operators import crossed, doubt, moved, mutated, refreshed, resized
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints
 from controlplane.policy.ones.problem import Problem
+from controlplane.policy.search.driver import Evolution
 from controlplane.prediction.arrays import IntArray
 from schemas.ids import JobId
 
@@ -22,17 +24,16 @@ _Former = tuple[Problem | None, Candidate]
 _Genes = dict[JobId, int]  # what a candidate said of each job, kept while levels are numbered anew
 
 
-class EvolutionarySearch:
+class EvolutionarySearch(Evolution):
     """Holds K candidates; the best of them is never worse than greedy or than doing nothing."""
 
     def __init__(self, options: OnesOptions) -> None:
+        super().__init__(options.patience)
         self._options = options
         self._problem: Problem | None = None
         self._searched: Problem | None = None  # the last one that was worth a search
         self.population: list[Candidate] = []
         self.incumbent: Candidate | None = None
-        self.generations = 0
-        self._idle_generations = 0
         self._former: list[_Former] = []  # of earlier problems, not yet renewed
         self._others: list[IntArray] | None = []  # what baselines answer; None: not yet asked
         self._children: list[Candidate | None] = []  # of the generation that is not complete
@@ -43,11 +44,6 @@ class EvolutionarySearch:
     def best(self) -> Candidate | None:
         """The fittest; among equals the one that changes least."""
         return self.population[0] if self.population else None
-
-    @property
-    def converged(self) -> bool:
-        """Whether nothing better was found for so long that it is not worth while to go on."""
-        return self._idle_generations >= self._options.patience
 
     def update(self, problem: Problem) -> None:
         """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved."""
@@ -71,6 +67,17 @@ class EvolutionarySearch:
         found += [self._renewed(problem, one) for one in former[:1]]
         self._select(found)
 
+    def stats(self) -> SearchStats:
+        """How the population stands."""
+        fitness = [candidate.fitness for candidate in self.population]
+        return SearchStats(
+            generations=self.generations,
+            best_fitness=max(fitness, default=0.0),
+            mean_fitness=sum(fitness) / len(fitness) if fitness else 0.0,
+            diversity=self.diversity,
+            incumbent_fitness=self.incumbent.fitness if self.incumbent else 0.0,
+        )
+
     @property
     def diversity(self) -> float:
         """Mean share of jobs in which two candidates differ."""
@@ -81,18 +88,11 @@ class EvolutionarySearch:
                      for n in range(1, len(levels)))  # fmt: skip
         return 2.0 * differ / (len(levels) * (len(levels) - 1))
 
-    def evolve(self, rng: Generator) -> bool:
-        """One generation; whether a better candidate was found."""
-        before = self.generations
-        while self.generations == before and not self.converged:
-            self.advance(rng)
-        return not self._idle_generations
-
     def advance(self, rng: Generator) -> None:
         """One step of a generation: renew a former candidate, or have one child."""
         problem = self._problem
         if problem is None or not problem.job_rows or not self.population:
-            self._idle_generations = self._options.patience
+            self._give_up()
         elif self._others is None:
             self._others = baselines(problem)
         elif self._others:
@@ -151,9 +151,7 @@ class EvolutionarySearch:
         before = self.population[0].fitness
         self._select([*self.population, *self._children])
         self._children, self._born = [], 0
-        self.generations += 1
-        better = self.population[0].fitness > before * (1.0 + BETTER) + BETTER
-        self._idle_generations = 0 if better else self._idle_generations + 1
+        self._end_generation(better=self.population[0].fitness > before * (1.0 + BETTER) + BETTER)
 
     def _renewed(self, problem: Problem, former: _Former) -> Candidate | None:
         levels = _levels(problem, _genes(*former))

@@ -7,10 +7,10 @@ from typing import Literal
 
 import msgspec
 
-from controlplane.policy.search.batch_limits import ScaleDown
 from schemas.errors import SettingsError
 
 Search = Literal["evolution", "climb", "greedy"]
+ScaleDown = Literal["off", "literal", "contended", "composed"]  # see search/batch_limits
 
 
 class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

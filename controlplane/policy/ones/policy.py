@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
-from numpy.random import Generator
-
-from controlplane.policy.api import Budget, ClusterView, Plan, PolicyEvent, Reason, SearchStats
+from controlplane.policy.api import ClusterView, Plan, Reason
 from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.estimates import Estimates
 from controlplane.policy.ones.evolution import EvolutionarySearch
@@ -17,10 +14,11 @@ from controlplane.policy.ones.problem import Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.planning.packing import split
 from controlplane.policy.planning.wait_reasons import backs_off, too_large
+from controlplane.policy.search.driver import SearchPolicy
 from schemas.ids import JobId, Seconds, SlotId
 
 
-class Ones:
+class Ones(SearchPolicy[Problem]):
     """Gives every job the batch and the slots that serve all jobs best.
 
     Each view becomes a table of what every size of every job is worth; a population of candidate
@@ -30,31 +28,14 @@ class Ones:
 
     def __init__(self, options: OnesOptions | None = None) -> None:
         self.options = options or OnesOptions()
-        self._estimates = Estimates(self.options)
-        self._builder = ProblemBuilder(self._estimates, self.options)
+        estimates = Estimates(self.options)
+        self._builder = ProblemBuilder(estimates, self.options)
         self._search = EvolutionarySearch(self.options)
-        self._problem: Problem | None = None
-        self._stale = True  # something happened since the problem was built
-        self._until = Seconds(0.0)  # when what is out of the question becomes possible
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds, lengths and limits."""
-        self._estimates.observe(event, now)
-        self._stale = True
-
-    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Evolve for `budget`; whether to go on could still find something better."""
-        self._face(view, now)
-        for _ in range(budget.generations):
-            self._search.evolve(rng)
-        for _ in range(budget.steps):
-            if not self._search.converged:
-                self._search.advance(rng)
-        return not self._search.converged
+        super().__init__(estimates, self._search)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The fittest candidate, with a reason for every job that changes or waits."""
-        problem = self._face(view, now)
+        problem = self._problem_of(view, now)
         best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
@@ -77,31 +58,21 @@ class Ones:
             based_on=view.version,
             local_batch=local_batch,
             reasons=reasons,
-            wake_at=_next_change(problem, view, now),
+            wake_at=self._next_change(problem, view, now),
         )
 
-    def stats(self) -> SearchStats:
-        """How the population stands."""
-        search = self._search
-        fitness = [candidate.fitness for candidate in search.population]
-        return SearchStats(
-            generations=search.generations,
-            best_fitness=max(fitness, default=0.0),
-            mean_fitness=sum(fitness) / len(fitness) if fitness else 0.0,
-            diversity=search.diversity,
-            incumbent_fitness=search.incumbent.fitness if search.incumbent else 0.0,
-        )
-
-    def _face(self, view: ClusterView, now: Seconds) -> Problem:
-        """The problem of `view`, built again if there is anything new."""
-        problem = self._problem
-        fresh = not self._stale and now < self._until
-        if problem is None or problem.version != view.version or not fresh:
-            problem = self._problem = self._builder.build(view, now)
-            self._until = _next_change(problem, view, now) or Seconds(math.inf)
-            self._search.update(problem)
-            self._stale = False
+    def _pose(self, view: ClusterView, now: Seconds) -> Problem:
+        problem = self._builder.build(view, now)
+        self._search.update(problem)
         return problem
+
+    def _next_change(self, problem: Problem, view: ClusterView, now: Seconds) -> Seconds | None:
+        times = [
+            *problem.backing_off.values(),
+            *(job.retry_at for job in view.jobs.values()),
+            *problem.gates,
+        ]
+        return min((at for at in times if at > now), default=None)
 
 
 def _dealt(problem: Problem, best: Candidate, row: int, places: Sequence[int]) -> dict[SlotId, int]:
@@ -116,13 +87,3 @@ def _dealt(problem: Problem, best: Candidate, row: int, places: Sequence[int]) -
     if set(slots) == set(present) and batch == sum(present.values()):
         return present
     return split(batch, slots)
-
-
-def _next_change(problem: Problem, view: ClusterView, now: Seconds) -> Seconds | None:
-    """When something that is out of the question now becomes possible: a try, or a move."""
-    times = [
-        *problem.backing_off.values(),
-        *(job.retry_at for job in view.jobs.values()),
-        *problem.gates,
-    ]
-    return min((at for at in times if at > now), default=None)

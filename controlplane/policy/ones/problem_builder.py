@@ -23,7 +23,7 @@ from controlplane.policy.ones.size_table import (
     values,
     weights,
 )
-from controlplane.policy.search.cluster_index import NOTHING, ClusterIndex
+from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndexCache
 from controlplane.prediction.arrays import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
@@ -48,9 +48,8 @@ class ProblemBuilder:
     def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
         self._estimates = estimates
         self._options = options
-        self._cluster = ClusterIndex((), NOTHING, NOTHING, (), (), 1)
-        self._numbered: tuple[tuple[SlotId, str], ...] = ()
-        self._place: dict[SlotId, int] = {}
+        self._clusters = ClusterIndexCache()
+        self._cluster = NO_CLUSTER
         self._job_rows: dict[JobId, tuple[_Key, JobRow]] = {}
         self._tables: dict[tuple[object, ...], SizeTable] = {}
         self._now = Seconds(0.0)
@@ -123,7 +122,9 @@ class ProblemBuilder:
             return None
         fixed = np.zeros((len(self._cluster.slots_on), 2 * len(numbers)))
         for job, placed in kept.items():
-            places = [self._place[slot] for slot in placed if slot in self._place]
+            places = [
+                self._cluster.place_of[slot] for slot in placed if slot in self._cluster.place_of
+            ]
             nodes = set(self._cluster.node_of[places].tolist())
             for node in nodes:
                 fixed[node, 2 * numbers[view.jobs[job].family] + (len(nodes) > 1)] += 1.0
@@ -132,11 +133,9 @@ class ProblemBuilder:
 
     def _number(self, view: ClusterView) -> None:
         """Give every slot a number, the same as long as the cluster has the same slots."""
-        numbered = tuple((slot.slot, slot.model) for slot in view.slots)
-        if numbered != self._numbered:
-            self._numbered = numbered
-            self._cluster = ClusterIndex.of(view)
-            self._place = {name: n for n, name in enumerate(self._cluster.slots)}
+        cluster = self._clusters.of(view)
+        if cluster is not self._cluster:
+            self._cluster = cluster
             self._job_rows.clear()
 
     def _job_row(self, job: JobView, room: _Room) -> JobRow:
@@ -160,7 +159,11 @@ class ProblemBuilder:
         known = self._job_rows.get(job.job)
         if known is not None and known[0] == key and known[1].job is job:
             return known[1]
-        now_on = tuple(self._place[slot] for slot in job.running_on if slot in self._place)
+        now_on = tuple(
+            self._cluster.place_of[slot]
+            for slot in job.running_on
+            if slot in self._cluster.place_of
+        )
         least = min(job.least, size) if size else job.least
         most = min(most, max(min(limit, job.batch_limit), job.least))
         if warm:

@@ -11,9 +11,10 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
-from controlplane.policy.ones_paper.batch_limits import Bounds, after_epoch, resumed
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.speeds import Speeds
+from controlplane.policy.search.batch_limits import LimitBounds, resumed
+from controlplane.policy.search.job_history import ArrivalRate, JobHistory
 from controlplane.prediction.arrays import FloatArray
 from controlplane.prediction.progress import (
     FEATURES,
@@ -27,22 +28,15 @@ from controlplane.prediction.progress import (
 )
 from schemas.ids import JobId, Seconds
 
-KEPT_ARRIVALS: Final = 200
 KEPT_RELATIVES: Final = 200
 KEPT_EPOCHS: Final = 1000  # of one job's log
 MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never told how long one is
 
 
 @dataclass(slots=True)
-class JobHistory:
+class PaperJobHistory(JobHistory):
     """What is remembered of an active job."""
 
-    limit: int = 0  # R, samples per step
-    bounds: Bounds = Bounds(1, 1, 1)
-    steps: int = 0  # that telemetry told of
-    samples: int = 0  # Y_processed, by telemetry
-    epoch_due: bool = False  # an epoch ended since R was last looked at
-    counted_at: Seconds = Seconds(0.0)  # when the last epoch or piece of a long one was counted
     first_loss: float | None = None
     loss: float | None = None
     epoch_samples: int = 0  # ||D||
@@ -68,8 +62,8 @@ class Estimates:
     def __init__(self, options: OnesPaperOptions) -> None:
         self._options = options
         self._families: dict[str, FamilyHistory] = {}
-        self._histories: dict[JobId, JobHistory] = {}
-        self._arrivals: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
+        self._histories: dict[JobId, PaperJobHistory] = {}
+        self.arrivals = ArrivalRate()
         self._sample = Reservoir(options.sample)
         self._finished: list[Points] = []  # logs that are not in the sample yet
         self.progress: ProgressModel = prior(options.prior_epochs)
@@ -133,10 +127,10 @@ class Estimates:
         for job in jobs:
             history = self._histories.get(job.job)
             if history is None:
-                history = self._histories[job.job] = JobHistory()
+                history = self._histories[job.job] = PaperJobHistory()
             if not history.limit:
                 history.limit = job.batch_size
-                self._arrivals.append(job.submitted_at)
+                self.arrivals.add(job.submitted_at)
             history.bounds = self._bounds(job)
             if job.epoch_samples:
                 history.epoch_samples = job.epoch_samples
@@ -144,7 +138,9 @@ class Estimates:
             if job.running_on:
                 self._count(job, history, now, contended=contended)
 
-    def _count(self, job: JobView, history: JobHistory, now: Seconds, *, contended: bool) -> None:
+    def _count(
+        self, job: JobView, history: PaperJobHistory, now: Seconds, *, contended: bool
+    ) -> None:
         """Paper: R changes after each epoch. Here a long epoch also counts in pieces."""
         piece = self._options.report_interval_s
         since = max(history.counted_at, job.moved_at)
@@ -152,14 +148,13 @@ class Estimates:
             history.epoch_due, history.counted_at = True, now
         if not history.epoch_due:
             return
-        history.epoch_due = False
-        history.limit = after_epoch(
-            history.limit,
-            history.bounds,
+        history.count_epoch(
+            job,
+            now,
             self._options.scale_down,
-            ran_s=job.ran_s + max(0.0, now - job.moved_at),
-            arrivals_per_s=self.arrivals_per_s,
+            self.arrivals.per_s,
             contended=contended,
+            gradual=False,
         )
 
     def learn(self, rng: Generator) -> None:
@@ -173,17 +168,9 @@ class Estimates:
 
     # --- answers
 
-    @property
-    def arrivals_per_s(self) -> float:
-        """Lambda, over the latest submissions."""
-        if len(self._arrivals) < 2:  # noqa: PLR2004 - an interval has two ends
-            return 0.0
-        first, last = min(self._arrivals), max(self._arrivals)
-        return (len(self._arrivals) - 1) / (last - first) if last > first else 0.0
-
-    def history(self, name: JobId) -> JobHistory:
+    def history(self, name: JobId) -> PaperJobHistory:
         """Of one job."""
-        return self._histories.setdefault(name, JobHistory())
+        return self._histories.setdefault(name, PaperJobHistory())
 
     def family(self, name: str) -> FamilyHistory:
         """Of one family."""
@@ -213,6 +200,6 @@ class Estimates:
         known = job.epoch_samples or self.family(job.family).epoch_samples
         return float(known or MANY_SAMPLES * job.batch_size)
 
-    def _bounds(self, job: JobView) -> Bounds:
+    def _bounds(self, job: JobView) -> LimitBounds:
         least = job.batch_size if self._options.limit_floor == "first" else 1
-        return Bounds(first=job.batch_size, least=least, most=job.batch_limit)
+        return LimitBounds(first=job.batch_size, least=least, most=job.batch_limit)

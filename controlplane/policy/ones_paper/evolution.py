@@ -8,6 +8,7 @@ from typing import Final
 import numpy as np
 from numpy.random import Generator
 
+from controlplane.policy.api import SearchStats
 from controlplane.policy.ones_paper.operators import (
     crossed,
     fill_costs,
@@ -21,13 +22,8 @@ from controlplane.policy.ones_paper.operators import (
 )
 from controlplane.policy.ones_paper.options import MOST_CANDIDATES, OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
-from controlplane.policy.ones_paper.scores import (
-    Scorer,
-    counts_of,
-    mean_draw,
-    scorer_for,
-    selected,
-)
+from controlplane.policy.ones_paper.scores import Scorer, counts_of, mean_draw, scorer_for, selected
+from controlplane.policy.search.driver import Evolution
 from controlplane.prediction.arrays import FloatArray
 from schemas.ids import JobId, SlotId
 
@@ -44,15 +40,14 @@ class _State:
     scores: FloatArray  # by mean progress, shape (K,)
 
 
-class EvolutionarySearch:
+class EvolutionarySearch(Evolution):
     """Evolves K candidates, generation by generation, in three steps each."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
+        super().__init__(options.patience)
         self._options = options
         self._now: _State | None = None
         self._children: list[Genes] = []  # of the generation that is not complete
-        self._idle_generations = 0
-        self.generations = 0
 
     @property
     def best(self) -> Genes | None:
@@ -69,10 +64,16 @@ class EvolutionarySearch:
         """All candidates, shape (K, G)."""
         return np.zeros((0, 0), dtype=np.int16) if self._now is None else self._now.genes
 
-    @property
-    def converged(self) -> bool:
-        """Whether nothing better was found for so long that it is not worth while to go on."""
-        return self._idle_generations >= self._options.patience
+    def stats(self) -> SearchStats:
+        """How the population stands."""
+        scores = self.scores
+        return SearchStats(
+            generations=self.generations,
+            best_fitness=float(scores.max(initial=-np.inf)) if len(scores) else 0.0,
+            mean_fitness=float(scores.mean()) if len(scores) else 0.0,
+            incumbent_fitness=self.incumbent(),
+            diversity=self.diversity(),
+        )
 
     def diversity(self) -> float:
         """Mean share of jobs that have different numbers of slots in two candidates."""
@@ -110,17 +111,11 @@ class EvolutionarySearch:
         self._children, self._idle_generations = [], 0
         self._settle(problem, scorer_for(problem, options), genes, many, rng)
 
-    def evolve(self, rng: Generator) -> None:
-        """One generation, or what is left of one."""
-        before = self.generations
-        while self.generations == before and not self.converged:
-            self.advance(rng)
-
     def advance(self, rng: Generator) -> None:
         """One step of a generation: crossover, mutation, or reorder and selection."""
         now, options = self._now, self._options
         if now is None or not now.genes.size or not now.problem.jobs:
-            self._idle_generations = options.patience
+            self._give_up()
             return
         problem, many = now.problem, len(now.genes)
         if not self._children:
@@ -139,8 +134,7 @@ class EvolutionarySearch:
             wanted = options.population or min(max(len(problem.slots), 2), MOST_CANDIDATES)
             after = float(self._settle(problem, now.scorer, genes, wanted, rng).scores[0])
             better = after > before + BETTER * max(1.0, abs(before))
-            self._idle_generations = 0 if better else self._idle_generations + 1
-            self.generations += 1
+            self._end_generation(better=better)
 
     def _settle(
         self, problem: Problem, scorer: Scorer, genes: Genes, many: int, rng: Generator

@@ -8,13 +8,7 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
-from controlplane.policy.ones_paper.scores import (
-    counts_of,
-    draws,
-    mean_draw,
-    ranks,
-    work_left,
-)
+from controlplane.policy.ones_paper.scores import counts_of, draws, mean_draw, ranks, work_left
 from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
 
 NEVER: Final = np.inf

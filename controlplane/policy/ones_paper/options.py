@@ -8,8 +8,8 @@ from typing import Any, Final, Literal
 import msgspec
 
 from controlplane.policy.option_checks import refuse_above, refuse_below
+from controlplane.policy.search.batch_limits import ScaleDown
 
-ScaleDown = Literal["literal", "contended", "composed", "authors", "off"]
 MOST_CANDIDATES: Final = 512
 
 

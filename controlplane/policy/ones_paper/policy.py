@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-
-import numpy as np
 from numpy.random import Generator, default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Plan, PolicyEvent, SearchStats
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan
 from controlplane.policy.ones_paper.estimates import Estimates
 from controlplane.policy.ones_paper.evolution import EvolutionarySearch, names_of
 from controlplane.policy.ones_paper.options import OnesPaperOptions
@@ -21,10 +18,11 @@ from controlplane.policy.planning.partition import (
     slots_in_words,
 )
 from controlplane.policy.planning.placer import Placer
+from controlplane.policy.search.driver import SearchPolicy
 from schemas.ids import JobId, Seconds, SlotId
 
 
-class OnesPaper:
+class OnesPaper(SearchPolicy[Problem]):
     """Evolves schedules that say which job is on each slot, and puts the best one in force.
 
     What the paper leaves open is an option, and one of its values is always the literal reading.
@@ -36,29 +34,16 @@ class OnesPaper:
         self._builder = ProblemBuilder(self._estimates, self.options)
         self._search = EvolutionarySearch(self.options)
         self._placer = Placer()
-        self._problem: Problem | None = None
-        self._stale = True  # something happened since the problem was built
-        self._until = Seconds(0.0)  # when what is out of the question becomes possible
-
-    def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn speeds, lengths and limits."""
-        self._estimates.observe(event, now)
-        self._stale = True
+        super().__init__(self._estimates, self._search)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """Fit what finished jobs told, and evolve; whether to go on could find something better."""
         self._estimates.learn(rng)
-        self._face(view, now)
-        for _ in range(budget.generations):
-            self._search.evolve(rng)
-        for _ in range(budget.steps):
-            if not self._search.converged:
-                self._search.advance(rng)
-        return not self._search.converged
+        return super().improve(view, budget, rng, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Put S* in force, where gates are open, with a reason for every job that changes."""
-        problem = self._face(view, now)
+        problem = self._problem_of(view, now)
         partition = partition_of(view, now)
         rows = {job.job: row for row, job in enumerate(problem.jobs)}
         best = self._search.best
@@ -76,30 +61,18 @@ class OnesPaper:
             row = rows[job.job]
             return _words(job, problem, row, float(left[row]), many)
 
-        return compose_plan(partition, placed, why, wake_at=self._next_at(partition, problem, now))
+        opens_at = min((at for at in problem.opens_at if at > now), default=None)
+        return compose_plan(partition, placed, why, wake_at=opens_at)
 
-    def stats(self) -> SearchStats:
-        """How the population stands."""
-        scores = self._search.scores
-        return SearchStats(
-            generations=self._search.generations,
-            best_fitness=float(scores.max(initial=-np.inf)) if len(scores) else 0.0,
-            mean_fitness=float(scores.mean()) if len(scores) else 0.0,
-            incumbent_fitness=self._search.incumbent(),
-            diversity=self._search.diversity(),
-        )
-
-    def _face(self, view: ClusterView, now: Seconds) -> Problem:
-        """The problem of `view`, built again if there is anything new."""
-        problem = self._problem
-        fresh = not self._stale and now < self._until
-        if problem is None or problem.version != view.version or not fresh:
-            problem = self._problem = self._builder.build(view, now)
-            rng = default_rng((self.options.seed, view.version))
-            self._search.update(problem, rng)
-            self._until = self._next_at(partition_of(view, now), problem, now) or Seconds(math.inf)
-            self._stale = False
+    def _pose(self, view: ClusterView, now: Seconds) -> Problem:
+        problem = self._builder.build(view, now)
+        self._search.update(problem, default_rng((self.options.seed, view.version)))
         return problem
+
+    def _next_change(self, problem: Problem, view: ClusterView, now: Seconds) -> Seconds | None:
+        wake_at = partition_of(view, now).wake_at
+        times = [at for at in (*problem.opens_at, wake_at) if at is not None and at > now]
+        return min(times, default=None)
 
     def _slots(
         self, partition: Partition, problem: Problem, chosen: dict[JobId, list[SlotId]]
@@ -117,10 +90,6 @@ class OnesPaper:
         sizes = {name: len(slots) for name, slots in (kept | chosen).items()}
         largest_first = dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
         return self._placer.place(partition, largest_first)
-
-    def _next_at(self, partition: Partition, problem: Problem, now: Seconds) -> Seconds | None:
-        times = [at for at in (*problem.opens_at, partition.wake_at) if at is not None and at > now]
-        return min(times, default=None)
 
 
 def _reachable(job: JobView, slots: list[SlotId]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,9 +13,10 @@ from controlplane.policy.ones_paper.estimates import Estimates
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.size_table import Bounds, SizeTable, rate_of, size_table
 from controlplane.policy.planning.partition import Partition, partition_of
+from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
 from controlplane.prediction.throughput import SpeedModel
-from schemas.ids import JobId, Seconds, SlotId, node_of
+from schemas.ids import JobId, Seconds, SlotId
 
 Genes = npt.NDArray[np.int16]  # row of the job on each slot; IDLE: nobody's
 IDLE: Final = -1
@@ -62,6 +62,7 @@ class ProblemBuilder:
     def __init__(self, estimates: Estimates, options: OnesPaperOptions) -> None:
         self._estimates = estimates
         self._options = options
+        self._clusters = ClusterIndexCache()
         self._tables: dict[tuple[object, ...], SizeTable] = {}
 
     def build(self, view: ClusterView, now: Seconds) -> Problem:
@@ -75,15 +76,14 @@ class ProblemBuilder:
         chosen = {job.job for job in (*running, *partition.waiting)}
         jobs = tuple(job for name, job in view.jobs.items() if name in chosen)
         columns = _columns(partition, jobs)
-        names = {name: number for number, name in enumerate(partition.free)}
-        widest = max(Counter(slot.node for slot in view.slots).values(), default=1)
-        rows = [self._row(job, len(columns), widest, now) for job in jobs]
+        cluster = self._clusters.of(view)
+        rows = [self._row(job, len(columns), cluster.widest, now) for job in jobs]
         fields: dict[str, Any] = _stacked(rows)
         return Problem(
             version=view.version,
             jobs=jobs,
             slots=tuple(columns),
-            nodes=np.array([names[node_of(slot)] for slot in columns], dtype=np.int64),
+            nodes=cluster.node_of[[cluster.place_of[slot] for slot in columns]],
             present=np.array(list(columns.values()), dtype=np.int16),
             size=np.array([len(job.running_on) for job in jobs], dtype=np.int64),
             least=np.array([job.least for job in jobs], dtype=np.int64),

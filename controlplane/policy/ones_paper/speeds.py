@@ -6,19 +6,10 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
+from controlplane.policy.search.step_times import Size, StepTimes
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
-NEWEST: Final = 0.3  # weight of the newest of many measurements at one size
-REFIT: Final = 0.15  # relative change of a mean that makes the fit stale
-FULL_WEIGHT: Final = 10.0
-Size = tuple[int, int, int]  # nodes, slots, local batch
-
-
-@dataclass(slots=True)
-class _Mean:
-    step_s: float
-    fitted: float = 0.0  # what the model was last told; 0: nothing
-    weight: float = 0.0
+NEWEST: Final = 0.3  # weight of the newest of many measurements of one slot
 
 
 @dataclass(slots=True)
@@ -27,26 +18,23 @@ class Speeds:
 
     edition: int = 0  # of the model
     slot_rate: float = 0.0  # mean samples per second of one slot; 0: never measured
-    _means: dict[Size, _Mean] = field(default_factory=dict)
+    _step_times: StepTimes[Size] = field(default_factory=StepTimes)
     _model: SpeedModel | None = None
 
     @property
     def known(self) -> bool:
         """Whether anything was measured."""
-        return bool(self._means)
+        return bool(self._step_times.means)
 
     def take(self, nodes: int, slots: int, batch: int, samples_per_s: float) -> None:
         """One more measurement, on so many slots with that global batch."""
-        if slots < 1 or not math.isfinite(samples_per_s) or samples_per_s <= 0:
+        if slots < 1 or batch < 1 or not math.isfinite(samples_per_s) or samples_per_s <= 0:
             return
         step_s, each = batch / samples_per_s, samples_per_s / slots
         share = NEWEST if self.slot_rate else 1.0
         self.slot_rate += share * (each - self.slot_rate)
         size = (nodes, slots, max(1, round(batch / slots)))
-        mean = self._means.setdefault(size, _Mean(step_s))
-        mean.step_s += NEWEST * (step_s - mean.step_s)
-        mean.weight = min(FULL_WEIGHT, mean.weight + 1.0)
-        if abs(mean.step_s - mean.fitted) > REFIT * mean.fitted:
+        if self._step_times.add(size, step_s):
             self._model = None
 
     def model(self, first_batch: int) -> SpeedModel:
@@ -54,10 +42,9 @@ class Speeds:
         if self._model is None:
             samples = [
                 Sample(nodes, slots, local, mean.step_s, mean.weight)
-                for (nodes, slots, local), mean in self._means.items()
+                for (nodes, slots, local), mean in self._step_times.means.items()
             ]
             self._model = fit(samples, first_batch)
             self.edition += 1
-            for mean in self._means.values():
-                mean.fitted = mean.step_s
+            self._step_times.mark_fitted()
         return self._model

@@ -1,62 +1,100 @@
-"""R: the largest batch that a job may have at the moment (ONES section 3.3.2)."""
+"""R: the largest batch that a job may have at the moment (ONES section 3.3.2).
+
+Start needs no formula: until a few warm-up steps are done a job has its least slots, and no more
+samples than those can hold.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
 
-ScaleDown = Literal["off", "literal", "contended", "composed"]
+ScaleDown = Literal["literal", "contended", "composed", "authors", "off"]
+AUTHORS_CAP: Final = 4  # times the first batch, in the code that the paper's authors published
 
 
 @dataclass(frozen=True, slots=True)
-class Bounds:
-    """What a job's limit stays within, in samples per step."""
+class LimitBounds:
+    """What R stays within, in samples per step."""
 
     first: int  # the batch that the job began with
+    least: int  # R is never below this
     most: int  # what its user allows
 
-    def clip(self, limit: int) -> int:
-        """`limit`, brought between the two."""
-        return max(self.first, min(limit, self.most))
+    def clip(self, limit: float) -> int:
+        """`limit`, rounded up and brought between the two.
+
+        Args:
+            limit: samples per step.
+        """
+        return max(self.least, min(math.ceil(limit), self.most))
 
 
-def scaled_up(limit: int, bounds: Bounds) -> int:
-    """Scale-up: R' = 2R after each epoch, or each report interval of a long one."""
-    return bounds.clip(2 * limit)
+def resumed(limit: int, bounds: LimitBounds) -> int:
+    """Resume: halved when the job is rejected, i.e. waits in the next schedule as well.
 
-
-def resumed(limit: int, bounds: Bounds) -> int:
-    """Resume: halved each time that a plan leaves the job waiting, not below its first batch."""
+    Args:
+        limit: R, samples per step.
+        bounds: of R.
+    """
     return bounds.clip(limit // 2)
 
 
 def after_epoch(
     limit: int,
-    bounds: Bounds,
-    ran_s: float,
-    arrivals_per_s: float,
+    bounds: LimitBounds,
     reading: ScaleDown,
     *,
+    ran_s: float,
+    arrivals_per_s: float,
     contended: bool,
+    gradual: bool = False,
 ) -> int:
-    """R after an epoch of a job that has run for `ran_s`.
+    """R of a running job after an epoch, or after a report interval of a long one.
 
-    Paper: R' = ceil(2R / ceil(sigma T + 1)) with sigma = lambda, and R' = 2R, without saying when
-    which. `literal` takes the first always (it never grows: the divisor is at least 2); `contended`
-    takes it only while others wait and the job has run longer than 1 / lambda; `composed` takes
-    ceil(4R / ceil(sigma T + 1)); `off` only doubles. None changes R by more than 2x at once.
+    Scale-up is R' = 2R; scale-down is R' = ceil(2R / ceil(sigma T + 1)) for a job "with long
+    elapsed time", with sigma = lambda. The paper does not say which one holds when: see
+    `ScaleDown`, whose values are
+
+    - `literal`: scale-down after every epoch. R never grows, because the divisor is at least 2 for
+      every T > 0.
+    - `contended`: scale-down for jobs that ran longer than 1 / lambda, while others wait, and else
+      scale-up.
+    - `composed`: one after the other, ceil(4R / ceil(sigma T + 1)), which doubles up to
+      T = 1 / lambda and shrinks after 3 / lambda.
+    - `authors`: scale-up to four times the first batch.
+    - `off`: scale-up.
+
+    None but `literal` more than halves R at once: the paper lets no batch change by more than a
+    limited range.
+
+    Args:
+        limit: R, samples per step.
+        bounds: of R.
+        reading: which of the above.
+        ran_s: T_processed, seconds.
+        arrivals_per_s: lambda, jobs per second.
+        contended: whether a job waits.
+        gradual: whether that holds for `literal` too, and R doubles where the divisor is 1.
+
+    Returns:
+        R', samples per step, within `bounds`.
     """
     divisor = math.ceil(arrivals_per_s * ran_s + 1.0)
-    doubled = scaled_up(limit, bounds)
+    new: float
     match reading:
-        case "off":
-            new = doubled
         case "literal":
-            new = math.ceil(2 * limit / divisor)
-        case "composed":
-            new = math.ceil(4 * limit / divisor)
+            new = 2 * limit / max(1 if gradual else 2, divisor)
         case "contended":
             long = contended and arrivals_per_s * ran_s > 1.0
-            new = math.ceil(2 * limit / divisor) if long else doubled
-    return bounds.clip(max(math.ceil(limit / 2), min(new, doubled)))
+            new = 2 * limit / divisor if long else 2 * limit
+        case "composed":
+            new = min(4 * limit / divisor, 2 * limit)
+        case "authors":
+            new = min(2 * limit, AUTHORS_CAP * bounds.first)
+        case "off":
+            new = 2 * limit
+    if gradual or reading in {"contended", "composed"}:
+        new = max(new, limit / 2)
+    return bounds.clip(new)

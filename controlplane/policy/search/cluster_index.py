@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -11,10 +12,10 @@ from controlplane.policy.api import ClusterView
 from controlplane.prediction.arrays import IntArray
 from schemas.ids import NodeId, SlotId
 
-NOTHING: Final = np.zeros(0, dtype=np.int64)
+EMPTY: Final = np.zeros(0, dtype=np.int64)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class ClusterIndex:
     """The cluster's slots by number; the same as long as the cluster is."""
 
@@ -24,6 +25,11 @@ class ClusterIndex:
     slots_on: tuple[IntArray, ...]  # of each node
     types: tuple[str, ...]  # of GPUs
     widest: int  # slots of the largest node
+
+    @cached_property
+    def place_of(self) -> dict[SlotId, int]:
+        """Number of each slot."""
+        return {slot: place for place, slot in enumerate(self.slots)}
 
     @classmethod
     def of(cls, view: ClusterView) -> ClusterIndex:
@@ -47,3 +53,21 @@ class ClusterIndex:
             types=tuple(types),
             widest=int(many.max(initial=1)),
         )
+
+
+NO_CLUSTER: Final = ClusterIndex((), EMPTY, EMPTY, (), (), 1)
+
+
+class ClusterIndexCache:
+    """Makes a new index only when the cluster has other slots than in the view before."""
+
+    def __init__(self) -> None:
+        self._slots: tuple[tuple[SlotId, str], ...] = ()
+        self._index = NO_CLUSTER
+
+    def of(self, view: ClusterView) -> ClusterIndex:
+        """The index of the slots of `view`; the same object while they are the same."""
+        slots = tuple((slot.slot, slot.model) for slot in view.slots)
+        if slots != self._slots:
+            self._slots, self._index = slots, ClusterIndex.of(view)
+        return self._index

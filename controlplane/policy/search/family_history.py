@@ -10,13 +10,11 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
+from controlplane.policy.search.step_times import FULL_WEIGHT, MeanStepTime, StepTimes
 from controlplane.prediction.slowdowns import Observation, Parts, separate
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
-SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
 LONGEST_S: Final = 1e7  # of a step that anybody waits for
-DRIFT: Final = 0.15  # change of a mean that makes the model be fitted again
-FULL_WEIGHT: Final = 10.0  # samples after which one size counts no more
 KEPT_RELATIVES: Final = 200
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest of several noise scales
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e15  # samples: whatever lies beyond was not measured
@@ -24,7 +22,7 @@ FINE_EPOCHS: Final = 16
 NEAR_STAGES: Final = (0, -1, 1, -2, 2)
 KEPT_SIZES: Final = 400  # that are remembered, the latest of them
 Colocation = tuple[bool, str, bool]  # own group on several nodes; the other's family, and its
-
+Place = tuple[int, int, int, str, Colocation | None]  # size, GPU type, beside whom
 
 NO_PARTS: Final = Parts({}, {}, {})
 BESIDE: Final = 0.3  # what a measurement beside neighbours counts, against one alone
@@ -37,13 +35,6 @@ class Priors:
     gpu_types: dict[str, float] = field(default_factory=dict)
     colocations: dict[Colocation, float] = field(default_factory=dict)
     types: tuple[str, ...] = ()  # of GPUs, in the cluster
-
-
-@dataclass(slots=True)
-class _Mean:
-    step_s: float
-    fitted: float  # its value when the model was last fitted
-    weight: float = 1.0
 
 
 @dataclass(slots=True)
@@ -74,7 +65,7 @@ def stage(epoch: int) -> int:
 class FamilyHistory:
     """Jobs of one script and model."""
 
-    means: dict[tuple[int, int, int, str, Colocation | None], _Mean] = field(default_factory=dict)
+    step_times: StepTimes[Place] = field(default_factory=lambda: StepTimes(KEPT_SIZES))
     priors: Priors = field(default_factory=Priors)
     parts: Parts = NO_PARTS
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
@@ -84,6 +75,11 @@ class FamilyHistory:
     model: SpeedModel | None = None
     before: SpeedModel | None = None  # where the next fit begins
     noise: dict[int, SmoothedNoise] = field(default_factory=dict)  # by stage of training
+
+    @property
+    def means(self) -> dict[Place, MeanStepTime]:
+        """Mean step times, wherever jobs of it were measured."""
+        return self.step_times.means
 
     def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
         """One more measurement of phi, by a job that has finished so many epochs."""
@@ -115,16 +111,7 @@ class FamilyHistory:
             return
         self.largest = max(self.largest, slots)
         key = (nodes, slots, local_batch, gpu_type, colocation)
-        mean = self.means.get(key)
-        if mean is None:
-            if len(self.means) >= KEPT_SIZES:
-                del self.means[next(iter(self.means))]
-            self.means[key] = _Mean(step_s, step_s)
-            self.model = None
-            return
-        mean.step_s += SMOOTHING * (step_s - mean.step_s)
-        mean.weight = min(FULL_WEIGHT, mean.weight + 1.0)
-        if abs(mean.step_s / mean.fitted - 1.0) > DRIFT:
+        if self.step_times.add(key, step_s):
             self.model = None
 
     def speed(self, first_batch: int) -> SpeedModel:
@@ -132,8 +119,7 @@ class FamilyHistory:
         if self.model is None:
             self.model = self.before = fit(self._alone(), first_batch, self.before)
             self.edition += 1
-            for mean in self.means.values():
-                mean.fitted = mean.step_s
+            self.step_times.mark_fitted()
         return self.model
 
     def costs(self, types: Sequence[str]) -> list[float]:

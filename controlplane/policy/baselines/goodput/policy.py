@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import numpy as np
 
 from controlplane.policy.api import (
-    Budget,
     ClusterView,
     EpochSeen,
     JobEnded,
     JobView,
     Plan,
     PolicyEvent,
-    SearchStats,
     StepsSeen,
 )
+from controlplane.policy.base import ImmediatePolicy
 from controlplane.policy.baselines.goodput.options import GoodputOptions
 from controlplane.policy.baselines.goodput.size_table import (
     Bounds,
@@ -33,13 +31,10 @@ from controlplane.policy.planning.packing import split
 from controlplane.policy.planning.partition import Partition, compose_plan, partition_of
 from controlplane.policy.planning.placer import Placer
 from controlplane.policy.planning.scheduling_rounds import Rounds, able, within
+from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.policy.search.family_history import FamilyHistory
 from controlplane.prediction.arrays import FloatArray
 from schemas.ids import JobId, Seconds, SlotId, node_of
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
-
 
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry
 
@@ -63,7 +58,7 @@ class _Target:
     packed: bool = False  # if it stays, then on fewer nodes
 
 
-class Goodput:
+class Goodput(ImmediatePolicy):
     """Maximise a mean of the jobs' speed-ups in goodput: speed times statistical efficiency.
 
     Each job's speed is learnt from its own reports (`share_family`: and its relatives'), its
@@ -79,6 +74,7 @@ class Goodput:
         self.options = options or GoodputOptions()
         self._placer = Placer(self.options.placement, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
+        self._clusters = ClusterIndexCache()
         self._speeds: dict[str, FamilyHistory] = {}
         self._noise_scales: dict[JobId, float] = {}  # as telemetry told them, smoothed
         self._histories: dict[JobId, _JobHistory] = {}
@@ -101,14 +97,6 @@ class Goodput:
                 self._tables.pop(event.job, None)
                 self._speeds.pop(f"job {event.job}", None)
                 self._noise_scales.pop(event.job, None)
-
-    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """There is nothing to search for: a round finds the best sizes at once."""
-        return False
-
-    def stats(self) -> SearchStats:
-        """None."""
-        return SearchStats()
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The sizes and batches of the last round, as far as there is room for them by now."""
@@ -185,7 +173,7 @@ class Goodput:
 
     def _round(self, partition: Partition) -> dict[JobId, _Target]:
         jobs = sorted(able(partition), key=lambda job: job.submitted_at)
-        widest = max(Counter(slot.node for slot in partition.view.slots).values(), default=1)
+        widest = self._clusters.of(partition.view).widest
         all_bounds = [self._bounds(job, partition, widest) for job in jobs]
         tables = [self._table(job, one) for job, one in zip(jobs, all_bounds, strict=True)]
         value = [

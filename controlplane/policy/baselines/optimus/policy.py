@@ -4,17 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from controlplane.policy.api import (
-    Budget,
-    ClusterView,
-    JobView,
-    Oracle,
-    Plan,
-    PolicyEvent,
-    SearchStats,
-)
+from controlplane.policy.api import ClusterView, JobView, Oracle, Plan, PolicyEvent
+from controlplane.policy.base import ImmediatePolicy
 from controlplane.policy.baselines.optimus.estimates import Estimates
 from controlplane.policy.baselines.optimus.options import OptimusOptions
 from controlplane.policy.planning.partition import (
@@ -27,9 +20,6 @@ from controlplane.policy.planning.placer import Placer, deal
 from controlplane.policy.planning.scheduling_rounds import Rounds, able, within
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
-
-if TYPE_CHECKING:
-    from numpy.random import Generator
 
 
 class Lengths(Protocol):
@@ -44,7 +34,7 @@ class Lengths(Protocol):
         ...
 
 
-class Optimus:
+class Optimus(ImmediatePolicy):
     """Marginal gains (section 4.1): every job its least, then slot by slot where it saves most.
 
     What another slot saves is (step(n) - step(n + 1)) times the steps left. Sizes are decided in
@@ -73,14 +63,6 @@ class Optimus:
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds and loss curves."""
         self._estimates.observe(event)
-
-    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """There is nothing to search for: a round takes its steps one by one."""
-        return False
-
-    def stats(self) -> SearchStats:
-        """None."""
-        return SearchStats()
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The sizes of the last round, as far as there is room for them by now."""

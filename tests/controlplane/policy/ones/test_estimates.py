@@ -289,18 +289,18 @@ def test_a_job_that_was_moved_is_left_alone_for_an_epoch_or_a_report_interval(
 
 def test_jobs_arrive_at_the_mean_rate_of_the_latest_of_them() -> None:
     estimates = knowing()
-    assert estimates.arrivals_per_s == 0.0
+    assert estimates.arrivals.per_s == 0.0
 
     met(estimates, *(job_view(JobId(f"x-{n}"), at=5.0 * n) for n in (2, 0, 1)), now=20.0)
     met(estimates, *(job_view(JobId(f"x-{n}"), at=5.0 * n) for n in (2, 0, 1)), now=30.0)
 
-    assert estimates.arrivals_per_s == 0.2
+    assert estimates.arrivals.per_s == 0.2
 
 
 def test_jobs_of_one_moment_tell_no_rate() -> None:
     jobs = [job_view(JobId(f"x-{n}")) for n in range(3)]
 
-    assert met(knowing(), *jobs, now=1.0).arrivals_per_s == 0.0
+    assert met(knowing(), *jobs, now=1.0).arrivals.per_s == 0.0
 
 
 def test_what_is_left_is_told_by_the_user_or_by_relatives_or_by_nobody() -> None:

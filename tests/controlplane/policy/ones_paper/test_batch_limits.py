@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.policy.ones_paper.batch_limits import Bounds, after_epoch, resumed
-from controlplane.policy.ones_paper.options import ScaleDown
+from controlplane.policy.search.batch_limits import LimitBounds, ScaleDown, after_epoch, resumed
 
-BOUNDS = Bounds(first=64, least=64, most=1024)
+BOUNDS = LimitBounds(first=64, least=64, most=1024)
 LAMBDA = 1 / 30.0
 
 
@@ -68,7 +67,7 @@ def test_no_reading_more_than_doubles_r_or_leaves_its_bounds(
 
 def test_a_job_that_is_rejected_asks_for_half_of_it_down_to_its_floor() -> None:
     to_first = [resumed(limit, BOUNDS) for limit in (512, 128, 100, 64)]
-    to_one = [resumed(limit, Bounds(first=64, least=1, most=1024)) for limit in (512, 64, 1)]
+    to_one = [resumed(limit, LimitBounds(first=64, least=1, most=1024)) for limit in (512, 64, 1)]
 
     assert to_first == [256, 64, 64, 64]
     assert to_one == [256, 32, 1]

@@ -8,12 +8,32 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from controlplane.policy.ones.options import ScaleDown
-from controlplane.policy.search.batch_limits import Bounds, after_epoch, resumed, scaled_up
+from controlplane.policy.search.batch_limits import LimitBounds, ScaleDown, after_epoch, resumed
 
-WIDE = Bounds(1, 1_000_000)
+WIDE = LimitBounds(1, 1, 1_000_000)
 MINUTE = 1 / 60  # lambda of one job a minute
 READINGS: tuple[ScaleDown, ...] = ("off", "literal", "contended", "composed")
+
+
+def gradual(
+    limit: int,
+    reading: ScaleDown,
+    bounds: LimitBounds = WIDE,
+    *,
+    ran_s: float = 0.0,
+    arrivals_per_s: float = MINUTE,
+    contended: bool = True,
+) -> int:
+    """R' as `ones` reads the paper: no reading more than halves it."""
+    return after_epoch(
+        limit,
+        bounds,
+        reading,
+        ran_s=ran_s,
+        arrivals_per_s=arrivals_per_s,
+        contended=contended,
+        gradual=True,
+    )
 
 
 @pytest.mark.parametrize(
@@ -42,35 +62,37 @@ READINGS: tuple[ScaleDown, ...] = ("off", "literal", "contended", "composed")
 def test_the_limit_after_an_epoch_while_others_wait(
     reading: ScaleDown, ran_s: float, limit: int
 ) -> None:
-    assert after_epoch(100, WIDE, ran_s, MINUTE, reading, contended=True) == limit
+    assert gradual(100, reading, ran_s=ran_s) == limit
 
 
 @pytest.mark.parametrize("ran_s", [0.0, 90.0, 600.0])
 def test_in_the_contended_reading_a_limit_grows_while_nobody_waits(ran_s: float) -> None:
-    assert after_epoch(100, WIDE, ran_s, MINUTE, "contended", contended=False) == 200
+    assert gradual(100, "contended", ran_s=ran_s, contended=False) == 200
 
 
 def test_the_literal_reading_never_lets_a_limit_grow_once_the_job_ran() -> None:
-    limits = [after_epoch(100, WIDE, ran_s, 1e-6, "literal", contended=False) for ran_s in (1, 9)]
+    limits = [gradual(100, "literal", ran_s=ran_s, arrivals_per_s=1e-6) for ran_s in (1.0, 9.0)]
 
     assert limits == [100, 100]
 
 
 @pytest.mark.parametrize("reading", READINGS)
 def test_where_nobody_ever_arrives_every_reading_doubles(reading: ScaleDown) -> None:
-    assert after_epoch(100, WIDE, 600.0, 0.0, reading, contended=True) == 200
+    assert gradual(100, reading, ran_s=600.0, arrivals_per_s=0.0) == 200
 
 
 def test_a_limit_is_doubled_up_to_what_the_user_allows() -> None:
-    assert [scaled_up(limit, Bounds(32, 100)) for limit in (32, 64, 100)] == [64, 100, 100]
+    bounds = LimitBounds(32, 32, 100)
+
+    assert [gradual(limit, "off", bounds) for limit in (32, 64, 100)] == [64, 100, 100]
 
 
 def test_a_job_that_is_left_out_keeps_half_its_limit_but_not_less_than_it_began_with() -> None:
-    assert [resumed(limit, Bounds(32, 1000)) for limit in (200, 101, 40)] == [100, 50, 32]
+    assert [resumed(limit, LimitBounds(32, 32, 1000)) for limit in (200, 101, 40)] == [100, 50, 32]
 
 
 @st.composite
-def epochs(draw: st.DrawFn) -> tuple[int, Bounds, dict[str, Any]]:
+def epochs(draw: st.DrawFn) -> tuple[int, LimitBounds, dict[str, Any]]:
     """A limit, its bounds, and the circumstances of an epoch."""
     first, more = draw(st.integers(1, 1000)), draw(st.integers(0, 10_000))
     how = {
@@ -79,16 +101,16 @@ def epochs(draw: st.DrawFn) -> tuple[int, Bounds, dict[str, Any]]:
         "reading": draw(st.sampled_from(READINGS)),
         "contended": draw(st.booleans()),
     }
-    return draw(st.integers(first, first + more)), Bounds(first, first + more), how
+    return draw(st.integers(first, first + more)), LimitBounds(first, first, first + more), how
 
 
 @given(epoch=epochs())
 def test_a_limit_stays_within_its_bounds_and_never_moves_by_more_than_two(
-    epoch: tuple[int, Bounds, dict[str, Any]],
+    epoch: tuple[int, LimitBounds, dict[str, Any]],
 ) -> None:
     limit, bounds, how = epoch
 
-    after = after_epoch(limit, bounds, **how)
+    after = after_epoch(limit, bounds, **how, gradual=True)
 
     assert bounds.first <= after <= bounds.most
     assert limit / 2 <= after <= 2 * limit
