@@ -19,12 +19,12 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from controlplane.sim.analysis import result_store
-from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.simulation_result import SimulationResult
 from schemas.errors import OnesError
 
 SHOWN: Final = 5  # failures in a message
 RAISED: Final = b"!"  # begins what a worker sends that could not simulate its cell
-DONE: Final = b"="  # begins the outcome that it sends else
+DONE: Final = b"="  # begins the result that it sends else
 
 
 class Cell(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,7 +42,9 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return f"{told} with seed {self.seed} [{cell_key(self)[:8]}]"
 
 
-Simulate = Callable[[Cell], Outcome]  # a function of a module, so that a worker can import it
+Simulate = Callable[
+    [Cell], SimulationResult
+]  # a function of a module, so that a worker can import it
 OnProgress = Callable[["Progress"], None]
 
 
@@ -54,12 +56,12 @@ class Progress:
     failed: int
     total: int
     cell: Cell | None = None  # that is over; None: at the start
-    outcome: Outcome | None = None  # of this cell; None: it failed
+    result: SimulationResult | None = None  # of this cell; None: it failed
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """A cell without an outcome, and why."""
+    """A cell without a result, and why."""
 
     cell: Cell
     why: str
@@ -72,20 +74,20 @@ class StoppedError(OnesError):
 
 
 class CellsFailedError(OnesError):
-    """Some cells came to nothing; `outcomes` has all others."""
+    """Some cells came to nothing; `results` has all others."""
 
     code: ClassVar[str] = "cells_failed"
 
     def __init__(
-        self, failures: Sequence[Failure], outcomes: Sequence[Outcome], path: Path | None
+        self, failures: Sequence[Failure], results: Sequence[SimulationResult], path: Path | None
     ) -> None:
         told = "; ".join(f"{failure.cell}: {failure.why}" for failure in failures[:SHOWN])
         more = f"; and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
-        kept = f"the {len(outcomes)} others are kept"
+        kept = f"the {len(results)} others are kept"
         again = f" in {path}: run the same command again for these only" if path else ""
         super().__init__(f"{len(failures)} failed: {told}{more}", kept + again)
         self.failures = tuple(failures)
-        self.outcomes = tuple(outcomes)
+        self.results = tuple(results)
 
 
 def cell_key(cell: Cell) -> str:
@@ -112,19 +114,19 @@ def run(
     path: Path | None = None,
     workers: int = 1,
     on_progress: OnProgress | None = None,
-) -> list[Outcome]:
+) -> list[SimulationResult]:
     """Simulate all cells, each in a process of its own.
 
     Args:
         cells: equal ones are simulated once.
         simulate: called in the workers.
-        path: of the file where outcomes go as they come; what it has of these cells is not
+        path: of the file where results go as they come; what it has of these cells is not
             simulated again. None: nothing is kept.
         workers: processes at a time, at least 1.
         on_progress: called in this process.
 
     Returns:
-        The outcome of each cell, in their order.
+        The result of each cell, in their order.
 
     Raises:
         StoppedError: at Ctrl-C; the workers are gone, the file has what was done.
@@ -140,7 +142,7 @@ def run(
         known = result_store.load(path)
     experiment = _Experiment(
         cells=wanted,
-        found={outcome.cell: outcome for outcome in known if outcome.cell in wanted},
+        found={result.cell: result for result in known if result.cell in wanted},
         path=path,
         on_progress=on_progress or (lambda _: None),
     )
@@ -200,7 +202,7 @@ class _Worker:
 @dataclass
 class _Experiment:
     cells: dict[str, Cell]
-    found: dict[str, Outcome]
+    found: dict[str, SimulationResult]
     path: Path | None
     on_progress: OnProgress
     failures: list[Failure] = field(default_factory=list)
@@ -253,16 +255,16 @@ class _Experiment:
             self._tell(worker.cell)
 
     def _keep(self, cell: Cell, encoded: bytes) -> None:
-        outcome = msgspec.json.decode(encoded, type=Outcome)
-        outcome = msgspec.structs.replace(outcome, cell=cell_key(cell))
+        result = msgspec.json.decode(encoded, type=SimulationResult)
+        result = msgspec.structs.replace(result, cell=cell_key(cell))
         if self.path is not None:
-            result_store.append(self.path, outcome)
-        self.found[outcome.cell] = outcome
-        self._tell(cell, outcome)
+            result_store.append(self.path, result)
+        self.found[result.cell] = result
+        self._tell(cell, result)
 
-    def _tell(self, cell: Cell | None = None, outcome: Outcome | None = None) -> None:
+    def _tell(self, cell: Cell | None = None, result: SimulationResult | None = None) -> None:
         counts = (len(self.found), len(self.failures), len(self.cells))
-        self.on_progress(Progress(*counts, cell=cell, outcome=outcome))
+        self.on_progress(Progress(*counts, cell=cell, result=result))
 
 
 def _death(code: int | None) -> str:
@@ -279,7 +281,7 @@ def _death(code: int | None) -> str:
 
 
 def _work(simulate: Simulate, cell: Cell, pipe: Connection) -> None:
-    """Simulate one cell, send its outcome, or what was raised."""
+    """Simulate one cell, send its result, or what was raised."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too; the parent ends it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:

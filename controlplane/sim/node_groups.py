@@ -11,7 +11,7 @@ from schemas.cluster import NodeSpec, SlotSpec
 from schemas.ids import NodeId
 
 RELEASE: Final = "simulated"
-SPEEDS: Final[Mapping[str, float]] = {  # relative to the GPU that the physics describe
+RELATIVE_SPEEDS: Final[Mapping[str, float]] = {  # to the GPU that a model describes
     "": 1.0,
     "v100": 1.0,
     # Means over the models that Gavel's published throughput table (OSDI 2020) has on one GPU at
@@ -21,16 +21,16 @@ SPEEDS: Final[Mapping[str, float]] = {  # relative to the GPU that the physics d
 }
 
 
-class Nodes(msgspec.Struct, frozen=True, kw_only=True):
+class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
     """So many nodes alike."""
 
     count: int
     slots: int  # GPUs on each
-    model: str = ""  # of its GPUs, as in `SPEEDS`
+    model: str = ""  # of its GPUs, as in `RELATIVE_SPEEDS`
 
 
-def specs(groups: tuple[Nodes, ...]) -> list[NodeSpec]:
-    """Nodes n000, n001, ... in the order of `groups`."""
+def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
+    """Nodes n0000, n0001, ... in the order of `groups`."""
     found: list[NodeSpec] = []
     for group in groups:
         for _ in range(group.count):

@@ -7,7 +7,7 @@ import msgspec
 from schemas.ids import Seconds
 
 
-class Stay(msgspec.Struct, frozen=True, array_like=True):
+class SlotAllocation(msgspec.Struct, frozen=True, array_like=True):
     """A job held a slot for a while."""
 
     slot: str
@@ -15,7 +15,7 @@ class Stay(msgspec.Struct, frozen=True, array_like=True):
     until: Seconds
 
 
-class JobStory(msgspec.Struct, frozen=True, kw_only=True):
+class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """One job from submission to end."""
 
     job: str  # as the trace calls it
@@ -30,7 +30,7 @@ class JobStory(msgspec.Struct, frozen=True, kw_only=True):
     rescales: int
     batch_changes: int
     counted: bool = True  # in averages; warm-up jobs are not
-    stays: tuple[Stay, ...] = ()  # if they were recorded
+    allocations: tuple[SlotAllocation, ...] = ()  # if they were recorded
 
     @property
     def jct_s(self) -> float | None:
@@ -40,7 +40,7 @@ class JobStory(msgspec.Struct, frozen=True, kw_only=True):
         return self.ended_at - self.submitted_at
 
 
-class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
     """One simulation: a policy on a trace on a cluster."""
 
     policy: str
@@ -48,7 +48,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     setting: dict[str, object]  # physics, trace, cluster, costs, knowledge: everything else
     seed: int
     slots: int  # of the cluster
-    jobs: tuple[JobStory, ...]
+    jobs: tuple[JobResult, ...]
     ended_at: Seconds  # of the last job
     busy_slot_s: float  # slots held times seconds
     decisions_ms: tuple[float, ...]  # real time that each answer of the policy took

@@ -114,7 +114,7 @@ def budgets(way: Way, *, whole: bool) -> dict[tuple[int, int], Way]:
     }
 
 
-class Report:
+class EpochMetrics:
     """Collects figures, prints tables, writes what there is after each."""
 
     def __init__(self, bench: Bench, path: Path | None) -> None:
@@ -175,7 +175,7 @@ def main() -> None:
     seeds = list(range(int(first), int(last or first) + 1))
     seeds = seeds[:1] if chosen.quick else seeds
     here = settings(chosen.jobs, THINK_S)
-    told = Report(Bench(seeds, chosen.workers, chosen.results), chosen.json)
+    told = EpochMetrics(Bench(seeds, chosen.workers, chosen.results), chosen.json)
     told.section("the paper's policy over ones", paper(here), seeds)
     if chosen.quick:
         told.section("the search", searches(here, [""]), seeds)

@@ -13,9 +13,10 @@ import msgspec
 
 from controlplane.sim import experiment
 from controlplane.sim.experiment import Cell, Progress, cell_key
-from controlplane.sim.node_groups import Nodes
-from controlplane.sim.scenario import Scenario, simulate
-from controlplane.sim.simulation_result import JobStory, Outcome
+from controlplane.sim.node_groups import NodeGroup
+from controlplane.sim.run_simulation import simulate
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.simulation_result import JobResult, SimulationResult
 
 TOLD: Final = 60  # characters of a cell
 
@@ -75,11 +76,11 @@ def settings(jobs: int, think_s: float) -> dict[str, Way]:
         think_s: least time between questions that only an epoch's end raised.
     """
     plain = Scenario(jobs=jobs, think_s=think_s)
-    eights = (Nodes(count=8, slots=8),)  # on which many sizes fit beside each other
+    eights = (NodeGroup(count=8, slots=8),)  # on which many sizes fit beside each other
     types = (
-        Nodes(count=6, slots=4, model="v100"),
-        Nodes(count=5, slots=4, model="p100"),
-        Nodes(count=5, slots=4, model="k80"),
+        NodeGroup(count=6, slots=4, model="v100"),
+        NodeGroup(count=5, slots=4, model="p100"),
+        NodeGroup(count=5, slots=4, model="k80"),
     )
     change = msgspec.structs.replace
     return {
@@ -87,11 +88,11 @@ def settings(jobs: int, think_s: float) -> dict[str, Way]:
         "_interference": Way(change(plain, interference="pairwise:0.25")),
         "_partial": Way(change(plain, nodes=eights, stall_s=0.1, first_stall_s=1.0)),
         "_types": Way(change(plain, nodes=types)),
-        "_busy": Way(change(plain, nodes=(Nodes(count=4, slots=4),))),  # jobs wait
+        "_busy": Way(change(plain, nodes=(NodeGroup(count=4, slots=4),))),  # jobs wait
     }
 
 
-def simulate_cell(cell: Cell) -> Outcome:
+def simulate_cell(cell: Cell) -> SimulationResult:
     """One simulation, in a worker process."""
     return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
 
@@ -104,7 +105,7 @@ class Bench:
         self.seeds = seeds
         self._workers, self._path = workers, path
         self._began = time.perf_counter()
-        self._known: dict[str, Outcome] = {}
+        self._known: dict[str, SimulationResult] = {}
 
     @property
     def elapsed_s(self) -> float:
@@ -120,7 +121,7 @@ class Bench:
             found = experiment.run(wanted, simulate_cell, self._path, self._workers, self._tell)
             self._known |= {outcome.cell: outcome for outcome in found}
 
-    def outcome(self, way: Way, seed: int) -> Outcome:
+    def outcome(self, way: Way, seed: int) -> SimulationResult:
         """What was simulated."""
         return self._known[cell_key(way.cell(seed))]
 
@@ -156,7 +157,7 @@ class Bench:
         )
 
 
-def average_s(outcome: Outcome, horizon: float) -> float:
+def average_s(outcome: SimulationResult, horizon: float) -> float:
     """Average completion time of the counted jobs, seconds.
 
     A job that never ends counts as if it ended at `horizon`: the average is a lower bound then.
@@ -167,13 +168,13 @@ def average_s(outcome: Outcome, horizon: float) -> float:
     )
 
 
-def _averages(first: Outcome, second: Outcome) -> tuple[float, float]:
+def _averages(first: SimulationResult, second: SimulationResult) -> tuple[float, float]:
     """With the end of the longer one as the horizon of both."""
     horizon = max(first.ended_at, second.ended_at)
     return average_s(first, horizon), average_s(second, horizon)
 
 
-def _counted(outcome: Outcome) -> list[JobStory]:
+def _counted(outcome: SimulationResult) -> list[JobResult]:
     return [job for job in outcome.jobs if job.counted]
 
 

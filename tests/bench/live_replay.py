@@ -10,9 +10,9 @@ from typing import Any, Final
 
 from msgspec.structs import fields, replace
 
-from controlplane.sim.models.recorded.recording import Recording, Took
-from controlplane.sim.traces.journal_recording import recorded
-from controlplane.sim.traces.recording_file import read, write
+from controlplane.sim.models.recorded.recording import ChangeTimes, Recording
+from controlplane.sim.traces.journal_recording import recording_from_journal
+from controlplane.sim.traces.recording_file import read_recording, write_recording
 from tests.bench.live_cluster import JOURNAL
 from tests.bench.live_jobs import SLOTS
 from tests.support.cluster import Cluster
@@ -46,8 +46,10 @@ def replay(
     tool, file = Cluster(home, home), home / "jobs.rec"
     imported = tool.ones("sim", "import", str(home / JOURNAL), str(file), "--layout", "journal")
     assert imported.code == 0, imported.err
-    recording = _with_changes(read(file), [recorded(other / JOURNAL) for other in others])
-    write(recording, file)
+    recording = _with_changes(
+        read_recording(file), [recording_from_journal(other / JOURNAL) for other in others]
+    )
+    write_recording(recording, file)
     start_s = recording.took.start_s or 0.0
     found = {}
     for policy in policies:
@@ -70,7 +72,7 @@ def replay(
 def _with_changes(recording: Recording, others: Sequence[Recording]) -> Recording:
     """What `recording` does not tell of changes, from the median of the others."""
     told: dict[str, float] = {}
-    for field in fields(Took):
+    for field in fields(ChangeTimes):
         known = [getattr(other.took, field.name) for other in others]
         seconds = [value for value in known if value is not None]
         if getattr(recording.took, field.name) is None and seconds:

@@ -1,4 +1,4 @@
-"""Small worlds in virtual time whose every moment can be computed by hand."""
+"""Small simulations in virtual time whose every moment can be computed by hand."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from controlplane.core.state import State
 from controlplane.policy.api import Budget, ClusterView, Plan, Policy, PolicyEvent, SearchStats
 from controlplane.policy.registry import entry, make
 from controlplane.sim.engine.kernel import Kernel
-from controlplane.sim.engine.simulation import Habits, World
-from controlplane.sim.engine.simulator_oracle import Truth
-from controlplane.sim.engine.training_progress import Training
+from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
+from controlplane.sim.engine.simulation import Simulation
+from controlplane.sim.engine.simulator_oracle import SimulatorOracle
+from controlplane.sim.engine.training_progress import TrainingProgress
 from controlplane.sim.models.interference import Interference
-from controlplane.sim.models.job_model import Costs, Pace, Placement, Report
-from controlplane.sim.node_groups import Nodes, specs
-from controlplane.sim.simulation_result import JobStory
+from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
+from controlplane.sim.node_groups import NodeGroup, node_specs
+from controlplane.sim.simulation_result import JobResult
 from controlplane.sim.trace_jobs import TraceJob
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import JobSpec
@@ -29,8 +30,8 @@ if TYPE_CHECKING:
     from numpy.random import Generator
 
 RATE: Final = 10.0  # samples per second of one slot
-FREE: Final = Costs(start_s=0.0, restart_s=0.0, prepare_s=0.0, switch_s=0.0)
-DEAR: Final = Costs(start_s=8.0, restart_s=4.0, prepare_s=6.0, switch_s=0.5)
+FREE: Final = ChangeCosts(start_s=0.0, restart_s=0.0, prepare_s=0.0, switch_s=0.0)
+DEAR: Final = ChangeCosts(start_s=8.0, restart_s=4.0, prepare_s=6.0, switch_s=0.5)
 N0, N1 = NodeId("n0000"), NodeId("n0001")
 S0, S1 = slot_id(N0, 0), slot_id(N0, 1)
 T0, T1 = slot_id(N1, 0), slot_id(N1, 1)
@@ -39,11 +40,11 @@ Event = tuple[Seconds, Input, list[Command]]
 
 
 @dataclass(slots=True)
-class ToyWork:
+class ToyJob:
     """So many epochs of so many samples; n slots are n times as fast, whatever the batch."""
 
     spec: JobSpec
-    costs: Costs = DEAR
+    costs: ChangeCosts = DEAR
     epochs: int = 4
     epoch_samples: int = 100
     rate: float = RATE
@@ -56,32 +57,32 @@ class ToyWork:
         """Of all epochs."""
         return float(self.epochs * self.epoch_samples)
 
-    def pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
+    def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         speed = self.rate * sum(placement)
-        return Pace(samples_per_s=speed, progress_per_s=speed, step_s=batch / speed)
+        return Throughput(samples_per_s=speed, progress_per_s=speed, step_s=batch / speed)
 
     def epoch_ends_at(self, epoch: int) -> float:
         return float((min(epoch, self.epochs - 1) + 1) * self.epoch_samples)
 
-    def setback(self, before: int, batch: int, epoch: int) -> float:
+    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
         return self.jump if before != batch else 0.0
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
         return None if self.noise is None else self.noise * (1 + epoch)
 
-    def report(self, epoch: int, batch: int) -> Report:
+    def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         noise_scale = self.noise_scale(max(0, epoch - 1), batch)
-        return Report(train_loss=1.0 / (1 + epoch), metrics={}, noise_scale=noise_scale)
+        return EpochMetrics(train_loss=1.0 / (1 + epoch), metrics={}, noise_scale=noise_scale)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
         return (self.samples - progress) / self.spec.batch_size
 
 
 @dataclass(frozen=True, slots=True)
-class Toy:
-    """Makes the work of jobs: what a trace calls `workload` is its family."""
+class ToyModel:
+    """Makes toy jobs: what a trace calls `workload` is their family."""
 
-    costs: Costs = DEAR
+    costs: ChangeCosts = DEAR
     epochs: int = 4
     epoch_samples: int = 100
     most: int = 8  # slots
@@ -90,7 +91,7 @@ class Toy:
     whole_seconds: bool = False
     noise: float | None = None
 
-    def work(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> ToyWork:
+    def job_model(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> ToyJob:
         spec = JobSpec(
             name=job.name,
             script="train.py",
@@ -102,7 +103,7 @@ class Toy:
             slots_wanted=job.slots,
             retries=self.retries,
         )
-        return ToyWork(
+        return ToyJob(
             spec,
             costs=self.costs,
             epochs=self.epochs,
@@ -116,7 +117,7 @@ class Toy:
 Step = tuple[float, Mapping[JobId, Mapping[SlotId, int]]]  # from when on, and who has what
 
 
-class Script:
+class ScriptedPolicy:
     """A policy that wants what it was told, from when on it was told."""
 
     def __init__(self, *steps: Step) -> None:
@@ -149,36 +150,36 @@ class Script:
 
 
 @dataclass
-class Life:
-    """One small world, everything that its core heard, and what was checked on the way."""
+class SimulatedRun:
+    """One small simulation, everything that its core heard, and what was checked on the way."""
 
-    kernel: Kernel
-    world: World = field(init=False)
+    simulation: Simulation = field(init=False)
     events: list[Event] = field(default_factory=list)
-    trainings: dict[JobId, Training] = field(default_factory=dict)
+    trainings: dict[JobId, TrainingProgress] = field(default_factory=dict)
 
     @property
     def state(self) -> State:
-        return self.world.reactor.state
+        return self.simulation.reactor.state
 
     @property
-    def stories(self) -> dict[str, JobStory]:
-        return {story.job: story for story in self.world.stories()}
+    def jobs(self) -> dict[str, JobResult]:
+        return {ended.job: ended for ended in self.simulation.results()}
 
-    def run(self, until: float = float("inf")) -> Life:
-        self.kernel.run(until)
+    def run(self, until: float = float("inf")) -> SimulatedRun:
+        self.simulation.kernel.run(until)
         return self
 
     def note(self, now: Seconds, event: Input, commands: Sequence[Command]) -> None:
         """Keep it, and check what must hold at every moment."""
         self.events.append((now, event, list(commands)))
         invariants.check(self.state)
-        assert self.world.reactor.due(now) == [], "a deadline passed"
-        self.trainings |= {name: crew.training for name, crew in self.world.crews.items()}
+        assert self.simulation.reactor.due(now) == [], "a deadline passed"
+        known = self.simulation.jobs
+        self.trainings |= {name: processes.training for name, processes in known.items()}
         owners, busy = self.state.owners(), dict[SlotId, JobId]()
-        for name, crew in self.world.crews.items():
-            if crew.group is not None and crew.training.pace.progress_per_s > 0.0:
-                for member in crew.group.members:
+        for name, processes in known.items():
+            if processes.group is not None and processes.training.is_training:
+                for member in processes.group.members:
                     assert owners.get(member.slot) == name, f"{name} trains on {member.slot}"
                     assert busy.setdefault(member.slot, name) == name
 
@@ -193,7 +194,7 @@ class Life:
 
     def announced(self, *kinds: str, job: JobId | None = None) -> list[tuple[float, str]]:
         """When the core announced these, or everything, of a job, or of all."""
-        told = [
+        announced = [
             command.event
             for _, _, commands in self.events
             for command in commands
@@ -201,12 +202,12 @@ class Life:
         ]
         return [
             (float(event.time), event.event)
-            for event in told
+            for event in announced
             if (not kinds or event.event in kinds) and job in {None, event.job}
         ]
 
-    def stays(self, name: str) -> list[tuple[str, float, float]]:
-        return [(stay.slot, stay.since, stay.until) for stay in self.stories[name].stays]
+    def allocations(self, name: str) -> list[tuple[str, float, float]]:
+        return [(each.slot, each.since, each.until) for each in self.jobs[name].allocations]
 
 
 def job(name: str, at: float = 0.0, slots: int = 1, **more: object) -> TraceJob:
@@ -214,56 +215,63 @@ def job(name: str, at: float = 0.0, slots: int = 1, **more: object) -> TraceJob:
     return TraceJob(name=name, at=Seconds(at), slots=slots, **given)  # type: ignore[arg-type] # the caller names fields
 
 
-def life(
+def simulated_run(
     policy: str | Policy,
     *jobs: TraceJob,
-    nodes: tuple[Nodes, ...] = (Nodes(count=1, slots=2),),
-    physics: Toy | None = None,
+    nodes: tuple[NodeGroup, ...] = (NodeGroup(count=1, slots=2),),
+    model: ToyModel | None = None,
     round_s: float = 0.0,
     latency_s: float = 0.0,
     telemetry_s: float = 0.0,
     generations: int = 2,
     losses: Sequence[tuple[NodeId, float, float]] = (),
-    interference: Callable[[World], Interference] | None = None,
-) -> Life:
-    """A world with these jobs to come, wired as a simulation of a scenario is.
+    interference: Callable[[Simulation], Interference] | None = None,
+) -> SimulatedRun:
+    """A simulation with these jobs to come, wired as that of a scenario is.
 
     Args:
         policy: its name in the registry, or one of one's own.
         jobs: to be submitted.
         nodes: of the cluster.
-        physics: of the jobs; `Toy()` if it is left out.
+        model: of the jobs; `ToyModel()` if it is left out.
         round_s: between plans; then slots change hands in no time.
         latency_s: from a question to its answer.
         telemetry_s: between reports of steps.
         generations: of a policy that searches.
         losses: node, when it dies, and how long it is away.
-        interference: made for the world.
+        interference: made for the simulation.
     """
-    kernel, toy = Kernel(), physics or Toy()
-    habits = Habits(round_s > 0.0, toy.whole_seconds, telemetry_s, round_s)
-    lived = Life(kernel)
-    world = World(kernel, specs(nodes), habits, record=lived.note, stays=True)
-    lived.world = world
+    kernel, toy, run = Kernel(), model or ToyModel(), SimulatedRun()
+    options = SimOptions(
+        instant_changes=round_s > 0.0,
+        whole_seconds=toy.whole_seconds,
+        telemetry_s=telemetry_s,
+        round_s=round_s,
+        record_allocations=True,
+    )
+    simulation = Simulation(kernel, node_specs(nodes), options, record=run.note)
+    run.simulation = simulation
     searches = isinstance(policy, str) and entry(policy).searches
     elastic = not isinstance(policy, str) or entry(policy).batch == "elastic"
-    widest = max(group.slots for group in nodes)
     decider = policy
     if isinstance(decider, str):
-        decider = make(decider, {}, Truth(kernel, world.crews, widest))
-    world.plan_with(
-        decider,
+        widest = max(group.slots for group in nodes)
+        decider = make(decider, {}, SimulatorOracle(kernel, simulation.jobs, widest))
+    planning = PlannerOptions(
+        round_s=round_s,
         latency_s=latency_s,
         generations=generations if searches else 0,
         think_s=0.0,
-        epochs=isinstance(policy, str) and entry(policy).epochs,
+        asks_after_epochs=isinstance(policy, str) and entry(policy).epochs,
         seed=1,
     )
-    world.interference = interference(world) if interference else None
-    world.begin()
+    simulation.use_policy(decider, planning)
+    if interference is not None:
+        simulation.use_interference(interference(simulation))
+    simulation.begin()
     for each in jobs:
-        make_work = partial(toy.work, each, "elastic" if elastic else "fixed", seed=1)
-        world.submit(each, make_work, counted=True)
+        make_model = partial(toy.job_model, each, "elastic" if elastic else "fixed", seed=1)
+        simulation.submit(each, make_model, counted=True)
     for node, at, back_after_s in losses:
-        world.lose(node, at, back_after_s)
-    return lived
+        simulation.lose_node(node, at, back_after_s)
+    return run

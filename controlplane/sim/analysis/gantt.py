@@ -21,7 +21,7 @@ from controlplane.sim.analysis.plot_style import (
     time_unit,
 )
 from controlplane.sim.analysis.result_store import ResultsError
-from controlplane.sim.simulation_result import JobStory, Outcome
+from controlplane.sim.simulation_result import JobResult, SimulationResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -47,20 +47,20 @@ LETTER: Final = 0.0075  # the width of one in a bar, as a share of the axis
 DARK: Final = 140.0  # luma below which white is easier to read
 
 
-def gantt(outcome: Outcome, path: Path) -> None:
+def gantt(result: SimulationResult, path: Path) -> None:
     """Who had which slot when, a row for each slot, a colour for each job.
 
     Raises:
-        ResultsError: if the stays were not recorded, or the file cannot be written.
+        ResultsError: if the allocations were not recorded, or the file cannot be written.
     """
-    jobs = [job for job in outcome.jobs if job.stays]
+    jobs = [job for job in result.jobs if job.allocations]
     rows = {slot: row for row, slot in enumerate(_slots(jobs))}
     _need(rows)
-    unit, name = time_unit(outcome.ended_at)
+    unit, name = time_unit(result.ended_at)
     named = len(rows) <= NAMED_ROWS
     figure = new_figure(12.0, min(max(1.4 + 0.24 * len(rows), 2.6), 11.0))
     axes = figure.add_subplot()
-    end = max(stay.until for job in jobs for stay in job.stays) / unit
+    end = max(allocation.until for job in jobs for allocation in job.allocations) / unit
     axes.set_xlim(0.0, end)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_facecolor(IDLE)
@@ -73,31 +73,29 @@ def gantt(outcome: Outcome, path: Path) -> None:
     for row in _first_rows(list(rows))[1:]:
         axes.axhline(row - 0.5, color="#808080", linewidth=0.6)
     axes.set_xlabel(name)
-    axes.set_title(
-        f"{outcome.policy}: {len(outcome.jobs)} jobs on {outcome.slots} slots", loc="left"
-    )
+    axes.set_title(f"{result.policy}: {len(result.jobs)} jobs on {result.slots} slots", loc="left")
     axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right"]].set_visible(False)
     save(figure, path)
 
 
-def utilisation(outcomes: Sequence[Outcome], path: Path) -> None:
+def utilisation(results: Sequence[SimulationResult], path: Path) -> None:
     """Share of slots that jobs held over time, one curve for each policy.
 
     Averaged over short intervals, and over the simulations of a policy.
 
     Raises:
-        ResultsError: if the stays were not recorded, or the file cannot be written.
+        ResultsError: if the allocations were not recorded, or the file cannot be written.
     """
-    groups = grouped(outcomes)
+    groups = grouped(results)
     look = styles(list(groups))
-    longest = max(outcome.ended_at for outcome in outcomes)
+    longest = max(result.ended_at for result in results)
     unit, name = time_unit(longest)
     edges = np.linspace(0.0, max(longest, 1e-9), 201)
     figure = new_figure(9.0, 3.4)
     axes = figure.add_subplot()
     for label, group in groups.items():
-        share = np.mean([busy_share(outcome, edges) for outcome in group], axis=0)
+        share = np.mean([busy_share(result, edges) for result in group], axis=0)
         style = look[label]
         axes.stairs(
             100.0 * share,
@@ -117,36 +115,36 @@ def utilisation(outcomes: Sequence[Outcome], path: Path) -> None:
     save(figure, path)
 
 
-def busy_share(outcome: Outcome, edges: NDArray[np.float64]) -> NDArray[np.float64]:
+def busy_share(result: SimulationResult, edges: NDArray[np.float64]) -> NDArray[np.float64]:
     """Share of the cluster's slot seconds that jobs held in each interval.
 
     Args:
-        outcome: with stays.
+        result: with allocations.
         edges: of the intervals, shape (N + 1,), seconds, growing.
 
     Returns:
         Shape (N,), in [0, 1].
 
     Raises:
-        ResultsError: if the stays were not recorded.
+        ResultsError: if the allocations were not recorded.
     """
-    stays = [stay for job in outcome.jobs for stay in job.stays]
-    _need(stays)
+    allocations = [allocation for job in result.jobs for allocation in job.allocations]
+    _need(allocations)
     held = np.zeros(len(edges))
-    for stay in stays:  # slot seconds held up to each edge
-        held += np.clip(edges, stay.since, stay.until) - stay.since
-    return np.diff(held) / (np.diff(edges) * outcome.slots)
+    for allocation in allocations:  # slot seconds held up to each edge
+        held += np.clip(edges, allocation.since, allocation.until) - allocation.since
+    return np.diff(held) / (np.diff(edges) * result.slots)
 
 
 def _need(recorded: object) -> None:
     if not recorded:
-        what = "the outcome does not say who had which slot"
-        raise ResultsError(what, "simulate it again and record stays")
+        what = "the result does not say who had which slot"
+        raise ResultsError(what, "simulate it again and record allocations")
 
 
-def _slots(jobs: Sequence[JobStory]) -> list[str]:
+def _slots(jobs: Sequence[JobResult]) -> list[str]:
     """In order of node and index, numbers in names counting as numbers."""
-    found = {stay.slot for job in jobs for stay in job.stays}
+    found = {allocation.slot for job in jobs for allocation in job.allocations}
     return sorted(found, key=lambda slot: [(len(p), p) for p in re.findall(r"\d+|\D+", slot)])
 
 
@@ -157,14 +155,18 @@ def _first_rows(slots: Sequence[str]) -> list[int]:
 
 
 def _bars(
-    axes: Axes, jobs: Sequence[JobStory], rows: dict[str, int], unit: float, half: float
+    axes: Axes, jobs: Sequence[JobResult], rows: dict[str, int], unit: float, half: float
 ) -> None:
     from matplotlib.collections import PolyCollection  # noqa: PLC0415 - not always there
 
     for index, job in enumerate(jobs):
         boxes = []
-        for stay in job.stays:
-            left, right, row = stay.since / unit, stay.until / unit, rows[stay.slot]
+        for allocation in job.allocations:
+            left, right, row = (
+                allocation.since / unit,
+                allocation.until / unit,
+                rows[allocation.slot],
+            )
             low, high = row - half, row + half
             boxes.append([(left, low), (right, low), (right, high), (left, high)])
         axes.add_collection(
@@ -173,21 +175,23 @@ def _bars(
 
 
 def _names(
-    axes: Axes, jobs: Sequence[JobStory], rows: dict[str, int], unit: float, end: float
+    axes: Axes, jobs: Sequence[JobResult], rows: dict[str, int], unit: float, end: float
 ) -> None:
     """A job's name in its bars that are wide enough, once where they are below each other."""
     for index, job in enumerate(jobs):
         ink = "white" if _luma(_shade(index)) < DARK else "black"
         wide = [
-            s for s in job.stays if (s.until - s.since) / unit > end * LETTER * (len(job.job) + 1)
+            s
+            for s in job.allocations
+            if (s.until - s.since) / unit > end * LETTER * (len(job.job) + 1)
         ]
-        for stay in wide:
-            above = [s for s in wide if rows[s.slot] == rows[stay.slot] - 1]
-            if not any(s.since < stay.until and stay.since < s.until for s in above):
-                left = stay.since / unit + end * LETTER / 2.0
+        for allocation in wide:
+            above = [s for s in wide if rows[s.slot] == rows[allocation.slot] - 1]
+            if not any(s.since < allocation.until and allocation.since < s.until for s in above):
+                left = allocation.since / unit + end * LETTER / 2.0
                 axes.text(
                     left,
-                    rows[stay.slot],
+                    rows[allocation.slot],
                     job.job,
                     color=ink,
                     fontsize="x-small",

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from controlplane.sim.analysis.result_store import ResultsError
 from controlplane.sim.analysis.simulation_summary import finished
-from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.simulation_result import SimulationResult
 
 RESAMPLES: Final = 5_000
 AT_ONCE: Final = 2_000_000  # numbers drawn in one go, to bound memory
@@ -33,7 +33,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     first: str
     second: str
     jobs: int  # pairs
-    simulations: int  # pairs of outcomes that they are from: seeds times settings
+    simulations: int  # pairs of results that they are from: seeds times settings
     left_out: int  # counted jobs that did not finish under both
     first_mean_s: float
     second_mean_s: float
@@ -47,7 +47,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     greater_p: float  # small: the first is slower; ONES table 4 has it near 1
 
 
-def compare(first: Sequence[Outcome], second: Sequence[Outcome], *, seed: int = 0) -> Comparison:
+def compare(
+    first: Sequence[SimulationResult], second: Sequence[SimulationResult], *, seed: int = 0
+) -> Comparison:
     """Compare two policies on the simulations that both did, equal in setting and seed.
 
     Means are over all pairs of jobs. Intervals come from a bootstrap that first draws
@@ -57,8 +59,8 @@ def compare(first: Sequence[Outcome], second: Sequence[Outcome], *, seed: int = 
     independent: their p values are smaller than what repeated simulations would bear out.
 
     Args:
-        first: outcomes of one policy.
-        second: outcomes of another; order does not matter.
+        first: results of one policy.
+        second: results of another; order does not matter.
         seed: of the bootstrap; the same gives the same intervals.
 
     Raises:
@@ -96,26 +98,26 @@ def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
     return _interval(given[drawn].mean(axis=1))
 
 
-def _by_simulation(outcomes: Sequence[Outcome]) -> dict[str, Outcome]:
-    found: dict[str, Outcome] = {}
-    for outcome in outcomes:
-        where = msgspec.json.encode((outcome.setting, outcome.seed), order="deterministic").decode()
+def _by_simulation(results: Sequence[SimulationResult]) -> dict[str, SimulationResult]:
+    found: dict[str, SimulationResult] = {}
+    for result in results:
+        where = msgspec.json.encode((result.setting, result.seed), order="deterministic").decode()
         if where in found:
-            what = f"{outcome.policy} has two outcomes of seed {outcome.seed} in the same setting"
+            what = f"{result.policy} has two results of seed {result.seed} in the same setting"
             raise ResultsError(what, "compare one policy with one set of options at a time")
-        found[where] = outcome
+        found[where] = result
     return found
 
 
-def _paired(first: Outcome, second: Outcome) -> FloatArray:
+def _paired(first: SimulationResult, second: SimulationResult) -> FloatArray:
     """Completion times of the jobs that finished under both, shape (J, 2), seconds."""
     theirs = {job.job: job.jct_s for job in finished(second)}
     both = [(job.jct_s, theirs[job.job]) for job in finished(first) if job.job in theirs]
     return np.array(both, dtype=float).reshape(-1, 2)
 
 
-def _counted(first: Outcome, second: Outcome) -> int:
-    return len({job.job for outcome in (first, second) for job in outcome.jobs if job.counted})
+def _counted(first: SimulationResult, second: SimulationResult) -> int:
+    return len({job.job for result in (first, second) for job in result.jobs if job.counted})
 
 
 def _intervals(times: Sequence[FloatArray], rng: np.random.Generator) -> dict[str, Any]:

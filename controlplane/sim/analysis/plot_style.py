@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from controlplane.sim.analysis.result_store import ResultsError
-from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.simulation_result import SimulationResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -60,30 +60,30 @@ class Style:
     hatch: str
 
 
-def grouped(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
+def grouped(results: Sequence[SimulationResult]) -> dict[str, list[SimulationResult]]:
     """Outcomes by policy, in order of appearance.
 
-    The name of a policy is followed by those of its options in which its outcomes differ.
+    The name of a policy is followed by those of its options in which its results differ.
 
     Raises:
         ResultsError: if there are none.
     """
-    if not outcomes:
-        raise ResultsError("there is no outcome to draw", "simulate something first")
-    groups: dict[str, list[Outcome]] = {}
-    for outcome in outcomes:
-        groups.setdefault(_label(outcome, outcomes), []).append(outcome)
+    if not results:
+        raise ResultsError("there is no result to draw", "simulate something first")
+    groups: dict[str, list[SimulationResult]] = {}
+    for result in results:
+        groups.setdefault(_label(result, results), []).append(result)
     return groups
 
 
-def _label(outcome: Outcome, outcomes: Sequence[Outcome]) -> str:
-    same = [other.options for other in outcomes if other.policy == outcome.policy]
+def _label(result: SimulationResult, results: Sequence[SimulationResult]) -> str:
+    same = [other.options for other in results if other.policy == result.policy]
     names = dict.fromkeys(name for options in same for name in options)
     telling = [
         name for name in names if any(options.get(name) != same[0].get(name) for options in same)
     ]
-    given = [f"{name}={outcome.options[name]}" for name in telling if name in outcome.options]
-    return f"{outcome.policy} {' '.join(given)}".strip()
+    given = [f"{name}={result.options[name]}" for name in telling if name in result.options]
+    return f"{result.policy} {' '.join(given)}".strip()
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:

@@ -1,4 +1,4 @@
-"""Figures of many outcomes: distributions, averages, and how they change with the cluster."""
+"""Figures of many results: distributions, averages, and how they change with the cluster."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from controlplane.sim.analysis.plot_style import (
 )
 from controlplane.sim.analysis.result_store import ResultsError
 from controlplane.sim.analysis.simulation_summary import finished
-from controlplane.sim.simulation_result import JobStory, Outcome
+from controlplane.sim.simulation_result import JobResult, SimulationResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-Measure = Callable[[JobStory], float]
+Measure = Callable[[JobResult], float]
 PANELS: Final[tuple[tuple[str, Measure], ...]] = (
     ("completion time", lambda job: job.jct_s or 0.0),
     ("execution time", lambda job: job.exec_s),
@@ -38,7 +38,7 @@ LETTERS: Final = 28  # of labels that fit side by side below a panel
 DODGE: Final = 0.03  # between the curves of two policies, in factors of two
 
 
-def box_plots(outcomes: Sequence[Outcome], path: Path) -> None:
+def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
     """Completion, execution and queueing times of all finished jobs by policy (ONES fig. 15a-c).
 
     A box holds the middle half of the jobs, its line the median, its whiskers 5% to 95%, the
@@ -47,7 +47,7 @@ def box_plots(outcomes: Sequence[Outcome], path: Path) -> None:
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
     """
-    groups = grouped(outcomes)
+    groups = grouped(results)
     look = styles(list(groups))
     figure, panels = _three_panels(_panel_width(list(groups)), 3.8)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
@@ -79,7 +79,7 @@ def box_plots(outcomes: Sequence[Outcome], path: Path) -> None:
     save(figure, path)
 
 
-def cumulative(outcomes: Sequence[Outcome], path: Path) -> None:
+def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
     """Share of jobs with at most a completion, execution, queueing time (ONES fig. 15d-i).
 
     The share is of all counted jobs: a curve whose jobs did not all finish ends below 1.
@@ -87,7 +87,7 @@ def cumulative(outcomes: Sequence[Outcome], path: Path) -> None:
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
     """
-    groups = grouped(outcomes)
+    groups = grouped(results)
     look = styles(list(groups))
     figure, panels = _three_panels(3.4, 3.6)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
@@ -114,13 +114,13 @@ def cumulative(outcomes: Sequence[Outcome], path: Path) -> None:
     save(figure, path)
 
 
-def averages(outcomes: Sequence[Outcome], path: Path) -> None:
+def averages(results: Sequence[SimulationResult], path: Path) -> None:
     """Average completion, execution and queueing time by policy, 95% intervals over simulations.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
     """
-    groups = grouped(outcomes)
+    groups = grouped(results)
     look = styles(list(groups))
     figure, panels = _three_panels(_panel_width(list(groups)), 3.6)
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
@@ -145,25 +145,25 @@ def averages(outcomes: Sequence[Outcome], path: Path) -> None:
     save(figure, path)
 
 
-def scaling(outcomes: Sequence[Outcome], path: Path, ours: str = OURS) -> None:
+def scaling(results: Sequence[SimulationResult], path: Path, ours: str = OURS) -> None:
     """Average completion time by size of the cluster (ONES fig. 17), and what `ours` gains on it.
 
     The gain over another policy is one minus the ratio of the averages (fig. 18), of simulations
     of the same seed on a cluster of the same size; bars are 95% intervals over simulations.
 
     Args:
-        outcomes: of at least one size.
+        results: of at least one size.
         path: of the figure.
         ours: label of the policy in the right panel; without it there is only the left one.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
     """
-    groups = grouped(outcomes)
+    groups = grouped(results)
     look = styles(list(groups))
     figure = new_figure(9.6 if ours in groups and len(groups) > 1 else 5.2, 3.9)
     both = figure.subplots(1, 2 if ours in groups and len(groups) > 1 else 1, squeeze=False)[0]
-    sizes = sorted({outcome.slots for outcome in outcomes})
+    sizes = sorted({result.slots for result in results})
     for place, (label, group) in enumerate(groups.items()):
         aside = 2.0 ** (DODGE * (place - (len(groups) - 1) / 2.0))
         _curve(both[0], _at_sizes(group, sizes), aside, label, look[label])
@@ -187,16 +187,18 @@ def scaling(outcomes: Sequence[Outcome], path: Path, ours: str = OURS) -> None:
 Point = tuple[int, float, float, float]  # place, value, error below and above
 
 
-def _at_sizes(outcomes: Sequence[Outcome], sizes: Sequence[int]) -> list[Point]:
+def _at_sizes(results: Sequence[SimulationResult], sizes: Sequence[int]) -> list[Point]:
     points = []
     for size in sizes:
-        here = [outcome for outcome in outcomes if outcome.slots == size and finished(outcome)]
+        here = [result for result in results if result.slots == size and finished(result)]
         if here:
             points.append((size, *_mean_and_error(here, PANELS[0][1])))
     return points
 
 
-def _gains(ours: Sequence[Outcome], other: Sequence[Outcome], sizes: Sequence[int]) -> list[Point]:
+def _gains(
+    ours: Sequence[SimulationResult], other: Sequence[SimulationResult], sizes: Sequence[int]
+) -> list[Point]:
     points = []
     for size in sizes:
         mine = _averages_at(ours, size)
@@ -207,13 +209,13 @@ def _gains(ours: Sequence[Outcome], other: Sequence[Outcome], sizes: Sequence[in
     return points
 
 
-def _averages_at(outcomes: Sequence[Outcome], size: int) -> dict[int, float]:
+def _averages_at(results: Sequence[SimulationResult], size: int) -> dict[int, float]:
     """Average completion time by seed; of several settings, their mean."""
     found: dict[int, list[float]] = {}
-    for outcome in outcomes:
-        values = _values([outcome], PANELS[0][1])
-        if outcome.slots == size and len(values):
-            found.setdefault(outcome.seed, []).append(float(values.mean()))
+    for result in results:
+        values = _values([result], PANELS[0][1])
+        if result.slots == size and len(values):
+            found.setdefault(result.seed, []).append(float(values.mean()))
     return {seed: float(np.mean(values)) for seed, values in found.items()}
 
 
@@ -254,15 +256,17 @@ def _name_places(axes: Axes, labels: Sequence[str]) -> None:
     axes.tick_params(axis="x", length=0)
 
 
-def _values(outcomes: Sequence[Outcome], measure: Measure) -> np.ndarray:
-    return np.array([measure(job) for outcome in outcomes for job in finished(outcome)])
+def _values(results: Sequence[SimulationResult], measure: Measure) -> np.ndarray:
+    return np.array([measure(job) for result in results for job in finished(result)])
 
 
-def _mean_and_error(outcomes: Sequence[Outcome], measure: Measure) -> tuple[float, float, float]:
-    """The mean of the outcomes' averages, and how far its interval goes below and above."""
-    means = [float(v.mean()) for o in outcomes if len(v := _values([o], measure))]
+def _mean_and_error(
+    results: Sequence[SimulationResult], measure: Measure
+) -> tuple[float, float, float]:
+    """The mean of the results' averages, and how far its interval goes below and above."""
+    means = [float(v.mean()) for o in results if len(v := _values([o], measure))]
     if not means:
-        what = f"no job of {outcomes[0].policy} finished"
+        what = f"no job of {results[0].policy} finished"
         raise ResultsError(what, "let the simulation go on for longer")
     return _with_error(means)
 

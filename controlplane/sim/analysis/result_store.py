@@ -11,7 +11,7 @@ from typing import IO, Any, ClassVar, Final, TypeVar
 
 import msgspec
 
-from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.simulation_result import SimulationResult
 from schemas.errors import OnesError
 
 T = TypeVar("T")
@@ -26,7 +26,7 @@ class ResultsError(OnesError):
 
 
 class _Key(msgspec.Struct, frozen=True):
-    """The fields of an outcome that say which simulation it is of; the others are skipped."""
+    """The fields of a result that say which simulation it is of; the others are skipped."""
 
     policy: str
     options: dict[str, Any]
@@ -34,9 +34,9 @@ class _Key(msgspec.Struct, frozen=True):
     seed: int
 
 
-def key(outcome: Outcome | _Key) -> str:
-    """What two outcomes of the same simulation have in common: policy, options, setting, seed."""
-    parts = (outcome.policy, outcome.options, outcome.setting, outcome.seed)
+def key(result: SimulationResult | _Key) -> str:
+    """What two results of the same simulation have in common: policy, options, setting, seed."""
+    parts = (result.policy, result.options, result.setting, result.seed)
     return msgspec.json.encode(parts, order="deterministic").decode()
 
 
@@ -53,13 +53,13 @@ def create(path: Path) -> None:
         raise ResultsError(f"{path}: {error.strerror}", "choose another file") from None
 
 
-def append(path: Path, outcome: Outcome) -> bool:
-    """Put an outcome at the end of a file, on the disk when this returns.
+def append(path: Path, result: SimulationResult) -> bool:
+    """Put a result at the end of a file, on the disk when this returns.
 
     A line that a crash tore is cut off first. Several processes may append at the same time.
 
     Returns:
-        Whether it was written; False if the file has an outcome of the same simulation.
+        Whether it was written; False if the file has a result of the same simulation.
 
     Raises:
         ResultsError: if the file cannot be written, or holds something else.
@@ -68,13 +68,13 @@ def append(path: Path, outcome: Outcome) -> bool:
         with path.open("ab+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)  # let go when the file is closed
             file.seek(0)
-            mine, size = key(outcome), 0
+            mine, size = key(result), 0
             for number, line in _whole_lines(file):
                 if key(_decoded(path, number, line, _Key)) == mine:
                     return False
                 size += len(line)
             file.truncate(size)
-            file.write(msgspec.json.encode(outcome) + b"\n")
+            file.write(msgspec.json.encode(result) + b"\n")
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -82,20 +82,20 @@ def append(path: Path, outcome: Outcome) -> bool:
     return True
 
 
-def load(path: Path) -> list[Outcome]:
-    """The outcomes in a file, each simulation once; none if there is no file.
+def load(path: Path) -> list[SimulationResult]:
+    """The results in a file, each simulation once; none if there is no file.
 
     A last line without an end was torn by a crash and does not count.
 
     Raises:
-        ResultsError: if it cannot be read, or a line is no outcome.
+        ResultsError: if it cannot be read, or a line is no result.
     """
-    found: dict[str, Outcome] = {}
+    found: dict[str, SimulationResult] = {}
     try:
         with path.open("rb") as file:
             for number, line in _whole_lines(file):
-                outcome = _decoded(path, number, line, Outcome)
-                found.setdefault(key(outcome), outcome)
+                result = _decoded(path, number, line, SimulationResult)
+                found.setdefault(key(result), result)
     except FileNotFoundError:
         return []
     except OSError as error:
@@ -137,23 +137,23 @@ COLUMNS: Final = (
 )
 
 
-def job_rows(outcomes: Iterable[Outcome]) -> list[dict[str, Any]]:
-    """A flat table: one row for each job of each outcome, `COLUMNS` and which simulation it was."""
+def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
+    """A flat table: one row for each job of each result, `COLUMNS` and which simulation it was."""
     return [
         {
-            "policy": outcome.policy,
-            "options": _text(outcome.options),
-            "setting": _text(outcome.setting),
-            "seed": outcome.seed,
-            "slots": outcome.slots,
+            "policy": result.policy,
+            "options": _text(result.options),
+            "setting": _text(result.setting),
+            "seed": result.seed,
+            "slots": result.slots,
             **{column: getattr(job, column) for column in COLUMNS},
         }
-        for outcome in outcomes
-        for job in outcome.jobs
+        for result in results
+        for job in result.jobs
     ]
 
 
-def write_parquet(outcomes: Iterable[Outcome], path: Path) -> None:
+def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
     """Put the table of `job_rows` into a Parquet file.
 
     Raises:
@@ -161,7 +161,7 @@ def write_parquet(outcomes: Iterable[Outcome], path: Path) -> None:
     """
     arrow, parquet = _pyarrow(), _pyarrow("parquet")
     try:
-        parquet.write_table(arrow.Table.from_pylist(job_rows(outcomes)), path)
+        parquet.write_table(arrow.Table.from_pylist(job_rows(results)), path)
     except OSError as error:
         raise ResultsError(f"{path}: {error}", "choose another file") from None
 

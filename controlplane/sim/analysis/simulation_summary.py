@@ -1,4 +1,4 @@
-"""What an outcome amounts to: averages, tails, costs, and what they leave out."""
+"""What a result amounts to: averages, tails, costs, and what they leave out."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from controlplane.sim.simulation_result import JobStory, Outcome
+from controlplane.sim.simulation_result import JobResult, SimulationResult
 
 
-def summary(outcome: Outcome) -> dict[str, Any]:
+def summary(result: SimulationResult) -> dict[str, Any]:
     """The figures of one simulation, as JSON can hold them; what there is not is None.
 
     Averages are over the finished jobs among the counted ones: those that came to an end which
@@ -24,31 +24,31 @@ def summary(outcome: Outcome) -> dict[str, Any]:
         the cluster's slot seconds that jobs held up to the last end. `vs_bound` is the average
         completion time over its lower bound, which has to be one of the counted jobs alone.
     """
-    counted = [job for job in outcome.jobs if job.counted]
+    counted = [job for job in result.jobs if job.counted]
     average = _mean(_completions(counted))
-    bound = outcome.bound_s
+    bound = result.bound_s
     return {
-        "policy": outcome.policy,
-        "options": outcome.options,
-        "setting": outcome.setting,
-        "seed": outcome.seed,
-        "slots": outcome.slots,
+        "policy": result.policy,
+        "options": result.options,
+        "setting": result.setting,
+        "seed": result.seed,
+        "slots": result.slots,
         "jobs": len(counted),
         **_averages(counted),
         "p50_jct_s": _quantile(_completions(counted), 0.50),
         "p90_jct_s": _quantile(_completions(counted), 0.90),
         "p99_jct_s": _quantile(_completions(counted), 0.99),
-        "makespan_s": _makespan(outcome),
-        "utilisation": _utilisation(outcome),
-        "decision_ms_mean": _mean(outcome.decisions_ms),
-        "decision_ms_p99": _quantile(outcome.decisions_ms, 0.99),
+        "makespan_s": _makespan(result),
+        "utilisation": _utilisation(result),
+        "decision_ms_mean": _mean(result.decisions_ms),
+        "decision_ms_p99": _quantile(result.decisions_ms, 0.99),
         "bound_avg_jct_s": bound,
         "vs_bound": average / bound if average is not None and bound else None,
         "unfinished": sum(job.ended_at is None for job in counted),
         "failed": sum(job.state == "failed" for job in counted),
         "cancelled": sum(job.state == "cancelled" for job in counted),
-        "events": outcome.events,
-        "wall_s": outcome.wall_s,
+        "events": result.events,
+        "wall_s": result.wall_s,
         "jct_s": {job.job: job.jct_s for job in counted},
         "per_application": {
             name: _of_application([job for job in counted if job.application == name])
@@ -57,12 +57,12 @@ def summary(outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def finished(outcome: Outcome) -> list[JobStory]:
+def finished(result: SimulationResult) -> list[JobResult]:
     """The counted jobs that have a completion time."""
-    return [job for job in outcome.jobs if job.counted and job.jct_s is not None]
+    return [job for job in result.jobs if job.counted and job.jct_s is not None]
 
 
-def _averages(jobs: Sequence[JobStory]) -> dict[str, float | None]:
+def _averages(jobs: Sequence[JobResult]) -> dict[str, float | None]:
     done = [job for job in jobs if job.jct_s is not None]
     return {
         "avg_jct_s": _mean(_completions(jobs)),
@@ -73,7 +73,7 @@ def _averages(jobs: Sequence[JobStory]) -> dict[str, float | None]:
     }
 
 
-def _of_application(jobs: Sequence[JobStory]) -> dict[str, float | None]:
+def _of_application(jobs: Sequence[JobResult]) -> dict[str, float | None]:
     return {
         "jobs": len(jobs),
         "unfinished": sum(job.ended_at is None for job in jobs),
@@ -81,23 +81,23 @@ def _of_application(jobs: Sequence[JobStory]) -> dict[str, float | None]:
     }
 
 
-def _completions(jobs: Sequence[JobStory]) -> list[float]:
+def _completions(jobs: Sequence[JobResult]) -> list[float]:
     return [job.jct_s for job in jobs if job.jct_s is not None]
 
 
-def _makespan(outcome: Outcome) -> float | None:
-    ends = [job.ended_at for job in outcome.jobs if job.ended_at is not None]
-    if not ends or len(ends) < len(outcome.jobs):
+def _makespan(result: SimulationResult) -> float | None:
+    ends = [job.ended_at for job in result.jobs if job.ended_at is not None]
+    if not ends or len(ends) < len(result.jobs):
         return None
-    return max(ends) - min(job.submitted_at for job in outcome.jobs)
+    return max(ends) - min(job.submitted_at for job in result.jobs)
 
 
-def _utilisation(outcome: Outcome) -> float | None:
-    if not outcome.jobs:
+def _utilisation(result: SimulationResult) -> float | None:
+    if not result.jobs:
         return None
-    span = outcome.ended_at - min(job.submitted_at for job in outcome.jobs)
-    offered = outcome.slots * span
-    return outcome.busy_slot_s / offered if offered > 0.0 else None
+    span = result.ended_at - min(job.submitted_at for job in result.jobs)
+    offered = result.slots * span
+    return result.busy_slot_s / offered if offered > 0.0 else None
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -12,13 +12,16 @@ from numpy.random import default_rng
 from controlplane.core.commit import difference
 from controlplane.core.events import PlanProposed
 from controlplane.core.reactor import Reactor
-from controlplane.policy.api import Budget, PlanTaken, Policy, PolicyEvent
+from controlplane.policy.api import Budget, ClusterView, Plan, PlanTaken, Policy, PolicyEvent
 from controlplane.sim.engine.kernel import AFTER, LAST, Kernel
+from controlplane.sim.engine.sim_options import PlannerOptions
 
 MAX_AGAIN: Final = 100  # questions at one time: a policy that never comes to rest
+RETRY_S: Final = 1.0  # until such a policy is asked again
+ROUNDING: Final = 1e-9  # of a round: a time so little behind its beginning is at its beginning
 
 
-class Planner:
+class SimulatedPlanner:
     """Takes the place of the service's: same view, same difference, same events."""
 
     def __init__(
@@ -26,94 +29,105 @@ class Planner:
         kernel: Kernel,
         reactor: Reactor,
         policy: Policy,
-        take: Callable[[PlanProposed], None],
-        *,
-        round_s: float,
-        latency_s: float,
-        generations: int,
-        think_s: float,
-        epochs: bool,
-        seed: int,
+        handle: Callable[[PlanProposed], None],
+        options: PlannerOptions,
     ) -> None:
+        """Begin with no question asked.
+
+        Args:
+            kernel: virtual time.
+            reactor: the core, which gives views.
+            policy: to ask.
+            handle: takes its plans to the core.
+            options: when it is asked, and how much it may think.
+        """
+        self.decisions_ms: list[float] = []  # real time that each answer took
         self._kernel = kernel
         self._reactor = reactor
         self._policy = policy
-        self._take = take
-        self._round_s = round_s
-        self._latency_s = latency_s
-        self._generations = generations
-        self._think_s = think_s
-        self._thought_at = -math.inf
-        self._minds_epochs = epochs
-        self._seed = seed
-        self._asked_for = math.inf  # the next question
-        self._away = False  # an answer is on its way
-        self._again = False  # and another question follows
-        self._last = (-1.0, 0)  # time of the last question, and how many there were at it
-        self.took_ms: list[float] = []
+        self._handle = handle
+        self._options = options
+        self._asked_at = -math.inf  # the last question
+        self._asked_then = 0  # questions at that time
+        self._next_at = math.inf  # the next question
+        self._answer_due = False  # an answer is on its way
+        self._ask_after_it = False  # and another question follows
 
     def observe(self, event: PolicyEvent) -> None:
-        """Tell the policy."""
+        """Let the policy take in what happened."""
         self._policy.observe(event, self._kernel.now)
 
-    def ask(self, at: float | None = None, *, leisurely: bool = False) -> None:
-        """A plan is wanted, now or later; a leisurely question waits for others to join it.
+    def ask(self, at: float | None = None, *, can_wait: bool = False) -> None:
+        """A plan is wanted.
 
         In a cluster a search hears of every epoch, and thinks all the time; here each question
         costs real time, and most epochs change little. Some policies do not look at epochs at all.
+
+        Args:
+            at: when, virtual seconds; None: now.
+            can_wait: an epoch ended: the question waits for others to join it.
         """
-        if leisurely and not self._minds_epochs:
+        options, now = self._options, self._kernel.now
+        if can_wait and not options.asks_after_epochs:
             return
-        when = self._kernel.now if at is None else max(at, self._kernel.now)
-        if leisurely:
-            when = max(when, self._thought_at + self._think_s)
-        if self._round_s > 0.0:
-            when = math.ceil(when / self._round_s - 1e-9) * self._round_s
-            if self._kernel.urgency == AFTER:  # this round is over
-                when = max(when, self._kernel.now + self._round_s)
-        if when < self._asked_for:
-            self._asked_for = when
-            self._kernel.at(when, self._question, when, urgency=LAST)
+        when = now if at is None else max(at, now)
+        if can_wait:
+            when = max(when, self._asked_at + options.think_s)
+        if options.round_s > 0.0:
+            when = math.ceil(when / options.round_s - ROUNDING) * options.round_s
+            if self._kernel.priority == AFTER:  # this round is over
+                when = max(when, now + options.round_s)
+        if when < self._next_at:
+            self._next_at = when
+            self._kernel.call_at(when, self._question, when, priority=LAST)
 
     def _question(self, when: float) -> None:
-        if when != self._asked_for:
+        if when != self._next_at:
             return  # an earlier one took its place
-        self._asked_for = math.inf
-        if self._away:
-            self._again = True
+        self._next_at = math.inf
+        if self._answer_due:
+            self._ask_after_it = True
             return
         now = self._kernel.now
-        times = self._last[1] + 1 if self._last[0] == now else 1
-        self._last, self._thought_at = (now, times), now
-        if times > MAX_AGAIN:  # it never comes to rest: go on a little later
-            self.ask(now + 1.0)
+        self._asked_then = self._asked_then + 1 if self._asked_at == now else 1
+        self._asked_at = now
+        if self._asked_then > MAX_AGAIN:
+            self.ask(now + RETRY_S)
             return
-        state, view = self._reactor.state, self._reactor.view()
-        began = time.perf_counter()
-        if self._generations:
-            rng = default_rng((self._seed, view.version))
-            self._policy.improve(view, Budget(generations=self._generations), rng, now)
-        plan = self._policy.plan(view, now)
-        self.took_ms.append((time.perf_counter() - began) * 1000.0)
+        plan = self._decide(self._reactor.view())
         if plan.wake_at is not None and plan.wake_at > now:
             self.ask(plan.wake_at)
-        changes = difference(plan, state, now)
+        self._propose(difference(plan, self._reactor.state, now))
+
+    def _decide(self, view: ClusterView) -> Plan:
+        """Let the policy think and answer, and measure how long that takes."""
+        now, options = self._kernel.now, self._options
+        began = time.perf_counter()
+        if options.generations:
+            rng = default_rng((options.seed, view.version))
+            self._policy.improve(view, Budget(generations=options.generations), rng, now)
+        plan = self._policy.plan(view, now)
+        self.decisions_ms.append((time.perf_counter() - began) * 1000.0)
+        return plan
+
+    def _propose(self, changes: Plan) -> None:
+        """Take what changes to the core, when the answer would be there."""
         if not changes.local_batch:
             return
-        stats = self._policy.stats() if self._generations else None
+        stats = self._policy.stats() if self._options.generations else None
         proposed = PlanProposed(plan=changes, stats=stats)
-        if self._latency_s > 0.0:
-            self._away = True
-            self._kernel.at(now + self._latency_s, self._answer, proposed)
+        if self._options.latency_s > 0.0:
+            self._answer_due = True
+            self._kernel.call_at(self._kernel.now + self._options.latency_s, self._answer, proposed)
         else:
             self._answer(proposed)
 
     def _answer(self, proposed: PlanProposed) -> None:
-        self._away = False
-        self._take(proposed)
+        self._answer_due = False
+        self._handle(proposed)
         state = self._reactor.state
         left = [name for name in state.active if state.jobs[name].group is None]
         self.observe(PlanTaken(waiting=tuple(left)))
-        if self._again:
-            self._again = False
+        if self._ask_after_it:
+            self._ask_after_it = False
             self.ask()

@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from controlplane.sim.models.job_model import Pace, Work
+from controlplane.sim.models.job_model import JobModel, Throughput
 
-STILL = Pace(samples_per_s=0.0, progress_per_s=0.0)
+STOPPED = Throughput(samples_per_s=0.0, progress_per_s=0.0)
 
 
 @dataclass(slots=True)
-class Training:
+class TrainingProgress:
     """Where a job stands, and how fast it goes on.
 
     Times are virtual seconds; progress is in samples at the job's first batch.
     """
 
-    work: Work
+    model: JobModel
     progress: float = 0.0
     epoch: int = 0  # finished
     steps: float = 0.0
-    pace: Pace = STILL
+    throughput: Throughput = STOPPED
     batch: int = 0  # global, of its present or last group
     since: float = 0.0  # up to when the progress was counted
     stalled_until: float = 0.0
@@ -29,56 +29,69 @@ class Training:
     saved_steps: float = 0.0
     epoch_trained_s: float = 0.0  # in the running epoch, without stalls
     epoch_samples: float = 0.0  # processed in it
-    edition: int = 0  # of its pace: what was foreseen before is void
+    revision: int = 0  # of its throughput: what was scheduled before is void
 
-    def catch_up(self, now: float) -> None:
+    @property
+    def is_training(self) -> bool:
+        """Whether it makes progress, but for a stall."""
+        return self.throughput.progress_per_s > 0.0
+
+    def advance(self, now: float) -> None:
         """Count what was trained up to `now`."""
         trained_s = now - max(self.since, self.stalled_until)
-        if trained_s > 0.0 and self.pace is not STILL:
-            self.progress += self.pace.progress_per_s * trained_s
-            samples = self.pace.samples_per_s * trained_s
+        if trained_s > 0.0 and self.throughput is not STOPPED:
+            self.progress += self.throughput.progress_per_s * trained_s
+            samples = self.throughput.samples_per_s * trained_s
             self.epoch_samples += samples
             self.epoch_trained_s += trained_s
             self.steps += samples / self.batch if self.batch else 0.0
         self.since = max(self.since, now)
 
-    def go_on(self, pace: Pace, now: float) -> None:
-        """Train at another pace from now on."""
-        self.catch_up(now)
-        self.pace = pace
-        self.edition += 1
+    def set_throughput(self, throughput: Throughput, now: float) -> None:
+        """Train at another speed from now on."""
+        self.advance(now)
+        self.throughput = throughput
+        self.revision += 1
 
     def stall(self, until: float, now: float) -> None:
         """Nobody trains before `until`."""
-        self.catch_up(now)
+        self.advance(now)
         self.stalled_until = max(self.stalled_until, until)
-        self.edition += 1
+        self.revision += 1
 
     def stop(self, now: float) -> None:
         """No group trains any more."""
-        self.go_on(STILL, now)
+        self.set_throughput(STOPPED, now)
 
     def save(self) -> None:
         """A checkpoint of this moment is durable."""
         self.saved, self.saved_steps = self.progress, self.steps
 
-    def fall_back(self, progress: float) -> None:
+    def roll_back(self, progress: float) -> None:
         """Go on from an earlier place, perhaps below where the running epoch began."""
         self.progress = max(0.0, progress)
 
     def epoch_due(self, now: float) -> float:
-        """When the running epoch will be finished, if nothing changes."""
-        if self.pace.progress_per_s <= 0.0:
+        """When the running epoch will be finished, if nothing changes; infinite if it will not."""
+        if not self.is_training:
             return math.inf
-        left = self.work.epoch_ends_at(self.epoch) - self.progress
+        return self.due_at(self.model.epoch_ends_at(self.epoch), now)
+
+    def due_at(self, progress: float, now: float) -> float:
+        """When a training job will have come so far, if nothing changes."""
+        left = progress - self.progress
         begin = max(self.since, self.stalled_until, now)
-        return begin + max(0.0, left) / self.pace.progress_per_s
+        return begin + max(0.0, left) / self.throughput.progress_per_s
 
     def finish_epoch(self, now: float) -> float:
-        """The running epoch is over; returns samples per second over it."""
-        self.catch_up(now)
-        self.progress = self.work.epoch_ends_at(self.epoch)
+        """The running epoch is over.
+
+        Returns:
+            Samples per second over the time that it trained.
+        """
+        self.advance(now)
+        self.progress = self.model.epoch_ends_at(self.epoch)
         self.epoch += 1
         trained_s, samples = self.epoch_trained_s, self.epoch_samples
         self.epoch_trained_s = self.epoch_samples = 0.0
-        return samples / trained_s if trained_s > 0.0 else self.pace.samples_per_s
+        return samples / trained_s if trained_s > 0.0 else self.throughput.samples_per_s

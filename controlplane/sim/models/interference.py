@@ -18,7 +18,7 @@ KINDS = "none, pollux:SHARE or pairwise:SHARE"
 class Interference(Protocol):
     """By how much a job is slowed down."""
 
-    def kept(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
+    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
         """The share of its speed that `job` keeps.
 
         Args:
@@ -29,13 +29,13 @@ class Interference(Protocol):
 
 
 @dataclass(slots=True)
-class Distributed:
+class DistributedInterference:
     """Pollux' rule: jobs on several nodes that share one of them are slowed by a fixed share."""
 
     share: float
     spread: Callable[[JobId], bool]  # whether a job is on several nodes
 
-    def kept(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
+    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
         """Less when another spread job is on one of its nodes."""
         if not self.spread(job):
             return 1.0
@@ -44,7 +44,7 @@ class Distributed:
 
 
 @dataclass(slots=True)
-class Pairwise:
+class PairwiseInterference:
     """The worst neighbour counts: speed = exp(-max theta[family, family of the other]).
 
     Each ordered pair of families has a slow-down of its own, drawn once from the seed between 0
@@ -56,7 +56,7 @@ class Pairwise:
     family: Callable[[JobId], str]
     _drawn: dict[tuple[str, str], float] = field(default_factory=dict)
 
-    def kept(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
+    def remaining_speed(self, job: JobId, at: Mapping[NodeId, Iterable[JobId]]) -> float:
         """What the worst neighbour leaves."""
         mine = self.family(job)
         others = {self.family(other) for here in at.values() for other in here if other != job}
@@ -70,7 +70,7 @@ class Pairwise:
         return known
 
 
-def parse(text: str) -> tuple[str, float]:
+def parse_interference(text: str) -> tuple[str, float]:
     """The kind and the share of `none`, `pollux:0.25` or `pairwise:0.25`.
 
     Raises:

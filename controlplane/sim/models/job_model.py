@@ -1,8 +1,9 @@
-"""What every physics says of a job."""
+"""What every model says of a job's training; no policy may see any of this."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, Protocol
 
 from controlplane.sim.trace_jobs import TraceJob
@@ -12,16 +13,22 @@ Placement = tuple[int, ...]  # slots on each node, in rank order
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
+class Throughput:
     """How fast a group trains."""
 
     samples_per_s: float  # what its workers process
     progress_per_s: float  # how much of the job's work that is worth
     step_s: float = 0.0  # of one step of all its workers
 
+    def times(self, factor: float) -> Throughput:
+        """The same group at `factor` times its speed, which is above 0."""
+        return Throughput(
+            self.samples_per_s * factor, self.progress_per_s * factor, self.step_s / factor
+        )
+
 
 @dataclass(frozen=True, slots=True)
-class Costs:
+class ChangeCosts:
     """What it takes to change a group, in seconds."""
 
     start_s: float  # first start: order to first step
@@ -29,9 +36,14 @@ class Costs:
     prepare_s: float  # a newcomer beside a group that trains on
     switch_s: float  # nobody trains while the group changes
 
-    def told(self, stall_s: float | None, first_stall_s: float | None) -> Costs:
-        """The same, but for what somebody said: of a change, of a start."""
-        return Costs(
+    def overridden(self, stall_s: float | None, first_stall_s: float | None) -> ChangeCosts:
+        """The same, but for what somebody chose.
+
+        Args:
+            stall_s: seconds that nobody trains in any change; None: as it is.
+            first_stall_s: seconds of any start; None: as it is.
+        """
+        return ChangeCosts(
             start_s=self.start_s if first_stall_s is None else first_stall_s,
             restart_s=self.restart_s if first_stall_s is None else first_stall_s,
             prepare_s=self.prepare_s,
@@ -40,7 +52,7 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class EpochMetrics:
     """What a worker says at the end of an epoch."""
 
     train_loss: float | None
@@ -48,7 +60,7 @@ class Report:
     noise_scale: float | None  # of the gradients, samples
 
 
-class Work(Protocol):
+class JobModel(Protocol):
     """The truth about one job. Progress is counted in samples at the job's first batch."""
 
     @property
@@ -63,11 +75,11 @@ class Work(Protocol):
 
     @property
     def epoch_samples(self) -> int:
-        """||D||."""
+        """||D||, samples."""
         ...
 
     @property
-    def costs(self) -> Costs:
+    def costs(self) -> ChangeCosts:
         """Of this job's changes."""
         ...
 
@@ -76,13 +88,16 @@ class Work(Protocol):
         """That it takes in all: after so many it is done."""
         ...
 
-    def pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
+    def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """How fast a group trains.
 
         Args:
             placement: slots on each node, in rank order.
             batch: global, samples per step.
             epoch: finished ones.
+
+        Raises:
+            TraceError: if the model knows nothing of such a group.
         """
         ...
 
@@ -90,7 +105,7 @@ class Work(Protocol):
         """Progress at which epoch `epoch` (0-based) is finished."""
         ...
 
-    def setback(self, before: int, batch: int, epoch: int) -> float:
+    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
         """Progress that is lost when the global batch jumps from `before` to `batch`."""
         ...
 
@@ -103,7 +118,7 @@ class Work(Protocol):
         """
         ...
 
-    def report(self, epoch: int, batch: int) -> Report:
+    def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         """What a worker says when it has finished `epoch` epochs, the last one with `batch`.
 
         Its noise scale is that of the epoch that is over.
@@ -115,7 +130,7 @@ class Work(Protocol):
         ...
 
 
-class Physics(Protocol):
+class TrainingModel(Protocol):
     """Makes the truth of jobs."""
 
     @property
@@ -123,7 +138,9 @@ class Physics(Protocol):
         """Whether epochs last whole seconds, as in Pollux' simulator."""
         ...
 
-    def work(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> Work:
+    def job_model(
+        self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
+    ) -> JobModel:
         """The truth about `job`.
 
         Args:
@@ -133,6 +150,13 @@ class Physics(Protocol):
             seed: of everything that differs from job to job.
 
         Raises:
-            TraceError: if it is none of this physics' workloads, or its numbers make no sense.
+            TraceError: if it is none of this model's workloads, or its numbers make no sense.
         """
         ...
+
+
+@cache
+def packed(slots: int, widest: int) -> Placement:
+    """So many slots on as few nodes of `widest` slots as possible, whole ones first."""
+    whole, rest = divmod(slots, widest)
+    return (*(widest,) * whole, *((rest,) if rest else ()))

@@ -1,4 +1,4 @@
-"""Physics from measurements: step times by placement, statistical progress by batch and epoch.
+"""A model from measurements: step times by placement, statistical progress by batch and epoch.
 
 The layout of the tables is that of Pollux' simulator (OSDI 2021); a folder for each application
 with `placements.csv`, `scalability.csv` and `validation-BATCH.csv`.
@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from controlplane.sim.csv_rows import Row, with_header
-from controlplane.sim.models.job_model import Costs, Pace, Placement, Report
+from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import TraceJob
 from schemas.jobs import JobSpec, StopRule
@@ -153,12 +153,12 @@ class _Epoch:
 
 
 @dataclass(slots=True)
-class ProfiledWork:
+class ProfiledJob:
     """A job of a measured application."""
 
     app: Application
     spec: JobSpec
-    costs: Costs
+    costs: ChangeCosts
     _steps: dict[tuple[Placement, int], tuple[int, float]] = field(default_factory=dict)
 
     @property
@@ -176,7 +176,7 @@ class ProfiledWork:
         """Of its application."""
         return self.app.epochs
 
-    def pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
+    def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """Gain over the first batch, divided by the time of a step with all its passes."""
         key = (placement, batch)
         known = self._steps.get(key)
@@ -185,7 +185,7 @@ class ProfiledWork:
         true_batch, step_s = known
         sqr, var = self.app.noise(true_batch, epoch)
         gain = (var + sqr) / (var / (true_batch / self.app.first_batch) + sqr)
-        return Pace(true_batch / step_s, gain / step_s * self.app.first_batch, step_s)
+        return Throughput(true_batch / step_s, gain / step_s * self.app.first_batch, step_s)
 
     def _step(self, placement: Placement, batch: int) -> tuple[int, float]:
         """The batch as it is dealt out in equal passes, and the seconds of a step."""
@@ -203,23 +203,23 @@ class ProfiledWork:
         """At the smallest progress that any measured batch had by then."""
         return self.app.ends[min(epoch, self.epochs - 1)] * self.app.first_batch
 
-    def setback(self, before: int, batch: int, epoch: int) -> float:
+    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
         """None was measured."""
         return 0.0
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
         """The phi with which gain = B / B0 (phi + B0) / (phi + B); None where |g|^2 is 0.
 
-        It is that of the batch as it was asked for; a group's pace is that of the batch as it is
-        dealt out, which may be a few samples more.
+        It is that of the batch as it was asked for; a group's throughput is that of the batch as
+        it is dealt out, which may be a few samples more.
         """
         sqr, var = self.app.noise(batch, epoch)
         return var / sqr * self.app.first_batch if sqr > 0 else None
 
-    def report(self, epoch: int, batch: int) -> Report:
+    def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         """The noise scale of the epoch that is over, and nothing else."""
         noise = self.noise_scale(max(0, epoch - 1), batch)
-        return Report(train_loss=None, metrics={}, noise_scale=noise)
+        return EpochMetrics(train_loss=None, metrics={}, noise_scale=noise)
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Up to the beginning of the last epoch, at least 1: as the published simulator counts."""
@@ -230,11 +230,11 @@ class ProfiledWork:
         return self.app.iterations(batch, last) - self.app.iterations(batch, epoch)
 
 
-class Profiles:
+class ProfilesModel:
     """The applications of a folder."""
 
     def __init__(
-        self, folder: Path, costs: Costs, *, stated: bool = False, whole_seconds: bool = False
+        self, folder: Path, costs: ChangeCosts, *, stated: bool = False, whole_seconds: bool = False
     ) -> None:
         if not folder.is_dir():
             what = f"{folder} is no folder"
@@ -247,12 +247,14 @@ class Profiles:
         self._stated = stated
         self._applications: dict[str, Application] = {}
 
-    def work(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> ProfiledWork:
+    def job_model(
+        self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
+    ) -> ProfiledJob:
         """The truth about `job`; the same for every seed."""
         app = self._application(job.workload)
         stop = StopRule(epochs=app.epochs) if self._stated else None
         specify = self._elastic if batch == "elastic" else self._fixed
-        return ProfiledWork(app, specify(app, job, stop), self._costs)
+        return ProfiledJob(app, specify(app, job, stop), self._costs)
 
     def _application(self, name: str) -> Application:
         if name not in self._applications:

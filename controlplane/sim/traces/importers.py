@@ -18,7 +18,7 @@ from controlplane.sim.csv_rows import Row, with_header, without_header
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import Trace, TraceJob
 from controlplane.sim.traces.gavel_speeds import STEPS_PER_S
-from controlplane.sim.traces.trace_csv import MOST_SLOTS, collected, read
+from controlplane.sim.traces.trace_csv import MOST_SLOTS, build_trace, read_trace
 from schemas.ids import Seconds
 
 Layout = Literal["pollux", "gavel", "tiresias", "philly"]
@@ -64,11 +64,11 @@ def import_trace(path: Path, layout: Layout, *, most_slots: int | None = None) -
         raise TraceError(f"unknown layout {layout!r}", hint, "layout")
     jobs = _JOBS[layout](path)
     fitting = (job for job in jobs if most_slots is None or job.slots <= most_slots)
-    return collected(path.stem, path, fitting)
+    return build_trace(path.stem, path, fitting)
 
 
 def _pollux(path: Path) -> Iterator[TraceJob]:
-    yield from read(path).jobs
+    yield from read_trace(path).jobs
 
 
 def _tiresias(path: Path) -> Iterator[TraceJob]:

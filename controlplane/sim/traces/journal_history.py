@@ -22,7 +22,7 @@ NO_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder
 Slots = dict[NodeId, int]  # of each node that is there
 
 
-def lived(path: Path, since: float, until: float) -> tuple[State, Slots]:
+def replay_journal(path: Path, since: float, until: float) -> tuple[State, Slots]:
     """The state that a journal leads to, and the cluster as it was largest in a window.
 
     The file is opened read-only. A transaction that was torn was never reported as durable and

@@ -14,17 +14,17 @@ from controlplane.core.model.job import NUMBERED, Job, Phase
 from controlplane.sim.models.recorded.recording import (
     LEAST,
     MOST,
+    ChangeTimes,
     Ending,
     Epoch,
     Family,
     Recording,
     Speed,
     Submission,
-    Took,
 )
-from controlplane.sim.node_groups import Nodes
+from controlplane.sim.node_groups import NodeGroup
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.traces.journal_history import lived
+from controlplane.sim.traces.journal_history import replay_journal
 from schemas.ids import Seconds
 from schemas.jobs import JobSpec
 from schemas.messages.client import EpochInfo, VersionInfo
@@ -40,7 +40,7 @@ NOTHING: Final = "it ended before its first epoch did"
 ENDLESS: Final = "it had not ended, and did not state how much work it was"
 
 
-def recorded(
+def recording_from_journal(
     journal: Path,
     since: Seconds | None = None,
     until: Seconds | None = None,
@@ -65,7 +65,7 @@ def recorded(
     """
     begin = -math.inf if since is None else float(since)
     end = math.inf if until is None else float(until)
-    state, slots = lived(journal, begin, end)
+    state, slots = replay_journal(journal, begin, end)
     jobs = list(state.jobs.values())
     window = [job for job in jobs if begin <= job.submitted_at < end]
     if not window:
@@ -231,7 +231,7 @@ def _loss(info: EpochInfo) -> float | None:
     return info.train_loss if math.isfinite(info.train_loss or 0.0) else None
 
 
-def _took(jobs: Iterable[Job]) -> Took:
+def _took(jobs: Iterable[Job]) -> ChangeTimes:
     starts: list[float] = []
     restarts: list[float] = []
     joins: list[float] = []
@@ -247,7 +247,7 @@ def _took(jobs: Iterable[Job]) -> Took:
                 newcomers = set(version.slots) - set(before.slots)
                 (joins if newcomers else switches).append(version.took_s)
             before = version
-    return Took(
+    return ChangeTimes(
         start_s=_median(starts),
         restart_s=_median(restarts),
         join_s=_median(joins),
@@ -259,7 +259,7 @@ def _median(values: Sequence[float]) -> float | None:
     return max(0.0, median(values)) if values else None
 
 
-def _groups(slots: Iterable[int]) -> tuple[Nodes, ...]:
+def _groups(slots: Iterable[int]) -> tuple[NodeGroup, ...]:
     """Nodes alike together, the largest first."""
     alike = groupby(sorted((count for count in slots if count), reverse=True))
-    return tuple(Nodes(count=len(list(group)), slots=size) for size, group in alike)
+    return tuple(NodeGroup(count=len(list(group)), slots=size) for size, group in alike)

@@ -8,8 +8,14 @@ from typing import Final, Literal, TypeVar
 
 import msgspec
 
-from controlplane.sim.models.recorded.recording import Count, Family, Recording, Submission, Took
-from controlplane.sim.node_groups import SPEEDS, Nodes
+from controlplane.sim.models.recorded.recording import (
+    ChangeTimes,
+    Count,
+    Family,
+    Recording,
+    Submission,
+)
+from controlplane.sim.node_groups import RELATIVE_SPEEDS, NodeGroup
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.traces.trace_csv import replace_text
 from schemas.jobs import problems
@@ -26,8 +32,8 @@ class Header(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="r
 
     version: int
     name: str
-    nodes: tuple[Nodes, ...]
-    took: Took
+    nodes: tuple[NodeGroup, ...]
+    took: ChangeTimes
     left_out: dict[str, int]
     families: Count  # lines that follow
     jobs: Count  # lines that follow these
@@ -38,8 +44,8 @@ class _Kind(msgspec.Struct, frozen=True):
     version: int
 
 
-def write(recording: Recording, path: Path) -> None:
-    """Put a recording into a file that `read` reads; the file is there whole or not at all.
+def write_recording(recording: Recording, path: Path) -> None:
+    """Put a recording into a file for `read_recording`; it is there whole or not at all.
 
     Raises:
         TraceError: if the disk does not take it.
@@ -57,7 +63,7 @@ def write(recording: Recording, path: Path) -> None:
     replace_text(path, "".join(f"{msgspec.json.encode(line).decode()}\n" for line in lines))
 
 
-def read(path: Path) -> Recording:
+def read_recording(path: Path) -> Recording:
     """The recording in a file.
 
     Raises:
@@ -133,10 +139,10 @@ def _only_once(path: Path, number: int, name: str, known: dict[str, Line]) -> No
         raise TraceError(f"{path}:{number}: {name!r} is there twice", "delete one")
 
 
-def _check_nodes(path: Path, nodes: tuple[Nodes, ...]) -> None:
+def _check_nodes(path: Path, nodes: tuple[NodeGroup, ...]) -> None:
     if not nodes or any(group.count < 1 or group.slots < 1 for group in nodes):
         raise TraceError(f"{path}:1: a cluster without slots", "give nodes with some", "nodes")
-    if any(group.model not in SPEEDS for group in nodes):
+    if any(group.model not in RELATIVE_SPEEDS for group in nodes):
         raise TraceError(f"{path}:1: a GPU type that nobody knows", "leave it empty", "nodes")
 
 

@@ -27,17 +27,19 @@ MOST_SLOTS: Final = 1_000_000
 LEAST_SHARE: Final = 1e-9  # of a job's work, in front of a crash and behind it
 
 
-def read(path: Path) -> Trace:
+def read_trace(path: Path) -> Trace:
     """The trace in a file, in order of time; jobs of the same moment stay in the file's order.
 
     Raises:
         TraceError: if it cannot be read, or a line is no job; it names file, line and column.
     """
-    return collected(path.stem, path, (_job(row) for row in with_header(path, REQUIRED, OPTIONAL)))
+    return build_trace(
+        path.stem, path, (_job(row) for row in with_header(path, REQUIRED, OPTIONAL))
+    )
 
 
-def write(trace: Trace, path: Path) -> None:
-    """Put a trace into a file that `read` reads; the file is there whole or not at all.
+def write_trace(trace: Trace, path: Path) -> None:
+    """Put a trace into a file that `read_trace` reads; the file is there whole or not at all.
 
     Raises:
         TraceError: if it has no jobs, a job could not be read again, or the disk does not take it.
@@ -53,11 +55,11 @@ def write(trace: Trace, path: Path) -> None:
             what = f"{path}:{line}: job {job.name!r} would be read as another one"
             raise TraceError(what, "leave out blanks around names, and fractions of whole numbers")
         text.write(row.getvalue() + "\n")
-    collected(trace.name, path, trace.jobs)
+    build_trace(trace.name, path, trace.jobs)
     replace_text(path, text.getvalue())
 
 
-def collected(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
+def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
     """Jobs as a trace, sorted by time.
 
     Raises:

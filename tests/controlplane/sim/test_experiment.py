@@ -22,9 +22,9 @@ from controlplane.sim.experiment import (
     grid,
     run,
 )
-from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.simulation_result import SimulationResult
 from schemas.errors import SettingsError
-from tests.support.outcomes import times
+from tests.support.sim_results import times
 
 HERE = Path(__file__)
 
@@ -36,7 +36,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     does: str = "works"
 
 
-def simulate(cell: Cell) -> Outcome:
+def simulate(cell: Cell) -> SimulationResult:
     scenario: Scenario = cell.scenario
     Path(scenario.folder, f"{cell.policy}-{cell.seed}").write_text(str(os.getpid()))
     if cell.policy == "broken":
@@ -52,8 +52,8 @@ def simulate(cell: Cell) -> Outcome:
     if cell.policy == "endless":
         time.sleep(600.0)
     setting: dict[str, object] = {"does": scenario.does}
-    outcome = times(cell.policy, 1.0 + cell.seed, seed=cell.seed)
-    return msgspec.structs.replace(outcome, options=cell.options, setting=setting)
+    result = times(cell.policy, 1.0 + cell.seed, seed=cell.seed)
+    return msgspec.structs.replace(result, options=cell.options, setting=setting)
 
 
 def cells(folder: Path, *policies: str, seeds: int = 2, does: str = "works") -> list[Cell]:
@@ -61,7 +61,7 @@ def cells(folder: Path, *policies: str, seeds: int = 2, does: str = "works") -> 
     return grid([(policy, {}) for policy in policies], [scenario], range(seeds))
 
 
-def expected(cell: Cell) -> Outcome:
+def expected(cell: Cell) -> SimulationResult:
     made = times(cell.policy, 1.0 + cell.seed, seed=cell.seed)
     setting: dict[str, object] = {"does": cell.scenario.does}
     return msgspec.structs.replace(made, setting=setting, cell=cell_key(cell))
@@ -159,8 +159,8 @@ def test_a_cell_that_fails_is_named_and_the_others_are_kept(
     assert said.endswith(
         f"the 2 others are kept in {path}: run the same command again for these only"
     )
-    assert {outcome.policy for outcome in load(path)} == {"fine"}
-    assert len(caught.value.outcomes) == 2
+    assert {result.policy for result in load(path)} == {"fine"}
+    assert len(caught.value.results) == 2
 
 
 def test_a_file_that_cannot_be_written_is_refused_before_anything_is_simulated(
@@ -248,7 +248,7 @@ def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_o
     )
     assert "Traceback" not in said
     assert alive(tmp_path) == []
-    assert [outcome.policy for outcome in load(tmp_path / "results.jsonl")] == ["fine"]
+    assert [result.policy for result in load(tmp_path / "results.jsonl")] == ["fine"]
 
 
 def test_workers_do_not_outlive_an_experiment_that_is_killed(tmp_path: Path) -> None:

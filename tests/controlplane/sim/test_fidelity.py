@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from controlplane.sim.scenario import Scenario, simulate
+from controlplane.sim.run_simulation import simulate
+from controlplane.sim.scenario import Scenario
 
 FOLDER = Path(os.environ.get("ONES_PROFILES") or "/nonexistent")
 pytestmark = pytest.mark.skipif(
@@ -37,7 +38,7 @@ def simulated(policy: str, workload: int) -> dict[str, float | None]:
         round_s=60.0,
         stall_s=30.0,
     )
-    return {story.job: story.jct_s for story in simulate(policy, scenario, 1).jobs}
+    return {ended.job: ended.jct_s for ended in simulate(policy, scenario, 1).jobs}
 
 
 @pytest.mark.parametrize("workload", [1, 2, 3, 6])

@@ -11,7 +11,7 @@ from controlplane.sim.engine.kernel import AFTER, FIRST, LAST, USUAL, Kernel
 
 def test_events_come_in_order_of_time_urgency_and_scheduling() -> None:
     kernel, seen = Kernel(), list[str]()
-    for when, name, urgency in [
+    for when, name, priority in [
         (2.0, "later", FIRST),
         (1.0, "after", AFTER),
         (1.0, "last", LAST),
@@ -19,7 +19,7 @@ def test_events_come_in_order_of_time_urgency_and_scheduling() -> None:
         (1.0, "usual too", USUAL),
         (1.0, "first", FIRST),
     ]:
-        kernel.at(when, seen.append, name, urgency=urgency)
+        kernel.call_at(when, seen.append, name, priority=priority)
 
     kernel.run()
 
@@ -30,8 +30,8 @@ def test_events_come_in_order_of_time_urgency_and_scheduling() -> None:
 @given(st.lists(st.tuples(st.integers(0, 5), st.sampled_from([FIRST, USUAL, LAST, AFTER]))))
 def test_any_schedule_is_sorted_and_stable(rows: list[tuple[int, int]]) -> None:
     kernel, seen = Kernel(), list[tuple[int, int, int]]()
-    for number, (when, urgency) in enumerate(rows):
-        kernel.at(float(when), seen.append, (when, urgency, number), urgency=urgency)
+    for number, (when, priority) in enumerate(rows):
+        kernel.call_at(float(when), seen.append, (when, priority, number), priority=priority)
 
     kernel.run()
 
@@ -45,7 +45,7 @@ def test_what_is_too_late_comes_now() -> None:
     def look() -> None:
         seen.append(kernel.now)
 
-    kernel.at(5.0, kernel.at, 3.0, look)
+    kernel.call_at(5.0, kernel.call_at, 3.0, look)
     kernel.run()
 
     assert seen == [5.0]
@@ -55,10 +55,10 @@ def test_what_happens_knows_its_urgency() -> None:
     kernel, seen = Kernel(), list[int]()
 
     def look() -> None:
-        seen.append(kernel.urgency)
+        seen.append(kernel.priority)
 
-    kernel.at(1.0, look, urgency=AFTER)
-    kernel.at(1.0, look, urgency=FIRST)
+    kernel.call_at(1.0, look, priority=AFTER)
+    kernel.call_at(1.0, look, priority=FIRST)
     kernel.run()
 
     assert seen == [FIRST, AFTER]
@@ -67,7 +67,7 @@ def test_what_happens_knows_its_urgency() -> None:
 def test_it_goes_on_where_it_was_told_to_pause() -> None:
     kernel, seen = Kernel(), list[float]()
     for when in (1.0, 2.0, 3.0):
-        kernel.at(when, seen.append, when)
+        kernel.call_at(when, seen.append, when)
 
     kernel.run(until=2.0)
     assert (seen, kernel.now) == ([1.0, 2.0], 2.0)
@@ -81,9 +81,9 @@ def test_somebody_can_stop_it() -> None:
     def stop() -> None:
         kernel.stopped = True
 
-    kernel.at(1.0, seen.append, 1.0)
-    kernel.at(1.0, stop)
-    kernel.at(1.0, seen.append, 2.0)
+    kernel.call_at(1.0, seen.append, 1.0)
+    kernel.call_at(1.0, stop)
+    kernel.call_at(1.0, seen.append, 2.0)
     kernel.run()
 
     assert seen == [1.0]
@@ -94,8 +94,8 @@ def test_time_that_stands_still_is_an_error(monkeypatch: pytest.MonkeyPatch) -> 
     kernel = Kernel()
 
     def again() -> None:
-        kernel.at(kernel.now, again)
+        kernel.call_at(kernel.now, again)
 
-    kernel.at(7.0, again)
+    kernel.call_at(7.0, again)
     with pytest.raises(RuntimeError, match=r"time stands still at 7\.0 s: .*again"):
         kernel.run()

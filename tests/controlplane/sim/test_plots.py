@@ -16,21 +16,23 @@ from controlplane.sim.analysis import plots
 from controlplane.sim.analysis.gantt import busy_share, gantt, utilisation
 from controlplane.sim.analysis.plot_style import POLICIES, grouped, styles, time_unit
 from controlplane.sim.analysis.result_store import ResultsError
-from controlplane.sim.simulation_result import Outcome, Stay
+from controlplane.sim.simulation_result import SimulationResult, SlotAllocation
 from schemas.ids import Seconds
-from tests.support.outcomes import outcome, story, times
+from tests.support.sim_results import job_result, result, times
 
 pytest.importorskip("matplotlib")
 
-Draw = Callable[[Sequence[Outcome], Path], None]
+Draw = Callable[[Sequence[SimulationResult], Path], None]
 OF_MANY: list[Draw] = [plots.box_plots, plots.cumulative, plots.averages, plots.scaling]
 
 
-def held(policy: str = "ones") -> Outcome:
+def held(policy: str = "ones") -> SimulationResult:
     """Two jobs on two of four slots: one for 10 s, the other from 10 s to 20 s on both."""
-    first = story("first", 10.0, stays=(Stay("n2/0", Seconds(0.0), Seconds(10.0)),))
-    both = tuple(Stay(slot, Seconds(10.0), Seconds(20.0)) for slot in ("n2/0", "n10/1"))
-    return outcome(first, story("second", 20.0, stays=both), policy=policy)
+    first = job_result(
+        "first", 10.0, allocations=(SlotAllocation("n2/0", Seconds(0.0), Seconds(10.0)),)
+    )
+    both = tuple(SlotAllocation(slot, Seconds(10.0), Seconds(20.0)) for slot in ("n2/0", "n10/1"))
+    return result(first, job_result("second", 20.0, allocations=both), policy=policy)
 
 
 def words(path: Path) -> list[str]:
@@ -75,7 +77,7 @@ def test_every_policy_and_unit_is_named(tmp_path: Path, draw: Draw) -> None:
 def test_jobs_without_a_time_and_times_of_zero_do_not_stop_a_figure(
     tmp_path: Path, draw: Draw
 ) -> None:
-    given = outcome(story("a", 0.0), story("b", None), story("c", 5.0))
+    given = result(job_result("a", 0.0), job_result("b", None), job_result("c", 5.0))
 
     draw([given], tmp_path / "f.png")
 
@@ -84,13 +86,13 @@ def test_jobs_without_a_time_and_times_of_zero_do_not_stop_a_figure(
 
 @pytest.mark.parametrize("draw", [*OF_MANY, utilisation])
 def test_nothing_to_draw_is_refused(tmp_path: Path, draw: Draw) -> None:
-    with pytest.raises(ResultsError, match="there is no outcome to draw"):
+    with pytest.raises(ResultsError, match="there is no result to draw"):
         draw([], tmp_path / "f.svg")
 
 
 def test_averages_of_a_policy_that_finished_nothing_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ResultsError, match="no job of ones finished"):
-        plots.averages([outcome(story("a", None))], tmp_path / "f.svg")
+        plots.averages([result(job_result("a", None))], tmp_path / "f.svg")
 
 
 def test_a_file_of_another_kind_or_place_is_refused(tmp_path: Path) -> None:
@@ -141,7 +143,7 @@ def test_no_two_policies_of_a_figure_look_the_same() -> None:
 
 
 def test_outcomes_of_one_policy_are_told_apart_by_the_options_that_differ() -> None:
-    def with_options(**options: object) -> Outcome:
+    def with_options(**options: object) -> SimulationResult:
         return msgspec.structs.replace(times("ones", 1.0), options=options)
 
     given = [with_options(size=1, speed=2), with_options(size=1), times("fifo", 1.0)]
@@ -171,9 +173,11 @@ def test_a_gantt_chart_has_a_row_for_each_slot_in_natural_order(tmp_path: Path) 
 
 
 def test_many_slots_are_not_named(tmp_path: Path) -> None:
-    stays = tuple(Stay(f"n{i // 4}/{i % 4}", Seconds(0.0), Seconds(9.0)) for i in range(200))
+    allocations = tuple(
+        SlotAllocation(f"n{i // 4}/{i % 4}", Seconds(0.0), Seconds(9.0)) for i in range(200)
+    )
 
-    gantt(outcome(story("a", 9.0, stays=stays)), tmp_path / "f.svg")
+    gantt(result(job_result("a", 9.0, allocations=allocations)), tmp_path / "f.svg")
 
     assert "slots" in words(tmp_path / "f.svg")
     assert not any("n0/" in word for word in words(tmp_path / "f.svg"))
@@ -187,5 +191,5 @@ def test_the_busy_share_of_an_interval_is_what_jobs_held_in_it() -> None:
 
 def test_without_stays_there_is_nothing_to_show(tmp_path: Path) -> None:
     for draw in (gantt, lambda each, path: utilisation([each], path)):
-        with pytest.raises(ResultsError, match="simulate it again and record stays"):
+        with pytest.raises(ResultsError, match="simulate it again and record allocations"):
             draw(times("ones", 1.0), tmp_path / "f.svg")

@@ -17,18 +17,18 @@ from controlplane.core.events import ControllerStarted
 from controlplane.journal.record import Entry, input_from
 from controlplane.journal.writer import Writer
 from controlplane.sim.models.recorded.recording import (
+    ChangeTimes,
     Epoch,
     Family,
     Recording,
     Speed,
     Submission,
-    Took,
 )
-from controlplane.sim.node_groups import Nodes
+from controlplane.sim.node_groups import NodeGroup
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import Trace, TraceJob
-from controlplane.sim.traces.journal_recording import recorded
-from controlplane.sim.traces.recording_file import read, write
+from controlplane.sim.traces.journal_recording import recording_from_journal
+from controlplane.sim.traces.recording_file import read_recording, write_recording
 from schemas.ids import Seconds, Term
 from schemas.jobs import JobSpec, StopRule
 from tests.support import builders
@@ -100,8 +100,8 @@ def a_recording() -> Recording:
     failed = msgspec.structs.replace(job, name="b-2", at=3.0, ended="failed")
     return Recording(
         name="week",
-        nodes=(Nodes(count=2, slots=4),),
-        took=Took(start_s=3.0),
+        nodes=(NodeGroup(count=2, slots=4),),
+        took=ChangeTimes(start_s=3.0),
         families=(family,),
         jobs=(job, failed),
         left_out={"too large": 2},
@@ -110,23 +110,23 @@ def a_recording() -> Recording:
 
 def complaint(path: Path) -> str:
     with pytest.raises(TraceError) as caught:
-        read(path)
+        read_recording(path)
     return str(caught.value).replace(str(path), "FILE")
 
 
 def refused(path: Path, *window: float) -> str:
     with pytest.raises(TraceError) as caught:
-        recorded(path, *(Seconds(at) for at in window))
+        recording_from_journal(path, *(Seconds(at) for at in window))
     return str(caught.value).replace(str(path), "FILE")
 
 
 def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) -> None:
-    found = recorded(journal_of(busy_cluster(), tmp_path))
+    found = recording_from_journal(journal_of(busy_cluster(), tmp_path))
 
-    took = Took(start_s=0.0)
+    took = ChangeTimes(start_s=0.0)
     assert found == Recording(
         name="journal",
-        nodes=(Nodes(count=1, slots=2), Nodes(count=1, slots=1)),
+        nodes=(NodeGroup(count=1, slots=2), NodeGroup(count=1, slots=1)),
         took=took,
         families=(
             Family(
@@ -182,7 +182,7 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
 
 
 def test_what_a_job_was_told_in_confidence_is_not_in_the_file(tmp_path: Path) -> None:
-    write(recorded(journal_of(busy_cluster(), tmp_path)), tmp_path / "week")
+    write_recording(recording_from_journal(journal_of(busy_cluster(), tmp_path)), tmp_path / "week")
 
     assert b"secret" not in (tmp_path / "week").read_bytes()
     assert b"ann" not in (tmp_path / "week").read_bytes()
@@ -192,13 +192,13 @@ def test_users_keep_their_names_where_that_is_asked_for(tmp_path: Path) -> None:
     controller = busy_cluster()
     journal = journal_of(controller, tmp_path)
 
-    assert [job.user for job in recorded(journal, users=True).jobs] == ["ann", "bob"]
+    assert [job.user for job in recording_from_journal(journal, users=True).jobs] == ["ann", "bob"]
 
 
 def test_a_window_counts_from_its_first_submission_and_learns_from_all(tmp_path: Path) -> None:
     journal = journal_of(busy_cluster(), tmp_path)
 
-    (job,) = recorded(journal, Seconds(1005.0), Seconds(1015.0)).jobs
+    (job,) = recording_from_journal(journal, Seconds(1005.0), Seconds(1015.0)).jobs
 
     assert (job.name, job.at, job.ended_after_s) == ("b-2", 0.0, 10.0)
     assert refused(journal, 5000.0).startswith("FILE: no job was submitted in that window")
@@ -211,8 +211,11 @@ def test_the_cluster_is_as_it_was_when_it_had_most_slots_in_the_window(tmp_path:
     training(controller, S0, S1, name="a", epochs=1)
     journal = journal_of(controller, tmp_path)
 
-    assert recorded(journal).nodes == (Nodes(count=1, slots=3), Nodes(count=1, slots=2))
-    assert recorded(journal, Seconds(1005.0)).nodes == (Nodes(count=1, slots=2),)
+    assert recording_from_journal(journal).nodes == (
+        NodeGroup(count=1, slots=3),
+        NodeGroup(count=1, slots=2),
+    )
+    assert recording_from_journal(journal, Seconds(1005.0)).nodes == (NodeGroup(count=1, slots=2),)
 
 
 def test_a_job_that_had_not_ended_is_taken_with_the_work_it_stated(tmp_path: Path) -> None:
@@ -221,7 +224,7 @@ def test_a_job_that_had_not_ended_is_taken_with_the_work_it_stated(tmp_path: Pat
     metric = StopRule(metric="accuracy", at_least=0.9)
     training(controller, S1, name="b", epochs=1, stop=metric)
 
-    found = recorded(journal_of(controller, tmp_path))
+    found = recording_from_journal(journal_of(controller, tmp_path))
 
     (job,) = found.jobs
     assert (job.ended, job.ended_after_s, job.stated_samples) == ("unfinished", None, 7000)
@@ -233,7 +236,7 @@ def test_families_of_the_same_name_stay_apart(tmp_path: Path) -> None:
     training(controller, S0, name="a", epochs=1, args=("--small",))
     training(controller, S1, name="a", epochs=1, args=("--large",))
 
-    found = recorded(journal_of(controller, tmp_path))
+    found = recording_from_journal(journal_of(controller, tmp_path))
 
     assert [job.family for job in found.jobs] == ["a", "a (2)"]
 
@@ -251,7 +254,9 @@ def test_starts_are_measured_and_the_first_is_told_from_later_ones(tmp_path: Pat
             controller.tell(N1, builders.epoch_end(A, 1))
             controller.tell(N1, builders.exited(A, signal=9))
 
-    assert recorded(journal_of(controller, tmp_path)).took == Took(start_s=4.0, restart_s=2.0)
+    assert recording_from_journal(journal_of(controller, tmp_path)).took == ChangeTimes(
+        start_s=4.0, restart_s=2.0
+    )
 
 
 def test_how_long_an_epoch_lasted_is_known_where_the_group_was_there_all_the_while(
@@ -269,7 +274,7 @@ def test_how_long_an_epoch_lasted_is_known_where_the_group_was_there_all_the_whi
         controller.now += 4.0
         controller.tell(N1, builders.epoch_end(A, epoch, 3, index=epoch))
 
-    (job,) = recorded(journal_of(controller, tmp_path)).jobs
+    (job,) = recording_from_journal(journal_of(controller, tmp_path)).jobs
 
     assert [epoch.speed for epoch in job.epochs] == [Speed(1, 1, 64, 500.0)] * 4
     assert [epoch.lasted_s for epoch in job.epochs] == [None, 3.0, None, 4.0]
@@ -279,7 +284,7 @@ def test_nothing_beside_the_journal_is_made_or_changed(tmp_path: Path) -> None:
     journal = journal_of(busy_cluster(), tmp_path)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
 
-    recorded(journal)
+    recording_from_journal(journal)
 
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
@@ -288,10 +293,10 @@ def test_the_journal_of_a_running_controller_is_read_and_goes_on(tmp_path: Path)
     path = tmp_path / "journal.sqlite"
     writer = writing(busy_cluster(), path)
 
-    assert len(recorded(path).jobs) == 2
+    assert len(recording_from_journal(path).jobs) == 2
     writer.append(Entry(at=Seconds(2000.0), input=ControllerStarted(term=Term(2), release="0")))
     writer.close()
-    assert len(recorded(path).jobs) == 2
+    assert len(recording_from_journal(path).jobs) == 2
 
 
 def test_a_torn_tail_is_not_there(tmp_path: Path) -> None:
@@ -303,7 +308,7 @@ def test_a_torn_tail_is_not_there(tmp_path: Path) -> None:
     log = tmp_path / "journal.sqlite-wal"
     log.write_bytes(log.read_bytes()[:-100])
 
-    found = recorded(tmp_path / "journal.sqlite")
+    found = recording_from_journal(tmp_path / "journal.sqlite")
 
     assert ([job.name for job in found.jobs], found.left_out) == (["a-1", "b-2"], {})
 
@@ -386,9 +391,9 @@ def test_a_recording_is_a_trace() -> None:
 def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     path = tmp_path / "week.jsonl"
 
-    write(a_recording(), path)
+    write_recording(a_recording(), path)
 
-    assert read(path) == a_recording()
+    assert read_recording(path) == a_recording()
     assert [file.name for file in tmp_path.iterdir()] == ["week.jsonl"]
 
 
@@ -415,7 +420,7 @@ def test_what_is_wrong_is_said_with_file_line_and_what_to_do(
     tmp_path: Path, before: bytes, after: bytes, said: str
 ) -> None:
     path = tmp_path / "week.jsonl"
-    write(a_recording(), path)
+    write_recording(a_recording(), path)
     text = path.read_bytes()
     assert before in text
     path.write_bytes(text.replace(before, after, 1))
@@ -438,12 +443,12 @@ def test_what_is_no_recording_is_a_trace_error(tmp_path: Path) -> None:
 @given(cut=st.integers(0, 2000), put=st.binary(max_size=40), drop=st.integers(0, 40))
 def test_no_bytes_raise_anything_else(tmp_path: Path, cut: int, put: bytes, drop: int) -> None:
     path = tmp_path / "week.jsonl"
-    write(a_recording(), path)
+    write_recording(a_recording(), path)
     text = path.read_bytes()
     path.write_bytes(text[:cut] + put + text[cut + drop :])
 
     try:
-        found = read(path)
+        found = read_recording(path)
     except TraceError as error:
         assert str(path) in str(error)  # noqa: PT017 - most of them are none, some still are
     else:

@@ -13,12 +13,14 @@ import pytest
 
 from controlplane.core.events import JobSubmitted
 from controlplane.policy.registry import POLICIES, check_options
-from controlplane.sim.node_groups import Nodes, specs
-from controlplane.sim.scenario import Scenario, options_of, simulate, trace_of
+from controlplane.sim.node_groups import NodeGroup, node_specs
+from controlplane.sim.run_simulation import simulate
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.scenario_inputs import options_of, trace_of
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import Trace
 from schemas.errors import SettingsError
-from tests.support.simulated import FREE, Toy, job, life
+from tests.support.simulated import FREE, ToyModel, job, simulated_run
 
 ROOT: Final = Path(__file__).parents[3]
 HEADER: Final = "name,time,application,num_replicas,batch_size\n"
@@ -27,18 +29,19 @@ NAN, INF = float("nan"), float("inf")
 AGAIN: Final = """
 import sys
 import msgspec
-from controlplane.sim.node_groups import Nodes
-from controlplane.sim.scenario import Scenario, simulate
+from controlplane.sim.node_groups import NodeGroup
+from controlplane.sim.run_simulation import simulate
+from controlplane.sim.scenario import Scenario
 
 scenario = Scenario(
     jobs=7, interval_s=20.0, generations=2, crash_share=0.3, cancel_share=0.2, warm_up=0.0,
-    node_loss_s=400.0, node_back_s=60.0, interference="pairwise:0.2", stays=True,
-    nodes=(Nodes(count=2, slots=4, model="v100"), Nodes(count=1, slots=4, model="p100")),
+    node_loss_s=400.0, node_back_s=60.0, interference="pairwise:0.2", record_allocations=True,
+    nodes=(NodeGroup(count=2, slots=4, model="v100"), NodeGroup(count=1, slots=4, model="p100")),
 )
 for policy in sys.argv[1:]:
-    outcome = simulate(policy, scenario, 7)
-    timeless = msgspec.structs.replace(outcome, decisions_ms=(), wall_s=0.0)
-    print(msgspec.json.encode([len(outcome.decisions_ms), timeless]).decode())
+    result = simulate(policy, scenario, 7)
+    timeless = msgspec.structs.replace(result, decisions_ms=(), wall_s=0.0)
+    print(msgspec.json.encode([len(result.decisions_ms), timeless]).decode())
 """
 
 
@@ -65,11 +68,11 @@ def test_two_processes_come_to_the_same_outcome_under_every_policy() -> None:
     assert (len(ones), len(others)) == (len(policies), len(policies)), said + said_too
     for policy, found, again in zip(policies, ones, others, strict=True):
         assert found == again, policy
-        _, outcome = json.loads(found)
-        assert {job["state"] for job in outcome["jobs"]} <= {"succeeded", "cancelled"}, policy
+        _, result = json.loads(found)
+        assert {job["state"] for job in result["jobs"]} <= {"succeeded", "cancelled"}, policy
 
 
-def test_another_seed_is_another_story() -> None:
+def test_another_seed_gives_other_results() -> None:
     scenario = Scenario(jobs=5, interval_s=20.0)
 
     assert simulate("fifo", scenario, 1).jobs != simulate("fifo", scenario, 2).jobs
@@ -102,9 +105,9 @@ def test_another_seed_is_another_story() -> None:
         ("node_back_s", INF),
         ("generations", -1),
         ("nodes", ()),
-        ("nodes", (Nodes(count=0, slots=4),)),
-        ("nodes", (Nodes(count=1, slots=0),)),
-        ("nodes", (Nodes(count=1, slots=4, model="abacus"),)),
+        ("nodes", (NodeGroup(count=0, slots=4),)),
+        ("nodes", (NodeGroup(count=1, slots=0),)),
+        ("nodes", (NodeGroup(count=1, slots=4, model="abacus"),)),
         ("interference", "gavel:0.5"),
     ],
 )
@@ -219,7 +222,7 @@ def test_profiles_need_a_workload() -> None:
 
 
 def test_nodes_are_named_in_order_of_their_groups() -> None:
-    found = specs((Nodes(count=2, slots=1), Nodes(count=1, slots=2, model="k80")))
+    found = node_specs((NodeGroup(count=2, slots=1), NodeGroup(count=1, slots=2, model="k80")))
 
     assert [(str(spec.node), [slot.model for slot in spec.slots]) for spec in found] == [
         ("n0000", [""]),
@@ -228,33 +231,33 @@ def test_nodes_are_named_in_order_of_their_groups() -> None:
     ]
 
 
-# --- outcomes
+# --- results
 
 
 def test_an_outcome_says_all_that_is_needed_to_have_it_again() -> None:
-    scenario = Scenario(jobs=20, interval_s=20.0, warm_up=0.1, stays=True)
+    scenario = Scenario(jobs=20, interval_s=20.0, warm_up=0.1, record_allocations=True)
     heard: list[object] = []
-    outcome = simulate("fifo", scenario, 3, record=lambda _, event, __: heard.append(event))
+    result = simulate("fifo", scenario, 3, record=lambda _, event, __: heard.append(event))
 
-    assert (outcome.policy, outcome.seed, outcome.slots) == ("fifo", 3, 64)
-    assert outcome.setting["jobs"] == 20
-    assert [story.counted for story in outcome.jobs] == [False] * 2 + [True] * 18
-    assert outcome.events == len(heard)
-    assert outcome.busy_slot_s == pytest.approx(sum(story.slot_s for story in outcome.jobs))
-    assert outcome.ended_at == max(story.ended_at or 0.0 for story in outcome.jobs)
-    for story in outcome.jobs:
-        held = sum(stay.until - stay.since for stay in story.stays)
-        assert held == pytest.approx(story.slot_s)
-        assert story.jct_s == pytest.approx(story.queued_s + story.exec_s)
+    assert (result.policy, result.seed, result.slots) == ("fifo", 3, 64)
+    assert result.setting["jobs"] == 20
+    assert [ended.counted for ended in result.jobs] == [False] * 2 + [True] * 18
+    assert result.events == len(heard)
+    assert result.busy_slot_s == pytest.approx(sum(ended.slot_s for ended in result.jobs))
+    assert result.ended_at == max(ended.ended_at or 0.0 for ended in result.jobs)
+    for ended in result.jobs:
+        held = sum(allocation.until - allocation.since for allocation in ended.allocations)
+        assert held == pytest.approx(ended.slot_s)
+        assert ended.jct_s == pytest.approx(ended.queued_s + ended.exec_s)
 
 
 def test_no_schedule_is_better_than_the_bound() -> None:
     scenario = Scenario(jobs=15, interval_s=20.0, warm_up=0.0)
-    outcome = simulate("srtf", scenario, 3)
-    mean = sum(story.jct_s or 0.0 for story in outcome.jobs) / len(outcome.jobs)
+    result = simulate("srtf", scenario, 3)
+    mean = sum(ended.jct_s or 0.0 for ended in result.jobs) / len(result.jobs)
 
-    assert outcome.bound_s is not None
-    assert 0.0 < outcome.bound_s < mean
+    assert result.bound_s is not None
+    assert 0.0 < result.bound_s < mean
 
 
 # --- what an event costs
@@ -267,13 +270,13 @@ def load(jobs: int) -> tuple[int, int, int, float]:
     """
     found = [(0, 0, 0)]
     trace = [job(f"j{number}", 30.0 * number, 1 + number % 2) for number in range(jobs)]
-    lived = life("fifo", *trace, physics=Toy(costs=FREE))
-    while lived.kernel._heap and not lived.kernel.stopped:
-        lived.kernel.run(lived.kernel._heap[0][0])
-        ahead = len(lived.kernel._heap) - (jobs - len(lived.state.jobs))
-        found.append((len(lived.state.active), len(lived.state.jobs_with_processes), ahead))
+    run = simulated_run("fifo", *trace, model=ToyModel(costs=FREE))
+    while run.simulation.kernel._heap and not run.simulation.kernel.stopped:
+        run.simulation.kernel.run(run.simulation.kernel._heap[0][0])
+        ahead = len(run.simulation.kernel._heap) - (jobs - len(run.state.jobs))
+        found.append((len(run.state.active), len(run.state.jobs_with_processes), ahead))
     active, holders, heap = (max(each) for each in zip(*found, strict=True))
-    return active, holders, heap, lived.world.events / jobs
+    return active, holders, heap, run.simulation.events / jobs
 
 
 def test_what_is_kept_and_touched_does_not_grow_with_the_length_of_a_trace() -> None:

@@ -35,9 +35,10 @@ from controlplane.service.planner.inline_planner import InlinePlanner
 from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.planner.policy_observer import PolicyObserver
 from controlplane.service.telemetry import TelemetryTable
-from controlplane.sim.node_groups import Nodes
-from controlplane.sim.scenario import Scenario, simulate
-from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.node_groups import NodeGroup
+from controlplane.sim.run_simulation import simulate
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.simulation_result import SimulationResult
 from schemas.codec import encode
 from schemas.ids import NodeId, Seconds
 from schemas.messages.agent import Quiesced, ScriptFailed, StoreOpened, Suspended
@@ -52,7 +53,7 @@ SAME: Final = 1e-6  # seconds between a timer of the loop and the moment that it
 SCENARIO: Final = Scenario(
     jobs=14,
     interval_s=20.0,
-    nodes=(Nodes(count=4, slots=2),),
+    nodes=(NodeGroup(count=4, slots=2),),
     crash_share=0.2,
     cancel_share=0.2,
     node_loss_s=500.0,
@@ -165,15 +166,15 @@ class Live(CommitLoop):
 
 
 @cache
-def simulated(policy: str) -> tuple[Outcome, tuple[Event, ...]]:
+def simulated(policy: str) -> tuple[SimulationResult, tuple[Event, ...]]:
     found: list[Event] = []
-    outcome = simulate(
+    result = simulate(
         policy,
         SCENARIO,
         6,
         record=lambda now, event, commands: found.append((now, event, list(commands))),
     )
-    return outcome, tuple(found)
+    return result, tuple(found)
 
 
 def kinds(events: Sequence[Event]) -> Counter[type]:
@@ -196,7 +197,7 @@ def test_what_is_compared_here_has_everything_in_it() -> None:
     assert Suspended in seen["tiresias"]
     assert StoreOpened in seen["ones"]
     assert any(Quiesced in each for each in seen.values())
-    states = {story.state for policy in POLICIES for story in simulated(policy)[0].jobs}
+    states = {ended.state for policy in POLICIES for ended in simulated(policy)[0].jobs}
     assert states == {"succeeded", "cancelled"}
 
 

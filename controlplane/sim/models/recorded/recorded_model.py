@@ -1,4 +1,4 @@
-"""Physics from what a live cluster measured: its own jobs, once more, under another policy.
+"""A model from what a live cluster measured: its own jobs, once more, under another policy.
 
 Speeds are those of whole epochs on one group, per family. The closed form that the search learns
 live (`prediction.throughput`) is fitted to them: what was measured is as it was measured, the more
@@ -15,8 +15,8 @@ import numpy as np
 from msgspec.structs import replace
 
 from controlplane.prediction.remaining_work import remaining_samples
-from controlplane.sim.models.job_model import Costs, Pace, Placement, Report
-from controlplane.sim.models.recorded.recording import Family, Recording, Submission, Took
+from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
+from controlplane.sim.models.recorded.recording import ChangeTimes, Family, Recording, Submission
 from controlplane.sim.models.recorded.reported_curves import Curves, worth
 from controlplane.sim.models.recorded.step_times import Speeds
 from controlplane.sim.simulator_errors import TraceError
@@ -27,13 +27,13 @@ MOST_EPOCHS: Final = 10_000_000
 TINY: Final = 1e-6  # of an epoch
 
 
-class Recorded:
+class RecordedModel:
     """The jobs of a recording."""
 
     def __init__(
         self,
         recording: Recording,
-        costs: Costs,
+        costs: ChangeCosts,
         *,
         stated: bool = False,
         same_quality: bool = True,
@@ -71,7 +71,9 @@ class Recorded:
         """Epochs last as long as they last."""
         return False
 
-    def work(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> RecordedWork:
+    def job_model(
+        self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
+    ) -> RecordedJob:
         """The truth about `job`; the same for every seed, and whether its batch is fixed or not.
 
         Raises:
@@ -89,7 +91,7 @@ class Recorded:
         if family.name not in self._speeds:
             self._speeds[family.name] = Speeds(family, found.spec.batch_size)
         metric = found.spec.stop is not None and found.spec.stop.metric is not None
-        return RecordedWork(
+        return RecordedJob(
             found,
             speeds=self._speeds[family.name],
             curves=Curves(found, self._noise.get(family.name)),
@@ -100,8 +102,8 @@ class Recorded:
         )
 
 
-class RecordedWork:
-    """One job; see `Work`."""
+class RecordedJob:
+    """One job; see `JobModel`."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class RecordedWork:
         curves: Curves,
         samples: float,
         learns: bool,
-        costs: Costs,
+        costs: ChangeCosts,
         stated: bool,
     ) -> None:
         """Count its work in samples at its first batch.
@@ -138,7 +140,7 @@ class RecordedWork:
             raise TraceError(what, f"correct its samples: at most {MOST_EPOCHS} epochs", "samples")
         self._epochs = epochs
         self._phi: dict[int, float | None] = {}
-        self._paces: dict[tuple[Placement, int, int], Pace] = {}
+        self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
         self._application = job.family
         self._costs = costs
         retries = 0 if job.ended == "failed" else job.spec.retries
@@ -156,7 +158,7 @@ class RecordedWork:
         return self._epoch_samples
 
     @property
-    def costs(self) -> Costs:
+    def costs(self) -> ChangeCosts:
         """Of this job's changes."""
         return self._costs
 
@@ -165,19 +167,19 @@ class RecordedWork:
         """Its work in passes at the first batch; the last one may be shorter."""
         return self._epochs
 
-    def pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
+    def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """As it was measured, or as the fitted form extrapolates it; one noise scale an epoch."""
         key = (placement, batch, epoch)
-        known = self._paces.get(key)
+        known = self._throughputs.get(key)
         if known is None:
-            known = self._paces[key] = self._pace(placement, batch, epoch)
+            known = self._throughputs[key] = self._throughput(placement, batch, epoch)
         return known
 
-    def _pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
+    def _throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         step_s = self._speeds.step_s(placement, batch) * self._slower
         speed, phi = batch / step_s, self.noise_scale(epoch, batch)
         useful = 1.0 if phi is None or not self._learns else worth(batch, self._curves.first, phi)
-        return Pace(speed, self._trains * useful * speed, step_s)
+        return Throughput(speed, self._trains * useful * speed, step_s)
 
     def epoch_ends_at(self, epoch: int) -> float:
         """After so many passes at the first batch; the last one ends with the work."""
@@ -185,7 +187,7 @@ class RecordedWork:
             return self._total
         return float((epoch + 1) * self._epoch_samples)
 
-    def setback(self, before: int, batch: int, epoch: int) -> float:
+    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
         """None was recorded."""
         return 0.0
 
@@ -197,10 +199,10 @@ class RecordedWork:
             self._phi[epoch] = None if level is None else math.exp(level)
         return self._phi[epoch]
 
-    def report(self, epoch: int, batch: int) -> Report:
+    def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         """The loss and the noise scale that it told at the same progress; no other metrics."""
         share = min(1.0, self.epoch_ends_at(max(0, epoch - 1)) / self._total)
-        return Report(
+        return EpochMetrics(
             train_loss=self._curves.loss.at(share),
             metrics={},
             noise_scale=self.noise_scale(max(0, epoch - 1), batch),
@@ -245,7 +247,7 @@ def _stop(job: Submission, epochs: int) -> StopRule | None:
     return StopRule(epochs=epochs) if job.stated_samples is not None else None
 
 
-def _costs(own: Took, everybody: Took, given: Costs) -> Costs:
+def _costs(own: ChangeTimes, everybody: ChangeTimes, given: ChangeCosts) -> ChangeCosts:
     """Of the family, else of the cluster, else as they were given.
 
     A change without newcomers took as long as its members needed to come to an agreed step and to
@@ -255,7 +257,7 @@ def _costs(own: Took, everybody: Took, given: Costs) -> Costs:
     alone_s = _first(own.switch_s, everybody.switch_s, math.inf)
     join_s = _first(own.join_s, everybody.join_s, math.inf)
     switch_s = min(given.switch_s, alone_s, join_s)
-    return Costs(
+    return ChangeCosts(
         start_s=_first(own.start_s, everybody.start_s, given.start_s),
         restart_s=_first(own.restart_s, everybody.restart_s, given.restart_s),
         prepare_s=join_s - switch_s if math.isfinite(join_s) else given.prepare_s,

@@ -6,7 +6,7 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from controlplane.sim.node_groups import Nodes
+from controlplane.sim.node_groups import NodeGroup
 from controlplane.sim.trace_jobs import Trace, TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import JobSpec
@@ -23,7 +23,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=200)]
 Ending = Literal["succeeded", "failed", "cancelled", "unfinished"]
 
 
-class Took(msgspec.Struct, frozen=True, kw_only=True):
+class ChangeTimes(msgspec.Struct, frozen=True, kw_only=True):
     """Medians of what changes took, order to outcome, in seconds; None: there was none."""
 
     start_s: NotNegative | None = None  # first start
@@ -58,7 +58,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="f
     name: Text
     speeds: tuple[Speed, ...]
     epoch_samples: Count  # ||D||, the largest
-    took: Took = Took()
+    took: ChangeTimes = ChangeTimes()
     finished: tuple[Some, ...] = ()  # samples that succeeded jobs processed
     furthest: Count = 0  # samples that any of them processed
 
@@ -83,8 +83,8 @@ class Recording(msgspec.Struct, frozen=True, kw_only=True):
     """All that a replay needs."""
 
     name: str
-    nodes: tuple[Nodes, ...]  # when there were most slots in the window
-    took: Took  # over all families
+    nodes: tuple[NodeGroup, ...]  # when there were most slots in the window
+    took: ChangeTimes  # over all families
     families: tuple[Family, ...]
     jobs: tuple[Submission, ...]
     left_out: dict[str, int]  # jobs of the window that cannot be replayed, by reason

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.random import Generator
 from numpy.typing import NDArray
 
-from controlplane.sim.models.job_model import Report
+from controlplane.sim.models.job_model import EpochMetrics
 from controlplane.sim.models.table2.constants import (
     ERRATIC_SPREAD,
     JUMP_EPOCHS,
@@ -56,7 +56,7 @@ def lost_epochs(before: int, batch: int) -> float:
 
 def reports(
     row: Row, to_target: int, phi: Sequence[float], rng: Generator, *, erratic: bool
-) -> tuple[Report, ...]:
+) -> tuple[EpochMetrics, ...]:
     """What a job says after 0, 1, ... epochs, of the last one.
 
     The accuracy is above its target in exactly the epochs after `to_target`. The loss follows
@@ -75,7 +75,7 @@ def reports(
     losses = _losses(row, done, to_target, rng, erratic=erratic)
     accuracies = _accuracies(row, done, to_target, rng)
     return tuple(
-        Report(loss, {"accuracy": accuracy}, scale)
+        EpochMetrics(loss, {"accuracy": accuracy}, scale)
         for loss, accuracy, scale in zip(
             losses.tolist(), accuracies.tolist(), scales.tolist(), strict=True
         )

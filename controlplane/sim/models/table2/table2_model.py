@@ -9,7 +9,7 @@ from zlib import crc32
 
 from numpy.random import default_rng
 
-from controlplane.sim.models.job_model import Costs, Pace, Placement, Report
+from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
 from controlplane.sim.models.table2.constants import (
     ABOVE_TARGET,
     COLD_START_S,
@@ -37,7 +37,7 @@ GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is any with so many G
 Steps = dict[tuple[Placement, int], float]  # seconds, by placement and global batch
 
 
-class Table2:
+class Table2Model:
     """Jobs of the paper's Table 2."""
 
     def __init__(self, *, stated: bool = False, erratic: bool = False) -> None:
@@ -56,9 +56,11 @@ class Table2:
         """Epochs last as long as they last."""
         return False
 
-    def work(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> Table2Work:
+    def job_model(
+        self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int
+    ) -> Table2Job:
         """The truth about `job`; the same length whichever the batch."""
-        return Table2Work(
+        return Table2Job(
             job,
             self._workload(job),
             steps=self._steps,
@@ -84,8 +86,8 @@ class Table2:
         return workload_of(closest(gpu_s, job.slots))
 
 
-class Table2Work:
-    """One job; see `Work`."""
+class Table2Job:
+    """One job; see `JobModel`."""
 
     def __init__(
         self,
@@ -111,7 +113,7 @@ class Table2Work:
         self._phi = [noise_scale(row, epoch / self._to_target) for epoch in range(self._epochs + 1)]
         self._reports = reports(row, self._to_target, self._phi, rng, erratic=erratic)
         self._steps = steps[workload.application]
-        self._paces: dict[tuple[Placement, int, int], Pace] = {}
+        self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
         self._spec = _spec(job, workload, _stop(row, self._epochs, stated=stated), batch)
         self._costs = costs_of(row)
 
@@ -131,7 +133,7 @@ class Table2Work:
         return self._workload.samples
 
     @property
-    def costs(self) -> Costs:
+    def costs(self) -> ChangeCosts:
         """Of this job's changes."""
         return self._costs
 
@@ -140,17 +142,17 @@ class Table2Work:
         """Until its accuracy was above the target ten times in a row."""
         return self._epochs
 
-    def pace(self, placement: Placement, batch: int, epoch: int) -> Pace:
+    def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
         """How fast a group trains; an epoch has one noise scale."""
         key = (placement, batch, epoch)
-        known = self._paces.get(key)
+        known = self._throughputs.get(key)
         if known is not None:
             return known
         took_s = self._step_s(placement, batch)
         worth = efficiency(self._row, batch, self._true_scale(epoch))
-        pace = Pace(batch / took_s, worth * batch / took_s, took_s)
-        self._paces[key] = pace
-        return pace
+        throughput = Throughput(batch / took_s, worth * batch / took_s, took_s)
+        self._throughputs[key] = throughput
+        return throughput
 
     def epoch_ends_at(self, epoch: int) -> float:
         """Progress at the end of an epoch: as much as a pass at the first batch is worth.
@@ -160,18 +162,18 @@ class Table2Work:
         """
         return float((epoch + 1) * self._workload.samples)
 
-    def setback(self, before: int, batch: int, epoch: int) -> float:
+    def lost_progress(self, before: int, batch: int, epoch: int) -> float:
         """Progress that is lost when the global batch jumps; may be more than there was."""
         return lost_epochs(before, batch) * self._workload.samples
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
         """As it is measured while the epoch runs, with the error that its report will have.
 
-        The same at any batch. The pace comes from the true one.
+        The same at any batch. The throughput comes from the true one.
         """
-        return self.report(epoch + 1, batch).noise_scale
+        return self.epoch_metrics(epoch + 1, batch).noise_scale
 
-    def report(self, epoch: int, batch: int) -> Report:
+    def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
         """What a worker says after so many epochs; the same however often it is asked.
 
         Its noise scale is that of the epoch that is over, measured with an error.
@@ -195,12 +197,12 @@ class Table2Work:
         return self._steps[key]
 
 
-def costs_of(row: Row) -> Costs:
+def costs_of(row: Row) -> ChangeCosts:
     """Starting from a checkpoint takes longer the larger the model is."""
     sizes = [model_bytes(other) for other in ROWS.values()]
     share = (model_bytes(row) - min(sizes)) / (max(sizes) - min(sizes))
     quick, slow = RESTART_S
-    return Costs(
+    return ChangeCosts(
         start_s=COLD_START_S,
         restart_s=quick + (slow - quick) * share,
         prepare_s=PREPARE_S,
@@ -208,7 +210,7 @@ def costs_of(row: Row) -> Costs:
     )
 
 
-TYPICAL_COSTS: Final = Costs(
+TYPICAL_COSTS: Final = ChangeCosts(
     start_s=COLD_START_S,
     restart_s=sum(RESTART_S) / 2.0,
     prepare_s=PREPARE_S,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Final
 
-from controlplane.sim.models.job_model import Placement
+from controlplane.sim.models.job_model import packed
 from controlplane.sim.models.table2.constants import (
     ABOVE_TARGET,
     GPUS_PER_NODE,
@@ -56,12 +56,6 @@ def workload_of(name: str) -> Workload:
     raise TraceError(f"{name!r} is no workload of Table 2", hint, "workload")
 
 
-def packed(slots: int) -> Placement:
-    """`slots` on as few nodes as possible."""
-    nodes, rest = divmod(slots, GPUS_PER_NODE)
-    return (GPUS_PER_NODE,) * nodes + ((rest,) if rest else ())
-
-
 @cache
 def duration_s(name: str, slots: int) -> float:
     """Seconds that a workload trains on so many packed slots, with the batch tuned for them.
@@ -70,7 +64,7 @@ def duration_s(name: str, slots: int) -> float:
     """
     workload = workload_of(name)
     row, batch = workload.row, workload.row.tuned * slots
-    seconds_per_sample = step_s(row, packed(slots), batch) / batch
+    seconds_per_sample = step_s(row, packed(slots, GPUS_PER_NODE), batch) / batch
     return sum(
         workload.samples
         * seconds_per_sample

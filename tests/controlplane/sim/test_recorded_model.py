@@ -1,4 +1,4 @@
-"""Physics from a recording: its own jobs again, and how near a replay comes to what was."""
+"""TrainingModel from a recording: its own jobs again, and how near a replay comes to what was."""
 
 from __future__ import annotations
 
@@ -13,26 +13,32 @@ import pytest
 from controlplane.journal.record import Entry
 from controlplane.journal.writer import Writer
 from controlplane.prediction.throughput import Sample, fit
-from controlplane.sim import scenario
-from controlplane.sim.models.job_model import Costs, Pace, Physics, Report, Work
-from controlplane.sim.models.recorded.recorded_model import Recorded
+from controlplane.sim.models.job_model import (
+    ChangeCosts,
+    EpochMetrics,
+    JobModel,
+    Throughput,
+    TrainingModel,
+)
+from controlplane.sim.models.recorded.recorded_model import RecordedModel
 from controlplane.sim.models.recorded.recording import (
+    ChangeTimes,
     Epoch,
     Family,
     Recording,
     Speed,
     Submission,
-    Took,
 )
-from controlplane.sim.node_groups import Nodes
-from controlplane.sim.scenario import Scenario, simulate
-from controlplane.sim.simulation_result import Outcome
+from controlplane.sim.node_groups import NodeGroup
+from controlplane.sim.run_simulation import simulate
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.simulation_result import SimulationResult
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.traces.journal_recording import recorded
+from controlplane.sim.traces.journal_recording import recording_from_journal
 from schemas.jobs import StopRule
 from tests.support import builders
 
-COSTS = Costs(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
+COSTS = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
 ONE_SLOT = Speed(1, 1, 64, 640.0)
 
 
@@ -59,31 +65,31 @@ def recording(*jobs: Submission, **changes: Any) -> Recording:
     family = Family(name="m", speeds=(ONE_SLOT,) * 4, epoch_samples=1000)
     return Recording(
         name="week",
-        nodes=(Nodes(count=1, slots=4),),
-        took=Took(),
+        nodes=(NodeGroup(count=1, slots=4),),
+        took=ChangeTimes(),
         families=(msgspec.structs.replace(family, **changes),),
         jobs=jobs,
         left_out={},
     )
 
 
-def work_of(found: Recording, **options: Any) -> Work:
+def job_model_of(found: Recording, **options: Any) -> JobModel:
     """The first job's."""
-    physics: Physics = Recorded(found, COSTS, **options)
-    return physics.work(found.as_trace().jobs[0], "elastic", seed=1)
+    training_model: TrainingModel = RecordedModel(found, COSTS, **options)
+    return training_model.job_model(found.as_trace().jobs[0], "elastic", seed=1)
 
 
-def values(pace: Pace) -> list[float]:
-    return [pace.samples_per_s, pace.progress_per_s, pace.step_s]
+def values(throughput: Throughput) -> list[float]:
+    return [throughput.samples_per_s, throughput.progress_per_s, throughput.step_s]
 
 
 def test_a_job_that_was_measured_is_as_it_was_measured() -> None:
-    work = work_of(recording(a_job()))
+    job_model = job_model_of(recording(a_job()))
 
-    assert values(work.pace((1,), 64, 0)) == pytest.approx([640.0, 640.0, 0.1])
-    assert (work.application, work.epochs, work.epoch_samples) == ("m", 4, 1000)
-    assert [work.epoch_ends_at(epoch) for epoch in range(5)] == [1000, 2000, 3000, 4000, 4000]
-    assert work.costs == COSTS
+    assert values(job_model.throughput((1,), 64, 0)) == pytest.approx([640.0, 640.0, 0.1])
+    assert (job_model.application, job_model.epochs, job_model.epoch_samples) == ("m", 4, 1000)
+    assert [job_model.epoch_ends_at(epoch) for epoch in range(5)] == [1000, 2000, 3000, 4000, 4000]
+    assert job_model.costs == COSTS
 
 
 def test_sizes_that_nobody_measured_are_extrapolated_as_the_search_does_it() -> None:
@@ -95,51 +101,56 @@ def test_sizes_that_nobody_measured_are_extrapolated_as_the_search_does_it() -> 
     ]
     expected = fit(samples, 64).step_s(np.array(2), np.array(4), np.array(64.0))
 
-    work = work_of(recording(a_job(epochs=()), speeds=speeds))
+    job_model = job_model_of(recording(a_job(epochs=()), speeds=speeds))
 
-    assert work.pace((2, 2), 256, 0).step_s == pytest.approx(float(expected))
+    assert job_model.throughput((2, 2), 256, 0).step_s == pytest.approx(float(expected))
 
 
 def test_a_job_that_was_slower_than_its_family_is_so_again() -> None:
     slow = tuple(Epoch(n, 64, None, None, Speed(1, 1, 64, 320.0)) for n in range(1, 20))
 
-    pace = work_of(recording(a_job(epochs=slow))).pace((1,), 64, 0)
+    throughput = job_model_of(recording(a_job(epochs=slow))).throughput((1,), 64, 0)
 
     # 19 epochs of twice the time, and one at the usual speed that is believed without being seen.
-    assert pace.step_s == pytest.approx(0.1 * (19 * 2 + 1) / 20)
+    assert throughput.step_s == pytest.approx(0.1 * (19 * 2 + 1) / 20)
 
 
 def test_time_between_epochs_goes_by_without_progress() -> None:
     epochs = tuple(Epoch(n, 64, None, None, ONE_SLOT, 2 * 1000 / 640) for n in (1, 2))
 
-    pace = work_of(recording(a_job(epochs=epochs))).pace((1,), 64, 0)
+    throughput = job_model_of(recording(a_job(epochs=epochs))).throughput((1,), 64, 0)
 
-    assert values(pace)[:2] == pytest.approx([640.0, 320.0])
+    assert values(throughput)[:2] == pytest.approx([640.0, 320.0])
 
 
 def test_what_a_sample_is_worth_follows_the_noise_scale_over_the_progress() -> None:
     epochs = tuple(Epoch(n, 64, phi, None) for n, phi in ((1, 64.0), (2, None), (3, 1024.0)))
-    work = work_of(recording(a_job(epochs=epochs, samples=3000)))
+    job_model = job_model_of(recording(a_job(epochs=epochs, samples=3000)))
 
     worths = [
-        work.pace((1,), 192, epoch).progress_per_s / work.pace((1,), 192, epoch).samples_per_s
+        job_model.throughput((1,), 192, epoch).progress_per_s
+        / job_model.throughput((1,), 192, epoch).samples_per_s
         for epoch in range(3)
     ]
 
     # phi in the middle of each epoch: 64 up to the end of the first one, from there to 1024.
     phis = [64.0, 64.0 * 16**0.25, 64.0 * 16**0.75]
     assert worths == pytest.approx([(phi + 64) / (phi + 192) for phi in phis])
-    assert [work.noise_scale(epoch, 192) for epoch in range(3)] == pytest.approx(phis)
-    assert [work.report(n + 1, 64).noise_scale for n in range(3)] == pytest.approx(phis)
+    assert [job_model.noise_scale(epoch, 192) for epoch in range(3)] == pytest.approx(phis)
+    assert [job_model.epoch_metrics(n + 1, 64).noise_scale for n in range(3)] == pytest.approx(phis)
 
 
 def test_a_job_without_a_noise_scale_has_the_mean_of_its_family() -> None:
     told = a_job(name="b-2", epochs=(Epoch(1, 64, 16.0, None), Epoch(2, 64, 64.0, None)))
 
-    assert work_of(recording(a_job(), told)).report(1, 64).noise_scale == pytest.approx(32.0)
-    assert work_of(recording(a_job())).report(1, 64) == Report(None, {}, None)
-    assert work_of(recording(a_job())).pace((1,), 512, 0).progress_per_s == pytest.approx(
-        work_of(recording(a_job())).pace((1,), 512, 0).samples_per_s
+    assert job_model_of(recording(a_job(), told)).epoch_metrics(1, 64).noise_scale == pytest.approx(
+        32.0
+    )
+    assert job_model_of(recording(a_job())).epoch_metrics(1, 64) == EpochMetrics(None, {}, None)
+    assert job_model_of(recording(a_job())).throughput(
+        (1,), 512, 0
+    ).progress_per_s == pytest.approx(
+        job_model_of(recording(a_job())).throughput((1,), 512, 0).samples_per_s
     )
 
 
@@ -147,12 +158,15 @@ def test_work_is_what_the_samples_were_worth_at_the_batches_they_had() -> None:
     epochs = tuple(Epoch(n, batch, 64.0, None) for n, batch in ((1, 64), (2, 192), (3, 192)))
     found = recording(a_job(epochs=epochs, samples=3000))
 
-    learnt, counted = work_of(found), work_of(found, same_quality=False)
+    learnt, counted = job_model_of(found), job_model_of(found, same_quality=False)
 
     assert learnt.epochs == 2
     assert learnt.epoch_ends_at(1) == pytest.approx(1000 * (1 + 0.5 + 0.5))
     assert (counted.epochs, counted.epoch_ends_at(2)) == (3, 3000)
-    assert counted.pace((1,), 192, 0).progress_per_s == counted.pace((1,), 192, 0).samples_per_s
+    assert (
+        counted.throughput((1,), 192, 0).progress_per_s
+        == counted.throughput((1,), 192, 0).samples_per_s
+    )
 
 
 def test_a_job_with_a_metric_learns_as_much_in_any_case() -> None:
@@ -161,19 +175,19 @@ def test_a_job_with_a_metric_learns_as_much_in_any_case() -> None:
     epochs = (Epoch(1, 192, 64.0, None),)
     found = recording(a_job(spec=spec, stated_samples=None, epochs=epochs, samples=4000))
 
-    assert work_of(found, same_quality=False).epochs == 2
-    assert work_of(found, stated=True).spec.stop == metric
+    assert job_model_of(found, same_quality=False).epochs == 2
+    assert job_model_of(found, stated=True).spec.stop == metric
 
 
 def test_policies_are_told_how_long_a_job_is_where_that_was_stated() -> None:
-    assert work_of(recording(a_job())).spec.stop is None
-    assert work_of(recording(a_job()), stated=True).spec.stop == StopRule(epochs=4)
-    assert work_of(recording(a_job(stated_samples=None)), stated=True).spec.stop is None
+    assert job_model_of(recording(a_job())).spec.stop is None
+    assert job_model_of(recording(a_job()), stated=True).spec.stop == StopRule(epochs=4)
+    assert job_model_of(recording(a_job(stated_samples=None)), stated=True).spec.stop is None
 
 
 def test_a_failed_job_is_not_tried_again_and_others_keep_their_retries() -> None:
-    assert work_of(recording(a_job(ended="failed"))).spec.retries == 0
-    assert work_of(recording(a_job())).spec.retries == 2
+    assert job_model_of(recording(a_job(ended="failed"))).spec.retries == 0
+    assert job_model_of(recording(a_job())).spec.retries == 2
 
 
 @pytest.mark.parametrize(
@@ -185,43 +199,45 @@ def test_a_cancelled_job_would_have_gone_on_as_its_relatives_did(
 ) -> None:
     job = a_job(ended="cancelled", samples=2000, stated_samples=stated)
 
-    assert work_of(recording(job, finished=finished, furthest=furthest)).epochs == epochs
+    assert job_model_of(recording(job, finished=finished, furthest=furthest)).epochs == epochs
 
 
 def test_costs_are_the_familys_else_the_clusters_else_as_given() -> None:
-    found = recording(a_job(), took=Took(start_s=3.0, join_s=9.0, switch_s=0.5))
-    found = msgspec.structs.replace(found, took=Took(start_s=4.0, restart_s=2.0))
+    found = recording(a_job(), took=ChangeTimes(start_s=3.0, join_s=9.0, switch_s=0.5))
+    found = msgspec.structs.replace(found, took=ChangeTimes(start_s=4.0, restart_s=2.0))
 
-    assert work_of(found).costs == Costs(start_s=3.0, restart_s=2.0, prepare_s=8.5, switch_s=0.5)
+    assert job_model_of(found).costs == ChangeCosts(
+        start_s=3.0, restart_s=2.0, prepare_s=8.5, switch_s=0.5
+    )
 
 
 @pytest.mark.parametrize(
     ("took", "expected"),
     [
-        (Took(), (20.0, 30.0)),
-        (Took(switch_s=2.0), (20.0, 2.0)),
-        (Took(switch_s=50.0), (20.0, 30.0)),
-        (Took(join_s=9.0), (0.0, 9.0)),
-        (Took(join_s=40.0), (10.0, 30.0)),
-        (Took(join_s=9.0, switch_s=2.0), (7.0, 2.0)),
-        (Took(join_s=1.5, switch_s=2.0), (0.0, 1.5)),
+        (ChangeTimes(), (20.0, 30.0)),
+        (ChangeTimes(switch_s=2.0), (20.0, 2.0)),
+        (ChangeTimes(switch_s=50.0), (20.0, 30.0)),
+        (ChangeTimes(join_s=9.0), (0.0, 9.0)),
+        (ChangeTimes(join_s=40.0), (10.0, 30.0)),
+        (ChangeTimes(join_s=9.0, switch_s=2.0), (7.0, 2.0)),
+        (ChangeTimes(join_s=1.5, switch_s=2.0), (0.0, 1.5)),
     ],
 )
 def test_nobody_stands_still_longer_than_changes_took_with_newcomers_or_without(
-    took: Took, expected: tuple[float, float]
+    took: ChangeTimes, expected: tuple[float, float]
 ) -> None:
     found = msgspec.structs.replace(recording(a_job()), took=took)
-    given = Costs(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=30.0)
-    costs = Recorded(found, given).work(found.as_trace().jobs[0], "elastic", seed=1).costs
+    given = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=30.0)
+    costs = RecordedModel(found, given).job_model(found.as_trace().jobs[0], "elastic", seed=1).costs
 
     assert (costs.prepare_s, costs.switch_s) == expected
 
 
 def test_the_loss_is_what_it_was_at_the_same_progress() -> None:
     epochs = (Epoch(1, 64, None, 4.0), Epoch(2, 64, None, None), Epoch(3, 64, None, 2.0))
-    work = work_of(recording(a_job(epochs=epochs, samples=3000)))
+    job_model = job_model_of(recording(a_job(epochs=epochs, samples=3000)))
 
-    losses = [work.report(epoch, 64).train_loss for epoch in (1, 2, 3)]
+    losses = [job_model.epoch_metrics(epoch, 64).train_loss for epoch in (1, 2, 3)]
     assert losses == pytest.approx([4.0, 3.0, 2.0])
 
 
@@ -229,62 +245,64 @@ def test_what_cannot_be_replayed_is_said_with_what_to_do() -> None:
     found = recording(a_job())
     (job,) = found.as_trace().jobs
     stranger = msgspec.structs.replace(job, workload="cifar10")
-    unmeasured = Recorded(recording(a_job(), speeds=()), COSTS)
+    unmeasured = RecordedModel(recording(a_job(), speeds=()), COSTS)
     endless = recording(a_job(samples=2**53, epoch_samples=1))
 
     with pytest.raises(TraceError, match=r"job a-1: 'cifar10' is no job of the recording; simul"):
-        Recorded(found, COSTS).work(stranger, "fixed", seed=1)
+        RecordedModel(found, COSTS).job_model(stranger, "fixed", seed=1)
     with pytest.raises(TraceError, match=r"no whole epoch of family 'm' was measured; leave the j"):
-        unmeasured.work(job, "fixed", seed=1)
+        unmeasured.job_model(job, "fixed", seed=1)
     with pytest.raises(TraceError, match=r"9007199254740992 epochs of 1 samples; correct its sam"):
-        work_of(endless)
+        job_model_of(endless)
 
 
-def lived(policy: str, what: Scenario, seed: int, journal: Path) -> Outcome:
+def cluster_with_journal(policy: str, what: Scenario, seed: int, journal: Path) -> SimulationResult:
     """A cluster that writes down what happens to it."""
     writer = Writer(journal, lambda _: None)
-    outcome = simulate(
+    result = simulate(
         policy, what, seed, record=lambda now, event, _: writer.append(Entry(at=now, input=event))
     )
     writer.close()
-    return outcome
+    return result
 
 
-def average_s(outcome: Outcome) -> float:
-    found = [job.jct_s for job in outcome.jobs if job.jct_s is not None]
+def average_s(result: SimulationResult) -> float:
+    found = [job.jct_s for job in result.jobs if job.jct_s is not None]
     return math.fsum(found) / len(found)
 
 
 # Measured: 0.01 to 0.02; a search decides otherwise on small differences: up to 0.11 in 8 seeds.
 @pytest.mark.parametrize(("policy", "within"), [("fifo", 0.03), ("tiresias", 0.03), ("ones", 0.15)])
 def test_a_replay_under_the_same_policy_takes_as_long(
-    policy: str, within: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    policy: str, within: float, tmp_path: Path
 ) -> None:
     what = Scenario(
-        nodes=(Nodes(count=4, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0, knowledge="L3"
+        nodes=(NodeGroup(count=4, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0, knowledge="L3"
     )
-    was = lived(policy, what, 5, tmp_path / "journal.sqlite")
+    was = cluster_with_journal(policy, what, 5, tmp_path / "journal.sqlite")
 
-    found = recorded(tmp_path / "journal.sqlite")
-    monkeypatch.setattr(scenario, "physics_of", lambda _: Recorded(found, COSTS, stated=True))
-    again = simulate(policy, what, 5, trace=found.as_trace())
+    found = recording_from_journal(tmp_path / "journal.sqlite")
+    model = RecordedModel(found, COSTS, stated=True)
+    again = simulate(policy, what, 5, trace=found.as_trace(), model=model)
 
     assert (found.left_out, found.nodes) == ({}, what.nodes)
     assert [job.state for job in again.jobs] == [job.state for job in was.jobs]
     assert average_s(again) == pytest.approx(average_s(was), rel=within)
 
 
-def test_cancelled_jobs_are_cancelled_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cancelled_jobs_are_cancelled_again(tmp_path: Path) -> None:
     what = Scenario(
-        nodes=(Nodes(count=2, slots=4),), jobs=12, interval_s=60.0, warm_up=0.0, cancel_share=0.3
+        nodes=(NodeGroup(count=2, slots=4),),
+        jobs=12,
+        interval_s=60.0,
+        warm_up=0.0,
+        cancel_share=0.3,
     )
-    was = lived("fifo", what, 5, tmp_path / "journal.sqlite")
+    was = cluster_with_journal("fifo", what, 5, tmp_path / "journal.sqlite")
 
-    found = recorded(tmp_path / "journal.sqlite")
-    monkeypatch.setattr(scenario, "physics_of", lambda _: Recorded(found, COSTS))
-    again = simulate("fifo", what, 5, trace=found.as_trace())
+    found = recording_from_journal(tmp_path / "journal.sqlite")
+    model = RecordedModel(found, COSTS)
+    again = simulate("fifo", what, 5, trace=found.as_trace(), model=model)
 
     ended = {place: job.state for place, job in enumerate(was.jobs)}
     kept = {int(job.name.rpartition("-")[2]) - 1: job for job in found.jobs}
@@ -292,14 +310,12 @@ def test_cancelled_jobs_are_cancelled_again(
     assert {"succeeded", "cancelled"} == {job.state for job in again.jobs}
 
 
-def test_a_failed_job_fails_again_at_the_end_of_what_it_had_done(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_failed_job_fails_again_at_the_end_of_what_it_had_done() -> None:
     found = recording(a_job(ended="failed", samples=6400))
-    monkeypatch.setattr(scenario, "physics_of", lambda _: Recorded(found, COSTS))
+    what, model = Scenario(nodes=found.nodes, warm_up=0.0), RecordedModel(found, COSTS)
 
-    outcome = simulate("fifo", Scenario(nodes=found.nodes, warm_up=0.0), 1, trace=found.as_trace())
+    result = simulate("fifo", what, 1, trace=found.as_trace(), model=model)
 
-    (job,) = outcome.jobs
+    (job,) = result.jobs
     assert job.state == "failed"
     assert job.jct_s == pytest.approx(COSTS.start_s + 10.0, abs=0.2)  # and the policy's latency

@@ -1,4 +1,4 @@
-"""What outcomes amount to, and whether two policies differ."""
+"""What results amount to, and whether two policies differ."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from hypothesis import strategies as st
 from controlplane.sim.analysis.paired_comparison import Interval, compare, mean_interval
 from controlplane.sim.analysis.result_store import ResultsError
 from controlplane.sim.analysis.simulation_summary import summary
-from tests.support.outcomes import outcome, story, times
+from tests.support.sim_results import job_result, result, times
 
 # --- summary
 
 
 def test_a_summary_has_exactly_these_figures() -> None:
     found = summary(
-        outcome(
-            story("warm", 1000.0, at=10.0, counted=False),
-            story("a", 40.0, at=20.0),
-            story("b", 160.0, at=20.0, application="ncf", rescales=4),
+        result(
+            job_result("warm", 1000.0, at=10.0, counted=False),
+            job_result("a", 40.0, at=20.0),
+            job_result("b", 160.0, at=20.0, application="ncf", rescales=4),
             bound_s=50.0,
             busy_slot_s=1000.0,
         )
@@ -81,11 +81,11 @@ def test_a_summary_has_exactly_these_figures() -> None:
 
 def test_jobs_that_did_not_end_or_were_cancelled_are_counted_but_not_averaged() -> None:
     found = summary(
-        outcome(
-            story("a", 40.0),
-            story("b", None),
-            story("c", 2.0, state="cancelled"),
-            story("d", 60.0, state="failed"),
+        result(
+            job_result("a", 40.0),
+            job_result("b", None),
+            job_result("c", 2.0, state="cancelled"),
+            job_result("d", 60.0, state="failed"),
         )
     )
 
@@ -95,7 +95,7 @@ def test_jobs_that_did_not_end_or_were_cancelled_are_counted_but_not_averaged() 
 
 
 def test_of_nothing_every_figure_is_null_and_the_document_has_no_nan() -> None:
-    for empty in (outcome(decisions_ms=()), outcome(story("a", None), decisions_ms=())):
+    for empty in (result(decisions_ms=()), result(job_result("a", None), decisions_ms=())):
         found = json.loads(json.dumps(summary(empty), allow_nan=False))
 
         names = ("avg_jct_s", "geo_jct_s", "p99_jct_s", "makespan_s", "decision_ms_p99", "vs_bound")
@@ -131,8 +131,10 @@ def test_seeds_are_paired_whatever_their_order() -> None:
 
 
 def test_jobs_that_did_not_finish_under_both_are_left_out_and_said() -> None:
-    ours = outcome(story("a", 10.0), story("b", None), story("c", 5.0, counted=False))
-    theirs = outcome(story("a", 20.0), story("b", 7.0), story("c", 6.0, counted=False))
+    ours = result(job_result("a", 10.0), job_result("b", None), job_result("c", 5.0, counted=False))
+    theirs = result(
+        job_result("a", 20.0), job_result("b", 7.0), job_result("c", 6.0, counted=False)
+    )
 
     found = compare([ours], [theirs])
 
@@ -179,8 +181,8 @@ def test_nothing_in_common_is_refused() -> None:
     with pytest.raises(ResultsError, match="no finished job of the same setting and seed"):
         compare([times("ones", 1.0, seed=1)], [times("fifo", 1.0, seed=2)])
     with pytest.raises(ResultsError, match="no finished job"):
-        compare([outcome(story("a", None))], [outcome(story("a", 1.0))])
-    with pytest.raises(ResultsError, match="two outcomes of seed 5"):
+        compare([result(job_result("a", None))], [result(job_result("a", 1.0))])
+    with pytest.raises(ResultsError, match="two results of seed 5"):
         compare([times("ones", 1.0)] * 2, [times("fifo", 1.0)])
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from controlplane.sim.csv_rows import MOST_LINE_BYTES
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import Trace, TraceJob
-from controlplane.sim.traces.trace_csv import read, write
+from controlplane.sim.traces.trace_csv import read_trace, write_trace
 from schemas.ids import Seconds
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
@@ -32,14 +32,14 @@ def file_with(folder: Path, content: str | bytes) -> Path:
 
 def complaint(path: Path) -> str:
     with pytest.raises(TraceError) as caught:
-        read(path)
+        read_trace(path)
     return str(caught.value).replace(str(path), "FILE")
 
 
 def test_a_workload_of_the_pollux_artifact_is_a_trace_as_it_is(tmp_path: Path) -> None:
     path = file_with(tmp_path, HEADER + "cifar10-0,53,cifar10,6,2048\nbert-1,60.5,bert,1,12\n")
 
-    assert read(path) == Trace(
+    assert read_trace(path) == Trace(
         name="mine",
         jobs=(
             job("cifar10-0", 53.0, slots=6, batch=2048),
@@ -52,7 +52,7 @@ def test_further_columns_are_read_and_their_empty_cells_have_defaults(tmp_path: 
     header = HEADER.strip() + ",user,cancelled_after_s,crashes_at,samples\n"
     path = file_with(tmp_path, header + "a,0,x,1,0,ann,60,0.5,1000\nb,0,x,1,0,,,,\n")
 
-    assert read(path).jobs == (
+    assert read_trace(path).jobs == (
         TraceJob(
             name="a",
             at=Seconds(0.0),
@@ -70,7 +70,7 @@ def test_further_columns_are_read_and_their_empty_cells_have_defaults(tmp_path: 
 def test_jobs_are_sorted_by_time_and_ties_keep_the_order_of_the_file(tmp_path: Path) -> None:
     path = file_with(tmp_path, HEADER + "c,9,x,1,1\nb,5,x,1,1\na,5,x,1,1\n")
 
-    assert [job.name for job in read(path).jobs] == ["b", "a", "c"]
+    assert [job.name for job in read_trace(path).jobs] == ["b", "a", "c"]
 
 
 def test_columns_may_stand_in_any_order_with_a_byte_order_mark_and_dos_lines(
@@ -80,7 +80,7 @@ def test_columns_may_stand_in_any_order_with_a_byte_order_mark_and_dos_lines(
         b"\xef\xbb\xbfbatch_size, time ,Name,application,num_replicas\r\n\r\n64,1,a,cifar10,2.0\r\n"
     )
 
-    assert read(file_with(tmp_path, text)).jobs == (job("a", 1.0),)
+    assert read_trace(file_with(tmp_path, text)).jobs == (job("a", 1.0),)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_a_line_of_ten_megabytes_is_refused_without_reading_it_all(tmp_path: Pat
 
 def test_a_file_without_an_end_is_refused() -> None:
     with pytest.raises(TraceError, match="/dev/zero:1: longer than"):
-        read(Path("/dev/zero"))
+        read_trace(Path("/dev/zero"))
 
 
 def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,7 +168,7 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_a_trace_error(tmp_path: Path
     assert complaint(tmp_path) == "FILE: Is a directory; name a readable file"
     assert complaint(tmp_path / "no.csv").startswith("FILE: No such file")
     with pytest.raises(TraceError, match="null byte"):
-        read(Path("a\0b"))
+        read_trace(Path("a\0b"))
 
 
 @SAME_FOLDER
@@ -176,7 +176,7 @@ def test_a_file_that_is_not_there_or_is_a_folder_is_a_trace_error(tmp_path: Path
 def test_no_bytes_raise_anything_else(tmp_path: Path, content: bytes, headed: bool) -> None:  # noqa: FBT001
     path = file_with(tmp_path, HEADER.encode() * headed + content)
     with contextlib.suppress(TraceError):
-        read(path)
+        read_trace(path)
 
 
 NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
@@ -198,13 +198,13 @@ def test_what_was_written_is_read_again(
     )
     path = tmp_path / "again.csv"
 
-    write(Trace(name="again", jobs=jobs), path)
+    write_trace(Trace(name="again", jobs=jobs), path)
 
-    assert read(path) == Trace(name="again", jobs=jobs)
+    assert read_trace(path) == Trace(name="again", jobs=jobs)
 
 
 def test_columns_that_nobody_uses_are_not_written(tmp_path: Path) -> None:
-    write(Trace(name="t", jobs=(job("a, b", 1.0), job("c", 2.25))), tmp_path / "t.csv")
+    write_trace(Trace(name="t", jobs=(job("a, b", 1.0), job("c", 2.25))), tmp_path / "t.csv")
 
     assert (
         tmp_path / "t.csv"
@@ -219,7 +219,7 @@ def test_what_could_not_be_read_again_is_not_written(tmp_path: Path, bad: TraceJ
     path = file_with(tmp_path, "before")
 
     with pytest.raises(TraceError, match=r"mine\.csv:2"):
-        write(Trace(name="t", jobs=(bad,)), path)
+        write_trace(Trace(name="t", jobs=(bad,)), path)
 
     assert [(at.name, at.read_text()) for at in tmp_path.iterdir()] == [("mine.csv", "before")]
 
@@ -228,8 +228,8 @@ def test_a_disk_that_does_not_take_it_is_a_trace_error(tmp_path: Path) -> None:
     trace = Trace(name="t", jobs=(job("a"),))
 
     with pytest.raises(TraceError, match="No such file or directory; choose another file"):
-        write(trace, tmp_path / "no" / "t.csv")
+        write_trace(trace, tmp_path / "no" / "t.csv")
     (tmp_path / "folder").mkdir()
     with pytest.raises(TraceError, match="Is a directory"):
-        write(trace, tmp_path / "folder")
+        write_trace(trace, tmp_path / "folder")
     assert [at.name for at in tmp_path.iterdir()] == ["folder"]

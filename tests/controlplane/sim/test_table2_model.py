@@ -12,12 +12,18 @@ import numpy as np
 import pytest
 from numpy.random import Generator
 
-from controlplane.sim.models.job_model import Costs, Pace, Physics, Placement, Work
+from controlplane.sim.models.job_model import (
+    ChangeCosts,
+    JobModel,
+    Placement,
+    Throughput,
+    TrainingModel,
+)
 from controlplane.sim.models.table2 import constants
 from controlplane.sim.models.table2.constants import ROWS, SOURCES, Row, source
 from controlplane.sim.models.table2.convergence import lost_epochs
 from controlplane.sim.models.table2.step_time import step_s, sync_s
-from controlplane.sim.models.table2.table2_model import Table2
+from controlplane.sim.models.table2.table2_model import Table2Model
 from controlplane.sim.models.table2.workloads import WORKLOADS, closest, duration_s, packed
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import TraceJob
@@ -42,17 +48,17 @@ def trace_job(
     )
 
 
-def work_of(
+def job_model_of(
     workload: str = RESNET,
     batch: Literal["fixed", "elastic"] = "elastic",
     *,
     name: str = "a",
     slots: int = 2,
     seed: int = 1,
-    physics: Table2 | None = None,
-) -> Work:
-    checked: Physics = physics or Table2()
-    return checked.work(trace_job(workload, name=name, slots=slots), batch, seed=seed)
+    training_model: Table2Model | None = None,
+) -> JobModel:
+    checked: TrainingModel = training_model or Table2Model()
+    return checked.job_model(trace_job(workload, name=name, slots=slots), batch, seed=seed)
 
 
 def gpu_hours(rng: Generator, count: int) -> Sequence[float]:
@@ -101,7 +107,7 @@ def test_every_other_constant_says_where_it_comes_from_and_no_source_is_left_ove
 @pytest.mark.parametrize("batch", BATCHES)
 def test_every_workload_can_be_submitted(workload: str, batch: Literal["fixed", "elastic"]) -> None:
     for slots in (1, 2, 4, 8):
-        spec = work_of(workload, batch, slots=slots, name="übel/" + "x" * 60).spec
+        spec = job_model_of(workload, batch, slots=slots, name="übel/" + "x" * 60).spec
 
         assert problems(spec) == ()
         assert (spec.args, spec.family, spec.slots, spec.wanted) == (
@@ -123,7 +129,7 @@ def test_every_workload_takes_from_half_a_minute_to_two_hours(workload: str) -> 
 
 def test_an_unknown_workload_is_refused_with_its_neighbours() -> None:
     with pytest.raises(TraceError, match="did you mean resnet50-imagenet-1"):
-        Table2().work(trace_job("resnet50-imagenet-15k"), "fixed", seed=1)
+        Table2Model().job_model(trace_job("resnet50-imagenet-15k"), "fixed", seed=1)
 
 
 @pytest.mark.parametrize(
@@ -139,20 +145,20 @@ def test_an_unknown_workload_is_refused_with_its_neighbours() -> None:
 )
 def test_impossible_numbers_are_refused(job: TraceJob) -> None:
     with pytest.raises(TraceError):
-        Table2().work(job, "fixed", seed=1)
+        Table2Model().job_model(job, "fixed", seed=1)
 
 
 def test_a_recorded_gpu_time_becomes_the_closest_workload() -> None:
     target = 4 * duration_s("bert-cola-7k", 4)
 
     assert closest(target + 1.0, 4) == "bert-cola-7k"
-    assert work_of(f"gpu-time:{target + 1.0}", slots=4).spec.args == ("bert-cola-7k",)
+    assert job_model_of(f"gpu-time:{target + 1.0}", slots=4).spec.args == ("bert-cola-7k",)
 
 
 def test_recorded_samples_say_how_long_a_job_is() -> None:
-    physics = Table2()
-    long = physics.work(trace_job(samples=16_000 * 57), "fixed", seed=1)
-    short = physics.work(trace_job(samples=16_000), "fixed", seed=1)
+    training_model = Table2Model()
+    long = training_model.job_model(trace_job(samples=16_000 * 57), "fixed", seed=1)
+    short = training_model.job_model(trace_job(samples=16_000), "fixed", seed=1)
 
     assert (long.epochs, short.epochs) == (57, 11)
 
@@ -192,15 +198,18 @@ def test_the_step_of_resnet50_meets_what_nvidia_measured_on_one_v100() -> None:
 
 @pytest.mark.parametrize("apart", [(1, 1, 1, 1), (2, 2), (3, 1)])
 def test_nodes_apart_are_slower_than_one(apart: Placement) -> None:
-    work = work_of("bert-cola-5k")
+    job_model = job_model_of("bert-cola-5k")
 
-    assert work.pace(apart, 64, 0).samples_per_s < work.pace((4,), 64, 0).samples_per_s
+    assert (
+        job_model.throughput(apart, 64, 0).samples_per_s
+        < job_model.throughput((4,), 64, 0).samples_per_s
+    )
 
 
 def test_a_fixed_batch_gains_little_from_many_slots_and_a_larger_one_more() -> None:
-    work = work_of("resnet18-cifar10-40k")
+    job_model = job_model_of("resnet18-cifar10-40k")
     one, fixed, grown = (
-        work.pace(placement, batch, 0).samples_per_s
+        job_model.throughput(placement, batch, 0).samples_per_s
         for placement, batch in [((1,), 64), ((4, 4), 64), ((4, 4), 1024)]
     )
 
@@ -212,43 +221,49 @@ def test_a_fixed_batch_gains_little_from_many_slots_and_a_larger_one_more() -> N
 
 
 def test_progress_at_the_first_batch_is_counted_in_samples() -> None:
-    work = work_of()
+    job_model = job_model_of()
     took_s = 0.030 + 32 / 400
 
-    assert work.pace((1,), 32, 7) == Pace(32 / took_s, 32 / took_s, took_s)
+    assert job_model.throughput((1,), 32, 7) == Throughput(32 / took_s, 32 / took_s, took_s)
 
 
 def test_a_large_batch_is_worth_less_and_less_so_as_training_goes_on() -> None:
-    work = work_of()
-    to_target = work.epochs - 10
+    job_model = job_model_of()
+    to_target = job_model.epochs - 10
     worth = [
-        pace.progress_per_s / pace.samples_per_s
+        throughput.progress_per_s / throughput.samples_per_s
         for epoch in (0, to_target, to_target + 9)
-        for pace in [work.pace((4,), 512, epoch)]
+        for throughput in [job_model.throughput((4,), 512, epoch)]
     ]
 
     assert worth == pytest.approx([632 / 1112, 6032 / 6512, 6032 / 6512])
 
 
 def test_asking_twice_gives_the_same_pace() -> None:
-    work = work_of()
+    job_model = job_model_of()
 
-    assert work.pace((4, 4), 512, 3) is work.pace((4, 4), 512, 3)
+    assert job_model.throughput((4, 4), 512, 3) is job_model.throughput((4, 4), 512, 3)
 
 
 def test_paces_do_not_depend_on_who_asked_before() -> None:
-    shared = Table2()
+    shared = Table2Model()
     for name in ("vgg16-imagenet-10k", RESNET, "bert-cola-5k"):
-        work_of(name, physics=shared).pace((4,), 64, 0)
+        job_model_of(name, training_model=shared).throughput((4,), 64, 0)
 
-    assert work_of(physics=shared).pace((4,), 64, 0) == work_of().pace((4,), 64, 0)
+    assert job_model_of(training_model=shared).throughput((4,), 64, 0) == job_model_of().throughput(
+        (4,), 64, 0
+    )
 
 
 def test_an_epoch_is_one_pass_worth_of_progress() -> None:
-    work = work_of()
+    job_model = job_model_of()
 
-    assert [work.epoch_ends_at(epoch) for epoch in (0, 1, 9)] == [16_000.0, 32_000.0, 160_000.0]
-    assert work.epoch_samples == 16_000
+    assert [job_model.epoch_ends_at(epoch) for epoch in (0, 1, 9)] == [
+        16_000.0,
+        32_000.0,
+        160_000.0,
+    ]
+    assert job_model.epoch_samples == 16_000
 
 
 @pytest.mark.parametrize(
@@ -264,24 +279,26 @@ def test_an_epoch_is_one_pass_worth_of_progress() -> None:
 )
 def test_a_jump_beyond_a_doubling_costs_epochs(before: int, batch: int, epochs: float) -> None:
     assert lost_epochs(before, batch) == epochs
-    assert work_of().setback(before, batch, 5) == epochs * 16_000
+    assert job_model_of().lost_progress(before, batch, 5) == epochs * 16_000
 
 
 def test_the_remaining_steps_are_those_at_the_submitted_batch() -> None:
-    work = work_of(batch="fixed", slots=4)
-    left = 16_000 * work.epochs - 1000.0
+    job_model = job_model_of(batch="fixed", slots=4)
+    left = 16_000 * job_model.epochs - 1000.0
 
-    assert work.remaining_steps(0, 1000.0) == pytest.approx(left / 256 * (600 + 256) / (600 + 32))
-    assert work.remaining_steps(work.epochs, 1e9) == 0.0
+    assert job_model.remaining_steps(0, 1000.0) == pytest.approx(
+        left / 256 * (600 + 256) / (600 + 32)
+    )
+    assert job_model.remaining_steps(job_model.epochs, 1e9) == 0.0
 
 
 def test_jobs_differ_in_length_by_about_a_tenth_and_only_by_name_and_seed() -> None:
-    lengths = [work_of(name=f"job-{number}").epochs - 10 for number in range(300)]
+    lengths = [job_model_of(name=f"job-{number}").epochs - 10 for number in range(300)]
 
     assert np.mean(lengths) == pytest.approx(20, rel=0.03)
     assert np.std(lengths) == pytest.approx(2.0, rel=0.25)
-    assert work_of(name="job-7", batch="fixed").epochs - 10 == lengths[7]
-    assert [work_of(name=f"job-{n}", seed=2).epochs - 10 for n in range(300)] != lengths
+    assert job_model_of(name="job-7", batch="fixed").epochs - 10 == lengths[7]
+    assert [job_model_of(name=f"job-{n}", seed=2).epochs - 10 for n in range(300)] != lengths
 
 
 # --- what is reported
@@ -293,53 +310,68 @@ def test_the_tenth_report_in_a_row_above_target_ends_the_job(
     workload: str, *, erratic: bool
 ) -> None:
     for seed in range(20):
-        work = work_of(workload, seed=seed, physics=Table2(erratic=erratic))
-        stop = work.spec.stop
+        job_model = job_model_of(workload, seed=seed, training_model=Table2Model(erratic=erratic))
+        stop = job_model.spec.stop
         assert stop is not None
         assert stop.at_least is not None
         above = [
-            work.report(epoch, 64).metrics["accuracy"] >= stop.at_least
-            for epoch in range(1, work.epochs + 1)
+            job_model.epoch_metrics(epoch, 64).metrics["accuracy"] >= stop.at_least
+            for epoch in range(1, job_model.epochs + 1)
         ]
 
-        assert above == [False] * (work.epochs - 10) + [True] * 10
+        assert above == [False] * (job_model.epochs - 10) + [True] * 10
 
 
 def test_users_state_a_target_or_the_epochs() -> None:
-    stated = work_of(physics=Table2(stated=True))
+    stated = job_model_of(training_model=Table2Model(stated=True))
 
-    assert work_of().spec.stop == StopRule(metric="accuracy", at_least=0.75, consecutive=10)
+    assert job_model_of().spec.stop == StopRule(metric="accuracy", at_least=0.75, consecutive=10)
     assert stated.spec.stop == StopRule(epochs=stated.epochs)
 
 
 def test_a_loss_falls_smoothly_unless_it_is_erratic() -> None:
-    def roughness(physics: Table2) -> float:
-        work = work_of(physics=physics)
-        losses = [work.report(epoch, 64).train_loss or 0.0 for epoch in range(work.epochs + 1)]
+    def roughness(training_model: Table2Model) -> float:
+        job_model = job_model_of(training_model=training_model)
+        losses = [
+            job_model.epoch_metrics(epoch, 64).train_loss or 0.0
+            for epoch in range(job_model.epochs + 1)
+        ]
         assert losses[0] > 2 * losses[-1] > 0.0
         return float(np.mean(np.abs(np.diff(np.log(losses), n=2))))
 
-    assert roughness(Table2()) < 0.15
-    assert roughness(Table2(erratic=True)) > 0.2
+    assert roughness(Table2Model()) < 0.15
+    assert roughness(Table2Model(erratic=True)) > 0.2
 
 
 def test_erratic_losses_have_plateaus_and_others_have_none() -> None:
-    def drop(physics: Table2) -> list[float]:
-        works = [work_of(name=f"job-{number}", physics=physics) for number in range(300)]
+    def drop(training_model: Table2Model) -> list[float]:
+        works = [
+            job_model_of(name=f"job-{number}", training_model=training_model)
+            for number in range(300)
+        ]
         middle = [
-            float(np.median([work.report(epoch, 64).train_loss or 0.0 for work in works]))
+            float(
+                np.median(
+                    [job_model.epoch_metrics(epoch, 64).train_loss or 0.0 for job_model in works]
+                )
+            )
             for epoch in (5, 9, 10)
         ]
         return [middle[1] / middle[0], middle[2] / middle[1]]
 
-    assert drop(Table2(erratic=True)) == pytest.approx([1.0, 0.65], abs=0.06)
-    assert drop(Table2()) == pytest.approx([0.69, 0.94], abs=0.06)
+    assert drop(Table2Model(erratic=True)) == pytest.approx([1.0, 0.65], abs=0.06)
+    assert drop(Table2Model()) == pytest.approx([0.69, 0.94], abs=0.06)
 
 
 def test_the_reported_noise_scale_grows_tenfold_and_is_measured_with_noise() -> None:
-    work = work_of(name="b")
-    scales = [work.report(epoch + 1, 64).noise_scale or 0.0 for epoch in range(work.epochs)]
-    truth = [600 * 10 ** min(1.0, epoch / (work.epochs - 10)) for epoch in range(work.epochs)]
+    job_model = job_model_of(name="b")
+    scales = [
+        job_model.epoch_metrics(epoch + 1, 64).noise_scale or 0.0
+        for epoch in range(job_model.epochs)
+    ]
+    truth = [
+        600 * 10 ** min(1.0, epoch / (job_model.epochs - 10)) for epoch in range(job_model.epochs)
+    ]
     errors = np.log(np.array(scales) / np.array(truth))
 
     assert 0.05 < np.std(errors) < 0.2
@@ -347,45 +379,52 @@ def test_the_reported_noise_scale_grows_tenfold_and_is_measured_with_noise() -> 
 
 
 def test_the_reported_noise_scale_is_that_of_the_epoch_that_is_over() -> None:
-    works = [work_of(name=f"job-{number}") for number in range(300)]
-    errors = [math.log((work.report(1, 64).noise_scale or 0.0) / 600.0) for work in works]
+    works = [job_model_of(name=f"job-{number}") for number in range(300)]
+    errors = [
+        math.log((job_model.epoch_metrics(1, 64).noise_scale or 0.0) / 600.0) for job_model in works
+    ]
 
     assert abs(np.mean(errors)) < 0.02
 
 
 def test_telemetry_tells_the_noise_scale_that_the_epochs_report_will_tell() -> None:
-    work = work_of()
+    job_model = job_model_of()
 
-    told = [work.noise_scale(epoch, 512) for epoch in range(work.epochs)]
+    told = [job_model.noise_scale(epoch, 512) for epoch in range(job_model.epochs)]
 
-    assert told == [work.report(epoch + 1, 64).noise_scale for epoch in range(work.epochs)]
+    assert told == [
+        job_model.epoch_metrics(epoch + 1, 64).noise_scale for epoch in range(job_model.epochs)
+    ]
 
 
 def test_the_pace_comes_from_the_true_noise_scale_and_not_from_the_measured_one() -> None:
-    work = work_of()
-    first = work.spec.batch_size
+    job_model = job_model_of()
+    first = job_model.spec.batch_size
 
-    for epoch in (0, 7, work.epochs):
-        phi, pace = 600 * 10 ** min(1.0, epoch / (work.epochs - 10)), work.pace((4,), 512, epoch)
+    for epoch in (0, 7, job_model.epochs):
+        phi, throughput = (
+            600 * 10 ** min(1.0, epoch / (job_model.epochs - 10)),
+            job_model.throughput((4,), 512, epoch),
+        )
         worth = (phi + first) / (phi + 512)
-        assert pace.progress_per_s / pace.samples_per_s == pytest.approx(worth)
-        assert work.noise_scale(epoch, 512) != pytest.approx(phi, rel=1e-3)
+        assert throughput.progress_per_s / throughput.samples_per_s == pytest.approx(worth)
+        assert job_model.noise_scale(epoch, 512) != pytest.approx(phi, rel=1e-3)
 
 
 def test_reports_are_the_same_whenever_they_are_asked_for() -> None:
-    forward = [work_of().report(epoch, 64) for epoch in range(30)]
-    work = work_of()
+    forward = [job_model_of().epoch_metrics(epoch, 64) for epoch in range(30)]
+    job_model = job_model_of()
 
-    assert [work.report(epoch, 64) for epoch in reversed(range(30))] == forward[::-1]
+    assert [job_model.epoch_metrics(epoch, 64) for epoch in reversed(range(30))] == forward[::-1]
 
 
 # --- what users submit, and what changes cost
 
 
 def test_a_fixed_batch_is_the_tuned_one_and_an_elastic_one_begins_small() -> None:
-    fixed = work_of(batch="fixed", slots=4).spec
-    own = Table2().work(trace_job(slots=4, batch=100), "fixed", seed=1).spec
-    elastic = work_of(batch="elastic", slots=4).spec
+    fixed = job_model_of(batch="fixed", slots=4).spec
+    own = Table2Model().job_model(trace_job(slots=4, batch=100), "fixed", seed=1).spec
+    elastic = job_model_of(batch="elastic", slots=4).spec
 
     assert (fixed.batch_size, fixed.batch_limit, fixed.local_limit) == (256, 256, 256)
     assert (own.batch_size, own.batch_limit, own.local_limit) == (100, 100, 128)
@@ -393,9 +432,9 @@ def test_a_fixed_batch_is_the_tuned_one_and_an_elastic_one_begins_small() -> Non
 
 
 def test_a_restart_takes_longer_for_larger_models() -> None:
-    assert work_of("googlenet-cifar10-20k").costs == Costs(20.0, 20.0, 15.0, 1.0)
-    assert work_of("vgg16-imagenet-10k").costs == Costs(20.0, 40.0, 15.0, 1.0)
-    assert 20.0 < work_of("bert-cola-5k").costs.restart_s < 40.0
+    assert job_model_of("googlenet-cifar10-20k").costs == ChangeCosts(20.0, 20.0, 15.0, 1.0)
+    assert job_model_of("vgg16-imagenet-10k").costs == ChangeCosts(20.0, 40.0, 15.0, 1.0)
+    assert 20.0 < job_model_of("bert-cola-5k").costs.restart_s < 40.0
 
 
 # --- traces
@@ -468,4 +507,4 @@ def test_a_trace_that_cannot_be_is_refused(jobs: int, interval: float, crash: fl
 
 
 def test_jobs_on_whole_nodes_are_packed() -> None:
-    assert [packed(slots) for slots in (1, 4, 6, 8)] == [(1,), (4,), (4, 2), (4, 4)]
+    assert [packed(slots, 4) for slots in (1, 4, 6, 8)] == [(1,), (4,), (4, 2), (4, 4)]

@@ -12,14 +12,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.models.job_model import Costs, Pace, Physics, Work
-from controlplane.sim.models.profiles import Profiles, smallest_rotation
+from controlplane.sim.models.job_model import ChangeCosts, JobModel, Throughput, TrainingModel
+from controlplane.sim.models.profiles import ProfilesModel, smallest_rotation
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import StopRule
 
-COSTS: Final = Costs(start_s=30.0, restart_s=30.0, prepare_s=30.0, switch_s=30.0)
+COSTS: Final = ChangeCosts(start_s=30.0, restart_s=30.0, prepare_s=30.0, switch_s=30.0)
 PLACED: Final = "placement,local_bsz,step_time,sync_time\n"
 SIZED: Final = "num_nodes,num_replicas,local_bsz,step_time,sync_time\n"
 EPOCHS: Final = "progress,iteration,grad_sqr,grad_var\n"
@@ -45,70 +45,72 @@ def asked(application: str = "bert", slots: int = 1, batch: int = 0) -> TraceJob
     return TraceJob(name="a", at=Seconds(0.0), workload=application, slots=slots, batch=batch)
 
 
-def work_of(folder: Path, job: TraceJob | None = None, *, stated: bool = False) -> Work:
-    physics: Physics = Profiles(folder, COSTS, stated=stated)
-    return physics.work(job or asked(), "fixed", seed=1)
+def job_model_of(folder: Path, job: TraceJob | None = None, *, stated: bool = False) -> JobModel:
+    training_model: TrainingModel = ProfilesModel(folder, COSTS, stated=stated)
+    return training_model.job_model(job or asked(), "fixed", seed=1)
 
 
 # --- what they say
 
 
 def test_the_first_batch_on_one_slot_is_as_it_was_measured(tmp_path: Path) -> None:
-    work = work_of(write(tmp_path))
+    job_model = job_model_of(write(tmp_path))
 
-    assert work.pace((1,), 8, 0) == Pace(samples_per_s=8.0, progress_per_s=8.0, step_s=1.0)
-    assert (work.application, work.epochs, work.epoch_samples, work.costs) == (
+    assert job_model.throughput((1,), 8, 0) == Throughput(
+        samples_per_s=8.0, progress_per_s=8.0, step_s=1.0
+    )
+    assert (job_model.application, job_model.epochs, job_model.epoch_samples, job_model.costs) == (
         "bert",
         2,
         800,
         COSTS,
     )
-    assert [work.epoch_ends_at(epoch) for epoch in range(2)] == [800.0, 1600.0]
+    assert [job_model.epoch_ends_at(epoch) for epoch in range(2)] == [800.0, 1600.0]
 
 
 def test_a_larger_batch_is_worth_less_for_each_sample(tmp_path: Path) -> None:
     gain = (16 + 1) / (16 / 2 + 1)
 
-    pace = work_of(write(tmp_path)).pace((2,), 16, 0)
+    throughput = job_model_of(write(tmp_path)).throughput((2,), 16, 0)
 
-    assert pace == Pace(pytest.approx(16 / 1.2), pytest.approx(gain * 8 / 1.2), 1.2)  # type: ignore[arg-type] # approx compares
+    assert throughput == Throughput(pytest.approx(16 / 1.2), pytest.approx(gain * 8 / 1.2), 1.2)  # type: ignore[arg-type] # approx compares
 
 
 def test_what_does_not_fit_one_slot_at_once_takes_two_passes(tmp_path: Path) -> None:
-    pace = work_of(write(tmp_path)).pace((1,), 16, 0)
+    throughput = job_model_of(write(tmp_path)).throughput((1,), 16, 0)
 
-    assert (pace.step_s, pace.samples_per_s) == (2.0, 8.0)
+    assert (throughput.step_s, throughput.samples_per_s) == (2.0, 8.0)
 
 
 def test_a_smaller_local_batch_takes_no_less_time(tmp_path: Path) -> None:
-    assert work_of(write(tmp_path)).pace((2,), 8, 0).step_s == 1.2
+    assert job_model_of(write(tmp_path)).throughput((2,), 8, 0).step_s == 1.2
 
 
 def test_where_around_the_ring_a_placement_begins_does_not_matter(tmp_path: Path) -> None:
-    work = work_of(write(tmp_path))
+    job_model = job_model_of(write(tmp_path))
 
-    assert work.pace((2, 1), 16, 0) == work.pace((1, 2), 16, 0)
-    assert work.pace((1, 2), 16, 0).step_s == 1.6
+    assert job_model.throughput((2, 1), 16, 0) == job_model.throughput((1, 2), 16, 0)
+    assert job_model.throughput((1, 2), 16, 0).step_s == 1.6
     assert smallest_rotation((2, 1, 1)) == (1, 1, 2)
 
 
 def test_what_was_not_measured_lies_between_its_neighbours(tmp_path: Path) -> None:
-    work = work_of(write(tmp_path))
+    job_model = job_model_of(write(tmp_path))
 
     # halfway between 2 nodes with 2 slots and 4 nodes with 4
-    assert work.pace((1, 1, 1), 16, 0).step_s == pytest.approx(1.7, abs=0.2)
+    assert job_model.throughput((1, 1, 1), 16, 0).step_s == pytest.approx(1.7, abs=0.2)
 
 
 def test_a_job_is_as_large_as_its_user_tuned_it(tmp_path: Path) -> None:
     folder = write(tmp_path)
 
-    spec = work_of(folder, asked(slots=2)).spec
+    spec = job_model_of(folder, asked(slots=2)).spec
     assert (spec.batch_size, spec.wanted, spec.batch_limit) == (16, 2, 16)
-    assert work_of(folder, asked(slots=2, batch=8)).spec.batch_size == 8
+    assert job_model_of(folder, asked(slots=2, batch=8)).spec.batch_size == 8
 
 
 def test_an_elastic_job_begins_with_the_smallest_batch(tmp_path: Path) -> None:
-    spec = Profiles(write(tmp_path), COSTS).work(asked(slots=2), "elastic", seed=1).spec
+    spec = ProfilesModel(write(tmp_path), COSTS).job_model(asked(slots=2), "elastic", seed=1).spec
 
     assert (spec.batch_size, spec.batch_limit, spec.slots) == (8, 16, (1, 64))
 
@@ -116,41 +118,44 @@ def test_an_elastic_job_begins_with_the_smallest_batch(tmp_path: Path) -> None:
 def test_its_work_is_stated_only_if_that_is_asked_for(tmp_path: Path) -> None:
     folder = write(tmp_path)
 
-    assert work_of(folder).spec.stop is None
-    assert work_of(folder, stated=True).spec.stop == StopRule(epochs=2)
+    assert job_model_of(folder).spec.stop is None
+    assert job_model_of(folder, stated=True).spec.stop == StopRule(epochs=2)
 
 
 def test_what_is_left_is_counted_as_published(tmp_path: Path) -> None:
-    work = work_of(write(tmp_path))
+    job_model = job_model_of(write(tmp_path))
 
-    assert [work.remaining_steps(epoch, 0.0) for epoch in range(3)] == [100.0, 1.0, 1.0]
+    assert [job_model.remaining_steps(epoch, 0.0) for epoch in range(3)] == [100.0, 1.0, 1.0]
 
 
 def test_workers_report_the_noise_of_the_gradients(tmp_path: Path) -> None:
-    report = work_of(write(tmp_path)).report(1, 8)
+    report = job_model_of(write(tmp_path)).epoch_metrics(1, 8)
 
     assert (report.noise_scale, report.train_loss) == (64.0, None)
 
 
 def test_the_noise_of_an_epoch_is_what_its_pace_comes_from(tmp_path: Path) -> None:
     noisier = {**TABLES, "validation-8.csv": EPOCHS + "100,100,1,8\n200,200,1,80\n"}
-    work = work_of(write(tmp_path, tables=noisier))
+    job_model = job_model_of(write(tmp_path, tables=noisier))
 
-    assert [work.noise_scale(epoch, 8) for epoch in (0, 1, 2)] == [64.0, 640.0, 640.0]
+    assert [job_model.noise_scale(epoch, 8) for epoch in (0, 1, 2)] == [64.0, 640.0, 640.0]
     for epoch in range(2):
         for batch in (8, 12, 16):
-            phi, pace = work.noise_scale(epoch, batch), work.pace((2,), batch, epoch)
+            phi, throughput = (
+                job_model.noise_scale(epoch, batch),
+                job_model.throughput((2,), batch, epoch),
+            )
             assert phi is not None
             worth = (phi + 8) / (phi + batch)
-            assert pace.progress_per_s / pace.samples_per_s == pytest.approx(worth)
-            assert work.report(epoch + 1, batch).noise_scale == phi
+            assert throughput.progress_per_s / throughput.samples_per_s == pytest.approx(worth)
+            assert job_model.epoch_metrics(epoch + 1, batch).noise_scale == phi
 
 
 def test_tables_may_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
     (tmp_path / "traces").mkdir()
     write(tmp_path / "traces")
 
-    assert work_of(tmp_path).application == "bert"
+    assert job_model_of(tmp_path).application == "bert"
 
 
 # --- what is wrong with them
@@ -158,14 +163,14 @@ def test_tables_may_lie_in_a_folder_of_their_own(tmp_path: Path) -> None:
 
 def complaint(folder: Path, job: TraceJob | None = None) -> TraceError:
     with pytest.raises(TraceError) as raised:
-        work_of(folder, job).pace((1,), 8, 0)
+        job_model_of(folder, job).throughput((1,), 8, 0)
     assert raised.value.hint
     return raised.value
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="nowhere is no folder"):
-        Profiles(tmp_path / "nowhere", COSTS)
+        ProfilesModel(tmp_path / "nowhere", COSTS)
 
 
 @pytest.mark.parametrize("name", ["gpt", "../bert", "", ".", "bert/../bert", "x" * 300])
@@ -187,10 +192,10 @@ def test_a_batch_that_was_not_measured(tmp_path: Path) -> None:
 
 
 def test_a_placement_near_which_nothing_was_measured(tmp_path: Path) -> None:
-    work = work_of(write(tmp_path))
+    job_model = job_model_of(write(tmp_path))
 
     with pytest.raises(TraceError, match=r"never measured near 4\+4\+4\+4\+4"):
-        work.pace((4, 4, 4, 4, 4), 16, 0)
+        job_model.throughput((4, 4, 4, 4, 4), 16, 0)
 
 
 @pytest.mark.parametrize("missing", TABLES)
@@ -237,17 +242,17 @@ def goes_on_or_says_why(tables: Mapping[str, str | bytes]) -> None:
     """Every answer is a number that time can be computed from, or a complaint."""
     with tempfile.TemporaryDirectory() as made:
         try:
-            work = work_of(write(Path(made), tables=tables))
+            job_model = job_model_of(write(Path(made), tables=tables))
             for placement, batch in [((1,), 8), ((1,), 16), ((2,), 16), ((1, 1), 16)]:
-                for epoch in range(work.epochs):
-                    pace = work.pace(placement, batch, epoch)
-                    assert 0.0 < pace.samples_per_s < math.inf
-                    assert 0.0 < pace.progress_per_s < math.inf
-                    assert math.isfinite(work.epoch_ends_at(epoch))
-                    assert math.isfinite(work.remaining_steps(epoch, 0.0))
-                    noise = work.report(epoch, batch).noise_scale
+                for epoch in range(job_model.epochs):
+                    throughput = job_model.throughput(placement, batch, epoch)
+                    assert 0.0 < throughput.samples_per_s < math.inf
+                    assert 0.0 < throughput.progress_per_s < math.inf
+                    assert math.isfinite(job_model.epoch_ends_at(epoch))
+                    assert math.isfinite(job_model.remaining_steps(epoch, 0.0))
+                    noise = job_model.epoch_metrics(epoch, batch).noise_scale
                     assert noise is None or math.isfinite(noise)
-            assert work.epoch_samples >= 0
+            assert job_model.epoch_samples >= 0
         except TraceError as error:
             assert error.hint  # noqa: PT017 - one of two good ends
 

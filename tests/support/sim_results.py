@@ -1,16 +1,16 @@
-"""Outcomes of simulations that name only what matters."""
+"""Results of simulations that name only what matters."""
 
 from __future__ import annotations
 
 import msgspec
 
-from controlplane.sim.simulation_result import JobStory, Outcome
+from controlplane.sim.simulation_result import JobResult, SimulationResult
 from schemas.ids import Seconds
 
 
-def story(name: str, jct: float | None, at: float = 0.0, **changes: object) -> JobStory:
+def job_result(name: str, jct: float | None, at: float = 0.0, **changes: object) -> JobResult:
     """A job that waited for a quarter of its time; with None it did not end."""
-    made = JobStory(
+    made = JobResult(
         job=name,
         application="bert",
         submitted_at=Seconds(at),
@@ -26,9 +26,11 @@ def story(name: str, jct: float | None, at: float = 0.0, **changes: object) -> J
     return msgspec.structs.replace(made, **changes)
 
 
-def outcome(*jobs: JobStory, policy: str = "ones", seed: int = 5, **changes: object) -> Outcome:
+def result(
+    *jobs: JobResult, policy: str = "ones", seed: int = 5, **changes: object
+) -> SimulationResult:
     """A simulation of these jobs on four slots."""
-    made = Outcome(
+    made = SimulationResult(
         policy=policy,
         options={},
         setting={"physics": "table2"},
@@ -44,7 +46,7 @@ def outcome(*jobs: JobStory, policy: str = "ones", seed: int = 5, **changes: obj
     return msgspec.structs.replace(made, **changes)
 
 
-def times(policy: str, *jct: float, seed: int = 5) -> Outcome:
-    """An outcome of jobs with these completion times."""
-    stories = [story(f"job-{index}", value) for index, value in enumerate(jct)]
-    return outcome(*stories, policy=policy, seed=seed)
+def times(policy: str, *jct: float, seed: int = 5) -> SimulationResult:
+    """A result of jobs with these completion times."""
+    jobs = [job_result(f"job-{index}", value) for index, value in enumerate(jct)]
+    return result(*jobs, policy=policy, seed=seed)

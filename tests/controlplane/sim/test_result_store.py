@@ -18,13 +18,15 @@ from controlplane.sim.analysis.result_store import (
     read_parquet,
     write_parquet,
 )
-from controlplane.sim.simulation_result import Stay
+from controlplane.sim.simulation_result import SlotAllocation
 from schemas.ids import Seconds
-from tests.support.outcomes import outcome, story, times
+from tests.support.sim_results import job_result, result, times
 
 ONE = times("ones", 1.0, 2.0, seed=1)
-TWO = outcome(
-    story("a", 3.0, stays=(Stay("n0/0", Seconds(0.0), Seconds(3.0)),)), seed=2, bound_s=1.5
+TWO = result(
+    job_result("a", 3.0, allocations=(SlotAllocation("n0/0", Seconds(0.0), Seconds(3.0)),)),
+    seed=2,
+    bound_s=1.5,
 )
 
 

@@ -11,12 +11,13 @@ from controlplane.core.events import PlanProposed
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, ClusterView, Plan
 from controlplane.sim.engine.kernel import AFTER, Kernel
-from controlplane.sim.engine.simulated_planner import MAX_AGAIN, Planner
+from controlplane.sim.engine.sim_options import PlannerOptions
+from controlplane.sim.engine.simulated_planner import MAX_AGAIN, SimulatedPlanner
 from schemas.ids import Seconds
-from tests.support.simulated import FREE, S0, S1, A, Script, Toy, job, life
+from tests.support.simulated import FREE, S0, S1, A, ScriptedPolicy, ToyModel, job, simulated_run
 
 
-class Asked(Script):
+class Asked(ScriptedPolicy):
     """Writes down when it was asked, and with what luck."""
 
     def __init__(self, *wakes: float) -> None:
@@ -33,7 +34,7 @@ class Asked(Script):
         return super().plan(view, now)
 
 
-class Restless(Script):
+class Restless(ScriptedPolicy):
     """Wants another batch each time."""
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
@@ -50,28 +51,24 @@ def planner(
     think_s: float = 0.0,
     generations: int = 0,
     epochs: bool = True,
-) -> tuple[Kernel, Planner]:
+) -> tuple[Kernel, SimulatedPlanner]:
     kernel = Kernel()
-    made = Planner(
-        kernel,
-        Reactor(),
-        policy,
-        lambda _: None,
+    options = PlannerOptions(
         round_s=round_s,
         latency_s=0.0,
         generations=generations,
         think_s=think_s,
-        epochs=epochs,
+        asks_after_epochs=epochs,
         seed=3,
     )
-    return kernel, made
+    return kernel, SimulatedPlanner(kernel, Reactor(), policy, lambda _: None, options)
 
 
 def test_many_questions_at_one_moment_are_one() -> None:
     policy = Asked()
     kernel, planner_ = planner(policy)
     for when in (2.0, 1.0, 2.0, 1.0):
-        kernel.at(when, planner_.ask)
+        kernel.call_at(when, planner_.ask)
     kernel.run()
 
     assert policy.at == [1.0, 2.0]
@@ -80,7 +77,7 @@ def test_many_questions_at_one_moment_are_one() -> None:
 def test_it_is_asked_again_when_it_wanted_to_be() -> None:
     policy = Asked(4.0, 9.5)
     kernel, planner_ = planner(policy)
-    kernel.at(1.0, planner_.ask)
+    kernel.call_at(1.0, planner_.ask)
     kernel.run()
 
     assert policy.at == [1.0, 4.0, 9.5]
@@ -90,7 +87,7 @@ def test_a_question_in_between_does_not_make_it_forget_when() -> None:
     policy = Asked(4.0)
     kernel, planner_ = planner(policy)
     for when in (1.0, 2.0):
-        kernel.at(when, planner_.ask)
+        kernel.call_at(when, planner_.ask)
     kernel.run()
 
     assert policy.at == [1.0, 2.0, 4.0]
@@ -100,7 +97,7 @@ def test_in_rounds_questions_wait_for_the_next_one() -> None:
     policy = Asked()
     kernel, planner_ = planner(policy, round_s=60.0)
     for when in (0.0, 1.0, 59.0, 60.0, 61.0, 180.0):
-        kernel.at(when, planner_.ask)
+        kernel.call_at(when, planner_.ask)
     kernel.run()
 
     assert policy.at == [0.0, 60.0, 120.0, 180.0]
@@ -109,7 +106,7 @@ def test_in_rounds_questions_wait_for_the_next_one() -> None:
 def test_what_happens_after_a_round_is_for_the_next_one() -> None:
     policy = Asked()
     kernel, planner_ = planner(policy, round_s=60.0)
-    kernel.at(60.0, planner_.ask, urgency=AFTER)
+    kernel.call_at(60.0, planner_.ask, priority=AFTER)
     kernel.run()
 
     assert policy.at == [120.0]
@@ -119,8 +116,8 @@ def test_a_leisurely_question_waits_and_another_one_does_not() -> None:
     policy = Asked()
     kernel, planner_ = planner(policy, think_s=5.0)
     for when in (1.0, 2.0, 3.0, 20.0):
-        kernel.at(when, partial(planner_.ask, leisurely=True))
-    kernel.at(4.0, planner_.ask)
+        kernel.call_at(when, partial(planner_.ask, can_wait=True))
+    kernel.call_at(4.0, planner_.ask)
     kernel.run()
 
     assert policy.at == [1.0, 4.0, 20.0]
@@ -129,8 +126,8 @@ def test_a_leisurely_question_waits_and_another_one_does_not() -> None:
 def test_a_policy_that_does_not_mind_epochs_is_not_asked_at_their_ends() -> None:
     policy = Asked()
     kernel, planner_ = planner(policy, epochs=False)
-    kernel.at(1.0, partial(planner_.ask, leisurely=True))
-    kernel.at(2.0, planner_.ask)
+    kernel.call_at(1.0, partial(planner_.ask, can_wait=True))
+    kernel.call_at(2.0, planner_.ask)
     kernel.run()
 
     assert policy.at == [2.0]
@@ -140,7 +137,7 @@ def test_a_policy_that_does_not_mind_epochs_is_not_asked_at_their_ends() -> None
 def test_a_search_thinks_with_luck_of_the_seed_and_the_view(generations: int) -> None:
     policy = Asked()
     kernel, planner_ = planner(policy, generations=generations)
-    kernel.at(1.0, planner_.ask)
+    kernel.call_at(1.0, planner_.ask)
     kernel.run()
 
     lucky = [(0, float(default_rng((3, 0)).random()), generations)]
@@ -150,17 +147,17 @@ def test_a_search_thinks_with_luck_of_the_seed_and_the_view(generations: int) ->
 def test_every_answer_is_timed() -> None:
     policy = Asked(4.0)
     kernel, planner_ = planner(policy)
-    kernel.at(1.0, planner_.ask)
+    kernel.call_at(1.0, planner_.ask)
     kernel.run()
 
-    assert len(planner_.took_ms) == len(policy.at) == 2
-    assert min(planner_.took_ms) >= 0.0
+    assert len(planner_.decisions_ms) == len(policy.at) == 2
+    assert min(planner_.decisions_ms) >= 0.0
 
 
 def test_a_policy_that_never_comes_to_rest_does_not_stop_the_clock() -> None:
-    lived = life(Restless(), job("a"), physics=Toy(costs=FREE)).run()
+    run = simulated_run(Restless(), job("a"), model=ToyModel(costs=FREE)).run()
 
-    assert lived.stories["a"].state == "succeeded"
-    at = lived.times(PlanProposed)
+    assert run.jobs["a"].state == "succeeded"
+    at = run.times(PlanProposed)
     assert max(at.count(moment) for moment in at) == MAX_AGAIN
-    assert lived.state.jobs[A].ended
+    assert run.state.jobs[A].ended

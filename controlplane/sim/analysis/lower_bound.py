@@ -1,0 +1,61 @@
+"""How small the average completion time of a trace could be, whatever the policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from controlplane.sim.analysis.fluid_bound import fluid_srpt
+from controlplane.sim.analysis.min_cost import MinCost, min_cost
+from controlplane.sim.models.job_model import TrainingModel
+from controlplane.sim.trace_jobs import TraceJob
+
+
+def lower_bound_s(
+    jobs: Sequence[TraceJob],
+    model: TrainingModel,
+    *,
+    slots: int,
+    widest: int,
+    fastest: float,
+    seed: int,
+) -> float | None:
+    """No schedule of these jobs on these slots has a smaller average completion time.
+
+    Args:
+        jobs: that are counted; the others enter as if they needed nothing.
+        model: how they train.
+        slots: of the cluster.
+        widest: slots of its largest node.
+        fastest: speed of its fastest GPU, relative to the one that the model describes.
+        seed: of everything that differs from job to job.
+
+    Returns:
+        Seconds; None if there are no jobs, or some crash or are cancelled.
+    """
+    known: dict[tuple[str, int, int, int], MinCost] = {}
+    batches: dict[tuple[str, int, int], int] = {}
+    costs = []
+    for job in jobs:
+        if job.crashes_at is not None or job.cancelled_after_s is not None:
+            return None
+        job_model = model.job_model(job, "elastic", seed=seed)
+        tuned = (job.workload, job.slots, job.batch)
+        if tuned not in batches:
+            batches[tuned] = model.job_model(job, "fixed", seed=seed).spec.batch_size
+        # A batch that is not above the limit lies between those that are tried.
+        beyond = batches[tuned] > job_model.spec.batch_limit
+        fixed = batches[tuned] if beyond else 0
+        key = (job.workload, job_model.epochs, job_model.epoch_samples, fixed)
+        if key not in known:
+            known[key] = min_cost(job_model, fixed, slots, widest)
+        costs.append(known[key])
+    if not costs:
+        return None
+    return fluid_srpt(
+        np.array([float(job.at) for job in jobs]),
+        np.array([cost.slot_s for cost in costs]) / fastest,
+        np.array([cost.slot_s / cost.least_s for cost in costs]),
+        float(slots),
+    )

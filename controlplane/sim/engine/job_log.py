@@ -1,0 +1,85 @@
+"""What becomes of every job: when it started, who had which slot, how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from controlplane.core.model.job import HOLDING, Job
+from controlplane.core.state import State
+from controlplane.sim.models.job_model import JobModel
+from controlplane.sim.simulation_result import JobResult, SlotAllocation
+from controlplane.sim.trace_jobs import TraceJob
+from schemas.ids import JobId, Seconds, SlotId
+
+
+@dataclass(slots=True)
+class _Record:
+    submission: TraceJob
+    application: str
+    counted: bool
+    started_at: Seconds | None = None
+    allocations: list[SlotAllocation] | None = None  # that are over; None: nobody wants them
+    slots: tuple[SlotId, ...] = ()  # at present
+    since: Seconds = Seconds(0.0)  # when it got them
+
+
+class JobLog:
+    """A record for each job, in order of submission."""
+
+    def __init__(self, *, record_allocations: bool) -> None:
+        """Begin without jobs; `record_allocations`: write down who had which slot when."""
+        self._record_allocations = record_allocations
+        self._records: dict[JobId, _Record] = {}
+
+    def add(self, job: JobId, submission: TraceJob, model: JobModel, *, counted: bool) -> None:
+        """A job was accepted; `counted`: it enters averages."""
+        self._records[job] = _Record(
+            submission=submission,
+            application=model.application,
+            counted=counted,
+            allocations=[] if self._record_allocations else None,
+        )
+
+    def note(self, job: Job, now: Seconds) -> None:
+        """Something happened to a job, as the core has it now."""
+        record = self._records.get(job.job)
+        if record is None:
+            return
+        if record.started_at is None and job.phase in HOLDING:
+            record.started_at = now
+        _note_slots(record, tuple(job.size.slots), now)
+
+    def results(self, state: State, now: Seconds) -> tuple[JobResult, ...]:
+        """What became of every job, as the core has it now."""
+        found = []
+        for name, record in self._records.items():
+            _note_slots(record, (), now)
+            found.append(_result(record, state.jobs[name]))
+        return tuple(found)
+
+
+def _note_slots(record: _Record, slots: tuple[SlotId, ...], now: Seconds) -> None:
+    if record.allocations is None or slots == record.slots:
+        return
+    record.allocations += [
+        SlotAllocation(slot=slot, since=record.since, until=now) for slot in record.slots
+    ]
+    record.since, record.slots = now, slots
+
+
+def _result(record: _Record, job: Job) -> JobResult:
+    return JobResult(
+        job=record.submission.name,
+        application=record.application,
+        submitted_at=job.submitted_at,
+        started_at=record.started_at,
+        ended_at=job.since if job.ended else None,
+        state=job.phase.value,
+        queued_s=job.queued_s,
+        exec_s=job.running_s,
+        slot_s=job.slot_s,
+        rescales=job.rescales,
+        batch_changes=job.batch_changes,
+        counted=record.counted,
+        allocations=tuple(record.allocations or ()),
+    )

@@ -1,0 +1,31 @@
+"""How time passes in a simulation, and how its policy is asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class SimOptions:
+    """How time passes; all times are virtual seconds."""
+
+    instant_changes: bool  # slots change hands in no time, and stalls follow
+    whole_seconds: bool  # epochs end at whole seconds
+    telemetry_s: float  # between reports of a job's steps, at most; 0: none
+    round_s: float  # between plans; 0: whenever something happens
+    stall_s: float | None = None  # of every change, instead of what jobs need
+    first_stall_s: float | None = None  # of every start
+    share_families: bool = True  # jobs of one application are one family; else each is its own
+    record_allocations: bool = False  # write down who had which slot when
+
+
+@dataclass(frozen=True, slots=True)
+class PlannerOptions:
+    """When a policy is asked, and how much it may think; all times are virtual seconds."""
+
+    round_s: float  # between plans; 0: whenever something happens
+    latency_s: float  # from a question to its answer
+    generations: int  # that a searching policy evolves at each question; 0: it does not search
+    think_s: float  # at least, between questions that only the end of an epoch raised
+    asks_after_epochs: bool  # whether the end of an epoch raises a question at all
+    seed: int  # of the search

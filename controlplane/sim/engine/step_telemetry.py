@@ -1,0 +1,83 @@
+"""Tells the policy of a group's steps while it trains, as the workers' telemetry does."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.core import policy_events
+from controlplane.core.reactor import Reactor
+from controlplane.policy.api import StepsSeen
+from controlplane.sim.engine.job_processes import JobProcesses
+from controlplane.sim.engine.kernel import Kernel
+from controlplane.sim.engine.simulated_planner import SimulatedPlanner
+from schemas.groups import Group
+from schemas.ids import node_of
+
+FIRST_REPORT_S: Final = 2.0  # after a group began, at least
+WARM_STEPS: Final = 12  # that a first report tells of, at least
+LEAST_SPEED: Final = 1e-9  # samples per second
+
+
+class StepTelemetry:
+    """The first report of a group comes after a dozen steps, then each twice as late."""
+
+    def __init__(
+        self, kernel: Kernel, reactor: Reactor, planner: SimulatedPlanner, longest_s: float
+    ) -> None:
+        """Begin without groups.
+
+        Args:
+            kernel: virtual time.
+            reactor: the core, which knows each job's present group.
+            planner: who is told, and asked again when a group's speed is known.
+            longest_s: seconds between two reports, at most.
+        """
+        self._kernel = kernel
+        self._reactor = reactor
+        self._planner = planner
+        self._longest_s = longest_s
+
+    def begin(self, job: JobProcesses) -> None:
+        """A group of `job` trains from now on, or from the end of its stall."""
+        training, group = job.training, job.group
+        if group is None:
+            return
+        speed = max(training.throughput.samples_per_s, LEAST_SPEED)
+        step_s = training.throughput.step_s or group.global_batch / speed
+        wait_s = max(FIRST_REPORT_S, WARM_STEPS * step_s)
+        begin = max(self._kernel.now, training.stalled_until)
+        self._kernel.call_at(begin + wait_s, self._report, job, group.version, wait_s, 0)
+
+    def _report(self, job: JobProcesses, version: int, wait_s: float, reported: int) -> None:
+        """Report, while the same group trains, and do so again later."""
+        group = job.group
+        known = self._reactor.state.jobs[job.id]
+        if group is None or group.version != version or known.group is None:
+            return
+        now, training = self._kernel.now, job.training
+        training.advance(now)
+        if training.throughput.samples_per_s > 0.0 and known.group.version == version:
+            self._planner.observe(_steps(job, group, known.family))
+            if reported == 1:  # its speed is known now
+                self._planner.ask()
+        if reported:
+            wait_s = min(2.0 * wait_s, max(self._longest_s, wait_s))
+        self._kernel.call_at(now + wait_s, self._report, job, version, wait_s, reported + 1)
+
+
+def _steps(job: JobProcesses, group: Group, family: str) -> StepsSeen:
+    training = job.training
+    slots = [member.slot for member in group.members]
+    scale = training.model.noise_scale(training.epoch, group.global_batch)
+    return StepsSeen(
+        job=job.id,
+        family=family,
+        group=group.version,
+        slots=len(slots),
+        nodes=len({node_of(slot) for slot in slots}),
+        global_batch=group.global_batch,
+        step=int(training.steps),
+        samples_done=int(training.progress),
+        samples_per_s=training.throughput.samples_per_s,
+        noise_scale=policy_events.first_noise_scale(scale),
+    )
