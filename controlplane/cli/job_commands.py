@@ -89,14 +89,14 @@ def explain(
 ) -> int:
     """Say why JOB has its slots and its batch: every decision and its reason."""
     with BlockingClient(common.home) as client:
-        told = client.explain(job)
+        explanation = client.explain(job)
     if common.output == "json":
-        print_json(told)
+        print_json(explanation)
     elif common.output == "jsonl":
-        for decision in told.decisions:
+        for decision in explanation.decisions:
             print_line(decision)
     else:
-        print_decisions(told, numbers=numbers)
+        print_decisions(explanation, numbers=numbers)
     return Exit.OK
 
 
@@ -190,10 +190,10 @@ def events(
     with BlockingClient(common.home) as client:
         for event in client.events(from_, follow=follow):
             if common.output == "table":
-                told = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
+                detail = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
                 who = event.job or event.node or "cluster"
                 sys.stdout.write(
-                    f"{event.seq:6d} {moment(event.time)} {event.event:16s} {who} {told}\n"
+                    f"{event.seq:6d} {moment(event.time)} {event.event:16s} {who} {detail}\n"
                 )
                 sys.stdout.flush()
                 continue

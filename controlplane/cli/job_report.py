@@ -31,11 +31,11 @@ def print_job(detail: JobDetail) -> None:
         _section(columns, _epochs(detail))
 
 
-def print_decisions(told: Explanation, *, numbers: bool) -> None:
+def print_decisions(explanation: Explanation, *, numbers: bool) -> None:
     """Every decision about a job and its reason.
 
     Args:
-        told: the controller's answer.
+        explanation: the controller's answer.
         numbers: whether those behind each decision are printed too.
     """
     rows = [
@@ -48,9 +48,9 @@ def print_decisions(told: Explanation, *, numbers: bool) -> None:
             d.why,
             *([" ".join(f"{k}={v:.4g}" for k, v in d.numbers.items())] if numbers else []),
         ]
-        for d in told.decisions
+        for d in explanation.decisions
     ]
-    sys.stdout.write(f"{told.job}  {told.state}\n\n")
+    sys.stdout.write(f"{explanation.job}  {explanation.state}\n\n")
     columns = ["time", "from", "to", "by", "outcome", "why"]
     print_table([*columns, "numbers"] if numbers else columns, rows)
 

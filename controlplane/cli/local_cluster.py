@@ -97,7 +97,7 @@ def up(
         _await_ready(home, parts, started)
         pids = {part.name: part.pid() for part in parts}
     endpoint = find_home(home).endpoint
-    told: dict[str, Any] = {
+    summary: dict[str, Any] = {
         "dir": str(home),
         "endpoint": endpoint,
         "pids": {
@@ -106,7 +106,7 @@ def up(
         },
     }
     if common.output == "json":
-        print_json(told)
+        print_json(summary)
     else:
         sys.stdout.write(f"cluster in {home} is up at {endpoint}\n")
         sys.stdout.write(f"export ONES_HOME={home}\n")

@@ -52,8 +52,8 @@ def build() -> App:
     ):
         app.command(command)
         job.command(command)
-    for name, told in DRAWN.items():
-        app.command(f"controlplane.cli.{name}:{name}", name=name, help=told)
+    for name, help_text in DRAWN.items():
+        app.command(f"controlplane.cli.{name}:{name}", name=name, help=help_text)
     node.command(node_commands.node_list, name="list")
     here.command(local_cluster.up)
     here.command(local_cluster.down)

@@ -16,10 +16,10 @@ from schemas.errors import OnesError
 def print_error(error: OnesError, output: str) -> None:
     """One line on stderr; as JSON if that was asked for, and then on a piped stdout too."""
     if output in {"json", "jsonl"}:
-        told = {"code": error.code, "message": error.message, "hint": error.hint}
+        body = {"code": error.code, "message": error.message, "hint": error.hint}
         if error.field:
-            told["field"] = error.field
-        line = json.dumps({"error": told})
+            body["field"] = error.field
+        line = json.dumps({"error": body})
         if not sys.stdout.isatty():
             sys.stdout.write(line + "\n")
         sys.stderr.write(line + "\n")

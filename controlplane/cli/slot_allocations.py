@@ -40,14 +40,14 @@ class Allocation:
 
 
 class Window(NamedTuple):
-    """The time that a picture shows; its axis counts from `begin`."""
+    """The time that a timeline shows; its axis counts from `begin`."""
 
     begin: float  # seconds since the epoch
     end: float
 
     @property
     def length(self) -> float:
-        """Seconds; never nothing, so that an empty picture has a scale too."""
+        """Seconds; never nothing, so that an empty timeline has a scale too."""
         return (self.end - self.begin) or 1.0
 
 

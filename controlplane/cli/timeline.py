@@ -109,14 +109,14 @@ def _cell(
 def _axis(window: Window, columns: int) -> tuple[str, str]:
     """Marks, and the seconds below them."""
     step = _round_up(window.length * TICK_EVERY / columns)
-    marks, told = ["─"] * columns, ""
+    marks, labels = ["─"] * columns, ""
     for tick in range(math.ceil(window.length / step)):
         column = min(round(tick * step / window.length * columns), columns - 1)
         label = f"{tick * step:g} s"
         marks[column] = "┬"
         if column + len(label) <= columns:
-            told = told.ljust(column) + label
-    return "".join(marks), told
+            labels = labels.ljust(column) + label
+    return "".join(marks), labels
 
 
 def _round_up(seconds: float) -> float:

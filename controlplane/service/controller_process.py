@@ -121,7 +121,7 @@ class Controller:
         self._request_server = RequestServer(
             commit_loop=self._commit_loop,
             plans=self._plans,
-            wire=await self._bind("ROUTER", listen.clients),
+            socket=await self._bind("ROUTER", listen.clients),
             feed=self._feed,
             snapshots=self._snapshots,
             telemetry=self._telemetry,

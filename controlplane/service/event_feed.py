@@ -14,21 +14,21 @@ from schemas.messages.feed import FeedEvent
 class EventFeed:
     """The XPUB side, and what long polls inside this process wait for."""
 
-    def __init__(self, wire: Socket, audit: Audit, last_seq: int) -> None:
-        self._wire = wire
+    def __init__(self, socket: Socket, audit: Audit, last_seq: int) -> None:
+        self._socket = socket
         self._audit = audit
         self._waiter: asyncio.Future[None] | None = None  # of all who wait for the next event
         self.last_seq = last_seq
 
     async def admit_subscribers(self) -> None:
         """Grant subscriptions to keys that may read, for ever."""
-        async for incoming in self._wire:
+        async for incoming in self._socket:
             frame = incoming.frames[0]
             role = incoming.identity.role if incoming.identity else ""
             if frame[:1] == b"\x00":
-                self._wire.revoke(frame[1:])
+                self._socket.revoke(frame[1:])
             elif frame[:1] == b"\x01" and role in READERS:
-                self._wire.admit(frame[1:])
+                self._socket.admit(frame[1:])
             else:
                 now = asyncio.get_running_loop().time()
                 self._audit.refused("subscription", f"{incoming.identity} may not read", now)
@@ -36,7 +36,7 @@ class EventFeed:
     def publish(self, event: FeedEvent) -> None:
         """Send `event` under its job's or node's topic and wake who waits."""
         self.last_seq = event.seq
-        self._wire.send(_topic(event).encode(), encode(event))
+        self._socket.send(_topic(event).encode(), encode(event))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 

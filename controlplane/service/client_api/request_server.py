@@ -74,7 +74,7 @@ class RequestServer:
         *,
         commit_loop: CommitLoop,
         plans: PlanExchange,
-        wire: Socket,
+        socket: Socket,
         feed: EventFeed,
         snapshots: SnapshotStore,
         telemetry: TelemetryTable,
@@ -84,7 +84,7 @@ class RequestServer:
     ) -> None:
         self._commit_loop = commit_loop
         self._plans = plans
-        self._wire = wire
+        self._socket = socket
         self._feed = feed
         self._snapshots = snapshots
         self._telemetry = telemetry
@@ -95,7 +95,7 @@ class RequestServer:
 
     async def serve(self) -> None:
         """Take requests, for ever."""
-        async for incoming in self._wire:
+        async for incoming in self._socket:
             if len(self._under_way) > MAX_WAITING:
                 self._fail(incoming, UnavailableError("too many requests", "try again later"))
                 continue
@@ -120,13 +120,13 @@ class RequestServer:
             what = "the controller could not do this, by a fault of its own"
             self._fail(incoming, UnavailableError(what, "its log says more"))
         else:
-            self._wire.send(*incoming.frames[:-1], encode(reply))
+            self._socket.send(*incoming.frames[:-1], encode(reply))
 
     def _fail(self, incoming: Incoming, error: OnesError) -> None:
         now = self._commit_loop.now()
         self._audit.refused("request", str(error), now, peer=str(incoming.identity))
         failed = Failed(code=error.code, message=error.message, hint=error.hint, field=error.field)
-        self._wire.send(*incoming.frames[:2], encode(failed))
+        self._socket.send(*incoming.frames[:2], encode(failed))
 
     async def _do(self, request: Message, who: Identity) -> Message:
         if who.role not in READERS:

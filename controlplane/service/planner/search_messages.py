@@ -36,7 +36,7 @@ class ViewDelta(msgspec.Struct, frozen=True, kw_only=True, tag="view_delta"):
     version: int
     slots: dict[SlotId, SlotView]
     jobs: dict[JobId, JobView]
-    gone: list[JobId]
+    removed: list[JobId]
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):

@@ -20,12 +20,12 @@ def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
         if old != new:
             slots[new.slot] = new
     jobs = {name: job for name, job in after.jobs.items() if before.jobs.get(name) != job}
-    gone = [name for name in before.jobs if name not in after.jobs]
+    removed = [name for name in before.jobs if name not in after.jobs]
     order = [name for name in before.jobs if name in after.jobs]
     order += [name for name in after.jobs if name not in before.jobs]
     if order != list(after.jobs):  # one came back in the middle
         return None
-    return ViewDelta(version=after.version, slots=slots, jobs=jobs, gone=gone)
+    return ViewDelta(version=after.version, slots=slots, jobs=jobs, removed=removed)
 
 
 def apply_delta(view: ClusterView, delta: ViewDelta) -> ClusterView:
@@ -34,8 +34,8 @@ def apply_delta(view: ClusterView, delta: ViewDelta) -> ClusterView:
     if delta.slots:
         slots = tuple(delta.slots.get(slot.slot, slot) for slot in slots)
     jobs: Mapping[JobId, JobView] = view.jobs
-    if delta.jobs or delta.gone:
-        gone = set(delta.gone)
-        jobs = {n: delta.jobs.get(n, job) for n, job in view.jobs.items() if n not in gone}
+    if delta.jobs or delta.removed:
+        removed = set(delta.removed)
+        jobs = {n: delta.jobs.get(n, job) for n, job in view.jobs.items() if n not in removed}
         jobs |= {n: job for n, job in delta.jobs.items() if n not in jobs}
     return ClusterView(version=delta.version, slots=slots, jobs=jobs)

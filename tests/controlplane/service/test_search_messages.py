@@ -43,7 +43,7 @@ PLAN = Plan(based_on=3, local_batch={A: {S0: 64}}, reasons={A: Reason("start", "
 TO: tuple[ToSearch, ...] = (
     Begin(policy="ones", options={"seed": 1}, seed=1, history=[(Seconds(1.0), SEEN)]),
     WholeView(view=VIEW),
-    ViewDelta(version=4, slots={S0: slot_view(S0)}, jobs={A: job_view(A)}, gone=[B]),
+    ViewDelta(version=4, slots={S0: slot_view(S0)}, jobs={A: job_view(A)}, removed=[B]),
     Observed(event=SEEN, at=Seconds(2.0)),
     Ask(number=1, now=Seconds(2.5)),
 )
@@ -90,7 +90,7 @@ def test_a_difference_holds_what_changed_and_nothing_else() -> None:
     after = cluster_view(slot_view(S0), closed, other, job_view(C), version=4)
 
     assert view_delta(VIEW, after) == ViewDelta(
-        version=4, slots={S1: closed}, jobs={B: other, C: job_view(C)}, gone=[A]
+        version=4, slots={S1: closed}, jobs={B: other, C: job_view(C)}, removed=[A]
     )
 
 
@@ -100,7 +100,9 @@ def test_a_slot_that_is_of_another_model_by_now_is_different() -> None:
 
     delta = view_delta(before, after)
 
-    assert delta == ViewDelta(version=4, slots={T0: slot_view(T0, model="B200")}, jobs={}, gone=[])
+    assert delta == ViewDelta(
+        version=4, slots={T0: slot_view(T0, model="B200")}, jobs={}, removed=[]
+    )
     (body,) = Frames().feed(frame(delta))
     assert TO_SEARCH.decode(body) == delta
     assert apply_delta(before, delta) == after
