@@ -55,7 +55,15 @@ EVENTS_TOPIC: Final = "events"
 
 
 class Agent:
-    """One node's agent: session with the controller, channel to workers, manager of processes."""
+    """One node's agent: session with the controller, channel to workers, manager of processes.
+
+    Args:
+        settings: what the settings file says.
+        home: the folder that relative paths in it are relative to.
+
+    Raises:
+        SettingsError: if keys, folders or devices cannot be used.
+    """
 
     def __init__(self, settings: AgentSettings, home: Path) -> None:
         self._settings = settings
@@ -287,7 +295,15 @@ class Agent:
 
 
 async def run(settings: AgentSettings, home: Path) -> None:
-    """Be the agent of a node until a signal asks to stop; workers go on without it."""
+    """Be the agent of a node until a signal asks to stop; workers go on without it.
+
+    Args:
+        settings: what the settings file says.
+        home: the folder that relative paths in it are relative to.
+
+    Raises:
+        SettingsError: if keys, folders or devices cannot be used.
+    """
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)

@@ -37,5 +37,9 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def load(path: Path) -> AgentSettings:
-    """The settings in `path`, overridden by `ONES__KEY` variables."""
+    """The settings in `path`, overridden by `ONES__KEY` variables.
+
+    Raises:
+        SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
+    """
     return settings.load(AgentSettings, path, os.environ)

@@ -20,6 +20,12 @@ log = structlog.get_logger("devices")
 def inventory(settings: AgentSettings) -> NodeSpec:
     """What this host offers.
 
+    Args:
+        settings: whether GPUs are looked for, and how many CPU slots there are otherwise.
+
+    Returns:
+        The node's slots, cores and memory (bytes).
+
     Raises:
         SettingsError: if `devices` is neither "auto" nor "cpu", or no slot is offered.
     """

@@ -38,6 +38,11 @@ def is_laid_out(folder: Path, digest: str) -> bool:
 def lay_out(archive: Path, folder: Path, digest: str) -> None:
     """Unpack `archive` as `folder`, whole or not at all.
 
+    Args:
+        archive: a tar file, compressed or not.
+        folder: a job's working directory; an older one is replaced.
+        digest: sha256 of the archive, hexadecimal.
+
     Raises:
         WorkspaceError: if the archive is damaged or unsafe, or the disk does not take it.
     """
@@ -65,7 +70,13 @@ def _require_digest(file: BufferedReader, digest: str) -> None:
 
 
 def sweep(work: Path, keep_s: float, busy: Container[str]) -> None:
-    """Delete working directories of jobs that ended long ago."""
+    """Delete working directories of jobs that ended long ago.
+
+    Args:
+        work: the folder that holds them; what was not laid out here is left alone.
+        keep_s: seconds since a directory was last changed.
+        busy: jobs that are known to this node.
+    """
     for folder in work.iterdir():
         if folder.name in busy or not (folder / MARK).exists():
             continue

@@ -54,10 +54,14 @@ class _Stream:
 
 
 class LogShipper:
-    """All output streams of a node."""
+    """All output streams of a node.
+
+    Args:
+        node: whose they are.
+        on_stored: called when all output of an ended worker is safe.
+    """
 
     def __init__(self, node: NodeId, on_stored: Callable[[WorkerId], None]) -> None:
-        """Ship for `node`; `on_stored` is called when all output of an ended worker is safe."""
         self._node = node
         self._on_stored = on_stored
         self._socket: Socket | None = None
@@ -73,7 +77,13 @@ class LogShipper:
         self._connected.set()
 
     def watch(self, worker: WorkerId, assignment: Assignment, folder: WorkerFolder) -> None:
-        """Ship this worker's streams from where the relay is."""
+        """Ship this worker's streams, from where the relay is.
+
+        Args:
+            worker: its name; one that is watched already is left as it is.
+            assignment: its job, version and rank.
+            folder: where its files are.
+        """
         if worker in self._streams:
             return
         streams = [_Stream(assignment, name, folder.stream(name)) for name in STREAMS]

@@ -30,7 +30,15 @@ def session_members(leader: int) -> list[int]:
 
 
 def open_process(pid: int, ticks: int) -> int | None:
-    """A pidfd of exactly this process, or None if it is gone."""
+    """A handle of exactly this process.
+
+    Args:
+        pid: which may be another process's by now.
+        ticks: its start time, clock ticks since the host came up.
+
+    Returns:
+        A pidfd, which the caller closes; None if the process is gone.
+    """
     try:
         descriptor = os.pidfd_open(pid)
     except OSError:

@@ -109,7 +109,7 @@ class Reconciler:
     workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
 
     def handle(self, event: Event) -> list[Action]:
-        """Apply one event and return what to do about it."""
+        """Apply one event and return what to do about it, in order."""
         match event:
             case Desired(delta=delta):
                 self._job(delta.job).delta = delta

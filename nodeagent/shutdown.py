@@ -16,7 +16,11 @@ from nodeagent.worker_folders import NodeFolders
 
 
 def end_workers(folders: NodeFolders, grace_s: float) -> int:
-    """TERM to all worker groups, KILL to those left after `grace_s`; then the zygotes.
+    """TERM to all worker groups, KILL to those left after `grace_s` seconds; then the zygotes.
+
+    Args:
+        folders: of the node.
+        grace_s: how long a worker may take to end by itself.
 
     Returns:
         How many workers were ended.

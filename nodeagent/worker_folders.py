@@ -43,7 +43,11 @@ class WorkerFolder:
         return self.path / {LOG: "log", SAMPLES: "samples"}[name]
 
     def write_assignment(self, assignment: Assignment) -> None:
-        """Make the folder; the assignment is there whole or not at all."""
+        """Make the folder; the assignment is there whole or not at all.
+
+        Raises:
+            OSError: if the disk does not take it.
+        """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         fresh = self.path / "assignment.new"
         fresh.write_bytes(encode(assignment))
@@ -77,7 +81,14 @@ class WorkerFolder:
         return None
 
     def reports(self, position: int) -> tuple[list[ScriptReport], int]:
-        """Whole reports from `position` of the report file on, and the position behind them."""
+        """What the worker reported since it was last asked.
+
+        Args:
+            position: in the report file, bytes; 0 is its start.
+
+        Returns:
+            Whole reports from there on, and the position behind them.
+        """
         found: list[ScriptReport] = []
         try:
             with (self.path / "reports").open("rb") as file:

@@ -60,7 +60,21 @@ class _Watched:
 
 
 class WorkerManager:
-    """One process on one slot, from its assignment to its exit code."""
+    """One process on one slot, from its assignment to its exit code.
+
+    Args:
+        node: this one.
+        address: where workers on other nodes reach those of this one.
+        folders: of the node.
+        slots: that it offers.
+        python: interpreter of jobs that name none.
+        grace_s: between TERM and KILL, seconds.
+        zygotes: fork the workers.
+        shipper: ships their output.
+        fetcher: brings archives of working directories here.
+        on_event: takes what became of it.
+        may_read: whether reports may be read now; False while the controller has to catch up.
+    """
 
     def __init__(
         self,
@@ -130,7 +144,7 @@ class WorkerManager:
             log.info("worker adopted", worker=folder.worker, pid=pid)
 
     def read_reports(self, worker: WorkerId) -> None:
-        """Read what is new in a worker's report file."""
+        """Read what is new in a worker's report file, and hand it on as events."""
         watched = self._watched.get(worker)
         if watched is None or not self._may_read():
             return

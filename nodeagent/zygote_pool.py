@@ -42,6 +42,9 @@ class ZygoteConnection:
     async def fork(self, folder: Path) -> Forked:
         """Have it start the worker of `folder`.
 
+        Returns:
+            Its pid and start time.
+
         Raises:
             StartError: if it did not.
         """
@@ -97,7 +100,14 @@ class ZygotePool:
         self._locks: dict[str, asyncio.Lock] = {}
 
     async def fork(self, python: str, folder: Path) -> Forked:
-        """Start the worker of `folder` with this interpreter.
+        """Start a worker; a zygote that died meanwhile is replaced once.
+
+        Args:
+            python: path or name of the job's interpreter.
+            folder: of the worker, with its assignment in it.
+
+        Returns:
+            Its pid and start time.
 
         Raises:
             StartError: naming the interpreter and what it said.
@@ -115,7 +125,11 @@ class ZygotePool:
         return await (await self.get(python)).fork(folder)
 
     async def get(self, python: str) -> ZygoteConnection:
-        """The zygote of an interpreter, running."""
+        """The zygote of an interpreter, running: one that is found, or a new one.
+
+        Raises:
+            StartError: naming the interpreter and what it said.
+        """
         async with self._locks.setdefault(python, asyncio.Lock()):
             known = self._known.get(python)
             if known is not None and known.alive:

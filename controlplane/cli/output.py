@@ -55,7 +55,12 @@ def print_line(value: Any) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """A table for people; colour only on a terminal."""
+    """A table for people; colour only on a terminal.
+
+    Args:
+        columns: headings; numbers are right-aligned by name.
+        rows: as many cells each as there are columns.
+    """
     from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - rich is slow to import and seldom needed
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
@@ -86,7 +91,7 @@ STYLES: Final = {
 
 
 def moment(time_s: float) -> str:
-    """ISO 8601, UTC."""
+    """Seconds since the epoch as ISO 8601, UTC."""
     return dt.datetime.fromtimestamp(time_s, dt.UTC).isoformat(timespec="milliseconds")
 
 

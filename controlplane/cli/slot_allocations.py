@@ -57,6 +57,10 @@ def allocations_from(events: Iterable[FeedEvent], until: float) -> tuple[Allocat
     A worker has its slot from `worker.started` to `worker.exited`. One that was prepared beside
     the slot's owner begins where the owner ends. One whose exit nobody saw is counted until its
     job ended, and until `until` if that goes on.
+
+    Args:
+        events: of the cluster's feed, from the first on, in order.
+        until: seconds since the epoch; later events are not looked at.
     """
     places: dict[WorkerId, tuple[SlotId, JobId, float]] = {}
     exits: dict[WorkerId, float] = {}
@@ -106,7 +110,7 @@ def slot_sort_key(slot: SlotId) -> tuple[list[tuple[int, str]], int]:
 
 
 def clipped(allocations: Iterable[Allocation], window: Window) -> tuple[Allocation, ...]:
-    """What of `stays` is in `window`, cut at its edges."""
+    """What of `allocations` is in `window`, cut at its edges."""
     cut = (
         replace(
             allocation,

@@ -168,7 +168,13 @@ def timeline(
 
 
 def shown_window(events: Sequence[FeedEvent], from_seq: int, now: float) -> Window:
-    """From event `from_seq` until now, or until the last event if no worker is left."""
+    """From one event until now, or until the last event if no worker is left.
+
+    Args:
+        events: of the cluster's feed, from the first on, in order.
+        from_seq: number of the event where the window begins.
+        now: seconds since the epoch.
+    """
     last = events[-1].time if events else now
     alive = any(allocation.end == math.inf for allocation in allocations_from(events, math.inf))
     end = max(now, last) if alive else last

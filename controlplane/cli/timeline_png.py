@@ -39,7 +39,14 @@ def png(
     *,
     window: Window | None = None,
 ) -> None:
-    """Draw who had which slot into the file `path`, however many slots there are.
+    """Draw who had which slot into a file, however many slots there are.
+
+    Args:
+        allocations: who had which slot.
+        slots: the rows, from the top.
+        path: of the file.
+        title: above the bars.
+        window: what the axis spans; default: all allocations.
 
     Raises:
         SettingsError: if matplotlib is not installed, or the file cannot be written.

@@ -52,7 +52,12 @@ class ClusterStatus(NamedTuple):
 
 
 class StatusReader:
-    """Looks at a cluster; asks for a job's workers only when the feed says that they changed."""
+    """Reads a cluster's status; asks for a job's workers only when the feed says that they changed.
+
+    Args:
+        client: of the cluster.
+        ended: whether ended jobs are listed too.
+    """
 
     def __init__(self, client: BlockingClient, *, ended: bool = False) -> None:
         self._client = client
@@ -62,7 +67,7 @@ class StatusReader:
         self._colours: dict[JobId, int] = {}
 
     def read(self) -> ClusterStatus:
-        """How it is now.
+        """How the cluster is now.
 
         Raises:
             UnreachableError: if no controller answers.
@@ -127,6 +132,11 @@ def top(
 def follow(reader: StatusReader, console: Console, pause: Callable[[float], None]) -> None:
     """Draw every second, for ever; a controller that is away for a while is borne.
 
+    Args:
+        reader: of the status.
+        console: where to draw.
+        pause: waits so many seconds.
+
     Raises:
         UnreachableError: if it does not answer the first time.
     """
@@ -145,7 +155,14 @@ def follow(reader: StatusReader, console: Console, pause: Callable[[float], None
 
 
 def dashboard(status: ClusterStatus, width: int, note: str = "", most: int | None = None) -> Group:
-    """The header, at most `most` jobs, and the slots of every node."""
+    """The header, at most `most` jobs, and the slots of every node.
+
+    Args:
+        status: to draw.
+        width: columns.
+        note: behind the header, such as that the controller is away.
+        most: lines of jobs; None: all.
+    """
     line = header(status.cluster, status.search)
     if note:
         line.append(f"   {note}", style="bold red")
@@ -185,7 +202,13 @@ def header(cluster: Cluster, search: SearchInfo) -> Text:
 
 
 def table(status: ClusterStatus, width: int, most: int | None = None) -> Table:
-    """Jobs, oldest first; if there is no room for all, those on slots come before the others."""
+    """Jobs, oldest first; if there is no room for all, those on slots come before the others.
+
+    Args:
+        status: to draw.
+        width: columns; what has no room is left out.
+        most: lines of jobs; None: all.
+    """
     drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     columns = fitting(width)
     for column in columns:

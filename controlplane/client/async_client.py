@@ -61,9 +61,17 @@ R = TypeVar("R", bound=Message)
 class Client:
     """A connection to one cluster; an async context manager.
 
-    A call raises `UnreachableError` when nothing answers for `timeout` seconds (default
-    $ONES_TIMEOUT_S or 10). Those that wait or follow (`wait`, `tail`, `events`) bear an absent
-    controller for a minute, and go on when it is back.
+    A call raises `UnreachableError` when nothing answers for `timeout` seconds, and the error that
+    the controller names when it refuses (`DeniedError`, `UnknownJobError`, ...). Those that wait or
+    follow (`wait`, `tail`, `events`) bear an absent controller for a minute, and go on when it is
+    back.
+
+    Args:
+        home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
+        timeout: seconds; default: $ONES_TIMEOUT_S, else 10.
+
+    Raises:
+        SettingsError: if there is no cluster in that folder, or its keys cannot be used.
     """
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
@@ -99,16 +107,24 @@ class Client:
         return await self._call(GetCluster(), Cluster)
 
     async def submit(self, spec: JobSpec, key: str | None = None) -> JobId:
-        """Ship the working directory and submit; `key` makes a repetition harmless.
+        """Ship the working directory and submit.
+
+        Args:
+            spec: what to run; relative paths are relative to the current directory.
+            key: makes a repetition harmless: the same key gives the same job.
+
+        Returns:
+            The job's name.
 
         Raises:
             BadFieldError: if a field cannot be accepted; nothing was submitted.
+            TooLargeError: if the working directory packs to more than the cluster takes.
         """
         accepted = await self.submit_accepted(spec, key)
         return accepted.job
 
     async def submit_accepted(self, spec: JobSpec, key: str | None = None) -> JobAccepted:
-        """The same, with the state that the job is in."""
+        """The same as `submit`, with the state that the job is in."""
         spec = checked(spec, Path.cwd())
         archive = await asyncio.to_thread(pack, Path(spec.workdir))
         digest = digest_of(archive)
@@ -117,15 +133,23 @@ class Client:
         return await self._call(request, JobAccepted)
 
     async def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
-        """Summaries, oldest first."""
+        """Summaries, oldest first; with `ended`, of ended jobs too."""
         return (await self._call(ListJobs(ended=ended), Jobs)).jobs
 
     async def job(self, job: str) -> JobDetail:
-        """Everything about one job."""
+        """Everything about one job.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+        """
         return await self._call(GetJob(job=JobId(job)), JobDetail)
 
     async def explain(self, job: str) -> Explanation:
-        """Why a job has the slots and the batch that it has: every decision about it."""
+        """Why a job has the slots and the batch that it has: every decision about it.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+        """
         return await self._call(ExplainJob(job=JobId(job)), Explanation)
 
     async def search(self) -> SearchInfo:
@@ -133,7 +157,12 @@ class Client:
         return await self._call(GetSearch(), SearchInfo)
 
     async def cancel(self, job: str) -> JobDetail:
-        """End a job."""
+        """End a job; one that has ended stays as it is.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            DeniedError: if it is somebody else's.
+        """
         return await self._call(CancelJob(job=JobId(job)), JobDetail)
 
     async def resize(
@@ -143,10 +172,18 @@ class Client:
         batch: int | None = None,
         on: Sequence[str] = (),
     ) -> JobDetail:
-        """Put an operator's hand on a job: so many slots, this global batch, exactly these slots.
+        """Override the policy for one job: it is followed as soon as slots allow.
 
-        It is followed as soon as slots allow; the policy leaves the job alone until `resume` with
-        `auto`. Zero slots pause the job.
+        The policy leaves the job alone until `resume` with `auto`.
+
+        Args:
+            job: its name.
+            slots: how many; 0 pauses the job; None: as many as it has now.
+            batch: global batch, samples per step; None: as it is now.
+            on: exactly these slots, NODE/INDEX.
+
+        Raises:
+            BadFieldError: if it could never be followed, naming the field and the bound.
         """
         places = tuple(SlotId(slot) for slot in on)
         request = ResizeJob(job=JobId(job), slots=slots, batch=batch, on=places)
@@ -167,8 +204,12 @@ class Client:
     async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
         """The job when it has ended.
 
+        Args:
+            job: its name.
+            timeout: seconds; None: for ever.
+
         Raises:
-            TimedOutError: if it has not after `timeout` seconds.
+            TimedOutError: if it has not ended after `timeout` seconds.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout if timeout is not None else None
@@ -182,7 +223,12 @@ class Client:
                 raise TimedOutError(what, "wait longer, or look with `ones show`")
 
     async def events(self, from_seq: int = 1, follow: bool = False) -> AsyncIterator[FeedEvent]:
-        """Feed events from `from_seq` on; with `follow`, for ever."""
+        """Feed events, numbered without gaps.
+
+        Args:
+            from_seq: number of the first one, 1-based.
+            follow: go on for ever; else end at the last one there is.
+        """
         async for page in self.event_pages(from_seq, follow=follow):
             for event in page:
                 yield event
@@ -190,7 +236,12 @@ class Client:
     async def tail(
         self, job: str, rank: int | None = None, follow: bool = True
     ) -> AsyncIterator[str]:
-        """Lines of a job's output from its start on; with `follow`, until the job has ended.
+        """Lines of a job's output from its start on, without their newlines.
+
+        Args:
+            job: its name.
+            rank: only of this worker; None: of all, as they arrived.
+            follow: go on until the job has ended; else end at the last line there is.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -245,7 +296,14 @@ class Client:
     async def line_pages(
         self, job: str, stream: Stream, rank: int | None, *, follow: bool
     ) -> AsyncIterator[list[tuple[Version, bytes]]]:
-        """Whole lines with the version of their worker, as they come from the log relay."""
+        """Whole lines with the version of their worker, as they come from the log relay.
+
+        Args:
+            job: its name.
+            stream: log or samples.
+            rank: only of this worker; None: of all.
+            follow: until the job has ended.
+        """
         rest: dict[tuple[Version, Rank], bytes] = {}
         async for piece in self.pieces(job, stream, rank, follow=follow):
             who = (piece.version, piece.rank)

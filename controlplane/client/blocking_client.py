@@ -29,7 +29,15 @@ T = TypeVar("T")
 
 
 class BlockingClient:
-    """A `Client` whose loop runs in a thread of its own; a context manager."""
+    """A `Client` whose loop runs in a thread of its own; a context manager.
+
+    Args:
+        home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
+        timeout: seconds without an answer until a call fails; default: $ONES_TIMEOUT_S, else 10.
+
+    Raises:
+        SettingsError: if there is no cluster in that folder, or its keys cannot be used.
+    """
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
         self._loop = asyncio.new_event_loop()

@@ -27,6 +27,10 @@ def load_job(path: Path) -> JobSpec:
 def checked(spec: JobSpec, base: Path) -> JobSpec:
     """`spec` with absolute paths, if it can be accepted.
 
+    Args:
+        spec: as somebody wrote it.
+        base: the folder that its relative paths are relative to.
+
     Raises:
         BadFieldError: naming the field and the remedy.
     """

@@ -15,7 +15,12 @@ from schemas.messages.client import Failed
 
 
 class RequestChannel:
-    """Requests and replies over one DEALER, matched by id, sent again while nobody answers."""
+    """Requests and replies over one DEALER, matched by id, sent again while nobody answers.
+
+    Args:
+        socket: connected to the port that answers.
+        codec: decodes the replies.
+    """
 
     def __init__(self, socket: Socket, codec: Codec[Any]) -> None:
         self._socket = socket
@@ -28,8 +33,8 @@ class RequestChannel:
 
         Args:
             request: to send.
-            answer_s: how long an answer may take before the request is sent again.
-            limit_s: how long to try.
+            answer_s: how long an answer may take before the request is sent again, seconds.
+            limit_s: how long to try, seconds.
 
         Raises:
             UnreachableError: if nothing answers within `limit_s`.

@@ -44,6 +44,13 @@ class CommitLoop:
 
     Inputs are handled at once, in order; their commands wait until the journal has them
     (commit before effect), also in order. Several inputs share one fdatasync.
+
+    Args:
+        journal: its file; the state is replayed from it, and it is made if there is none.
+        perform: lets one command out.
+
+    Raises:
+        JournalError: if the journal cannot be used.
     """
 
     def __init__(self, journal: Path, perform: Perform) -> None:
@@ -75,7 +82,14 @@ class CommitLoop:
         return Seconds(self._began + self._loop.time())
 
     def begin(self, release: str) -> Term:
-        """Enter the history as a new incarnation."""
+        """Enter the history as a new incarnation.
+
+        Args:
+            release: of this program.
+
+        Returns:
+            The term: one more than that of the incarnation before.
+        """
         term = Term(self.reactor.state.term + 1)
         self.handle(ControllerStarted(term=term, release=release))
         return term
@@ -109,6 +123,10 @@ class CommitLoop:
         self, event: Input, after_effects: Callable[[list[Command]], None]
     ) -> None:
         """The same for a client's request, refused while nothing can become durable.
+
+        Args:
+            event: the input.
+            after_effects: called with its commands when they have been performed.
 
         Raises:
             UnavailableError: and nothing was changed.

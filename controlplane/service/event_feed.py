@@ -12,7 +12,13 @@ from schemas.messages.feed import FeedEvent
 
 
 class EventFeed:
-    """The XPUB side, and what long polls inside this process wait for."""
+    """The XPUB side, and what long polls inside this process wait for.
+
+    Args:
+        socket: XPUB of the feed's port; subscriptions are granted one by one.
+        audit: refused subscriptions.
+        last_seq: number of the last event that was published before, 0 if none was.
+    """
 
     def __init__(self, socket: Socket, audit: Audit, last_seq: int) -> None:
         self._socket = socket
@@ -41,7 +47,7 @@ class EventFeed:
             self._waiter.set_result(None)
 
     async def wait(self, wait_s: float) -> None:
-        """Return at the next event, or after `wait_s`."""
+        """Return at the next event, or after `wait_s` seconds."""
         if self._waiter is None or self._waiter.done():
             self._waiter = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._waiter], timeout=wait_s)

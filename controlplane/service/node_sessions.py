@@ -34,7 +34,18 @@ STALL_S: Final = 1.0  # a controller that slept longer than this judges nobody f
 
 
 class NodeSessions:
-    """All nodes, as the controller's sockets see them."""
+    """All nodes, as the controller's sockets see them.
+
+    Args:
+        commit_loop: takes what nodes report.
+        orders: ROUTER for agents: hello, heartbeats, acknowledgements in; deltas out.
+        events: SUB, what agents publish.
+        term: of this controller.
+        timings: when a silent node is suspect, when it is lost.
+        ports: of the log relay and of `events`, which a welcome tells.
+        on_steps: takes telemetry.
+        audit: refused messages.
+    """
 
     def __init__(
         self,
@@ -157,7 +168,7 @@ class NodeSessions:
     # --- what leaves
 
     def send(self, command: SendDelta) -> None:
-        """Send a delta, if the node is there; if not, it is re-cut when the node greets."""
+        """Send a delta, if the node is there; if not, it is cut again when the node says hello."""
         session = self._sessions.get(command.node)
         if session is not None:
             self._apply(command.node, session.order(command.delta, self._now()))

@@ -59,7 +59,11 @@ class Metrics:
 
     @contextlib.contextmanager
     def served(self, host: str, port: int) -> Iterator[None]:
-        """Answer on `host:port` meanwhile; port 0 is none.
+        """Answer GET /metrics meanwhile, in a thread.
+
+        Args:
+            host: address to listen on.
+            port: 0 is none.
 
         Raises:
             SettingsError: if the port cannot be had.
@@ -81,7 +85,12 @@ class Metrics:
             thread.join()
 
     async def keep(self, state: Callable[[], State], search: Callable[[], SearchInfo]) -> None:
-        """Write the numbers about once a second, for ever."""
+        """Write the numbers about once a second, for ever.
+
+        Args:
+            state: the core's state now.
+            search: how the scheduler stands now.
+        """
         while True:
             self.write(state(), search())
             await asyncio.sleep(EVERY_S)

@@ -13,7 +13,7 @@ class TelemetryTable:
         self._latest: dict[JobId, tuple[Seconds, StepsReported]] = {}
 
     def take(self, steps: StepsReported, now: Seconds) -> None:
-        """Remember a report; a late one of an older group tells nothing."""
+        """Remember a report that came at `now`; a late one of an older group tells nothing."""
         known = self.of(steps.job)
         if known is None or steps.group >= known.group:
             self._latest[steps.job] = (now, steps)

@@ -15,7 +15,12 @@ PIECE_BYTES: Final = 1 << 20
 
 
 class SnapshotStore:
-    """A folder of archives; a name there is only taken when its content proved right."""
+    """A folder of archives; a name there is only taken when its content proved right.
+
+    Args:
+        folder: where they are; it is made if there is none, and left-over parts are deleted.
+        max_bytes: of one archive.
+    """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -29,11 +34,20 @@ class SnapshotStore:
         return bool(DIGEST.fullmatch(digest)) and (self._folder / digest).is_file()
 
     def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:
-        """Store a piece; returns how many bytes are here, `total` when the archive is complete.
+        """Store a piece.
+
+        Args:
+            who: whose piece it is; two who send the same archive do not disturb each other.
+            digest: sha256 of the whole archive, hexadecimal.
+            offset: of `data`, bytes; 0 begins anew.
+            data: the piece.
+            total: size of the archive, bytes.
+
+        Returns:
+            How many bytes are here; `total` when the archive is complete.
 
         Raises:
-            BadFieldError: if the digest is none, the piece does not continue what is here, or the
-                whole does not have the digest.
+            BadFieldError: if the digest is none, or the whole does not have it.
             TooLargeError: if it is larger than this cluster takes.
             UnavailableError: if the disk does not take it.
         """
@@ -70,7 +84,15 @@ class SnapshotStore:
         part.rename(self._folder / digest)
 
     def piece(self, digest: str, offset: int) -> tuple[bytes, int]:
-        """Bytes from `offset` on, and the archive's size; -1 when it is not here."""
+        """A piece of an archive.
+
+        Args:
+            digest: its name.
+            offset: where the piece begins, bytes.
+
+        Returns:
+            At most 1 MiB from there on, and the archive's size; -1 when it is not here.
+        """
         if not self.has(digest) or offset < 0:
             return b"", -1
         with (self._folder / digest).open("rb") as file:

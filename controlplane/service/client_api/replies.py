@@ -7,7 +7,7 @@ import math
 from controlplane.core.model.job import Job, times
 from controlplane.core.model.node import Node
 from controlplane.core.state import State
-from controlplane.policy.api import Reason, SearchStats
+from controlplane.policy.api import Reason
 from controlplane.service.planner.planner_protocol import Planner
 from controlplane.service.telemetry import TelemetryTable
 from schemas.ids import JobId, Seconds, node_of, slot_id
@@ -26,7 +26,14 @@ from schemas.messages.client import (
 def job_summary(
     job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds
 ) -> JobSummary:
-    """A line of `ones ps`."""
+    """A line of `ones ps`.
+
+    Args:
+        job: as the core has it.
+        reason: why the latest plan lets it wait, if it said so.
+        telemetry: fills in what happened since the last epoch.
+        now: seconds since the epoch; queueing and running times are counted until then.
+    """
     queued_s, running_s = times(job, now)
     live = telemetry.of(job.job) if job.group else None
     live = live if live and job.group and live.group >= job.group.version else None
@@ -61,7 +68,14 @@ def job_summary(
 def job_detail(
     job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds
 ) -> JobDetail:
-    """Everything about one job."""
+    """Everything about one job, as `ones show` prints it.
+
+    Args:
+        job: as the core has it.
+        reason: why the latest plan lets it wait, if it said so.
+        telemetry: fills in what happened since the last epoch.
+        now: seconds since the epoch.
+    """
     live = telemetry.of(job.job) if job.group else None
     ranks = {m.worker: m for m in job.group.members} if job.group else {}
     workers = tuple(
@@ -94,7 +108,13 @@ def job_detail(
 
 
 def job_explanation(job: Job, reason: Reason | None, now: Seconds) -> Explanation:
-    """Every decision about a job; of one that waits also why, as the last entry."""
+    """Every decision about a job; of one that waits also why, as the last entry.
+
+    Args:
+        job: as the core has it.
+        reason: why the latest plan lets it wait, if it said so.
+        now: seconds since the epoch, the time of that last entry.
+    """
     decisions = list(job.decisions)
     if reason is not None and job.group is None and not job.ended:
         waits = Decision(
@@ -105,13 +125,22 @@ def job_explanation(job: Job, reason: Reason | None, now: Seconds) -> Explanatio
     return Explanation(job=job.job, state=job.phase.value, decisions=tuple(decisions))
 
 
-def search_info(state: State, policy: str, planner: Planner | None) -> SearchInfo:
-    """How the scheduler stands."""
-    stats = planner.stats if planner is not None else SearchStats()
+def search_info(state: State, policy: str, planner: Planner) -> SearchInfo:
+    """How the scheduler stands: the same numbers for clients and for Prometheus.
+
+    Args:
+        state: counts of plans and changes, predicted and realised gains.
+        policy: its name.
+        planner: whoever plans.
+
+    Returns:
+        Gains are geometric means of speed-ups, None before the first.
+    """
+    stats = planner.stats
     return SearchInfo(
         policy=policy,
-        running=planner is not None and planner.running,
-        restarts=planner.restarts if planner is not None else 0,
+        running=planner.running,
+        restarts=planner.restarts,
         plans=state.plans_taken,
         generations=stats.generations,
         best_fitness=stats.best_fitness,

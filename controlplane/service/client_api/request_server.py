@@ -67,7 +67,19 @@ MAX_REPLY: Final = 2 << 20
 
 
 class RequestServer:
-    """Answers every request once; a request that cannot be done says why and changes nothing."""
+    """Answers every request once; a request that cannot be done says why and changes nothing.
+
+    Args:
+        commit_loop: takes what a request changes; its state is what the others are answered from.
+        plans: why jobs wait.
+        socket: ROUTER of the client port.
+        feed: wakes long polls.
+        snapshots: archives of working directories.
+        telemetry: what workers said last.
+        audit: refused requests.
+        cluster_info: what `GetCluster` tells the owner of a key.
+        search_info: how the scheduler stands.
+    """
 
     def __init__(
         self,

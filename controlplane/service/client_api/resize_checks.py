@@ -11,6 +11,11 @@ from schemas.messages.client import ResizeJob
 def check_resize(state: State, job: Job, request: ResizeJob) -> None:
     """Refuse an order that could never be followed.
 
+    Args:
+        state: which slots the cluster has.
+        job: the one to change.
+        request: slots (0 pauses), global batch in samples, exact places; each may be left out.
+
     Raises:
         BadFieldError: naming the field and the bound.
     """

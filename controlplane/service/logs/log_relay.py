@@ -40,6 +40,15 @@ class LogRelay:
     """Stores what agents ship and serves it to followers, a page for each request.
 
     A follower holds credit for exactly one page at a time, so one that stalls costs nothing.
+
+    Args:
+        shippers: ROUTER for agents: output in, archives of working directories out.
+        followers: ROUTER for clients: pages out.
+        store: keeps the output.
+        snapshots: the archives.
+        state: the core's state now: which jobs there are, and where their workers ran.
+        now: seconds since the epoch.
+        audit: refused messages.
     """
 
     def __init__(

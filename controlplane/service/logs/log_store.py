@@ -33,7 +33,12 @@ class _Stream:
 
 
 class LogStore:
-    """All streams of all jobs, each opened when it is first used."""
+    """All streams of all jobs, each opened when it is first used.
+
+    Args:
+        folder: where their files are; it is made if there is none.
+        max_bytes: output kept of one stream of one job; what is beyond is taken and dropped.
+    """
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -42,12 +47,22 @@ class LogStore:
         self._streams: dict[tuple[JobId, str], _Stream] = {}
 
     def stored(self, job: JobId, stream: str, who: Who) -> tuple[int, bool]:
-        """How far a worker's output is here, and whether that is its end."""
+        """How far a worker's output is here, in bytes, and whether that is its end."""
         found = self._open(job, stream)
         return found.stored.get(who, 0), who in found.ended
 
     def append(self, job: JobId, stream: str, who: Who, offset: int, data: bytes) -> int:
-        """Store what is new in `data`; returns how far the worker's output is here now.
+        """Store what is new in `data`; a chunk that leaves a gap, or is old, changes nothing.
+
+        Args:
+            job: whose output it is.
+            stream: log or samples.
+            who: version and rank of the worker.
+            offset: of `data` in the worker's own file, bytes.
+            data: any number of bytes.
+
+        Returns:
+            How far the worker's output is here now, bytes.
 
         Raises:
             OSError: if the disk does not take it; nothing was stored.
@@ -69,7 +84,7 @@ class LogStore:
         return found.stored[who]
 
     def end(self, job: JobId, stream: str, who: Who, size: int) -> bool:
-        """Note that a worker's output ends at `size`; False while some of it is missing."""
+        """Note that a worker's output ends at `size` bytes; False while some of it is missing."""
         found = self._open(job, stream)
         have = found.stored.setdefault(who, 0)
         if have < size:
@@ -82,7 +97,18 @@ class LogStore:
     def read(
         self, job: JobId, stream: str, rank: Rank | None, cursor: int, max_bytes: int
     ) -> tuple[list[LogPiece], int]:
-        """Pieces from `cursor` on, about `max_bytes` of them, and the cursor behind them."""
+        """One page of a stream, in the order in which it arrived.
+
+        Args:
+            job: whose output it is.
+            stream: log or samples.
+            rank: only of this worker; None: of all.
+            cursor: position in the job's file, bytes; 0 is the start.
+            max_bytes: of output; one piece may be larger.
+
+        Returns:
+            Pieces from `cursor` on, and the cursor behind them.
+        """
         found = self._open(job, stream)
         pieces: list[LogPiece] = []
         taken = 0

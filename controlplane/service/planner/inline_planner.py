@@ -10,7 +10,13 @@ from schemas.ids import Seconds
 
 
 class InlinePlanner:
-    """A policy that answers in microseconds."""
+    """A policy that answers in microseconds.
+
+    Args:
+        policy: asked in this process, between two events of its loop.
+        view_now: what it may see at the moment, and the time.
+        propose: takes its plans.
+    """
 
     restarts = 0
     running = True

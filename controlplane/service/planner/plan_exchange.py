@@ -14,7 +14,11 @@ from schemas.ids import JobId, Seconds
 
 
 class PlanExchange:
-    """Asks the planner, once for all that happens at a moment, and takes in what it proposes."""
+    """Asks the planner, once for all that happens at a moment, and takes in what it proposes.
+
+    Args:
+        commit_loop: what the planner sees, and where its plans go.
+    """
 
     def __init__(self, commit_loop: CommitLoop) -> None:
         self._commit_loop = commit_loop

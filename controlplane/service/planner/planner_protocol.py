@@ -32,7 +32,7 @@ class Planner(Protocol):
         ...
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Something happened."""
+        """Something happened at `now` (seconds since the epoch) that the policy can learn from."""
         ...
 
     async def run(self) -> None:

@@ -12,7 +12,13 @@ from schemas.messages.feed import FeedEvent
 
 
 class PolicyObserver:
-    """Tells the planner what happened, and the telemetry table what workers report."""
+    """Tells the planner what happened, and the telemetry table what workers report.
+
+    Args:
+        commit_loop: its state says which job an event is about, its clock when it was.
+        planner: learns.
+        telemetry: holds the latest report of each job.
+    """
 
     def __init__(
         self, commit_loop: CommitLoop, planner: Planner, telemetry: TelemetryTable

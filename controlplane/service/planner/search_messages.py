@@ -92,6 +92,9 @@ class Frames:
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Every body that is complete with `data`.
 
+        Args:
+            data: the next bytes of the stream, cut anywhere.
+
         Raises:
             ValueError: if a length makes no sense.
         """

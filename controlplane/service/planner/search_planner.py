@@ -45,6 +45,14 @@ class SearchPlanner:
     """Feeds the search process, takes its plans, and starts it again when it dies.
 
     While it is away the plan in force holds, and free slots are filled greedily.
+
+    Args:
+        policy: its name.
+        options: of the policy.
+        seed: of its random draws.
+        history: what it learns from again when it begins anew, oldest first.
+        view_now: what it may see at the moment, and the time.
+        propose: takes its plans, and those that fill free slots.
     """
 
     def __init__(

@@ -45,7 +45,14 @@ ONE: Final = Budget(steps=1)  # then look whether somebody asks
 
 
 class SearchProcess:
-    """Answers questions at once, and thinks on while nobody asks and there is something to find."""
+    """Answers questions at once, and thinks on while nobody asks and there is something to find.
+
+    Args:
+        policy: that searches.
+        seed: of its random draws; each question begins a stream of its own.
+        source: file descriptor that messages come from.
+        sink: file descriptor that answers go to.
+    """
 
     def __init__(self, policy: Policy, seed: int, source: int, sink: int) -> None:
         self._policy = policy

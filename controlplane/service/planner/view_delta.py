@@ -10,7 +10,15 @@ from schemas.ids import JobId
 
 
 def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
-    """What changed from one view to the next; None where only the whole view will do."""
+    """What changed from one view to the next.
+
+    Args:
+        before: what the search process has.
+        after: what it shall have.
+
+    Returns:
+        None where only the whole view will do: other slots, or a job that came back in the middle.
+    """
     if len(before.slots) != len(after.slots):
         return None
     slots = {}
@@ -29,7 +37,15 @@ def view_delta(before: ClusterView, after: ClusterView) -> ViewDelta | None:
 
 
 def apply_delta(view: ClusterView, delta: ViewDelta) -> ClusterView:
-    """The view after `delta`; jobs keep the order in which they arrived."""
+    """The view after `delta`; jobs keep the order in which they arrived.
+
+    Args:
+        view: the one that `delta` was made from.
+        delta: what changed.
+
+    Returns:
+        A view that shares with `view` whatever did not change.
+    """
     slots = view.slots
     if delta.slots:
         slots = tuple(delta.slots.get(slot.slot, slot) for slot in slots)
