@@ -65,13 +65,7 @@ def separate(
         believed[at], trust[at] = gpu_types.get(gpu_type, 0.0), TYPE_TRUST
     for one, at in classes.items():
         believed[at], trust[at] = colocations.get(one, 0.0), COLOCATION_TRUST
-    matrix = np.zeros((len(seen), len(believed)))
-    rows = np.arange(len(seen))
-    matrix[rows, [sizes[o.size] for o in seen]] = 1.0
-    matrix[rows, [types[o.gpu_type] for o in seen]] = 1.0
-    for row, one in enumerate(seen):
-        if one.colocation is not None:
-            matrix[row, classes[one.colocation]] = 1.0
+    matrix = _design(seen, [sizes, types, classes])
     weight = np.array([o.weight for o in seen])
     target = np.array([o.log_step_s for o in seen])
     signed = len(sizes) + len(types)
@@ -81,6 +75,16 @@ def separate(
         gpu_types={gpu_type: float(found[at]) for gpu_type, at in types.items()},
         colocations={one: min(float(found[at]), MOST_SLOWDOWN) for one, at in classes.items()},
     )
+
+
+def _design(seen: Sequence[Observation], columns: Sequence[Mapping[Any, int]]) -> FloatArray:
+    """A one for the size, the type and the neighbour of each observation, shape (O, unknowns)."""
+    matrix = np.zeros((len(seen), sum(map(len, columns))))
+    for row, one in enumerate(seen):
+        for part, column in zip((one.size, one.gpu_type, one.colocation), columns, strict=True):
+            if part in column:  # alone: no column
+                matrix[row, column[part]] = 1.0
+    return matrix
 
 
 def _ridge(

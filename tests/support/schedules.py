@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from controlplane.policy.api import EpochSeen, JobView, PolicyEvent
 from controlplane.policy.ones_paper.estimates import Estimates
 from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem, ProblemBuilder
+from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.policy.ones_paper.problem_builder import ProblemBuilder
 from controlplane.prediction.arrays import FloatArray
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from tests.support.builders import A, job_view

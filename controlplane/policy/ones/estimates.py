@@ -6,9 +6,6 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final
-
-import numpy as np
 
 from controlplane.policy.api import (
     ClusterView,
@@ -19,14 +16,15 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
+from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement_index import PlacementIndex
 from controlplane.policy.search.batch_limits import LimitBounds, resumed
 from controlplane.policy.search.family_history import (
     KEPT_RELATIVES,
     Colocation,
+    FamilyHistories,
     FamilyHistory,
-    Priors,
     SmoothedNoise,
     believable,
 )
@@ -34,8 +32,6 @@ from controlplane.policy.search.job_history import ArrivalRate, JobHistory
 from controlplane.prediction.arrays import FloatArray
 from controlplane.prediction.remaining_work import remaining_samples
 from schemas.ids import JobId, Seconds
-
-ALIKE: Final = 0.05  # logarithm: slow-downs below this are none
 
 
 @dataclass(slots=True)
@@ -57,13 +53,9 @@ class Estimates:
 
     def __init__(self, options: OnesOptions) -> None:
         self._options = options
-        self._families: dict[str, FamilyHistory] = {}
-        self._priors = Priors()
+        self._families = FamilyHistories()
+        self._slowdowns = LearntSlowdowns(self._families)
         self._placement = PlacementIndex()
-        self._agreed_on = -1  # editions of families, in all
-        self._log_slowdowns: FloatArray | None = None
-        self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
-        self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
         self._histories: dict[JobId, OnesJobHistory] = {}
         self._known: set[JobId] = set()
         self.arrivals = ArrivalRate()
@@ -150,7 +142,7 @@ class Estimates:
         """Take note of arrivals, and move the limits of jobs that reported an epoch."""
         jobs = list(view.jobs.values())
         self._placement.update(view)
-        self._priors.types = self._placement.types
+        self._families.priors.types = self._placement.types
         interval_s = self._options.report_interval_s
         for job in jobs:  # all of them first: limits depend on the rate of arrivals
             if job.job not in self._known:
@@ -190,10 +182,7 @@ class Estimates:
 
     def family(self, name: str) -> FamilyHistory:
         """What is known of a family."""
-        found = self._families.get(name)
-        if found is None:
-            found = self._families[name] = FamilyHistory(priors=self._priors)
-        return found
+        return self._families.of(name)
 
     def limit(self, job: JobView) -> int:
         """R of a job, samples per step."""
@@ -275,79 +264,16 @@ class Estimates:
         longer = [service for service in self._services if service > served]
         return sum(longer) / len(longer) - served if longer else None
 
-    def slowness(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """How much longer a step takes on each GPU type than on the fastest; None if nowhere.
-
-        Args:
-            types: of the cluster.
-            families: shape (J,), of jobs.
-
-        Returns:
-            Shape (J, types), factors; what a family was never seen on is as for the others.
-        """
-        if len(types) < 2 or not self._options.gpu_types:  # noqa: PLR2004 - one is like itself
-            return None
-        self._agree()
-        rows = {name: np.array(self.family(name).costs(types)) for name in dict.fromkeys(families)}
-        found = np.array([rows[name] - rows[name].min() for name in families])
-        return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
+    def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
+        """See `LearntSlowdowns.by_type`; None if the policy does not tell types apart."""
+        return self._slowdowns.by_type(types, families) if self._options.gpu_types else None
 
     def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
-        """Slow-downs by neighbours as in `InterferenceModel`, (2 F, 2 F); None: nobody does."""
-        if not self._options.interference:
-            return None
-        self._agree()
-        if not self._priors.colocations:
-            return None
-        key = (self._agreed_on, tuple(families))
-        if key != self._log_slowdowns_of:
-            self._log_slowdowns_of, self._log_slowdowns = key, self._slow_downs(families)
-        return self._log_slowdowns
-
-    def _slow_downs(self, families: Sequence[str]) -> FloatArray | None:
-        found = np.zeros((2 * len(families), 2 * len(families)))
-        known = [self.family(name).parts.colocations for name in families]
-        for one, mine in enumerate(known):
-            for other, name in enumerate(families):
-                for own in (False, True):
-                    for its in (False, True):
-                        common = self._priors.colocations.get((own, "", its), 0.0)
-                        cost = mine.get((own, name, its), common)
-                        found[2 * one + own, 2 * other + its] = cost
-        return found if found.max(initial=0.0) > ALIKE else None
-
-    def _agree(self) -> None:
-        """Means over families, for those that have not been there."""
-        families = list(self._families.values())
-        editions = sum(family.edition for family in families)
-        if editions == self._agreed_on:
-            return
-        self._agreed_on = editions
-        gpu_types: dict[str, list[float]] = {}
-        colocation: dict[Colocation, list[float]] = {}
-        for family in families:
-            if len(family.parts.gpu_types) > 1:
-                middle = sum(family.parts.gpu_types.values()) / len(family.parts.gpu_types)
-                for gpu_type, cost in family.parts.gpu_types.items():
-                    gpu_types.setdefault(gpu_type, []).append(cost - middle)
-            for (own, _, its), cost in family.parts.colocations.items():
-                colocation.setdefault((own, "", its), []).append(cost)
-        means = {gpu_type: sum(found) / len(found) for gpu_type, found in gpu_types.items()}
-        if _differ(means, self._believed):  # what is the fastest type may be another one now
-            self._believed = means
-            for family in families:
-                family.model = None
-        self._priors.gpu_types = means
-        self._priors.colocations = {
-            one: sum(found) / len(found) for one, found in colocation.items()
-        }
+        """See `LearntSlowdowns.by_neighbour`; None if the policy does not look at neighbours."""
+        return self._slowdowns.by_neighbour(families) if self._options.interference else None
 
     def _history(self, name: JobId) -> OnesJobHistory:
         return self._histories.setdefault(name, OnesJobHistory())
-
-
-def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
-    return one.keys() != other.keys() or any(abs(one[k] - other[k]) > ALIKE for k in one)
 
 
 def _rounded(value: float) -> float:

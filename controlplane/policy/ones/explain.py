@@ -157,7 +157,7 @@ def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
     share = np.divide(value, plain, out=np.ones(len(value)), where=sane)
     pace = np.power(share, 1.0 / problem.speedup_exponent)
     stalled = moved & sane & (levels == problem.present)  # by the move itself, which passes
-    return np.asarray(np.where(stalled, pace / problem.moved, pace))
+    return np.asarray(np.where(stalled, pace / problem.move_factor, pace))
 
 
 def _beside(problem: Problem, owner: IntArray) -> FloatArray:

@@ -55,25 +55,29 @@ def lay_out(
     if not len(changed) and not hints.movers:
         return owner
     layout = _Layout(problem, owner, hints)
-    takers: list[tuple[int, int]] = []
-    for row in changed.tolist():
-        size, have = int(problem.sizes[row, levels[row]]), int(problem.sizes[row, before[row]])
-        if size < have:
-            layout.shrink(row, size)
-        elif size > have:
-            takers.append((row, size))
-    takers += [
-        (row, int(problem.sizes[row, levels[row]]))
-        for row in hints.movers
-        if levels[row] == before[row] and levels[row]
-    ]
-    widest = problem.widest
-    # Whole nodes first; then starts, for others can be prepared beside one who leaves.
-    takers.sort(key=lambda t: (-(t[1] // widest), bool(problem.present[t[0]]), -t[1], t[0]))
-    for row, size in takers:
-        if not layout.settle(row, size):
+    sizes = problem.sizes[problem.rows, levels]
+    have = problem.sizes[problem.rows, before]
+    for row in changed[sizes[changed] < have[changed]].tolist():
+        layout.shrink(row, int(sizes[row]))
+    takers = changed[sizes[changed] > have[changed]].tolist()
+    takers += [row for row in hints.movers if levels[row] == before[row] and levels[row]]
+    for row in _in_turn(problem, takers, sizes):
+        if not layout.settle(row, int(sizes[row])):
             return None
     return layout.owner
+
+
+def _in_turn(problem: Problem, takers: list[int], sizes: IntArray) -> list[int]:
+    """Whole nodes first; then starts, for others can be prepared beside one who leaves."""
+    return sorted(
+        takers,
+        key=lambda row: (
+            -(int(sizes[row]) // problem.widest),
+            bool(problem.present[row]),
+            -int(sizes[row]),
+            row,
+        ),
+    )
 
 
 class _Layout:

@@ -30,7 +30,7 @@ class JobRow:
     limit: int  # R
     remaining_s: float  # T1, on one slot
     change_factor: FloatArray  # c(n) for each size
-    moved: float  # c of the present size on other slots
+    move_factor: float  # c of the present size on other slots
     restart_factor: (
         float  # what is left of its value when it is stopped and started again; 1 if it waits
     )
@@ -69,7 +69,7 @@ class Problem:
     value: FloatArray  # shape (J, 1 + L), V; -inf where a level is not allowed
     present: IntArray  # shape (J,), levels now
     weight: FloatArray  # shape (J,)
-    moved: FloatArray  # shape (J,), what a move to other slots leaves of a job's speed-up
+    move_factor: FloatArray  # shape (J,), what a move to other slots leaves of a job's speed-up
     free_to_move: BoolArray  # shape (J,), running jobs that may go elsewhere
     backing_off: dict[JobId, Seconds]  # waits before its next try, until then
     gates: tuple[Seconds, ...]  # when jobs may be moved again, if no epoch ends before
@@ -147,7 +147,7 @@ class Problem:
         for row in np.flatnonzero(runs & (nodes != self.spans[self.rows, levels])).tolist():
             factor[row] = self._stretched(row, int(levels[row]), int(nodes[row]))
         same = moved & runs & (levels == self.present)
-        factor[same] *= self.moved[same]
+        factor[same] *= self.move_factor[same]
         if self.slow is not None:
             slowest = np.zeros(len(levels))
             np.maximum.at(slowest, who, self.slow[who, self.cluster.type_of[at]])

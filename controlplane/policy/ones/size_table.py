@@ -1,8 +1,7 @@
-"""What each size of each job is worth: the table that every candidate is scored with."""
+"""What a job would do with each size: which batch, how fast, how much faster than on one slot."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,10 +13,8 @@ from controlplane.policy.ones.options import OnesOptions
 from controlplane.prediction.arrays import FloatArray, IntArray
 from controlplane.prediction.efficiency import statistical_efficiency
 
-STALL_WEIGHT: Final = 2.5
-STALL_FROM_S, STALL_TO_S = 10.0, 900.0
-LEAST_SHARE: Final = 0.05  # of its value, that a change leaves of a job at worst
-UNKNOWN_S: Final = 60.0  # remaining time when nobody knows anything
+NO_TIME_S: Final = 1e-12  # divisor where a step takes no time
+ROUNDING: Final = 1e-9  # of a logarithm: a limit that is a power of two is on the grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,30 +58,22 @@ def size_table(
     model = estimates.family(job.family).speed(job.batch_size)
     noise = estimates.noise_scale(job)
     now_slots, now_batch = len(job.running_on), sum(job.running_on.values())
-    most = min(estimates.limit(job), job.batch_limit)
-    last = now_batch or job.last_batch
-    if last:
-        most = min(most, max(2 * last, job.batch_size))
+    most = _largest_batch(job, estimates.limit(job))
     every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
     spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
     totals = _totals(job.batch_size, max(most, job.batch_size), options.batches_per_doubling)
     grid = np.maximum(totals[None, :], every[:, None].astype(np.float64))
     here = np.flatnonzero(every[1:] == now_slots) + 1
-    held = now_batch <= most or keep_batch
-    if now_batch and held and len(here):  # the present batch, beside the others
+    held = bool(now_batch) and (now_batch <= most or keep_batch) and bool(len(here))
+    if held:  # the present batch, beside the others
         grid = np.column_stack([grid, np.maximum(every, now_batch).astype(np.float64)])
     local = np.ceil(grid / every[:, None])
-    steps = model.step_s(spans[:, None], every[:, None], local)
-    speeds = grid / np.maximum(steps, 1e-12)
-    efficiency = statistical_efficiency(grid, job.batch_size, noise)
-    goodputs = np.where(local <= job.local_limit, speeds * efficiency, 0.0)
-    if now_batch and held and len(here):
-        row, others = int(here[0]), goodputs[:, :-1]
-        present = speeds[row, -1] * efficiency[row, -1]  # above the local limit: in passes
-        goodputs[row, -1] = present
-        if keep_batch or others[row].max() <= present * (1.0 + options.batch_margin):
-            others[row] = 0.0
-        goodputs[:row, -1] = goodputs[row + 1 :, -1] = 0.0
+    speeds = grid / np.maximum(model.step_s(spans[:, None], every[:, None], local), NO_TIME_S)
+    useful = speeds * statistical_efficiency(grid, job.batch_size, noise)
+    goodputs = np.where(local <= job.local_limit, useful, 0.0)
+    if held:
+        margin = 0.0 if keep_batch else 1.0 + options.batch_margin
+        _prefer_present(goodputs, int(here[0]), useful[int(here[0]), -1], margin)
     rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
     good, fast = goodputs[rows, best], speeds[rows, best]
     return SizeTable(
@@ -93,89 +82,38 @@ def size_table(
         batches=grid[rows, best].astype(np.int64)[1:],
         speeds=fast[1:],
         goodputs=good[1:],
-        gains=good[1:] / max(float(good[0]), 1e-12),
+        gains=good[1:] / max(float(good[0]), NO_TIME_S),
         known=model.known,
         one_speed=float(good[0]),
         noise_scale=noise,
     )
 
 
-def _totals(first: int, most: int, per_doubling: int) -> FloatArray:
-    """Global batches that are tried: the first one, its doublings, what lies between, the most."""
-    steps = int(np.floor(per_doubling * np.log2(most / first) + 1e-9))
-    doublings = first * np.power(2.0, np.arange(steps + 1) / per_doubling)
-    return np.unique(np.append(doublings.round(), float(most)))
+def _largest_batch(job: JobView, limit: int) -> int:
+    """R, the user's bound, and twice the batch of now, or of last: no more at once."""
+    most = min(limit, job.batch_limit)
+    last = sum(job.running_on.values()) or job.last_batch
+    return min(most, max(2 * last, job.batch_size)) if last else most
 
 
-def remaining_s(samples: float | None, one_speed: float, *, known: bool) -> float:
-    """T1: seconds that `samples` still take on one slot; nan if nobody can say."""
-    if samples is None or not known or one_speed <= 0:
-        return math.nan
-    return samples / one_speed
-
-
-def kept_share(
-    table: SizeTable, one_s: float, stall_s: float, margin: float, now_slots: int
-) -> FloatArray:
-    """C: what is left of a job's value after the change to each size; 1 without a change.
-
-    1 - 2.5 stall / clamp(T(n), 10 s, 900 s), less a margin, so that nothing is moved for nothing.
-    """
-    left_s = one_s / np.maximum(table.gains, 1e-9)
-    share = stall_share(left_s, stall_s, margin)
-    return np.where(table.sizes == now_slots, 1.0, share)
-
-
-def stall_share(left_s: FloatArray, stall_s: float, margin: float) -> FloatArray:
-    """What is left of a value after a stall, with so many seconds to go; shape of `left_s`."""
-    lost = STALL_WEIGHT * stall_s / np.clip(left_s, STALL_FROM_S, STALL_TO_S)
-    return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), LEAST_SHARE))
-
-
-def left_after(left_s: float, stall_s: float, margin: float) -> float:
-    """`stall_share` of one number."""
-    lost = STALL_WEIGHT * stall_s / min(max(left_s, STALL_FROM_S), STALL_TO_S)
-    return max(1.0 - max(lost, margin), LEAST_SHARE)
-
-
-def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> FloatArray:
-    """V(n) = weight (x(n) c(n))^0.8, for gains x c: what each size is worth.
-
-    Paper: minimise the sum over *running* jobs of T c (eq. 3, 8), which rewards leaving jobs out.
-    Here: maximise a sum over all jobs, in which waiting is worth nothing. Two exponents, one on
-    length (in `weight`), one on speed-up.
-    """
-    return np.asarray(weight * np.power(gains, options.speedup_exponent))
-
-
-def weights(
-    remaining: FloatArray,
-    gains: FloatArray,
-    waited: FloatArray,
-    ran: FloatArray,
-    options: OnesOptions,
-) -> FloatArray:
-    """(T1 + patience)^-0.55 for each job, times its response ratio^2; short ones weigh more.
-
-    Unknown lengths count as half the median of the known ones. The patience is 300 s where jobs
-    last hours, and never more than a quarter of their mean, so that seconds are told from minutes
-    where jobs last minutes.
-
-    The response ratio 1 + waited / (ran + T + patience), with T at the least size that a job may
-    have, grows without bound while it waits, so that none starves behind a stream of short ones.
+def _prefer_present(goodputs: FloatArray, row: int, present: float, margin: float) -> None:
+    """In the row of the present size another batch than the last column's has to be worth it.
 
     Args:
-        remaining: T1, shape (J,), seconds on one slot; nan where nobody can say.
-        gains: x, shape (J,), of the least size of each job.
-        waited: shape (J,), seconds without slots since the submission.
-        ran: shape (J,), seconds with slots.
-        options: exponent, patience, ageing.
+        goodputs: shape (1 + L, B), of which the last column is the present batch; changed.
+        row: of the present size.
+        present: goodput of the present size and batch; above the local limit: in passes.
+        margin: times that, which another batch must bring; 0: none may.
     """
-    known = remaining[np.isfinite(remaining)]
-    usual = float(np.median(known)) / 2.0 if len(known) else UNKNOWN_S
-    length = np.where(np.isfinite(remaining), remaining, usual)
-    patience = min(options.patience_s, float(np.mean(length)) / 4.0) if len(length) else 0.0
-    short = np.power(np.maximum(length + patience, 1.0), -options.size_exponent)
-    service = ran + length / np.maximum(gains, 1e-9) + patience
-    response = 1.0 + waited / np.maximum(service, 1.0)
-    return np.asarray(short * np.power(response, options.ageing))
+    others = goodputs[:, :-1]
+    goodputs[row, -1] = present
+    if not margin or others[row].max() <= present * margin:
+        others[row] = 0.0
+    goodputs[:row, -1] = goodputs[row + 1 :, -1] = 0.0
+
+
+def _totals(first: int, most: int, per_doubling: int) -> FloatArray:
+    """Global batches that are tried: the first one, its doublings, what lies between, the most."""
+    steps = int(np.floor(per_doubling * np.log2(most / first) + ROUNDING))
+    doublings = first * np.power(2.0, np.arange(steps + 1) / per_doubling)
+    return np.unique(np.append(doublings.round(), float(most)))

@@ -121,21 +121,24 @@ def filled(
     while len(open_):
         here, free = counts[open_], (room - given)[open_]
         target = _targets(here, free, problem)
-        gain = (phi[problem.rows, target] - phi[problem.rows, here]) * finite[open_]
         able = target > here
         if barred is not None:
             able &= ~barred[open_]
+        gain = (phi[problem.rows, target] - phi[problem.rows, here]) * finite[open_]
         row = np.where(able, gain, NEVER).argmin(axis=1)
         some = able.any(axis=1)
         open_, row = open_[some], row[some]
         further = (target - here)[some, row]
-        for candidate, job, many in zip(
-            open_.tolist(), row.tolist(), further.tolist(), strict=True
-        ):
-            grown[candidate, given[candidate] : given[candidate] + many] = job
+        for one, job, more in zip(open_.tolist(), row.tolist(), further.tolist(), strict=True):
+            grown[one, given[one] : given[one] + more] = job
         counts[open_, row] += further
         given[open_] += further
         open_ = open_[given[open_] < room[open_]]
+    return _with_idle_given(genes, idle, grown)
+
+
+def _with_idle_given(genes: Genes, idle: BoolArray, grown: Genes) -> Genes:
+    """The first, second, ... idle slot of each candidate to the first, second, ... of `grown`."""
     place = np.cumsum(idle, axis=1) - 1
     taken = np.take_along_axis(grown, np.maximum(place, 0), axis=1)
     return np.where(idle, taken, genes).astype(np.int16)

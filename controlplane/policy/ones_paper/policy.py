@@ -8,7 +8,8 @@ from controlplane.policy.api import Budget, ClusterView, JobView, Plan
 from controlplane.policy.ones_paper.estimates import Estimates
 from controlplane.policy.ones_paper.evolution import EvolutionarySearch, names_of
 from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.problem import Problem, ProblemBuilder
+from controlplane.policy.ones_paper.problem import Problem
+from controlplane.policy.ones_paper.problem_builder import ProblemBuilder
 from controlplane.policy.ones_paper.scores import mean_draw, work_left
 from controlplane.policy.planning.packing import split
 from controlplane.policy.planning.partition import (

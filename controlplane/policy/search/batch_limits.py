@@ -2,6 +2,17 @@
 
 Start needs no formula: until a few warm-up steps are done a job has its least slots, and no more
 samples than those can hold.
+
+The paper does not say when scale-up holds and when scale-down does. `ScaleDown` are its readings:
+
+- `literal`: scale-down after every epoch. R never grows, because the divisor is at least 2 for
+  every T > 0.
+- `contended`: scale-down for jobs that ran longer than 1 / lambda, while others wait, and else
+  scale-up.
+- `composed`: one after the other, ceil(4R / ceil(sigma T + 1)), which doubles up to T = 1 / lambda
+  and shrinks after 3 / lambda.
+- `authors`: scale-up to four times the first batch.
+- `off`: scale-up.
 """
 
 from __future__ import annotations
@@ -54,17 +65,7 @@ def after_epoch(
     """R of a running job after an epoch, or after a report interval of a long one.
 
     Scale-up is R' = 2R; scale-down is R' = ceil(2R / ceil(sigma T + 1)) for a job "with long
-    elapsed time", with sigma = lambda. The paper does not say which one holds when: see
-    `ScaleDown`, whose values are
-
-    - `literal`: scale-down after every epoch. R never grows, because the divisor is at least 2 for
-      every T > 0.
-    - `contended`: scale-down for jobs that ran longer than 1 / lambda, while others wait, and else
-      scale-up.
-    - `composed`: one after the other, ceil(4R / ceil(sigma T + 1)), which doubles up to
-      T = 1 / lambda and shrinks after 3 / lambda.
-    - `authors`: scale-up to four times the first batch.
-    - `off`: scale-up.
+    elapsed time", with sigma = lambda; which one holds when is a reading (see above).
 
     None but `literal` more than halves R at once: the paper lets no batch change by more than a
     limited range.

@@ -154,3 +154,22 @@ class FamilyHistory:
             Sample(*size, float(np.exp(self.parts.base[size] + fastest)), many)
             for size, many in weight.items()
         ]
+
+
+class FamilyHistories:
+    """All families, with the priors that they share."""
+
+    def __init__(self) -> None:
+        self.priors = Priors()
+        self._families: dict[str, FamilyHistory] = {}
+
+    def of(self, name: str) -> FamilyHistory:
+        """What is known of a family, from nothing on."""
+        found = self._families.get(name)
+        if found is None:
+            found = self._families[name] = FamilyHistory(priors=self.priors)
+        return found
+
+    def all(self) -> list[FamilyHistory]:
+        """In the order in which they were first met."""
+        return list(self._families.values())

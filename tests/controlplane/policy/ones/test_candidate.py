@@ -79,7 +79,7 @@ def test_to_bring_a_job_together_costs_the_move_and_gains_the_nodes() -> None:
     packed = made(problem, problem.present.tolist(), PlacementHints(movers=(0,)))
 
     assert {int(problem.node_of[place]) for place in packed.slots(0)} == {0}
-    assert packed.fitness == pytest.approx(stays.fitness * (1.1 * problem.moved[0]) ** 0.8)
+    assert packed.fitness == pytest.approx(stays.fitness * (1.1 * problem.move_factor[0]) ** 0.8)
     assert (stays.moves, packed.moves) == (0, 1)
 
 
@@ -165,7 +165,7 @@ def test_a_lodger_is_moved_away_if_that_is_worth_it() -> None:
 
 def test_a_lodger_that_a_move_costs_more_than_the_other_gains_stays() -> None:
     dear = crowded()
-    dear = replace(dear, moved=np.array([0.01, 1.0]), weight=dear.weight)
+    dear = replace(dear, move_factor=np.array([0.01, 1.0]), weight=dear.weight)
 
     candidate = made(dear, [1, 1])
 
@@ -196,7 +196,7 @@ def naive(problem: Problem, levels: IntArray, owner: IntArray) -> list[float]:
             meant, real = job_row.model.step_s(spans, np.array([size, size]), local)
             change_factor = float(meant / real)
             if level == problem.present[row] and set(on[row]) != set(job_row.now):
-                change_factor *= job_row.moved
+                change_factor *= job_row.move_factor
             if problem.slow is not None:
                 change_factor /= max(
                     problem.slow[row, problem.cluster.type_of[place]] for place in on[row]

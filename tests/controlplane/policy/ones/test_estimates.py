@@ -147,7 +147,7 @@ def test_where_types_and_neighbours_are_not_learnt_they_are_not_looked_at() -> N
         estimates.observe(steps(step), Seconds(2.0))
 
     assert sizes(estimates) == {(1, 1, 64, "", None): 0.2}
-    assert estimates.slowness(("v100", "a100"), ["f"]) is None
+    assert estimates.type_slowdowns(("v100", "a100"), ["f"]) is None
     assert estimates.log_slowdowns(["f", "g"]) is None
 
 
@@ -463,8 +463,8 @@ class Told:
         for family in {job.family for job in jobs}:
             self.estimates.family(family).speed(64)
 
-    def slowness(self, *families: str) -> list[list[float]] | None:
-        found = self.estimates.slowness(self.models, families)
+    def type_slowdowns(self, *families: str) -> list[list[float]] | None:
+        found = self.estimates.type_slowdowns(self.models, families)
         return None if found is None else found.tolist()
 
 
@@ -478,7 +478,7 @@ def test_how_slow_a_type_of_gpu_is_is_learnt_for_each_family() -> None:
         told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.3)
         told.train(at(T0, "f"), at(S0, "g"), f=0.2, g=0.2)
 
-    assert told.slowness("f", "g") == [
+    assert told.type_slowdowns("f", "g") == [
         [1.0, pytest.approx(2.0, rel=0.1)],
         [1.0, pytest.approx(1.5, rel=0.1)],
     ]
@@ -492,7 +492,7 @@ def test_a_family_that_was_not_on_a_type_takes_the_mean_of_the_others() -> None:
         told.train(at(T0, "f"), at(S0, "g"), f=0.2, g=0.2)
 
     mean = pytest.approx((2.0 * 1.5) ** 0.5, rel=0.05)
-    assert told.slowness("unseen", "h") == [[1.0, mean], [1.0, mean]]
+    assert told.type_slowdowns("unseen", "h") == [[1.0, mean], [1.0, mean]]
 
 
 def test_a_type_that_a_family_was_not_on_is_so_much_slower_than_those_it_was_on() -> None:
@@ -504,7 +504,7 @@ def test_a_type_that_a_family_was_not_on_is_so_much_slower_than_those_it_was_on(
         told.train(at(S0, "f"), f=0.1)
         told.train(at(T0, "f"), f=0.2)
 
-    assert told.slowness("h") == [[1.0, pytest.approx(2.0, rel=0.05)]]
+    assert told.type_slowdowns("h") == [[1.0, pytest.approx(2.0, rel=0.05)]]
 
 
 def test_on_one_type_or_where_types_are_alike_nobody_is_slow() -> None:
@@ -515,8 +515,8 @@ def test_on_one_type_or_where_types_are_alike_nobody_is_slow() -> None:
     one = Told("one", "one", noise=0.05)
     one.train(at(S0, "f"), at(T0, "g"))
 
-    assert alike.slowness("f", "g") is None
-    assert one.estimates.slowness(("one",), ["f", "g"]) is None
+    assert alike.type_slowdowns("f", "g") is None
+    assert one.estimates.type_slowdowns(("one",), ["f", "g"]) is None
 
 
 def test_who_slows_down_whom_is_learnt_from_being_together_and_alone() -> None:

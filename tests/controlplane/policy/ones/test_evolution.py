@@ -318,7 +318,7 @@ def test_of_two_that_hurt_each_other_one_is_moved_to_a_node_of_its_own() -> None
     assert sorted(nodes_by_job(problem, best)) == [[0], [1]]
     value = problem.value[0, 1]
     assert greedy.fitness == pytest.approx(2 * value * np.exp(-0.8))
-    assert best.fitness == pytest.approx(value * (1.0 + problem.moved[0] ** 0.8))
+    assert best.fitness == pytest.approx(value * (1.0 + problem.move_factor[0] ** 0.8))
 
 
 def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
@@ -328,7 +328,7 @@ def test_a_job_is_moved_to_gpus_that_are_faster() -> None:
     greedy, best = greedily(problem), evolved(problem)
 
     assert (nodes_by_job(problem, greedy), nodes_by_job(problem, best)) == ([[1]], [[0]])
-    assert best.fitness == pytest.approx(greedy.fitness * (3.0 * problem.moved[0]) ** 0.8)
+    assert best.fitness == pytest.approx(greedy.fitness * (3.0 * problem.move_factor[0]) ** 0.8)
 
 
 def test_the_fast_gpu_goes_to_the_job_that_gains_by_it() -> None:

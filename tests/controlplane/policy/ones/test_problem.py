@@ -379,7 +379,7 @@ def _arrays(problem: Problem) -> list[Any]:
     ]
     table = [
         problem.sizes, problem.spans, problem.value, problem.present, problem.weight,
-        problem.moved, problem.free_to_move, problem.owner, problem.early,
+        problem.move_factor, problem.free_to_move, problem.owner, problem.early,
         problem.node_of, problem.cluster.type_of,
     ]  # fmt: skip
     return [*table, *job_rows]
@@ -389,7 +389,7 @@ def _plain(problem: Problem) -> tuple[object, ...]:
     return (
         problem.version, problem.kept, problem.slots, problem.cluster.types, problem.backing_off,
         problem.too_large, problem.widest, problem.capacity, problem.gates,
-        [(job_row.job, job_row.level, job_row.moved, job_row.restart_factor) for job_row in problem.job_rows],
+        [(job_row.job, job_row.level, job_row.move_factor, job_row.restart_factor) for job_row in problem.job_rows],
     )  # fmt: skip
 
 

@@ -12,17 +12,16 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView
 from controlplane.policy.ones.estimates import Estimates
-from controlplane.policy.ones.options import OnesOptions
-from controlplane.policy.ones.size_table import (
-    SizeTable,
+from controlplane.policy.ones.job_value import (
     kept_share,
     left_after,
     remaining_s,
-    size_table,
     stall_share,
     values,
     weights,
 )
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.size_table import SizeTable, size_table
 from controlplane.prediction.arrays import FloatArray
 from schemas.ids import Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, job_view

@@ -1,0 +1,193 @@
+"""One job as the search sees it: the sizes that it may have, and what changes cost it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container
+from typing import Final
+
+import numpy as np
+
+from controlplane.policy.api import JobView
+from controlplane.policy.ones.estimates import Estimates
+from controlplane.policy.ones.in_play import SlotSupply
+from controlplane.policy.ones.job_value import kept_share, left_after, remaining_s
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.problem import JobRow
+from controlplane.policy.ones.size_table import SizeTable, size_table
+from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex
+from controlplane.prediction.arrays import FloatArray, IntArray
+from schemas.ids import JobId
+
+KEPT_TABLES: Final = 20_000  # of alike jobs, before all are forgotten; some 1 kB each
+ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes: half of a usual node
+_Key = tuple[object, ...]
+
+
+class JobRowBuilder:
+    """Makes rows of jobs; a job that stands as it did is not worked out again.
+
+    Args:
+        estimates: what was learnt.
+        options: of the policy.
+    """
+
+    def __init__(self, estimates: Estimates, options: OnesOptions) -> None:
+        self._estimates = estimates
+        self._options = options
+        self._cluster = NO_CLUSTER
+        self._rows: dict[JobId, tuple[_Key, JobRow]] = {}
+        self._tables: dict[_Key, SizeTable] = {}
+
+    def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
+        """Rows are of this cluster from now on.
+
+        Args:
+            cluster: its slots.
+            active: jobs that are in the view.
+            many: how many those are.
+        """
+        if cluster is not self._cluster:
+            self._cluster = cluster
+            self._rows.clear()
+        if len(self._rows) > 2 * many + 100:
+            self._rows = {name: row for name, row in self._rows.items() if name in active}
+
+    def row(self, job: JobView, supply: SlotSupply) -> JobRow:
+        """The job as the search sees it.
+
+        Args:
+            job: as the view shows it.
+            supply: what there is to share out.
+        """
+        estimates = self._estimates
+        gated = bool(job.running_on) and estimates.gated(job, supply.now)
+        limit, warm = estimates.limit(job), estimates.warm(job)
+        family = estimates.family(job.family)
+        family.speed(job.batch_size)  # fitted again if need be: a new edition is a new row
+        samples = estimates.remaining(job)
+        size = len(job.running_on)
+        most = min(job.most, supply.capacity)
+        tried = estimates.may_have(job, supply.now)
+        if tried is not None:
+            most = min(most, max(size, tried))
+        noise = estimates.noise_scale(job)
+        others = _coarse(estimates.remaining_service(job, supply.now))
+        key = (
+            family.edition, noise, limit, warm, gated, samples, most, family.largest, others,
+        )  # fmt: skip
+        known = self._rows.get(job.job)
+        if known is not None and known[0] == key and known[1].job is job:
+            return known[1]
+        sizes = self._sizes(job, most, limit, warm=warm)
+        row = self._made(
+            job, sizes, noise, limit=limit, samples=samples, others=others, gated=gated
+        )
+        self._rows[job.job] = (key, row)
+        return row
+
+    def _made(
+        self,
+        job: JobView,
+        sizes: IntArray,
+        noise: float,
+        *,
+        limit: int,
+        samples: float | None,
+        others: float | None,
+        gated: bool,
+    ) -> JobRow:
+        family = self._estimates.family(job.family)
+        size, place_of = len(job.running_on), self._cluster.place_of
+        now_on = tuple(place_of[slot] for slot in job.running_on if slot in place_of)
+        nodes = np.maximum(1, -(-sizes // self._cluster.widest))
+        nodes[sizes == size] = max(1, len({int(self._cluster.node_of[place]) for place in now_on}))
+        table = self._table(job, (family.edition, limit, gated), noise, sizes, nodes)
+        one_s = remaining_s(samples, table.one_speed, known=table.known)
+        if others is not None:
+            one_s = others if math.isnan(one_s) else max(one_s, others)
+        return JobRow(
+            job=job,
+            now=now_on,
+            level=int(np.searchsorted(sizes, size)) + 1 if size else 0,
+            table=table,
+            limit=limit,
+            remaining_s=one_s,
+            change_factor=self._change_factor(job, table, one_s, size),
+            move_factor=self._move_factor(table, one_s, size),
+            restart_factor=self._restart_factor(job, one_s),
+            model=family.speed(job.batch_size),
+            gated=gated,
+        )
+
+    def _table(
+        self,
+        job: JobView,
+        known: tuple[int, int, bool],
+        noise: float,
+        sizes: IntArray,
+        nodes: IntArray,
+    ) -> SizeTable:
+        """The same for all jobs of a family that stand alike."""
+        key = (
+            job.family, known, job.batch_size, job.batch_limit, job.local_limit, noise,
+            job.last_batch, len(job.running_on), sum(job.running_on.values()),
+            sizes.tobytes(), nodes.tobytes(),
+        )  # fmt: skip
+        found = self._tables.get(key)
+        if found is None:
+            if len(self._tables) > KEPT_TABLES:
+                self._tables.clear()
+            found = self._tables[key] = size_table(
+                job, self._estimates, self._options, sizes, nodes, keep_batch=known[2]
+            )
+        return found
+
+    def _change_factor(self, job: JobView, known: SizeTable, one_s: float, size: int) -> FloatArray:
+        """A first start is no change: every job needs one."""
+        if not size and not job.epoch and not job.samples_done:
+            return np.ones(len(known.sizes))
+        stall = self._options.rescale_stall_s
+        if not size:
+            stall = self._start_stall(job)
+        length = one_s if math.isfinite(one_s) else 0.0
+        return kept_share(known, length, stall, self._options.change_margin, size)
+
+    def _move_factor(self, known: SizeTable, one_s: float, size: int) -> float:
+        """What is left of a job's value after it went to other slots, all else being the same."""
+        if not size:
+            return 1.0
+        gain = float(known.gains[np.searchsorted(known.sizes, size)])
+        left_s = (one_s if math.isfinite(one_s) else 0.0) / max(gain, 1e-9)
+        return left_after(left_s, self._options.rescale_stall_s, self._options.change_margin)
+
+    def _restart_factor(self, job: JobView, one_s: float) -> float:
+        if not job.running_on:
+            return 1.0
+        left_s = one_s if math.isfinite(one_s) else 0.0
+        return left_after(left_s, self._start_stall(job), self._options.change_margin)
+
+    def _start_stall(self, job: JobView) -> float:
+        return job.start_s if job.start_s is not None else self._options.start_stall_s
+
+    def _sizes(self, job: JobView, most: int, limit: int, *, warm: bool) -> IntArray:
+        """What a job may have now: up to 4 or a node's width, then whole nodes, and what it has."""
+        size = len(job.running_on)
+        least = min(job.least, size) if size else job.least
+        most = min(most, max(min(limit, job.batch_limit), job.least))
+        if warm:
+            largest = max(size, self._estimates.family(job.family).largest, job.least)
+            most = min(most, int(self._options.growth * largest))
+        else:  # Start: one slot until a few steps were taken
+            most = min(most, max(size, least))
+        widest = self._cluster.widest
+        choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
+        choices.update(n for n in range(widest, most + 1, widest) if n >= least)
+        return np.array(sorted(choices | {size or job.least}), dtype=np.int64)
+
+
+def _coarse(service: float | None) -> float | None:
+    """To a quarter of a doubling: it changes with every second, which should not matter."""
+    if service is None or service <= 0.0:
+        return None
+    return float(2.0 ** (round(4.0 * math.log2(service)) / 4.0))

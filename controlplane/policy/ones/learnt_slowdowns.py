@@ -1,0 +1,99 @@
+"""How much longer steps take on GPU types and beside neighbours, as all families together say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import numpy as np
+
+from controlplane.policy.search.family_history import Colocation, FamilyHistories
+from controlplane.prediction.arrays import FloatArray
+
+ALIKE: Final = 0.05  # logarithm: slow-downs below this are taken for noise
+
+
+class LearntSlowdowns:
+    """What families were seen to lose; what one was never seen at is as for the others.
+
+    Args:
+        families: what was measured; its priors are kept up to date.
+    """
+
+    def __init__(self, families: FamilyHistories) -> None:
+        self._families = families
+        self._agreed_on = -1  # editions of families, in all
+        self._log_slowdowns: FloatArray | None = None
+        self._log_slowdowns_of: tuple[int, tuple[str, ...]] | None = None
+        self._believed: dict[str, float] = {}  # of GPU types, when models were last fitted to it
+
+    def by_type(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
+        """How much longer a step takes on each GPU type than on the fastest; None if nowhere.
+
+        Args:
+            types: of the cluster.
+            families: shape (J,), of jobs.
+
+        Returns:
+            Shape (J, types), factors; what a family was never seen on is as for the others.
+        """
+        if len(types) < 2:  # noqa: PLR2004 - one is like itself
+            return None
+        self._agree()
+        rows = {
+            name: np.array(self._families.of(name).costs(types)) for name in dict.fromkeys(families)
+        }
+        found = np.array([rows[name] - rows[name].min() for name in families])
+        return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
+
+    def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
+        """Slow-downs by neighbours as in `InterferenceModel`, (2 F, 2 F); None: nobody does."""
+        self._agree()
+        if not self._families.priors.colocations:
+            return None
+        key = (self._agreed_on, tuple(families))
+        if key != self._log_slowdowns_of:
+            self._log_slowdowns_of, self._log_slowdowns = key, self._slow_downs(families)
+        return self._log_slowdowns
+
+    def _slow_downs(self, families: Sequence[str]) -> FloatArray | None:
+        found = np.zeros((2 * len(families), 2 * len(families)))
+        known = [self._families.of(name).parts.colocations for name in families]
+        for one, mine in enumerate(known):
+            for other, name in enumerate(families):
+                for own in (False, True):
+                    for its in (False, True):
+                        common = self._families.priors.colocations.get((own, "", its), 0.0)
+                        cost = mine.get((own, name, its), common)
+                        found[2 * one + own, 2 * other + its] = cost
+        return found if found.max(initial=0.0) > ALIKE else None
+
+    def _agree(self) -> None:
+        """Means over families, for those that have not been there."""
+        families = self._families.all()
+        editions = sum(family.edition for family in families)
+        if editions == self._agreed_on:
+            return
+        self._agreed_on = editions
+        gpu_types: dict[str, list[float]] = {}
+        colocation: dict[Colocation, list[float]] = {}
+        for family in families:
+            if len(family.parts.gpu_types) > 1:
+                middle = sum(family.parts.gpu_types.values()) / len(family.parts.gpu_types)
+                for gpu_type, cost in family.parts.gpu_types.items():
+                    gpu_types.setdefault(gpu_type, []).append(cost - middle)
+            for (own, _, its), cost in family.parts.colocations.items():
+                colocation.setdefault((own, "", its), []).append(cost)
+        means = {gpu_type: sum(found) / len(found) for gpu_type, found in gpu_types.items()}
+        if _differ(means, self._believed):  # what is the fastest type may be another one now
+            self._believed = means
+            for family in families:
+                family.model = None
+        self._families.priors.gpu_types = means
+        self._families.priors.colocations = {
+            one: sum(found) / len(found) for one, found in colocation.items()
+        }
+
+
+def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
+    return one.keys() != other.keys() or any(abs(one[k] - other[k]) > ALIKE for k in one)
