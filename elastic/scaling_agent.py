@@ -17,20 +17,21 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from elastic import testing
-from elastic.group.member import Member, StepOutcome
+from elastic.group.membership import Membership
+from elastic.group.order_listener import OrderListener
+from elastic.group.transitions import GroupTransitions
 from elastic.hooks.lr_schedulers import track_lr_schedulers
 from elastic.hooks.optimizer_step import patch_optimizer_step
 from elastic.metrics.speed import SpeedMeter
-from elastic.reporting.append_file import AppendFile
 from elastic.reporting.channel import Channel
-from elastic.samples.micro_batch import MicroBatch
-from elastic.samples.position import TrainingPosition
+from elastic.reporting.sample_records import SampleRecords
 from elastic.samples.sample_stream import SampleStream
 from elastic.samples.schedule import ScheduleRow, split
 from elastic.state import checkpoint_writer
 from elastic.state.learning_rate import DOUBLING_STEPS, LrRamp, lr_factor
 from elastic.state.tensors import TensorState
 from elastic.state.training_state import TrainingState, rule_for
+from elastic.step.executor import StepExecutor
 from elastic.step.loader import ElasticLoader
 from elastic.step.reducer import Reducer
 from elastic.training_errors import UsageError
@@ -55,30 +56,27 @@ class ScalingAgent:
     def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
         self._assignment = assignment
         self._folder = folder
-        self._standing = TrainingPosition()
-        self._training = TrainingState(assignment, self._report, self._standing)
-        self._member = Member(
-            assignment,
-            report=self._report,
-            standing=self._standing,
-            losses=self._training.losses,
-            noise=self._training.noise,
-            device=self.device,
-            trainee=self._training,
+        self._training = training = TrainingState(assignment, self._report)
+        self._membership = Membership.begin(assignment, self.device)
+        granted = assignment is None or assignment.granted
+        self._listener = OrderListener(self._membership, self._report, granted=granted)
+        self._records = SampleRecords()
+        transitions = GroupTransitions(
+            self._membership, self._listener, training, self._records, self._report
         )
+        self._transitions = transitions
+        self._executor = StepExecutor(self._membership, transitions, training, self._records)
         self._channel: Channel | None = None
         if assignment is not None and folder is not None:
-            self._channel = Channel(assignment, folder, self._member.hear)
+            self._channel = Channel(assignment, folder, self._listener.receive)
             atexit.register(self._channel.close)
-        self._timed = -1  # version of the group whose speed is measured
-        self._epoch_open = False
         self._joined = False
         self._reducer: Reducer | None = None
         self._seed = 0
         self._parameters = 0
         self._resumed_epoch = 0
-        self._training.batch = lambda: self.batch_size
-        self._training.group = lambda: self._member.group.version
+        training.batch = lambda: self.batch_size
+        training.group = lambda: self._membership.version
 
     @classmethod
     def from_env(cls, seed: int = 0) -> ScalingAgent:
@@ -107,17 +105,17 @@ class ScalingAgent:
         """This worker's place in its group, which may change; 0 prints and saves."""
         if self._assignment is not None and not self._joined:
             return int(self._assignment.rank)
-        return self._member.rank
+        return self._membership.rank
 
     @property
     def world_size(self) -> int:
         """How many workers the group has at present."""
-        return self._member.size
+        return len(self._membership.workers)
 
     @property
     def step(self) -> int:
         """Steps that are done since the job began."""
-        return self._standing.step
+        return self._training.position.step
 
     @property
     def device(self) -> torch.device:
@@ -127,7 +125,7 @@ class ScalingAgent:
     @property
     def batch_size(self) -> int:
         """The global batch at present, samples per step."""
-        return self._member.batch
+        return self._executor.global_batch
 
     # --- load
 
@@ -166,31 +164,31 @@ class ScalingAgent:
         """
         testing.reach("load", rank=self.rank, version=self._version)
         size = _size_of(train_set)
-        training, member = self._training, self._member
+        training, executor = self._training, self._executor
         model = build_model()
         _refuse_sharded(model)
-        member.await_slot()  # what runs on the slot's device may be about to leave it
+        self._listener.await_slot()  # what runs on the slot's device may be about to leave it
         model = model.to(self.device)
         optimizer = build_optimizer(model.parameters())
         training.state = TensorState(model, optimizer)
         training.stream = SampleStream(self._seed, size)
+        self._records.use(training.stream)
         self._choose_batch_and_rate(optimizer, batch_size, lr, lr_scaling, lr_doubling_steps)
-        patch_optimizer_step(optimizer, member)
-        reducer = self._reducer = Reducer(training.state.trained(), member.backward_over)
+        patch_optimizer_step(optimizer, executor)
+        reducer = self._reducer = Reducer(training.state.trained(), executor.backward_over)
         loader = ElasticLoader(
             train_set,
-            stream=training.stream,
-            standing=self._standing,
-            member=member,
+            training=training,
+            membership=self._membership,
+            executor=executor,
             bound=self._assignment.spec.local_limit if self._assignment else batch_size,
             device=self.device,
-            done=self._batch_done,
             options=loader_options,
         )
-        member.use(training.state, reducer, size, loader.depth)
+        executor.use(reducer, loader.depth)
         self._resumed_epoch = training.resume()
-        if self._standing.step:
-            at = f"step {self._standing.step}, samples {self._standing.samples_done}"
+        if self._training.position.step:
+            at = f"step {self._training.position.step}, samples {training.position.samples_done}"
             self._say(f"resumes after epoch {self._resumed_epoch}, {at}")
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(optimizer, self.track)
@@ -219,7 +217,7 @@ class ScalingAgent:
         training.lr_rule = rule_for(optimizer, scaling)
         if assignment is None:
             training.base_batch = batch_size
-            self._member.schedule.announce([ScheduleRow(1, split(batch_size, 1), 0)])
+            self._membership.schedule.announce([ScheduleRow(1, split(batch_size, 1), 0)])
         else:
             group = assignment.group
             training.base_batch = group.base_batch or group.global_batch
@@ -249,24 +247,29 @@ class ScalingAgent:
         training.open_writer(Path(assignment.checkpoints))
         atexit.register(checkpoint_writer.drain_checkpoints)  # for scripts that leave their loop
         if assignment.spec.record_samples:
-            training.samples = AppendFile(self._folder / "samples")
+            self._records.open(self._folder / "samples")
         training.check_metadata()
         _warm_up(self.device)
         testing.reach("ready", rank=assignment.rank, version=assignment.version)
         self._report(
             WorkerReady,
-            {
-                "epoch_samples": training.stream.size,
-                "resumed_epoch": self._resumed_epoch,
-                "parameters": self._parameters,
-                "store_port": self._member.store_port(),
-            },
+            epoch_samples=training.stream.size,
+            resumed_epoch=self._resumed_epoch,
+            parameters=self._parameters,
+            store_port=self._store_port(assignment),
         )
-        self._member.join()
+        self._transitions.join()
         if assignment.kind != JOIN:
-            training.retarget(self.batch_size, self._standing.step)
+            training.follow_batch(self.batch_size, training.position.step)
         channel.tell_steps(self._steps)
         training.speed = SpeedMeter(time.monotonic())
+
+    def _store_port(self, assignment: Assignment) -> int:
+        """Serve the store of the group that starts, if this is its rank 0."""
+        if assignment.rank or len(assignment.group.members) == 1:
+            return 0
+        oldest = self._membership.version
+        return self._listener.stores.serve(assignment.version, oldest=oldest)
 
     # --- the loop
 
@@ -286,12 +289,12 @@ class ScalingAgent:
             self._say(f"stop {told} of the job file wins over the script's {count}")
         self._join()
         while not training.why_done:
-            self._member.check_trained()
-            self._epoch_open = True
+            self._executor.check_trained()
+            self._training.epoch_open = True
             training.losses.take()
             training.speed.begin_epoch(time.monotonic())
-            yield self._standing.epoch - 1
-            if self._epoch_open:
+            yield training.position.epoch - 1
+            if self._training.epoch_open:
                 self.report()
         self._finish()
 
@@ -306,55 +309,38 @@ class ScalingAgent:
             UsageError: outside of an epoch, or if a metric is no number.
             MissingMetricError: if the stop rule looks at a metric that is not there.
         """
-        if not self._epoch_open:
+        if not self._training.epoch_open:
             raise UsageError("report() outside of an epoch", "call it once in each epoch")
         now = time.monotonic()
         training = self._training
         numbers = {name: _number(name, value) for name, value in metrics.items()}
         loss = numbers.pop("loss", training.losses.take())
-        said = self._member.agree(training.concluded(numbers, loss))
-        self._epoch_open = False
+        said = self._executor.end_epoch(training.concluded(numbers, loss))
+        self._training.epoch_open = False
         training.end_epoch(said, now, first=self.rank == 0)
 
     def _finish(self) -> None:
         if self._training.close_writer() and self.rank == 0:
-            self._report(TrainingFinished, {"why": self._training.why_done})
+            self._report(TrainingFinished, why=self._training.why_done)
         if self._reducer is not None:
             self._reducer.close()
 
     # --- steps
 
-    def _batch_done(self, piece: MicroBatch) -> bool:
-        """The script is through with a batch; whether it should go on."""
-        outcome = self._member.done(piece)
-        if not self._epoch_open or piece.epoch != self._standing.epoch:
-            return False
-        standing, training = self._standing, self._training
-        if outcome is StepOutcome.ROLLED_BACK or not piece.last:
-            return True
-        samples = piece.cursor - standing.cursor
-        standing.step = piece.step
-        standing.cursor, standing.samples_done = piece.cursor, standing.samples_done + samples
-        if self._member.group.version != self._timed:
-            self._timed = self._member.group.version
-            training.speed.regroup(time.monotonic())
-        training.speed.add(samples, time.monotonic())
-        limit = training.rule.samples if training.rule is not None else None
-        return limit is None or standing.samples_done < limit
-
     def _steps(self) -> StepsReported | None:
         assignment = self._assignment
-        if assignment is None or not self._epoch_open or self.rank:
+        if assignment is None or not self._training.epoch_open or self.rank:
             return None
-        standing, training = self._standing, self._training
+        training = self._training
+        position = training.position
         return StepsReported(
             job=assignment.job,
             version=assignment.version,
             rank=assignment.rank,
-            group=Version(self._member.group.version),
-            epoch=standing.epoch,
-            step=standing.step,
-            samples_done=standing.samples_done,
+            group=Version(self._membership.version),
+            epoch=position.epoch,
+            step=position.step,
+            samples_done=position.samples_done,
             samples_per_s=training.speed.recent(time.monotonic()),
             train_loss=training.losses.mean(),
             global_batch=self.batch_size,
@@ -364,13 +350,13 @@ class ScalingAgent:
 
     # --- helpers
 
-    def _report(self, kind: type[ScriptReport], values: dict[str, Any]) -> None:
+    def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
         assignment, channel = self._assignment, self._channel
         if assignment is None or channel is None:
             return
         job, version, rank = assignment.job, assignment.version, assignment.rank
         channel.report(
-            lambda index: kind(job=job, version=version, rank=rank, index=index, **values)
+            lambda index: kind(job=job, version=version, rank=rank, index=index, **fields)
         )
 
     def _say(self, text: str) -> None:

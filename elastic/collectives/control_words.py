@@ -13,7 +13,6 @@ from typing import Final
 DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each rides with its square
 FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 3
 STEP_MODULUS: Final = 1024  # a step is said modulo this, which any float adds up exactly
-MIN_BYTES_A_STEP: Final = 1 << 20  # that are sent in one step however short it is
 BOUNDARY_LEAD: Final = 2  # steps from the agreement to the swap, at least
 
 
@@ -81,17 +80,3 @@ def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
         skipped=round(skipped),
         used=tuple(count > 0 for count in numbers[FIXED_WORDS:]),
     )
-
-
-def transfer_steps(state_bytes: int, step_s: float, bytes_per_s: float, units: int) -> int:
-    """Over how many steps the state is sent, so that none waits for it.
-
-    Args:
-        state_bytes: parameters, optimizer state.
-        step_s: mean duration of a step.
-        bytes_per_s: that the transfer reaches beside training.
-        units: pieces that cannot be divided; more steps than these make no sense.
-    """
-    in_a_step = max(MIN_BYTES_A_STEP, 0.5 * step_s * bytes_per_s)
-    wanted = -(-state_bytes // int(in_a_step)) if state_bytes else 1
-    return max(1, min(wanted, units, 64))

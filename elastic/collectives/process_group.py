@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import ctypes
+import contextlib
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -11,6 +11,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
+from elastic.collectives.byte_rows import as_bytes
 from elastic.collectives.waiting import LOOK_S, first_line
 from elastic.training_errors import BrokenGroupError, CancelledError
 
@@ -107,7 +108,12 @@ def broadcast_bytes(
     return as_bytes(data)
 
 
-def as_bytes(data: torch.Tensor) -> bytes:
-    """The content of a tensor of bytes, without numpy."""
-    host = data.cpu().contiguous()
-    return ctypes.string_at(host.data_ptr(), host.numel())
+def post_in_background(group: ProcessGroup, key: str, make: Callable[[], bytes]) -> None:
+    """Put what `make` returns into the group's store, off the training thread."""
+
+    def put() -> None:
+        # who should read it may be gone, which the next reduction finds out
+        with contextlib.suppress(RuntimeError):
+            group.store.set(key, make())
+
+    threading.Thread(target=put, name=key, daemon=True).start()

@@ -34,6 +34,36 @@ class StoreServer:
         )  # fmt: skip
 
 
+class StoreServers:
+    """The stores that this worker serves, by version of the group that meets at them."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._servers: dict[int, StoreServer] = {}
+
+    def __contains__(self, version: int) -> bool:
+        """Whether the store of `version` is served."""
+        return version in self._servers
+
+    def serve(self, version: int, *, oldest: int) -> int:
+        """The port of the store of `version`, which is opened if it is not there.
+
+        Args:
+            version: of the group.
+            oldest: stores of groups before this one are closed.
+
+        Raises:
+            OSError: if this host has no port left.
+            RuntimeError: if torch cannot serve it.
+        """
+        if version not in self._servers:
+            self._servers = {
+                known: server for known, server in self._servers.items() if known >= oldest
+            }
+            self._servers[version] = StoreServer(self._address)
+        return self._servers[version].port
+
+
 def connect_store(address: str, version: int, limit_s: float = BUILD_LIMIT_S) -> PrefixStore:
     """One client of the store at HOST:PORT; each thread needs its own.
 

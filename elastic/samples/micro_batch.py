@@ -3,21 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 
 from elastic.samples.schedule import ScheduleRow
 
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """A batch of the loader: a step's share of this worker, or a pass of it."""
+    """One batch of the loader; a share that is too large for the device is taken in several."""
 
-    step: int
-    epoch: int
-    before: int  # samples of the epoch that are done before this step
-    cursor: int  # and after it
+    step: int  # 1-based, of all epochs
+    epoch: int  # 1-based
+    cursor_before: int  # samples of the epoch that are done before this step
+    cursor_after: int  # and after it
     ids: list[int]
     count: int  # samples that are trained on; 0 for a batch that only keeps the script's loop going
-    total: int  # of the step, over all workers
-    first: bool  # pass of the step
+    total: int  # samples of the step, over all workers
+    first: bool  # of the step's micro-batches
     last: bool
-    row: ScheduleRow
+    row: ScheduleRow  # in force at this step
+
+
+class StepOutcome(Enum):
+    """What became of a step, also if the group broke while it was under way."""
+
+    COMMITTED = "committed"
+    ADOPTED = "adopted"  # the others finished it: their state is this worker's now
+    ROLLED_BACK = "rolled back"  # nobody did: its samples are drawn again

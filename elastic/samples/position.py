@@ -2,44 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(slots=True)
-class TrainingPosition:
-    """Where training stands."""
-
-    epoch: int = 1  # the running one
-    cursor: int = 0  # samples of it that are done
-    step: int = 0  # steps since the job began
-    samples_done: int = 0
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Position:
-    """What comes next in a job's stream of samples."""
+class TrainingPosition:
+    """What is done of a job: a value, the same on every worker behind the same step."""
 
-    epoch: int  # 1-based
-    cursor: int  # samples of it that are done
-    step: int  # steps that are done, of all epochs
-    samples_done: int  # of all epochs
+    epoch: int = 1  # the running one, 1-based
+    cursor: int = 0  # samples of it that are done
+    step: int = 0  # steps that are done, of all epochs
+    samples_done: int = 0  # of all epochs
 
+    def after_step(self, step: int, cursor: int) -> TrainingPosition:
+        """The same epoch, behind one more step.
 
-def advanced(position: Position, steps: int, batch: int, size: int) -> Position:
-    """Where the stream stands `steps` steps of `batch` samples further on.
+        Args:
+            step: the one that is committed.
+            cursor: samples of the epoch that are done with it.
+        """
+        done = self.samples_done + cursor - self.cursor
+        return replace(self, step=step, cursor=cursor, samples_done=done)
 
-    Args:
-        position: where to begin.
-        steps: how many.
-        batch: global, samples per step; the last step of an epoch is short.
-        size: ||D||, samples of an epoch.
-    """
-    epoch, cursor, done = position.epoch, position.cursor, position.samples_done
-    for _ in range(steps):
+    def next_epoch(self) -> TrainingPosition:
+        """The beginning of the next epoch."""
+        return replace(self, epoch=self.epoch + 1, cursor=0)
+
+    def advanced(self, steps: int, batch: int, size: int) -> TrainingPosition:
+        """Where training stands `steps` steps of `batch` samples further on.
+
+        Args:
+            steps: how many.
+            batch: global, samples per step; the last step of an epoch is short.
+            size: ||D||, samples of an epoch.
+        """
+        epoch, cursor, done = self.epoch, self.cursor, self.samples_done
+        for _ in range(steps):
+            if cursor >= size:
+                epoch, cursor = epoch + 1, 0
+            taken = min(batch, size - cursor)
+            cursor, done = cursor + taken, done + taken
         if cursor >= size:
             epoch, cursor = epoch + 1, 0
-        taken = min(batch, size - cursor)
-        cursor, done = cursor + taken, done + taken
-    if cursor >= size:
-        epoch, cursor = epoch + 1, 0
-    return Position(epoch, cursor, position.step + steps, done)
+        return TrainingPosition(epoch, cursor, self.step + steps, done)

@@ -3,25 +3,45 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import torch
 
+from elastic.collectives.byte_rows import as_byte_row
 from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
-from elastic.state.metadata import decode_metadata
-from elastic.state.tensors import TensorState, as_byte_row
-from elastic.state.transfer import IN_PLACE, contiguous_pairs
+from elastic.state.metadata import decode_metadata, encode_metadata
+from elastic.state.portions import IN_PLACE, contiguous_pairs
+from elastic.state.tensors import TensorState
+from elastic.state.training_state import TrainingState
 
 
-def broadcast_state(
-    state: TensorState, group: ProcessGroup, source: int, header: bytes, cancel: threading.Event
-) -> bytes:
-    """Give every rank the header and the whole state of rank `source`; training waits meanwhile.
+def broadcast_training(
+    training: TrainingState, group: ProcessGroup, source: int, cancel: threading.Event
+) -> dict[str, Any] | None:
+    """Give every rank the tensors and the metadata of rank `source`.
+
+    Returns:
+        The metadata, which is not loaded; None on the source itself.
 
     Raises:
         BrokenGroupError: if a peer is gone.
         CancelledError: if `cancel` is set.
     """
-    said = broadcast_bytes(group, header, cancel, source)
+    own = encode_metadata(training.metadata()) if group.rank == source else b""
+    metadata = broadcast_state(training.tensors(), group, source, own, cancel)
+    return None if group.rank == source else decode_metadata(metadata)
+
+
+def broadcast_state(
+    state: TensorState, group: ProcessGroup, source: int, metadata: bytes, cancel: threading.Event
+) -> bytes:
+    """Give every rank the tensors of rank `source`, and its `metadata` first.
+
+    Raises:
+        BrokenGroupError: if a peer is gone.
+        CancelledError: if `cancel` is set.
+    """
+    said = broadcast_bytes(group, metadata, cancel, source)
     if group.rank != source:
         state.adopt(decode_metadata(said)["structure"], group.device)
     tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]

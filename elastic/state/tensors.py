@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from elastic.collectives.byte_rows import as_byte_row, as_bytes
 from elastic.collectives.control_words import DIGEST_BYTES
-from elastic.collectives.process_group import as_bytes
 from elastic.training_errors import ElasticError
 
 SAMPLED: Final = 1024  # numbers of a tensor that its checksum looks at
@@ -141,8 +141,3 @@ class TensorState:
 
 def _travels(value: Any, device: torch.device) -> bool:
     return isinstance(value, torch.Tensor) and value.device == device
-
-
-def as_byte_row(tensor: torch.Tensor) -> torch.Tensor:
-    """A view of a contiguous tensor, shape (bytes,), of uint8."""
-    return tensor.view(-1).view(torch.uint8)

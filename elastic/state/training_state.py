@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import random
 import sys
@@ -11,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import torch
@@ -20,10 +19,9 @@ from elastic.metrics.loss_meter import LossMeter
 from elastic.metrics.noise_scale import NoiseMeter
 from elastic.metrics.speed import SpeedMeter
 from elastic.metrics.stop_rule import StopState, stop_reason
-from elastic.reporting.append_file import AppendFile
-from elastic.samples.micro_batch import MicroBatch
+from elastic.reporting.reporter import Report
 from elastic.samples.position import TrainingPosition
-from elastic.samples.sample_stream import SampleStream, share
+from elastic.samples.sample_stream import SampleStream
 from elastic.state.checkpoint_files import find_checkpoint, load_checkpoint
 from elastic.state.checkpoint_writer import CheckpointWriter
 from elastic.state.host_copy import copy_to_host
@@ -35,11 +33,9 @@ from elastic.training_errors import UsageError
 from schemas.groups import ResumePoint
 from schemas.ids import Version
 from schemas.jobs import StopRule
-from schemas.messages.agent import EpochReported, ScriptReport, Suspended
+from schemas.messages.agent import EpochReported, Suspended
 from schemas.messages.worker import Assignment
 
-R = TypeVar("R", bound=ScriptReport)
-Reporter = Callable[[type[ScriptReport], dict[str, Any]], None]
 DIVIDES_BY_GRADIENT = frozenset(
     {"Adam", "AdamW", "Adamax", "NAdam", "RAdam", "Adagrad", "Adadelta", "RMSprop", "SparseAdam"}
 )
@@ -48,11 +44,10 @@ DIVIDES_BY_GRADIENT = frozenset(
 class TrainingState:
     """Standing, schedulers, rates, stop rule, checkpoints: one job's, in one worker."""
 
-    def __init__(
-        self, assignment: Assignment | None, report: Reporter, standing: TrainingPosition
-    ) -> None:
+    def __init__(self, assignment: Assignment | None, report: Report) -> None:
         self.assignment = assignment
-        self.standing = standing
+        self.position = TrainingPosition()
+        self.epoch_open = False  # the script is in the loop of an epoch
         self.losses = LossMeter()
         self.noise = NoiseMeter()
         self.speed = SpeedMeter(time.monotonic())
@@ -67,13 +62,40 @@ class TrainingState:
         self.base_batch = 1
         self.batch: Callable[[], int] = lambda: 1
         self.group: Callable[[], int] = lambda: 0  # version of the present group
-        self.samples: AppendFile | None = None
+        self._timed = -1  # version of the group whose speed is measured
         self._report = report
         self._writer: CheckpointWriter | None = None
         self._resumed: dict[str, Any] = {}  # states of what is tracked later
         self._resumed_groups: list[dict[str, Any]] = []  # of the optimizer
         self._said = b""  # what rank 0 said last at the end of an epoch
         self._last: dict[str, Any] = {}  # the last epoch's report
+
+    def tensors(self) -> TensorState:
+        """What is trained.
+
+        Raises:
+            UsageError: if nothing is loaded yet.
+        """
+        if self.state is None:
+            raise UsageError("nothing to train yet", "call agent.load(...) first")
+        return self.state
+
+    def commit_step(self, step: int, cursor: int, version: int) -> bool:
+        """A step is done; whether the job goes on behind it.
+
+        Args:
+            step: 1-based, of all epochs.
+            cursor: samples of the epoch that are done with it.
+            version: of the group that did it.
+        """
+        before, self.position = self.position, self.position.after_step(step, cursor)
+        now = time.monotonic()
+        if version != self._timed:
+            self._timed = version
+            self.speed.regroup(now)
+        self.speed.add(self.position.samples_done - before.samples_done, now)
+        limit = self.rule.samples if self.rule is not None else None
+        return limit is None or self.position.samples_done < limit
 
     # --- learning rate
 
@@ -86,7 +108,7 @@ class TrainingState:
         for group in optimizer.param_groups:
             group["lr"] = lr * (float(group["lr"]) / own if own else 1.0)
 
-    def retarget(self, batch: int, step: int) -> None:
+    def follow_batch(self, batch: int, step: int) -> None:
         """The global batch changes after `step`: the rate follows (ONES section 3.3.2)."""
         to = lr_factor(self.lr_rule, batch, self.base_batch)
         self.ramp = self.ramp.towards(to, step)
@@ -101,15 +123,15 @@ class TrainingState:
         begin, to, since, doubling = msgspec.msgpack.decode(said)
         self.ramp = LrRamp(begin, to, since, doubling)
 
-    def factor(self) -> float:
+    def lr_factor(self) -> float:
         """What rates are multiplied with in the step that is under way."""
-        return self.ramp.at(self.standing.step + 1)
+        return self.ramp.at(self.position.step + 1)
 
     def lr(self) -> float:
         """The rate in force, of the optimizer's first group."""
         if self.state is None:
             return 0.0
-        return float(self.state.optimizer.param_groups[0]["lr"]) * self.factor()
+        return float(self.state.optimizer.param_groups[0]["lr"]) * self.lr_factor()
 
     # --- what travels, or lies in a checkpoint
 
@@ -127,12 +149,12 @@ class TrainingState:
         }
 
     def _facts(self) -> dict[str, Any]:
-        standing = self.standing
+        position = self.position
         return {
-            "epoch": standing.epoch - 1,
-            "cursor": standing.cursor,
-            "step": standing.step,
-            "samples_done": standing.samples_done,
+            "epoch": position.epoch - 1,
+            "cursor": position.cursor,
+            "step": position.step,
+            "samples_done": position.samples_done,
             "batch_size": self.batch(),
             "stop": msgspec.to_builtins(self.stop),
             "why_done": self.why_done,
@@ -142,18 +164,17 @@ class TrainingState:
             ),
         }
 
-    def load_metadata(self, header: dict[str, Any], *, resumed: bool) -> None:
+    def load_metadata(self, metadata: dict[str, Any]) -> None:
         """Take over what the others have; tensors come beside it."""
         if self.state is None:
             return
-        self.stop = msgspec.convert(header["stop"], StopState)
-        self._said = header["report"].encode("latin-1")
-        begin, to, since, doubling = header["ramp"]
+        self.stop = msgspec.convert(metadata["stop"], StopState)
+        self._said = metadata["report"].encode("latin-1")
+        begin, to, since, doubling = metadata["ramp"]
         self.ramp = LrRamp(begin, to, since, doubling)
-        if resumed:
-            self._take_tracked(header["tracked"])
-            self.state.take_hyperparameters(header["hyper"])
-            _seed_apart(header["random"]["torch"], self.assignment.rank if self.assignment else 0)
+        self._take_tracked(metadata["tracked"])
+        self.state.take_hyperparameters(metadata["hyper"])
+        _seed_apart(metadata["random"]["torch"], self.assignment.rank if self.assignment else 0)
 
     def check_metadata(self) -> None:
         """See to it that what is tracked can be handed over.
@@ -217,11 +238,13 @@ class TrainingState:
         self.state.model.load_state_dict(content["model"])
         self.state.optimizer.load_state_dict(content["optimizer"])
         self._resumed_groups = self.state.hyperparameters()
-        standing = self.standing
-        standing.epoch, standing.cursor = content["epoch"] + 1, content.get("cursor", 0)
-        standing.step, standing.samples_done = content["step"], content["samples_done"]
-        if standing.cursor >= self.stream.size > 0:
-            standing.cursor = 0
+        cursor = content.get("cursor", 0)
+        self.position = TrainingPosition(
+            epoch=content["epoch"] + 1,
+            cursor=0 if cursor >= self.stream.size > 0 else cursor,
+            step=content["step"],
+            samples_done=content["samples_done"],
+        )
         self.stop = msgspec.convert(content["stop"], StopState)
         self.why_done = content["why_done"]
         if "ramp" in content:
@@ -267,15 +290,15 @@ class TrainingState:
         word = msgspec.msgpack.decode(said)
         numbers, loss = word["metrics"], word["loss"]
         self._said = said
-        standing = self.standing
-        epoch, standing.epoch, standing.cursor = standing.epoch, standing.epoch + 1, 0
+        epoch = self.position.epoch
+        self.position = position = self.position.next_epoch()
         rule = self.rule or StopRule(epochs=epoch)
-        self.why_done = stop_reason(rule, self.stop, epoch, standing.samples_done, numbers)
+        self.why_done = stop_reason(rule, self.stop, epoch, position.samples_done, numbers)
         samples_per_s, seconds = self.speed.of_epoch(now)
         self._last = {
             "epoch": epoch,
-            "step": standing.step,
-            "samples_done": standing.samples_done,
+            "step": position.step,
+            "samples_done": position.samples_done,
             "epoch_samples": self.stream.size,
             "epochs": rule.epochs,
             "samples_per_s": samples_per_s,
@@ -295,43 +318,25 @@ class TrainingState:
             return
         values = dict(self._last, group=Version(self.group()))
         point = ResumePoint(epoch=values["epoch"], version=Version(self.group()))
-        self._writer.write(point, self._content(), lambda: self._report(EpochReported, values))
+        self._writer.write(point, self._content(), lambda: self._report(EpochReported, **values))
 
     def suspend(self, version: int) -> None:
         """Write a checkpoint of this very step, wait until it is durable, and say so."""
         if self._writer is None:
             return
-        standing = self.standing
+        position = self.position
         durable = threading.Event()
-        point = ResumePoint(epoch=standing.epoch - 1, version=Version(version))
+        point = ResumePoint(epoch=position.epoch - 1, version=Version(version))
         self._writer.write(point, self._content(), durable.set)
         while not durable.wait(timeout=0.2):
             self._writer.check()
         facts = {
             "group": Version(version),
-            "epoch": standing.epoch - 1,
-            "step": standing.step,
-            "samples_done": standing.samples_done,
+            "epoch": position.epoch - 1,
+            "step": position.step,
+            "samples_done": position.samples_done,
         }
-        self._report(Suspended, facts)
-
-    # --- samples
-
-    @property
-    def records(self) -> bool:
-        """Whether samples are recorded at all."""
-        return self.samples is not None
-
-    def record(self, piece: MicroBatch, rank: int, ids: list[int]) -> None:
-        """Write which samples a committed step took, if the job asked for it."""
-        if self.samples is not None:
-            entry = {"epoch": piece.epoch, "step": piece.step, "rank": rank, "ids": ids}
-            self.samples.append(json.dumps(entry).encode() + b"\n")
-
-    def share(self, piece: MicroBatch, rank: int) -> list[int]:
-        """The sample ids that rank `rank` took in the step of `piece`."""
-        ids = self.stream.order(piece.epoch)[piece.before : piece.cursor]
-        return share(ids, piece.row.local_batches, rank)
+        self._report(Suspended, **facts)
 
 
 def rule_for(optimizer: torch.optim.Optimizer, asked: str) -> LrScaling:

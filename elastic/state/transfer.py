@@ -1,4 +1,4 @@
-"""A job's state on its way to newcomers, beside training.
+"""A job's state on its way to newcomers, over some steps, a portion in each.
 
 Between two steps the state of all full members is equal. So the members share the work: each sends
 its part, while the next step's forward and backward passes run, which do not change it. What is
@@ -8,168 +8,183 @@ small or no tensor travels as metadata through the group's store.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import torch
 
-from elastic import testing
-from elastic.collectives.process_group import LONG, ProcessGroup
-from elastic.state.tensors import ParameterState, as_byte_row
+from elastic.collectives.process_group import LONG, ProcessGroup, post_in_background
+from elastic.collectives.waiting import wait_for
+from elastic.state.metadata import decode_metadata, encode_metadata
+from elastic.state.portion_transfer import Receiving, Sending
+from elastic.state.portions import portions
+from elastic.state.tensors import ParameterState, TensorState
+from elastic.training_errors import BrokenGroupError
 
-IN_PLACE: Final = 16 << 10  # bytes; smaller pieces travel together, copied
-
-
-def portions(sizes: Sequence[int], steps: int) -> list[list[int]]:
-    """Which units go in each of `steps` steps, of about equal bytes, in order.
-
-    Parameters of one portion are sent in one step, after which the newcomer's optimizer keeps
-    them: so each portion is of one moment, and needs not be that of the others.
-
-    Args:
-        sizes: bytes of each unit.
-        steps: over how many.
-    """
-    total = sum(sizes) or 1
-    found: list[list[int]] = [[] for _ in range(steps)]
-    done = 0
-    for index, size in enumerate(sizes):
-        found[min(steps - 1, done * steps // total)].append(index)
-        done += size
-    return found
+METADATA: Final = "metadata"  # key in the group's store
 
 
-@dataclass(frozen=True, slots=True)
-class ByteShare:
-    """What one member sends of a portion: large pieces as they lie, small ones together."""
+class StateTransfer:
+    """What both sides know of it: the group, the steps, and which portion goes in which."""
 
-    large: list[torch.Tensor]  # views of bytes
-    small: list[torch.Tensor]
+    def __init__(
+        self, group: ProcessGroup, state: TensorState, *, senders: int, first: int, steps: int
+    ) -> None:
+        """Describe a transfer.
 
-    def and_then(self, other: ByteShare) -> ByteShare:
-        """Both, this one first."""
-        return ByteShare([*self.large, *other.large], [*self.small, *other.small])
+        Args:
+            group: which incumbents and newcomers are members of.
+            state: that is sent, or that the state is received into.
+            senders: ranks below this one send.
+            first: step in which the first portion travels.
+            steps: how many, one portion in each.
+        """
+        self._group = group
+        self._state = state
+        self._senders = senders
+        self._first = first
+        self._steps = steps
+        self._order: list[list[int]] = []  # parameters of each portion
+        self._buffers: list[torch.Tensor] = []
 
+    def is_over(self, step: int) -> bool:
+        """Whether nothing travels in `step` any more."""
+        return step - self._first >= self._steps
 
-def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> ByteShare:
-    """The part of `tensors`, seen as one row of bytes, that `member` of `members` sends."""
-    flat = [as_byte_row(tensor) for tensor in tensors]
-    total = sum(piece.numel() for piece in flat)
-    begin, end = total * member // members, total * (member + 1) // members
-    begin, end = begin // 64 * 64, end if member + 1 == members else end // 64 * 64
-    large: list[torch.Tensor] = []
-    small: list[torch.Tensor] = []
-    at = 0
-    for piece in flat:
-        low, high = max(begin - at, 0), min(end - at, piece.numel())
-        at += piece.numel()
-        if low < high:
-            (large if high - low >= IN_PLACE else small).append(piece[low:high])
-    return ByteShare(large, small)
+    def _plan(self) -> None:
+        sizes = [unit.size for unit in self._state.units(self._group.device)]
+        self._order = portions(sizes, self._steps)
 
+    def _portion(self, place: int) -> list[ParameterState]:
+        units = self._state.units(self._group.device)
+        return [units[index] for index in self._order[place]]
 
-def contiguous_pairs(
-    tensors: Sequence[torch.Tensor],
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(what travels, what it stands for): the same, but for tensors with gaps."""
-    for tensor in tensors:
-        yield (tensor if tensor.is_contiguous() else tensor.contiguous()), tensor
-
-
-class Transfer:
-    """One portion on its way, in a thread of its own."""
-
-    def __init__(self) -> None:
-        self.done = threading.Event()
-        self.error = ""
-
-    def _run(self, work: Any) -> None:
-        try:
-            work()
-        except (RuntimeError, testing.InjectedError) as error:
-            self.error = str(error).partition("\n")[0][:300] or type(error).__name__
-        self.done.set()
-
-    def _start(self, work: Any, name: str) -> None:
-        threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
+    def _buffers_of(self, place: int) -> list[torch.Tensor]:
+        return self._buffers if place == 0 else []
 
 
-class Sending(Transfer):
-    """This member's part of a portion, to every newcomer; buffers are rank 0's alone."""
+class OutgoingState(StateTransfer):
+    """The side of a member that has the whole state."""
 
     def __init__(
         self,
         group: ProcessGroup,
-        portion: Sequence[ParameterState],
-        members: int,
+        state: TensorState,
         newcomers: Sequence[int],
-        buffers: Sequence[torch.Tensor] = (),
+        *,
+        senders: int,
+        first: int,
+        steps: int,
     ) -> None:
-        super().__init__()
-        tensors = [tensor for unit in portion for tensor in unit.tensors]
-        held = [travelling for travelling, _ in contiguous_pairs(tensors)]
-        mine = byte_share(held, group.rank, members)
-        if group.rank == 0:
-            own = [travelling for travelling, _ in contiguous_pairs(buffers)]
-            held += own
-            mine = mine.and_then(byte_share(own, 0, 1))
-        together = torch.cat(mine.small) if mine.small else None
-        corrupt = testing.reach("handover.send", rank=group.rank, version=group.version)
-        if corrupt and together is not None:
-            together = -together - 1  # whatever it is, it is something else now
+        """Describe a transfer, and copy what forward passes change.
 
-        def work() -> None:
-            pieces = [*mine.large, *([] if together is None else [together])]
-            for to in newcomers:
-                for pending in [group.send(piece, to) for piece in pieces]:
-                    pending.wait(LONG)
-            held.clear()
+        Args:
+            group: which incumbents and newcomers are members of.
+            state: of this member.
+            newcomers: their ranks.
+            senders: members that send.
+            first: step in which the first portion travels.
+            steps: how many, one portion in each.
+        """
+        super().__init__(group, state, senders=senders, first=first, steps=steps)
+        self._newcomers = list(newcomers)
+        self._sending: Sending | None = None
+        self._plan()
+        self._buffers = [buffer.clone() for buffer in state.buffers()]
 
-        self._start(work, "send")
+    def post_metadata(self, metadata: dict[str, Any]) -> None:
+        """Give the newcomers what is no tensor; rank 0 does."""
+        post_in_background(self._group, METADATA, lambda: encode_metadata(metadata))
+
+    def begin_portion(self, step: int) -> None:
+        """Begin to send what travels in `step`."""
+        place = step - self._first
+        self._sending = Sending(
+            self._group,
+            self._portion(place),
+            self._senders,
+            self._newcomers,
+            self._buffers_of(place),
+        )
+
+    def await_sent(self, called_off: threading.Event) -> None:
+        """Wait until this step's portion is sent, because the optimizer is about to change it.
+
+        Raises:
+            CancelledError: if the wait was called off.
+        """
+        if self._sending is not None:
+            wait_for(self._sending.done, called_off)
 
 
-class Receiving(Transfer):
-    """A portion from all members, as far as possible into its place."""
+class IncomingState(StateTransfer):
+    """The side of a newcomer."""
 
     def __init__(
-        self,
-        group: ProcessGroup,
-        portion: Sequence[ParameterState],
-        members: int,
-        buffers: Sequence[torch.Tensor] = (),
+        self, group: ProcessGroup, state: TensorState, *, senders: int, first: int, steps: int
     ) -> None:
-        super().__init__()
-        tensors = [tensor for unit in portion for tensor in unit.tensors]
-        pairs = list(contiguous_pairs(tensors))
-        received = [
-            byte_share([to for to, _ in pairs], member, members) for member in range(members)
-        ]
-        of_first = list(contiguous_pairs(buffers))
-        received[0] = received[0].and_then(byte_share([to for to, _ in of_first], 0, 1))
-        pairs += of_first
-        together = [
-            torch.empty(sum(p.numel() for p in part.small), dtype=torch.uint8, device=group.device)
-            for part in received
-        ]
-        self._pairs, self._received, self._together = pairs, received, together
+        """Wait for the metadata in a thread, make room, and begin to receive."""
+        super().__init__(group, state, senders=senders, first=first, steps=steps)
+        self._metadata: dict[str, Any] | None = None
+        self._described = threading.Event()  # the metadata is there, or an error
+        self._error = ""
+        self._receiving: Receiving | None = None
+        self._received = 0  # step whose portion was taken
+        threading.Thread(target=self._take_metadata, name=METADATA, daemon=True).start()
 
-        def work() -> None:
-            testing.reach("handover.receive", rank=group.rank, version=group.version)
-            for member, part in enumerate(received):
-                pieces = [*part.large, *([together[member]] if part.small else [])]
-                for pending in [group.receive(piece, member) for piece in pieces]:
-                    pending.wait(LONG)
+    def _take_metadata(self) -> None:
+        try:
+            self._group.store.wait([METADATA], LONG)
+            metadata = decode_metadata(self._group.store.get(METADATA))
+            self._state.adopt(metadata["structure"], self._group.device)
+            self._plan()
+            self._metadata = metadata
+            self._receive_portion(0)
+        except Exception as error:  # noqa: BLE001 - the training thread waits, and says it
+            self._error = str(error).partition("\n")[0] or type(error).__name__
+        self._described.set()
 
-        self._start(work, "receive")
+    def begin_portion(self, step: int) -> None:
+        """Begin to receive what travels in `step`; the first portion began by itself."""
+        if step > self._first:
+            self._receive_portion(step - self._first)
 
-    def put_in_place(self) -> None:
-        """Deal out what came together; on the training thread, when `done`."""
-        for part, together in zip(self._received, self._together, strict=True):
-            start = 0
-            for piece in part.small:
-                piece.copy_(together[start : start + piece.numel()])
-                start += piece.numel()
-        for travelled, stands_for in self._pairs:
-            if travelled is not stands_for:
-                stands_for.copy_(travelled)
+    def _receive_portion(self, place: int) -> None:
+        portion = self._portion(place)
+        if place == 0:
+            self._buffers = [torch.empty_like(buffer) for buffer in self._state.buffers()]
+        buffers = self._buffers_of(place)
+        self._receiving = Receiving(self._group, portion, self._senders, buffers)
+
+    def take_portion(
+        self,
+        step: int,
+        called_off: threading.Event,
+        take_metadata: Callable[[dict[str, Any]], None],
+    ) -> None:
+        """Wait for the portion of `step`, which the optimizer is to work on, and put it in place.
+
+        Args:
+            step: that is under way.
+            called_off: set when the wait is to end.
+            take_metadata: gets what is no tensor, behind the first portion.
+
+        Raises:
+            CancelledError: if the wait was called off.
+            BrokenGroupError: if it did not arrive.
+        """
+        if self._received == step:
+            return
+        self._received = step
+        wait_for(self._described, called_off)
+        receiving = self._receiving
+        if receiving is not None:
+            wait_for(receiving.done, called_off)
+        error = self._error or (receiving.error if receiving else "nothing came")
+        if error or receiving is None:
+            raise BrokenGroupError(f"the state did not arrive: {error}")
+        receiving.put_in_place()
+        if step == self._first and self._metadata is not None:
+            for buffer, came in zip(self._state.buffers(), self._buffers, strict=True):
+                buffer.copy_(came)
+            take_metadata(self._metadata)

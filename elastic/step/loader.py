@@ -4,75 +4,80 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from elastic.group.member import Member
+from elastic.group.membership import Membership
 from elastic.samples.micro_batch import MicroBatch
-from elastic.samples.position import TrainingPosition
-from elastic.samples.sample_stream import SampleStream, share
-from elastic.samples.schedule import passes
+from elastic.samples.sample_stream import share
+from elastic.samples.schedule import ScheduleRow, passes
+from elastic.state.training_state import TrainingState
+from elastic.step.executor import StepExecutor
 from elastic.training_errors import UsageError
 
-OWN = frozenset({"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"})
-SHADOW: Final = 2  # samples of a batch that only keeps the script's loop going
+RESERVED_OPTIONS = frozenset(
+    {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"}
+)
+PLACEHOLDER_SAMPLES: Final = 2  # samples of a batch that only keeps the script's loop going
 
 
-class _Pieces:
+class _MicroBatchSampler:
     """The batch sampler: the rest of the running epoch, as the schedule deals it out."""
 
-    def __init__(
-        self, stream: SampleStream, standing: TrainingPosition, member: Member, bound: int
-    ) -> None:
-        self._stream = stream
-        self._standing = standing
-        self._member = member
+    def __init__(self, training: TrainingState, membership: Membership, bound: int) -> None:
+        self._training = training
+        self._membership = membership
         self._bound = bound
         self.handed_out: deque[MicroBatch] = deque()  # prefetched ones included
 
     def __iter__(self) -> Iterator[list[int]]:
         self.handed_out = deque()
-        for piece in self._plan():
-            self.handed_out.append(piece)
-            yield piece.ids
+        for micro_batch in self._plan():
+            self.handed_out.append(micro_batch)
+            yield micro_batch.ids
 
     def __len__(self) -> int:
-        where = self._standing
-        batch = self._member.schedule.at(where.step + 1).batch
-        return math.ceil(max(0, self._stream.size - where.cursor) / max(1, batch))
+        position = self._training.position
+        batch = self._membership.schedule.at(position.step + 1).batch
+        left = self._training.stream.size - position.cursor
+        return math.ceil(max(0, left) / max(1, batch))
 
     def _plan(self) -> Iterator[MicroBatch]:
-        where = self._standing
-        epoch, cursor, step = where.epoch, where.cursor, where.step
-        order = self._stream.order(epoch)
+        position = self._training.position
+        epoch, cursor, step = position.epoch, position.cursor, position.step
+        order = self._training.stream.order(epoch)
         while cursor < len(order):
             step += 1
-            row = self._member.schedule.at(step)
+            row = self._membership.schedule.at(step)
             if row.rank is None:
                 return  # this worker has left by then
             ids = order[cursor : cursor + row.batch]
-            mine = share(ids, row.local_batches, row.rank)
-            after = cursor + len(ids)
-            counts = passes(len(mine), self._bound) if mine else (0,)
-            start = 0
-            for place, count in enumerate(counts):
-                yield MicroBatch(
-                    step=step,
-                    epoch=epoch,
-                    before=cursor,
-                    cursor=after,
-                    ids=mine[start : start + count] or ids[:SHADOW],
-                    count=count,
-                    total=len(ids),
-                    first=place == 0,
-                    last=place + 1 == len(counts),
-                    row=row,
-                )
-                start += count
-            cursor = after
+            yield from self._micro_batches(ids, row, epoch, cursor, step)
+            cursor += len(ids)
+
+    def _micro_batches(
+        self, ids: list[int], row: ScheduleRow, epoch: int, cursor: int, step: int
+    ) -> Iterator[MicroBatch]:
+        mine = share(ids, row.local_batches, row.rank or 0)
+        counts = passes(len(mine), self._bound) if mine else (0,)
+        start = 0
+        for place, count in enumerate(counts):
+            yield MicroBatch(
+                step=step,
+                epoch=epoch,
+                cursor_before=cursor,
+                cursor_after=cursor + len(ids),
+                ids=mine[start : start + count] or ids[:PLACEHOLDER_SAMPLES],
+                count=count,
+                total=len(ids),
+                first=place == 0,
+                last=place + 1 == len(counts),
+                row=row,
+            )
+            start += count
 
 
 class ElasticLoader:
@@ -82,30 +87,28 @@ class ElasticLoader:
         self,
         dataset: Dataset[Any],
         *,
-        stream: SampleStream,
-        standing: TrainingPosition,
-        member: Member,
+        training: TrainingState,
+        membership: Membership,
+        executor: StepExecutor,
         bound: int,
         device: torch.device,
-        done: Callable[[MicroBatch], bool],
         options: Mapping[str, Any],
     ) -> None:
         """Wrap `dataset`.
 
         Args:
             dataset: map-style.
-            stream: the ids of every epoch.
-            standing: where training stands; read whenever an iteration begins.
-            member: deals out the samples, and changes the group where a step begins.
+            training: the ids of every epoch, and where training stands when an iteration begins.
+            membership: says which samples are this worker's.
+            executor: told of each micro-batch, before and after the script has it.
             bound: samples that fit the device at once; larger shares are taken in passes.
             device: where batches are moved to.
-            done: told of each piece that the script is through with; False ends the loop.
             options: of torch's DataLoader, but for those that choose samples.
 
         Raises:
             UsageError: if an option chooses samples.
         """
-        chosen = OWN & set(options)
+        chosen = RESERVED_OPTIONS & set(options)
         if chosen:
             what = f"load() got {', '.join(sorted(chosen))}: which samples come when is the agent's"
             raise UsageError(what, "leave these out; batch_size is load's own argument")
@@ -114,11 +117,10 @@ class ElasticLoader:
             options = {"persistent_workers": True, **options}
         self.dataset = dataset
         self.depth = workers * int(options.get("prefetch_factor") or 2)  # batches drawn ahead
-        self._pieces = _Pieces(stream, standing, member, bound)
-        self._member = member
+        self._sampler = _MicroBatchSampler(training, membership, bound)
+        self._executor = executor
         self._device = device
-        self._done = done
-        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._pieces, **options)
+        self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def __iter__(self) -> Iterator[Any]:
         """Batches to the end of the epoch, or until the job is done.
@@ -129,9 +131,9 @@ class ElasticLoader:
         whole = True  # no step is under way
         while True:
             if whole:
-                if not len(self._pieces):
+                if not len(self._sampler):
                     return  # the epoch's report comes first, in the group that trained it
-                stale = self._member.before_batch()
+                stale = self._executor.before_batch()
                 source = iter(self._loader) if source is None or stale else source
             if source is None:
                 return
@@ -139,20 +141,20 @@ class ElasticLoader:
                 batch = next(source)
             except StopIteration:
                 return
-            piece = self._pieces.handed_out.popleft()
-            self._member.begin(piece)
+            micro_batch = self._sampler.handed_out.popleft()
+            self._executor.begin(micro_batch)
             go_on = False
             try:
                 yield _moved(batch, self._device)
             finally:
-                go_on = self._done(piece)
+                go_on = self._executor.finish(micro_batch)
             if not go_on:
                 return
-            whole = piece.last
+            whole = micro_batch.last
 
     def __len__(self) -> int:
         """Steps to the end of the epoch."""
-        return len(self._pieces)
+        return len(self._sampler)
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

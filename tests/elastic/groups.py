@@ -110,8 +110,8 @@ for epoch in agent.epochs(1000):
         optimizer.zero_grad()
         nn.functional.mse_loss(model(x), y).backward()
         optimizer.step()
-    if agent._member._full:
-        say(epoch=epoch + 1, step=agent._standing.step, digest=digest(model))
+    if agent._membership.has_full_state:
+        say(epoch=epoch + 1, step=agent.step, digest=digest(model))
     agent.report(enough=enough())
 if agent.rank == 0:
     torch.save(model.state_dict(), HOME / "final.pt")
@@ -150,7 +150,7 @@ for epoch in agent.epochs(1000):
         scaler.step(optimizer)
         scaler.update()
         per_batch.step()
-    say(epoch=epoch + 1, step=agent._standing.step, digest=digest(model) + str(per_batch.get_last_lr()) + str(scaler.get_scale()))
+    say(epoch=epoch + 1, step=agent.step, digest=digest(model) + str(per_batch.get_last_lr()) + str(scaler.get_scale()))
     per_epoch.step()
     agent.report(enough=enough())
 if agent.rank == 0:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.samples.position import Position, advanced
+from elastic.samples.position import TrainingPosition
 from elastic.samples.sample_stream import SampleStream, share
 from elastic.samples.schedule import Schedule, ScheduleRow, passes, split
 
@@ -39,17 +39,17 @@ def test_passes_are_as_few_as_fit_and_of_nearly_equal_size(count: int, bound: in
 def test_where_the_stream_stands_is_where_drawing_leads(
     size: int, cursor: int, legs: list[tuple[int, int]]
 ) -> None:
-    position = drawn = Position(3, cursor % size, 7, 100)
+    position = drawn = TrainingPosition(3, cursor % size, 7, 100)
     stream = SampleStream(1, size)
     for steps, batch in legs:
-        position = advanced(position, steps, batch, size)
+        position = position.advanced(steps, batch, size)
         for _ in range(steps):
             after, ids = next(stream.batches(drawn.epoch, drawn.cursor, [batch], 0))
             done = drawn.samples_done + len(ids)
             if after == size:
-                drawn = Position(drawn.epoch + 1, 0, drawn.step + 1, done)
+                drawn = TrainingPosition(drawn.epoch + 1, 0, drawn.step + 1, done)
             else:
-                drawn = Position(drawn.epoch, after, drawn.step + 1, done)
+                drawn = TrainingPosition(drawn.epoch, after, drawn.step + 1, done)
 
     assert position == drawn
 

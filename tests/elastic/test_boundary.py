@@ -9,12 +9,11 @@ from hypothesis import strategies as st
 from elastic.collectives.control_words import (
     DIGEST_BYTES,
     FIXED_WORDS,
-    MIN_BYTES_A_STEP,
     AgreedWords,
     ControlWords,
     read_agreed_words,
-    transfer_steps,
 )
+from elastic.state.portions import MIN_BYTES_A_STEP, transfer_steps
 
 DIGESTS = st.binary(min_size=DIGEST_BYTES, max_size=DIGEST_BYTES)
 

@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from elastic.collectives.byte_rows import as_byte_row
 from elastic.collectives.control_words import DIGEST_BYTES
 from elastic.state.metadata import decode_metadata, encode_metadata
-from elastic.state.tensors import TensorState, as_byte_row
-from elastic.state.transfer import byte_share, portions
+from elastic.state.portions import byte_share, portions
+from elastic.state.tensors import TensorState
 from elastic.training_errors import ElasticError
 from tests.elastic.handing import MAKERS, adam, give_all, hand_over, momentum, written, zoo
 from tests.elastic.peers import CPU, each

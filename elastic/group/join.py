@@ -1,0 +1,95 @@
+"""How a worker becomes a member: with others that start too, or at a running group's boundary."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from elastic.collectives.process_group import LONG, ProcessGroup
+from elastic.collectives.waiting import wait_for
+from elastic.group.membership import Membership
+from elastic.group.resize import JOIN_PLAN, JoinPlan
+from elastic.samples.schedule import Schedule, ScheduleRow
+from elastic.state.broadcast import broadcast_training
+from elastic.state.training_state import TrainingState
+from elastic.state.transfer import IncomingState
+from schemas.messages.worker import GroupOrder
+
+
+def start_together(
+    group: ProcessGroup,
+    membership: Membership,
+    training: TrainingState,
+    called_off: threading.Event,
+) -> None:
+    """Begin in a group that starts: every rank takes the state of rank 0.
+
+    Raises:
+        BrokenGroupError: if a peer is gone.
+        CancelledError: if `called_off` is set.
+    """
+    membership.group = group
+    if group.size > 1:
+        metadata = broadcast_training(training, group, 0, called_off)
+        if metadata is not None:
+            training.load_metadata(metadata)
+
+
+def await_join_plan(
+    group: ProcessGroup, called_off: threading.Event, failed: Callable[[str], None]
+) -> JoinPlan:
+    """Learn from the incumbents where the newcomers' first step is.
+
+    Args:
+        group: which is built already.
+        called_off: set when the wait is to end.
+        failed: told why nothing will come; the controller calls the wait off then.
+
+    Raises:
+        CancelledError: if `called_off` is set.
+    """
+    said: list[JoinPlan] = []
+    there = threading.Event()
+
+    def ask() -> None:
+        try:
+            group.store.wait([JOIN_PLAN], LONG)
+            said.append(msgspec.msgpack.decode(group.store.get(JOIN_PLAN), type=JoinPlan))
+        except RuntimeError as error:
+            failed(str(error).partition("\n")[0])
+            return
+        there.set()
+
+    threading.Thread(target=ask, name=JOIN_PLAN, daemon=True).start()
+    wait_for(there, called_off)
+    return said[0]
+
+
+def enter_at_boundary(
+    order: GroupOrder,
+    group: ProcessGroup,
+    plan: JoinPlan,
+    membership: Membership,
+    training: TrainingState,
+) -> IncomingState:
+    """Be a newcomer in a running group: no samples until the state is there.
+
+    Returns:
+        The state's transfer, which waits for its first portion already.
+    """
+    training.position = plan.position
+    first = plan.position.step + 1
+    zeros = (*plan.old, *(0,) * (group.size - len(plan.old)))
+    membership.schedule = Schedule(ScheduleRow(first, zeros, group.rank))
+    membership.schedule.announce([ScheduleRow(first + plan.transfer_steps, plan.new, group.rank)])
+    membership.enter(order, group)
+    membership.has_full_state = False
+    return IncomingState(
+        group,
+        training.tensors(),
+        senders=len(plan.old),
+        first=first,
+        steps=plan.transfer_steps,
+    )

@@ -1,0 +1,96 @@
+"""Which group this worker is a member of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from elastic.collectives.process_group import ProcessGroup
+from elastic.reporting.reporter import Report
+from elastic.samples.position import TrainingPosition
+from elastic.samples.schedule import Schedule, ScheduleRow
+from schemas.ids import WorkerId, worker_id
+from schemas.messages.agent import GroupFormed
+from schemas.messages.worker import Assignment, GroupOrder
+
+
+class LeftGroup(SystemExit):
+    """This worker is not in the job's group any more; its script ends here, with exit code 0."""
+
+
+@dataclass(slots=True)
+class Membership:
+    """The present group, as it was joined, resized or recovered last."""
+
+    me: WorkerId
+    born: int  # version of the group that this worker was started for
+    address: str  # of this host, where the other members reach it
+    device: torch.device
+    workers: tuple[WorkerId, ...]  # by rank
+    group: ProcessGroup
+    schedule: Schedule
+    has_full_state: bool = True  # False for a newcomer until the state has come
+
+    @classmethod
+    def begin(cls, assignment: Assignment | None, device: torch.device) -> Membership:
+        """What a worker starts with: its part in the group that it is to join.
+
+        Args:
+            assignment: of this worker; None: it is alone for ever.
+            device: where gradients live.
+        """
+        if assignment is None:
+            me = WorkerId("")
+            row = ScheduleRow(1, (1,), 0)
+            return cls(me, 0, "127.0.0.1", device, (me,), _alone(0, device), Schedule(row))
+        rank = assignment.rank
+        members = assignment.group.members
+        return cls(
+            me=worker_id(assignment.job, assignment.version, rank),
+            born=assignment.version,
+            address=assignment.address,
+            device=device,
+            workers=tuple(member.worker for member in members),
+            group=_alone(rank, device),  # until it joins
+            schedule=Schedule(ScheduleRow(1, tuple(m.local_batch for m in members), rank)),
+        )
+
+    @property
+    def rank(self) -> int:
+        """In the present group."""
+        return self.group.rank
+
+    @property
+    def version(self) -> int:
+        """Of the present group."""
+        return self.group.version
+
+    def enter(self, order: GroupOrder, group: ProcessGroup) -> None:
+        """Be a member of the group that `order` describes."""
+        self.group = group
+        self.workers = tuple(member.worker for member in order.group.members)
+
+
+def _alone(rank: int, device: torch.device) -> ProcessGroup:
+    return ProcessGroup(0, rank, 1, device, [])
+
+
+def report_formed(
+    report: Report, membership: Membership, position: TrainingPosition, pause_ms: float = 0.0
+) -> None:
+    """Say that this worker trains in its present group, with the whole state or without.
+
+    Args:
+        report: to the controller.
+        membership: of this worker.
+        position: where it begins in the group.
+        pause_ms: how long its training stood still for it.
+    """
+    report(
+        GroupFormed,
+        group=membership.version,
+        epoch=position.epoch - 1,
+        step=position.step,
+        pause_ms=pause_ms,
+    )

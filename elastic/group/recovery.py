@@ -1,0 +1,132 @@
+"""What survivors do when their group broke: quiesce, say where they are, go on in a new group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from elastic import testing
+from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
+from elastic.group.forming import await_group
+from elastic.group.membership import Membership, report_formed
+from elastic.group.order_listener import ERROR_CHARACTERS, OrderListener
+from elastic.reporting.reporter import Report
+from elastic.samples.schedule import Schedule, ScheduleRow
+from elastic.state.broadcast import broadcast_training
+from elastic.state.training_state import TrainingState
+from elastic.training_errors import BrokenGroupError, CancelledError
+from schemas.ids import WorkerId
+from schemas.messages.agent import PREPARE, GroupBroken, Quiesced
+from schemas.messages.worker import GroupOrder
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """Where the new group goes on."""
+
+    step: int  # that is done
+    metadata: dict[str, Any] | None  # of the furthest member, if its state was taken
+    former: tuple[WorkerId, ...]  # members of the group that broke, by rank
+    became_first: bool  # this worker is rank 0 now, and was not
+
+
+class Recovery:
+    """A survivor's part in the recovery of its group."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        listener: OrderListener,
+        training: TrainingState,
+        report: Report,
+    ) -> None:
+        self._membership = membership
+        self._listener = listener
+        self._training = training
+        self._report = report
+
+    def run(self, error: Exception | None) -> Recovered | None:
+        """Stand still until the controller has made a group of those who are left.
+
+        Args:
+            error: what was met, if nobody called this worker off.
+
+        Returns:
+            Where that group goes on; None if this worker is not in it.
+        """
+        membership, listener = self._membership, self._listener
+        if isinstance(error, BrokenGroupError | testing.InjectedError):
+            self._report_broken(membership.version, str(error)[:ERROR_CHARACTERS])
+        listener.abandon_pending()
+        while True:
+            order = listener.await_recovery()
+            if order.stage == PREPARE:
+                self._quiesce(order)
+                continue
+            if order.group.member(membership.me) is None:
+                return None
+            try:
+                return self._recover(order)
+            except CancelledError:
+                continue
+            except BrokenGroupError as broken:
+                self._report_broken(order.version, broken.message)
+
+    def _report_broken(self, version: int, error: str) -> None:
+        self._report(GroupBroken, group=version, error=error)
+
+    def _quiesce(self, order: GroupOrder) -> None:
+        """Say which step is done, and whether the whole state is here."""
+        membership, position = self._membership, self._training.position
+        testing.reach("quiesce", rank=membership.rank, version=order.version)
+        self._report(
+            Quiesced,
+            group=order.version,
+            step=position.step,
+            epoch=position.epoch - 1,
+            full=membership.has_full_state,
+            port=self._listener.stores.serve(order.version, oldest=membership.version),
+        )
+
+    def _recover(self, order: GroupOrder) -> Recovered:
+        """Meet the others and take the furthest state.
+
+        Raises:
+            BrokenGroupError: if a peer is gone.
+            CancelledError: if the wait was called off.
+        """
+        membership, training = self._membership, self._training
+        testing.reach("recover", rank=membership.rank, version=order.version)
+        called_off = self._listener.called_off
+        group = await_group(order, membership, called_off)
+        try:
+            metadata = self._level(order, group)
+            lr_state = broadcast_bytes(
+                group, training.lr_state(), called_off, int(order.source or 0)
+            )
+        except (CancelledError, BrokenGroupError):
+            group.retire()  # not here: what is under way in it would hold this thread up
+            raise
+        step = training.position.step if metadata is None else int(metadata["step"])
+        training.load_lr_state(lr_state)
+        training.follow_batch(order.group.global_batch, step)
+        former, was = membership.workers, membership.rank
+        self._enter(order, group)
+        testing.reach("recovered", rank=group.rank, version=order.version)
+        report_formed(self._report, membership, training.position)
+        return Recovered(step, metadata, former, became_first=group.rank == 0 and was != 0)
+
+    def _level(self, order: GroupOrder, group: ProcessGroup) -> dict[str, Any] | None:
+        """Take the furthest state, if not all are at the same step; its metadata, if it came."""
+        if order.source is None:
+            return None
+        called_off = self._listener.called_off
+        return broadcast_training(self._training, group, order.source, called_off)
+
+    def _enter(self, order: GroupOrder, group: ProcessGroup) -> None:
+        membership = self._membership
+        old = membership.group
+        membership.enter(order, group)
+        old.retire()
+        row = ScheduleRow(1, tuple(m.local_batch for m in order.group.members), group.rank)
+        membership.schedule = Schedule(row)

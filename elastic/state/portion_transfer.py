@@ -1,0 +1,112 @@
+"""One portion of the state on its way, in a thread beside training."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from elastic import testing
+from elastic.collectives.process_group import LONG, ProcessGroup
+from elastic.state.portions import byte_share, contiguous_pairs
+from elastic.state.tensors import ParameterState
+
+
+class Transfer:
+    """One portion on its way, in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.error = ""
+
+    def _run(self, work: Any) -> None:
+        try:
+            work()
+        except (RuntimeError, testing.InjectedError) as error:
+            self.error = str(error).partition("\n")[0][:300] or type(error).__name__
+        self.done.set()
+
+    def _start(self, work: Any, name: str) -> None:
+        threading.Thread(target=self._run, args=(work,), name=name, daemon=True).start()
+
+
+class Sending(Transfer):
+    """This member's part of a portion, to every newcomer; buffers are rank 0's alone."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        portion: Sequence[ParameterState],
+        members: int,
+        newcomers: Sequence[int],
+        buffers: Sequence[torch.Tensor] = (),
+    ) -> None:
+        super().__init__()
+        tensors = [tensor for unit in portion for tensor in unit.tensors]
+        held = [travelling for travelling, _ in contiguous_pairs(tensors)]
+        mine = byte_share(held, group.rank, members)
+        if group.rank == 0:
+            own = [travelling for travelling, _ in contiguous_pairs(buffers)]
+            held += own
+            mine = mine.and_then(byte_share(own, 0, 1))
+        together = torch.cat(mine.small) if mine.small else None
+        corrupt = testing.reach("handover.send", rank=group.rank, version=group.version)
+        if corrupt and together is not None:
+            together = -together - 1  # whatever it is, it is something else now
+
+        def work() -> None:
+            pieces = [*mine.large, *([] if together is None else [together])]
+            for to in newcomers:
+                for pending in [group.send(piece, to) for piece in pieces]:
+                    pending.wait(LONG)
+            held.clear()
+
+        self._start(work, "send")
+
+
+class Receiving(Transfer):
+    """A portion from all members, as far as possible into its place."""
+
+    def __init__(
+        self,
+        group: ProcessGroup,
+        portion: Sequence[ParameterState],
+        members: int,
+        buffers: Sequence[torch.Tensor] = (),
+    ) -> None:
+        super().__init__()
+        tensors = [tensor for unit in portion for tensor in unit.tensors]
+        pairs = list(contiguous_pairs(tensors))
+        received = [
+            byte_share([to for to, _ in pairs], member, members) for member in range(members)
+        ]
+        of_first = list(contiguous_pairs(buffers))
+        received[0] = received[0].and_then(byte_share([to for to, _ in of_first], 0, 1))
+        pairs += of_first
+        together = [
+            torch.empty(sum(p.numel() for p in part.small), dtype=torch.uint8, device=group.device)
+            for part in received
+        ]
+        self._pairs, self._received, self._together = pairs, received, together
+
+        def work() -> None:
+            testing.reach("handover.receive", rank=group.rank, version=group.version)
+            for member, part in enumerate(received):
+                pieces = [*part.large, *([together[member]] if part.small else [])]
+                for pending in [group.receive(piece, member) for piece in pieces]:
+                    pending.wait(LONG)
+
+        self._start(work, "receive")
+
+    def put_in_place(self) -> None:
+        """Deal out what came together; on the training thread, when `done`."""
+        for part, together in zip(self._received, self._together, strict=True):
+            start = 0
+            for piece in part.small:
+                piece.copy_(together[start : start + piece.numel()])
+                start += piece.numel()
+        for travelled, stands_for in self._pairs:
+            if travelled is not stands_for:
+                stands_for.copy_(travelled)
