@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given, settings
+from hypothesis import given, note, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
@@ -147,49 +147,49 @@ OVER_TIME = tuple(
 )
 
 
-@pytest.mark.parametrize("name", [*POLICIES, "fill"])
 @settings(max_examples=examples(60), deadline=None)
 @given(told=views_and_events)
-def test_a_policy_keeps_its_promises_whatever_it_is_shown_and_told(name: str, told: Shown) -> None:
-    view, _ = told
+def test_policies_keep_their_promises_and_give_the_same_bytes_again(told: Shown) -> None:
+    """The same view, events, seed and budget, whatever they are; for each policy in turn."""
+    for name in (*POLICIES, "fill"):
+        note(name)
 
-    plan = answer(name, told)
+        plan = answer(name, told)
 
-    for promise in PROMISES:
-        promise(view, plan)
-
-
-@EACH_POLICY
-@SIZE
-@given(told=views_and_events)
-def test_the_same_view_news_seed_and_budget_give_the_same_bytes(name: str, told: Shown) -> None:
-    assert msgspec.msgpack.encode(answer(name, told)) == msgspec.msgpack.encode(answer(name, told))
+        assert msgspec.msgpack.encode(answer(name, told)) == msgspec.msgpack.encode(plan)
+        for promise in PROMISES:
+            promise(told[0], plan)
 
 
-@EACH_POLICY
 @SIZE
 @given(view=views())
-def test_to_read_a_plan_out_changes_nothing(name: str, view: ClusterView) -> None:
-    policy = made(name)
+def test_to_read_a_plan_out_changes_nothing(view: ClusterView) -> None:
+    for name in POLICIES:
+        note(name)
+        policy = made(name)
 
-    plans = [policy.plan(view, NOW), policy.plan(view, NOW), made(name).plan(view, NOW)]
+        plans = [policy.plan(view, NOW), policy.plan(view, NOW), made(name).plan(view, NOW)]
 
-    assert len({msgspec.msgpack.encode(plan) for plan in plans}) == 1
+        assert len({msgspec.msgpack.encode(plan) for plan in plans}) == 1
 
 
-@EACH_POLICY
 @SIZE
 @given(view=views())
-def test_a_policy_asks_to_be_woken_for_the_first_that_backs_off(
-    name: str, view: ClusterView
-) -> None:
-    plan = answer(name, (view, []))
+def test_policies_ask_to_be_woken_for_the_first_that_backs_off(view: ClusterView) -> None:
+    backing_off = [
+        job.ready_at
+        for job in view.jobs.values()
+        if job.movable and not job.running_on and job.least <= len(view.slots)
+        if job.ready_at > NOW
+    ]
+    for name in POLICIES:
+        note(name)
 
-    for job in view.jobs.values():
-        fits = job.movable and not job.running_on and job.least <= len(view.slots)
-        if fits and job.ready_at > NOW:
+        plan = answer(name, (view, []))
+
+        for ready_at in backing_off:
             assert plan.wake_at is not None
-            assert NOW < plan.wake_at <= job.ready_at
+            assert NOW < plan.wake_at <= ready_at
 
 
 # --- over time
@@ -224,41 +224,23 @@ def later(draw: st.DrawFn, view: ClusterView, version: int) -> ClusterView:
     return view_of(slots, *jobs, version=version)
 
 
-@EACH_POLICY
 @SIZE
 @given(history=histories())
-def test_the_same_history_gives_the_same_plans_again(name: str, history: History) -> None:
-    first, again = made(name), made(name)
-
-    plans = [asked(first, told, now) for now, told in history]
-
-    assert [asked(again, told, now) for now, told in history] == plans
-
-
-@EACH_POLICY
-@SIZE
-@given(history=histories())
-def test_what_was_asked_before_does_not_show_in_what_is_asked_twice(
-    name: str, history: History
+def test_as_time_goes_by_promises_hold_and_neither_asking_twice_nor_again_shows(
+    history: History,
 ) -> None:
-    once, twice = made(name), made(name)
+    """The same history gives the same plans; to ask for one once more changes none after it."""
+    for name in POLICIES:
+        note(name)
+        once, twice = made(name), made(name)
 
-    for now, told in history:
-        plan = asked(once, told, now)
-        assert asked(twice, told, now) == plan
-        assert twice.plan(told[0], Seconds(now)) == plan
+        plans = [asked(once, told, now) for now, told in history]
 
-
-@EACH_POLICY
-@SIZE
-@given(history=histories())
-def test_a_policy_keeps_its_promises_as_time_goes_by(name: str, history: History) -> None:
-    policy = made(name)
-
-    for now, (view, events) in history:
-        plan = asked(policy, (view, events), now)
-        for promise in OVER_TIME:
-            promise(view, plan)
+        for plan, (now, told) in zip(plans, history, strict=True):
+            assert asked(twice, told, now) == plan
+            assert twice.plan(told[0], Seconds(now)) == plan
+            for promise in OVER_TIME:
+                promise(told[0], plan)
 
 
 @EACH_POLICY
