@@ -130,6 +130,9 @@ def _where(error: BaseException, script: Path) -> str:
     place = ""
     for frame, line in traceback.walk_tb(error.__traceback__):
         path = Path(frame.f_code.co_filename)
-        if path.is_relative_to(script.parent) and ".venv" not in path.parts:
-            place = f"{path.relative_to(script.parent)}:{line}"
+        if not path.is_relative_to(script.parent):
+            continue
+        own = path.relative_to(script.parent)
+        if ".venv" not in own.parts:
+            place = f"{own}:{line}"
     return place

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastic import launch
+from elastic.worker.script import _where
 from tests.elastic.peers import FORKS
 from tests.support.cluster import TOY
 
@@ -72,3 +74,14 @@ def test_exit_codes_and_tracebacks_are_the_scripts_own(
     assert str(Path(launch.__file__).parent) not in err
     if code == 3:
         assert out == "['--width', '64'] __main__\n"
+
+
+def test_a_line_of_a_script_is_told_whatever_folder_the_script_lies_in(tmp_path: Path) -> None:
+    folder = tmp_path / ".venv" / "elastic"
+    folder.mkdir(parents=True)
+    (folder / "train.py").write_text("def f():\n    1 / 0\nf()")
+
+    with pytest.raises(ZeroDivisionError) as raised:
+        runpy.run_path(str(folder / "train.py"))
+
+    assert _where(raised.value, folder / "train.py") == "train.py:2"
