@@ -13,8 +13,8 @@ from tests.support.cluster import Cluster
 
 settings.register_profile("full")
 settings.register_profile("quick", max_examples=25)
-CLUSTERS = {"cluster", "pair", "house", "box"}  # fixtures that one process should start once
-WAITING = ("tests/integration", "tests/examples", "tests/elastic")
+SHARED = ("cluster", "nodes")  # fixtures that several files use, and one process should start
+FIRST = ("integration/", "test_member", "core/test_properties", "test_quiet", "elastic/")
 MORE_THAN_CORES = 2  # clusters wait more than they compute
 MOST_WORKERS = 16
 
@@ -26,14 +26,23 @@ def pytest_xdist_auto_num_workers() -> int:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Tests that share a cluster run in one process; those that wait the longest begin."""
+    """One process runs all tests of a file, or of a cluster; what takes longest begins."""
+    if not hasattr(config, "workerinput"):
+        return
     for item in items:
-        fixtures = getattr(item, "_fixtureinfo").name2fixturedefs  # noqa: B009 - no public way
-        for name in CLUSTERS & fixtures.keys():
-            home = fixtures[name][-1].baseid or "tests"
-            item.add_marker(pytest.mark.xdist_group(f"{name} of {home}"))
-    if hasattr(config, "workerinput"):
-        items.sort(key=lambda item: not item.nodeid.startswith(WAITING))
+        group = next((name for name in SHARED if _has(item, name)), item.nodeid.split("::")[0])
+        item.add_marker(pytest.mark.xdist_group(group))
+    items.sort(key=_rank)
+
+
+def _has(item: pytest.Item, name: str) -> bool:
+    """Whether a test uses that fixture for the whole session, not one of its file's own."""
+    found = getattr(item, "_fixtureinfo").name2fixturedefs.get(name)  # noqa: B009 - no public way
+    return found is not None and found[-1].scope == "session"
+
+
+def _rank(item: pytest.Item) -> int:
+    return next((n for n, part in enumerate(FIRST) if part in item.nodeid), len(FIRST))
 
 
 @pytest.fixture(scope="session")

@@ -19,6 +19,7 @@ import zmq
 import zmq.auth
 
 from tests.support.cluster import TOY, Cluster
+from tests.support.sizes import examples
 
 
 @pytest.mark.parametrize(
@@ -142,8 +143,8 @@ def test_a_script_that_forks_leaves_no_child_behind(cluster: Cluster) -> None:
         assert time.monotonic() < deadline
 
 
-def test_a_hundred_megabytes_of_output_arrive_complete(cluster: Cluster) -> None:
-    lines = 1_000_000  # of 100 bytes
+def test_a_flood_of_output_arrives_complete(cluster: Cluster) -> None:
+    lines = examples(1_000_000)  # of 100 bytes
     script = f"for i in range({lines}): print(f'{{i:099d}}')"
 
     job = cluster.submit(script)

@@ -1,4 +1,4 @@
-"""How many examples a property gets."""
+"""How many examples a property gets, and how much of a load."""
 
 from __future__ import annotations
 
