@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import pytest
 import torch
@@ -13,9 +12,7 @@ from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
 from elastic.collectives.rendezvous import connect_store
 from elastic.collectives.waiting import wait_for
 from elastic.training_errors import BrokenGroupError, CancelledError
-from tests.elastic.peers import CPU, Meeting, Parent, each, peers
-
-SOON_S = 5.0  # far below any limit of the library's own
+from tests.elastic.peers import CPU, LIMIT_S, Meeting, Parent, each, peers
 
 
 def _two_versions(meeting: Meeting) -> list[list[float]]:
@@ -54,11 +51,9 @@ def _reduce_until_it_breaks(meeting: Meeting) -> str:
 def test_a_peer_that_is_killed_breaks_the_group_of_the_others_at_once() -> None:
     with peers(_reduce_until_it_breaks, 2) as made:
         assert [made.said(0), made.said(1)] == ["met", "met"]
-        began = time.monotonic()
         made.kill(1)
 
         assert made.said(0)
-        assert time.monotonic() - began < SOON_S
 
 
 def _wait_for_nobody(meeting: Meeting) -> str:
@@ -84,11 +79,9 @@ def _wait_for_nobody(meeting: Meeting) -> str:
 def test_a_wait_for_a_peer_that_does_not_come_can_be_called_off() -> None:
     with peers(_wait_for_nobody, 2) as made:
         assert made.said(0) == "waits"
-        began = time.monotonic()
         made.tell(0, "enough")
 
         assert made.said(0) == "called off"
-        assert time.monotonic() - began < SOON_S
         made.tell(1, "bye")
         assert made.said(1) == "bye"
 
@@ -111,22 +104,33 @@ def test_all_ranks_hear_what_one_says() -> None:
     assert each(_agree, 3) == [said, said, said]
 
 
-def _retire(meeting: Meeting) -> tuple[float, list[float]]:
+def _retire(meeting: Meeting) -> list[float]:
     old, new = meeting.group(1), meeting.group(2)
     cancel = threading.Event()
     old.all_reduce(torch.ones(1 << 16), cancel)
-    began = time.perf_counter()
     old.retire()
-    took = time.perf_counter() - began
     tensor = torch.ones(2)
     new.all_reduce(tensor, cancel)
-    return took, tensor.tolist()
+    return tensor.tolist()
+
+
+def test_a_group_that_is_taken_apart_does_not_disturb_the_next_one() -> None:
+    assert each(_retire, 2) == [[2.0, 2.0]] * 2
 
 
 def test_a_group_is_taken_apart_beside_the_training_thread() -> None:
-    for took, summed in each(_retire, 2):
-        assert took < 0.1
-        assert summed == [2.0, 2.0]
+    go, over = threading.Event(), threading.Event()
+
+    class Backend:
+        def __del__(self) -> None:
+            go.wait(LIMIT_S)
+            over.set()
+
+    ProcessGroup(1, 0, 2, CPU, [Backend()]).retire()
+
+    assert not over.is_set()
+    go.set()
+    assert over.wait(LIMIT_S)
 
 
 def test_a_group_of_one_needs_nobody() -> None:
@@ -152,14 +156,14 @@ def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
     group = ProcessGroup(1, 0, 2, CPU, [object()])
 
     def make() -> ProcessGroup:
-        go.wait(SOON_S)
+        go.wait(LIMIT_S)
         return group
 
     building = BackgroundBuild(make, failures.append)
     assert not building.done
     building.drop()
     go.set()
-    assert building.over.wait(SOON_S)
+    assert building.over.wait(LIMIT_S)
 
     assert (building.group, group._backends, failures) == (None, [], [])
 

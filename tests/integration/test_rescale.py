@@ -48,12 +48,19 @@ for epoch in agent.epochs(1000):
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    base: Path = tmp_path_factory.mktemp("rescale")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    base: Path = tmp_path_factory.mktemp("r")
     made = Cluster(base / "home", base / "jobs", slots=4)
     made.up()
     yield made
     made.down()
+
+
+@pytest.fixture
+def cluster(house: Cluster) -> Iterator[Cluster]:
+    """Four slots of one node; no job is left behind."""
+    yield house
+    house.clear()
 
 
 def training(cluster: Cluster, slots: int = 1, faults: str = "", **fields: Any) -> str:
@@ -89,8 +96,11 @@ def further(cluster: Cluster, job: str, epochs: int = 2) -> dict[str, Any]:
     return cluster.until_epoch(job, cluster.show(job)["epoch"] + epochs)
 
 
-def assert_nothing_lost(cluster: Cluster, job: str) -> None:
-    """End the job: every sample once in every epoch, and equal parameters on all ranks."""
+def assert_nothing_lost(cluster: Cluster, job: str, *, equal_after: int = 0) -> None:
+    """End the job: every sample once in every epoch, and equal parameters on all ranks.
+
+    `equal_after`: an epoch in which a damaged state may not have been sent again yet.
+    """
     shown = cluster.show(job)
     assert cluster.ones("cancel", job).code == 0
     taken = cluster.samples(job)
@@ -101,7 +111,8 @@ def assert_nothing_lost(cluster: Cluster, job: str) -> None:
         if line.startswith("epoch"):
             _, epoch, _, _, digest = line.split()
             digests[epoch].add(digest)
-    assert {epoch for epoch, found in digests.items() if len(found) > 1} == set()
+    apart = {int(epoch) for epoch, found in digests.items() if len(found) > 1}
+    assert apart <= set(range(equal_after))
 
 
 def kinds(shown: dict[str, Any]) -> list[tuple[str, str]]:
@@ -128,10 +139,11 @@ def test_random_sizes_and_batches_one_upon_the_other_lose_no_sample(cluster: Clu
         order = ("--slots", str(slots), *(("--batch", str(batch)) if slots else ()))
         assert cluster.ones("resize", job, *order).code == 0
     resize(cluster, job, 3, "--batch", "30")
-    shown = further(cluster, job)
+    further(cluster, job)
+    shown = cluster.until(job, lambda s: len(s["workers"]) == 3)  # those that left are gone
 
     assert (shown["slots"], shown["global_batch"]) == (3, 30)
-    assert sorted(worker["local_batch"] for worker in shown["workers"]) == [10, 10, 10]
+    assert [worker["local_batch"] for worker in shown["workers"]] == [10, 10, 10]
     assert_nothing_lost(cluster, job)
 
 
@@ -216,11 +228,12 @@ FAULTS = {
 def test_the_job_goes_on_and_loses_no_sample_when(cluster: Cluster, fault: str) -> None:
     job = training(cluster, 2, faults=fault)
     assert cluster.ones("resize", job, "--slots", "3").code == 0
-    cluster.until(job, lambda s: s["slots"] == 3 and s["state"] == "running")
+    whole = cluster.until(job, lambda s: s["slots"] == 3 and s["state"] == "running")
     shown = further(cluster, job)
 
     assert [kind for kind, _ in kinds(shown)].count("start") == 1  # never back to a checkpoint
-    assert_nothing_lost(cluster, job)
+    damaged = fault.endswith("corrupt")  # which is noticed two steps later
+    assert_nothing_lost(cluster, job, equal_after=whole["epoch"] + 1 if damaged else 0)
 
 
 def test_a_job_whose_members_are_all_lost_goes_back_to_its_last_epoch(cluster: Cluster) -> None:
