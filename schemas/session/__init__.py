@@ -1,0 +1,51 @@
+"""Sans-I/O delivery between the controller and one agent.
+
+What goes in: decoded messages, ticks of a clock, things to say. What comes out: values that say
+what to send, publish or take in. Events up are numbered per (node, boot) and delivered once and in
+order; deltas down are ordered by (term, version, stage) and delivered at least once, applied once.
+Nothing here knows a socket, a clock or a thread.
+"""
+
+from schemas.session.agent_session import (
+    MAX_RESENT,
+    SPOOL_FULL,
+    AgentOutput,
+    AgentSession,
+    Apply,
+    Publish,
+    Rejected,
+    SayHello,
+    ToController,
+    Welcomed,
+)
+from schemas.session.controller_session import (
+    MAX_HELD,
+    Condition,
+    ControllerOutput,
+    ControllerSession,
+    Deliver,
+    ToNode,
+)
+from schemas.session.delivery_order import Order, SessionTimings, order_of
+
+__all__ = [
+    "MAX_HELD",
+    "MAX_RESENT",
+    "SPOOL_FULL",
+    "AgentOutput",
+    "AgentSession",
+    "Apply",
+    "Condition",
+    "ControllerOutput",
+    "ControllerSession",
+    "Deliver",
+    "Order",
+    "Publish",
+    "Rejected",
+    "SayHello",
+    "SessionTimings",
+    "ToController",
+    "ToNode",
+    "Welcomed",
+    "order_of",
+]

@@ -1,0 +1,199 @@
+"""The agent's end of a session: says hello, numbers and spools events, refuses old deltas."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from schemas.ids import BootId, JobId, NodeId, Seconds, Term, Version
+from schemas.messages.agent import (
+    AgentEvent,
+    DeltaAcked,
+    EventsCommitted,
+    FromAgent,
+    GroupDelta,
+    Heartbeat,
+    HeartbeatAck,
+    HelloRequest,
+    Numbered,
+    Refused,
+    ResendEvents,
+    Resent,
+    ToAgent,
+    Welcome,
+)
+from schemas.session.delivery_order import Order, SessionTimings, order_of
+
+MAX_RESENT: Final = 256  # events in one Resent
+SPOOL_FULL: Final = 20_000  # events; beyond it an agent stops reading its workers' reports
+
+
+@dataclass(frozen=True, slots=True)
+class ToController:
+    """Send this over the agent's DEALER."""
+
+    message: FromAgent
+
+
+@dataclass(frozen=True, slots=True)
+class Publish:
+    """Publish this on the agent's PUB."""
+
+    numbered: Numbered
+
+
+@dataclass(frozen=True, slots=True)
+class SayHello:
+    """Take stock of the workers and send what `hello` makes of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Make this the desired state of its job on this node."""
+
+    delta: GroupDelta
+
+
+@dataclass(frozen=True, slots=True)
+class Welcomed:
+    """A session began; the controller's bulk and event ports are in the message."""
+
+    welcome: Welcome
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """The controller does not accept this node."""
+
+    refused: Refused
+
+
+AgentOutput = ToController | Publish | SayHello | Apply | Welcomed | Rejected
+
+
+@dataclass(slots=True)
+class AgentSession:
+    """One agent's end: greets, numbers and spools events, fences deltas."""
+
+    node: NodeId
+    boot: BootId
+    timings: SessionTimings = field(default_factory=SessionTimings)
+    session: str | None = None
+    term: Term = Term(0)
+    spool: list[Numbered] = field(default_factory=list)
+    sent: int = 0  # highest seq given out
+    held: dict[JobId, Order] = field(default_factory=dict)
+    _last_heard: Seconds = Seconds(0.0)
+    _last_said: Seconds = Seconds(-1e9)
+
+    @property
+    def spool_full(self) -> bool:
+        """Whether events should stay where they are until the controller caught up."""
+        return len(self.spool) >= SPOOL_FULL
+
+    def happened(self, event: AgentEvent) -> list[AgentOutput]:
+        """Number `event`, keep it until it is committed, publish it.
+
+        Args:
+            event: of one of this node's workers.
+        """
+        self.sent += 1
+        numbered = Numbered(node=self.node, boot=self.boot, seq=self.sent, event=event)
+        self.spool.append(numbered)
+        return [Publish(numbered)]
+
+    def tick(self, now: Seconds) -> list[AgentOutput]:
+        """What the passing of time asks for: a heartbeat, or a new greeting.
+
+        Args:
+            now: seconds of a monotonic clock, the same in every call.
+        """
+        if self.session is not None and now - self._last_heard > self.timings.suspect_s:
+            self.session = None
+        if now - self._last_said < self.timings.heartbeat_s:
+            return []
+        self._last_said = now
+        if self.session is None:
+            return [SayHello()]
+        return [ToController(Heartbeat(session=self.session, events_sent=self.sent))]
+
+    def receive(self, message: ToAgent, now: Seconds) -> list[AgentOutput]:
+        """Take in one message of the controller; a stale one changes nothing.
+
+        Args:
+            message: as it was decoded.
+            now: seconds of a monotonic clock.
+        """
+        match message:
+            case Welcome():
+                return self._welcome(message, now)
+            case HelloRequest(term=term):
+                return self._greet(term, now)
+            case Refused():
+                return [Rejected(message)]
+            case HeartbeatAck(session=session, committed=committed):
+                if session == self.session:
+                    self._last_heard = now
+                    self._forget(committed)
+                return []
+            case EventsCommitted(boot=boot, through=through):
+                if boot == self.boot:
+                    self._forget(through)
+                return []
+            case ResendEvents(boot=boot, first=first):
+                return self._resend(first) if boot == self.boot else []
+            case GroupDelta():
+                return self._delta(message)
+
+    def _welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
+        if message.term < self.term or message.boot != self.boot:
+            return []
+        self.session, self.term, self._last_heard = message.session, message.term, now
+        self._forget(message.committed)
+        return [Welcomed(message), *self._resend(message.committed + 1)]
+
+    def _greet(self, term: Term, now: Seconds) -> list[AgentOutput]:
+        if term < self.term:
+            return []
+        self.term = term
+        self.session, self._last_said = None, now
+        return [SayHello()]
+
+    def _forget(self, through: int) -> None:
+        if self.spool and self.spool[0].seq <= through:
+            self.spool = [numbered for numbered in self.spool if numbered.seq > through]
+
+    def _resend(self, first: int) -> list[AgentOutput]:
+        missed = [numbered for numbered in self.spool if numbered.seq >= first]
+        return [
+            ToController(Resent(events=tuple(missed[start : start + MAX_RESENT])))
+            for start in range(0, len(missed), MAX_RESENT)
+        ]
+
+    def _delta(self, delta: GroupDelta) -> list[AgentOutput]:
+        newest = self.held.get(delta.job, (0, 0, 0))
+        order = order_of(delta)
+        if order < newest or delta.term < self.term:
+            term, version, stage = max(newest, (self.term, 0, 0))
+            refusal = DeltaAcked(
+                job=delta.job,
+                term=Term(term),
+                version=Version(version),
+                stage=stage,
+                applied=False,
+            )
+            return [ToController(refusal)]
+        ack = DeltaAcked(
+            job=delta.job, term=delta.term, version=delta.version, stage=delta.stage, applied=True
+        )
+        self.held[delta.job], self.term = order, delta.term
+        applied: list[AgentOutput] = [Apply(delta)] if order > newest else []
+        return [*applied, ToController(ack)]
+
+    def forget_job(self, job: JobId) -> None:
+        """Drop the fence of a job of which nothing is left on this node.
+
+        Args:
+            job: its name; one that is not held is passed over.
+        """
+        self.held.pop(job, None)

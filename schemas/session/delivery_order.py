@@ -1,0 +1,34 @@
+"""What is newer than what, and when a session does something: the rules of both ends."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from schemas.messages.agent import (
+    DeltaAcked,
+    GroupDelta,
+)
+
+Order = tuple[int, int, int]  # (term, version, stage)
+
+
+@dataclass(frozen=True, slots=True)
+class SessionTimings:
+    """Intervals of a session, in seconds."""
+
+    heartbeat_s: float = 1.0
+    suspect_s: float = 6.0
+    lost_s: float = 30.0
+    retry_s: float = 2.0
+
+
+def order_of(delta: GroupDelta | DeltaAcked) -> Order:
+    """What makes one delta newer than another.
+
+    Args:
+        delta: what was sent, or what was acknowledged.
+
+    Returns:
+        (term, version, stage), to be compared as a tuple.
+    """
+    return (delta.term, delta.version, delta.stage)
