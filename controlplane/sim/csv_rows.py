@@ -20,7 +20,7 @@ NUMBER: Final = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class CsvRow:
     """One line of a table.
 
     Every reader raises `TraceError` if the column holds something else than it asks for.
@@ -42,7 +42,13 @@ class Row:
         return value
 
     def number(self, column: str, least: float = 0.0, most: float = MOST) -> float:
-        """A number in [least, most]."""
+        """A number.
+
+        Args:
+            column: that holds it.
+            least: it may be.
+            most: it may be.
+        """
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a number there, or delete the line")
@@ -55,7 +61,13 @@ class Row:
         return number + 0.0  # no minus zero
 
     def whole(self, column: str, least: int = 0, most: int = int(MOST)) -> int:
-        """A whole number in [least, most]; 4.0 counts as one."""
+        """A whole number; 4.0 counts as one.
+
+        Args:
+            column: that holds it.
+            least: it may be.
+            most: it may be.
+        """
         number = self.number(column, least, most)
         if not number.is_integer():
             said = f"{_short(self.values[column])} is not a whole number"
@@ -67,12 +79,25 @@ class Row:
         return bool(self.values.get(column))
 
     def error(self, column: str, what: str, hint: str) -> TraceError:
-        """What is wrong with one value."""
+        """What is wrong with one value, to be raised.
+
+        Args:
+            column: that holds it.
+            what: is wrong.
+            hint: what to do about it.
+        """
         return TraceError(f"{self.file}:{self.line}: column {column}: {what}", hint, column)
 
 
-def with_header(path: Path, required: Sequence[str], optional: Sequence[str] = ()) -> Iterator[Row]:
+def with_header(
+    path: Path, required: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[CsvRow]:
     """The rows of a CSV file whose first line names its columns, in any order.
+
+    Args:
+        path: of the file.
+        required: columns that must be there.
+        optional: columns that may be there.
 
     Raises:
         TraceError: if it cannot be read, is too large, is no text, or lacks a required column.
@@ -95,8 +120,13 @@ def with_header(path: Path, required: Sequence[str], optional: Sequence[str] = (
 
 def without_header(
     path: Path, delimiter: str, layouts: Mapping[int, Sequence[str]]
-) -> Iterator[Row]:
+) -> Iterator[CsvRow]:
     """The rows of a file without a header; the number of columns says what they mean.
+
+    Args:
+        path: of the file.
+        delimiter: between cells; after tabs nothing is quoted.
+        layouts: names of the columns, by their number.
 
     Raises:
         TraceError: if it cannot be read, is too large, is no text, or has other columns.
@@ -104,8 +134,14 @@ def without_header(
     yield from _rows(path, _split(path, delimiter), layouts)
 
 
-def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> Row:
+def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> CsvRow:
     """One line of a CSV file as a row.
+
+    Args:
+        file: for complaints.
+        line: its number, for complaints.
+        text: of the line.
+        names: of the columns.
 
     Raises:
         TraceError: if it is no such line.
@@ -115,14 +151,14 @@ def parse_line(file: str, line: int, text: str, names: Sequence[str]) -> Row:
 
 def _rows(
     path: Path, lines: Iterator[tuple[int, list[str]]], layouts: Mapping[int, Sequence[str]]
-) -> Iterator[Row]:
+) -> Iterator[CsvRow]:
     for count, (line, cells) in enumerate(lines):
         if count == MOST_JOBS:
             raise TraceError(f"{path}:{line}: more than {MOST_JOBS} jobs", "split the file")
         yield _row(str(path), line, cells, layouts)
 
 
-def _row(file: str, line: int, cells: list[str], layouts: Mapping[int, Sequence[str]]) -> Row:
+def _row(file: str, line: int, cells: list[str], layouts: Mapping[int, Sequence[str]]) -> CsvRow:
     names = layouts.get(len(cells))
     if names is None:
         known = " or ".join(str(number) for number in sorted(layouts))
@@ -130,7 +166,7 @@ def _row(file: str, line: int, cells: list[str], layouts: Mapping[int, Sequence[
         where = fullest[len(cells)] if len(cells) < len(fullest) else fullest[-1]
         what = f"{file}:{line}: column {where}: {len(cells)} columns instead of {known}"
         raise TraceError(what, f"the columns are {', '.join(fullest)}", where)
-    return Row(file, line, dict(zip(names, cells, strict=True)))
+    return CsvRow(file, line, dict(zip(names, cells, strict=True)))
 
 
 def _split(path: Path, delimiter: str) -> Iterator[tuple[int, list[str]]]:

@@ -32,14 +32,14 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     options: dict[str, Any]  # of the policy
-    scenario: Any  # a frozen struct that msgspec can write: trace, physics, cluster, costs
+    scenario: Any  # a frozen struct that msgspec can write: trace, model, cluster, costs
     seed: int
 
     def __str__(self) -> str:
         """How a person finds it in the list of what was asked for."""
         given = ", ".join(f"{name}={value}" for name, value in self.options.items())
-        told = f"{self.policy}({given})" if given else self.policy
-        return f"{told} with seed {self.seed} [{cell_key(self)[:8]}]"
+        label = f"{self.policy}({given})" if given else self.policy
+        return f"{label} with seed {self.seed} [{cell_key(self)[:8]}]"
 
 
 Simulate = Callable[
@@ -50,7 +50,7 @@ OnProgress = Callable[["Progress"], None]
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How an experiment stands; told at its start and whenever a cell is over."""
+    """How an experiment stands; reported at its start and whenever a cell is over."""
 
     done: int  # of these, some were there before
     failed: int
@@ -81,11 +81,11 @@ class CellsFailedError(OnesError):
     def __init__(
         self, failures: Sequence[Failure], results: Sequence[SimulationResult], path: Path | None
     ) -> None:
-        told = "; ".join(f"{failure.cell}: {failure.why}" for failure in failures[:SHOWN])
+        reasons = "; ".join(f"{failure.cell}: {failure.why}" for failure in failures[:SHOWN])
         more = f"; and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
         kept = f"the {len(results)} others are kept"
         again = f" in {path}: run the same command again for these only" if path else ""
-        super().__init__(f"{len(failures)} failed: {told}{more}", kept + again)
+        super().__init__(f"{len(failures)} failed: {reasons}{more}", kept + again)
         self.failures = tuple(failures)
         self.results = tuple(results)
 
@@ -98,7 +98,13 @@ def cell_key(cell: Cell) -> str:
 def grid(
     policies: Iterable[tuple[str, dict[str, Any]]], scenarios: Sequence[Any], seeds: Sequence[int]
 ) -> list[Cell]:
-    """Every policy, with its options, in every scenario with every seed; policies side by side."""
+    """Every policy in every scenario with every seed; policies side by side.
+
+    Args:
+        policies: names with options.
+        scenarios: frozen structs that msgspec can write.
+        seeds: of traces and searches.
+    """
     chosen = list(policies)
     return [
         Cell(policy=policy, options=options, scenario=scenario, seed=seed)
@@ -183,11 +189,11 @@ def bar(title: str = "simulating") -> Iterator[OnProgress]:
     with progress.Progress(*columns, console=Console(stderr=True)) as shown:
         task = shown.add_task(title, total=None, last="")
 
-        def show(news: Progress) -> None:
-            over = news.done + news.failed
-            failed = f"{news.failed} failed " if news.failed else ""
-            last = failed + (str(news.cell) if news.cell else "")
-            shown.update(task, completed=over, total=news.total, last=last)
+        def show(state: Progress) -> None:
+            over = state.done + state.failed
+            failed = f"{state.failed} failed " if state.failed else ""
+            last = failed + (str(state.cell) if state.cell else "")
+            shown.update(task, completed=over, total=state.total, last=last)
 
         yield show
 
@@ -238,19 +244,19 @@ class _Experiment:
     def _take(self, worker: _Worker) -> None:
         """Read what a worker left, or how it died."""
         try:
-            told = worker.pipe.recv_bytes()
+            message = worker.pipe.recv_bytes()
         except (EOFError, OSError):
-            told = b""
-        if told:
+            message = b""
+        if message:
             worker.process.join()
         else:
             worker.process.join(timeout=1.0)  # it closed its pipe by dying
         del self.busy[worker.pipe]
         worker.pipe.close()
-        if told.startswith(DONE):
-            self._keep(worker.cell, told[len(DONE) :])
+        if message.startswith(DONE):
+            self._keep(worker.cell, message[len(DONE) :])
         else:
-            why = told[len(RAISED) :].decode() or _death(worker.process.exitcode)
+            why = message[len(RAISED) :].decode() or _death(worker.process.exitcode)
             self.failures.append(Failure(worker.cell, why))
             self._tell(worker.cell)
 
@@ -285,11 +291,11 @@ def _work(simulate: Simulate, cell: Cell, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches it too; the parent ends it
     threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
-        told = DONE + msgspec.json.encode(simulate(cell))
+        message = DONE + msgspec.json.encode(simulate(cell))
     except Exception as error:  # noqa: BLE001 - a cell's fault, whatever it is, is its own
-        told = RAISED + _described(error).encode(errors="replace")
+        message = RAISED + _described(error).encode(errors="replace")
     with contextlib.suppress(BrokenPipeError):
-        pipe.send_bytes(told)
+        pipe.send_bytes(message)
 
 
 def _end_with_parent() -> None:

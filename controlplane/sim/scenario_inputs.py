@@ -98,7 +98,13 @@ def costs_of(scenario: Scenario) -> ChangeCosts:
 
 
 def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> dict[str, Any]:
-    """`options`, and what an operator would tell a policy of this scenario's costs."""
+    """The options of a policy, and what an operator would tell it of this scenario's costs.
+
+    Args:
+        policy: its name.
+        scenario: with the costs of changes.
+        options: that were given; they win.
+    """
     chosen: dict[str, Any] = {}
     if scenario.physics == "profiles" and scenario.round_s > 0.0:
         chosen |= PUBLISHED.get(policy, {})

@@ -1,4 +1,4 @@
-"""What a simulation leaves: every job's story, and what the cluster did."""
+"""What a simulation leaves: what became of every job, and what the cluster did."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SimulationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     policy: str
     options: dict[str, object]  # of the policy, that were given
-    setting: dict[str, object]  # physics, trace, cluster, costs, knowledge: everything else
+    setting: dict[str, object]  # model, trace, cluster, costs, knowledge: everything else
     seed: int
     slots: int  # of the cluster
     jobs: tuple[JobResult, ...]

@@ -1,4 +1,4 @@
-"""Errors of the simulator's input."""
+"""Errors of the simulator: of what it reads, and of its results."""
 
 from __future__ import annotations
 
@@ -11,3 +11,9 @@ class TraceError(OnesError):
     """A trace, profile or scenario that cannot be simulated; says where and what to do."""
 
     code: ClassVar[str] = "bad_trace"
+
+
+class ResultsError(OnesError):
+    """Results that cannot be read, written, compared or drawn; says what to do."""
+
+    code: ClassVar[str] = "bad_results"

@@ -122,10 +122,10 @@ class ScriptedPolicy:
 
     def __init__(self, *steps: Step) -> None:
         self.steps = steps
-        self.heard: list[tuple[float, PolicyEvent]] = []
+        self.observed: list[tuple[float, PolicyEvent]] = []
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        self.heard.append((now, event))
+        self.observed.append((now, event))
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         return False

@@ -20,8 +20,8 @@ from controlplane.sim.analysis.plot_style import (
     tidy,
     time_unit,
 )
-from controlplane.sim.analysis.result_store import ResultsError
 from controlplane.sim.simulation_result import JobResult, SimulationResult
+from controlplane.sim.simulator_errors import ResultsError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -48,7 +48,11 @@ DARK: Final = 140.0  # luma below which white is easier to read
 
 
 def gantt(result: SimulationResult, path: Path) -> None:
-    """Who had which slot when, a row for each slot, a colour for each job.
+    """Draw who had which slot when, a row for each slot, a colour for each job.
+
+    Args:
+        result: with allocations.
+        path: of the figure; its suffix says the format.
 
     Raises:
         ResultsError: if the allocations were not recorded, or the file cannot be written.
@@ -83,6 +87,10 @@ def utilisation(results: Sequence[SimulationResult], path: Path) -> None:
     """Share of slots that jobs held over time, one curve for each policy.
 
     Averaged over short intervals, and over the simulations of a policy.
+
+    Args:
+        results: with allocations; of any policies.
+        path: of the figure; its suffix says the format.
 
     Raises:
         ResultsError: if the allocations were not recorded, or the file cannot be written.

@@ -9,9 +9,9 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.sim.analysis.result_store import ResultsError
 from controlplane.sim.analysis.simulation_summary import finished
 from controlplane.sim.simulation_result import SimulationResult
+from controlplane.sim.simulator_errors import ResultsError
 
 RESAMPLES: Final = 5_000
 AT_ONCE: Final = 2_000_000  # numbers drawn in one go, to bound memory
@@ -92,7 +92,12 @@ def compare(
 
 
 def mean_interval(values: Sequence[float], *, seed: int = 0) -> Interval:
-    """Where the mean is, by a bootstrap; of a single value, that value."""
+    """Where the mean is, by a bootstrap; of a single value, that value.
+
+    Args:
+        values: at least one.
+        seed: of the bootstrap.
+    """
     given = np.asarray(values, dtype=float)
     drawn = np.random.default_rng(seed).integers(len(given), size=(RESAMPLES, len(given)))
     return _interval(given[drawn].mean(axis=1))

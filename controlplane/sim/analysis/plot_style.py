@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from controlplane.sim.analysis.result_store import ResultsError
 from controlplane.sim.simulation_result import SimulationResult
+from controlplane.sim.simulator_errors import ResultsError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -129,6 +129,10 @@ def new_figure(width: float, height: float) -> Figure:
 def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file's suffix.
 
+    Args:
+        figure: to write; the same one gives the same bytes.
+        path: ends with one of `SUFFIXES`.
+
     Raises:
         ResultsError: if there is no such format, or the disk does not take it.
     """
@@ -149,14 +153,25 @@ def save(figure: Figure, path: Path) -> None:
 
 
 def tidy(axes: Axes, *, along: str = "y") -> None:
-    """A light grid behind the data, and no box around it."""
+    """A light grid behind the data, and no box around it.
+
+    Args:
+        axes: to tidy up.
+        along: which axis has grid lines: x, y or both.
+    """
     axes.grid(visible=True, axis=along, color=GRID, linewidth=0.6)  # type: ignore[arg-type] # x, y or both
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def policy_legend(figure: Figure, axes: Axes, count: int) -> None:
-    """One legend above all panels, where it covers nothing."""
+    """One legend above all panels, where it covers nothing.
+
+    Args:
+        figure: that gets it.
+        axes: a panel that has all curves.
+        count: of the curves.
+    """
     handles, labels = axes.get_legend_handles_labels()
     columns = min(count, 6)
     figure.legend(

@@ -18,9 +18,9 @@ from controlplane.sim.analysis.plot_style import (
     styles,
     tidy,
 )
-from controlplane.sim.analysis.result_store import ResultsError
 from controlplane.sim.analysis.simulation_summary import finished
 from controlplane.sim.simulation_result import JobResult, SimulationResult
+from controlplane.sim.simulator_errors import ResultsError
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,6 +43,10 @@ def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
 
     A box holds the middle half of the jobs, its line the median, its whiskers 5% to 95%, the
     diamond is the mean.
+
+    Args:
+        results: of any policies.
+        path: of the figure; its suffix says the format.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
@@ -84,6 +88,10 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
 
     The share is of all counted jobs: a curve whose jobs did not all finish ends below 1.
 
+    Args:
+        results: of any policies.
+        path: of the figure; its suffix says the format.
+
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.
     """
@@ -116,6 +124,10 @@ def cumulative(results: Sequence[SimulationResult], path: Path) -> None:
 
 def averages(results: Sequence[SimulationResult], path: Path) -> None:
     """Average completion, execution and queueing time by policy, 95% intervals over simulations.
+
+    Args:
+        results: of any policies.
+        path: of the figure; its suffix says the format.
 
     Raises:
         ResultsError: if there is nothing to draw, or the file cannot be written.

@@ -45,7 +45,12 @@ def print_result(result: SimulationResult) -> None:
 
 
 def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
-    """Several policies side by side, and `ours` against each other one."""
+    """Several policies side by side, and `ours` against each other one.
+
+    Args:
+        results: of any sizes and seeds.
+        ours: name of one of their policies.
+    """
     console = _console()
     for size, here in by_size(results).items():
         seeds = len(next(iter(here.values())))

@@ -41,7 +41,15 @@ def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
 
 
 def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, list[Comparison]]:
-    """Our policy against each other one, for each size of the cluster."""
+    """Our policy against each other one, for each size of the cluster.
+
+    Args:
+        results: of any sizes and seeds.
+        ours: name of one of their policies; where it is missing there is no comparison.
+
+    Raises:
+        ResultsError: if two have nothing in common that could be compared.
+    """
     return {
         size: [compare(here[ours], here[name]) for name in here if name != ours]
         for size, here in by_size(results).items()
@@ -50,7 +58,12 @@ def against_each(results: Sequence[SimulationResult], ours: str) -> dict[int, li
 
 
 def comparison_json(results: Sequence[SimulationResult], ours: str) -> dict[str, Any]:
-    """Everything, as JSON can hold it."""
+    """Means, comparisons and the figures of every simulation, as JSON can hold them.
+
+    Args:
+        results: of any sizes and seeds.
+        ours: name of the policy that the others are compared with.
+    """
     return {
         "sizes": {
             str(size): {name: means(many) for name, many in here.items()}

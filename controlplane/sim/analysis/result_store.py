@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any, ClassVar, Final, TypeVar
+from typing import IO, Any, TypeVar
 
 import msgspec
 
 from controlplane.sim.simulation_result import SimulationResult
-from schemas.errors import OnesError
+from controlplane.sim.simulator_errors import ResultsError
 
 T = TypeVar("T")
-
-EXTRA: Final = "parquet"  # of this project: what Parquet files need
-
-
-class ResultsError(OnesError):
-    """A file of results that cannot be read or written."""
-
-    code: ClassVar[str] = "bad_results"
 
 
 class _Key(msgspec.Struct, frozen=True):
@@ -57,6 +48,10 @@ def append(path: Path, result: SimulationResult) -> bool:
     """Put a result at the end of a file, on the disk when this returns.
 
     A line that a crash tore is cut off first. Several processes may append at the same time.
+
+    Args:
+        path: of the file; made if there is none.
+        result: to append.
 
     Returns:
         Whether it was written; False if the file has a result of the same simulation.
@@ -115,79 +110,3 @@ def _decoded(path: Path, number: int, line: bytes, kind: type[T]) -> T:
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         what = f"{path}:{number}: {error}"
         raise ResultsError(what, "delete the line to simulate it again") from None
-
-
-# --- one row for each job
-
-
-COLUMNS: Final = (
-    "job",
-    "application",
-    "submitted_at",
-    "started_at",
-    "ended_at",
-    "state",
-    "jct_s",
-    "queued_s",
-    "exec_s",
-    "slot_s",
-    "rescales",
-    "batch_changes",
-    "counted",
-)
-
-
-def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
-    """A flat table: one row for each job of each result, `COLUMNS` and which simulation it was."""
-    return [
-        {
-            "policy": result.policy,
-            "options": _text(result.options),
-            "setting": _text(result.setting),
-            "seed": result.seed,
-            "slots": result.slots,
-            **{column: getattr(job, column) for column in COLUMNS},
-        }
-        for result in results
-        for job in result.jobs
-    ]
-
-
-def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
-    """Put the table of `job_rows` into a Parquet file.
-
-    Raises:
-        ResultsError: if pyarrow is not installed, or the file cannot be written.
-    """
-    arrow, parquet = _pyarrow(), _pyarrow("parquet")
-    try:
-        parquet.write_table(arrow.Table.from_pylist(job_rows(results)), path)
-    except OSError as error:
-        raise ResultsError(f"{path}: {error}", "choose another file") from None
-
-
-def read_parquet(path: Path) -> list[dict[str, Any]]:
-    """The rows that `write_parquet` wrote.
-
-    Raises:
-        ResultsError: if pyarrow is not installed, or the file cannot be read.
-    """
-    arrow, parquet = _pyarrow(), _pyarrow("parquet")
-    try:
-        rows: list[dict[str, Any]] = parquet.read_table(path).to_pylist()
-    except (OSError, arrow.ArrowException) as error:
-        raise ResultsError(f"{path}: {error}", "name a Parquet file") from None
-    return rows
-
-
-def _text(value: dict[str, object]) -> str:
-    return msgspec.json.encode(value, order="deterministic").decode()
-
-
-def _pyarrow(part: str = "") -> Any:
-    """Imported when it is needed: it is large, and seldom there."""
-    try:
-        return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
-    except ImportError:
-        hint = f"pip install 'ones[{EXTRA}]'"
-        raise ResultsError("Parquet files need pyarrow", hint) from None

@@ -159,7 +159,7 @@ class GroupTraining:
     def _report_epoch(self, job: JobProcesses, group: Group, samples_per_s: float) -> None:
         """Rank 0 reports it."""
         training, model = job.training, job.training.model
-        stop, told = model.spec.stop, model.epoch_metrics(training.epoch, group.global_batch)
+        stop, metrics = model.spec.stop, model.epoch_metrics(training.epoch, group.global_batch)
         reported = partial(
             EpochReported,
             group=group.version,
@@ -170,11 +170,11 @@ class GroupTraining:
             epochs=stop.epochs if stop is not None else None,
             samples_per_s=samples_per_s,
             duration_s=0.0,
-            train_loss=told.train_loss,
-            metrics=told.metrics,
+            train_loss=metrics.train_loss,
+            metrics=metrics.metrics,
             global_batch=group.global_batch,
             lr=group.lr or 0.0,
-            noise_scale=told.noise_scale,
+            noise_scale=metrics.noise_scale,
         )
         self._processes.report(job, group.members[0].worker, reported)
 

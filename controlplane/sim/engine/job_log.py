@@ -32,7 +32,14 @@ class JobLog:
         self._records: dict[JobId, _Record] = {}
 
     def add(self, job: JobId, submission: TraceJob, model: JobModel, *, counted: bool) -> None:
-        """A job was accepted; `counted`: it enters averages."""
+        """A job was accepted.
+
+        Args:
+            job: as the core calls it.
+            submission: of the trace.
+            model: how it trains.
+            counted: whether it enters averages.
+        """
         self._records[job] = _Record(
             submission=submission,
             application=model.application,
@@ -41,7 +48,12 @@ class JobLog:
         )
 
     def note(self, job: Job, now: Seconds) -> None:
-        """Something happened to a job, as the core has it now."""
+        """Something happened to a job.
+
+        Args:
+            job: as the core has it now.
+            now: virtual seconds.
+        """
         record = self._records.get(job.job)
         if record is None:
             return
@@ -50,7 +62,12 @@ class JobLog:
         _note_slots(record, tuple(job.size.slots), now)
 
     def results(self, state: State, now: Seconds) -> tuple[JobResult, ...]:
-        """What became of every job, as the core has it now."""
+        """What became of every job, in order of submission.
+
+        Args:
+            state: of the core, now.
+            now: virtual seconds.
+        """
         found = []
         for name, record in self._records.items():
             _note_slots(record, (), now)

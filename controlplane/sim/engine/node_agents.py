@@ -68,7 +68,12 @@ class NodeAgents:
     # --- orders
 
     def apply(self, node: NodeId, delta: GroupDelta) -> None:
-        """Do what `node` should do about one job; a node that is down does nothing."""
+        """Do what an agent would; that of a node which is down does nothing.
+
+        Args:
+            node: of the agent.
+            delta: what it should have of one job.
+        """
         if node in self._down:
             return
         if delta.group is None:

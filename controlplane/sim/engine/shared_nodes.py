@@ -13,6 +13,7 @@ class SharedNodes:
     """Keeps who trains where, and asks the model of interference what that costs."""
 
     def __init__(self, interference: Interference) -> None:
+        """Begin with nobody training."""
         self._interference = interference
         self._training_on: dict[NodeId, dict[JobId, None]] = {}
 

@@ -90,7 +90,12 @@ class Simulation:
     # --- before it begins
 
     def use_policy(self, policy: Policy, options: PlannerOptions) -> SimulatedPlanner:
-        """Let `policy` decide, and workers tell it of their steps if it wants to know."""
+        """Let a policy decide, and hear of steps if the simulation has telemetry.
+
+        Args:
+            policy: to ask.
+            options: when it is asked, and how much it may think.
+        """
         self.planner = SimulatedPlanner(self.kernel, self.reactor, policy, self._handle, options)
         if self._options.telemetry_s > 0.0:
             self._training.telemetry = StepTelemetry(
@@ -123,7 +128,13 @@ class Simulation:
         )
 
     def lose_node(self, node: NodeId, at: float, back_after_s: float) -> None:
-        """Let a node die at a time, and come back empty so many seconds later."""
+        """Let a node die, and come back empty.
+
+        Args:
+            node: to lose.
+            at: virtual seconds.
+            back_after_s: seconds that it is away, at least `RETURN_S`.
+        """
         self.kernel.call_at(at, self._node_dies, node, back_after_s)
 
     # --- the core's inputs and commands

@@ -28,7 +28,12 @@ class SimulatorOracle:
         self._widest = widest
 
     def remaining_s(self, job: JobView, slots: int) -> float:
-        """Epoch by epoch, on whole nodes first."""
+        """Seconds that a job still trains, epoch by epoch, on whole nodes first.
+
+        Args:
+            job: that is there.
+            slots: that it would have.
+        """
         training = self._jobs[job.job].training
         training.advance(self._kernel.now)
         model, progress, total = training.model, training.progress, 0.0
@@ -41,13 +46,18 @@ class SimulatorOracle:
         return total
 
     def remaining_steps(self, job: JobView) -> float:
-        """As the model counts them."""
+        """Steps that are left, as the job's model counts them."""
         training = self._jobs[job.job].training
         training.advance(self._kernel.now)
         return training.model.remaining_steps(training.epoch, training.progress)
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """On whole nodes first."""
+        """Seconds of a step with the first batch, on whole nodes first.
+
+        Args:
+            job: that is there.
+            slots: that it would have.
+        """
         training = self._jobs[job.job].training
         placement = packed(slots, self._widest)
         rate = training.model.throughput(placement, job.batch_size, training.epoch)

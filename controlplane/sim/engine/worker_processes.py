@@ -35,7 +35,13 @@ class WorkerProcesses:
         self._waiting_for: dict[SlotId, tuple[JobProcesses, WorkerId]] = {}
 
     def start(self, job: JobProcesses, member: Member, start_s: float) -> None:
-        """Fork a worker, which is ready after `start_s` seconds, or when its slot is free."""
+        """Fork a worker.
+
+        Args:
+            job: whose worker it is.
+            member: its name and slot; if another process is there, it is ready when that is gone.
+            start_s: seconds until it is ready.
+        """
         version, rank = born_as(member.worker)
         worker = WorkerProcess(
             slot=member.slot, version=version, rank=rank, ready_at=self._kernel.now + start_s
@@ -59,7 +65,14 @@ class WorkerProcesses:
         code: int | None = None,
         signal: int | None = None,
     ) -> None:
-        """Let a worker end, if it is there, and its node's agent report how."""
+        """Let a worker end, if it is there, and its node's agent report how.
+
+        Args:
+            job: whose worker it is.
+            name: of the worker.
+            code: that it exits with; None: a signal ended it.
+            signal: that ended it.
+        """
         worker = job.workers.get(name)
         if worker is None:
             return

@@ -71,7 +71,7 @@ class PairwiseInterference:
 
 
 def parse_interference(text: str) -> tuple[str, float]:
-    """The kind and the share of `none`, `pollux:0.25` or `pairwise:0.25`.
+    """The kind and the share, in [0, 1), of `none`, `pollux:0.25` or `pairwise:0.25`.
 
     Raises:
         TraceError: if it is none of these.

@@ -157,6 +157,11 @@ class TrainingModel(Protocol):
 
 @cache
 def packed(slots: int, widest: int) -> Placement:
-    """So many slots on as few nodes of `widest` slots as possible, whole ones first."""
+    """A placement on as few nodes as possible, whole ones first.
+
+    Args:
+        slots: in all.
+        widest: slots of a node.
+    """
     whole, rest = divmod(slots, widest)
     return (*(widest,) * whole, *((rest,) if rest else ()))

@@ -15,7 +15,7 @@ from typing import Any, Final, Literal
 
 import numpy as np
 
-from controlplane.sim.csv_rows import Row, with_header
+from controlplane.sim.csv_rows import CsvRow, with_header
 from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import TraceJob
@@ -46,6 +46,11 @@ class Application:
     """One application's tables."""
 
     def __init__(self, folder: Path) -> None:
+        """Read the tables of a folder, which is named after the application.
+
+        Raises:
+            TraceError: if one is missing or damaged, or nobody knows the application.
+        """
         self.name = folder.name
         if self.name not in EPOCHS:
             known = ", ".join(sorted(EPOCHS))
@@ -66,6 +71,10 @@ class Application:
 
     def speed(self, placement: Placement, local: int) -> tuple[float, float]:
         """Seconds of one pass and of its synchronisation.
+
+        Args:
+            placement: slots on each node.
+            local: batch of each slot, samples.
 
         Raises:
             TraceError: if nothing near was measured.
@@ -115,7 +124,12 @@ class Application:
         return self._surface
 
     def noise(self, batch: float, epoch: int) -> tuple[float, float]:
-        """|g|^2 and the trace of its covariance, linear between measured batches."""
+        """|g|^2 and the trace of its covariance, linear between measured batches.
+
+        Args:
+            batch: global, samples.
+            epoch: 0-based; later ones than measured are like the last.
+        """
         at = min(epoch, self.epochs - 1)
         if batch <= self.first_batch or batch >= self.most_batch:
             row = self._edge(batch)[at]
@@ -126,7 +140,12 @@ class Application:
         return mixed, one.var * (1 - share) + other.var * share
 
     def iterations(self, batch: float, epoch: int) -> float:
-        """Steps that `batch` takes to the end of epoch `epoch` (0-based)."""
+        """Steps to the end of an epoch, linear between measured batches.
+
+        Args:
+            batch: global, samples.
+            epoch: 0-based.
+        """
         if batch <= self.first_batch or batch >= self.most_batch:
             return self._edge(batch)[epoch].iteration
         low, high, share = self._between(batch)
@@ -236,6 +255,17 @@ class ProfilesModel:
     def __init__(
         self, folder: Path, costs: ChangeCosts, *, stated: bool = False, whole_seconds: bool = False
     ) -> None:
+        """Choose the tables; an application's are read when a job needs them.
+
+        Args:
+            folder: with a folder for each application, or a folder `traces` with these.
+            costs: of every change.
+            stated: users state the epochs that their jobs take; else nobody knows.
+            whole_seconds: epochs end at whole seconds.
+
+        Raises:
+            TraceError: if there is no such folder.
+        """
         if not folder.is_dir():
             what = f"{folder} is no folder"
             raise TraceError(
@@ -334,7 +364,7 @@ def _sizes(file: Path) -> dict[tuple[int, int, int], Any]:
     return {key: np.array(_mean(times)) for key, times in seen.items()}
 
 
-def _times(row: Row) -> tuple[float, float]:
+def _times(row: CsvRow) -> tuple[float, float]:
     """Seconds of a step, and of the part of it that is synchronisation."""
     step_s = row.number("step_time", LEAST_STEP_S)
     return step_s, row.number("sync_time", 0.0, step_s)

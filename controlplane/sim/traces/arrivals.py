@@ -44,7 +44,10 @@ def poisson(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
 
 
 def uniform(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Each job at any moment of a window of `jobs` times `mean_s`; see `poisson`."""
+    """Each job at any moment of a window of `jobs` times `mean_s`, uniformly.
+
+    Args, shape and errors as of `poisson`.
+    """
     _check(jobs, mean_s)
     return np.sort(rng.uniform(0.0, jobs * mean_s, jobs))
 

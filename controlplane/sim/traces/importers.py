@@ -1,7 +1,7 @@
 """Traces of other projects as ours.
 
 None of them says enough to train the very same jobs, so a job's workload is `gpu-time:SECONDS`,
-its slots times its duration, for which the physics takes the workload with the closest GPU time
+its slots times its duration, for which the model takes the workload with the closest GPU time
 (as the ONES paper does with the trace of Microsoft). Names of models are not mapped: what is
 called `vgg19` or `LM` there runs on other data for another number of steps, and its GPU time says
 more about it than its name. Batch sizes are those of the workload that is taken.
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from controlplane.sim.csv_rows import Row, with_header, without_header
+from controlplane.sim.csv_rows import CsvRow, with_header, without_header
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import Trace, TraceJob
 from controlplane.sim.traces.gavel_speeds import STEPS_PER_S
@@ -109,7 +109,7 @@ def _gavel(path: Path) -> Iterator[TraceJob]:
         )
 
 
-def _steps_per_s(row: Row, slots: int) -> float:
+def _steps_per_s(row: CsvRow, slots: int) -> float:
     """Of a size that was not measured: as if it scaled from the next smaller one."""
     kind = row.text("job_type")
     if kind not in STEPS_PER_S:
@@ -121,13 +121,13 @@ def _steps_per_s(row: Row, slots: int) -> float:
     return measured[nearest] * slots / nearest
 
 
-def _workload(row: Row, column: str, gpu_time_s: float) -> str:
+def _workload(row: CsvRow, column: str, gpu_time_s: float) -> str:
     if not gpu_time_s > 0.0:
         raise row.error(column, "a job of no duration", "delete the line")
     return f"{GPU_TIME}{gpu_time_s:.6g}"
 
 
-def _clock(row: Row) -> dt.datetime:
+def _clock(row: CsvRow) -> dt.datetime:
     said = row.text("timestamp")
     try:
         return dt.datetime.strptime(said, CLOCK)  # noqa: DTZ007 - only differences matter

@@ -17,9 +17,9 @@ from controlplane.sim.models.recorded.recording import (
     ChangeTimes,
     Ending,
     Epoch,
+    EpochSpeed,
     Family,
     Recording,
-    Speed,
     Submission,
 )
 from controlplane.sim.node_groups import NodeGroup
@@ -76,17 +76,7 @@ def recording_from_journal(
         for key, label in labels.items()
     }
     names = _names(window, users=users)
-    most = sum(slots.values())
-    left_out: Counter[str] = Counter()
-    taken = []
-    for job in window:
-        family = families[job.family]
-        reason = _unfit(job, family, most)
-        if reason:
-            left_out[reason] += 1
-            continue
-        at = job.submitted_at - window[0].submitted_at
-        taken.append(_submission(job, family, names[job.user], max(0.0, at), most))
+    taken, left_out = _submissions(window, families, names, most=sum(slots.values()))
     if not taken:
         why = "; ".join(f"{count}: {reason}" for reason, count in left_out.items())
         raise TraceError(f"{journal}: none of {len(window)} jobs can be replayed ({why})", "wait")
@@ -99,6 +89,23 @@ def recording_from_journal(
         jobs=tuple(taken),
         left_out=dict(left_out),
     )
+
+
+def _submissions(
+    window: Sequence[Job], families: Mapping[str, Family], names: Mapping[str, str], *, most: int
+) -> tuple[list[Submission], Counter[str]]:
+    """The jobs that can be replayed, and how many cannot for which reason."""
+    left_out: Counter[str] = Counter()
+    taken = []
+    for job in window:
+        family = families[job.family]
+        reason = _unfit(job, family, most)
+        if reason:
+            left_out[reason] += 1
+            continue
+        at = job.submitted_at - window[0].submitted_at
+        taken.append(_submission(job, family, names[job.user], max(0.0, at), most))
+    return taken, left_out
 
 
 def _labels(jobs: Iterable[Job]) -> dict[str, str]:
@@ -219,8 +226,8 @@ def _measured(info: EpochInfo) -> bool:
     return info.whole and info.slots > 0 and info.nodes > 0 and info.global_batch > 0 and fast
 
 
-def _speed(info: EpochInfo) -> Speed:
-    return Speed(info.nodes, info.slots, info.global_batch, info.samples_per_s)
+def _speed(info: EpochInfo) -> EpochSpeed:
+    return EpochSpeed(info.nodes, info.slots, info.global_batch, info.samples_per_s)
 
 
 def _positive(number: float | None) -> float | None:

@@ -96,7 +96,10 @@ def mean_gap_s() -> float:
 
 
 def sample_gpus(rng: Generator, n: int, most: int) -> IntArray:
-    """GPUs of `n` jobs; larger jobs than `most` are left out. Shape (n,).
+    """GPUs of `n` jobs; larger jobs than `most` are left out.
+
+    Returns:
+        Shape (n,).
 
     Raises:
         ValueError: if `most` is below 1.

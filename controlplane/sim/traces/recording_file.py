@@ -17,7 +17,7 @@ from controlplane.sim.models.recorded.recording import (
 )
 from controlplane.sim.node_groups import RELATIVE_SPEEDS, NodeGroup
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.traces.trace_csv import replace_text
+from controlplane.sim.traces.whole_file import write_whole
 from schemas.jobs import problems
 
 VERSION: Final = 1
@@ -47,6 +47,10 @@ class _Kind(msgspec.Struct, frozen=True):
 def write_recording(recording: Recording, path: Path) -> None:
     """Put a recording into a file for `read_recording`; it is there whole or not at all.
 
+    Args:
+        recording: to write.
+        path: of the file.
+
     Raises:
         TraceError: if the disk does not take it.
     """
@@ -60,7 +64,7 @@ def write_recording(recording: Recording, path: Path) -> None:
         jobs=len(recording.jobs),
     )
     lines = [header, *recording.families, *recording.jobs]
-    replace_text(path, "".join(f"{msgspec.json.encode(line).decode()}\n" for line in lines))
+    write_whole(path, "".join(f"{msgspec.json.encode(line).decode()}\n" for line in lines))
 
 
 def read_recording(path: Path) -> Recording:

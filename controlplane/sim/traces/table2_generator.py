@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Final, Literal
 
 from numpy.random import Generator, default_rng
@@ -70,12 +70,7 @@ def generate(
     times = [float(at) for at in arrive(rngs[0], jobs, mean_interval_s)]
     drawn = rngs[1].choice(USER_SLOTS, size=jobs, p=USER_SHARES)
     slots = [min(int(many), most_slots or int(many)) for many in drawn]
-    if mix == "uniform":
-        names = [str(name) for name in rngs[2].choice(tuple(WORKLOADS), size=jobs)]
-    else:
-        draw = gpu_times or philly.sample
-        pairs = zip(draw(rngs[2], jobs), slots, strict=True)
-        names = [closest(float(gpu_s), many) for gpu_s, many in pairs]
+    names = _workloads(rngs[2], mix, slots, gpu_times or philly.sample)
     crashes = _shares(rngs[3], jobs, crash_share, CRASHES)
     patience = _shares(rngs[4], jobs, cancel_share, PATIENCE)
     return Trace(
@@ -94,6 +89,16 @@ def generate(
             )
         ),
     )
+
+
+def _workloads(
+    rng: Generator, mix: str, slots: Sequence[int], draw_gpu_times: GpuTimes
+) -> list[str]:
+    """A workload for each job, by the mix and by how many slots it asks for."""
+    if mix == "uniform":
+        return [str(name) for name in rng.choice(tuple(WORKLOADS), size=len(slots))]
+    pairs = zip(draw_gpu_times(rng, len(slots)), slots, strict=True)
+    return [closest(float(gpu_s), many) for gpu_s, many in pairs]
 
 
 def _check(jobs: int, mix: str, mean_interval_s: float, shares: tuple[float, ...]) -> None:

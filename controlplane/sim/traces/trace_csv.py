@@ -7,18 +7,16 @@ artifact of *Pollux* (OSDI '21), which can be read as they are; and, where they 
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
-import os
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from controlplane.sim.csv_rows import Row, parse_line, with_header
+from controlplane.sim.csv_rows import CsvRow, parse_line, with_header
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import Trace, TraceJob
+from controlplane.sim.traces.whole_file import write_whole
 from schemas.ids import Seconds
 
 REQUIRED: Final = ("name", "time", "application", "num_replicas", "batch_size")
@@ -41,6 +39,10 @@ def read_trace(path: Path) -> Trace:
 def write_trace(trace: Trace, path: Path) -> None:
     """Put a trace into a file that `read_trace` reads; the file is there whole or not at all.
 
+    Args:
+        trace: to write.
+        path: of the file.
+
     Raises:
         TraceError: if it has no jobs, a job could not be read again, or the disk does not take it.
     """
@@ -56,11 +58,16 @@ def write_trace(trace: Trace, path: Path) -> None:
             raise TraceError(what, "leave out blanks around names, and fractions of whole numbers")
         text.write(row.getvalue() + "\n")
     build_trace(trace.name, path, trace.jobs)
-    replace_text(path, text.getvalue())
+    write_whole(path, text.getvalue())
 
 
 def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
     """Jobs as a trace, sorted by time.
+
+    Args:
+        name: of the trace.
+        path: of its file, for complaints.
+        jobs: in any order; those of the same moment stay in theirs.
 
     Raises:
         TraceError: if there are none, or two have the same name.
@@ -76,30 +83,7 @@ def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:
     return Trace(name=name, jobs=tuple(sorted(found.values(), key=lambda job: job.at)))
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file whole: another one beside it takes its place when it is on the disk.
-
-    Raises:
-        TraceError: if the disk does not take it.
-    """
-    beside = ""
-    try:
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
-    except (OSError, ValueError) as error:
-        if beside:
-            with contextlib.suppress(OSError):
-                Path(beside).unlink()
-        said = getattr(error, "strerror", None) or error
-        raise TraceError(f"{path}: {said}", "choose another file") from None
-
-
-def _job(row: Row) -> TraceJob:
+def _job(row: CsvRow) -> TraceJob:
     shares = (LEAST_SHARE, 1.0 - LEAST_SHARE)
     return TraceJob(
         name=row.text("name"),

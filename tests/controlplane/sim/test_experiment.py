@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from controlplane.sim.analysis.result_store import ResultsError, load
+from controlplane.sim.analysis.result_store import load
 from controlplane.sim.experiment import (
     Cell,
     CellsFailedError,
@@ -23,6 +23,7 @@ from controlplane.sim.experiment import (
     run,
 )
 from controlplane.sim.simulation_result import SimulationResult
+from controlplane.sim.simulator_errors import ResultsError
 from schemas.errors import SettingsError
 from tests.support.sim_results import times
 

@@ -24,9 +24,9 @@ from controlplane.sim.models.recorded.recorded_model import RecordedModel
 from controlplane.sim.models.recorded.recording import (
     ChangeTimes,
     Epoch,
+    EpochSpeed,
     Family,
     Recording,
-    Speed,
     Submission,
 )
 from controlplane.sim.node_groups import NodeGroup
@@ -39,7 +39,7 @@ from schemas.jobs import StopRule
 from tests.support import builders
 
 COSTS = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
-ONE_SLOT = Speed(1, 1, 64, 640.0)
+ONE_SLOT = EpochSpeed(1, 1, 64, 640.0)
 
 
 def a_job(**changes: Any) -> Submission:
@@ -93,7 +93,7 @@ def test_a_job_that_was_measured_is_as_it_was_measured() -> None:
 
 
 def test_sizes_that_nobody_measured_are_extrapolated_as_the_search_does_it() -> None:
-    speeds = (ONE_SLOT, Speed(1, 2, 128, 1000.0), Speed(1, 2, 64, 600.0))
+    speeds = (ONE_SLOT, EpochSpeed(1, 2, 128, 1000.0), EpochSpeed(1, 2, 64, 600.0))
     samples = [
         Sample(1, 1, 64.0, 0.1),
         Sample(1, 2, 32.0, 64 / 600.0),
@@ -107,7 +107,7 @@ def test_sizes_that_nobody_measured_are_extrapolated_as_the_search_does_it() -> 
 
 
 def test_a_job_that_was_slower_than_its_family_is_so_again() -> None:
-    slow = tuple(Epoch(n, 64, None, None, Speed(1, 1, 64, 320.0)) for n in range(1, 20))
+    slow = tuple(Epoch(n, 64, None, None, EpochSpeed(1, 1, 64, 320.0)) for n in range(1, 20))
 
     throughput = job_model_of(recording(a_job(epochs=slow))).throughput((1,), 64, 0)
 

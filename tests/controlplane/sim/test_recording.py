@@ -19,9 +19,9 @@ from controlplane.journal.writer import Writer
 from controlplane.sim.models.recorded.recording import (
     ChangeTimes,
     Epoch,
+    EpochSpeed,
     Family,
     Recording,
-    Speed,
     Submission,
 )
 from controlplane.sim.node_groups import NodeGroup
@@ -82,7 +82,11 @@ def busy_cluster() -> Controller:
 
 def a_recording() -> Recording:
     family = Family(
-        name="m", speeds=(Speed(1, 1, 64, 500.0),), epoch_samples=1000, finished=(9000,), furthest=1
+        name="m",
+        speeds=(EpochSpeed(1, 1, 64, 500.0),),
+        epoch_samples=1000,
+        finished=(9000,),
+        furthest=1,
     )
     job = Submission(
         name="a-1",
@@ -95,7 +99,7 @@ def a_recording() -> Recording:
         samples=2000,
         stated_samples=10_000,
         epoch_samples=1000,
-        epochs=(Epoch(1, 64, 32.0, 1.5, Speed(1, 1, 64, 500.0)), Epoch(2, 64, None, None)),
+        epochs=(Epoch(1, 64, 32.0, 1.5, EpochSpeed(1, 1, 64, 500.0)), Epoch(2, 64, None, None)),
     )
     failed = msgspec.structs.replace(job, name="b-2", at=3.0, ended="failed")
     return Recording(
@@ -131,7 +135,7 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
         families=(
             Family(
                 name="a",
-                speeds=(Speed(1, 1, 64, 500.0), Speed(1, 1, 64, 600.0)),
+                speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 1, 64, 600.0)),
                 epoch_samples=1000,
                 took=took,
                 finished=(),
@@ -139,7 +143,7 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
             ),
             Family(
                 name="b",
-                speeds=(Speed(1, 1, 64, 500.0),),
+                speeds=(EpochSpeed(1, 1, 64, 500.0),),
                 epoch_samples=1000,
                 took=took,
                 finished=(1000,),
@@ -159,8 +163,8 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
                 stated_samples=10_000,
                 epoch_samples=1000,
                 epochs=(
-                    Epoch(1, 64, 64.0, 1.0, Speed(1, 1, 64, 500.0)),
-                    Epoch(2, 64, None, 0.5, Speed(1, 1, 64, 600.0)),
+                    Epoch(1, 64, 64.0, 1.0, EpochSpeed(1, 1, 64, 500.0)),
+                    Epoch(2, 64, None, 0.5, EpochSpeed(1, 1, 64, 600.0)),
                 ),
             ),
             Submission(
@@ -174,7 +178,7 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
                 samples=1000,
                 stated_samples=1000,
                 epoch_samples=1000,
-                epochs=(Epoch(1, 64, None, 1.0, Speed(1, 1, 64, 500.0)),),
+                epochs=(Epoch(1, 64, None, 1.0, EpochSpeed(1, 1, 64, 500.0)),),
             ),
         ),
         left_out={"no job of its family trained a whole epoch on one group": 1},
@@ -276,7 +280,7 @@ def test_how_long_an_epoch_lasted_is_known_where_the_group_was_there_all_the_whi
 
     (job,) = recording_from_journal(journal_of(controller, tmp_path)).jobs
 
-    assert [epoch.speed for epoch in job.epochs] == [Speed(1, 1, 64, 500.0)] * 4
+    assert [epoch.speed for epoch in job.epochs] == [EpochSpeed(1, 1, 64, 500.0)] * 4
     assert [epoch.lasted_s for epoch in job.epochs] == [None, 3.0, None, 4.0]
 
 

@@ -229,11 +229,13 @@ def test_a_policy_hears_of_epochs_ends_and_plans() -> None:
     script = ScriptedPolicy((0, {A: {S0: 64}}))
     simulated_run(script, job("a"), job("b")).run(100.0)
 
-    epochs = [(at, e.epoch, e.samples_per_s) for at, e in script.heard if isinstance(e, EpochSeen)]
+    epochs = [
+        (at, e.epoch, e.samples_per_s) for at, e in script.observed if isinstance(e, EpochSeen)
+    ]
     assert epochs == [(18.0, 1, RATE), (28.0, 2, RATE), (38.0, 3, RATE), (48.0, 4, RATE)]
-    plans = [(at, e.waiting) for at, e in script.heard if isinstance(e, PlanTaken)]
+    plans = [(at, e.waiting) for at, e in script.observed if isinstance(e, PlanTaken)]
     assert plans == [(0.0, (B,))]
-    ends = [(at, e.job, e.succeeded) for at, e in script.heard if isinstance(e, JobEnded)]
+    ends = [(at, e.job, e.succeeded) for at, e in script.observed if isinstance(e, JobEnded)]
     assert ends == [(48.0, A, True)]
 
 
@@ -243,7 +245,7 @@ def test_telemetry_tells_how_far_a_group_is_and_stops_with_it() -> None:
         1000.0
     )
 
-    steps = [(at, e) for at, e in script.heard if isinstance(e, StepsSeen)]
+    steps = [(at, e) for at, e in script.observed if isinstance(e, StepsSeen)]
     # 12 steps of 6.4 s after 8.0, then twice as late up to every 100 s, until 408.0
     assert [at for at, _ in steps] == pytest.approx([84.8, 161.6, 261.6, 361.6])
     assert [e.samples_done for _, e in steps] == [768, 1536, 2536, 3536]
@@ -261,8 +263,8 @@ def test_telemetry_tells_the_noise_scale_of_the_running_epoch_and_reports_of_the
     model = ToyModel(epoch_samples=1000, noise=50.0)
     simulated_run(script, job("a"), model=model, telemetry_s=100.0).run(1000.0)
 
-    steps = [(at, e.noise_scale) for at, e in script.heard if isinstance(e, StepsSeen)]
-    epochs = [(at, e.noise_scale) for at, e in script.heard if isinstance(e, EpochSeen)]
+    steps = [(at, e.noise_scale) for at, e in script.observed if isinstance(e, StepsSeen)]
+    epochs = [(at, e.noise_scale) for at, e in script.observed if isinstance(e, EpochSeen)]
     assert [at for at, _ in steps] == pytest.approx([84.8, 161.6, 261.6, 361.6])
     assert [scale for _, scale in steps] == [50.0, 100.0, 150.0, 200.0]
     assert epochs == [(108.0, 50.0), (208.0, 100.0), (308.0, 150.0), (408.0, 200.0)]
@@ -272,7 +274,7 @@ def test_no_telemetry_is_sent_where_nobody_reads_it() -> None:
     script = ScriptedPolicy((0, {A: {S0: 64}}))
     simulated_run(script, job("a")).run()
 
-    assert [e for _, e in script.heard if isinstance(e, StepsSeen)] == []
+    assert [e for _, e in script.observed if isinstance(e, StepsSeen)] == []
 
 
 # --- whatever the trace

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.analysis.paired_comparison import Interval, compare, mean_interval
-from controlplane.sim.analysis.result_store import ResultsError
 from controlplane.sim.analysis.simulation_summary import summary
+from controlplane.sim.simulator_errors import ResultsError
 from tests.support.sim_results import job_result, result, times
 
 # --- summary

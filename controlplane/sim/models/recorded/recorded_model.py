@@ -1,6 +1,6 @@
 """A model from what a live cluster measured: its own jobs, once more, under another policy.
 
-Speeds are those of whole epochs on one group, per family. The closed form that the search learns
+StepTimes are those of whole epochs on one group, per family. The closed form that the search learns
 live (`prediction.throughput`) is fitted to them: what was measured is as it was measured, the more
 often the closer; other sizes are extrapolated by the form's rules. What a sample is worth at a
 batch comes from the noise scale that the workers reported.
@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from controlplane.prediction.remaining_work import remaining_samples
 from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
 from controlplane.sim.models.recorded.recording import ChangeTimes, Family, Recording, Submission
-from controlplane.sim.models.recorded.reported_curves import Curves, worth
-from controlplane.sim.models.recorded.step_times import Speeds
+from controlplane.sim.models.recorded.reported_curves import ReportedCurves, efficiency
+from controlplane.sim.models.recorded.step_times import StepTimes
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import TraceJob
 from schemas.jobs import JobSpec, StopRule
@@ -38,7 +38,7 @@ class RecordedModel:
         stated: bool = False,
         same_quality: bool = True,
     ) -> None:
-        """Choose what the cluster did not tell.
+        """Choose what the recording does not say.
 
         Args:
             recording: of a live cluster.
@@ -56,7 +56,7 @@ class RecordedModel:
         self._given = costs
         self._stated = stated
         self._same_quality = same_quality
-        self._speeds: dict[str, Speeds] = {}
+        self._speeds: dict[str, StepTimes] = {}
         noise: dict[str, list[float]] = {}
         for job in recording.jobs:
             noise.setdefault(job.family, []).extend(
@@ -89,12 +89,12 @@ class RecordedModel:
             hint = "leave the job out, or record when one of them has trained an epoch on one group"
             raise TraceError(what, hint, "family")
         if family.name not in self._speeds:
-            self._speeds[family.name] = Speeds(family, found.spec.batch_size)
+            self._speeds[family.name] = StepTimes(family, found.spec.batch_size)
         metric = found.spec.stop is not None and found.spec.stop.metric is not None
         return RecordedJob(
             found,
             speeds=self._speeds[family.name],
-            curves=Curves(found, self._noise.get(family.name)),
+            curves=ReportedCurves(found, self._noise.get(family.name)),
             samples=_samples(found, family),
             learns=self._same_quality or metric,
             costs=_costs(family.took, self._took, self._given),
@@ -109,8 +109,8 @@ class RecordedJob:
         self,
         job: Submission,
         *,
-        speeds: Speeds,
-        curves: Curves,
+        speeds: StepTimes,
+        curves: ReportedCurves,
         samples: float,
         learns: bool,
         costs: ChangeCosts,
@@ -121,18 +121,18 @@ class RecordedJob:
         Args:
             job: as it was recorded.
             speeds: of its family.
-            curves: what it told, over its progress.
+            curves: what it reported, over its progress.
             samples: that it would have processed at the batches that it had.
             learns: whether a sample is worth less at larger batches; else each counts the same.
             costs: of its changes.
             stated: whether policies know its length.
         """
         self._speeds = speeds
-        self._slower = speeds.slower(job)
-        self._trains = _trains(job)
+        self._slowdown = speeds.slowdown(job)
+        self._training_share = _training_share(job)
         self._curves = curves
         self._learns = learns
-        self._total = max(1.0, samples * (curves.mean_worth if learns else 1.0))
+        self._total = max(1.0, samples * (curves.mean_efficiency if learns else 1.0))
         self._epoch_samples = job.epoch_samples
         epochs = max(1, math.ceil(self._total / job.epoch_samples - TINY))
         if epochs > MOST_EPOCHS:
@@ -176,10 +176,12 @@ class RecordedJob:
         return known
 
     def _throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        step_s = self._speeds.step_s(placement, batch) * self._slower
+        step_s = self._speeds.step_s(placement, batch) * self._slowdown
         speed, phi = batch / step_s, self.noise_scale(epoch, batch)
-        useful = 1.0 if phi is None or not self._learns else worth(batch, self._curves.first, phi)
-        return Throughput(speed, self._trains * useful * speed, step_s)
+        useful = (
+            1.0 if phi is None or not self._learns else efficiency(batch, self._curves.first, phi)
+        )
+        return Throughput(speed, self._training_share * useful * speed, step_s)
 
     def epoch_ends_at(self, epoch: int) -> float:
         """After so many passes at the first batch; the last one ends with the work."""
@@ -200,7 +202,7 @@ class RecordedJob:
         return self._phi[epoch]
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """The loss and the noise scale that it told at the same progress; no other metrics."""
+        """The loss and the noise scale that it reported at the same progress; no other metrics."""
         share = min(1.0, self.epoch_ends_at(max(0, epoch - 1)) / self._total)
         return EpochMetrics(
             train_loss=self._curves.loss.at(share),
@@ -213,11 +215,11 @@ class RecordedJob:
         return max(0.0, self._total - progress) / self.spec.batch_size
 
 
-def _trains(job: Submission) -> float:
+def _training_share(job: Submission) -> float:
     """The share of an epoch's time that its samples and its speed account for.
 
     The rest goes to what scripts do between epochs, such as evaluating. In a simulated cluster an
-    epoch is what a pass is worth at the first batch, so its journals tell of a share as well.
+    epoch is what a pass is worth at the first batch, so its journals show such a share as well.
     """
     known = [(e.speed, e.lasted_s) for e in job.epochs if e.speed is not None and e.lasted_s]
     lasted_s = math.fsum(seconds for _, seconds in known)

@@ -32,7 +32,7 @@ class ChangeTimes(msgspec.Struct, frozen=True, kw_only=True):
     switch_s: NotNegative | None = None  # one without: a batch, fewer slots
 
 
-class Speed(msgspec.Struct, frozen=True, array_like=True):
+class EpochSpeed(msgspec.Struct, frozen=True, array_like=True):
     """What one whole epoch on one group achieved."""
 
     nodes: Some
@@ -42,13 +42,13 @@ class Speed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True):
-    """What one epoch of a job told."""
+    """What one epoch of a job reported."""
 
     number: Some
     batch: Some  # global, at its end
     noise_scale: Positive | None  # of the gradients, samples
     train_loss: float | None
-    speed: Speed | None = None  # if one group did all of it
+    speed: EpochSpeed | None = None  # if one group did all of it
     lasted_s: Positive | None = None  # then also: from the end of the epoch before to its own
 
 
@@ -56,7 +56,7 @@ class Family(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", tag="f
     """Jobs of one script and model, in the window or not."""
 
     name: Text
-    speeds: tuple[Speed, ...]
+    speeds: tuple[EpochSpeed, ...]
     epoch_samples: Count  # ||D||, the largest
     took: ChangeTimes = ChangeTimes()
     finished: tuple[Some, ...] = ()  # samples that succeeded jobs processed

@@ -1,4 +1,4 @@
-"""What a recorded job told of itself, over its progress."""
+"""What a recorded job reported of itself, over its progress."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Curve:
         return self.values[place - 1] * (1.0 - part) + self.values[place] * part
 
 
-class Curves:
-    """What a job told, over its progress; a job without a noise scale has its family's mean.
+class ReportedCurves:
+    """What a job reported, over its progress; a job without a noise scale has its family's mean.
 
-    Where nobody in the family ever told one, every sample is worth the same at every batch.
+    Where nobody in the family ever reported one, every sample is worth the same at every batch.
     """
 
     def __init__(self, job: Submission, usual: float | None) -> None:
@@ -49,28 +49,34 @@ class Curves:
         epochs = sorted(
             {epoch.number: epoch for epoch in job.epochs}.values(), key=lambda e: e.number
         )
-        told = [epoch for epoch in epochs if epoch.noise_scale]
+        measured = [epoch for epoch in epochs if epoch.noise_scale]
         by_number = Curve(
-            [float(epoch.number) for epoch in told],
-            [math.log(epoch.noise_scale or 1.0) for epoch in told],
+            [float(epoch.number) for epoch in measured],
+            [math.log(epoch.noise_scale or 1.0) for epoch in measured],
         )
         levels = [by_number.at(float(epoch.number)) for epoch in epochs]
         levels = [usual if level is None else level for level in levels]
-        worths = [
-            1.0 if level is None else worth(epoch.batch, self.first, math.exp(level))
+        efficiencies = [
+            1.0 if level is None else efficiency(epoch.batch, self.first, math.exp(level))
             for epoch, level in zip(epochs, levels, strict=True)
         ]
-        self.mean_worth = float(np.mean(worths)) if worths else 1.0
-        ends = (np.cumsum(worths) / sum(worths)).tolist() if worths else []
+        self.mean_efficiency = float(np.mean(efficiencies)) if efficiencies else 1.0
+        ends = (np.cumsum(efficiencies) / sum(efficiencies)).tolist() if efficiencies else []
         known = [place for place, epoch in enumerate(epochs) if epoch.noise_scale]
         self.noise = Curve([ends[at] for at in known], [levels[at] or 0.0 for at in known])
         if not known and usual is not None:
             self.noise = Curve([1.0], [usual])
         losses = [(end, e.train_loss) for end, e in zip(ends, epochs, strict=True)]
-        heard = [(end, loss) for end, loss in losses if loss is not None]
-        self.loss = Curve([end for end, _ in heard], [loss for _, loss in heard])
+        losses_known = [(end, loss) for end, loss in losses if loss is not None]
+        self.loss = Curve([end for end, _ in losses_known], [loss for _, loss in losses_known])
 
 
-def worth(batch: int, first: int, phi: float) -> float:
-    """Progress per sample, relative to the first batch."""
+def efficiency(batch: int, first: int, phi: float) -> float:
+    """Progress per sample, relative to the first batch.
+
+    Args:
+        batch: global, samples.
+        first: the first batch, samples.
+        phi: noise scale of the gradients, samples.
+    """
     return float(statistical_efficiency(np.array(float(batch)), float(first), phi))

@@ -16,7 +16,7 @@ Placement = tuple[int, ...]  # slots on each node
 Size = tuple[int, int, int]  # nodes, slots, global batch
 
 
-class Speeds:
+class StepTimes:
     """Steps of one family."""
 
     def __init__(self, family: Family, first_batch: int) -> None:
@@ -43,7 +43,7 @@ class Speeds:
             known = self._known[key] = self._usual((len(placement), sum(placement), batch))
         return known
 
-    def slower(self, job: Submission) -> float:
+    def slowdown(self, job: Submission) -> float:
         """How much longer one job's steps took than its family's; the less sure, the fewer."""
         seen = [epoch.speed for epoch in job.epochs if epoch.speed is not None]
         if not seen:

@@ -1,4 +1,4 @@
-"""Every number of this physics, and where it comes from.
+"""Every number of this model, and where it comes from.
 
 The paper names its workloads but gives neither speeds nor curves, so a number here is either a
 public fact about the model (`source:`) or a plausible choice with a reason (`chosen:`). None of
@@ -162,7 +162,12 @@ SOURCES: Final[Mapping[str, str]] = {
 
 
 def source(application: str, field: str) -> str | None:
-    """Where a number of `ROWS` comes from; None: nobody said."""
+    """Where a number of `ROWS` comes from; None: nobody said.
+
+    Args:
+        application: key of `ROWS`.
+        field: of its row.
+    """
     model, _, dataset = application.partition("-")
     for name in (f"{application}.{field}", f"{model}.{field}", f"{dataset}.{field}", field):
         if name in SOURCES:

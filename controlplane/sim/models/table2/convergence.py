@@ -28,7 +28,12 @@ MARGIN = 1e-4  # of an accuracy on the right side of its target
 
 
 def noise_scale(row: Row, share: float) -> float:
-    """phi, samples, after `share` of the epochs to target; it grows geometrically, then stays."""
+    """phi, samples; it grows geometrically up to the target, then stays.
+
+    Args:
+        row: what is trained.
+        share: of the epochs to target that are over.
+    """
     first, last = row.noise
     return first * float((last / first) ** min(1.0, share))
 
@@ -37,6 +42,11 @@ def efficiency(row: Row, batch: int, phi: float) -> float:
     """What a sample is worth against one at the first batch: (phi + m0) / (phi + m).
 
     McCandlish et al. 2018, and Pollux section 3.1.
+
+    Args:
+        row: what is trained.
+        batch: m, global, samples.
+        phi: noise scale, samples.
     """
     return (phi + row.first) / (phi + batch)
 
@@ -48,6 +58,10 @@ def lost_epochs(before: int, batch: int) -> float:
     recover, after a gradual one (figure 14) it does not. A decrease takes the learning rate down
     with it, and disturbs nothing. Paper: no formula; here each doubling beyond the first costs the
     same.
+
+    Args:
+        before: global batch, samples; 0: there was none.
+        batch: global, samples, from now on.
     """
     if before <= 0 or batch <= SAFE_JUMP * before:
         return 0.0

@@ -20,7 +20,12 @@ def model_bytes(row: Row) -> float:
 
 
 def sync_s(row: Row, placement: Placement) -> float:
-    """Seconds of a ring all-reduce: 2 (c - 1) steps of 1/c of the gradients each."""
+    """Seconds of a ring all-reduce: 2 (c - 1) steps of 1/c of the gradients each.
+
+    Args:
+        row: what is trained.
+        placement: slots on each node; c in all.
+    """
     workers = sum(placement)
     apart = sum(slots > 0 for slots in placement) > 1
     hop_s = NETWORK_HOP_S if apart else NODE_HOP_S
@@ -33,6 +38,11 @@ def step_s(row: Row, placement: Placement, batch: int) -> float:
 
     A local batch beyond memory takes several passes. Only the last one overlaps with the
     synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with gamma 2.
+
+    Args:
+        row: what is trained.
+        placement: slots on each node.
+        batch: global, samples.
     """
     local = math.ceil(batch / sum(placement))
     passes = math.ceil(local / row.memory)

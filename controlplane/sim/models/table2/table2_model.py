@@ -149,8 +149,8 @@ class Table2Job:
         if known is not None:
             return known
         took_s = self._step_s(placement, batch)
-        worth = efficiency(self._row, batch, self._true_scale(epoch))
-        throughput = Throughput(batch / took_s, worth * batch / took_s, took_s)
+        useful = efficiency(self._row, batch, self._true_scale(epoch))
+        throughput = Throughput(batch / took_s, useful * batch / took_s, took_s)
         self._throughputs[key] = throughput
         return throughput
 
@@ -183,9 +183,9 @@ class Table2Job:
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Steps that are left at the submitted batch and the present noise scale."""
         batch = self._spec.batch_size
-        worth = efficiency(self._row, batch, self._true_scale(epoch))
+        useful = efficiency(self._row, batch, self._true_scale(epoch))
         left = self._epochs * self._workload.samples - progress
-        return max(0.0, left) / batch / worth
+        return max(0.0, left) / batch / useful
 
     def _true_scale(self, epoch: int) -> float:
         return self._phi[min(epoch, self._epochs)]

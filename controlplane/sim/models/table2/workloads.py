@@ -61,6 +61,13 @@ def duration_s(name: str, slots: int) -> float:
     """Seconds that a workload trains on so many packed slots, with the batch tuned for them.
 
     Without its start, and without the differences between jobs.
+
+    Args:
+        name: of the workload.
+        slots: on as few nodes as possible.
+
+    Raises:
+        TraceError: if there is no such workload.
     """
     workload = workload_of(name)
     row, batch = workload.row, workload.row.tuned * slots
@@ -74,5 +81,10 @@ def duration_s(name: str, slots: int) -> float:
 
 
 def closest(gpu_seconds: float, slots: int) -> str:
-    """The workload whose GPU time on `slots` slots is closest to `gpu_seconds` (ONES, appendix)."""
+    """The workload with the closest GPU time (ONES, appendix).
+
+    Args:
+        gpu_seconds: slots times seconds.
+        slots: that it trains on.
+    """
     return min(WORKLOADS, key=lambda name: abs(slots * duration_s(name, slots) - gpu_seconds))
