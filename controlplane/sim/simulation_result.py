@@ -29,6 +29,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     slot_s: float  # slots held times seconds
     rescales: int
     batch_changes: int
+    trained_s: float = 0.0  # without waits, starts and stalls
+    extrapolated_s: float = 0.0  # of that, at speeds that nobody measured
     counted: bool = True  # in averages; warm-up jobs are not
     allocations: tuple[SlotAllocation, ...] = ()  # if they were recorded
 

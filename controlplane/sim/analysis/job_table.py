@@ -26,6 +26,8 @@ COLUMNS: Final = (
     "slot_s",
     "rescales",
     "batch_changes",
+    "trained_s",
+    "extrapolated_s",
     "counted",
 )
 

@@ -26,7 +26,12 @@ COLUMNS: Final[Mapping[str, str]] = {  # of a comparison: heading and figure
     "busy": "utilisation",
     "re-scales": "rescales_per_job",
     "ms/decision": "decision_ms_mean",
+    "extrapolated": "extrapolated_share",
 }
+EXTRAPOLATED: Final = (
+    "{share} of the training time went by in groups like which none was ever measured:\n"
+    "their speeds are extrapolated, see docs/simulator.md."
+)
 
 
 def print_result(result: SimulationResult) -> None:
@@ -42,6 +47,8 @@ def print_result(result: SimulationResult) -> None:
     table.add_row("events", _cell(figures["events"]))
     table.add_row("seconds it took", _cell(figures["wall_s"]))
     console.print(table)
+    if figures["extrapolated_share"]:
+        console.print(EXTRAPOLATED.format(share=f"{figures['extrapolated_share']:.0%}"))
 
 
 def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
@@ -57,6 +64,9 @@ def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
         know = results[0].setting.get("knowledge", "")
         title = f"{size} slots, means over {seeds} seed{'s' * (seeds != 1)}, knowledge {know}"
         console.print(_side_by_side(title, here))
+        shares = [means(many)["extrapolated_share"] or 0.0 for many in here.values()]
+        if max(shares) > 0.0:
+            console.print(EXTRAPOLATED.format(share=f"Up to {max(shares):.0%}"))
     for size, pairs in against_each(results, ours).items():
         console.print(_paired(f"{ours} against each, {size} slots, paired by job", pairs))
 

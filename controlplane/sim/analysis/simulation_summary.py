@@ -23,6 +23,8 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         the last end of all jobs, is None while a job is unfinished. `utilisation` is the share of
         the cluster's slot seconds that jobs held up to the last end. `vs_bound` is the average
         completion time over its lower bound, which has to be one of the counted jobs alone.
+        `extrapolated_share` is the share of their training time, in [0, 1], in which a group was
+        as fast as its model extrapolates it, because nothing like it was ever measured.
     """
     counted = [job for job in result.jobs if job.counted]
     average = _mean(_completions(counted))
@@ -70,7 +72,13 @@ def _averages(jobs: Sequence[JobResult]) -> dict[str, float | None]:
         "avg_exec_s": _mean([job.exec_s for job in done]),
         "avg_queue_s": _mean([job.queued_s for job in done]),
         "rescales_per_job": _mean([job.rescales for job in done]),
+        "extrapolated_share": _extrapolated_share(jobs),
     }
+
+
+def _extrapolated_share(jobs: Sequence[JobResult]) -> float | None:
+    trained_s = sum(job.trained_s for job in jobs)
+    return sum(job.extrapolated_s for job in jobs) / trained_s if trained_s > 0.0 else None
 
 
 def _of_application(jobs: Sequence[JobResult]) -> dict[str, float | None]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from controlplane.core.model.job import HOLDING, Job
 from controlplane.core.state import State
-from controlplane.sim.models.job_model import JobModel
+from controlplane.sim.engine.training_progress import TrainingProgress
 from controlplane.sim.simulation_result import JobResult, SlotAllocation
 from controlplane.sim.trace_jobs import TraceJob
 from schemas.ids import JobId, Seconds, SlotId
@@ -15,7 +15,7 @@ from schemas.ids import JobId, Seconds, SlotId
 @dataclass(slots=True)
 class _Record:
     submission: TraceJob
-    application: str
+    training: TrainingProgress
     counted: bool
     started_at: Seconds | None = None
     allocations: list[SlotAllocation] | None = None  # that are over; None: nobody wants them
@@ -31,18 +31,20 @@ class JobLog:
         self._record_allocations = record_allocations
         self._records: dict[JobId, _Record] = {}
 
-    def add(self, job: JobId, submission: TraceJob, model: JobModel, *, counted: bool) -> None:
+    def add(
+        self, job: JobId, submission: TraceJob, training: TrainingProgress, *, counted: bool
+    ) -> None:
         """A job was accepted.
 
         Args:
             job: as the core calls it.
             submission: of the trace.
-            model: how it trains.
+            training: its progress, which others count.
             counted: whether it enters averages.
         """
         self._records[job] = _Record(
             submission=submission,
-            application=model.application,
+            training=training,
             counted=counted,
             allocations=[] if self._record_allocations else None,
         )
@@ -87,7 +89,7 @@ def _note_slots(record: _Record, slots: tuple[SlotId, ...], now: Seconds) -> Non
 def _result(record: _Record, job: Job) -> JobResult:
     return JobResult(
         job=record.submission.name,
-        application=record.application,
+        application=record.training.model.application,
         submitted_at=job.submitted_at,
         started_at=record.started_at,
         ended_at=job.since if job.ended else None,
@@ -97,6 +99,8 @@ def _result(record: _Record, job: Job) -> JobResult:
         slot_s=job.slot_s,
         rescales=job.rescales,
         batch_changes=job.batch_changes,
+        trained_s=record.training.trained_s,
+        extrapolated_s=record.training.extrapolated_s,
         counted=record.counted,
         allocations=tuple(record.allocations or ()),
     )

@@ -211,13 +211,11 @@ class Simulation:
         if name is None:
             return
         costs = model.costs.overridden(self._options.stall_s, self._options.first_stall_s)
+        training = TrainingProgress(model)
         self.jobs[name] = JobProcesses(
-            id=name,
-            training=TrainingProgress(model),
-            costs=costs,
-            crashes_at=submission.crashes_at,
+            id=name, training=training, costs=costs, crashes_at=submission.crashes_at
         )
-        self._job_log.add(name, submission, model, counted=counted)
+        self._job_log.add(name, submission, training, counted=counted)
         if submission.cancelled_after_s is not None:
             when = self.kernel.now + submission.cancelled_after_s
             self.kernel.call_at(when, self._cancel, name, submission.user)

@@ -29,6 +29,8 @@ class TrainingProgress:
     saved_steps: float = 0.0
     epoch_trained_s: float = 0.0  # in the running epoch, without stalls
     epoch_samples: float = 0.0  # processed in it
+    trained_s: float = 0.0  # in all, without stalls
+    extrapolated_s: float = 0.0  # of that, at speeds that nobody measured
     revision: int = 0  # of its throughput: what was scheduled before is void
 
     @property
@@ -44,6 +46,8 @@ class TrainingProgress:
             samples = self.throughput.samples_per_s * trained_s
             self.epoch_samples += samples
             self.epoch_trained_s += trained_s
+            self.trained_s += trained_s
+            self.extrapolated_s += trained_s if self.throughput.extrapolated else 0.0
             self.steps += samples / self.batch if self.batch else 0.0
         self.since = max(self.since, now)
 

@@ -19,11 +19,15 @@ class Throughput:
     samples_per_s: float  # what its workers process
     progress_per_s: float  # how much of the job's work that is worth
     step_s: float = 0.0  # of one step of all its workers
+    extrapolated: bool = False  # whether nothing like this group was ever measured
 
     def times(self, factor: float) -> Throughput:
         """The same group at `factor` times its speed, which is above 0."""
         return Throughput(
-            self.samples_per_s * factor, self.progress_per_s * factor, self.step_s / factor
+            self.samples_per_s * factor,
+            self.progress_per_s * factor,
+            self.step_s / factor,
+            extrapolated=self.extrapolated,
         )
 
 

@@ -6,9 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+from controlplane.sim.traces.recording_file import write_recording
 from tests.support.commands import ones
+from tests.support.recordings import a_job, recording
 
 KEYS = {
     "policy", "jobs", "avg_jct_s", "geo_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "avg_exec_s",
@@ -117,6 +120,23 @@ def test_what_makes_no_sense_is_one_line_that_says_what_to_do(
 
     assert told in error
     assert len(error.splitlines()) == 1
+
+
+def test_a_replay_says_how_much_of_it_was_never_measured(tmp_path: Path) -> None:
+    file = tmp_path / "week.rec"
+    wider = msgspec.structs.replace(a_job().spec, slots_wanted=2)
+    write_recording(recording(a_job(), a_job(name="b-2", spec=wider)), file)
+    what = ("--physics", "recorded", "--workload", str(file), "--nodes", "1")
+
+    found = result("run", "--policy", "fifo", *what)
+    printed = sim("run", "--policy", "fifo", *what)
+    compared = sim("compare", "--policies", "fifo", "--seeds", "1", "--workers", "1", *what)
+
+    share = f"{found['extrapolated_share']:.0%} of the training time went by in groups like which"
+    assert 0.0 < found["extrapolated_share"] < 1.0
+    assert share in printed
+    assert f"Up to {share}" in compared
+    assert "groups like which" not in sim("run", "--policy", "fifo", "--jobs", "3")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import pytest
 
 from controlplane.journal.record import Entry
 from controlplane.journal.writer import Writer
-from controlplane.prediction.throughput import Sample, fit
+from controlplane.sim.analysis.simulation_summary import summary
 from controlplane.sim.models.job_model import (
     ChangeCosts,
     EpochMetrics,
@@ -25,9 +24,7 @@ from controlplane.sim.models.recorded.recording import (
     ChangeTimes,
     Epoch,
     EpochSpeed,
-    Family,
     Recording,
-    Submission,
 )
 from controlplane.sim.node_groups import NodeGroup
 from controlplane.sim.run_simulation import simulate
@@ -36,41 +33,9 @@ from controlplane.sim.simulation_result import SimulationResult
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from schemas.jobs import StopRule
-from tests.support import builders
+from tests.support.recordings import ONE_SLOT, a_job, recording
 
 COSTS = ChangeCosts(start_s=25.0, restart_s=10.0, prepare_s=20.0, switch_s=1.0)
-ONE_SLOT = EpochSpeed(1, 1, 64, 640.0)
-
-
-def a_job(**changes: Any) -> Submission:
-    job = Submission(
-        name="a-1",
-        at=0.0,
-        user="user-1",
-        family="m",
-        spec=builders.job_spec(
-            "a", max_batch_size=512, slots=(1, 4), stop=StopRule(epochs=4), retries=2
-        ),
-        ended="succeeded",
-        ended_after_s=60.0,
-        samples=4000,
-        stated_samples=4000,
-        epoch_samples=1000,
-        epochs=tuple(Epoch(number, 64, None, None, ONE_SLOT) for number in (1, 2, 3, 4)),
-    )
-    return msgspec.structs.replace(job, **changes)
-
-
-def recording(*jobs: Submission, **changes: Any) -> Recording:
-    family = Family(name="m", speeds=(ONE_SLOT,) * 4, epoch_samples=1000)
-    return Recording(
-        name="week",
-        nodes=(NodeGroup(count=1, slots=4),),
-        took=ChangeTimes(),
-        families=(msgspec.structs.replace(family, **changes),),
-        jobs=jobs,
-        left_out={},
-    )
 
 
 def job_model_of(found: Recording, **options: Any) -> JobModel:
@@ -92,18 +57,34 @@ def test_a_job_that_was_measured_is_as_it_was_measured() -> None:
     assert job_model.costs == COSTS
 
 
-def test_sizes_that_nobody_measured_are_extrapolated_as_the_search_does_it() -> None:
-    speeds = (ONE_SLOT, EpochSpeed(1, 2, 128, 1000.0), EpochSpeed(1, 2, 64, 600.0))
-    samples = [
-        Sample(1, 1, 64.0, 0.1),
-        Sample(1, 2, 32.0, 64 / 600.0),
-        Sample(1, 2, 64.0, 0.128),
-    ]
-    expected = fit(samples, 64).step_s(np.array(2), np.array(4), np.array(64.0))
-
+def test_speeds_that_nobody_measured_are_marked_as_extrapolated() -> None:
+    speeds = (ONE_SLOT, EpochSpeed(1, 2, 128, 1000.0))
     job_model = job_model_of(recording(a_job(epochs=()), speeds=speeds))
 
-    assert job_model.throughput((2, 2), 256, 0).step_s == pytest.approx(float(expected))
+    measured, beyond = job_model.throughput((2,), 128, 0), job_model.throughput((2, 2), 256, 0)
+
+    assert (measured.step_s, measured.extrapolated) == (pytest.approx(0.128), False)
+    # From 1 slot to 2 a step took 1.28 times as long; so it does from 2 to 4.
+    assert (beyond.step_s, beyond.extrapolated) == (pytest.approx(0.128 * 1.28), True)
+    assert beyond.times(0.5).extrapolated
+
+
+def test_a_result_says_how_much_of_the_training_was_extrapolated() -> None:
+    both = (ONE_SLOT, EpochSpeed(1, 2, 64, 1000.0))
+    wider = msgspec.structs.replace(a_job().spec, slots_wanted=2)
+    known, unknown = a_job(), a_job(name="b-2", at=500.0, spec=wider)
+    what = Scenario(nodes=recording().nodes, warm_up=0.0)
+
+    def shares(found: Recording) -> tuple[float, dict[str, float]]:
+        model = RecordedModel(found, COSTS)
+        result = simulate("fifo", what, 1, trace=found.as_trace(), model=model)
+        by_job = {job.job: job.extrapolated_s / job.trained_s for job in result.jobs}
+        return summary(result)["extrapolated_share"], by_job
+
+    assert shares(recording(known, unknown, speeds=both)) == (0.0, {"a-1": 0.0, "b-2": 0.0})
+    share, by_job = shares(recording(known, unknown))
+    assert by_job == {"a-1": 0.0, "b-2": 1.0}
+    assert 0.0 < share < 0.5  # it trains less long on its two slots
 
 
 def test_a_job_that_was_slower_than_its_family_is_so_again() -> None:

@@ -120,6 +120,8 @@ def test_the_flat_table_has_a_row_for_each_job() -> None:
         "slot_s": 3.0,
         "rescales": 2,
         "batch_changes": 0,
+        "trained_s": 0.0,
+        "extrapolated_s": 0.0,
         "counted": True,
     }
 

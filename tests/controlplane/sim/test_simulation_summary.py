@@ -23,7 +23,15 @@ def test_a_summary_has_exactly_these_figures() -> None:
         result(
             job_result("warm", 1000.0, at=10.0, counted=False),
             job_result("a", 40.0, at=20.0),
-            job_result("b", 160.0, at=20.0, application="ncf", rescales=4),
+            job_result(
+                "b",
+                160.0,
+                at=20.0,
+                application="ncf",
+                rescales=4,
+                trained_s=100.0,
+                extrapolated_s=25.0,
+            ),
             bound_s=50.0,
             busy_slot_s=1000.0,
         )
@@ -41,6 +49,7 @@ def test_a_summary_has_exactly_these_figures() -> None:
         "avg_exec_s": 75.0,
         "avg_queue_s": 25.0,
         "rescales_per_job": 3.0,
+        "extrapolated_share": 0.25,
         "p50_jct_s": 100.0,
         "p90_jct_s": pytest.approx(148.0),
         "p99_jct_s": pytest.approx(158.8),
@@ -65,6 +74,7 @@ def test_a_summary_has_exactly_these_figures() -> None:
                 "avg_exec_s": 30.0,
                 "avg_queue_s": 10.0,
                 "rescales_per_job": 2.0,
+                "extrapolated_share": None,
             },
             "ncf": {
                 "jobs": 1,
@@ -74,6 +84,7 @@ def test_a_summary_has_exactly_these_figures() -> None:
                 "avg_exec_s": 120.0,
                 "avg_queue_s": 40.0,
                 "rescales_per_job": 4.0,
+                "extrapolated_share": 0.25,
             },
         },
     }

@@ -1,9 +1,8 @@
 """A model from what a live cluster measured: its own jobs, once more, under another policy.
 
-StepTimes are those of whole epochs on one group, per family. The closed form that the search learns
-live (`prediction.throughput`) is fitted to them: what was measured is as it was measured, the more
-often the closer; other sizes are extrapolated by the form's rules. What a sample is worth at a
-batch comes from the noise scale that the workers reported.
+Speeds are those of whole epochs on one group, per family: as measured, straight between
+measurements, and by the simple rules of `step_times` beyond them, which the results say. What a
+sample is worth at a batch comes from the noise scale that the workers reported.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class RecordedModel:
         self._given = costs
         self._stated = stated
         self._same_quality = same_quality
-        self._speeds: dict[str, StepTimes] = {}
+        self._step_times: dict[str, StepTimes] = {}
         noise: dict[str, list[float]] = {}
         for job in recording.jobs:
             noise.setdefault(job.family, []).extend(
@@ -88,12 +87,12 @@ class RecordedModel:
             what = f"job {job.name}: no whole epoch of family {found.family!r} was measured"
             hint = "leave the job out, or record when one of them has trained an epoch on one group"
             raise TraceError(what, hint, "family")
-        if family.name not in self._speeds:
-            self._speeds[family.name] = StepTimes(family, found.spec.batch_size)
+        if family.name not in self._step_times:
+            self._step_times[family.name] = StepTimes(family)
         metric = found.spec.stop is not None and found.spec.stop.metric is not None
         return RecordedJob(
             found,
-            speeds=self._speeds[family.name],
+            step_times=self._step_times[family.name],
             curves=ReportedCurves(found, self._noise.get(family.name)),
             samples=_samples(found, family),
             learns=self._same_quality or metric,
@@ -109,7 +108,7 @@ class RecordedJob:
         self,
         job: Submission,
         *,
-        speeds: StepTimes,
+        step_times: StepTimes,
         curves: ReportedCurves,
         samples: float,
         learns: bool,
@@ -120,15 +119,15 @@ class RecordedJob:
 
         Args:
             job: as it was recorded.
-            speeds: of its family.
+            step_times: of its family.
             curves: what it reported, over its progress.
             samples: that it would have processed at the batches that it had.
             learns: whether a sample is worth less at larger batches; else each counts the same.
             costs: of its changes.
             stated: whether policies know its length.
         """
-        self._speeds = speeds
-        self._slowdown = speeds.slowdown(job)
+        self._step_times = step_times
+        self._slowdown = step_times.slowdown(job)
         self._training_share = _training_share(job)
         self._curves = curves
         self._learns = learns
@@ -168,7 +167,7 @@ class RecordedJob:
         return self._epochs
 
     def throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        """As it was measured, or as the fitted form extrapolates it; one noise scale an epoch."""
+        """As it was measured, interpolated or extrapolated; one noise scale an epoch."""
         key = (placement, batch, epoch)
         known = self._throughputs.get(key)
         if known is None:
@@ -176,12 +175,14 @@ class RecordedJob:
         return known
 
     def _throughput(self, placement: Placement, batch: int, epoch: int) -> Throughput:
-        step_s = self._speeds.step_s(placement, batch) * self._slowdown
+        step = self._step_times.step(placement, batch)
+        step_s = step.seconds * self._slowdown
         speed, phi = batch / step_s, self.noise_scale(epoch, batch)
         useful = (
             1.0 if phi is None or not self._learns else efficiency(batch, self._curves.first, phi)
         )
-        return Throughput(speed, self._training_share * useful * speed, step_s)
+        progress_per_s = self._training_share * useful * speed
+        return Throughput(speed, progress_per_s, step_s, extrapolated=step.extrapolated)
 
     def epoch_ends_at(self, epoch: int) -> float:
         """After so many passes at the first batch; the last one ends with the work."""

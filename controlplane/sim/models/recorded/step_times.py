@@ -1,46 +1,107 @@
-"""How long the steps of a recorded family take, at every size."""
+"""How long the steps of a recorded family take: as measured, between measurements, beyond them.
+
+No form is fitted here: the policies fit one to what they see, and a truth of the same form would
+prove them right. Between two measurements a step time lies on the straight line between theirs.
+Beyond all of them it is extrapolated, and says so: a step grows with the local batch, and with the
+slots, by the power that lies between the two nearest measurements, from 0 (not at all) to 1 (in
+proportion); where there is only one, by the power that others measured (`OF_BATCH`, `OF_SLOTS`). A
+group within a node where only groups across nodes were measured, or the other way round, is as fast
+as the other kind of the same size.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Final
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
 
 import numpy as np
 
-from controlplane.prediction.throughput import Sample, fit
+from controlplane.sim.models.job_model import Placement
 from controlplane.sim.models.recorded.recording import Family, Submission
 
-FULL_WEIGHT: Final = 10.0  # measurements after which one size counts no more in the fit
-Placement = tuple[int, ...]  # slots on each node
-Size = tuple[int, int, int]  # nodes, slots, global batch
+# Powers with which a step's time grows where a family has one measurement only.
+# Of the local batch: the median of the six applications in Pollux' published tables (OSDI 2021) on
+# one GPU, from the smallest to the largest batch; they lie between 0.15 and 0.82.
+OF_BATCH: Final = 0.7
+# Of the slots, at the same local batch: the median of the 19 workloads that Gavel published both on
+# 1 and on 8 GPUs (`traces/gavel_speeds.py`); they lie between -0.19 and 0.57.
+OF_SLOTS: Final = 0.1
+LEAST_STEP_S: Final = 1e-9
+
+
+class StepTime(NamedTuple):
+    """Seconds of a step, and whether they lie beyond what was measured."""
+
+    seconds: float
+    extrapolated: bool
+
+
+class _Size(NamedTuple):
+    """A group as it was measured."""
+
+    nodes: int
+    slots: int
+    batch: int  # global, samples per step
+
+
+class _Line:
+    """Step times of one size by local batch."""
+
+    def __init__(self, points: Mapping[float, float]) -> None:
+        """Seconds by local batch, samples; at least one."""
+        self._locals = sorted(points)
+        self._seconds = [points[local] for local in self._locals]
+
+    def at(self, local: float) -> StepTime:
+        """Straight between measurements, by a power of the batch beyond them."""
+        least, most = self._locals[0], self._locals[-1]
+        if least <= local <= most:
+            seconds = float(np.interp(local, self._locals, self._seconds))
+            return StepTime(seconds, extrapolated=False)
+        edge = slice(0, 2) if local < least else slice(-2, None)
+        points = list(zip(self._locals[edge], self._seconds[edge], strict=True))
+        return StepTime(_beyond(points, local, OF_BATCH), extrapolated=True)
 
 
 class StepTimes:
     """Steps of one family."""
 
-    def __init__(self, family: Family, first_batch: int) -> None:
-        self._known: dict[tuple[Placement, int], float] = {}
-        seen: dict[Size, list[float]] = {}
+    def __init__(self, family: Family) -> None:
+        """Take in what was measured, at least one whole epoch on one group."""
+        seen: dict[_Size, list[float]] = {}
         for speed in family.speeds:
-            size = (speed.nodes, speed.slots, speed.batch)
+            size = _Size(speed.nodes, speed.slots, speed.batch)
             seen.setdefault(size, []).append(speed.batch / speed.samples_per_s)
-        samples = [
-            Sample(nodes, slots, batch / slots, float(np.mean(times)), _weight(times))
-            for (nodes, slots, batch), times in sorted(seen.items())
-        ]
-        self._model = fit(samples, first_batch)
-        self._own: dict[Size, float] = {
-            size: (float(np.mean(times)) / self._modelled(size)) ** (len(times) / (len(times) + 1))
-            for size, times in seen.items()
+        self._known: dict[tuple[Placement, int], StepTime] = {}
+        sizes = list(seen)
+        self._exact = {
+            shape: _line(seen, [size for size in sizes if size[:2] == shape])
+            for shape in {size[:2] for size in sizes}
         }
+        near = [size for size in sizes if size.nodes == 1]
+        far = [size for size in sizes if size.nodes > 1]
+        self._near, self._far = (
+            {
+                slots: _line(seen, [size for size in kind if size.slots == slots])
+                for slots in {size.slots for size in kind}
+            }
+            for kind in (near, far)
+        )
 
-    def step_s(self, placement: Placement, batch: int) -> float:
-        """Seconds of a step."""
+    def step(self, placement: Placement, batch: int) -> StepTime:
+        """A step of a group.
+
+        Args:
+            placement: slots on each node.
+            batch: global, samples.
+        """
         key = (placement, batch)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._usual((len(placement), sum(placement), batch))
+            size = _Size(len(placement), sum(placement), batch)
+            known = self._known[key] = self._step(size)
         return known
 
     def slowdown(self, job: Submission) -> float:
@@ -49,18 +110,67 @@ class StepTimes:
         if not seen:
             return 1.0
         took = [1.0 / speed.samples_per_s for speed in seen]
-        usual = [self._usual((s.nodes, s.slots, s.batch)) / s.batch for s in seen]
+        usual = [self._step(_Size(s.nodes, s.slots, s.batch)).seconds / s.batch for s in seen]
         believed = float(np.mean(usual))  # one more epoch, at the usual speed
         return (math.fsum(took) + believed) / (math.fsum(usual) + believed)
 
-    def _usual(self, size: Size) -> float:
-        return self._modelled(size) * self._own.get(size, 1.0)
+    def _step(self, size: _Size) -> StepTime:
+        local = size.batch / size.slots
+        exact = self._exact.get((size.nodes, size.slots))
+        if exact is not None:
+            found = exact.at(local)
+        else:
+            same, other = self._near, self._far
+            if size.nodes > 1:
+                same, other = other, same
+            found = _across_slots(same or other, size.slots, local)
+            if not same:
+                found = StepTime(found.seconds, extrapolated=True)
+        return StepTime(max(LEAST_STEP_S, found.seconds), found.extrapolated)
 
-    def _modelled(self, size: Size) -> float:
-        nodes, slots, batch = size
-        said = self._model.step_s(np.array(nodes), np.array(slots), np.array(batch / slots))
-        return max(1e-9, float(said))
+
+def _line(seen: Mapping[_Size, Sequence[float]], sizes: Sequence[_Size]) -> _Line:
+    """Means over all measurements of `sizes`, which are those of one line, by local batch."""
+    found: dict[float, list[float]] = {}
+    for size in sizes:
+        found.setdefault(size.batch / size.slots, []).extend(seen[size])
+    return _Line({local: float(np.mean(times)) for local, times in found.items()})
 
 
-def _weight(times: Sequence[float]) -> float:
-    return min(FULL_WEIGHT, float(len(times)))
+def _across_slots(lines: Mapping[int, _Line], slots: int, local: float) -> StepTime:
+    """Between the nearest measured sizes of one kind, or beyond them.
+
+    Args:
+        lines: by slots; at least one.
+        slots: of the group.
+        local: batch of each slot, samples.
+    """
+    sizes = sorted(lines)
+    place = bisect_left(sizes, slots)
+    if place < len(sizes) and sizes[place] == slots:
+        return lines[slots].at(local)
+    if 0 < place < len(sizes):
+        low, high = sizes[place - 1], sizes[place]
+        one, other = lines[low].at(local), lines[high].at(local)
+        share = (slots - low) / (high - low)
+        seconds = one.seconds * (1.0 - share) + other.seconds * share
+        return StepTime(seconds, one.extrapolated or other.extrapolated)
+    pair = sizes[:2] if place == 0 else sizes[-2:]
+    points = [(float(size), lines[size].at(local).seconds) for size in pair]
+    return StepTime(_beyond(points, float(slots), OF_SLOTS), extrapolated=True)
+
+
+def _beyond(points: Sequence[tuple[float, float]], where: float, usual: float) -> float:
+    """Seconds beyond one or two measurements, by the power that lies between them.
+
+    Args:
+        points: batch or slots, growing, and seconds.
+        where: the batch or the slots that are asked for, outside `points`.
+        usual: the power where there is only one.
+    """
+    (low, one), (high, other) = points[0], points[-1]
+    power = usual
+    if high > low:
+        power = min(1.0, max(0.0, math.log(other / one) / math.log(high / low)))
+    nearest, seconds = points[0] if where < low else points[-1]
+    return seconds * math.pow(where / nearest, power)

@@ -1,0 +1,130 @@
+"""How long steps take: as measured, between measurements, and beyond them, which is said."""
+
+from __future__ import annotations
+
+import math
+from statistics import median
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.sim.models.recorded.recording import EpochSpeed, Family
+from controlplane.sim.models.recorded.step_times import OF_BATCH, OF_SLOTS, StepTime, StepTimes
+from controlplane.sim.traces.gavel_speeds import STEPS_PER_S
+
+
+def measured(nodes: int, slots: int, local: int, step_s: float) -> EpochSpeed:
+    batch = slots * local
+    return EpochSpeed(nodes, slots, batch, batch / step_s)
+
+
+def family(*speeds: EpochSpeed) -> StepTimes:
+    return StepTimes(Family(name="m", speeds=speeds, epoch_samples=1000))
+
+
+def about(seconds: float, *, extrapolated: bool) -> tuple[object, bool]:
+    return pytest.approx(seconds), extrapolated
+
+
+def test_a_size_that_was_measured_takes_the_mean_of_what_it_took() -> None:
+    times = family(measured(1, 2, 64, 0.1), measured(1, 2, 64, 0.3), measured(1, 1, 64, 0.5))
+
+    assert times.step((2,), 128) == about(0.2, extrapolated=False)
+
+
+def test_between_two_local_batches_a_step_lies_on_the_line_between_theirs() -> None:
+    times = family(measured(1, 2, 32, 0.1), measured(1, 2, 64, 0.4))
+
+    assert times.step((2,), 2 * 40) == about(0.175, extrapolated=False)
+
+
+def test_between_two_sizes_a_step_lies_on_the_line_between_theirs_whatever_their_form() -> None:
+    times = family(
+        measured(1, 2, 64, 0.3), measured(1, 4, 64, 0.1), measured(1, 4, 32, 0.1),
+        measured(2, 4, 64, 9.0),
+    )  # fmt: skip
+
+    assert times.step((3,), 3 * 64) == about(0.2, extrapolated=False)
+    # On 2 slots never below 64: half of the line is extrapolated, so all of it counts as that.
+    half = (0.3 * (40 / 64) ** OF_BATCH + 0.1) / 2
+    assert times.step((3,), 3 * 40) == about(half, extrapolated=True)
+
+
+def test_across_nodes_the_same_slots_on_other_nodes_are_the_same_size() -> None:
+    times = family(measured(2, 4, 64, 0.2), measured(2, 8, 64, 0.4))
+
+    assert times.step((2, 1, 1), 4 * 64) == about(0.2, extrapolated=False)
+    assert times.step((3, 3), 6 * 64) == about(0.3, extrapolated=False)
+
+
+def test_beyond_the_local_batches_a_step_grows_as_it_did_between_the_two_nearest() -> None:
+    times = family(
+        measured(1, 2, 32, 0.1), measured(1, 2, 64, 0.1 * 2**0.5), measured(1, 2, 128, 0.2 * 2**0.5)
+    )
+
+    assert times.step((2,), 2 * 8) == about(0.05, extrapolated=True)
+    assert times.step((2,), 2 * 256) == about(0.4 * 2**0.5, extrapolated=True)
+    falling = family(measured(1, 2, 32, 0.2), measured(1, 2, 64, 0.1))
+    assert falling.step((2,), 2 * 8) == about(0.2, extrapolated=True)
+
+
+def test_beyond_the_sizes_a_step_grows_as_it_did_between_the_two_nearest() -> None:
+    times = family(
+        measured(1, 1, 64, 0.1), measured(1, 2, 64, 0.1), measured(1, 4, 64, 0.1 * 2**0.5)
+    )
+
+    assert times.step((8,), 8 * 64) == about(0.2, extrapolated=True)
+    steep = family(measured(1, 1, 64, 0.1), measured(1, 2, 64, 0.9))
+    assert steep.step((4,), 4 * 64) == about(1.8, extrapolated=True)  # of no use, not of harm
+    falling = family(measured(1, 1, 64, 0.2), measured(1, 2, 64, 0.1))
+    assert falling.step((4,), 4 * 64) == about(0.1, extrapolated=True)
+
+
+def test_from_one_measurement_a_step_grows_as_it_does_elsewhere() -> None:
+    times = family(measured(1, 2, 64, 0.1))
+
+    assert times.step((4,), 4 * 64) == about(0.1 * 2**OF_SLOTS, extrapolated=True)
+    assert times.step((1,), 64) == about(0.1 / 2**OF_SLOTS, extrapolated=True)
+    assert times.step((2,), 2 * 128) == about(0.1 * 2**OF_BATCH, extrapolated=True)
+    assert times.step((1,), 32) == about(0.1 / 2 ** (OF_SLOTS + OF_BATCH), extrapolated=True)
+
+
+def test_growth_with_the_slots_is_the_median_of_what_gavel_measured() -> None:
+    grown = [1.0 - math.log(of[8] / of[1], 8) for of in STEPS_PER_S.values() if 8 in of]
+
+    assert len(grown) == 19
+    assert median(grown) == pytest.approx(OF_SLOTS, abs=0.005)
+
+
+def test_a_group_across_nodes_that_was_never_measured_is_like_one_within_a_node() -> None:
+    near, far = family(measured(1, 4, 64, 0.1)), family(measured(2, 4, 64, 0.1))
+
+    assert near.step((2, 2), 4 * 64) == about(0.1, extrapolated=True)
+    assert far.step((4,), 4 * 64) == about(0.1, extrapolated=True)
+
+
+Points = dict[tuple[int, int], float]  # seconds by slots and local batch
+some_points = st.dictionaries(
+    st.tuples(st.integers(1, 8), st.sampled_from([16, 32, 64])),
+    st.floats(0.01, 10.0),
+    min_size=1,
+    max_size=12,
+)
+
+
+@given(some_points, st.integers(1, 12), st.integers(8, 100))
+def test_what_lies_between_measurements_is_between_their_times(
+    points: Points, slots: int, local: int
+) -> None:
+    times = family(*(measured(1, on, batch, s) for (on, batch), s in points.items()))
+
+    step: StepTime = times.step((slots,), slots * local)
+
+    assert math.isfinite(step.seconds)
+    assert step.seconds > 0.0
+    if not step.extrapolated:
+        inside = min(points.values()) * (1 - 1e-9), max(points.values()) * (1 + 1e-9)
+        assert inside[0] <= step.seconds <= inside[1]
+    if (slots, local) in points:
+        assert step == about(points[slots, local], extrapolated=False)
