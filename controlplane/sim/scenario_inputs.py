@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.sim.models.job_model import ChangeCosts, TrainingModel
-from controlplane.sim.models.profiles import ProfilesModel
+from controlplane.sim.models.profiles.profiles_model import ProfilesModel
 from controlplane.sim.models.recorded.recorded_model import RecordedModel
 from controlplane.sim.models.recorded.recording import Recording
 from controlplane.sim.models.table2.table2_model import TYPICAL_COSTS, Table2Model

@@ -110,7 +110,13 @@ class JobModel(Protocol):
         ...
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:
-        """Progress that is lost when the global batch jumps from `before` to `batch`."""
+        """Progress that is lost when the global batch jumps.
+
+        Args:
+            before: global batch up to now, samples.
+            batch: global batch from now on, samples.
+            epoch: finished ones.
+        """
         ...
 
     def noise_scale(self, epoch: int, batch: int) -> float | None:
@@ -123,14 +129,21 @@ class JobModel(Protocol):
         ...
 
     def epoch_metrics(self, epoch: int, batch: int) -> EpochMetrics:
-        """What a worker says when it has finished `epoch` epochs, the last one with `batch`.
+        """What a worker says at the end of an epoch; its noise scale is that of this epoch.
 
-        Its noise scale is that of the epoch that is over.
+        Args:
+            epoch: finished ones, this one too.
+            batch: global, samples per step, that it ended with.
         """
         ...
 
     def remaining_steps(self, epoch: int, progress: float) -> float:
-        """Steps at the first batch that are left, as published simulators count for Optimus."""
+        """Steps at the first batch that are left, as published simulators count for Optimus.
+
+        Args:
+            epoch: finished ones.
+            progress: so far, samples at the first batch.
+        """
         ...
 
 

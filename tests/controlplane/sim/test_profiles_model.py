@@ -13,7 +13,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.models.job_model import ChangeCosts, JobModel, Throughput, TrainingModel
-from controlplane.sim.models.profiles import ProfilesModel, smallest_rotation
+from controlplane.sim.models.profiles.profile_tables import smallest_rotation
+from controlplane.sim.models.profiles.profiles_model import ProfilesModel
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import TraceJob
 from schemas.ids import Seconds

@@ -1,0 +1,1 @@
+"""How measured applications train: tables in the layout of Pollux' simulator."""
