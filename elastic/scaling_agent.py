@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import msgspec
 import torch
 from torch import nn
 from torch.utils.data import Dataset
@@ -23,18 +22,22 @@ from elastic.group.transitions import GroupTransitions
 from elastic.hooks.lr_schedulers import track_lr_schedulers
 from elastic.hooks.optimizer_step import patch_optimizer_step
 from elastic.metrics.speed import SpeedMeter
+from elastic.metrics.stop_rule import describe_rule
 from elastic.reporting.channel import Channel
 from elastic.reporting.sample_records import SampleRecords
 from elastic.samples.sample_stream import SampleStream
 from elastic.samples.schedule import ScheduleRow, split
 from elastic.state import checkpoint_writer
-from elastic.state.learning_rate import DOUBLING_STEPS, LrRamp, lr_factor
+from elastic.state.epoch_reports import EpochReports, EpochSummary
+from elastic.state.learning_rate import DOUBLING_STEPS
+from elastic.state.lr_state import choose_lr_scaling, set_learning_rate
 from elastic.state.tensors import TensorState
-from elastic.state.training_state import TrainingState, rule_for
+from elastic.state.training_state import training_of
 from elastic.step.executor import StepExecutor
 from elastic.step.loader import ElasticLoader
 from elastic.step.reducer import Reducer
 from elastic.training_errors import UsageError
+from elastic.usage_checks import dataset_size, metric_value, refuse_sharded
 from schemas.codec import ASSIGNMENT
 from schemas.ids import Version
 from schemas.jobs import StopRule
@@ -56,13 +59,19 @@ class ScalingAgent:
     def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
         self._assignment = assignment
         self._folder = folder
-        self._training = training = TrainingState(assignment, self._report)
+        self._training = training = training_of(assignment)
+        self._epochs = EpochReports(training, self._report)
         self._membership = Membership.begin(assignment, self.device)
         granted = assignment is None or assignment.granted
         self._listener = OrderListener(self._membership, self._report, granted=granted)
         self._records = SampleRecords()
         transitions = GroupTransitions(
-            self._membership, self._listener, training, self._records, self._report
+            self._membership,
+            self._listener,
+            training,
+            epochs=self._epochs,
+            records=self._records,
+            report=self._report,
         )
         self._transitions = transitions
         self._executor = StepExecutor(self._membership, transitions, training, self._records)
@@ -75,8 +84,6 @@ class ScalingAgent:
         self._seed = 0
         self._parameters = 0
         self._resumed_epoch = 0
-        training.batch = lambda: self.batch_size
-        training.group = lambda: self._membership.version
 
     @classmethod
     def from_env(cls, seed: int = 0) -> ScalingAgent:
@@ -125,7 +132,7 @@ class ScalingAgent:
     @property
     def batch_size(self) -> int:
         """The global batch at present, samples per step."""
-        return self._executor.global_batch
+        return self._training.global_batch
 
     # --- load
 
@@ -163,40 +170,44 @@ class ScalingAgent:
             CheckpointError: if the job should resume and cannot.
         """
         testing.reach("load", rank=self.rank, version=self._version)
-        size = _size_of(train_set)
-        training, executor = self._training, self._executor
+        size = dataset_size(train_set)
         model = build_model()
-        _refuse_sharded(model)
+        refuse_sharded(model)
         self._listener.await_slot()  # what runs on the slot's device may be about to leave it
         model = model.to(self.device)
         optimizer = build_optimizer(model.parameters())
-        training.state = TensorState(model, optimizer)
-        training.stream = SampleStream(self._seed, size)
-        self._records.use(training.stream)
+        tensors = TensorState(model, optimizer)
+        self._training.use(tensors, SampleStream(self._seed, size))
+        self._records.use(self._training.stream)
         self._choose_batch_and_rate(optimizer, batch_size, lr, lr_scaling, lr_doubling_steps)
-        patch_optimizer_step(optimizer, executor)
-        reducer = self._reducer = Reducer(training.state.trained(), executor.backward_over)
-        loader = ElasticLoader(
-            train_set,
-            training=training,
-            membership=self._membership,
-            executor=executor,
-            bound=self._assignment.spec.local_limit if self._assignment else batch_size,
-            device=self.device,
-            options=loader_options,
-        )
-        executor.use(reducer, loader.depth)
-        self._resumed_epoch = training.resume()
-        if self._training.position.step:
-            at = f"step {self._training.position.step}, samples {training.position.samples_done}"
-            self._say(f"resumes after epoch {self._resumed_epoch}, {at}")
+        bound = self._assignment.spec.local_limit if self._assignment else batch_size
+        loader = self._hook(tensors, train_set, bound, loader_options)
+        self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(optimizer, self.track)
-        training.speed = SpeedMeter(time.monotonic())
+        self._training.speed = SpeedMeter(time.monotonic())
         return model, optimizer, loader
 
+    def _hook(
+        self, tensors: TensorState, train_set: Dataset[Any], bound: int, options: dict[str, Any]
+    ) -> ElasticLoader:
+        """See gradients and optimizer steps from now on, and give out batches."""
+        executor = self._executor
+        patch_optimizer_step(tensors.optimizer, executor)
+        self._reducer = Reducer(tensors.trained(), executor.backward_over)
+        loader = ElasticLoader(
+            train_set,
+            training=self._training,
+            executor=executor,
+            bound=bound,
+            device=self.device,
+            options=options,
+        )
+        executor.use(self._reducer, loader.depth)
+        return loader
+
     def track(self, **stateful: Any) -> None:
-        """Keep these in checkpoints and handovers too: scalers, anything with a `state_dict`.
+        """Keep these in checkpoints and transfers too: scalers, anything with a `state_dict`.
 
         Call it after `load` and before the first epoch; in a resumed job they have their state back
         when it returns. Schedulers of torch that are made after `load` are tracked by themselves.
@@ -214,20 +225,30 @@ class ScalingAgent:
         training, assignment = self._training, self._assignment
         if batch_size < 1:
             raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
-        training.lr_rule = rule_for(optimizer, scaling)
+        rule = choose_lr_scaling(optimizer, scaling)
+        base_batch = batch_size
         if assignment is None:
-            training.base_batch = batch_size
-            self._membership.schedule.announce([ScheduleRow(1, split(batch_size, 1), 0)])
+            training.schedule.announce([ScheduleRow(1, split(batch_size, 1), 0)])
         else:
             group = assignment.group
-            training.base_batch = group.base_batch or group.global_batch
+            base_batch = group.base_batch or group.global_batch
             self._say_wins("batch_size", batch_size, assignment.spec.batch_size)
             if group.lr is not None:
                 self._say_wins("lr", lr, group.lr)
                 lr = group.lr
-        training.set_rate(lr)
-        to = lr_factor(training.lr_rule, self.batch_size, training.base_batch)
-        training.ramp = LrRamp(min(1.0, to), to, 0, doubling)
+        if lr is not None:
+            set_learning_rate(optimizer, lr)
+        training.lr_state.begin(rule, base_batch, self.batch_size, doubling)
+
+    def _resume(self) -> None:
+        assignment, training = self._assignment, self._training
+        point = assignment.group.resume if assignment is not None else None
+        if assignment is not None and point is not None:
+            self._resumed_epoch = self._epochs.resume(Path(assignment.checkpoints), point)
+        position = training.position
+        if position.step:
+            at = f"step {position.step}, samples {position.samples_done}"
+            self._say(f"resumes after epoch {self._resumed_epoch}, {at}")
 
     @property
     def _version(self) -> int | None:
@@ -244,7 +265,7 @@ class ScalingAgent:
         self._joined = True
         if assignment is None or channel is None or self._folder is None:
             return
-        training.open_writer(Path(assignment.checkpoints))
+        self._epochs.open(Path(assignment.checkpoints))
         atexit.register(checkpoint_writer.drain_checkpoints)  # for scripts that leave their loop
         if assignment.spec.record_samples:
             self._records.open(self._folder / "samples")
@@ -260,7 +281,7 @@ class ScalingAgent:
         )
         self._transitions.join()
         if assignment.kind != JOIN:
-            training.follow_batch(self.batch_size, training.position.step)
+            training.lr_state.follow_batch(self.batch_size, training.position.step)
         channel.tell_steps(self._steps)
         training.speed = SpeedMeter(time.monotonic())
 
@@ -280,21 +301,21 @@ class ScalingAgent:
         epoch begins when this worker's group is there.
         """
         training = self._training
-        if training.state is None:
+        if not training.is_loaded:
             raise UsageError("epochs() before load()", "call agent.load(...) first")
-        if training.rule is None:
-            training.rule = StopRule(epochs=count)
-        elif training.rule.epochs != count:
-            told = _told(training.rule)
-            self._say(f"stop {told} of the job file wins over the script's {count}")
+        if training.stop_rule is None:
+            training.stop_rule = StopRule(epochs=count)
+        elif training.stop_rule.epochs != count:
+            described = describe_rule(training.stop_rule)
+            self._say(f"stop {described} of the job file wins over the script's {count}")
         self._join()
         while not training.why_done:
             self._executor.check_trained()
-            self._training.epoch_open = True
+            training.epoch_open = True
             training.losses.take()
             training.speed.begin_epoch(time.monotonic())
             yield training.position.epoch - 1
-            if self._training.epoch_open:
+            if training.epoch_open:
                 self.report()
         self._finish()
 
@@ -313,14 +334,15 @@ class ScalingAgent:
             raise UsageError("report() outside of an epoch", "call it once in each epoch")
         now = time.monotonic()
         training = self._training
-        numbers = {name: _number(name, value) for name, value in metrics.items()}
+        numbers = {name: metric_value(name, value) for name, value in metrics.items()}
         loss = numbers.pop("loss", training.losses.take())
-        said = self._executor.end_epoch(training.concluded(numbers, loss))
-        self._training.epoch_open = False
-        training.end_epoch(said, now, first=self.rank == 0)
+        summary = self._executor.end_epoch(EpochSummary(numbers, loss).encode())
+        training.epoch_open = False
+        version = self._membership.version
+        self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)
 
     def _finish(self) -> None:
-        if self._training.close_writer() and self.rank == 0:
+        if self._epochs.close() and self.rank == 0:
             self._report(TrainingFinished, why=self._training.why_done)
         if self._reducer is not None:
             self._reducer.close()
@@ -344,7 +366,7 @@ class ScalingAgent:
             samples_per_s=training.speed.recent(time.monotonic()),
             train_loss=training.losses.mean(),
             global_batch=self.batch_size,
-            lr=training.lr(),
+            lr=training.learning_rate(),
             noise_scale=training.noise.scale(),
         )
 
@@ -369,43 +391,3 @@ def _warm_up(device: torch.device) -> None:
     """A first backward pass starts threads and libraries: let that be before the others wait."""
     weight = torch.ones(8, 8, device=device, requires_grad=True)
     torch.autograd.grad((weight @ weight).sum(), weight)
-
-
-def _refuse_sharded(model: nn.Module) -> None:
-    """Workers hold whole models: gradients are reduced here, and nowhere else.
-
-    Raises:
-        UsageError: if something else of torch distributes the model already.
-    """
-    others = {"DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule"}
-    for part in model.modules():
-        found = others & {kind.__name__ for kind in type(part).__mro__}
-        if found or any(type(p).__name__ == "DTensor" for p in part.parameters(recurse=False)):
-            what = f"build_model() gave a model that {min(found or {'DTensor'})} distributes"
-            raise UsageError(what, "give the plain module: the agent's group reduces gradients")
-
-
-def _size_of(dataset: Dataset[Any]) -> int:
-    try:
-        size = len(dataset)  # type: ignore[arg-type] # a map-style dataset has a length
-    except TypeError:
-        hint = "give a map-style dataset, with __len__ and __getitem__"
-        raise UsageError("train_set has no length", hint, "train_set") from None
-    if size < 1:
-        raise UsageError("train_set is empty", "give at least one sample", "train_set")
-    return size
-
-
-def _number(name: str, value: Any) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError):
-        what = f"report({name}=...) got {type(value).__name__}"
-        raise UsageError(what, "give a number or a tensor with one element", name) from None
-
-
-def _told(rule: StopRule) -> str:
-    said = {k: v for k, v in msgspec.to_builtins(rule).items() if v is not None}
-    if rule.metric is None or rule.consecutive == 1:
-        said.pop("consecutive", None)
-    return ", ".join(f"{key} {value}" for key, value in said.items())

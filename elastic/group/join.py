@@ -82,8 +82,8 @@ def enter_at_boundary(
     training.position = plan.position
     first = plan.position.step + 1
     zeros = (*plan.old, *(0,) * (group.size - len(plan.old)))
-    membership.schedule = Schedule(ScheduleRow(first, zeros, group.rank))
-    membership.schedule.announce([ScheduleRow(first + plan.transfer_steps, plan.new, group.rank)])
+    training.schedule = Schedule(ScheduleRow(first, zeros, group.rank))
+    training.schedule.announce([ScheduleRow(first + plan.transfer_steps, plan.new, group.rank)])
     membership.enter(order, group)
     membership.has_full_state = False
     return IncomingState(

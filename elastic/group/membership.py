@@ -9,7 +9,6 @@ import torch
 from elastic.collectives.process_group import ProcessGroup
 from elastic.reporting.reporter import Report
 from elastic.samples.position import TrainingPosition
-from elastic.samples.schedule import Schedule, ScheduleRow
 from schemas.ids import WorkerId, worker_id
 from schemas.messages.agent import GroupFormed
 from schemas.messages.worker import Assignment, GroupOrder
@@ -29,7 +28,6 @@ class Membership:
     device: torch.device
     workers: tuple[WorkerId, ...]  # by rank
     group: ProcessGroup
-    schedule: Schedule
     has_full_state: bool = True  # False for a newcomer until the state has come
 
     @classmethod
@@ -42,8 +40,7 @@ class Membership:
         """
         if assignment is None:
             me = WorkerId("")
-            row = ScheduleRow(1, (1,), 0)
-            return cls(me, 0, "127.0.0.1", device, (me,), _alone(0, device), Schedule(row))
+            return cls(me, 0, "127.0.0.1", device, (me,), _alone(0, device))
         rank = assignment.rank
         members = assignment.group.members
         return cls(
@@ -53,7 +50,6 @@ class Membership:
             device=device,
             workers=tuple(member.worker for member in members),
             group=_alone(rank, device),  # until it joins
-            schedule=Schedule(ScheduleRow(1, tuple(m.local_batch for m in members), rank)),
         )
 
     @property

@@ -102,14 +102,14 @@ class Recovery:
         try:
             metadata = self._level(order, group)
             lr_state = broadcast_bytes(
-                group, training.lr_state(), called_off, int(order.source or 0)
+                group, training.lr_state.encode(), called_off, int(order.source or 0)
             )
         except (CancelledError, BrokenGroupError):
             group.retire()  # not here: what is under way in it would hold this thread up
             raise
         step = training.position.step if metadata is None else int(metadata["step"])
-        training.load_lr_state(lr_state)
-        training.follow_batch(order.group.global_batch, step)
+        training.lr_state.decode(lr_state)
+        training.lr_state.follow_batch(order.group.global_batch, step)
         former, was = membership.workers, membership.rank
         self._enter(order, group)
         testing.reach("recovered", rank=group.rank, version=order.version)
@@ -129,4 +129,4 @@ class Recovery:
         membership.enter(order, group)
         old.retire()
         row = ScheduleRow(1, tuple(m.local_batch for m in order.group.members), group.rank)
-        membership.schedule = Schedule(row)
+        self._training.schedule = Schedule(row)

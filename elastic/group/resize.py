@@ -69,8 +69,8 @@ class Resize:
             rows = [zeros, ScheduleRow(boundary + 1 + pending.transfer_steps, new, rank)]
             if membership.rank == 0:
                 self._tell_newcomers(pending, boundary, micro_batch, new)
-        membership.schedule.forget(self._training.position.step)
-        membership.schedule.announce(rows)
+        self._training.schedule.forget(self._training.position.step)
+        self._training.schedule.announce(rows)
 
     def _transfer_steps(self, step_s: float) -> int:
         state = self._training.tensors()

@@ -26,6 +26,7 @@ from elastic.reporting.reporter import Report
 from elastic.reporting.sample_records import SampleRecords
 from elastic.samples.micro_batch import MicroBatch
 from elastic.state.broadcast import broadcast_training
+from elastic.state.epoch_reports import EpochReports
 from elastic.state.training_state import TrainingState
 from elastic.state.transfer import IncomingState, OutgoingState
 from elastic.training_errors import BrokenGroupError, CancelledError
@@ -43,6 +44,8 @@ class GroupTransitions:
         membership: Membership,
         listener: OrderListener,
         training: TrainingState,
+        *,
+        epochs: EpochReports,
         records: SampleRecords,
         report: Report,
     ) -> None:
@@ -52,12 +55,14 @@ class GroupTransitions:
             membership: of this worker; replaced with each change.
             listener: hears orders.
             training: what travels to newcomers and is recovered.
+            epochs: writes checkpoints.
             records: of samples; written where it is sure that all committed them.
             report: to the controller.
         """
         self._membership = membership
         self._listener = listener
         self._training = training
+        self._epochs = epochs
         self._records = records
         self._report = report
         self._resize = Resize(membership, listener, training)
@@ -207,7 +212,7 @@ class GroupTransitions:
     def _follow_batch(self) -> None:
         step = self._training.position.step
         if self._new_batch is not None and step + 1 >= self._new_batch[0]:
-            self._training.follow_batch(self._new_batch[1], step)
+            self._training.lr_state.follow_batch(self._new_batch[1], step)
             self._new_batch = None
 
     # --- where gradients are summed
@@ -295,7 +300,7 @@ class GroupTransitions:
             workers = frozenset(self._membership.workers)
             self._records.write_for_lost(recovered.former, workers)
             if recovered.became_first:
-                self._training.report_again()
+                self._epochs.report_again(self._membership.version)
 
     # --- out
 
@@ -318,7 +323,7 @@ class GroupTransitions:
         if membership.rank == 0:
             self._records.write_for_lost(membership.workers, frozenset({membership.me}))
             testing.reach("suspend", rank=0, version=version)
-            self._training.suspend(version)
+            self._epochs.suspend(version)
             testing.reach("suspended", rank=0, version=version)
         broadcast_bytes(membership.group, b"", self.called_off)
 

@@ -62,3 +62,11 @@ def _metric_reason(rule: StopRule, state: StopState, metrics: Mapping[str, float
     if rule.plateau is not None and state.since_best >= rule.plateau:
         return f"{metric} has not grown for {rule.plateau} epochs, best {state.best}"
     return ""
+
+
+def describe_rule(rule: StopRule) -> str:
+    """What a rule says, in the words of a job file."""
+    said = {k: v for k, v in msgspec.to_builtins(rule).items() if v is not None}
+    if rule.metric is None or rule.consecutive == 1:
+        said.pop("consecutive", None)
+    return ", ".join(f"{key} {value}" for key, value in said.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 import sys
 from collections.abc import Mapping
@@ -33,3 +34,18 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
 
         name, keys, *rest = state["numpy"]
         np.random.set_state((name, keys.numpy().astype("uint32"), *rest))  # noqa: NPY002
+
+
+def seed_apart(state: torch.Tensor, rank: int) -> None:
+    """Draw random numbers that follow from rank 0's, and differ from rank to rank.
+
+    Args:
+        state: of rank 0's torch generator, shape (bytes,).
+        rank: of this worker when it started.
+    """
+    digest = hashlib.blake2b(bytes(state.tolist()) + rank.to_bytes(4, "big"), digest_size=8)
+    seed = int.from_bytes(digest.digest(), "big") >> 1
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)

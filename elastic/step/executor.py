@@ -75,13 +75,6 @@ class StepExecutor:
             what = "the parameters that are trained changed after load()"
             raise UsageError(what, "freeze, unfreeze and add parameters in build_model")
 
-    @property
-    def global_batch(self) -> int:
-        """Samples of the step that comes or is under way, over all workers."""
-        micro_batch = self._micro_batch
-        step = micro_batch.step if micro_batch else self._training.position.step + 1
-        return self._membership.schedule.at(step).batch
-
     # --- the loader
 
     def before_batch(self) -> bool:

@@ -10,7 +10,6 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from elastic.group.membership import Membership
 from elastic.samples.micro_batch import MicroBatch
 from elastic.samples.sample_stream import share
 from elastic.samples.schedule import ScheduleRow, passes
@@ -27,9 +26,8 @@ PLACEHOLDER_SAMPLES: Final = 2  # samples of a batch that only keeps the script'
 class _MicroBatchSampler:
     """The batch sampler: the rest of the running epoch, as the schedule deals it out."""
 
-    def __init__(self, training: TrainingState, membership: Membership, bound: int) -> None:
+    def __init__(self, training: TrainingState, bound: int) -> None:
         self._training = training
-        self._membership = membership
         self._bound = bound
         self.handed_out: deque[MicroBatch] = deque()  # prefetched ones included
 
@@ -41,9 +39,8 @@ class _MicroBatchSampler:
 
     def __len__(self) -> int:
         position = self._training.position
-        batch = self._membership.schedule.at(position.step + 1).batch
         left = self._training.stream.size - position.cursor
-        return math.ceil(max(0, left) / max(1, batch))
+        return math.ceil(max(0, left) / max(1, self._training.global_batch))
 
     def _plan(self) -> Iterator[MicroBatch]:
         position = self._training.position
@@ -51,7 +48,7 @@ class _MicroBatchSampler:
         order = self._training.stream.order(epoch)
         while cursor < len(order):
             step += 1
-            row = self._membership.schedule.at(step)
+            row = self._training.schedule.at(step)
             if row.rank is None:
                 return  # this worker has left by then
             ids = order[cursor : cursor + row.batch]
@@ -88,7 +85,6 @@ class ElasticLoader:
         dataset: Dataset[Any],
         *,
         training: TrainingState,
-        membership: Membership,
         executor: StepExecutor,
         bound: int,
         device: torch.device,
@@ -98,8 +94,7 @@ class ElasticLoader:
 
         Args:
             dataset: map-style.
-            training: the ids of every epoch, and where training stands when an iteration begins.
-            membership: says which samples are this worker's.
+            training: the ids of every epoch, whose they are, and where an iteration begins.
             executor: told of each micro-batch, before and after the script has it.
             bound: samples that fit the device at once; larger shares are taken in passes.
             device: where batches are moved to.
@@ -117,7 +112,7 @@ class ElasticLoader:
             options = {"persistent_workers": True, **options}
         self.dataset = dataset
         self.depth = workers * int(options.get("prefetch_factor") or 2)  # batches drawn ahead
-        self._sampler = _MicroBatchSampler(training, membership, bound)
+        self._sampler = _MicroBatchSampler(training, bound)
         self._executor = executor
         self._device = device
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)

@@ -1,0 +1,143 @@
+"""The end of an epoch: its report leaves when its checkpoint is durable."""
+
+from __future__ import annotations
+
+import math
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from elastic.metrics.stop_rule import stop_reason
+from elastic.reporting.reporter import Report
+from elastic.state.checkpoint_files import find_checkpoint, load_checkpoint
+from elastic.state.checkpoint_writer import CheckpointWriter
+from elastic.state.training_state import TrainingState
+from schemas.groups import ResumePoint
+from schemas.ids import Version
+from schemas.jobs import StopRule
+from schemas.messages.agent import EpochReported, Suspended
+
+
+class EpochSummary(msgspec.Struct, frozen=True):
+    """What a worker would say of an epoch; rank 0's word is everybody's."""
+
+    metrics: dict[str, float]
+    loss: float | None
+
+    def encode(self) -> bytes:
+        """For the others, and for metadata."""
+        return msgspec.msgpack.encode(self)
+
+
+class EpochReports:
+    """Checkpoints and reports of one worker's epochs."""
+
+    def __init__(self, training: TrainingState, report: Report) -> None:
+        self._training = training
+        self._report = report
+        self._writer: CheckpointWriter | None = None
+        self._last: dict[str, Any] = {}  # the last epoch's report
+
+    def open(self, folder: Path) -> None:
+        """Checkpoints go to `folder`."""
+        self._writer = CheckpointWriter(folder)
+
+    def close(self) -> bool:
+        """Wait for what is under way; whether there was anything open.
+
+        Raises:
+            CheckpointError: if the last state could not be written.
+        """
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+        return writer is not None
+
+    def resume(self, folder: Path, point: ResumePoint) -> int:
+        """Go back to the checkpoint of `point`; returns its epoch.
+
+        Raises:
+            CheckpointError: if it cannot be used.
+        """
+        content = load_checkpoint(find_checkpoint(folder, point))
+        self._training.load_checkpoint(content)
+        return int(content["epoch"])
+
+    def end_epoch(self, summary: bytes, now: float, *, version: int, first: bool) -> None:
+        """The running epoch is over.
+
+        Args:
+            summary: rank 0's, encoded.
+            now: seconds, monotonic.
+            version: of the present group.
+            first: this is rank 0, which keeps and reports it.
+
+        Raises:
+            MissingMetricError: if the stop rule looks at a metric that is not there.
+        """
+        word = msgspec.msgpack.decode(summary, type=EpochSummary)
+        training = self._training
+        training.epoch_summary = summary
+        epoch = training.position.epoch
+        training.position = position = training.position.next_epoch()
+        rule = training.stop_rule or StopRule(epochs=epoch)
+        training.why_done = stop_reason(
+            rule, training.stop, epoch, position.samples_done, word.metrics
+        )
+        samples_per_s, seconds = training.speed.of_epoch(now)
+        self._last = {
+            "epoch": epoch,
+            "step": position.step,
+            "samples_done": position.samples_done,
+            "epoch_samples": training.stream.size,
+            "epochs": rule.epochs,
+            "samples_per_s": samples_per_s,
+            "duration_s": seconds,
+            "train_loss": word.loss if word.loss is not None and math.isfinite(word.loss) else None,
+            "metrics": {k: v for k, v in word.metrics.items() if math.isfinite(v)},
+            "global_batch": training.global_batch,
+            "lr": training.learning_rate(),
+            "noise_scale": training.noise.scale(),
+        }
+        if first:
+            self.report_again(version)
+
+    def report_again(self, version: int) -> None:
+        """Write a checkpoint of the present state, and report the last epoch when it is durable.
+
+        Args:
+            version: of the present group.
+        """
+        if self._writer is None or not self._last:
+            return
+        values = dict(self._last, group=Version(version))
+        point = ResumePoint(epoch=values["epoch"], version=Version(version))
+        content = self._training.checkpoint()
+        self._writer.write(point, content, lambda: self._report(EpochReported, **values))
+
+    def suspend(self, version: int) -> None:
+        """Write a checkpoint of this very step, wait until it is durable, and say so.
+
+        Args:
+            version: of the order to suspend.
+
+        Raises:
+            CheckpointError: if it could not be written.
+        """
+        if self._writer is None:
+            return
+        position = self._training.position
+        durable = threading.Event()
+        point = ResumePoint(epoch=position.epoch - 1, version=Version(version))
+        self._writer.write(point, self._training.checkpoint(), durable.set)
+        while not durable.wait(timeout=0.2):
+            self._writer.check()
+        self._report(
+            Suspended,
+            group=Version(version),
+            epoch=position.epoch - 1,
+            step=position.step,
+            samples_done=position.samples_done,
+        )
