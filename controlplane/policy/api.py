@@ -64,7 +64,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float | None = None  # what its last start took; None: never started
 
     def served(self, now: Seconds) -> float:
-        """Slot seconds that it has attained up to `now`."""
+        """Slot seconds that it has attained up to `now`.
+
+        Args:
+            now: seconds on the controller's clock.
+        """
         return self.slot_s + max(0.0, now - self.moved_at) * len(self.running_on)
 
 
@@ -179,15 +183,29 @@ class Oracle(Protocol):
     """What no cluster can know; a simulator may tell a policy that is there to be compared with."""
 
     def remaining_s(self, job: JobView, slots: int) -> float:
-        """Seconds that a job still trains on so many slots close together, with its first batch."""
+        """Seconds that a job still trains on so many slots close together, with its first batch.
+
+        Args:
+            job: as the view shows it.
+            slots: that it would have, close together.
+        """
         ...
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps that it has left at its first batch, as the published simulators count them."""
+        """Steps that it has left at its first batch, as the published simulators count them.
+
+        Args:
+            job: as the view shows it.
+        """
         ...
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Seconds of one of these steps on so many slots close together."""
+        """Seconds of one of these steps on so many slots close together.
+
+        Args:
+            job: as the view shows it.
+            slots: that it would have, close together.
+        """
         ...
 
 
@@ -195,15 +213,35 @@ class Policy(Protocol):
     """Chooses who runs where, and with which batch size."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Take in what happened."""
+        """Take in what happened.
+
+        Args:
+            event: what happened.
+            now: seconds on the controller's clock.
+        """
         ...
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Think; returns whether thinking on could still find something better."""
+        """Think; returns whether thinking on could still find something better.
+
+        Args:
+            view: what is to be planned for.
+            budget: how long to think, counted in work.
+            rng: the only source of chance: the same draws give the same plan.
+            now: seconds on the controller's clock.
+        """
         ...
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Read out a complete plan for `view`, the best so far; changes nothing."""
+        """Read out a complete plan for `view`, the best so far; changes nothing.
+
+        Args:
+            view: what is to be planned for.
+            now: seconds on the controller's clock.
+
+        Returns:
+            A plan that names every job which should run, `based_on` the version of `view`.
+        """
         ...
 
     def stats(self) -> SearchStats:

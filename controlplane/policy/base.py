@@ -25,6 +25,12 @@ class ImmediatePolicy(Policy):
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         """There is nothing to search for.
 
+        Args:
+            view: the cluster.
+            budget: not used.
+            rng: not used.
+            now: seconds on the controller's clock.
+
         Returns:
             False: to think on would find nothing better.
         """

@@ -9,7 +9,12 @@ from schemas.ids import JobId, Seconds, SlotId
 
 
 def fallback_plan(view: ClusterView, now: Seconds) -> Plan:
-    """Keep every running job as it is; start waiting ones on their least slots, oldest first."""
+    """Keep every running job as it is; start waiting ones on their least slots, oldest first.
+
+    Args:
+        view: the cluster.
+        now: seconds on the controller's clock.
+    """
     placed = {job.job: dict(job.running_on) for job in view.jobs.values() if job.running_on}
     taken = {slot for slots in placed.values() for slot in slots}
     free = [slot for slot in view.slots if slot.usable and slot.slot not in taken]

@@ -78,6 +78,9 @@ POLICIES: Final[Mapping[str, Entry]] = {
 def entry(name: str) -> Entry:
     """Where the policy of that name is.
 
+    Args:
+        name: as in `POLICIES`.
+
     Raises:
         SettingsError: if there is none.
     """
@@ -117,6 +120,10 @@ def make(
 def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
     """Refuse what only a simulation can do.
 
+    Args:
+        name: as in `POLICIES`.
+        options: of the policy.
+
     Raises:
         SettingsError: if there is no such policy, or nobody in a cluster can tell it what it asks.
     """
@@ -130,6 +137,10 @@ def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
 
 def check_options(name: str, options: Mapping[str, Any]) -> Any:
     """`options` as the policy takes them; None if it has none.
+
+    Args:
+        name: as in `POLICIES`.
+        options: as the settings have them.
 
     Raises:
         SettingsError: if an option is unknown, of the wrong type or out of its range.

@@ -25,16 +25,28 @@ class LossCurve:
     b2: float
 
     def at(self, epoch: float) -> float:
-        """The loss after so many epochs."""
+        """The loss after so many epochs.
+
+        Args:
+            epoch: finished ones.
+        """
         return 1.0 / max(self.b0 * epoch + self.b1, 1e-12) + self.b2
 
     def fall(self, epoch: float) -> float:
-        """The share of the loss after `epoch` that the next epoch takes away."""
+        """The share of the loss after `epoch` that the next epoch takes away.
+
+        Args:
+            epoch: finished ones.
+        """
         loss = self.at(epoch)
         return (loss - self.at(epoch + 1)) / loss
 
     def converged_at(self, convergence: float) -> int:
-        """The first epoch after which an epoch takes less than such a share of the loss away."""
+        """The first epoch after which an epoch takes less than such a share of the loss away.
+
+        Args:
+            convergence: share of the loss, in (0, 1).
+        """
         low, high = 0, FURTHEST  # the share falls from epoch to epoch
         while low < high:
             middle = (low + high) // 2

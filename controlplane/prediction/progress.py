@@ -99,12 +99,21 @@ class ProgressModel:
 
 
 def prior(epochs: float) -> ProgressModel:
-    """Before any job has finished: so many epochs are always still to come."""
+    """Before any job has finished: so many epochs are always still to come.
+
+    Args:
+        epochs: that a job is taken to have left.
+    """
     return ProgressModel(np.zeros(FEATURES), epochs, np.zeros(FEATURES), np.ones(FEATURES))
 
 
 def mean_progress(alpha: FloatArray, beta: FloatArray) -> FloatArray:
-    """The mean of Be(alpha, beta), shape (N,)."""
+    """The mean of Be(alpha, beta), shape (N,).
+
+    Args:
+        alpha: shape (N,), at least 1.
+        beta: shape (N,), at least 1.
+    """
     return np.asarray(alpha / (alpha + beta))
 
 
@@ -204,7 +213,12 @@ class Reservoir:
         self.seen = 0
 
     def offer(self, points: Points, rng: Generator) -> None:
-        """Take further points in; each of all is kept with the same chance."""
+        """Take further points in; each of all is kept with the same chance.
+
+        Args:
+            points: of a finished job.
+            rng: draws what chance decides.
+        """
         table = np.column_stack([points.features, points.epochs, points.progress])
         capacity = len(self._rows)
         free = table[: max(0, capacity - self.seen)]

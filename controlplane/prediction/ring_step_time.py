@@ -34,7 +34,12 @@ class StepModel:
     coefficients: tuple[float, float, float, float]
 
     def step_s(self, slots: int, batch: int) -> float:
-        """Seconds of a step."""
+        """Seconds of a step.
+
+        Args:
+            slots: w.
+            batch: B, global, samples per step.
+        """
         terms = _terms(slots, batch)
         return sum(c * term for c, term in zip(self.coefficients, terms, strict=True))
 

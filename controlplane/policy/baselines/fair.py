@@ -17,7 +17,7 @@ from controlplane.policy.planning.partition import (
     slots_in_words,
     useful_slots,
 )
-from controlplane.policy.planning.placer import Mode, Moves, Placer, deal
+from controlplane.policy.planning.placer import Mode, Moves, Placer, with_user_batches
 from schemas.ids import JobId, Seconds
 
 
@@ -66,7 +66,7 @@ class Fair(ImmediatePolicy):
 
         return compose_plan(
             partition,
-            deal(partition, placed),
+            with_user_batches(partition, placed),
             why,
             restart=self._placer.restarts(partition, placed),
             wake_at=self._next_turn(partition, sizes),

@@ -13,7 +13,7 @@ import msgspec
 from controlplane.policy.api import ClusterView, JobEnded, JobView, Plan, PolicyEvent
 from controlplane.policy.base import ImmediatePolicy
 from controlplane.policy.option_checks import refuse_below
-from controlplane.policy.planning.gangs import choose, gang_plan
+from controlplane.policy.planning.gangs import fit_gangs, gang_plan
 from controlplane.policy.planning.partition import partition_of
 from controlplane.policy.planning.placer import Mode, Placer
 from schemas.ids import JobId, Seconds
@@ -49,7 +49,11 @@ class History:
         return len(self._sorted)
 
     def add(self, service: float) -> None:
-        """One more job ended; the oldest may be forgotten."""
+        """One more job ended; the oldest may be forgotten.
+
+        Args:
+            service: that it took in all, slot seconds.
+        """
         if len(self._recent) == self._kept:
             self._sorted.remove(self._recent.popleft())
         self._recent.append(service)
@@ -97,7 +101,9 @@ class Gittins(ImmediatePolicy):
         partition = partition_of(view, now)
         jobs = [*partition.running, *partition.waiting]
         ranks = {job.job: self._rank(job, now) for job in jobs}
-        sizes = choose(partition, sorted(jobs, key=lambda job: (*ranks[job.job], job.submitted_at)))
+        sizes = fit_gangs(
+            partition, sorted(jobs, key=lambda job: (*ranks[job.job], job.submitted_at))
+        )
 
         def why(job: JobView) -> tuple[str, dict[str, float]]:
             index, quanta = ranks[job.job]

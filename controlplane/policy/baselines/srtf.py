@@ -6,7 +6,7 @@ import msgspec
 
 from controlplane.policy.api import ClusterView, JobView, Oracle, Plan
 from controlplane.policy.base import ImmediatePolicy
-from controlplane.policy.planning.gangs import choose, gang_plan
+from controlplane.policy.planning.gangs import fit_gangs, gang_plan
 from controlplane.policy.planning.partition import gang_size, partition_of
 from controlplane.policy.planning.placer import Mode, Placer
 from schemas.ids import Seconds
@@ -39,4 +39,4 @@ class Srtf(ImmediatePolicy):
         def why(job: JobView) -> tuple[str, dict[str, float]]:
             return f"{left[job.job]:.0f} s left", {"remaining_s": left[job.job]}
 
-        return gang_plan(partition, choose(partition, in_order), self._placer, why)
+        return gang_plan(partition, fit_gangs(partition, in_order), self._placer, why)

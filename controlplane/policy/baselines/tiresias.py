@@ -11,7 +11,7 @@ import msgspec
 from controlplane.policy.api import ClusterView, JobView, Plan
 from controlplane.policy.base import ImmediatePolicy
 from controlplane.policy.option_checks import refuse, refuse_below
-from controlplane.policy.planning.gangs import choose, gang_plan
+from controlplane.policy.planning.gangs import fit_gangs, gang_plan
 from controlplane.policy.planning.partition import partition_of
 from controlplane.policy.planning.placer import Mode, Placer
 from schemas.ids import JobId, Seconds
@@ -71,7 +71,7 @@ class Tiresias(ImmediatePolicy):
         partition = partition_of(view, now)
         able = {job.job: job for job in (*partition.running, *partition.waiting)}
         ranked = [able[name] for queue in self._queues for name in queue if name in able]
-        sizes = choose(partition, ranked)
+        sizes = fit_gangs(partition, ranked)
         return gang_plan(
             partition,
             sizes,

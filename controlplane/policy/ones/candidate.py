@@ -36,12 +36,20 @@ class Candidate:
         return [cut[begin:end] for begin, end in itertools.pairwise(at)]
 
     def slots(self, row: int) -> tuple[int, ...]:
-        """Places of a job's slots."""
+        """Places of a job's slots.
+
+        Args:
+            row: of the job.
+        """
         return tuple(np.flatnonzero(self.owner == row).tolist())
 
 
 def present(problem: Problem) -> Candidate:
-    """The schedule in force."""
+    """The schedule in force.
+
+    Args:
+        problem: the view as the search sees it.
+    """
     return score(problem, problem.present, problem.owner)
 
 
@@ -50,6 +58,11 @@ def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
 
     The worth in the table holds for the fewest nodes of the best type, without neighbours; see
     `Problem.placed_value`.
+
+    Args:
+        problem: the view as the search sees it.
+        levels: of the jobs, shape (J,).
+        owner: the row of the job on each slot, shape (S,).
     """
     value, moved = problem.placed_value(levels, owner)
     return Candidate(levels, owner, value, float(value.sum()), int(moved.sum()))
@@ -61,16 +74,22 @@ def laid_out(
     """The schedule with these levels that differs least from `parent`; None if it cannot be.
 
     Where jobs end up on more nodes than they need, small ones are moved away if that is worth it.
+
+    Args:
+        problem: the view as the search sees it.
+        parent: the schedule to start from.
+        levels: of the jobs, shape (J,).
+        hints: who moves at the same size, and where to.
     """
     owner = lay_out(problem, parent.owner, parent.levels, levels, hints)
-    if owner is None or problem.barred(owner):
+    if owner is None or problem.has_barred_move(owner):
         return None
     plain = score(problem, levels, owner)
-    if not problem.evacuates or not problem.torn(levels, owner):
+    if not problem.evacuates or not problem.is_scattered(levels, owner):
         return plain
     roomy = PlacementHints(hints.movers, hints.jitter, evacuate=True)
     owner = lay_out(problem, parent.owner, parent.levels, levels, roomy)
-    if owner is None or problem.barred(owner):
+    if owner is None or problem.has_barred_move(owner):
         return plain
     other = score(problem, levels, owner)
     return other if other.fitness > plain.fitness else plain

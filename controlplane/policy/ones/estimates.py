@@ -126,7 +126,7 @@ class Estimates:
             others = self._placement.colocations(event.job)
             known = family.parts.colocations
             colocation = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
-        family.take(
+        family.add(
             event.nodes, event.slots, local, step_s, gpu_type=gpu_type, colocation=colocation
         )
 
@@ -135,11 +135,17 @@ class Estimates:
     ) -> None:
         if not believable(noise_scale):
             return
-        history.noise.take(noise_scale)
+        history.noise.add(noise_scale)
         self.family(family).observe_noise(epoch, noise_scale)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
-        """Take note of arrivals, and move the limits of jobs that reported an epoch."""
+        """Take note of arrivals, and move the limits of jobs that reported an epoch.
+
+        Args:
+            view: the cluster.
+            contended: whether a job waits that would fit.
+            now: seconds on the controller's clock.
+        """
         jobs = list(view.jobs.values())
         self._placement.update(view)
         self._families.priors.types = self._placement.types
@@ -181,11 +187,19 @@ class Estimates:
     # --- answers
 
     def family(self, name: str) -> FamilyHistory:
-        """What is known of a family."""
+        """What is known of a family.
+
+        Args:
+            name: of the family; the empty one is a family too.
+        """
         return self._families.of(name)
 
     def limit(self, job: JobView) -> int:
-        """R of a job, samples per step."""
+        """R of a job, samples per step.
+
+        Args:
+            job: as the view shows it.
+        """
         known = self._histories.get(job.job)
         limit = known.limit if known else job.batch_size
         return _bounds(job).clip(limit)
@@ -194,6 +208,9 @@ class Estimates:
         """Whether a job may have more than its least slots.
 
         It has done its first steps, and how fast they are is known: of it or of a relative.
+
+        Args:
+            job: as the view shows it.
         """
         history = self._histories.get(job.job)
         steps = history.steps if history else 0
@@ -205,6 +222,10 @@ class Estimates:
 
         Paper: the schedule changes when *all* running jobs have finished an epoch. Here: each job
         by itself, because one slow epoch would hold all others back.
+
+        Args:
+            job: as the view shows it.
+            now: seconds on the controller's clock.
         """
         since = now - job.moved_at
         if job.epoch_at > job.moved_at:
@@ -212,21 +233,34 @@ class Estimates:
         return since < self._options.report_interval_s
 
     def gate(self, job: JobView) -> Seconds:
-        """When a gated job may be moved again, if no epoch ends before."""
+        """When a gated job may be moved again, if no epoch ends before.
+
+        Args:
+            job: as the view shows it.
+        """
         wait_s = self._options.report_interval_s
         if job.epoch_at > job.moved_at:
             wait_s = self._options.settle_s
         return Seconds(job.moved_at + wait_s)
 
     def may_have(self, job: JobView, now: Seconds) -> int | None:
-        """Slots that a job should stay below for a while, because it gave them back; None: any."""
+        """Slots that a job should stay below for a while, because it gave them back; None: any.
+
+        Args:
+            job: as the view shows it.
+            now: seconds on the controller's clock.
+        """
         history = self._histories.get(job.job)
         if history is None or now - history.gave_back_at > self._options.report_interval_s:
             return None
         return history.gave_back - 1
 
     def remaining(self, job: JobView) -> float | None:
-        """Samples that a job has left; None if nothing at all is known."""
+        """Samples that a job has left; None if nothing at all is known.
+
+        Args:
+            job: as the view shows it.
+        """
         family = self.family(job.family)
         history = self._histories.get(job.job)
         done = max(job.samples_done, history.samples if history else 0)
@@ -239,6 +273,12 @@ class Estimates:
 
         A first estimate may be off by several times; it is drawn towards what was thought before
         while few were heard.
+
+        Args:
+            job: as the view shows it.
+
+        Returns:
+            Samples, to an eighth of a doubling.
         """
         options = self._options
         relatives = self.family(job.family).noise_at(job.epoch) if job.family else None
@@ -256,6 +296,10 @@ class Estimates:
         """Slot seconds that jobs which got as much as this one still took; None: none got it.
 
         Only where no relative has finished yet.
+
+        Args:
+            job: as the view shows it.
+            now: seconds on the controller's clock.
         """
         alone = not self._options.share_lengths
         if alone or self.family(job.family).finished or job.stop_samples is not None:

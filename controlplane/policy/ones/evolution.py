@@ -8,7 +8,14 @@ from numpy.random import Generator
 from controlplane.policy.api import SearchStats
 from controlplane.policy.ones.candidate import Candidate, laid_out, present
 from controlplane.policy.ones.greedy import baselines, exchanged, filled
-from controlplane.policy.ones.operators import crossed, doubt, moved, mutated, refreshed, resized
+from controlplane.policy.ones.operators import (
+    crossed,
+    moved,
+    mutated,
+    node_jitter,
+    refreshed,
+    resized,
+)
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints
 from controlplane.policy.ones.problem import Problem
@@ -46,7 +53,11 @@ class EvolutionarySearch(Evolution):
         return self.population[0] if self.population else None
 
     def update(self, problem: Problem) -> None:
-        """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved."""
+        """Take a new problem: seed it with incumbent and greedy, and refresh what was evolved.
+
+        Args:
+            problem: made of a new view, or of what was learnt since.
+        """
         former = [(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
         how = self._options.search
@@ -123,7 +134,7 @@ class EvolutionarySearch(Evolution):
                     levels = resized(problem, one.levels, rng)
                 else:
                     return laid_out(problem, one, one.levels, hints)
-        jitter = doubt(problem, rng)
+        jitter = node_jitter(problem, rng)
         return self._child(
             problem, levels, one, NO_HINTS if jitter is None else PlacementHints((), jitter)
         )

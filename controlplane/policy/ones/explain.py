@@ -17,7 +17,7 @@ SHOWN = 3  # names in a sentence
 
 
 @dataclass(frozen=True, slots=True)
-class Owners:
+class SlotOwners:
     """Whose each slot is before and after a plan: the row of the job, by place of the slot."""
 
     before: dict[int, int]
@@ -27,16 +27,25 @@ class Owners:
     kept: tuple[FloatArray, FloatArray]  # the same, of neighbours alone
 
     def names(self, rows: Iterable[int]) -> list[JobId]:
-        """The jobs of these rows, in order of arrival."""
+        """The jobs of these rows, in order of arrival.
+
+        Args:
+            rows: of jobs.
+        """
         return [self.jobs[row] for row in sorted(rows)]
 
 
-def owners_of(problem: Problem, best: Candidate) -> Owners:
-    """Who has which slot now, and who will have it."""
+def slot_owners(problem: Problem, best: Candidate) -> SlotOwners:
+    """Who has which slot now, and who will have it.
+
+    Args:
+        problem: the view as the search sees it.
+        best: the schedule that is read out.
+    """
     plans = ((problem.present, problem.owner), (best.levels, best.owner))
     before, after = (_pace(problem, *plan) for plan in plans)
     alone, beside = (_beside(problem, owner) for _, owner in plans)
-    return Owners(
+    return SlotOwners(
         before={slot: row for row, job_row in enumerate(problem.job_rows) for slot in job_row.now},
         after={slot: row for slot, row in enumerate(best.owner.tolist()) if row >= 0},
         jobs=tuple(job_row.job.job for job_row in problem.job_rows),
@@ -46,9 +55,17 @@ def owners_of(problem: Problem, best: Candidate) -> Owners:
 
 
 def for_change(
-    problem: Problem, best: Candidate, owners: Owners, row: int, placed: Mapping[SlotId, int]
+    problem: Problem, best: Candidate, owners: SlotOwners, row: int, placed: Mapping[SlotId, int]
 ) -> Reason:
-    """Why a job starts, grows, shrinks, moves, stops or gets another batch."""
+    """Why a job starts, grows, shrinks, moves, stops or gets another batch.
+
+    Args:
+        problem: the view as the search sees it.
+        best: the schedule that is read out.
+        owners: see `slot_owners`.
+        row: of the job.
+        placed: its local batches in the plan, samples per slot and step.
+    """
     job_row = problem.job_rows[row]
     numbers = _numbers(problem, best, row, owners)
     was, now = len(job_row.now), len(placed)
@@ -87,7 +104,12 @@ def for_change(
 
 
 def least_value(problem: Problem, best: Candidate) -> float:
-    """The least that any slot in use is worth; nan if none is."""
+    """The least that any slot in use is worth; nan if none is.
+
+    Args:
+        problem: the view as the search sees it.
+        best: the schedule that is read out.
+    """
     rows = np.flatnonzero(best.levels)
     if not len(rows):
         return float("nan")
@@ -123,7 +145,7 @@ def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
     return Reason("start", f"starts on {_slots(size)}", numbers)
 
 
-def _whither(problem: Problem, best: Candidate, owners: Owners, row: int) -> str:
+def _whither(problem: Problem, best: Candidate, owners: SlotOwners, row: int) -> str:
     """Where a job goes that keeps its size, and what for: the first reason that is true."""
     was, now = list(problem.job_rows[row].now), list(best.slots(row))
     if _nodes(problem, now) < _nodes(problem, was):
@@ -170,13 +192,13 @@ def _beside(problem: Problem, owner: IntArray) -> FloatArray:
     return problem.interference.kept(pairs[:, 0], pairs[:, 1], spans)
 
 
-def _room(owners: Owners, best: Candidate, row: int) -> str:
+def _room(owners: SlotOwners, best: Candidate, row: int) -> str:
     """Where the slots of a growing job come from."""
     donors = {owners.before.get(slot, row) for slot in best.slots(row)} - {row}
     return f"from {_names(owners.names(donors))}" if donors else "nobody else needs them more"
 
 
-def _heirs(owners: Owners, problem: Problem, row: int) -> str:
+def _heirs(owners: SlotOwners, problem: Problem, row: int) -> str:
     """Who gets the slots of a job that gives some up."""
     heirs = {owners.after.get(slot, row) for slot in problem.job_rows[row].now} - {row}
     return _names(owners.names(heirs))
@@ -192,7 +214,7 @@ def _slots(many: int) -> str:
 
 
 def _numbers(
-    problem: Problem, best: Candidate, row: int, owners: Owners | None = None
+    problem: Problem, best: Candidate, row: int, owners: SlotOwners | None = None
 ) -> dict[str, float]:
     job_row = problem.job_rows[row]
     was, now = int(problem.present[row]), int(best.levels[row])

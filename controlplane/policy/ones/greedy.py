@@ -14,7 +14,12 @@ LEAST_GAIN: Final = 1e-12
 
 
 def used(problem: Problem, levels: IntArray) -> int:
-    """Slots that a candidate needs."""
+    """Slots that a candidate needs.
+
+    Args:
+        problem: the view as the search sees it.
+        levels: of the jobs, shape (J,).
+    """
     return int(problem.sizes[problem.rows, levels].sum())
 
 
@@ -91,7 +96,14 @@ def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
 
 
 def baselines(problem: Problem) -> list[IntArray]:
-    """What others would answer: users' sizes in order of arrival, of length, of service so far."""
+    """What others would answer: users' sizes in order of arrival, of length, of service so far.
+
+    Args:
+        problem: the view as the search sees it.
+
+    Returns:
+        Three arrays of levels, shape (J,) each: FIFO, SRTF, least attained service.
+    """
     wanted = problem.lowest.copy()
     for row, job_row in enumerate(problem.job_rows):
         sizes = job_row.table.sizes

@@ -39,7 +39,16 @@ class InterferenceModel:
         return np.exp(-found)
 
     def node_costs(self, row: int, rows: IntArray, nodes: IntArray) -> FloatArray:
-        """What `row`, on one node, and who is there would cost each other; shape (N,)."""
+        """What `row`, on one node, and who is there would cost each other; shape (N,).
+
+        Args:
+            row: of the job.
+            rows: shape (P,), of each (job, node) pair of a schedule.
+            nodes: shape (P,).
+
+        Returns:
+            Logarithms of factors on step times, shape (N,), at least 0.
+        """
         spans = np.bincount(rows, minlength=len(self.family))
         mine = 2 * self.family + (spans > 1)
         others = rows != row

@@ -64,7 +64,7 @@ class JobRowBuilder:
         gated = bool(job.running_on) and estimates.gated(job, supply.now)
         limit, warm = estimates.limit(job), estimates.warm(job)
         family = estimates.family(job.family)
-        family.speed(job.batch_size)  # fitted again if need be: a new edition is a new row
+        family.speed_model(job.batch_size)  # fitted again if need be: a new edition is a new row
         samples = estimates.remaining(job)
         size = len(job.running_on)
         most = min(job.most, supply.capacity)
@@ -116,7 +116,7 @@ class JobRowBuilder:
             change_factor=self._change_factor(job, table, one_s, size),
             move_factor=self._move_factor(table, one_s, size),
             restart_factor=self._restart_factor(job, one_s),
-            model=family.speed(job.batch_size),
+            model=family.speed_model(job.batch_size),
             gated=gated,
         )
 

@@ -21,7 +21,13 @@ LEAST_GAIN: Final = 1e-9  # divisor where a size has no goodput
 
 
 def remaining_s(samples: float | None, one_speed: float, *, known: bool) -> float:
-    """T1: seconds that `samples` still take on one slot; nan if nobody can say."""
+    """T1: seconds that `samples` still take on one slot; nan if nobody can say.
+
+    Args:
+        samples: that are left; None: unknown.
+        one_speed: goodput of the best batch on one slot, samples per second.
+        known: whether that is in seconds.
+    """
     if samples is None or not known or one_speed <= 0:
         return math.nan
     return samples / one_speed
@@ -33,6 +39,16 @@ def kept_share(
     """C: what is left of a job's value after the change to each size; 1 without a change.
 
     1 - 2.5 stall / clamp(T(n), 10 s, 900 s), less a margin, so that nothing is moved for nothing.
+
+    Args:
+        table: of the job.
+        one_s: T1, seconds that are left on one slot.
+        stall_s: what the change costs, seconds.
+        margin: least share that a change takes away.
+        now_slots: its present size; 0: it waits.
+
+    Returns:
+        Shape (L,), in [`LEAST_SHARE`, 1].
     """
     left_s = one_s / np.maximum(table.gains, LEAST_GAIN)
     share = stall_share(left_s, stall_s, margin)
@@ -40,13 +56,25 @@ def kept_share(
 
 
 def stall_share(left_s: FloatArray, stall_s: float, margin: float) -> FloatArray:
-    """What is left of a value after a stall, with so many seconds to go; shape of `left_s`."""
+    """What is left of a value after a stall, with so many seconds to go; shape of `left_s`.
+
+    Args:
+        left_s: seconds to go, any shape.
+        stall_s: seconds.
+        margin: least share that a change takes away.
+    """
     lost = STALL_WEIGHT * stall_s / np.clip(left_s, STALL_FROM_S, STALL_TO_S)
     return np.asarray(np.maximum(1.0 - np.maximum(lost, margin), LEAST_SHARE))
 
 
 def left_after(left_s: float, stall_s: float, margin: float) -> float:
-    """`stall_share` of one number."""
+    """`stall_share` of one number.
+
+    Args:
+        left_s: seconds to go.
+        stall_s: seconds.
+        margin: least share that a change takes away.
+    """
     lost = STALL_WEIGHT * stall_s / min(max(left_s, STALL_FROM_S), STALL_TO_S)
     return max(1.0 - max(lost, margin), LEAST_SHARE)
 
@@ -57,6 +85,14 @@ def values(gains: FloatArray, weight: FloatArray, options: OnesOptions) -> Float
     Paper: minimise the sum over *running* jobs of T c (eq. 3, 8), which rewards leaving jobs out.
     Here: maximise a sum over all jobs, in which waiting is worth nothing. Two exponents, one on
     length (in `weight`), one on speed-up.
+
+    Args:
+        gains: x(n) c(n), shape (J, 1 + L).
+        weight: shape (J, 1).
+        options: the exponent of the speed-up.
+
+    Returns:
+        V, shape of `gains`.
     """
     return np.asarray(weight * np.power(gains, options.speedup_exponent))
 

@@ -47,7 +47,11 @@ class LearntSlowdowns:
         return np.exp(found) if np.abs(found).max(initial=0.0) > ALIKE else None
 
     def by_neighbour(self, families: Sequence[str]) -> FloatArray | None:
-        """Slow-downs by neighbours as in `InterferenceModel`, (2 F, 2 F); None: nobody does."""
+        """Slow-downs by neighbours as in `InterferenceModel`, (2 F, 2 F); None: nobody does.
+
+        Args:
+            families: F of them, which give the classes their numbers.
+        """
         self._agree()
         if not self._families.priors.colocations:
             return None

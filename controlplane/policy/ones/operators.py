@@ -12,7 +12,7 @@ from controlplane.policy.ones.problem import Problem
 from controlplane.prediction.arrays import FloatArray, IntArray
 
 NOISE = 0.3  # sigma of the log factors that a draw by probability uses
-DOUBT = 0.2  # sigma of what nodes are liked less by, when a place is drawn
+NODE_JITTER = 0.2  # sigma of what nodes are liked less by, when a place is drawn
 
 
 def refreshed(problem: Problem, levels: IntArray) -> IntArray:
@@ -21,6 +21,13 @@ def refreshed(problem: Problem, levels: IntArray) -> IntArray:
     Jobs that ended are no longer in the table. A job that never ran and waits takes its least
     slots from the one that has run longest, so that it does not starve (the paper's rule 3);
     what is still idle goes to whom it is worth most.
+
+    Args:
+        problem: the view as the search sees it.
+        levels: of the jobs, shape (J,).
+
+    Returns:
+        Shape (J,), within what there is.
     """
     order = _longest_waiting_first(problem)
     levels = repaired(problem, levels, order)
@@ -65,6 +72,15 @@ def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) ->
 
     Paper: GPU by GPU, which tears jobs apart. Here job by job; who gets too little room gives way
     by chance, and what is left is filled.
+
+    Args:
+        problem: the view as the search sees it.
+        one: levels of a parent, shape (J,).
+        other: levels of another one, shape (J,).
+        rng: draws what chance decides.
+
+    Returns:
+        Shape (J,), within what there is.
     """
     heads = rng.random(len(one)) < 0.5  # noqa: PLR2004 - a fair coin
     levels = repaired(problem, np.where(heads, one, other), rng.permutation(len(one)))
@@ -72,7 +88,17 @@ def crossed(problem: Problem, one: IntArray, other: IntArray, rng: Generator) ->
 
 
 def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> IntArray:
-    """Uniform mutation: some jobs lose their slots, which others get by a draw."""
+    """Uniform mutation: some jobs lose their slots, which others get by a draw.
+
+    Args:
+        problem: the view as the search sees it.
+        parent: levels, shape (J,).
+        rate: theta, the share of jobs that lose their slots.
+        rng: draws what chance decides.
+
+    Returns:
+        Shape (J,), within what there is.
+    """
     lost = rng.random(len(parent)) < rate
     if not lost.any() and len(parent):
         lost[rng.integers(len(parent))] = True
@@ -81,7 +107,16 @@ def mutated(problem: Problem, parent: IntArray, rate: float, rng: Generator) -> 
 
 
 def resized(problem: Problem, parent: IntArray, rng: Generator) -> IntArray:
-    """One job takes another size, and others make room for it by chance."""
+    """One job takes another size, and others make room for it by chance.
+
+    Args:
+        problem: the view as the search sees it.
+        parent: levels, shape (J,).
+        rng: draws what chance decides.
+
+    Returns:
+        Shape (J,), within what there is.
+    """
     levels = parent.copy()
     row = int(rng.integers(len(parent)))
     allowed = np.flatnonzero(np.isfinite(problem.value[row]))
@@ -98,17 +133,30 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints
     """Reorder and migration: a job goes elsewhere at the same size; None if nobody may.
 
     One that is on more nodes than it needs first; where GPU types or neighbours matter, any.
+
+    Args:
+        problem: the view as the search sees it.
+        parent: the schedule in which it moves.
+        rng: draws what chance decides.
     """
-    some = problem.scattered(parent.owner)
+    some = problem.scattered_rows(parent.owner)
     if problem.places_matter and (not len(some) or rng.random() < 0.5):  # noqa: PLR2004 - a coin
         some = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
     if not len(some):
         return None
-    return PlacementHints(movers=(int(rng.choice(some)),), jitter=doubt(problem, rng))
+    return PlacementHints(movers=(int(rng.choice(some)),), jitter=node_jitter(problem, rng))
 
 
-def doubt(problem: Problem, rng: Generator) -> FloatArray | None:
-    """By how much nodes are liked less, at random; None where one is as good as another."""
+def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:
+    """By how much nodes are liked less, at random; None where one is as good as another.
+
+    Args:
+        problem: the view as the search sees it.
+        rng: draws what chance decides.
+
+    Returns:
+        Shape (N,), added to the logarithms of step times.
+    """
     if not problem.places_matter:
         return None
-    return np.asarray(rng.normal(0.0, DOUBT, len(problem.slots_on)))
+    return np.asarray(rng.normal(0.0, NODE_JITTER, len(problem.slots_on)))

@@ -18,7 +18,11 @@ class PlacementIndex:
         self._jobs_on: dict[NodeId, list[JobId]] | None = None  # who is on each node
 
     def update(self, view: ClusterView) -> None:
-        """From now on this one counts."""
+        """From now on this one counts.
+
+        Args:
+            view: that counts from now on.
+        """
         if self._view is None or self._view.slots is not view.slots:
             self._nodes = {slot.slot: slot.node for slot in view.slots}
             self._kinds = {slot.slot: slot.model for slot in view.slots}
@@ -26,14 +30,22 @@ class PlacementIndex:
         self._view, self._jobs_on = view, None
 
     def gpu_type(self, job: JobId) -> str:
-        """The type of a job's GPUs; several joined by a plus, for the slowest sets the pace."""
+        """The type of a job's GPUs; several joined by a plus, for the slowest sets the pace.
+
+        Args:
+            job: its id.
+        """
         found = self._seen(job)
         if found is None or len(self.types) <= 1:
             return ""
         return "+".join(sorted({self._kinds.get(slot, "") for slot in found.running_on}))
 
     def colocations(self, job: JobId) -> list[Colocation]:
-        """Classes of the jobs that share a node with this one."""
+        """Classes of the jobs that share a node with this one.
+
+        Args:
+            job: its id.
+        """
         found = self._seen(job)
         if found is None or self._view is None:
             return []
@@ -48,12 +60,20 @@ class PlacementIndex:
         return sorted(classes)
 
     def is_changing(self, job: JobId) -> bool:
-        """Whether it starts, changes or ends just now: its slots are not yet those it trains on."""
+        """Whether it starts, changes or ends just now: its slots are not yet those it trains on.
+
+        Args:
+            job: its id.
+        """
         found = self._seen(job)
         return found is not None and not found.movable
 
     def is_alone(self, job: JobId) -> bool:
-        """Whether it has its nodes to itself."""
+        """Whether it has its nodes to itself.
+
+        Args:
+            job: its id.
+        """
         return not self.colocations(job)
 
     def _seen(self, job: JobId) -> JobView | None:

@@ -8,7 +8,7 @@ from controlplane.policy.api import ClusterView, Plan, Reason
 from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.estimates import Estimates
 from controlplane.policy.ones.evolution import EvolutionarySearch
-from controlplane.policy.ones.explain import for_change, least_value, owners_of, waits
+from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
@@ -40,7 +40,7 @@ class Ones(SearchPolicy[Problem]):
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
         if best is not None:
-            least, owners = least_value(problem, best), owners_of(problem, best)
+            least, owners = least_value(problem, best), slot_owners(problem, best)
             for row, places in enumerate(best.by_row()):
                 job_row = problem.job_rows[row]
                 placed = _dealt(problem, best, row, places)

@@ -165,8 +165,13 @@ class Problem:
         rows, nodes = np.divmod(pairs, many)
         return rows, nodes, np.bincount(rows, minlength=len(self.job_rows))
 
-    def torn(self, levels: IntArray, owner: IntArray) -> bool:
-        """Whether a job that changes is on more nodes than it needs."""
+    def is_scattered(self, levels: IntArray, owner: IntArray) -> bool:
+        """Whether a job that changes is on more nodes than it needs.
+
+        Args:
+            levels: of the jobs, shape (J,).
+            owner: the row of the job on each slot, shape (S,).
+        """
         at = np.flatnonzero(owner >= 0)
         nodes = self._spread(at, owner[at])[2]
         least = -(-self.sizes[self.rows, levels] // self.widest)
@@ -181,11 +186,14 @@ class Problem:
         spare = [job_row.job.batch_limit - len(job_row.now) for job_row in self.job_rows]
         return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
 
-    def barred(self, owner: IntArray) -> bool:
+    def has_barred_move(self, owner: IntArray) -> bool:
         """Whether a job moves, from one size or another, that may not or that has no spare slots.
 
         Growing and shrinking in place are no moves. The controller would refuse a move of a job
         with fewer samples than slots in the old and the new place together.
+
+        Args:
+            owner: the row of the job on each slot, shape (S,).
         """
         differ = np.flatnonzero(owner != self.owner)
         new, old = owner[differ], self.owner[differ]
@@ -193,15 +201,24 @@ class Problem:
         leaves = np.bincount(old[old >= 0], minlength=len(self.job_rows))
         return bool(((takes > self.spare) & (leaves > 0)).any())
 
-    def scattered(self, owner: IntArray) -> IntArray:
-        """Rows that are on more nodes than they need, and may be moved."""
+    def scattered_rows(self, owner: IntArray) -> IntArray:
+        """Rows that are on more nodes than they need, and may be moved.
+
+        Args:
+            owner: the row of the job on each slot, shape (S,).
+        """
         at = np.flatnonzero(owner >= 0)
         nodes = self._spread(at, owner[at])[2]
         slots = np.bincount(owner[at], minlength=len(self.job_rows))
         return np.flatnonzero((nodes > -(-slots // self.widest)) & self.free_to_move)
 
     def node_costs(self, row: int, owner: IntArray) -> FloatArray:
-        """Logarithm of how much longer a step of `row` takes on each node; shape (N,)."""
+        """Logarithm of how much longer a step of `row` takes on each node; shape (N,).
+
+        Args:
+            row: of the job.
+            owner: the row of the job on each slot, shape (S,).
+        """
         found = np.zeros(len(self.slots_on))
         if self.slow is not None:
             found[self.node_of] = np.log(self.slow[row, self.cluster.type_of])

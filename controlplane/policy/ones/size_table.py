@@ -55,7 +55,7 @@ def size_table(
         nodes: shape (L,), that each size spans.
         keep_batch: whether its present size must keep its present batch.
     """
-    model = estimates.family(job.family).speed(job.batch_size)
+    model = estimates.family(job.family).speed_model(job.batch_size)
     noise = estimates.noise_scale(job)
     now_slots, now_batch = len(job.running_on), sum(job.running_on.values())
     most = _largest_batch(job, estimates.limit(job))

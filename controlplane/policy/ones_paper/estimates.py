@@ -43,7 +43,11 @@ class PaperJobHistory(JobHistory):
     log: list[tuple[int, FloatArray]] = field(default_factory=list)  # epoch, x
 
     def features(self, samples_done: float) -> FloatArray:
-        """The job's x at present."""
+        """The job's x at present.
+
+        Args:
+            samples_done: Y_processed, samples.
+        """
         return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
 
 
@@ -81,7 +85,7 @@ class Estimates:
                 history.steps = max(history.steps, event.step)
                 history.samples = max(history.samples, event.samples_done)
                 speeds = self.family(event.family).speeds
-                speeds.take(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+                speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
             case JobEnded():
                 self._end(event)
             case PlanTaken(waiting=waiting):
@@ -96,7 +100,7 @@ class Estimates:
         history.epoch_due, history.counted_at = True, now
         if event.whole:
             speeds = self.family(event.family).speeds
-            speeds.take(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+            speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
         if event.train_loss is not None:
             history.loss = event.train_loss
             if history.first_loss is None:
@@ -119,7 +123,13 @@ class Estimates:
         self._finished.append(points_of(rows, epochs))
 
     def update(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
-        """Take note of arrivals, and move R of running jobs that finished an epoch."""
+        """Take note of arrivals, and move R of running jobs that finished an epoch.
+
+        Args:
+            jobs: all of the view.
+            now: seconds on the controller's clock.
+            contended: whether a job waits.
+        """
         jobs = list(jobs)
         if len(self._histories) > 2 * len(jobs) + 100:  # late events of jobs that are over
             active = {job.job for job in jobs}
@@ -158,7 +168,11 @@ class Estimates:
         )
 
     def learn(self, rng: Generator) -> None:
-        """Fit the progress model again, if jobs have finished since; off the decision path."""
+        """Fit the progress model again, if jobs have finished since; off the decision path.
+
+        Args:
+            rng: draws which points are kept.
+        """
         if not self._finished:
             return
         for points in self._finished:
@@ -169,22 +183,38 @@ class Estimates:
     # --- answers
 
     def history(self, name: JobId) -> PaperJobHistory:
-        """Of one job."""
+        """Of one job.
+
+        Args:
+            name: of the job.
+        """
         return self._histories.setdefault(name, PaperJobHistory())
 
     def family(self, name: str) -> FamilyHistory:
-        """Of one family."""
+        """Of one family.
+
+        Args:
+            name: of the family.
+        """
         return self._families.setdefault(name, FamilyHistory())
 
     def warm(self, job: JobView) -> bool:
-        """Start: whether its first steps are done, and how fast they are is known."""
+        """Start: whether its first steps are done, and how fast they are is known.
+
+        Args:
+            job: as the view shows it.
+        """
         if job.epoch:
             return True
         measured = self.family(job.family).speeds.known
         return measured and self.history(job.job).steps >= self._options.warmup_steps
 
     def gate(self, job: JobView) -> Seconds:
-        """When a running job may be changed again, if no epoch of it ends before."""
+        """When a running job may be changed again, if no epoch of it ends before.
+
+        Args:
+            job: as the view shows it.
+        """
         options = self._options
         since = job.moved_at
         if options.gate == "all":
@@ -196,7 +226,11 @@ class Estimates:
         return Seconds(since + max(options.report_interval_s, options.settle_s))
 
     def epoch_samples(self, job: JobView) -> float:
-        """||D||, or what relatives had."""
+        """||D||, or what relatives had.
+
+        Args:
+            job: as the view shows it.
+        """
         known = job.epoch_samples or self.family(job.family).epoch_samples
         return float(known or MANY_SAMPLES * job.batch_size)
 

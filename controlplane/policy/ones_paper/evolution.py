@@ -98,6 +98,10 @@ class EvolutionarySearch(Evolution):
         """Take a new view: refresh every candidate with it (figure 7).
 
         Paper: the initial population is random. So it is here, beside the schedule in force.
+
+        Args:
+            problem: made of a new view, or of what was learnt since.
+            rng: draws the initial population, and progress.
         """
         options, former = self._options, self._now
         many = options.population or min(max(len(problem.slots), 2), MOST_CANDIDATES)
@@ -153,6 +157,14 @@ def carried_over(genes: Genes, before: Problem, after: Problem) -> Genes:
     """Candidates of one view in the rows and columns of the next; (1) of refresh.
 
     Slots of jobs that are over are idle. A slot that was not in play is as it is now.
+
+    Args:
+        genes: candidates, shape (K, G).
+        before: the problem that they are of.
+        after: the next one.
+
+    Returns:
+        Shape (K, G of `after`).
     """
     rows = {job.job: row for row, job in enumerate(after.jobs)}
     renamed = np.full(len(before.jobs) + 1, IDLE, dtype=np.int16)  # the last one: idle
@@ -176,8 +188,13 @@ def _different(genes: Genes) -> Genes:
     return genes[list(seen.values())]
 
 
-def names_of(problem: Problem, best: Genes) -> dict[JobId, list[SlotId]]:
-    """The slots of each job that has some in a candidate, in the order of the columns."""
+def slots_by_job(problem: Problem, best: Genes) -> dict[JobId, list[SlotId]]:
+    """The slots of each job that has some in a candidate, in the order of the columns.
+
+    Args:
+        problem: the view as the search sees it.
+        best: a candidate, shape (G,).
+    """
     found: dict[JobId, list[SlotId]] = {}
     for place, row in enumerate(best.tolist()):
         if row != IDLE:

@@ -16,7 +16,13 @@ LONGEST: Final = 1e15  # samples that are compared
 
 
 def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
-    """Initialization: a random job on each slot, shape (K, G); not within limits yet."""
+    """Initialization: a random job on each slot, shape (K, G); not within limits yet.
+
+    Args:
+        problem: the view as the search sees it.
+        many: K.
+        rng: draws what chance decides.
+    """
     jobs = len(problem.jobs)
     if not jobs:
         return np.full((many, len(problem.slots)), IDLE, dtype=np.int16)
@@ -24,7 +30,14 @@ def random_schedules(problem: Problem, many: int, rng: Generator) -> Genes:
 
 
 def fill_costs(problem: Problem, *, sampled: bool, many: int, rng: Generator) -> FloatArray:
-    """Y of every job in each of `many` candidates, as a fill sees it; shape (K, J)."""
+    """Y of every job in each of `many` candidates, as a fill sees it; shape (K, J).
+
+    Args:
+        problem: the view as the search sees it.
+        sampled: whether progress is drawn, or its mean taken.
+        many: K.
+        rng: draws what chance decides.
+    """
     if sampled:
         return work_left(problem, draws(problem, rng, many)).T
     left = work_left(problem, mean_draw(problem)).T
@@ -48,6 +61,13 @@ def within_limits(genes: Genes, problem: Problem) -> Genes:
     """Scale every job down to floor(R c / B) slots; one that has too few then has none.
 
     Also what repairs children: a crossover may give a job any number of slots.
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
+
+    Returns:
+        Shape (K, G).
     """
     counts = counts_of(genes, len(problem.jobs))
     allowed = np.minimum(counts, problem.most)
@@ -63,6 +83,13 @@ def with_new_jobs(genes: Genes, problem: Problem) -> Genes:
     """Give every new job its least slots, from jobs with the largest T_processed if none is idle.
 
     Paper: avoids starvation of new jobs by the preferential allocation.
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
+
+    Returns:
+        Shape (K, G).
     """
     found = genes
     candidates = np.arange(len(genes))
@@ -163,6 +190,11 @@ def crossed(genes: Genes, many: int, rng: Generator) -> Genes:
     """Uniform crossover (figure 8): K random pairs, 2 K children, shape (2 K, G).
 
     On each slot the job of one parent goes to a random child and that of the other to the other.
+
+    Args:
+        genes: candidates, shape (K, G).
+        many: K, pairs.
+        rng: draws what chance decides.
     """
     one = genes[rng.integers(0, len(genes), many)]
     other = genes[rng.integers(0, len(genes), many)]
@@ -181,7 +213,14 @@ def swapped(one: Genes, other: Genes, straight: BoolArray) -> Genes:
 
 
 def preempted(genes: Genes, problem: Problem, rate: float, rng: Generator) -> BoolArray:
-    """Uniform mutation: each job of each candidate with probability theta, shape (K, J)."""
+    """Uniform mutation: each job of each candidate with probability theta, shape (K, J).
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
+        rate: theta.
+        rng: draws what chance decides.
+    """
     return np.asarray(rng.random((len(genes), len(problem.jobs))) < rate)
 
 
@@ -210,6 +249,13 @@ def reordered(genes: Genes, how: Literal["flat", "aligned"]) -> Genes:
     `flat` is the paper's: in the order in which the jobs occur. `aligned`: in the order in which
     they arrived, so that the same slot means the same job in most candidates; which slots jobs
     really get is then left to the placer, which aligns them to nodes and moves few.
+
+    Args:
+        genes: candidates, shape (K, G).
+        how: see above.
+
+    Returns:
+        Shape (K, G).
     """
     if how == "aligned":
         keys = np.where(genes == IDLE, np.iinfo(np.int16).max, genes)

@@ -6,7 +6,7 @@ from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan
 from controlplane.policy.ones_paper.estimates import Estimates
-from controlplane.policy.ones_paper.evolution import EvolutionarySearch, names_of
+from controlplane.policy.ones_paper.evolution import EvolutionarySearch, slots_by_job
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import Problem
 from controlplane.policy.ones_paper.problem_builder import ProblemBuilder
@@ -51,7 +51,7 @@ class OnesPaper(SearchPolicy[Problem]):
         if best is None or problem.held:
             placed = {job.job: dict(job.running_on) for job in partition.running}
         else:
-            slots = self._slots(partition, problem, names_of(problem, best))
+            slots = self._slots(partition, problem, slots_by_job(problem, best))
             placed = {
                 name: _dealt(view.jobs[name], problem, rows.get(name), chosen)
                 for name, chosen in slots.items()

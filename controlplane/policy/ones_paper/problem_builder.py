@@ -30,7 +30,12 @@ class ProblemBuilder:
         self._tables: dict[tuple[object, ...], SizeTable] = {}
 
     def build(self, view: ClusterView, now: Seconds) -> Problem:
-        """The problem that `view` poses at `now`."""
+        """The problem that `view` poses at `now`.
+
+        Args:
+            view: the cluster.
+            now: seconds on the controller's clock.
+        """
         partition, estimates = partition_of(view, now), self._estimates
         estimates.update(view.jobs.values(), now, contended=bool(partition.waiting))
         running, gated, opens_at = self._gates(partition)

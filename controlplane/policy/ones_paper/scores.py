@@ -19,7 +19,12 @@ SHORTEST_S, LONGEST_S = 60.0, 900.0  # remaining times between which stalls are 
 
 
 def counts_of(genes: Genes, jobs: int) -> IntArray:
-    """c_j: slots of each job in each candidate (eq. 2), shape (K, J)."""
+    """c_j: slots of each job in each candidate (eq. 2), shape (K, J).
+
+    Args:
+        genes: candidates, shape (K, G).
+        jobs: J.
+    """
     many = len(genes)
     if not genes.size:
         return np.zeros((many, jobs), dtype=np.int64)
@@ -32,6 +37,10 @@ def local_batches(genes: Genes, problem: Problem) -> IntArray:
     """b_j^i of eq. 1: the batch of each slot, shape (K, G); 0 where it is idle.
 
     A job's batch follows from its slots, and is dealt out with differences of at most one.
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
     """
     counts = counts_of(genes, len(problem.jobs))
     rank = ranks(genes)
@@ -46,7 +55,11 @@ def local_batches(genes: Genes, problem: Problem) -> IntArray:
 
 
 def ranks(genes: Genes) -> IntArray:
-    """The how-manieth slot of its job each one is, counted from 0; shape (K, G)."""
+    """The how-manieth slot of its job each one is, counted from 0; shape (K, G).
+
+    Args:
+        genes: candidates, shape (K, G).
+    """
     order = np.argsort(genes, axis=1, kind="stable")
     row = np.take_along_axis(genes, order, axis=1)
     place = np.broadcast_to(np.arange(genes.shape[1]), genes.shape)
@@ -62,19 +75,34 @@ def ranks(genes: Genes) -> IntArray:
 
 
 def mean_draw(problem: Problem) -> FloatArray:
-    """The mean progress of every job as if it were drawn, shape (J, 1)."""
+    """The mean progress of every job as if it were drawn, shape (J, 1).
+
+    Args:
+        problem: the view as the search sees it.
+    """
     return mean_progress(problem.alpha, problem.beta)[:, None]
 
 
 def draws(problem: Problem, rng: Generator, many: int) -> FloatArray:
-    """Rho of every job, drawn (Algorithm 1, line 2); shape (J, many)."""
+    """Rho of every job, drawn (Algorithm 1, line 2); shape (J, many).
+
+    Args:
+        problem: the view as the search sees it.
+        rng: draws what chance decides.
+        many: M, draws for each job.
+    """
     shape = (len(problem.jobs), many)
     found = rng.beta(problem.alpha[:, None], problem.beta[:, None], shape)
     return np.clip(found, NEAREST, 1.0 - NEAREST)
 
 
 def work_left(problem: Problem, progress: FloatArray) -> FloatArray:
-    """Y of eq. 7, Y_processed (1 / rho - 1), or what is known otherwise; shape (J, M), samples."""
+    """Y of eq. 7, Y_processed (1 / rho - 1), or what is known otherwise; shape (J, M), samples.
+
+    Args:
+        problem: the view as the search sees it.
+        progress: rho, shape (J, M), in (0, 1).
+    """
     forecast = problem.done[:, None] * (1.0 / progress - 1.0)
     exact = problem.exact[:, None]
     return np.where(np.isfinite(exact), exact, forecast)
@@ -96,7 +124,11 @@ class Scorer:
     options: OnesPaperOptions
 
     def weights(self, progress: FloatArray) -> FloatArray:
-        """The part that depends on progress, shape (J, M)."""
+        """The part that depends on progress, shape (J, M).
+
+        Args:
+            progress: rho, shape (J, M), in (0, 1).
+        """
         left = work_left(self.problem, progress)
         if self.options.score == "running":
             return -left
@@ -106,7 +138,11 @@ class Scorer:
         return np.asarray(np.power(lasts + patience + 1e-9, -self.options.size_exponent))
 
     def matrix(self, genes: Genes) -> FloatArray:
-        """The part that depends on slots, shape (K, J)."""
+        """The part that depends on slots, shape (K, J).
+
+        Args:
+            genes: candidates, shape (K, G).
+        """
         problem = self.problem
         counts = counts_of(genes, len(problem.jobs))
         how: IntArray = np.zeros_like(counts)
@@ -116,7 +152,12 @@ class Scorer:
 
 
 def scorer_for(problem: Problem, options: OnesPaperOptions) -> Scorer:
-    """How the candidates of one view are measured."""
+    """How the candidates of one view are measured.
+
+    Args:
+        problem: the view as the search sees it.
+        options: of the policy.
+    """
     slots = np.arange(problem.rates.shape[1])[None, :, None]
     with np.errstate(divide="ignore", invalid="ignore"):
         if options.score == "running":  # eq. 8: c / X
@@ -132,7 +173,14 @@ def scorer_for(problem: Problem, options: OnesPaperOptions) -> Scorer:
 
 
 def one_slot_rates(problem: Problem) -> FloatArray:
-    """X on one slot, shape (J,); that of its least slots for each one, where it needs several."""
+    """X on one slot, shape (J,); that of its least slots for each one, where it needs several.
+
+    Args:
+        problem: the view as the search sees it.
+
+    Returns:
+        Samples per second.
+    """
     least = np.minimum(problem.least, problem.rates.shape[1] - 1)
     rate = problem.rates[problem.rows, least, 0] / np.maximum(least, 1)
     return np.where(rate > 0, rate, 1.0)
@@ -243,7 +291,12 @@ def _best_first(scores: FloatArray) -> IntArray:
 
 
 def all_within(genes: Genes, problem: Problem) -> BoolArray:
-    """Candidates in which every job has no slots, or a size that it may have; shape (K,)."""
+    """Candidates in which every job has no slots, or a size that it may have; shape (K,).
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
+    """
     counts = counts_of(genes, len(problem.jobs))
     fits = (counts >= problem.least) & (counts <= problem.most)
     return np.asarray(((counts == 0) | fits).all(axis=1))

@@ -37,7 +37,12 @@ class SizeTable:
 
 
 def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
-    """Batch and speed at each size; for `goodput` a sample counts as one at the first batch."""
+    """Batch and speed at each size; for `goodput` a sample counts as one at the first batch.
+
+    Args:
+        model: how long steps take.
+        bounds: of the job.
+    """
     slots = np.arange(1, bounds.most + 1)
     if not len(slots):
         return SizeTable(np.zeros(1, dtype=np.int64), np.zeros((1, 2)))
@@ -58,7 +63,17 @@ def size_table(model: SpeedModel, bounds: Bounds) -> SizeTable:
 
 
 def rate_of(model: SpeedModel, bounds: Bounds, slots: int, batch: int) -> float:
-    """X of a size and batch that it need not choose by itself, on as few nodes as possible."""
+    """X of a size and batch that it need not choose by itself, on as few nodes as possible.
+
+    Args:
+        model: how long steps take.
+        bounds: of the job.
+        slots: of the size.
+        batch: global, samples per step.
+
+    Returns:
+        Samples per second.
+    """
     many = np.array([slots])
     found = _rates(model, bounds, -(-many // bounds.widest), many, np.array([batch]))
     return float(found[0])

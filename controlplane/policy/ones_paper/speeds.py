@@ -26,8 +26,15 @@ class Speeds:
         """Whether anything was measured."""
         return bool(self._step_times.means)
 
-    def take(self, nodes: int, slots: int, batch: int, samples_per_s: float) -> None:
-        """One more measurement, on so many slots with that global batch."""
+    def add(self, nodes: int, slots: int, batch: int, samples_per_s: float) -> None:
+        """One more measurement, on so many slots with that global batch.
+
+        Args:
+            nodes: that the group was on.
+            slots: of the group.
+            batch: global, samples per step.
+            samples_per_s: X, mean of the group; what is not finite or above 0 does not count.
+        """
         if slots < 1 or batch < 1 or not math.isfinite(samples_per_s) or samples_per_s <= 0:
             return
         step_s, each = batch / samples_per_s, samples_per_s / slots
@@ -38,7 +45,11 @@ class Speeds:
             self._model = None
 
     def model(self, first_batch: int) -> SpeedModel:
-        """The model that fits best; in relative time before anything was measured."""
+        """The model that fits best; in relative time before anything was measured.
+
+        Args:
+            first_batch: global batch that the job began with, samples per step.
+        """
         if self._model is None:
             samples = [
                 Sample(nodes, slots, local, mean.step_s, mean.weight)

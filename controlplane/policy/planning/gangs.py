@@ -11,13 +11,13 @@ from controlplane.policy.planning.partition import (
     gang_size,
     slots_in_words,
 )
-from controlplane.policy.planning.placer import Placer, deal
+from controlplane.policy.planning.placer import Placer, with_user_batches
 from schemas.ids import JobId, Seconds
 
 Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # of a job, in words and numbers
 
 
-def choose(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
+def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, int]:
     """Sizes of those that run, in their order: each that fits in what those before it leave.
 
     Args:
@@ -45,7 +45,7 @@ def gang_plan(
 
     Args:
         partition: what there is.
-        sizes: see `choose`.
+        sizes: see `fit_gangs`.
         placer: of the policy.
         rank: why a job is served before others, or after them.
         wake_at: when ranks change by themselves.
@@ -61,5 +61,5 @@ def gang_plan(
         text = f"{words}; needs {slots_in_words(needs)}, those before it leave {left} of {room}"
         return text, {**numbers, "needs": float(needs), "left": float(left)}
 
-    placed = deal(partition, placer.place(partition, sizes))
+    placed = with_user_batches(partition, placer.place(partition, sizes))
     return compose_plan(partition, placed, why, wake_at=wake_at)

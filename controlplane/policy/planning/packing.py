@@ -13,6 +13,10 @@ def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
     """`size` of the free slots on as few nodes as possible, best fit first.
 
     Requires `size <= len(free)`.
+
+    Args:
+        free: slots in the order of the view.
+        size: how many, at most as many as are free.
     """
     by_node: dict[NodeId, list[SlotView]] = defaultdict(list)
     for slot in free:
@@ -25,6 +29,14 @@ def consolidate(free: Sequence[SlotView], size: int) -> list[SlotView]:
 
 
 def split(batch: int, slots: Sequence[SlotId]) -> dict[SlotId, int]:
-    """`batch` dealt out over `slots` with differences of at most one sample."""
+    """`batch` dealt out over `slots` with differences of at most one sample.
+
+    Args:
+        batch: global, samples per step.
+        slots: in order of rank; the first ones get the rest.
+
+    Returns:
+        Samples of each slot in a step.
+    """
     share, rest = divmod(batch, len(slots))
     return {slot: share + (place < rest) for place, slot in enumerate(slots)}

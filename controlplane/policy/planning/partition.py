@@ -28,13 +28,22 @@ class Partition:
     wake_at: Seconds | None = None  # when one of those can be started or changed
 
     def release(self, slots: Sequence[SlotId]) -> None:
-        """Somebody leaves these."""
+        """Somebody leaves these.
+
+        Args:
+            slots: that are free from now on.
+        """
         for slot in slots:
             self.free[node_of(slot)].append(slot)
 
 
 def partition_of(view: ClusterView, now: Seconds) -> Partition:
-    """Sort the slots and jobs of `view`; both stay in its order."""
+    """Sort the slots and jobs of `view`; both stay in its order.
+
+    Args:
+        view: the cluster.
+        now: seconds on the controller's clock.
+    """
     held: set[SlotId] = set()
     for job in view.jobs.values():
         held.update(job.running_on)
@@ -51,14 +60,24 @@ def partition_of(view: ClusterView, now: Seconds) -> Partition:
 
 
 def gang_size(job: JobView, partition: Partition) -> int:
-    """Slots of a job of fixed size: those it has, else as many as wanted and useful."""
+    """Slots of a job of fixed size: those it has, else as many as wanted and useful.
+
+    Args:
+        job: as the view shows it.
+        partition: what of the view can be given out.
+    """
     if job.running_on:
         return len(job.running_on)
     return min(job.wanted, max(job.least, useful_slots(job, partition)))
 
 
 def useful_slots(job: JobView, partition: Partition) -> int:
-    """The most slots that a job can use: a slot without a sample is wasted."""
+    """The most slots that a job can use: a slot without a sample is wasted.
+
+    Args:
+        job: as the view shows it.
+        partition: what of the view can be given out.
+    """
     return min(job.most, len(partition.view.slots), job.batch_size)
 
 

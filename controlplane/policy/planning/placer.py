@@ -70,7 +70,12 @@ class Placer:
     def restarts(
         self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
     ) -> tuple[JobId, ...]:
-        """Jobs that have to stop to get what they were given."""
+        """Jobs that have to stop to get what they were given.
+
+        Args:
+            partition: what of the view can be given out.
+            placed: slots of each job, as `place` gave them.
+        """
         if self.moves == "elastic":
             return ()
         return tuple(
@@ -110,10 +115,18 @@ class Placer:
         return kept
 
 
-def deal(
+def with_user_batches(
     partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
 ) -> dict[JobId, dict[SlotId, int]]:
-    """Local batches where every job keeps its user's batch; those of now where slots stay."""
+    """Local batches where every job keeps its user's batch; those of now where slots stay.
+
+    Args:
+        partition: what of the view can be given out.
+        placed: slots of each job.
+
+    Returns:
+        Samples of each slot in a step, by job.
+    """
     jobs = partition.view.jobs
     return {
         name: dict(jobs[name].running_on)

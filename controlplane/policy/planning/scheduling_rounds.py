@@ -35,29 +35,47 @@ class Rounds:
         return new or partition.now != self._begun_at
 
     def begin(self, now: Seconds) -> None:
-        """It was decided now."""
+        """It was decided now.
+
+        Args:
+            now: seconds on the controller's clock.
+        """
         self._begun_at = now
 
     def next_at(self, partition: Partition) -> Seconds | None:
-        """When the next round is due, if there is anybody to decide about."""
+        """When the next round is due, if there is anybody to decide about.
+
+        Args:
+            partition: what of the view can be given out.
+        """
         at = Seconds(self._begun_at + self._interval_s)
         return at if partition.view.jobs and at > partition.now else None
 
 
-def able(partition: Partition) -> list[JobView]:
+def reschedulable(partition: Partition) -> list[JobView]:
     """Those whom a round decides about, in the order of the view.
 
     One whose slots are just being freed will be started again, on what the round gives it.
+
+    Args:
+        partition: what of the view can be given out.
     """
     names = {job.job for job in (*partition.running, *partition.waiting, *partition.leaving)}
     return [job for name, job in partition.view.jobs.items() if name in names]
 
 
-def within(partition: Partition, targets: Mapping[JobId, int]) -> dict[JobId, int]:
+def fit_targets(partition: Partition, targets: Mapping[JobId, int]) -> dict[JobId, int]:
     """The targets of jobs that may change now, as far as there is room; in the view's order.
 
     Who shrinks does so at once; who grows or starts does it when all of it fits. A running job
     without a target keeps its size.
+
+    Args:
+        partition: what of the view can be given out.
+        targets: slots of each job in the last round.
+
+    Returns:
+        Slots of each job that runs.
     """
     sizes: dict[JobId, int] = {}
     left = partition.room - sum(targets.get(job.job, 0) for job in partition.leaving)

@@ -33,7 +33,11 @@ class ClusterIndex:
 
     @classmethod
     def of(cls, view: ClusterView) -> ClusterIndex:
-        """Number nodes, slots and types in the order of the view."""
+        """Number nodes, slots and types in the order of the view.
+
+        Args:
+            view: the cluster.
+        """
         nodes: dict[NodeId, int] = {}
         types: dict[str, int] = {}
         node_of = np.array(
@@ -66,7 +70,11 @@ class ClusterIndexCache:
         self._index = NO_CLUSTER
 
     def of(self, view: ClusterView) -> ClusterIndex:
-        """The index of the slots of `view`; the same object while they are the same."""
+        """The index of the slots of `view`; the same object while they are the same.
+
+        Args:
+            view: the cluster.
+        """
         slots = tuple((slot.slot, slot.model) for slot in view.slots)
         if slots != self._slots:
             self._slots, self._index = slots, ClusterIndex.of(view)

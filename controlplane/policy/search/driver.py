@@ -28,7 +28,12 @@ class Learner(Protocol):
     """What a search has learnt."""
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from `event`."""
+        """Learn from `event`.
+
+        Args:
+            event: what happened.
+            now: seconds on the controller's clock.
+        """
         ...
 
 
@@ -65,7 +70,11 @@ class Evolution(ABC):
 
     @abstractmethod
     def advance(self, rng: Generator) -> None:
-        """One step of a generation: a fraction of its time, for who must answer meanwhile."""
+        """One step of a generation: a fraction of its time, for who must answer meanwhile.
+
+        Args:
+            rng: draws what chance decides.
+        """
 
     @abstractmethod
     def stats(self) -> SearchStats:
@@ -131,7 +140,12 @@ class SearchPolicy(ABC, Generic[P]):
 
     @abstractmethod
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """Read out the best schedule so far, with a reason for every job that changes or waits."""
+        """Read out the best schedule so far, with a reason for every job that changes or waits.
+
+        Args:
+            view: the cluster.
+            now: seconds on the controller's clock.
+        """
 
     def stats(self) -> SearchStats:
         """How the population stands."""

@@ -44,20 +44,32 @@ class SmoothedNoise:
     value: float = 0.0
     heard: int = 0
 
-    def take(self, value: float) -> None:
-        """One more measurement."""
+    def add(self, value: float) -> None:
+        """One more measurement.
+
+        Args:
+            value: phi, samples, above 0.
+        """
         self.heard += 1
         share = max(NOISE_SMOOTHING, 1.0 / self.heard)
         self.value = value if self.heard == 1 else self.value * (value / self.value) ** share
 
 
 def believable(noise_scale: float | None) -> TypeGuard[float]:
-    """Whether somebody can have measured this."""
+    """Whether somebody can have measured this.
+
+    Args:
+        noise_scale: phi, samples; None: nothing was told.
+    """
     return noise_scale is not None and LEAST_NOISE <= noise_scale <= MOST_NOISE
 
 
 def stage(epoch: int) -> int:
-    """Finished epochs, counted coarsely where there are many: eight to a doubling."""
+    """Finished epochs, counted coarsely where there are many: eight to a doubling.
+
+    Args:
+        epoch: finished ones.
+    """
     return epoch if epoch < FINE_EPOCHS else FINE_EPOCHS + int(8 * math.log2(epoch / FINE_EPOCHS))
 
 
@@ -82,13 +94,22 @@ class FamilyHistory:
         return self.step_times.means
 
     def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
-        """One more measurement of phi, by a job that has finished so many epochs."""
+        """One more measurement of phi, by a job that has finished so many epochs.
+
+        Args:
+            epoch: finished ones.
+            noise_scale: phi, samples; what nobody can have measured does not count.
+        """
         if believable(noise_scale):
             at = stage(epoch)
-            self.noise.setdefault(at, SmoothedNoise()).take(noise_scale)
+            self.noise.setdefault(at, SmoothedNoise()).add(noise_scale)
 
     def noise_at(self, epoch: int) -> float | None:
-        """Phi at this stage of training, as relatives had it; None: nobody came near."""
+        """Phi at this stage of training, as relatives had it; None: nobody came near.
+
+        Args:
+            epoch: finished ones.
+        """
         at = stage(epoch)
         for off in NEAR_STAGES:
             found = self.noise.get(at + off)
@@ -96,7 +117,7 @@ class FamilyHistory:
                 return found.value
         return None
 
-    def take(
+    def add(
         self,
         nodes: int,
         slots: int,
@@ -106,7 +127,16 @@ class FamilyHistory:
         gpu_type: str = "",
         colocation: Colocation | None = None,
     ) -> None:
-        """One more measurement; the model is fitted again when it tells something new."""
+        """One more measurement; the model is fitted again when it tells something new.
+
+        Args:
+            nodes: that the group was on.
+            slots: of the group.
+            local_batch: samples of one slot in a step.
+            step_s: mean seconds of a step.
+            gpu_type: of its slots; empty: all are alike.
+            colocation: class of the worst neighbour; None: it was alone.
+        """
         if not 0.0 < step_s < LONGEST_S:
             return
         self.largest = max(self.largest, slots)
@@ -114,8 +144,12 @@ class FamilyHistory:
         if self.step_times.add(key, step_s):
             self.model = None
 
-    def speed(self, first_batch: int) -> SpeedModel:
-        """How long its steps take alone, on the type of GPU that is the fastest for it."""
+    def speed_model(self, first_batch: int) -> SpeedModel:
+        """How long its steps take alone, on the type of GPU that is the fastest for it.
+
+        Args:
+            first_batch: global batch that the job began with, samples per step.
+        """
         if self.model is None:
             self.model = self.before = fit(self._alone(), first_batch, self.before)
             self.edition += 1
@@ -123,7 +157,11 @@ class FamilyHistory:
         return self.model
 
     def costs(self, types: Sequence[str]) -> list[float]:
-        """Logarithms of a step on each type of GPU; where it never was, what others say."""
+        """Logarithms of a step on each type of GPU; where it never was, what others say.
+
+        Args:
+            types: of GPUs.
+        """
         common, own = self.priors.gpu_types, self.parts.gpu_types
         both = [own[gpu_type] - common.get(gpu_type, 0.0) for gpu_type in types if gpu_type in own]
         level = sum(both) / len(both) if both else 0.0  # only differences were measured
@@ -164,7 +202,11 @@ class FamilyHistories:
         self._families: dict[str, FamilyHistory] = {}
 
     def of(self, name: str) -> FamilyHistory:
-        """What is known of a family, from nothing on."""
+        """What is known of a family, from nothing on.
+
+        Args:
+            name: of the family.
+        """
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = FamilyHistory(priors=self.priors)

@@ -63,7 +63,11 @@ class ArrivalRate:
         self._submitted: deque[Seconds] = deque(maxlen=KEPT_ARRIVALS)
 
     def add(self, submitted_at: Seconds) -> None:
-        """One more job came."""
+        """One more job came.
+
+        Args:
+            submitted_at: seconds on the controller's clock.
+        """
         self._submitted.append(submitted_at)
 
     @property

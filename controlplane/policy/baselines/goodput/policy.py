@@ -30,7 +30,7 @@ from controlplane.policy.baselines.goodput.size_table import (
 from controlplane.policy.planning.packing import split
 from controlplane.policy.planning.partition import Partition, compose_plan, partition_of
 from controlplane.policy.planning.placer import Placer
-from controlplane.policy.planning.scheduling_rounds import Rounds, able, within
+from controlplane.policy.planning.scheduling_rounds import Rounds, fit_targets, reschedulable
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.policy.search.family_history import FamilyHistory
 from controlplane.prediction.arrays import FloatArray
@@ -105,7 +105,9 @@ class Goodput(ImmediatePolicy):
         if self._rounds.is_due(partition, self._targets):
             self._targets = self._round(partition)
             self._rounds.begin(now)
-        sizes = within(partition, {name: target.slots for name, target in self._targets.items()})
+        sizes = fit_targets(
+            partition, {name: target.slots for name, target in self._targets.items()}
+        )
         largest_first = dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
         placed = self._placer.place(partition, largest_first, self._packed(partition, sizes))
         return compose_plan(
@@ -138,7 +140,7 @@ class Goodput(ImmediatePolicy):
         if math.isfinite(rate) and rate > 0 and event.slots and event.global_batch:
             local = max(1, round(event.global_batch / event.slots))
             family = self._speed(event.job, event.family)
-            family.take(event.nodes, event.slots, local, event.global_batch / rate)
+            family.add(event.nodes, event.slots, local, event.global_batch / rate)
 
     def _speed(self, job: JobId, family: str) -> FamilyHistory:
         key = f"family {family}" if family and self.options.share_family else f"job {job}"
@@ -172,7 +174,7 @@ class Goodput(ImmediatePolicy):
     # --- a round
 
     def _round(self, partition: Partition) -> dict[JobId, _Target]:
-        jobs = sorted(able(partition), key=lambda job: job.submitted_at)
+        jobs = sorted(reschedulable(partition), key=lambda job: job.submitted_at)
         widest = self._clusters.of(partition.view).widest
         all_bounds = [self._bounds(job, partition, widest) for job in jobs]
         tables = [self._table(job, one) for job, one in zip(jobs, all_bounds, strict=True)]
@@ -201,7 +203,7 @@ class Goodput(ImmediatePolicy):
     def _table(self, job: JobView, bounds: Bounds) -> SizeTable:
         """Made again when something that it depends on is new."""
         speed = self._speed(job.job, job.family)
-        model, noise_scale = speed.speed(job.batch_size), self._noise_scale(job)
+        model, noise_scale = speed.speed_model(job.batch_size), self._noise_scale(job)
         key = (speed.edition, bounds, noise_scale)
         known = self._tables.get(job.job)
         if known is None or known[0] != key:
@@ -228,7 +230,7 @@ class Goodput(ImmediatePolicy):
         batch = int(table.batches[have - 1])
         if not batch or nodes == -(-have // bounds.widest):
             return 1.0
-        model = self._speed(job.job, job.family).speed(job.batch_size)
+        model = self._speed(job.job, job.family).speed_model(job.batch_size)
         slots, batches = np.array([[have]]), np.array([[batch]])
         here = goodputs(model, bounds, slots, batches, self._noise_scale(job), nodes=nodes)
         return float(here[0, 0] / table.goodputs[have - 1])
@@ -250,7 +252,7 @@ class Goodput(ImmediatePolicy):
         batch = int(table.batches[size - 1])
         present = sum(job.running_on.values())
         if size == len(job.running_on) and batch != present:
-            model = self._speed(job.job, job.family).speed(job.batch_size)
+            model = self._speed(job.job, job.family).speed_model(job.batch_size)
             both = np.array([[present, batch]])
             here, then = goodputs(model, bounds, np.array([[size]]), both, self._noise_scale(job))[
                 0

@@ -16,8 +16,8 @@ from controlplane.policy.planning.partition import (
     partition_of,
     useful_slots,
 )
-from controlplane.policy.planning.placer import Placer, deal
-from controlplane.policy.planning.scheduling_rounds import Rounds, able, within
+from controlplane.policy.planning.placer import Placer, with_user_batches
+from controlplane.policy.planning.scheduling_rounds import Rounds, fit_targets, reschedulable
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 
@@ -26,11 +26,20 @@ class Lengths(Protocol):
     """How long jobs will last; an oracle knows, a cluster has to guess."""
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps that it has left at its user's batch."""
+        """Steps that it has left at its user's batch.
+
+        Args:
+            job: as the view shows it.
+        """
         ...
 
     def step_s(self, job: JobView, slots: int) -> float:
-        """Seconds of one of these on so many slots."""
+        """Seconds of one of these on so many slots.
+
+        Args:
+            job: as the view shows it.
+            slots: that it would have.
+        """
         ...
 
 
@@ -68,14 +77,16 @@ class Optimus(ImmediatePolicy):
         """The sizes of the last round, as far as there is room for them by now."""
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
-            self._targets = share(able(partition), partition, self._lengths, self.options.most)
+            self._targets = share(
+                reschedulable(partition), partition, self._lengths, self.options.most
+            )
             self._rounds.begin(now)
-        sizes = within(partition, self._targets)
+        sizes = fit_targets(partition, self._targets)
         ascending = sorted(sizes.items(), key=lambda entry: entry[1])
         placed = self._placer.place(partition, dict(ascending))
         return compose_plan(
             partition,
-            deal(partition, placed),
+            with_user_batches(partition, placed),
             self._why,
             restart=self._placer.restarts(partition, placed),
             wake_at=self._rounds.next_at(partition),

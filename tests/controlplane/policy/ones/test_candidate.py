@@ -149,10 +149,10 @@ def crowded(*, family: str = "f", moved_at: float = 0.0, **options: Any) -> Prob
     lodger = a_job(A, S0, family=family, moved_at=Seconds(moved_at))
     start = a_job(B, least=3, most=3)
     stays = a_job(C, T0, movable=False)
-    torn = [(at, msgspec.structs.replace(event, nodes=2, samples_per_s=150.0))
+    is_scattered = [(at, msgspec.structs.replace(event, nodes=2, samples_per_s=150.0))
             for at, event in LINEAR[1:]]  # fmt: skip
     view = view_of(row_of(3, 3), lodger, start, stays)
-    return problem_of(view, events=[*LINEAR, *torn], options=OnesOptions(**options))
+    return problem_of(view, events=[*LINEAR, *is_scattered], options=OnesOptions(**options))
 
 
 def test_a_lodger_is_moved_away_if_that_is_worth_it() -> None:

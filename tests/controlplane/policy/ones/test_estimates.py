@@ -164,8 +164,8 @@ def test_while_a_job_is_being_moved_its_telemetry_measures_nothing() -> None:
 def test_families_learn_apart() -> None:
     estimates = knowing((1.0, epoch()))
 
-    assert not estimates.family("g").speed(32).known
-    assert estimates.family("f").speed(32).known
+    assert not estimates.family("g").speed_model(32).known
+    assert estimates.family("f").speed_model(32).known
     assert (estimates.family("f").largest, estimates.family("g").largest) == (2, 1)
 
 
@@ -461,7 +461,7 @@ class Told:
                     Seconds(1.0),
                 )  # fmt: skip
         for family in {job.family for job in jobs}:
-            self.estimates.family(family).speed(64)
+            self.estimates.family(family).speed_model(64)
 
     def type_slowdowns(self, *families: str) -> list[list[float]] | None:
         found = self.estimates.type_slowdowns(self.models, families)
@@ -581,14 +581,14 @@ def test_a_search_that_begins_anew_knows_the_speeds_and_the_length_that_the_last
     for at, event in PAST:
         lived.observe(event, Seconds(at))
         met(lived, running(), now=at)
-        lived.family("f").speed(64)
+        lived.family("f").speed_model(64)
     again = met(knowing(*PAST), running(), now=7.0)
 
     assert sizes(again) == sizes(lived)
     assert again.remaining(running()) == lived.remaining(running()) == 900
     assert again.family("f").largest == lived.family("f").largest == 2
     size = (np.array([1, 1]), np.array([1, 2]), np.array([64.0, 64.0]))
-    one, other = (k.family("f").speed(64).step_s(*size) for k in (lived, again))
+    one, other = (k.family("f").speed_model(64).step_s(*size) for k in (lived, again))
     assert other == pytest.approx(one, rel=0.15)
 
 

@@ -359,8 +359,8 @@ def test_two_running_jobs_change_places_by_way_of_a_free_slot() -> None:
 
 
 def test_a_job_that_lies_over_parts_of_two_nodes_is_brought_together() -> None:
-    torn = single(A, slots=(1, 2), running_on={S0: 32, T0: 32})
-    view = view_of(row_of(2, 2), torn, single(B, S1))
+    is_scattered = single(A, slots=(1, 2), running_on={S0: 32, T0: 32})
+    view = view_of(row_of(2, 2), is_scattered, single(B, S1))
     problem = problem_of(view, events=pace("f", 100.0, 200.0))
 
     greedy, best = greedily(problem), evolved(problem)
@@ -427,7 +427,7 @@ def best_place(problem: Problem) -> float:
     best = -np.inf
     for chosen in itertools.product(*(_options(problem, row) for row in problem.rows.tolist())):
         owner = _dealt(problem, [counts for _, counts in chosen])
-        if owner is not None and not problem.barred(owner):
+        if owner is not None and not problem.has_barred_move(owner):
             levels = np.array([level for level, _ in chosen], dtype=np.int64)
             best = max(best, score(problem, levels, owner).fitness)
     return best

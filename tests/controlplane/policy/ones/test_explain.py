@@ -10,7 +10,7 @@ import pytest
 
 from controlplane.policy.api import EpochSeen, JobView, Reason
 from controlplane.policy.ones.candidate import Candidate, score
-from controlplane.policy.ones.explain import for_change, least_value, owners_of, waits
+from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
 from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.problem import FREE, Problem
 from schemas.ids import JobId, SlotId
@@ -59,7 +59,7 @@ def why(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId 
     batch = int(problem.job_rows[row].table.batches[level - 1]) if level else 0
     slots = where[job]
     placed = {slot: batch // len(slots) for slot in slots}
-    return for_change(problem, best, owners_of(problem, best), row, placed)
+    return for_change(problem, best, slot_owners(problem, best), row, placed)
 
 
 def text(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]], job: JobId = A) -> str:

@@ -13,7 +13,14 @@ from numpy.random import default_rng
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.candidate import laid_out, present
 from controlplane.policy.ones.greedy import filled, used
-from controlplane.policy.ones.operators import crossed, doubt, moved, mutated, refreshed, resized
+from controlplane.policy.ones.operators import (
+    crossed,
+    moved,
+    mutated,
+    node_jitter,
+    refreshed,
+    resized,
+)
 from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
@@ -109,8 +116,8 @@ def test_of_those_who_never_ran_the_first_that_came_is_served_first() -> None:
 
 
 def test_one_on_more_nodes_than_it_needs_is_moved() -> None:
-    torn, whole = a_job(A, S0, T0), a_job(B, S1)
-    problem = problem_of(view_of(row_of(2, 2), whole, torn), events=LINEAR)
+    is_scattered, whole = a_job(A, S0, T0), a_job(B, S1)
+    problem = problem_of(view_of(row_of(2, 2), whole, is_scattered), events=LINEAR)
 
     found = [moved(problem, present(problem), default_rng(seed)) for seed in range(10)]
 
@@ -121,7 +128,7 @@ def test_nobody_is_moved_where_all_are_together_and_one_place_is_as_good_as_anot
     problem = problem_of(view_of(row_of(2, 2), a_job(A, S0), a_job(B, T0)), events=LINEAR)
 
     assert moved(problem, present(problem), default_rng(0)) is None
-    assert doubt(problem, default_rng(0)) is None
+    assert node_jitter(problem, default_rng(0)) is None
 
 
 def test_where_neighbours_matter_anybody_who_runs_and_may_move_is_moved() -> None:

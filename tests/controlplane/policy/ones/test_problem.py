@@ -289,7 +289,7 @@ def test_those_on_more_nodes_than_they_need_are_scattered_unless_they_may_not_mo
 
     problem = problem_of(view_of(row_of(3, 3), spread, whole, late))
 
-    assert problem.scattered(problem.owner).tolist() == [0]
+    assert problem.scattered_rows(problem.owner).tolist() == [0]
 
 
 def test_a_schedule_is_torn_if_a_job_that_changes_is_on_more_nodes_than_it_needs() -> None:
@@ -297,10 +297,10 @@ def test_a_schedule_is_torn_if_a_job_that_changes_is_on_more_nodes_than_it_needs
     more = np.array([problem.present[0] + 1, 0])
     less, other = (problem.present + np.array(step) for step in ([-1, 0], [0, 2]))
 
-    assert not problem.torn(problem.present, problem.owner)
-    assert problem.torn(other, np.array([0, 1, 0, 1]))
-    assert not problem.torn(more, np.array([0, 0, 0, FREE]))  # three need two nodes
-    assert not problem.torn(less, np.array([0, FREE, FREE, FREE]))
+    assert not problem.is_scattered(problem.present, problem.owner)
+    assert problem.is_scattered(other, np.array([0, 1, 0, 1]))
+    assert not problem.is_scattered(more, np.array([0, 0, 0, FREE]))  # three need two nodes
+    assert not problem.is_scattered(less, np.array([0, FREE, FREE, FREE]))
 
 
 def test_a_node_is_disliked_for_its_gpus_and_for_who_is_there() -> None:
@@ -331,7 +331,7 @@ def test_a_move_is_barred_for_a_job_that_may_not_or_cannot_train_in_both_places_
     whole, half = [FREE, FREE, 0, 0], [0, FREE, 0, FREE]
     grows, stops = [0, 0, 0, 0], [FREE, FREE, FREE, FREE]
 
-    found = [problem.barred(np.array(owner)) for owner in (whole, half, grows, stops)]
+    found = [problem.has_barred_move(np.array(owner)) for owner in (whole, half, grows, stops)]
 
     assert found == expected
 
@@ -410,8 +410,8 @@ def test_a_case_is_worked_out_again_when_its_limit_moved() -> None:
     view = view_of(row_of(4), a_job(on=(S0,), moved_at=NOW))
     before = builder.build(view, NOW).job_rows[0].limit
 
-    torn = msgspec.structs.replace(ran_on(1), job=A, whole=False, global_batch=128)
-    estimates.observe(torn, NOW)
+    is_scattered = msgspec.structs.replace(ran_on(1), job=A, whole=False, global_batch=128)
+    estimates.observe(is_scattered, NOW)
 
     assert (before, builder.build(view, NOW).job_rows[0].limit) == (64, 256)
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import JobView
 from controlplane.policy.planning.partition import partition_of
-from controlplane.policy.planning.placer import Mode, Placer, deal
+from controlplane.policy.planning.placer import Mode, Placer, with_user_batches
 from schemas.ids import JobId, SlotId, node_of
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
 from tests.support.sizes import examples
@@ -194,7 +194,10 @@ def test_a_batch_is_dealt_out_anew_only_where_slots_change() -> None:
     ]
     partition = partition_of(view_of(row_of(2, 2), *jobs), NOW)
 
-    assert deal(partition, {A: [S0, S1], B: [T0, T1]}) == {A: {S0: 30, S1: 20}, B: {T0: 33, T1: 32}}
+    assert with_user_batches(partition, {A: [S0, S1], B: [T0, T1]}) == {
+        A: {S0: 30, S1: 20},
+        B: {T0: 33, T1: 32},
+    }
 
 
 # --- whatever is asked for

@@ -25,7 +25,7 @@ HUNGRY: Colocation = (False, "hungry", False)
 
 def step_s(family: FamilyHistory, slots: int = 1, local_batch: int = 64) -> float:
     """What its model says, on one node."""
-    model = family.speed(64)
+    model = family.speed_model(64)
     return float(model.step_s(np.array([1]), np.array([slots]), np.array([float(local_batch)]))[0])
 
 
@@ -35,7 +35,7 @@ def taught(
     """A family that took these steps on one slot."""
     family = FamilyHistory()
     for each in seconds:
-        family.take(1, 1, 64, each, gpu_type=gpu_type, colocation=colocation)
+        family.add(1, 1, 64, each, gpu_type=gpu_type, colocation=colocation)
     return family
 
 
@@ -43,14 +43,14 @@ def taught(
 
 
 def test_a_family_that_was_never_seen_has_a_model_without_seconds() -> None:
-    assert not FamilyHistory().speed(64).known
+    assert not FamilyHistory().speed_model(64).known
 
 
 def test_a_model_says_what_was_measured() -> None:
     family = taught(0.2)
-    family.take(1, 2, 64, 0.25)
+    family.add(1, 2, 64, 0.25)
 
-    assert family.speed(64).known
+    assert family.speed_model(64).known
     assert [step_s(family), step_s(family, 2)] == [pytest.approx(0.2), pytest.approx(0.25)]
     assert family.largest == 2
 
@@ -77,16 +77,16 @@ def test_no_size_counts_more_than_ten_measurements() -> None:
 
 def test_a_model_is_fitted_again_for_a_new_size_or_a_drift_and_not_for_noise() -> None:
     family = taught(0.1)
-    first = family.speed(64)
+    first = family.speed_model(64)
 
-    family.take(1, 1, 64, 0.11)
-    assert family.speed(64) is first
-    family.take(1, 2, 64, 0.12)
-    second = family.speed(64)
+    family.add(1, 1, 64, 0.11)
+    assert family.speed_model(64) is first
+    family.add(1, 2, 64, 0.12)
+    second = family.speed_model(64)
     assert second is not first
     for _ in range(3):
-        family.take(1, 1, 64, 0.2)
-    assert family.speed(64) is not second
+        family.add(1, 1, 64, 0.2)
+    assert family.speed_model(64) is not second
     assert family.edition == 3
 
 
@@ -94,7 +94,7 @@ def test_of_many_sizes_the_latest_are_remembered() -> None:
     family = FamilyHistory()
 
     for local_batch in range(1, KEPT_SIZES + 2):
-        family.take(1, 1, local_batch, 0.1)
+        family.add(1, 1, local_batch, 0.1)
 
     batches = [batch for _, _, batch, *_ in family.means]
     assert batches == list(range(2, KEPT_SIZES + 2))
@@ -114,9 +114,9 @@ def test_steps_are_told_for_the_fastest_type_wherever_they_were_measured() -> No
     priors = Priors(gpu_types={"fast": -0.35, "slow": 0.35}, types=("slow", "fast"))
     both, slow_only = FamilyHistory(priors=priors), FamilyHistory(priors=priors)
     for _ in range(10):
-        both.take(1, 1, 64, 0.1, gpu_type="fast")
-        both.take(1, 1, 64, 0.1 * math.exp(0.7), gpu_type="slow")
-        slow_only.take(1, 1, 64, 0.2, gpu_type="slow")
+        both.add(1, 1, 64, 0.1, gpu_type="fast")
+        both.add(1, 1, 64, 0.1 * math.exp(0.7), gpu_type="slow")
+        slow_only.add(1, 1, 64, 0.2, gpu_type="slow")
 
     assert step_s(both) == pytest.approx(0.1, rel=0.05)
     assert step_s(slow_only) == pytest.approx(0.2 / math.exp(0.7), rel=0.05)
@@ -125,8 +125,8 @@ def test_steps_are_told_for_the_fastest_type_wherever_they_were_measured() -> No
 def test_steps_beside_neighbours_are_told_as_if_alone() -> None:
     family = taught(*[0.1] * 10)
     for _ in range(10):
-        family.take(1, 1, 64, 0.15, colocation=HUNGRY)
-        family.take(1, 2, 64, 0.18, colocation=HUNGRY)
+        family.add(1, 1, 64, 0.15, colocation=HUNGRY)
+        family.add(1, 2, 64, 0.18, colocation=HUNGRY)
 
     assert [step_s(family), step_s(family, 2)] == [
         pytest.approx(0.1, rel=0.05),
@@ -142,7 +142,7 @@ def test_the_first_noise_scale_is_taken_whole_and_further_ones_by_three_tenths()
     noise = SmoothedNoise()
     values = []
     for heard in (100.0, 800.0, 100.0, 800.0):
-        noise.take(heard)
+        noise.add(heard)
         values.append(noise.value)
 
     # a half, a third and then three tenths of the way, in logarithms
