@@ -12,8 +12,8 @@ from scipy.optimize import nnls
 from controlplane.prediction.arrays import FloatArray
 
 FLOORS: Final = 40  # that are tried for the loss that is never gone below
-LEAST_POINTS: Final = 3
-FURTHEST: Final = 10_000  # epochs
+LEAST_POINTS: Final = 3  # the curve has three coefficients
+FURTHEST: Final = 10_000  # epochs that are looked at for convergence
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ __all__ = ["Sample", "SpeedModel", "fit"]
 
 FIXED_TRUST: Final = 0.1  # weight of the belief in `FIXED_SHARE`, in samples
 LEAST, MOST = 1e-12, 1e12  # of seconds and of samples: whatever lies beyond was not measured
-NO_STEP_S: Final = 1e-300
+NO_STEP_S: Final = 1e-300  # keeps a logarithm finite
 
 
 def fit(

@@ -15,11 +15,11 @@ HOP_SHARE: Final = 0.05  # of the cost of two slots that each further one adds, 
 TINY: Final = 1e-3  # share of a step below which a coefficient does not begin
 FAR_TALK: Final = 2.0  # times what it costs within a node, until seen
 TALK_SHARE: Final = 0.1  # of a step, until seen
-USUAL_OVERLAP: Final = 1.5
-LEAST_OVERLAP: Final = 1.0
+USUAL_OVERLAP: Final = 1.5  # g, until seen
+LEAST_OVERLAP: Final = 1.0  # g of no overlap at all (Pollux eq. 11)
 WIDTH: Final = 9.0  # of the range of g, which ends at 10 as in Pollux
 LEAST_SHARE: Final = 0.01  # of that range, from its ends, where a search begins
-MOST_LOGARITHM: Final = 60.0
+MOST_LOGARITHM: Final = 60.0  # of a coefficient: exp(60) is far beyond any measurement
 MOST_TRIES: Final = 100  # evaluations of a fit; some 15 are usual
 
 # Beliefs, a row each: factors of the x of (a, b, c, d, far c, far d, g).

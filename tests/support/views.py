@@ -213,7 +213,7 @@ def views(
 
 @st.composite
 def events_of(draw: st.DrawFn, view: ClusterView, at_most: int = 6) -> list[PolicyEvent]:
-    """What a policy may have heard of the jobs of `view`, and of others."""
+    """What a policy may have observed of the jobs of `view`, and of others."""
     names = [*view.jobs, JobId("old-99")]
     return [draw(_one_of(draw(st.sampled_from(names)), view)) for _ in range(
         draw(st.integers(0, at_most)))]  # fmt: skip
@@ -256,7 +256,7 @@ views_and_events = views().flatmap(lambda view: st.tuples(st.just(view), events_
 
 @st.composite
 def problems(draw: st.DrawFn, nodes: Sequence[int] | None = None) -> Problem:
-    """What a search that heard something makes of any view; often, places matter."""
+    """What a search that observed something makes of any view; often, places matter."""
     view = draw(views(nodes=nodes))
     problem = problem_of(view, events=[(1.0, event) for event in draw(events_of(view))])
     jobs, many = len(problem.job_rows), len(problem.slots_on)

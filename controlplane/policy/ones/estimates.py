@@ -149,7 +149,6 @@ class Estimates:
         jobs = list(view.jobs.values())
         self._placement.update(view)
         self._families.priors.types = self._placement.types
-        interval_s = self._options.report_interval_s
         for job in jobs:  # all of them first: limits depend on the rate of arrivals
             if job.job not in self._known:
                 self._known.add(job.job)
@@ -157,32 +156,37 @@ class Estimates:
         for job in jobs:
             history = self._history(job.job)
             waits_on = not history.epoch_due and now < history.due_at
-            if history.view is job and (not job.running_on or waits_on):
-                continue
-            history.view = job
-            history.bounds = _bounds(job)
-            history.limit = max(history.limit, job.batch_size)
-            if not job.running_on:
-                history.slots = 0
-                continue
-            slots = len(job.running_on)
-            if slots < history.slots and not contended:
-                history.gave_back, history.gave_back_at = history.slots, now
-            history.slots = slots
-            history.due_at = max(history.counted_at, job.moved_at) + interval_s
-            long = now > history.due_at
-            if long and self.warm(job):
-                history.epoch_due, history.counted_at = True, now
-                history.due_at = now + interval_s
-            if history.epoch_due:
-                history.count_epoch(
-                    job,
-                    now,
-                    self._options.scale_down,
-                    self.arrivals.per_s,
-                    contended=contended,
-                    gradual=True,
-                )
+            if history.view is not job or (job.running_on and not waits_on):
+                self._follow(job, history, contended=contended, now=now)
+
+    def _follow(
+        self, job: JobView, history: OnesJobHistory, *, contended: bool, now: Seconds
+    ) -> None:
+        """Move R if an epoch or a report interval ended, and note who gave slots back."""
+        history.view = job
+        history.bounds = _bounds(job)
+        history.limit = max(history.limit, job.batch_size)
+        if not job.running_on:
+            history.slots = 0
+            return
+        interval_s = self._options.report_interval_s
+        slots = len(job.running_on)
+        if slots < history.slots and not contended:
+            history.gave_back, history.gave_back_at = history.slots, now
+        history.slots = slots
+        history.due_at = max(history.counted_at, job.moved_at) + interval_s
+        if now > history.due_at and self.warm(job):
+            history.epoch_due, history.counted_at = True, now
+            history.due_at = now + interval_s
+        if history.epoch_due:
+            history.count_epoch(
+                job,
+                now,
+                self._options.scale_down,
+                self.arrivals.per_s,
+                contended=contended,
+                gradual=True,
+            )
 
     # --- answers
 
@@ -272,7 +276,7 @@ class Estimates:
         """Phi, samples: its own as measured last, else its relatives' at this stage, else a prior.
 
         A first estimate may be off by several times; it is drawn towards what was thought before
-        while few were heard.
+        while few were measured.
 
         Args:
             job: as the view shows it.
@@ -284,12 +288,12 @@ class Estimates:
         relatives = self.family(job.family).noise_at(job.epoch) if job.family else None
         before = relatives or options.noise_scale_prior * job.batch_size
         history = self._histories.get(job.job)
-        heard = history.noise.heard if history else 0
-        value = history.noise.value if history and heard else job.noise_scale
+        measured = history.noise.count if history else 0
+        value = history.noise.value if history and measured else job.noise_scale
         if not believable(value):
             return _rounded(before)
-        heard = max(heard, job.noise_epochs)
-        trust = heard / (heard + options.noise_trust) if heard else 1.0
+        measured = max(measured, job.noise_epochs)
+        trust = measured / (measured + options.noise_trust) if measured else 1.0
         return _rounded(before * (value / before) ** trust)
 
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:

@@ -24,7 +24,7 @@ from controlplane.prediction.arrays import IntArray
 from schemas.ids import JobId
 
 BETTER = 1e-9  # relative: less is no progress
-RELEVANT_CHANGE = 0.02  # relative change of some worth that makes it worth while to search again
+RELEVANT_CHANGE = 0.02  # relative change of a value that makes it worth while to search again
 
 
 _Former = tuple[Problem | None, Candidate]

@@ -94,13 +94,16 @@ def for_change(
         fresh = "" if batch == numbers["batch_now"] else f", with batch {batch}"
         text = f"{_whither(problem, best, owners, row)}{fresh} ({speedup})"
         return Reason("pack" if fewer else "move", text, numbers)
-    if batch > numbers["batch_now"]:
-        text = f"batch up to {batch} ({speedup}), its limit is {job_row.limit}"
-    elif job_row.limit < numbers["batch_now"]:
-        text = f"batch down to {batch}, its limit is {job_row.limit}"
-    else:
-        text = f"batch down to {batch}: more progress with fewer samples ({speedup})"
-    return Reason("batch", text, numbers)
+    return Reason("batch", _rebatched(batch, numbers["batch_now"], job_row.limit, speedup), numbers)
+
+
+def _rebatched(batch: int, before: float, limit: int, speedup: str) -> str:
+    """Why a job goes on with another batch on the same slots."""
+    if batch > before:
+        return f"batch up to {batch} ({speedup}), its limit is {limit}"
+    if limit < before:
+        return f"batch down to {batch}, its limit is {limit}"
+    return f"batch down to {batch}: more progress with fewer samples ({speedup})"
 
 
 def least_value(problem: Problem, best: Candidate) -> float:

@@ -19,8 +19,8 @@ from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex
 from controlplane.prediction.arrays import FloatArray, IntArray
 from schemas.ids import JobId
 
-KEPT_TABLES: Final = 20_000  # of alike jobs, before all are forgotten; some 1 kB each
-ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes: half of a usual node
+KEPT_TABLES: Final = 20_000  # of alike jobs, before all are forgotten: a bound on memory
+ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes (README, "Numbers")
 _Key = tuple[object, ...]
 
 

@@ -11,8 +11,8 @@ from controlplane.policy.ones.placement import PlacementHints
 from controlplane.policy.ones.problem import Problem
 from controlplane.prediction.arrays import FloatArray, IntArray
 
-NOISE = 0.3  # sigma of the log factors that a draw by probability uses
-NODE_JITTER = 0.2  # sigma of what nodes are liked less by, when a place is drawn
+NOISE = 0.3  # sigma of the log factors that a draw by probability uses; a judgement
+NODE_JITTER = 0.2  # sigma of what nodes are liked less by, when a place is drawn; a judgement
 
 
 def refreshed(problem: Problem, levels: IntArray) -> IntArray:

@@ -17,7 +17,7 @@ from controlplane.prediction.arrays import FloatArray, IntArray
 
 FAR_OFF: Final = 1e6  # weight of what a node is like, against how well a job fits there
 TIGHT: Final = 1e3  # weight of fitting, against slots that one has there already
-EVACUEES: Final = 4  # jobs that may be moved to empty one node
+EVACUEES: Final = 4  # jobs that may be moved to empty one node; each costs a stall
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,11 +157,11 @@ class _Layout:
         for node in order[: 2 * self._least_nodes(size)].tolist():
             if rooms[node] >= need or rooms[node] == 0:
                 continue
-            lodgers = self._lodgers(node, row)
-            if lodgers is None or sum(many for _, many in lodgers) + rooms[node] < need:
+            small_jobs = self._small_jobs_on(node, row)
+            if small_jobs is None or sum(many for _, many in small_jobs) + rooms[node] < need:
                 continue
             saved = (self.owner.copy(), self._rooms.copy(), self._early.copy(), set(self._moved))
-            if self._cleared(node, lodgers):
+            if self._cleared(node, small_jobs):
                 fresh = self._chosen(row, self._rooms + own, own, size)
                 if fresh is not None and len(fresh) <= self._least_nodes(size):
                     self._rehouse(row, self._slots(row), fresh)
@@ -169,21 +169,21 @@ class _Layout:
             self.owner, self._rooms, self._early, self._moved = saved
         return False
 
-    def _cleared(self, node: int, lodgers: list[tuple[int, int]]) -> bool:
-        for lodger, many in lodgers:
+    def _cleared(self, node: int, small_jobs: list[tuple[int, int]]) -> bool:
+        for small_job, many in small_jobs:
             elsewhere = self._rooms.copy()
             elsewhere[node] = 0
             fits = np.flatnonzero(elsewhere >= many)
             if not len(fits):
                 return False
             to = int(fits[elsewhere[fits].argmin()])
-            mine = self._slots(lodger)
-            self._take(lodger, to, many)
+            mine = self._slots(small_job)
+            self._take(small_job, to, many)
             self._give(mine)
-            self._moved.add(lodger)
+            self._moved.add(small_job)
         return True
 
-    def _lodgers(self, node: int, but: int) -> list[tuple[int, int]] | None:
+    def _small_jobs_on(self, node: int, but: int) -> list[tuple[int, int]] | None:
         """Small jobs that have all their slots there, and may be moved; None if others are."""
         problem = self._problem
         rows, many = np.unique(self.owner[problem.slots_on[node]], return_counts=True)

@@ -57,23 +57,17 @@ def size_table(
     """
     model = estimates.family(job.family).speed_model(job.batch_size)
     noise = estimates.noise_scale(job)
-    now_slots, now_batch = len(job.running_on), sum(job.running_on.values())
-    most = _largest_batch(job, estimates.limit(job))
     every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
     spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
-    totals = _totals(job.batch_size, max(most, job.batch_size), options.batches_per_doubling)
-    grid = np.maximum(totals[None, :], every[:, None].astype(np.float64))
-    here = np.flatnonzero(every[1:] == now_slots) + 1
-    held = bool(now_batch) and (now_batch <= most or keep_batch) and bool(len(here))
-    if held:  # the present batch, beside the others
-        grid = np.column_stack([grid, np.maximum(every, now_batch).astype(np.float64)])
+    most = _largest_batch(job, estimates.limit(job))
+    grid, held = _batches(job, every, most, options.batches_per_doubling, keep_batch=keep_batch)
     local = np.ceil(grid / every[:, None])
     speeds = grid / np.maximum(model.step_s(spans[:, None], every[:, None], local), NO_TIME_S)
     useful = speeds * statistical_efficiency(grid, job.batch_size, noise)
     goodputs = np.where(local <= job.local_limit, useful, 0.0)
-    if held:
+    if held is not None:
         margin = 0.0 if keep_batch else 1.0 + options.batch_margin
-        _prefer_present(goodputs, int(here[0]), useful[int(here[0]), -1], margin)
+        _prefer_present(goodputs, held, useful[held, -1], margin)
     rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
     good, fast = goodputs[rows, best], speeds[rows, best]
     return SizeTable(
@@ -87,6 +81,23 @@ def size_table(
         one_speed=float(good[0]),
         noise_scale=noise,
     )
+
+
+def _batches(
+    job: JobView, every: IntArray, most: int, per_doubling: int, *, keep_batch: bool
+) -> tuple[FloatArray, int | None]:
+    """Global batches that are tried at each size, shape (1 + L, B), and the row of the present one.
+
+    None: it has no slots, or may not keep its batch. Else the present batch is the last column.
+    """
+    totals = _totals(job.batch_size, max(most, job.batch_size), per_doubling)
+    grid = np.maximum(totals[None, :], every[:, None].astype(np.float64))
+    present = sum(job.running_on.values())
+    here = np.flatnonzero(every[1:] == len(job.running_on)) + 1
+    if not present or not len(here) or (present > most and not keep_batch):
+        return grid, None
+    grid = np.column_stack([grid, np.maximum(every, present).astype(np.float64)])
+    return grid, int(here[0])
 
 
 def _largest_batch(job: JobView, limit: int) -> int:

@@ -28,8 +28,8 @@ from controlplane.prediction.progress import (
 )
 from schemas.ids import JobId, Seconds
 
-KEPT_RELATIVES: Final = 200
-KEPT_EPOCHS: Final = 1000  # of one job's log
+KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
+KEPT_EPOCHS: Final = 1000  # of one job's log: a bound on memory
 MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never told how long one is
 
 

@@ -11,7 +11,7 @@ from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
 from controlplane.policy.ones_paper.scores import counts_of, draws, mean_draw, ranks, work_left
 from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
 
-NEVER: Final = np.inf
+NEVER: Final = np.inf  # the gain of a job that cannot grow
 LONGEST: Final = 1e15  # samples that are compared
 
 

@@ -10,7 +10,7 @@ import msgspec
 from controlplane.policy.option_checks import refuse_above, refuse_below
 from controlplane.policy.search.batch_limits import ScaleDown
 
-MOST_CANDIDATES: Final = 512
+MOST_CANDIDATES: Final = 512  # a generation of as many for 512 slots takes 0.35 s (README)
 
 
 class OnesPaperOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

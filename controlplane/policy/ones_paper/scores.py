@@ -14,7 +14,7 @@ from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
 from controlplane.prediction.progress import mean_progress
 
 NEAREST: Final = 1e-3  # to 0 and 1 that a drawn progress comes
-STALL_WEIGHT: Final = 2.5  # how much more than its own length a stall costs
+STALL_WEIGHT: Final = 2.5  # how much more than its own length a stall costs; as in `ones`
 SHORTEST_S, LONGEST_S = 60.0, 900.0  # remaining times between which stalls are compared
 
 

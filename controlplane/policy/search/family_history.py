@@ -15,17 +15,17 @@ from controlplane.prediction.slowdowns import Observation, Parts, separate
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
 LONGEST_S: Final = 1e7  # of a step that anybody waits for
-KEPT_RELATIVES: Final = 200
+KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest of several noise scales
 LEAST_NOISE, MOST_NOISE = 1e-9, 1e15  # samples: whatever lies beyond was not measured
-FINE_EPOCHS: Final = 16
-NEAR_STAGES: Final = (0, -1, 1, -2, 2)
-KEPT_SIZES: Final = 400  # that are remembered, the latest of them
+FINE_EPOCHS: Final = 16  # the first ones, each a stage of its own
+NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # looked at in this order: a quarter of a doubling off
+KEPT_SIZES: Final = 400  # that are remembered, the latest of them: a bound on the time of a fit
 Colocation = tuple[bool, str, bool]  # own group on several nodes; the other's family, and its
 Place = tuple[int, int, int, str, Colocation | None]  # size, GPU type, beside whom
 
 NO_PARTS: Final = Parts({}, {}, {})
-BESIDE: Final = 0.3  # what a measurement beside neighbours counts, against one alone
+BESIDE: Final = 0.3  # weight of a measurement beside neighbours, against one alone; a judgement
 
 
 @dataclass(slots=True)
@@ -42,7 +42,7 @@ class SmoothedNoise:
     """A gradient noise scale, smoothed in its logarithm: it spans orders of magnitude."""
 
     value: float = 0.0
-    heard: int = 0
+    count: int = 0
 
     def add(self, value: float) -> None:
         """One more measurement.
@@ -50,9 +50,9 @@ class SmoothedNoise:
         Args:
             value: phi, samples, above 0.
         """
-        self.heard += 1
-        share = max(NOISE_SMOOTHING, 1.0 / self.heard)
-        self.value = value if self.heard == 1 else self.value * (value / self.value) ** share
+        self.count += 1
+        share = max(NOISE_SMOOTHING, 1.0 / self.count)
+        self.value = value if self.count == 1 else self.value * (value / self.value) ** share
 
 
 def believable(noise_scale: float | None) -> TypeGuard[float]:

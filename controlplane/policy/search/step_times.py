@@ -9,8 +9,8 @@ from typing import Final, Generic, TypeVar
 Size = tuple[int, int, int]  # nodes, slots, local batch
 K = TypeVar("K", bound=Hashable)
 
-SMOOTHING: Final = 0.3  # weight of the newest of several measurements at one size
-DRIFT: Final = 0.15  # relative change of a mean that makes the model be fitted again
+SMOOTHING: Final = 0.3  # weight of the newest of several measurements at one size; a judgement
+DRIFT: Final = 0.15  # relative change of a mean that makes the model be fitted again; a judgement
 FULL_WEIGHT: Final = 10.0  # measurements after which one size counts no more
 
 

@@ -13,9 +13,7 @@ from controlplane.prediction.arrays import FloatArray, IntArray
 from controlplane.prediction.efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 
-STARVED: Final = (
-    1e-3  # speed-up that a job without slots counts with: its share of a mean is finite
-)
+STARVED: Final = 1e-3  # speed-up of a job without slots: its share of a mean is finite
 PRICES: Final = 60  # halvings in the search for the price of a slot
 
 

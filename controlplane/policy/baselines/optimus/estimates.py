@@ -14,7 +14,7 @@ from controlplane.prediction.ring_step_time import StepModel, StepSample, fit_st
 from schemas.ids import JobId
 
 SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
-KEPT_RELATIVES: Final = 200
+KEPT_RELATIVES: Final = 200  # the latest of each: bounds on memory and on the time of a fit
 KEPT_SIZES: Final = 100
 KEPT_LOSSES: Final = 200
 LONGEST_S: Final = 1e7  # of a step that anybody waits for

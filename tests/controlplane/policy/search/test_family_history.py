@@ -141,15 +141,15 @@ def test_steps_beside_neighbours_are_told_as_if_alone() -> None:
 def test_the_first_noise_scale_is_taken_whole_and_further_ones_by_three_tenths() -> None:
     noise = SmoothedNoise()
     values = []
-    for heard in (100.0, 800.0, 100.0, 800.0):
-        noise.add(heard)
+    for value in (100.0, 800.0, 100.0, 800.0):
+        noise.add(value)
         values.append(noise.value)
 
     # a half, a third and then three tenths of the way, in logarithms
     second = 100 * 8 ** (1 / 2)
     third = second * (100 / second) ** (1 / 3)
     assert values == pytest.approx([100.0, second, third, third * (800 / third) ** 0.3])
-    assert noise.heard == 4
+    assert noise.count == 4
 
 
 @pytest.mark.parametrize("hostile", [None, 0.0, -1.0, math.nan, math.inf, -math.inf, 5e-324, 1e308])
