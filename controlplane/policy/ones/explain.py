@@ -71,8 +71,7 @@ def for_change(
     was, now = len(job_row.now), len(placed)
     if not now:
         heirs = _heirs(owners, problem, row) or "others"
-        text = f"paused: its {_slots(was)} serve {heirs} better"
-        return Reason("pause", text, numbers)
+        return Reason("pause", f"paused: its {_slots(was)} serve {heirs} better", numbers)
     if not was:
         return _start(job_row, numbers, now)
     ratio = numbers["speed_then"] / max(numbers["speed_now"], 1e-9)

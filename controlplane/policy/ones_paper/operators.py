@@ -140,9 +140,8 @@ def filled(
     room = idle.sum(axis=1)
     if not room.any() or not len(problem.jobs):
         return genes
-    counts = counts_of(genes, len(problem.jobs))
+    counts, given = counts_of(genes, len(problem.jobs)), np.zeros(len(genes), dtype=np.int64)
     grown = np.full(genes.shape, IDLE, dtype=np.int16)  # who gets the first, second, ... idle slot
-    given = np.zeros(len(genes), dtype=np.int64)
     phi, finite = _phi(problem), np.nan_to_num(left, posinf=LONGEST)
     open_ = np.arange(len(genes))[room > 0]
     while len(open_):

@@ -20,8 +20,8 @@ from controlplane.policy.registry import POLICIES, check_options, entry, make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import job_view
+from tests.support.instant_cluster import InstantCluster, ToldOracle
 from tests.support.sizes import examples
-from tests.support.toy import Told, Toy
 from tests.support.views import NOW, a_job, events_of, row_of, view_of, views, views_and_events
 
 Shown = tuple[ClusterView, list[PolicyEvent]]
@@ -32,7 +32,7 @@ SIZE = settings(max_examples=examples(30), deadline=None)
 
 def made(name: str, options: dict[str, Any] | None = None) -> Policy:
     """A new policy, with an oracle if it cannot do without."""
-    return make(name, options, Told() if entry(name).oracle == "must" else None)
+    return make(name, options, ToldOracle() if entry(name).oracle == "must" else None)
 
 
 def asked(policy: Policy, told: Shown, now: float = NOW) -> Plan:
@@ -254,13 +254,13 @@ def test_as_time_goes_by_promises_hold_and_neither_asking_twice_nor_again_shows(
 def test_a_policy_comes_to_rest_when_its_plans_are_followed(
     name: str, jobs: list[tuple[int, int, int]], ends: list[bool]
 ) -> None:
-    toy = Toy(made(name), row_of(2, 4))
+    cluster = InstantCluster(made(name), row_of(2, 4))
     for number, ((least, more, batch), over) in enumerate(zip(jobs, ends, strict=False)):
         job = JobId(f"j-{number}")
-        toy.submit(
+        cluster.submit(
             job_view(
                 job,
-                at=toy.now,
+                at=cluster.now,
                 slots=(least, least + more),
                 wanted=min(batch, least + more),
                 batch_size=batch,
@@ -268,10 +268,10 @@ def test_a_policy_comes_to_rest_when_its_plans_are_followed(
                 local_limit=2 * batch,
             )
         )
-        toy.at(toy.now + 100.0)
+        cluster.at(cluster.now + 100.0)
         if over:
-            toy.end(job)
-            toy.at(toy.now + 50.0)
+            cluster.end(job)
+            cluster.at(cluster.now + 50.0)
 
 
 ENDLESS = [
@@ -296,17 +296,17 @@ def test_without_promotion_tiresias_lets_a_large_job_starve() -> None:
 def service_of_a_large_job(name: str, options: dict[str, Any]) -> float:
     """Slot seconds of a job of four slots on four, where two more of two come every 50 s."""
     large, small = JobId("large-0"), 0
-    toy = Toy(made(name, options), row_of(4))
-    toy.submit(job_view(large, at=0.0, slots=(4, 4)))
+    cluster = InstantCluster(made(name, options), row_of(4))
+    cluster.submit(job_view(large, at=0.0, slots=(4, 4)))
     for now in range(0, 5000, 50):
-        for view in list(toy.jobs.values()):
+        for view in list(cluster.jobs.values()):
             if view.job != large and view.served(Seconds(now)) >= 200.0:
-                toy.end(view.job)
+                cluster.end(view.job)
         for _ in range(2):
             small += 1
-            toy.submit(job_view(JobId(f"small-{small}"), at=now, slots=(2, 2)))
-        toy.at(now)
-    return toy.jobs[large].served(toy.now)
+            cluster.submit(job_view(JobId(f"small-{small}"), at=now, slots=(2, 2)))
+        cluster.at(now)
+    return cluster.jobs[large].served(cluster.now)
 
 
 # --- the registry

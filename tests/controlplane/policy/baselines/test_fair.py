@@ -15,8 +15,8 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, SlotId
 from tests.support.builders import A, B, C, job_view
+from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
-from tests.support.toy import Toy
 from tests.support.views import NOW, row_of, view_of
 
 D = JobId("d-4")
@@ -78,7 +78,7 @@ def test_no_slot_is_idle_and_nobody_could_be_given_one_of_a_larger_share(
 
 def test_the_slot_that_is_left_over_stays_where_it_is() -> None:
     """B had it first; A is older, but comes back from a failure."""
-    it = Toy(make("fair"), row_of(3))
+    it = InstantCluster(make("fair"), row_of(3))
     it.submit(asks(B, 1.0, 1, 8))
     it.at(1.0)
     it.submit(asks(A, 0.0, 1, 8))
@@ -88,7 +88,7 @@ def test_the_slot_that_is_left_over_stays_where_it_is() -> None:
 
 
 def test_what_a_job_leaves_is_shared_by_the_others_where_they_are() -> None:
-    it = Toy(make("fair"), row_of(2, 2))
+    it = InstantCluster(make("fair"), row_of(2, 2))
     it.submit(asks(A, 0.0, 1, 8), asks(B, 1.0, 1, 8))
     assert it.at(1.0) == {A: ["n1/0", "n1/1"], B: ["n2/0", "n2/1"]}
     it.end(A)
@@ -98,7 +98,7 @@ def test_what_a_job_leaves_is_shared_by_the_others_where_they_are() -> None:
 
 
 def test_without_turns_who_does_not_fit_waits_for_older_ones_to_end() -> None:
-    it = Toy(make("fair"), row_of(2))
+    it = InstantCluster(make("fair"), row_of(2))
     it.submit(asks(A, 0.0, 1, 1), asks(B, 1.0, 1, 1), asks(C, 2.0, 1, 1))
 
     assert sizes(it.at(2.0)) == sizes(it.at(9000.0)) == {A: 1, B: 1}
@@ -116,7 +116,7 @@ def test_turns_worked_out_by_hand() -> None:
     | 200 | A B | C (since 200)                   | 250            |
     | 250 | B C | A (since 250)                   | 300            |
     """
-    it = Toy(make("fair", {"quantum_s": 100.0}), row_of(2))
+    it = InstantCluster(make("fair", {"quantum_s": 100.0}), row_of(2))
 
     def then(now: float) -> tuple[list[JobId], float | None]:
         return sorted(it.at(now)), it.plans[-1].wake_at

@@ -15,8 +15,8 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view
+from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
-from tests.support.toy import Toy
 from tests.support.views import row_of
 
 SIZE = st.floats(1.0, 1e5)
@@ -26,14 +26,14 @@ def gang(job: JobId, at: float, size: int, **changes: Any) -> JobView:
     return job_view(job, at, slots=(size, size), **changes)
 
 
-def toy(past: Sequence[float], *nodes: int, **options: Any) -> Toy:
+def cluster(past: Sequence[float], *nodes: int, **options: Any) -> InstantCluster:
     policy = make("gittins", {"quantum": 100.0, "least_history": 3, **options})
     for number, service in enumerate(past):
         ended = JobEnded(
             job=JobId(f"x-{number}"), family="", samples_done=1, succeeded=True, slot_s=service
         )
         policy.observe(ended, Seconds(0.0))
-    return Toy(policy, row_of(*nodes))
+    return InstantCluster(policy, row_of(*nodes))
 
 
 def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
@@ -89,7 +89,7 @@ def test_the_index_is_that_of_the_definition(
 
 
 def test_until_a_few_jobs_have_ended_the_least_attained_service_goes_first() -> None:
-    it = toy([50.0, 50.0], 2)
+    it = cluster([50.0, 50.0], 2)
     it.submit(gang(A, 0.0, 2, slot_s=150.0), gang(B, 1.0, 1, slot_s=90.0), gang(C, 2.0, 1))
 
     assert sizes(it.at(2.0)) == {B: 1, C: 1}
@@ -97,7 +97,7 @@ def test_until_a_few_jobs_have_ended_the_least_attained_service_goes_first() -> 
 
 def test_a_job_that_is_likely_to_be_done_goes_before_one_that_has_just_begun() -> None:
     """Past jobs took 900 and more, or 250: at 200 it is one of those or has long to go."""
-    it = toy([250.0, 250.0, 950.0], 1)
+    it = cluster([250.0, 250.0, 950.0], 1)
     it.submit(gang(A, 1.0, 1, slot_s=200.0), gang(B, 0.0, 1))
 
     assert sizes(it.at(2.0)) == {A: 1}
@@ -105,7 +105,7 @@ def test_a_job_that_is_likely_to_be_done_goes_before_one_that_has_just_begun() -
 
 def test_ranks_change_at_the_end_of_a_quantum() -> None:
     """Jobs end before 100 or at 1000: A has two slots and is through its quantum at 50."""
-    it = toy([80.0, 80.0, 1000.0], 2)
+    it = cluster([80.0, 80.0, 1000.0], 2)
     it.submit(gang(A, 0.0, 2))
     it.at(0.0)
     assert it.plans[-1].wake_at == 50.0

@@ -22,8 +22,8 @@ from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId, node_of
 from tests.support.builders import S0, S1, T0, A, B, job_view
+from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
-from tests.support.toy import Toy
 from tests.support.views import row_of, view_of
 
 BOUNDS = Bounds(first_batch=64, batch_limit=512, local_limit=128, most=8, widest=4)
@@ -141,7 +141,7 @@ def _total(value: list[Any], chosen: Any) -> float:
 def test_a_job_grows_to_twice_the_most_it_ever_had_in_each_round() -> None:
     policy = goodput(reallocation_s=0.0)
     perfect(policy, A)
-    it = Toy(policy, row_of(4, 4))
+    it = InstantCluster(policy, row_of(4, 4))
     it.submit(elastic(A, noise_scale=1e9))
 
     grown = [sizes(it.at(60.0 * number))[A] for number in range(5)]
@@ -152,7 +152,7 @@ def test_a_job_grows_to_twice_the_most_it_ever_had_in_each_round() -> None:
 
 def test_two_equal_jobs_share_and_a_third_makes_room_for_itself() -> None:
     policy = goodput(reallocation_s=0.0)
-    it = Toy(policy, row_of(4, 4))
+    it = InstantCluster(policy, row_of(4, 4))
     names = [JobId(f"j-{number}") for number in range(3)]
     for name in names:
         perfect(policy, name)
@@ -168,7 +168,7 @@ def test_two_equal_jobs_share_and_a_third_makes_room_for_itself() -> None:
 
 
 def test_between_rounds_nothing_changes_and_who_comes_waits() -> None:
-    it = Toy(goodput(), row_of(4))
+    it = InstantCluster(goodput(), row_of(4))
     it.submit(elastic(A))
     it.at(0.0)
     it.submit(elastic(B, 10.0))

@@ -13,7 +13,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import A, B, C, job_view
-from tests.support.toy import Told, Toy
+from tests.support.instant_cluster import InstantCluster, ToldOracle
 from tests.support.views import row_of, view_of
 
 
@@ -22,7 +22,7 @@ def elastic(job: JobId, at: float = 0.0, most: int = 8, **changes: Any) -> JobVi
 
 
 def knowing(steps: dict[JobId, float], **options: Any) -> Policy:
-    return make("optimus", {"remaining": "oracle", **options}, Told(steps))
+    return make("optimus", {"remaining": "oracle", **options}, ToldOracle(steps))
 
 
 def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
@@ -41,7 +41,7 @@ def test_a_round_worked_out_by_hand() -> None:
 
     Placed in ascending order of size, each on the emptiest node: C, B, A.
     """
-    it = Toy(knowing({A: 120.0, B: 60.0, C: 12.0}), row_of(4, 2))
+    it = InstantCluster(knowing({A: 120.0, B: 60.0, C: 12.0}), row_of(4, 2))
     it.submit(elastic(A), elastic(B), elastic(C))
 
     assert it.at(0.0) == {
@@ -52,7 +52,7 @@ def test_a_round_worked_out_by_hand() -> None:
 
 
 def test_of_equal_gains_the_first_job_has_its_way() -> None:
-    it = Toy(knowing({A: 50.0, B: 50.0}), row_of(3))
+    it = InstantCluster(knowing({A: 50.0, B: 50.0}), row_of(3))
     it.submit(elastic(A), elastic(B))
 
     assert sizes(it.at(0.0)) == {A: 2, B: 1}
@@ -68,14 +68,14 @@ def test_of_equal_gains_the_first_job_has_its_way() -> None:
     ids=["its most", "its batch", "the option"],
 )
 def test_a_job_gets_no_more_than_it_may_or_can_use(job: JobView, options: dict[str, Any]) -> None:
-    it = Toy(knowing({A: 50.0}, **options), row_of(8))
+    it = InstantCluster(knowing({A: 50.0}, **options), row_of(8))
     it.submit(job)
 
     assert sizes(it.at(0.0)) == {A: 3}
 
 
 def test_a_job_without_steps_left_gets_no_more_than_its_least() -> None:
-    it = Toy(knowing({A: 0.0}), row_of(4))
+    it = InstantCluster(knowing({A: 0.0}), row_of(4))
     it.submit(elastic(A))
 
     assert sizes(it.at(0.0)) == {A: 1}
@@ -83,7 +83,7 @@ def test_a_job_without_steps_left_gets_no_more_than_its_least() -> None:
 
 def test_sizes_hold_until_the_next_round_and_who_comes_waits_for_it() -> None:
     """A ends at 100, B comes at 50; the round is at 600: four slots for B, C keeps its place."""
-    it = Toy(knowing({A: 80.0, B: 80.0, C: 80.0}), row_of(4))
+    it = InstantCluster(knowing({A: 80.0, B: 80.0, C: 80.0}), row_of(4))
     it.submit(elastic(A), elastic(C))
     assert sizes(it.at(0.0)) == {A: 2, C: 2}
 
@@ -97,7 +97,7 @@ def test_sizes_hold_until_the_next_round_and_who_comes_waits_for_it() -> None:
 
 
 def test_a_cluster_that_has_become_empty_does_not_wait_for_the_next_round() -> None:
-    it = Toy(knowing({A: 80.0, B: 80.0}), row_of(4))
+    it = InstantCluster(knowing({A: 80.0, B: 80.0}), row_of(4))
     it.submit(elastic(A))
     it.at(0.0)
     it.end(A)
@@ -107,7 +107,7 @@ def test_a_cluster_that_has_become_empty_does_not_wait_for_the_next_round() -> N
 
 
 def test_a_job_of_another_size_is_stopped_and_started_on_what_the_round_gave_it() -> None:
-    it = Toy(knowing({A: 80.0, B: 80.0}, interval_s=0.0), row_of(4))
+    it = InstantCluster(knowing({A: 80.0, B: 80.0}, interval_s=0.0), row_of(4))
     it.submit(elastic(A))
     it.at(0.0)
     it.submit(elastic(B, at=50.0))
@@ -136,7 +136,7 @@ def test_slots_are_kept_for_a_job_that_is_still_on_its_way_out() -> None:
 
 
 def test_with_elastic_moves_nobody_is_stopped() -> None:
-    it = Toy(knowing({A: 80.0, B: 80.0}, interval_s=0.0, moves="elastic"), row_of(4))
+    it = InstantCluster(knowing({A: 80.0, B: 80.0}, interval_s=0.0, moves="elastic"), row_of(4))
     it.submit(elastic(A))
     it.at(0.0)
     it.submit(elastic(B, at=50.0))
@@ -168,7 +168,7 @@ def test_a_job_that_gains_nothing_from_slots_is_left_with_its_least() -> None:
     for slots in (1, 2, 4):
         policy.observe(epoch(B, slots, 100.0), Seconds(1.0))
         policy.observe(epoch(A, slots, 100.0 * slots, family="g"), Seconds(1.0))
-    it = Toy(policy, row_of(4))
+    it = InstantCluster(policy, row_of(4))
     it.submit(
         elastic(A, family="g", stop_samples=10_000), elastic(B, family="f", stop_samples=10_000)
     )

@@ -9,7 +9,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, SlotId
 from tests.support.builders import A, B, C, job_view
-from tests.support.toy import Told, Toy
+from tests.support.instant_cluster import InstantCluster, ToldOracle
 from tests.support.views import row_of
 
 
@@ -32,8 +32,8 @@ def test_a_trace_worked_out_by_hand() -> None:
     | 60 | B ends          | A 90, C 20      | C   |
     | 80 | C ends          | A 90            | A   |
     """
-    told = Told({A: 400.0, B: 100.0, C: 120.0})
-    it = Toy(make("srtf", {}, told), row_of(4))
+    told = ToldOracle({A: 400.0, B: 100.0, C: 120.0})
+    it = InstantCluster(make("srtf", {}, told), row_of(4))
     it.submit(gang(A, 0.0, 4))
     assert sizes(it.at(0.0)) == {A: 4}
     told.steps[A] = 360.0
@@ -50,7 +50,7 @@ def test_a_trace_worked_out_by_hand() -> None:
 
 
 def test_smaller_jobs_fill_what_the_first_leave() -> None:
-    it = Toy(make("srtf", {}, Told({A: 30.0, B: 40.0, C: 90.0})), row_of(4))
+    it = InstantCluster(make("srtf", {}, ToldOracle({A: 30.0, B: 40.0, C: 90.0})), row_of(4))
     it.submit(gang(A, 0.0, 3), gang(B, 1.0, 2), gang(C, 2.0, 1))
 
     assert sizes(it.at(2.0)) == {A: 3, C: 1}

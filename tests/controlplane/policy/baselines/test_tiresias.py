@@ -11,7 +11,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, C, job_view
-from tests.support.toy import Toy
+from tests.support.instant_cluster import InstantCluster
 from tests.support.views import row_of, view_of
 
 LIMITS = {"limits": [100.0, 300.0]}
@@ -21,8 +21,8 @@ def gang(job: JobId, at: float, size: int, **changes: Any) -> JobView:
     return job_view(job, at, slots=(size, size), **changes)
 
 
-def toy(*nodes: int, **options: Any) -> Toy:
-    return Toy(make("tiresias", LIMITS | options), row_of(*nodes))
+def cluster(*nodes: int, **options: Any) -> InstantCluster:
+    return InstantCluster(make("tiresias", LIMITS | options), row_of(*nodes))
 
 
 def sizes(placed: dict[JobId, list[SlotId]]) -> dict[JobId, int]:
@@ -42,7 +42,7 @@ def test_a_trace_worked_out_by_hand() -> None:
     | 80 | C reaches 100         | B 110, C 100  | - / A B C / -      | A       | 80 + 200/4=130 |
     |130 | A reaches 300         | A 300         | - / B C / A        | B C     | 130 + 190/2    |
     """
-    it = toy(4)
+    it = cluster(4)
 
     def then(now: float) -> tuple[dict[JobId, int], float | None]:
         return sizes(it.at(now)), it.plans[-1].wake_at
@@ -60,7 +60,7 @@ def test_a_trace_worked_out_by_hand() -> None:
 
 
 def test_a_job_that_does_not_fit_is_passed_over_by_smaller_ones() -> None:
-    it = toy(4)
+    it = cluster(4)
     it.submit(gang(A, 0.0, 3), gang(B, 1.0, 2), gang(C, 2.0, 1))
 
     assert sizes(it.at(2.0)) == {A: 3, C: 1}
@@ -68,7 +68,7 @@ def test_a_job_that_does_not_fit_is_passed_over_by_smaller_ones() -> None:
 
 def test_jobs_that_fall_at_one_question_keep_their_order() -> None:
     """B reached its limit before A did, but nobody looked."""
-    it = toy(3)
+    it = cluster(3)
     it.submit(gang(A, 0.0, 1), gang(B, 0.0, 2))
     it.at(0.0)
     it.at(200.0)
@@ -78,7 +78,7 @@ def test_jobs_that_fall_at_one_question_keep_their_order() -> None:
 
 
 def test_who_falls_later_is_served_later_though_it_came_first() -> None:
-    it = toy(3)
+    it = cluster(3)
     it.submit(gang(A, 0.0, 1), gang(B, 0.0, 2))
     it.at(0.0)
     it.at(50.0)  # B has 100
@@ -90,7 +90,7 @@ def test_who_falls_later_is_served_later_though_it_came_first() -> None:
 
 def test_a_job_that_waited_too_long_begins_anew_in_the_first_queue() -> None:
     """A ran 25 s until it fell, and is promoted when it has waited for 2 x 25 s."""
-    it = toy(4, promote_after=2.0)
+    it = cluster(4, promote_after=2.0)
     it.submit(gang(A, 0.0, 4))
     it.at(0.0)
     it.submit(gang(B, 20.0, 1))

@@ -24,7 +24,7 @@ from controlplane.policy.ones_paper.scores import (
     selected,
     work_left,
 )
-from tests.support.schedules import a_problem, genes, shown
+from tests.support.paper_problems import a_problem, genes, shown
 
 EIGHT_8 = OnesPaperOptions(score="running", charge=False, reorder="flat")
 ANY_LEFT = np.full((1, 4), 1000.0)

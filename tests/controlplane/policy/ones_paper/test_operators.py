@@ -24,7 +24,7 @@ from controlplane.policy.ones_paper.operators import (
 )
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
 from controlplane.policy.ones_paper.scores import all_within, counts_of, local_batches
-from tests.support.schedules import a_problem, any_problem, genes, idle, shown
+from tests.support.paper_problems import a_problem, any_problem, genes, idle, shown
 from tests.support.sizes import examples
 
 MANY = 5

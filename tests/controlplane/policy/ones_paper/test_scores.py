@@ -16,7 +16,7 @@ from controlplane.policy.ones_paper.scores import (
     selected,
     work_left,
 )
-from tests.support.schedules import a_problem, genes
+from tests.support.paper_problems import a_problem, genes
 
 NAN = float("nan")
 THREE = [[1.0, 1.8, 2.4]] * 3

@@ -9,7 +9,7 @@ import pytest
 
 from controlplane.policy.api import JobView, SlotView
 from schemas.ids import SlotId
-from tests.support.quiet import Quiet, a_job
+from tests.support.steady_cluster import SteadyCluster, a_job
 from tests.support.views import row_of
 
 STEADY: dict[str, tuple[Sequence[SlotView], list[JobView], dict[str, Any]]] = {
@@ -46,7 +46,7 @@ STEADY: dict[str, tuple[Sequence[SlotView], list[JobView], dict[str, Any]]] = {
 def test_a_steady_cluster_comes_to_rest(
     slots: Sequence[SlotView], jobs: list[JobView], how: dict[str, Any]
 ) -> None:
-    cluster = Quiet(slots, jobs, **how)
+    cluster = SteadyCluster(slots, jobs, **how)
 
     cluster.run(300)
 
@@ -58,7 +58,7 @@ def test_a_steady_cluster_comes_to_rest(
 @pytest.mark.parametrize("phi", [100.0, 300.0, 1000.0])
 def test_rough_noise_scales_change_at_most_batches_and_seldom(phi: float) -> None:
     jobs = [a_job(number) for number in range(1, 5)]
-    cluster = Quiet(row_of(4, 4), jobs, step_s=0.4, scaling=0.9, phi=phi)
+    cluster = SteadyCluster(row_of(4, 4), jobs, step_s=0.4, scaling=0.9, phi=phi)
 
     cluster.run(360)
 
@@ -71,7 +71,7 @@ def test_rough_noise_scales_change_at_most_batches_and_seldom(phi: float) -> Non
 def test_where_gpus_are_alike_and_nobody_is_slowed_down_nobody_is_moved_for_it(seed: int) -> None:
     jobs = [a_job(number, batch_limit=64, family="fg"[number % 2]) for number in range(1, 5)]
     slots = row_of(4, 4, models=("one", "other"))
-    cluster = Quiet(slots, jobs, step_s=0.3, seed=seed)
+    cluster = SteadyCluster(slots, jobs, step_s=0.3, seed=seed)
 
     cluster.run(240)
 
@@ -82,7 +82,9 @@ def test_where_gpus_are_alike_and_nobody_is_slowed_down_nobody_is_moved_for_it(s
 
 
 def test_an_idle_slot_that_serves_nobody_stays_idle() -> None:
-    cluster = Quiet(row_of(5), [a_job(number, most=1) for number in range(1, 5)], step_s=0.3)
+    cluster = SteadyCluster(
+        row_of(5), [a_job(number, most=1) for number in range(1, 5)], step_s=0.3
+    )
 
     cluster.run(60)
 

@@ -15,7 +15,7 @@ from tests.support.views import taken_slots
 ENOUGH = 20  # questions at one moment
 
 
-class Told:
+class ToldOracle:
     """An oracle: jobs last as long as it was told, and n slots make them n times as fast."""
 
     def __init__(self, steps: Mapping[JobId, float] | None = None, default: float = 100.0) -> None:
@@ -33,7 +33,7 @@ class Told:
 
 
 @dataclass
-class Toy:
+class InstantCluster:
     """Follows a policy's plans as the core does: stops first, then starts on what is free."""
 
     policy: Policy

@@ -27,7 +27,7 @@ EPOCH = 20_000  # samples
 SMOOTHING = 0.1  # of noise scales, by the library
 
 
-class Quiet:
+class SteadyCluster:
     """Feeds a policy what a live cluster would, and does what it plans at once."""
 
     def __init__(

@@ -11,7 +11,7 @@ from controlplane.policy.ones_paper.evolution import EvolutionarySearch
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from schemas.ids import JobId, Seconds
 from tests.support.builders import A, B
-from tests.support.schedules import SLOTS, genes, problem_of, seen, warm_job
+from tests.support.paper_problems import SLOTS, genes, problem_of, seen, warm_job
 from tests.support.views import planned, view_of
 
 
