@@ -16,7 +16,7 @@ from tests.support.box import Box
 from tests.support.cluster import TOY, toml
 
 UNITS = sorted((Path(__file__).parents[2] / "bin" / "systemd").glob("*.service"))
-LIMIT_S = 60.0
+LIMIT_S = 120.0
 
 
 @pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
@@ -42,7 +42,7 @@ checkpoints = "/var/lib/ones-agent/checkpoints"
 """
 HERE = """
 [Service]
-WatchdogSec=3
+WatchdogSec=10
 Environment=LD_LIBRARY_PATH=/opt/ones/python/lib
 """
 AUTHORISED = """
@@ -113,11 +113,10 @@ def main_pid(box: Box, unit: str) -> str:
 
 
 @pytest.mark.root
-@pytest.mark.timeout(180)
 def test_the_services_run_and_train_as_the_readme_says(box: Box) -> None:
     job = submitted(box, 0)
 
-    assert ones(box, "wait", job, "--timeout", "60").startswith(f"{job} succeeded")
+    assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
     assert box.run("systemctl", "is-active", "ones-controller", "ones-agent").stdout == (
         "active\nactive\n"
     )
@@ -125,7 +124,6 @@ def test_the_services_run_and_train_as_the_readme_says(box: Box) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.timeout(180)
 def test_the_search_runs_within_the_bounds_of_its_unit(box: Box) -> None:
     submitted(box, 0.0)
 
@@ -142,7 +140,6 @@ def test_the_search_runs_within_the_bounds_of_its_unit(box: Box) -> None:
 
 
 @pytest.mark.root
-@pytest.mark.timeout(180)
 def test_workers_survive_a_stop_of_the_agent(box: Box) -> None:
     job = submitted(box, 0.05)
     until(box, job, "running")
@@ -154,12 +151,11 @@ def test_workers_survive_a_stop_of_the_agent(box: Box) -> None:
 
     assert state == "inactive\n"
     assert len(workers) == 2  # the zygote, and the worker that it forked
-    assert ones(box, "wait", job, "--timeout", "60").startswith(f"{job} succeeded")
+    assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
     assert "paused" not in ones(box, "show", job)
 
 
 @pytest.mark.root
-@pytest.mark.timeout(180)
 def test_a_controller_that_is_killed_or_hangs_is_started_again(box: Box) -> None:
     job = submitted(box, 0.1)
     until(box, job, "running")
@@ -174,5 +170,5 @@ def test_a_controller_that_is_killed_or_hangs_is_started_again(box: Box) -> None
     while main_pid(box, "ones-controller") in {second, "0"}:
         assert time.monotonic() < deadline, box.journal("ones-controller")
 
-    assert ones(box, "wait", job, "--timeout", "60").startswith(f"{job} succeeded")
+    assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
     assert "paused" not in ones(box, "show", job)

@@ -16,7 +16,7 @@ from typing import Self
 
 ROOT = Path(__file__).parents[2]
 CGROUP = Path("/sys/fs/cgroup/systemd")
-BOOT_S = 30.0
+BOOT_S = 120.0
 PACKAGES = ("schemas", "controlplane", "nodeagent", "elastic", "bin", "docs", "README.md")
 
 
@@ -122,7 +122,7 @@ class Box:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=240,
         )
         if check and done.returncode:
             said = self.run("journalctl", "-n", "60", "--no-pager", "-o", "cat", check=False).stdout
