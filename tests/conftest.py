@@ -5,40 +5,56 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.cluster import Cluster
 
 settings.register_profile("full")
 settings.register_profile("quick", max_examples=25)
-SHARED = ("cluster", "nodes")  # fixtures that several files use, and one process should start
+TOGETHER = {  # files that share a cluster, which one process should start
+    "tests/integration/test_training.py": "cluster",
+    "tests/integration/test_bad_input.py": "cluster",
+    "tests/examples/test_examples.py": "cluster",
+    "tests/integration/test_scheduling.py": "nodes",
+    "tests/integration/test_rescale.py": "nodes",
+}
 FIRST = ("integration/", "test_member", "core/test_properties", "test_quiet", "elastic/")
 MORE_THAN_CORES = 2  # clusters wait more than they compute
 MOST_WORKERS = 16
 
 
+class ByFile(LoadScopeScheduling):
+    """One process runs all tests of a file, or of files that share something, in their order."""
+
+    def __init__(self, config: pytest.Config, log: Any) -> None:
+        super().__init__(config, log)
+        config.option.loadscopereorder = False
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.partition("::")[0]
+        return TOGETHER.get(file, file)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
+    """Who runs what, in a run of several processes."""
+    return ByFile(config, log)
+
+
+@pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
     """`-n auto`: some more processes than cores."""
     return min(len(os.sched_getaffinity(0)) + MORE_THAN_CORES, MOST_WORKERS)
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """One process runs all tests of a file, or of a cluster; what takes longest begins."""
-    if not hasattr(config, "workerinput"):
-        return
-    for item in items:
-        group = next((name for name in SHARED if _has(item, name)), item.nodeid.split("::")[0])
-        item.add_marker(pytest.mark.xdist_group(group))
-    items.sort(key=_rank)
-
-
-def _has(item: pytest.Item, name: str) -> bool:
-    """Whether a test uses that fixture for the whole session, not one of its file's own."""
-    found = getattr(item, "_fixtureinfo").name2fixturedefs.get(name)  # noqa: B009 - no public way
-    return found is not None and found[-1].scope == "session"
+    """In a run of several processes, what takes longest begins."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_rank)
 
 
 def _rank(item: pytest.Item) -> int:
