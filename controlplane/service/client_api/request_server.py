@@ -124,7 +124,7 @@ class RequestServer:
             if len(incoming.frames) != 3 or len(incoming.frames[1]) > 32:  # noqa: PLR2004
                 raise BadFieldError(*TWO_FRAMES)  # noqa: TRY301 - answered like any other error
             request = REQUEST.decode(incoming.frames[2])
-            reply = await self._do(request, incoming.identity or Identity("", ""))
+            reply = await self._dispatch(request, incoming.identity or Identity("", ""))
         except OnesError as error:
             self._fail(incoming, error)
         except Exception:
@@ -140,7 +140,7 @@ class RequestServer:
         failed = Failed(code=error.code, message=error.message, hint=error.hint, field=error.field)
         self._socket.send(*incoming.frames[:2], encode(failed))
 
-    async def _do(self, request: Message, who: Identity) -> Message:
+    async def _dispatch(self, request: Message, who: Identity) -> Message:
         if who.role not in READERS:
             raise DeniedError(f"the key of {who} may not use this port", "use a user's key")
         match request:
@@ -173,7 +173,7 @@ class RequestServer:
             case CancelJob():
                 return await self._cancel(request, who)
             case ResizeJob() | PauseJob() | ResumeJob():
-                return await self._move(request, who)
+                return await self._override(request, who)
             case _:
                 raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
 
@@ -204,8 +204,8 @@ class RequestServer:
             await self._durable(CancelRequested(job=request.job, user=who.name))
         return self._detail(self._state.job(request.job))
 
-    async def _move(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Message:
-        """Put an operator's hand on a job, or take it off."""
+    async def _override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Message:
+        """Override the policy for a job, or give the job back to it."""
         job = self._state.job(request.job)
         if who.role != "admin" and who.name != job.user:
             raise DeniedError(f"{job.job} belongs to {job.user}", "ask its owner")

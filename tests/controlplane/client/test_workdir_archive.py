@@ -1,0 +1,149 @@
+"""A working directory as an archive: the same files give the same bytes."""
+
+from __future__ import annotations
+
+import io
+import os
+import tarfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.client import workdir_archive
+from controlplane.client.workdir_archive import digest_of, pack
+from schemas.errors import BadFieldError, TooLargeError
+from tests.support.file_trees import PROJECT, laid_out, tree
+
+
+def packed(archive: bytes) -> dict[str, bytes]:
+    with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
+        files = {member.name: tar.extractfile(member) for member in tar.getmembers()}
+        return {name: file.read() for name, file in files.items() if file is not None}
+
+
+def test_the_same_files_give_the_same_bytes_whenever_and_wherever_they_are_packed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = tree(tmp_path / "one", PROJECT)
+    other = tree(tmp_path / "other", dict(reversed(PROJECT.items())))
+    for path in other.rglob("*"):
+        os.utime(path, (1, 1))
+    (other / "train.py").chmod(0o600)
+    first = pack(one)
+    walk = os.walk
+
+    def backwards(folder: Path) -> Iterator[tuple[str, list[str], list[str]]]:
+        for root, folders, files in walk(folder):
+            folders.sort(reverse=True)
+            files.sort(reverse=True)
+            yield root, folders, files
+
+    monkeypatch.setattr(os, "walk", backwards)
+    monkeypatch.setattr(time, "time", lambda: 2e9)
+
+    assert pack(other) == first
+    assert packed(first) == {name: text.encode() for name, text in PROJECT.items()}
+
+
+def test_another_content_or_name_gives_another_digest(tmp_path: Path) -> None:
+    folder = tree(tmp_path, PROJECT)
+    first = digest_of(pack(folder))
+    (folder / "train.py").write_text("print(2)")
+    second = digest_of(pack(folder))
+    (folder / "train.py").rename(folder / "main.py")
+
+    assert len({first, second, digest_of(pack(folder))}) == 3
+
+
+def test_an_executable_stays_executable(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "in", {"run.sh": "", "train.py": ""})
+    (folder / "run.sh").chmod(0o750)
+    unpacked = laid_out(pack(folder), tmp_path)
+
+    assert os.access(unpacked / "run.sh", os.X_OK)
+    assert not (unpacked / "train.py").stat().st_mode & 0o111
+
+
+def test_what_never_belongs_into_a_job_is_left_out(tmp_path: Path) -> None:
+    folder = tree(
+        tmp_path,
+        {
+            "train.py": "",
+            ".git/config": "",
+            "lib/.git/config": "",
+            "__pycache__/train.cpython-311.pyc": "",
+            "old.pyc": "",
+            "node_modules/x.js": "",
+            "pkg.egg-info/PKG-INFO": "",
+            "venv/pyvenv.cfg": "",
+            "venv/lib/torch.py": "",
+            "tools/other-env/pyvenv.cfg": "",
+            ".ones/controller.toml": "",
+            ".ones/keys/admin.key_secret": "secret",
+        },
+    )
+
+    assert packed(pack(folder)) == {"train.py": b""}
+
+
+@pytest.mark.parametrize(
+    "key", ["keys/admin.key_secret", "home/keys/ann.key_secret"], ids=["itself", "a client's"]
+)
+def test_keys_never_travel(tmp_path: Path, key: str) -> None:
+    files = {"train.py": "", "controller.toml": "", "home/client.toml": "", key: "secret"}
+
+    assert key not in packed(pack(tree(tmp_path, files)))
+
+
+def test_patterns_of_the_ignore_file_match_names_and_paths(tmp_path: Path) -> None:
+    folder = tree(
+        tmp_path,
+        {
+            ".onesignore": "# data\n*.bin\n\ncorpus/\nlib/secret.py\nruns/*/log\n",
+            "train.py": "",
+            "weights.bin": "",
+            "lib/more.bin": "",
+            "corpus/a.txt": "",
+            "lib/corpus/b.txt": "",
+            "lib/secret.py": "",
+            "secret.py": "",
+            "runs/1/log": "",
+            "runs/1/result": "",
+        },
+    )
+
+    assert set(packed(pack(folder))) == {".onesignore", "train.py", "secret.py", "runs/1/result"}
+
+
+def test_links_are_followed_to_files(tmp_path: Path) -> None:
+    folder = tree(tmp_path / "in", {"train.py": ""})
+    (tmp_path / "elsewhere.txt").write_text("content")
+    (folder / "linked.txt").symlink_to(tmp_path / "elsewhere.txt")
+    os.mkfifo(folder / "pipe")
+
+    assert packed(pack(folder)) == {"linked.txt": b"content", "train.py": b""}
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    folder = tree(tmp_path, {"train.py": ""})
+    (folder / "dangling").symlink_to("nowhere")
+
+    with pytest.raises(BadFieldError, match=r"dangling: No such file .*name it in .onesignore"):
+        pack(folder)
+
+
+def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadFieldError, match="is no folder; correct the path"):
+        pack(tmp_path / "nowhere")
+
+
+def test_a_folder_that_is_too_large_is_refused_with_a_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workdir_archive, "MAX_BYTES", 1000)
+    folder = tree(tmp_path, {"train.py": "", "data.txt": b"0" * 5000})
+
+    with pytest.raises(TooLargeError, match=r"name large data in .*\.onesignore"):
+        pack(folder)

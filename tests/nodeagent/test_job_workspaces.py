@@ -1,0 +1,166 @@
+"""A working directory on a node: laid out from its archive, and swept away."""
+
+from __future__ import annotations
+
+import gzip
+import io
+import os
+import tarfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.client.workdir_archive import digest_of, pack
+from controlplane.service.workdir_snapshots import SnapshotStore
+from nodeagent.agent_errors import WorkspaceError
+from nodeagent.job_workspaces import MARK, is_laid_out, lay_out, sweep
+from tests.support.file_trees import PROJECT, laid_out, names, tree
+
+NO_DIGEST = "0" * 64
+
+
+def tarball(*members: tarfile.TarInfo, kind: str = "gz") -> bytes:
+    """An archive that no client of ours would make."""
+    made = io.BytesIO()
+    mode: Any = f"w:{kind}"
+    with tarfile.open(fileobj=made, mode=mode, format=tarfile.PAX_FORMAT) as tar:
+        for member in members:
+            content = os.urandom(member.size)
+            tar.addfile(member, io.BytesIO(content))
+    return made.getvalue()
+
+
+def member(name: str, **fields: object) -> tarfile.TarInfo:
+    info = tarfile.TarInfo(name)
+    for field, value in fields.items():
+        setattr(info, field, value)
+    return info
+
+
+def test_a_folder_is_laid_out_as_it_was_packed(tmp_path: Path) -> None:
+    archive = pack(tree(tmp_path / "in", PROJECT))
+
+    folder = laid_out(archive, tmp_path)
+
+    files = {
+        p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.*") if p.is_file()
+    }
+    assert files == {**PROJECT, MARK: digest_of(archive)}
+    assert is_laid_out(folder, digest_of(archive))
+    assert not is_laid_out(folder, "0" * 64)
+    assert not is_laid_out(tmp_path, digest_of(archive))
+
+
+def test_laying_out_replaces_what_was_there(tmp_path: Path) -> None:
+    laid_out(pack(tree(tmp_path / "one", {"old.py": "", "both.py": "old"})), tmp_path)
+
+    folder = laid_out(pack(tree(tmp_path / "two", {"both.py": "new"})), tmp_path)
+
+    assert names(folder) == {"both.py", MARK}
+    assert (folder / "both.py").read_text() == "new"
+    assert names(tmp_path / "work") == {"job"}
+
+
+def refuses(archive: bytes, base: Path, match: str) -> None:
+    """The archive is refused and nothing of it stays, but the folder that was there does."""
+    first = laid_out(pack(tree(base / "in", {"train.py": "x"})), base)
+    with pytest.raises(WorkspaceError, match=match):
+        laid_out(archive, base)
+    assert names(base / "work") == {"job"}
+    assert names(first) == {"train.py", MARK}
+
+
+def test_an_archive_that_was_damaged_on_its_way_is_refused(tmp_path: Path) -> None:
+    archive = pack(tree(tmp_path / "in", PROJECT))
+    (tmp_path / "archive").write_bytes(bytes([*archive[:-1], archive[-1] ^ 1]))
+
+    with pytest.raises(WorkspaceError, match="was damaged on its way"):
+        lay_out(tmp_path / "archive", tmp_path / "job", digest_of(archive))
+    assert not (tmp_path / "job").exists()
+
+
+def test_an_archive_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(WorkspaceError, match="No such file"):
+        lay_out(tmp_path / "archive", tmp_path / "job", NO_DIGEST)
+
+
+@pytest.mark.parametrize("name", ["../escaped", "lib/../../escaped", "./../escaped"])
+def test_a_file_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
+    refuses(tarball(member(name)), tmp_path, "outside the destination")
+    assert not (tmp_path / "work" / "escaped").exists()
+    assert not (tmp_path / "escaped").exists()
+
+
+@pytest.mark.parametrize("target", ["/etc/passwd", "../../outside"])
+@pytest.mark.parametrize("kind", [tarfile.SYMTYPE, tarfile.LNKTYPE])
+def test_a_link_that_leads_outside_is_refused(tmp_path: Path, kind: bytes, target: str) -> None:
+    (tmp_path / "outside").write_text("here")
+
+    refuses(tarball(member("link", type=kind, linkname=target)), tmp_path, "cannot unpack")
+
+
+@pytest.mark.parametrize("kind", [tarfile.CHRTYPE, tarfile.BLKTYPE, tarfile.FIFOTYPE])
+def test_a_device_is_refused(tmp_path: Path, kind: bytes) -> None:
+    refuses(tarball(member("device", type=kind)), tmp_path, "special file")
+
+
+def test_an_absolute_name_stays_inside(tmp_path: Path) -> None:
+    folder = laid_out(tarball(member("/etc/ones-test")), tmp_path)
+
+    assert (folder / "etc" / "ones-test").is_file()
+
+
+@pytest.mark.parametrize(
+    "archive", [b"", b"no archive", gzip.compress(b"no archive" * 100, mtime=0)]
+)
+def test_what_is_no_archive_is_refused(tmp_path: Path, archive: bytes) -> None:
+    refuses(archive, tmp_path, "cannot unpack the working directory")
+
+
+BROKEN: Mapping[str, Callable[[], bytes]] = {
+    "cut short": lambda: tarball(member("a", size=50_000))[:30_000],
+    "xz cut short": lambda: tarball(member("a", size=50_000), kind="xz")[:30_000],
+    "xz damaged": lambda: damaged(tarball(member("a", size=50_000), kind="xz")),
+    "a NUL in a name": lambda: tarball(member("a", pax_headers={"path": "a\0b"})),
+    "a time beyond time": lambda: tarball(member("a", mtime=1e30)),
+}
+
+
+def damaged(archive: bytes) -> bytes:
+    middle = len(archive) // 2
+    return archive[:middle] + bytes(100) + archive[middle + 100 :]
+
+
+@pytest.mark.parametrize("archive", BROKEN.values(), ids=BROKEN)
+def test_an_archive_that_cannot_be_unpacked_is_refused(
+    tmp_path: Path, archive: Callable[[], bytes]
+) -> None:
+    refuses(archive(), tmp_path, "cannot unpack the working directory")
+
+
+# --- swept away
+
+
+def test_old_folders_of_ended_jobs_are_swept_away_and_nothing_else(tmp_path: Path) -> None:
+    work = tmp_path / "work"
+    for name in ("old", "busy", "young", "foreign"):
+        tree(work / name, {"train.py": "", MARK: NO_DIGEST} if name != "foreign" else {"x": ""})
+        if name != "young":
+            os.utime(work / name, (1, 1))
+
+    sweep(work, 60.0, {"busy"})
+
+    assert names(work) == {"busy", "young", "foreign"}
+
+
+def test_the_digest_of_a_job_is_the_name_of_its_archive(tmp_path: Path) -> None:
+    archive = pack(tree(tmp_path / "in", PROJECT))
+    store = SnapshotStore(tmp_path / "store", max_bytes=1 << 20)
+    store.put("user ann", digest_of(archive), 0, archive, len(archive))
+
+    data, size = store.piece(digest_of(archive), 0)
+
+    assert (data, size) == (archive, len(archive))
+    assert names(laid_out(data, tmp_path)) >= {"train.py", "lib", "data"}

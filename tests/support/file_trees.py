@@ -1,0 +1,37 @@
+"""Working directories: as somebody has them, and laid out from their archives."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from controlplane.client.workdir_archive import digest_of
+from nodeagent.job_workspaces import lay_out
+
+PROJECT = {
+    "train.py": "print(1)",
+    "lib/model.py": "x = 1",
+    "lib/__init__.py": "",
+    "app/main.py": "",
+    "data/small.txt": "7",
+    "empty.txt": "",
+}
+
+
+def tree(folder: Path, files: Mapping[str, str | bytes]) -> Path:
+    """`folder` with these files in it."""
+    for name, content in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return folder
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def laid_out(archive: bytes, base: Path) -> Path:
+    (base / "archive").write_bytes(archive)
+    lay_out(base / "archive", base / "work" / "job", digest_of(archive))
+    return base / "work" / "job"
