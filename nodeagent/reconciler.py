@@ -308,10 +308,10 @@ class Reconciler:
             w.phase is not ProcessPhase.ENDED for w in mine if w.worker not in wanted
         )
 
-    # --- pictures
+    # --- what is there
 
     def seen(self) -> tuple[WorkerSeen, ...]:
-        """Every process that was started, for the greeting."""
+        """Every process that was started, for the hello."""
         return tuple(
             WorkerSeen(
                 job=worker.job,
