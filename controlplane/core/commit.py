@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from controlplane.core.model.job import HOLDING, Job, Phase
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import HOLDING, Phase, Running
 from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
 from controlplane.policy.api import Plan, Reason
@@ -62,7 +63,7 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
 
     A plan may be based on an older state (as Nomad's plan applier allows): entries that still
     fit are kept, the others are refused one by one. A job that changed since, that is changing, or
-    that is under an operator's hand is left as it is, and so is one that the plan does not name.
+    that is under a manual override is left as it is, and so is one that the plan does not name.
     """
     usable = _Slots(state)
     restarts = {n for n in plan.restart if n in state.jobs and state.jobs[n].phase is Phase.RUNNING}
@@ -133,7 +134,7 @@ def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, in
     now, wanted = state.slot_index.allocations(), plan.local_batch
     for name in [name for name, placed in wanted.items() if now.get(name) != placed]:
         job, placed = state.jobs.get(name), wanted[name]
-        if job is None or job.ended or job.hand is not None:
+        if job is None or job.ended or job.override is not None:
             continue
         if job.phase is Phase.RUNNING or (job.phase not in HOLDING and placed):
             yield job, placed
@@ -150,11 +151,11 @@ def _slots(job: Job) -> set[SlotId]:
 def _stale(job: Job, plan: Plan, now: Seconds) -> str:
     if job.changed_at > plan.based_on:
         return "it changed since the plan was made"
-    if job.finished_why and job.phase is Phase.RUNNING:
+    if isinstance(job.status, Running) and job.status.script.finished:
         return "its training is done"
-    if job.phase is not Phase.RUNNING and job.ready_at > now:
+    if job.phase is not Phase.RUNNING and job.attempts.start_at > now:
         return "it waits before its next try"
-    if job.phase is Phase.RUNNING and job.retry_at > now:
+    if job.phase is Phase.RUNNING and job.attempts.change_at > now:
         return "it waits before it is changed again"
     return ""
 

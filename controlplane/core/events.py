@@ -93,7 +93,7 @@ class RescaleExpired(Message, tag="core.rescale_expired.1"):
 
 
 class ResizeRequested(Message, tag="core.resize_requested.1"):
-    """An operator takes a job in hand: this size, whatever the policy thinks."""
+    """An operator overrides the policy: this size, whatever it thinks."""
 
     job: JobId
     user: str
@@ -117,7 +117,7 @@ class ResumeRequested(Message, tag="core.resume_requested.1"):
     auto: bool
 
 
-class HandDue(Message, tag="core.hand_due.1"):
+class OverrideDue(Message, tag="core.override_due.1"):
     """It is time to try an operator's order again."""
 
     job: JobId
@@ -148,6 +148,6 @@ Input = (
     | ResizeRequested
     | PauseRequested
     | ResumeRequested
-    | HandDue
+    | OverrideDue
     | InputSkipped
 )

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+from controlplane.core import deltas
 from controlplane.core.commands import Announce, Command, SendDelta
+from controlplane.core.errors import IllegalTransitionError
+from controlplane.core.job_histories import JobHistories
 from controlplane.core.model import job as jobs
-from controlplane.core.model.job import HOLDING, Job, JobTrigger
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import JobStatus, JobTrigger
 from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker
 from controlplane.core.state import State
 from schemas.ids import JobId, NodeId, Seconds, node_of
+from schemas.messages.client import Change
 from schemas.messages.feed import Detail, FeedEvent
+
+SHOWN_CHANGES = 5  # in an error
 
 
 class HandlerContext:
     """The state and everything that its change makes known."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, histories: JobHistories) -> None:
+        """Work on `state`.
+
+        Args:
+            state: that handlers decide on and change.
+            histories: that they write, and never read.
+        """
         self.state = state
+        self.histories = histories
         self.out: list[Command] = []
         self.now = Seconds(0.0)
         self.ask = False  # for a plan, when the input is handled
@@ -27,28 +43,69 @@ class HandlerContext:
         self.out, self.now, self.ask, self.changed_jobs = [], now, False, set()
         self.state.slot_index.begin()
 
-    def send_to(self, job: Job, node: NodeId) -> None:
-        """Tell `node` what it should run of `job` now."""
-        self.out.append(SendDelta(node, self.state.desired(job, node)))
+    def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
+        """Tell each of `nodes` what it should run of `job` now."""
+        self.out += [SendDelta(node, deltas.desired(self.state, job, node)) for node in nodes]
 
     def send(self, job: Job) -> None:
         """The same to every node of the job's group."""
         if job.group is not None:
-            for node in dict.fromkeys(node_of(member.slot) for member in job.group.members):
-                self.send_to(job, node)
+            self.send_to(job, dict.fromkeys(node_of(member.slot) for member in job.group.members))
 
     def advance(
-        self, job: Job, trigger: JobTrigger, why: str, detail: Detail | None = None
+        self,
+        job: Job,
+        trigger: JobTrigger,
+        status: JobStatus,
+        why: str,
+        detail: Detail | None = None,
     ) -> None:
-        """Move `job` along its table, and say so."""
+        """Move `job` along its table, and say so.
+
+        Args:
+            job: it is changed in place.
+            trigger: what happened.
+            status: what it is afterwards.
+            why: in words, for users.
+            detail: numbers for programs.
+
+        Raises:
+            IllegalTransitionError: if the arrow is not drawn.
+        """
+        self.move(job, trigger, status, why, detail)
+        self.announce_phase(job, detail)
+
+    def move(
+        self,
+        job: Job,
+        trigger: JobTrigger,
+        status: JobStatus,
+        why: str,
+        detail: Detail | None = None,
+    ) -> None:
+        """The same, silently: `announce_phase` has to follow."""
         before = job.phase
+        try:
+            jobs.advance(job, trigger, status, why, self.now)
+        except IllegalTransitionError as error:
+            latest = self.histories.of(job.job).changes[-SHOWN_CHANGES:]
+            story = "; ".join(f"{change.to_state}: {change.why}" for change in latest)
+            raise IllegalTransitionError(error.who, error.phase, error.happening, story) from None
         job.changed_at = self.state.version
         self.changed_jobs.add(job.job)
         self.state.slot_index.touch(job.job)
-        jobs.advance(job, trigger, why, self.now, detail)
-        if job.phase in HOLDING and before not in HOLDING:
-            job.exit_code, job.finished_why, job.script_error = None, "", ""
-        self.announce(f"job.{job.phase.value}", job, {"reason": why, **(detail or {})})
+        change = Change(
+            time=self.now,
+            from_state=before.value,
+            to_state=job.phase.value,
+            why=why,
+            detail=detail or {},
+        )
+        self.histories.phase_changed(job.job, change)
+
+    def announce_phase(self, job: Job, detail: Detail | None = None) -> None:
+        """Tell everybody which phase `job` came to, and why."""
+        self.announce(f"job.{job.phase.value}", job, {"reason": job.why, **(detail or {})})
 
     def announce(
         self,
@@ -57,9 +114,16 @@ class HandlerContext:
         detail: Detail | None = None,
         node: Node | None = None,
     ) -> None:
-        """Tell everybody who follows."""
+        """Tell everybody who follows.
+
+        Args:
+            event: such as job.epoch.
+            job: that it is about.
+            detail: numbers and names.
+            node: that it is about.
+        """
         self.state.feed_seq += 1
-        news = FeedEvent(
+        announced = FeedEvent(
             seq=self.state.feed_seq,
             time=self.now,
             event=event,
@@ -67,7 +131,7 @@ class HandlerContext:
             node=node.node if node else None,
             detail=detail or {},
         )
-        self.out.append(Announce(news))
+        self.out.append(Announce(announced))
 
 
 def place(worker: Worker) -> Detail:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from controlplane.core.errors import InvariantBrokenError
-from controlplane.core.model.job import HOLDING, Job, Phase
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import Phase
 from controlplane.core.model.rescale import OPEN
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.slot_index import SlotIndex
@@ -23,17 +24,33 @@ def check(state: State) -> None:
     for name, job in state.jobs.items():
         _require(job.job == name, f"{name} is filed under another name")
         _require((name in state.active) != job.ended, f"{name}: active and ended disagree")
-        _phase_and_group_agree(job)
+        _group_and_workers_agree(job)
         lives = any(worker.phase is not WorkerPhase.GONE for worker in job.workers.values())
         _require(
-            lives <= (name in state.jobs_with_processes), f"{name}: has workers but is no holder"
+            lives <= (name in state.jobs_with_processes),
+            f"{name}: its processes are forgotten",
         )
         _require(
-            job.epoch == (job.checkpoint.epoch if job.checkpoint else 0),
-            f"{name}: epoch {job.epoch} has no checkpoint",
+            job.progress.epoch == _checkpointed(job),
+            f"{name}: epoch {job.progress.epoch} has no checkpoint",
         )
-    for name in state.starts:
-        _require(state.jobs[name].phase is Phase.STARTING, f"{name}: a deadline without a start")
+    _deadlines_have_their_reason(state)
+
+
+def _checkpointed(job: Job) -> int:
+    return job.progress.checkpoint.epoch if job.progress.checkpoint else 0
+
+
+def _deadlines_have_their_reason(state: State) -> None:
+    """What must happen in time is waited for, and nothing else is."""
+    waits = [(name, state.jobs[name]) for name in state.active]
+    starting = {name: job.version for name, job in waits if job.phase is Phase.STARTING}
+    changing = {name: job.change.group.version for name, job in waits if job.change is not None}
+    kept = state.deadlines
+    starts = {name: deadline.version for name, deadline in kept.starts.items()}
+    rescales = {name: deadline.version for name, deadline in kept.rescales.items()}
+    _require(starts == starting, f"starts {starting} with deadlines {starts}")
+    _require(rescales == changing, f"changes {changing} with deadlines {rescales}")
 
 
 def _one_owner_per_slot(state: State) -> None:
@@ -55,23 +72,24 @@ def _one_owner_per_slot(state: State) -> None:
 
 def _index_is_right(state: State) -> None:
     """What is kept up to date job by job is what a look at everything shows."""
-    fresh, kept = SlotIndex(state), state.slot_index
+    fresh = SlotIndex(state.jobs, state.jobs_with_processes, state.nodes)
+    kept = state.slot_index
     _require(kept.slots() == fresh.slots(), "the index of slots is out of date")
     _require(kept.owners() == fresh.owners(), "the index of owners is out of date")
     _require(
         kept.reservations() == fresh.reservations(), "the index of reservations is out of date"
     )
     _require(kept.allocations() == fresh.allocations(), "the index of groups is out of date")
+    for node in state.nodes:
+        _require(
+            kept.workers_on(node) == fresh.workers_on(node), f"the index of {node} is out of date"
+        )
     _require(
         kept.releasing() == fresh.releasing(), "the index of slots that are released is out of date"
     )
 
 
-def _phase_and_group_agree(job: Job) -> None:
-    holding = job.phase in HOLDING
-    _require(holding == (job.group is not None), f"{job.job}: {job.phase} with group {job.group}")
-    changing = job.phase is Phase.RESCALING
-    _require(changing == (job.change is not None), f"{job.job}: {job.phase} with {job.change}")
+def _group_and_workers_agree(job: Job) -> None:
     counted = {member.worker for member in job.members()}
     for worker in job.workers.values():
         going = worker.phase in {WorkerPhase.LEAVING, WorkerPhase.RETIRING, WorkerPhase.GONE}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from controlplane.core.model.job import ENDED, Job
+from controlplane.core.job_histories import JobHistories
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import ENDED, Phase
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of
@@ -18,18 +20,35 @@ KEPT_EPOCHS: Final = 50  # of each
 ENDINGS: Final = frozenset(f"job.{phase.value}" for phase in ENDED)
 
 
-def of_event(event: FeedEvent, state: State) -> PolicyEvent | None:
-    """What an announcement teaches."""
+def of_event(event: FeedEvent, state: State, histories: JobHistories) -> PolicyEvent | None:
+    """What an announcement teaches.
+
+    Args:
+        event: that was announced.
+        state: of the core, then or later.
+        histories: of its jobs.
+
+    Returns:
+        None if a policy learns nothing from it.
+    """
     job = state.jobs.get(event.job) if event.job is not None else None
     if job is None:
         return None
-    if event.event == "job.epoch" and job.epochs:
-        return _epoch(job, job.epochs[-1])
+    if event.event == "job.epoch" and (epochs := histories.of(job.job).epochs):
+        return _epoch(job, epochs[-1])
     return _end(job) if event.event in ENDINGS else None
 
 
 def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
-    """What telemetry teaches, while its group is in force."""
+    """What telemetry teaches, while its group is in force.
+
+    Args:
+        steps: as a worker reported them.
+        state: of the core.
+
+    Returns:
+        None if they are of a group that does not train any more.
+    """
     job = state.jobs.get(steps.job)
     if job is None or job.group is None or job.group.version != steps.group:
         return None
@@ -53,13 +72,19 @@ def first_noise_scale(*scales: float | None) -> float | None:
     return next((v for v in scales if v is not None and math.isfinite(v) and v > 0), None)
 
 
-def history(state: State) -> list[tuple[Seconds, PolicyEvent]]:
-    """Everything worth learning again, from the epochs in the journal; oldest first."""
+def history(state: State, histories: JobHistories) -> list[tuple[Seconds, PolicyEvent]]:
+    """Everything worth learning again, and when it happened; oldest first.
+
+    Args:
+        state: of the core.
+        histories: of its jobs.
+    """
     found: list[tuple[Seconds, PolicyEvent]] = []
     for job in list(state.jobs.values())[-KEPT_JOBS:]:
-        found += [(info.time, _epoch(job, info)) for info in job.epochs[-KEPT_EPOCHS:]]
+        epochs = histories.of(job.job).epochs[-KEPT_EPOCHS:]
+        found += [(info.time, _epoch(job, info)) for info in epochs]
         if job.ended:
-            found.append((job.since, _end(job)))
+            found.append((job.accounting.since, _end(job)))
     return sorted(found, key=lambda entry: entry[0])
 
 
@@ -82,7 +107,7 @@ def _end(job: Job) -> JobEnded:
     return JobEnded(
         job=job.job,
         family=job.family,
-        samples_done=job.samples_done,
-        succeeded=job.phase.value == "succeeded",
-        slot_s=job.slot_s,
+        samples_done=job.progress.samples_done,
+        succeeded=job.phase is Phase.SUCCEEDED,
+        slot_s=job.accounting.slot_s,
     )

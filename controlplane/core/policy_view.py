@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from controlplane.core.model.job import HOLDING, Job, Phase
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import Paused, Queued, Rescaling, Running
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
@@ -20,7 +21,7 @@ class ViewBuilder:
         self._jobs: dict[JobId, JobView] = {}  # in order of arrival
         self._stale: dict[JobId, None] = {}
         self._whole = True  # any job may have changed
-        self._hands = False  # there were jobs under an operator's hand
+        self._overrides = False  # there were jobs under a manual override
         self._row: list[SlotView] = []  # of the last view
         self._places: dict[SlotId, int] = {}
         self._held = 0
@@ -38,17 +39,17 @@ class ViewBuilder:
     def view(self) -> ClusterView:
         """Active jobs, and slots of nodes that are not lost.
 
-        Jobs under an operator's hand are not in it, nor is what their orders wait for.
+        Jobs under a manual override are not in it, nor is what their orders wait for.
         """
         slots = tuple(self._all_slots())
         self._look_at_jobs()
         return ClusterView(version=self._state.version, slots=slots, jobs=dict(self._jobs))
 
     def _look_at_jobs(self) -> None:
-        state, hands = self._state, self._state.hands
-        if self._whole or self._hands or hands:
+        state, overrides = self._state, self._state.overrides
+        if self._whole or self._overrides or overrides:
             self._jobs = {
-                job: job_view(state.jobs[job]) for job in state.active if job not in hands
+                job: job_view(state.jobs[job]) for job in state.active if job not in overrides
             }
         else:
             for job in self._stale:
@@ -56,15 +57,15 @@ class ViewBuilder:
                     self._jobs[job] = job_view(state.jobs[job])
                 else:
                     self._jobs.pop(job, None)
-        self._stale, self._whole, self._hands = {}, False, bool(hands)
+        self._stale, self._whole, self._overrides = {}, False, bool(overrides)
 
     def _all_slots(self) -> list[SlotView]:
         """The row of slots; only those that changed are looked at again."""
         state, slot_index = self._state, self._state.slot_index
         held = sum(
-            max(0, (job.hand.slots or 0) - len(job.group.members if job.group else ()))
-            for job in map(state.jobs.__getitem__, state.hands)
-            if job.hand and job.hand_waits and not job.hand.paused
+            max(0, (job.override.slots or 0) - len(job.group.members if job.group else ()))
+            for job in map(state.jobs.__getitem__, state.overrides)
+            if job.override and job.override_waits and not job.override.paused
         )
         leaving = slot_index.releasing()
         if held or self._held or self._dirty.everything:
@@ -85,7 +86,7 @@ class ViewBuilder:
         return self._row
 
     def _whole_row(self, held: int, leaving: Mapping[SlotId, JobId]) -> list[SlotView]:
-        """Every slot; some are held back for jobs under an operator's hand."""
+        """Every slot; some are held back for jobs under a manual override."""
         taken, slots = self._state.slot_index.is_taken, []
         for node in self._state.nodes.values():
             if node.phase is NodePhase.LOST:
@@ -127,38 +128,40 @@ class ViewBuilder:
 
 def job_view(job: Job) -> JobView:
     """One job as a policy may see it."""
-    least, most = job.spec.slots
-    running = job.group.members if job.group and job.phase in HOLDING else ()
-    if job.change is not None:
-        running = job.change.group.members
-    settled = job.phase is Phase.RUNNING and not job.finished_why
+    spec, status, progress = job.spec, job.status, job.progress
+    account, attempts = job.accounting, job.attempts
+    group = status.change.group if isinstance(status, Rescaling) else status.group
+    if isinstance(status, Running):
+        movable = not status.script.finished
+    else:
+        movable = isinstance(status, Queued | Paused)
     return JobView(
         job=job.job,
         submitted_at=job.submitted_at,
-        batch_size=job.spec.batch_size,
-        batch_limit=job.spec.batch_limit,
-        local_limit=job.spec.local_limit,
-        least=least,
-        most=most,
-        wanted=job.spec.wanted,
-        running_on={member.slot: member.local_batch for member in running},
-        priority=job.spec.priority,
+        batch_size=spec.batch_size,
+        batch_limit=spec.batch_limit,
+        local_limit=spec.local_limit,
+        least=spec.slots[0],
+        most=spec.slots[1],
+        wanted=spec.wanted,
+        running_on={member.slot: member.local_batch for member in group.members} if group else {},
+        priority=spec.priority,
         family=job.family,
-        movable=settled or job.phase in {Phase.QUEUED, Phase.PAUSED},
-        ready_at=job.ready_at,
-        retry_at=job.retry_at,
-        moved_at=job.since,
-        epoch=job.epoch,
-        epoch_at=job.epoch_at,
-        epoch_samples=job.epoch_samples,
-        samples_done=job.samples_done,
-        samples_per_s=job.samples_per_s,
+        movable=movable,
+        ready_at=attempts.start_at,
+        retry_at=attempts.change_at,
+        moved_at=account.since,
+        epoch=progress.epoch,
+        epoch_at=progress.epoch_at,
+        epoch_samples=progress.epoch_samples,
+        samples_done=progress.samples_done,
+        samples_per_s=progress.samples_per_s,
         stop_samples=job.stop_samples,
-        noise_scale=job.noise_scale,
-        noise_epochs=job.noise_epochs,
-        ran_s=job.running_s,
-        slot_s=job.slot_s,
-        waited_s=job.queued_s,
-        last_batch=job.group.global_batch if job.group else job.last_batch,
-        start_s=job.started_s,
+        noise_scale=progress.noise_scale,
+        noise_epochs=progress.noise_epochs,
+        ran_s=account.running_s,
+        slot_s=account.slot_s,
+        waited_s=account.queued_s,
+        last_batch=status.group.global_batch if status.group else progress.last_batch,
+        start_s=account.started_s,
     )

@@ -5,16 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
-from schemas.ids import JobId, NodeId, SlotId, slot_id
-
-if TYPE_CHECKING:
-    from controlplane.core.state import State
+from schemas.ids import JobId, NodeId, SlotId, node_of, slot_id
 
 _GOING = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
 
@@ -28,6 +24,11 @@ class _JobSlots:
     releasing: tuple[SlotId, ...] = ()
     allocation: dict[SlotId, int] = field(default_factory=dict)  # slot -> local batch
 
+    @property
+    def nodes(self) -> set[NodeId]:
+        """Where it has processes."""
+        return {node_of(slot) for slot in (*self.owned, *self.reserved)}
+
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class DirtySlots:
@@ -38,14 +39,28 @@ class DirtySlots:
 
 
 class SlotIndex:
-    """An index of `State`: derived, never written down.
+    """Slots, their owners and the workers of each node: derived from the state, never written down.
 
     What an input touches stays *hot* until the next input, because it may change again; invariants
     hold all of it against a look at every worker.
     """
 
-    def __init__(self, state: State) -> None:
-        self._state = state
+    def __init__(
+        self,
+        jobs: Mapping[JobId, Job],
+        jobs_with_processes: Mapping[JobId, None],
+        nodes: Mapping[NodeId, Node],
+    ) -> None:
+        """Index what these hold, now and later.
+
+        Args:
+            jobs: all of them.
+            jobs_with_processes: those with a process that may still exist.
+            nodes: all that ever joined.
+        """
+        self._jobs = jobs
+        self._jobs_with_processes = jobs_with_processes
+        self._all_nodes = nodes
         self._parts: dict[JobId, _JobSlots] = {}
         self._allocations: dict[JobId, dict[SlotId, int]] = {}
         self._owner: dict[SlotId, JobId] = {}
@@ -54,10 +69,11 @@ class SlotIndex:
         self._slots: dict[SlotId, Node] = {}
         self._slots_of: dict[NodeId, dict[SlotId, Node]] = {}
         self._foreign: dict[SlotId, JobId] = {}
-        self._dirty: dict[JobId, None] = dict.fromkeys(state.jobs_with_processes)
+        self._dirty: dict[JobId, None] = dict.fromkeys(jobs_with_processes)
         self._hot: dict[JobId, None] = {}
         self._foreign_of: dict[NodeId, dict[SlotId, JobId]] = {}  # slots of unknown processes
-        self._nodes: dict[NodeId, None] = dict.fromkeys(state.nodes)  # to be looked at again
+        self._nodes: dict[NodeId, None] = dict.fromkeys(nodes)  # to be looked at again
+        self._jobs_on: dict[NodeId, dict[JobId, None]] = {}
         self._readers: WeakSet[DirtySlots] = WeakSet()
 
     # --- what happens
@@ -123,6 +139,23 @@ class SlotIndex:
         self._sync()
         return self._allocations
 
+    def jobs_on(self, node: NodeId) -> list[Job]:
+        """Jobs with a process on `node` that may still exist, in order of their starts."""
+        self._sync()
+        here = self._jobs_on.get(node)
+        return (
+            [self._jobs[name] for name in self._jobs_with_processes if name in here] if here else []
+        )
+
+    def workers_on(self, node: NodeId) -> list[tuple[Job, Worker]]:
+        """Every process that may exist on `node`, and its job."""
+        return [
+            (job, worker)
+            for job in self.jobs_on(node)
+            for worker in job.workers.values()
+            if _lives(worker) and node_of(worker.slot) == node
+        ]
+
     def is_taken(self, slot: SlotId) -> bool:
         """Whether somebody has a slot or is to have it next; after one of the above."""
         return slot in self._owner or slot in self._reservation or slot in self._foreign
@@ -138,7 +171,7 @@ class SlotIndex:
 
     def _look_at_nodes(self) -> None:
         for name in self._nodes:
-            node = self._state.nodes.get(name)
+            node = self._all_nodes.get(name)
             if node is None:
                 continue
             slots = {slot_id(name, slot.index): node for slot in node.spec.slots}
@@ -158,34 +191,43 @@ class SlotIndex:
 
     def _look_at(self, name: JobId) -> None:
         was = self._parts.get(name, _NONE)
-        job = self._state.jobs.get(name) if name in self._state.jobs_with_processes else None
+        job = self._jobs.get(name) if name in self._jobs_with_processes else None
         part = _slots_of_job(job) if job is not None else _NONE
         if part == was and not part.reserved:
             return
-        for slot in was.owned:
-            if self._owner.get(slot) == name:
-                del self._owner[slot]
-        for slot in was.reserved:
-            if slot in self._reservation and self._reservation[slot][0].job == name:
-                del self._reservation[slot]
-        for slot in was.releasing:
-            if self._releasing.get(slot) == name:
-                del self._releasing[slot]
+        self._take_out(name, was)
         if job is not None:
-            self._owner.update(dict.fromkeys(part.owned, name))
-            self._releasing.update(dict.fromkeys(part.releasing, name))
-            self._reservation.update(_reserving(job, part.reserved))
+            self._put_in(job, part)
         parts = (was.owned, was.reserved, was.releasing, part.owned, part.reserved, part.releasing)
         for reader in self._readers:
             reader.slots |= dict.fromkeys(chain(*parts))
-        if part is _NONE:
-            self._parts.pop(name, None)
-        else:
+
+    def _take_out(self, name: JobId, part: _JobSlots) -> None:
+        for slot in part.owned:
+            if self._owner.get(slot) == name:
+                del self._owner[slot]
+        for slot in part.reserved:
+            if slot in self._reservation and self._reservation[slot][0].job == name:
+                del self._reservation[slot]
+        for slot in part.releasing:
+            if self._releasing.get(slot) == name:
+                del self._releasing[slot]
+        for node in part.nodes:
+            del self._jobs_on[node][name]
+        self._parts.pop(name, None)
+        self._allocations.pop(name, None)
+
+    def _put_in(self, job: Job, part: _JobSlots) -> None:
+        name = job.job
+        self._owner.update(dict.fromkeys(part.owned, name))
+        self._releasing.update(dict.fromkeys(part.releasing, name))
+        self._reservation.update(_reserving(job, part.reserved))
+        for node in part.nodes:
+            self._jobs_on.setdefault(node, {})[name] = None
+        if part != _NONE:
             self._parts[name] = part
         if part.allocation:
             self._allocations[name] = part.allocation
-        else:
-            self._allocations.pop(name, None)
 
 
 _NONE = _JobSlots()

@@ -1,4 +1,4 @@
-"""All jobs, nodes and workers, and what is derived of them."""
+"""All jobs, nodes and workers: what decisions are made of, and nothing that is only shown."""
 
 from __future__ import annotations
 
@@ -7,25 +7,13 @@ from functools import cached_property
 
 import msgspec
 
+from controlplane.core.deadlines import Deadlines
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node
-from controlplane.core.model.rescale import Rescale, RescalePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.slot_index import SlotIndex
 from schemas.errors import UnknownJobError
-from schemas.groups import Member
-from schemas.ids import (
-    JobId,
-    NodeId,
-    Rank,
-    Seconds,
-    SlotId,
-    Term,
-    Version,
-    WorkerId,
-    node_of,
-)
-from schemas.messages.agent import PREPARE, RECOVER, SETTLED, SWITCH, GroupDelta
+from schemas.ids import JobId, NodeId, SlotId, Term
 
 
 class State(msgspec.Struct, kw_only=True, dict=True):
@@ -40,10 +28,8 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     jobs_with_processes: dict[JobId, None] = {}  # those with a process that may still exist
     nodes: dict[NodeId, Node] = {}
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
-    starts: dict[JobId, tuple[Seconds, Version]] = {}  # deadlines of groups that are forming
-    plans_taken: int = 0
-    gains: list[tuple[float, float]] = []  # speed-ups of changes, predicted and realised
-    hands: dict[JobId, None] = {}  # jobs under an operator's hand, in the order they came under it
+    deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
+    overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
 
     def job(self, job: JobId) -> Job:
         """The job of that name.
@@ -67,7 +53,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     @cached_property
     def slot_index(self) -> SlotIndex:
         """Who has which slot: derived from the rest, and no part of what states are compared by."""
-        return SlotIndex(self)
+        return SlotIndex(self.jobs, self.jobs_with_processes, self.nodes)
 
     def owners(self) -> Mapping[SlotId, JobId]:
         """Who owns each slot that has an owner."""
@@ -84,84 +70,3 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     def slots(self) -> Mapping[SlotId, Node]:
         """Every slot and its node."""
         return self.slot_index.slots()
-
-    def desired(self, job: Job, node: NodeId) -> GroupDelta:
-        """What `node` should run of `job` now."""
-        if job.change is not None:
-            delta = self._changing(job, job.change, node)
-            if delta is not None:
-                return delta
-        group = job.group
-        version, stage = job.version, job.stage
-        if job.change is not None:
-            version, stage = job.change.before, SETTLED
-        # A member that was seen gone is not ordered again from an agent that never heard of it.
-        if group and any(
-            node_of(member.slot) == node
-            and job.workers[member.worker].phase is not WorkerPhase.GONE
-            for member in group.members
-        ):
-            return GroupDelta(
-                job=job.job,
-                term=self.term,
-                version=version,
-                stage=stage,
-                group=group,
-                spec=job.spec,
-                snapshot=job.snapshot,
-                store=self.store_of(job) if stage == SWITCH else "",
-            )
-        return GroupDelta(
-            job=job.job,
-            term=self.term,
-            version=version,
-            stage=stage if job.group else SETTLED,
-            group=None,
-            spec=None,
-            forget=job.ended,
-        )
-
-    def _changing(self, job: Job, change: Rescale, node: NodeId) -> GroupDelta | None:
-        if node not in change.notified_nodes and change.kind != RECOVER:
-            return None  # it runs what it ran
-        leaving: tuple[Member, ...] = ()
-        if job.group is not None and change.kind != RECOVER:
-            leaving = tuple(
-                member for member in job.group.members if change.group.member(member.worker) is None
-            )
-        begun = change.phase in {RescalePhase.SWITCHING, RescalePhase.REJOINING}
-        stage = SWITCH if begun else PREPARE
-        if not any(node_of(m.slot) == node for m in (*change.group.members, *leaving)):
-            return GroupDelta(
-                job=job.job,
-                term=self.term,
-                version=change.group.version,
-                stage=stage,
-                group=None,
-                spec=None,
-            )
-        return GroupDelta(
-            job=job.job,
-            term=self.term,
-            version=change.group.version,
-            stage=stage,
-            group=change.group,
-            spec=job.spec,
-            snapshot=job.snapshot,
-            kind=change.kind,
-            former=leaving,
-            store=change.store if begun else "",
-            source=None if change.source is None else Rank(change.source),
-        )
-
-    def store_of(self, job: Job) -> str:
-        """HOST:PORT of the store that a started group meets at; empty for one worker."""
-        if job.group is None or len(job.group.members) == 1:
-            return ""
-        first = job.group.members[0]
-        return self.address_of(first.worker, job, job.workers[first.worker].store_port)
-
-    def address_of(self, worker: WorkerId, job: Job, port: int) -> str:
-        """HOST:PORT of something that a worker serves."""
-        node = self.nodes[node_of(job.workers[worker].slot)]
-        return f"{node.spec.address}:{port}"

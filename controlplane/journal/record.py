@@ -11,7 +11,7 @@ from schemas.errors import OnesError
 from schemas.ids import Seconds
 from schemas.messages.feed import FeedEvent
 
-SCHEMA_VERSION: Final = 1
+SCHEMA_VERSION: Final = 2  # inputs of other versions mean something else: they are refused
 
 SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -39,11 +39,19 @@ _feed: Final = msgspec.msgpack.Decoder(FeedEvent)
 
 
 def input_from(body: bytes) -> Input:
-    """The input that was written as `body`."""
+    """The input that was written as `body`.
+
+    Raises:
+        ValueError: if it is none of this release.
+    """
     decoded: Input = _inputs.decode(body)
     return decoded
 
 
 def feed_from(body: bytes) -> FeedEvent:
-    """The feed event that was written as `body`."""
+    """The feed event that was written as `body`.
+
+    Raises:
+        ValueError: if it is none of this release.
+    """
     return _feed.decode(body)

@@ -22,8 +22,14 @@ MAX_BATCH: Final = 2000  # entries in one transaction
 def connect(path: Path) -> sqlite3.Connection:
     """Open the database of a journal, made if there is none.
 
+    Args:
+        path: of the SQLite file.
+
+    Returns:
+        A connection of its own, to be used by one thread at a time.
+
     Raises:
-        JournalError: if it cannot be opened, or a newer release wrote it.
+        JournalError: if it cannot be opened, or a release with another schema wrote it.
     """
     try:
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
@@ -35,9 +41,13 @@ def connect(path: Path) -> sqlite3.Connection:
         (found,) = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}", "check the disk and the file's owner") from None
-    if int(found) > SCHEMA_VERSION:
+    if int(found) != SCHEMA_VERSION:
         database.close()
-        raise JournalError(f"{path} is of schema {found}", f"this release reads {SCHEMA_VERSION}")
+        remedy = (
+            f"this release reads schema {SCHEMA_VERSION}: let its jobs end under the release that "
+            "wrote it, move the file away, and start with a new one"
+        )
+        raise JournalError(f"{path} is of schema {found}", remedy)
     return database
 
 

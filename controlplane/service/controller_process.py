@@ -14,6 +14,7 @@ import structlog
 
 from controlplane.core import policy_events
 from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta
+from controlplane.core.job_histories import JobHistories
 from controlplane.core.state import State
 from controlplane.service.client_api import replies
 from controlplane.service.client_api.request_server import RequestServer
@@ -95,7 +96,7 @@ class Controller:
         self._plans = PlanExchange(self._commit_loop)
         self._planner = self._plans.planner = planner_for(
             settings.policy,
-            history=lambda: policy_events.history(self._state()),
+            history=lambda: policy_events.history(self._state(), self._histories()),
             view_now=self._plans.view_now,
             propose=self._plans.propose,
         )
@@ -159,6 +160,7 @@ class Controller:
             store=LogStore(self._folder / "logs", store.log_bytes_per_job),
             snapshots=self._snapshots,
             state=self._state,
+            histories=self._histories,
             now=self._commit_loop.now,
             audit=self._audit,
         )
@@ -232,6 +234,9 @@ class Controller:
     def _state(self) -> State:
         return self._commit_loop.reactor.state
 
+    def _histories(self) -> JobHistories:
+        return self._commit_loop.reactor.histories
+
     def _cluster_info(self, who: Identity) -> Cluster:
         return Cluster(
             release=version("ones"),
@@ -245,4 +250,5 @@ class Controller:
         )
 
     def _search_info(self) -> SearchInfo:
-        return replies.search_info(self._state(), self._settings.policy.name, self._planner)
+        policy = self._settings.policy.name
+        return replies.search_info(self._state(), self._histories(), policy, self._planner)

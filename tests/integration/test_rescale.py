@@ -323,10 +323,10 @@ def test_the_policy_leaves_a_job_alone_until_it_is_given_back(cluster: Cluster) 
     cluster.until(job, lambda s: s["state"] == "paused")
     assert cluster.ones("resize", job, "--auto").code == 0
     cluster.until(job, lambda s: s["state"] == "running")
-    hands = [event["hand"] for event in cluster.events(job) if event["type"] == "job.hand"]
+    orders = [event["override"] for event in cluster.events(job) if event["type"] == "job.override"]
     cluster.ones("cancel", job)
 
-    assert hands == ["pause", "off"]
+    assert orders == ["pause", "off"]
 
 
 def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(pair: Cluster) -> None:

@@ -11,6 +11,7 @@ import msgspec
 from controlplane.core import invariants
 from controlplane.core.commands import Announce, AskForPlan, Command
 from controlplane.core.events import ControllerStarted, Input, NodeLost, NodeReported
+from controlplane.core.job_histories import JobHistory
 from controlplane.core.model.job import Job
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.reactor import Reactor
@@ -47,6 +48,9 @@ class Controller:
 
     def job(self, job: JobId) -> Job:
         return self.state.job(job)
+
+    def history_of(self, job: JobId) -> JobHistory:
+        return self.reactor.histories.of(job)
 
     def take(self, event: Input) -> list[Command]:
         """Handle `event`; its announcements come back without number and time, once checked."""
@@ -92,8 +96,10 @@ class Controller:
         return self.take(NodeLost(node=node, silent_s=silent_s))
 
     def replayed(self) -> State:
-        """The state that the history leads to, read back from its bytes."""
-        return replay((at, input_from(body)) for at, body in self.history).state
+        """The state that the history leads to, read back from its bytes; so are the job histories."""
+        again = replay((at, input_from(body)) for at, body in self.history)
+        assert again.histories == self.reactor.histories
+        return again.state
 
 
 def _unnumbered(command: Command) -> Command:
@@ -134,7 +140,7 @@ def begin(controller: Controller, job: JobId, version: int, *, on: SlotId = S0) 
     """Start `job` again and bring its worker into its group."""
     node = NodeId(on.rpartition("/")[0])
     controller.place({job: on})
-    epoch = controller.job(job).epoch
+    epoch = controller.job(job).progress.epoch
     controller.tell(node, builders.started(job, version, pid=100 + version))
     controller.tell(node, builders.ready(job, version, resumed=epoch))
     controller.tell(node, builders.formed(job, version, epoch=epoch))

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.model import job, node, rescale, worker
+from controlplane.core.model import job_status, node, rescale, worker
 from schemas.ids import Rank, Version, worker_id
 from tests.support.builders import S0, A
 
@@ -24,7 +24,7 @@ SECTION: Final = "<!-- table: {} -->\n{}<!-- end -->"
 
 
 def job_table() -> str:
-    return _printed(job.Phase, job.JobTrigger, _arrows(job.NEXT))
+    return _printed(job_status.Phase, job_status.JobTrigger, _arrows(job_status.NEXT))
 
 
 def rescale_table() -> str:
@@ -66,16 +66,16 @@ def _marked(table: str) -> re.Pattern[str]:
 
 
 def _arrows(table: Mapping[Any, Enum]) -> Callable[[Enum, Enum], str]:
-    def cell(phase: Enum, turn: Enum) -> str:
-        return str(table[phase, turn].value) if (phase, turn) in table else NO_ARROW
+    def cell(phase: Enum, trigger: Enum) -> str:
+        return str(table[phase, trigger].value) if (phase, trigger) in table else NO_ARROW
 
     return cell
 
 
-def _worker_cell(phase: worker.WorkerPhase, turn: worker.WorkerTrigger) -> str:
+def _worker_cell(phase: worker.WorkerPhase, trigger: worker.WorkerTrigger) -> str:
     tried = worker_in(phase)
     try:
-        moved = worker.advance(tried, turn)
+        moved = worker.advance(tried, trigger)
     except IllegalTransitionError:
         return NO_ARROW
     return tried.phase.value if moved else OLD_NEWS
@@ -92,11 +92,14 @@ def worker_in(phase: worker.WorkerPhase) -> worker.Worker:
     )
 
 
-def _printed(phases: type[Enum], turns: type[Enum], cell: Callable[..., str]) -> str:
+def _printed(phases: type[Enum], triggers: type[Enum], cell: Callable[..., str]) -> str:
     rows = [
-        ["", *(turn.value for turn in turns)],
-        ["---"] * (len(turns) + 1),
-        *([f"**{phase.value}**", *(cell(phase, turn) for turn in turns)] for phase in phases),
+        ["", *(trigger.value for trigger in triggers)],
+        ["---"] * (len(triggers) + 1),
+        *(
+            [f"**{phase.value}**", *(cell(phase, trigger) for trigger in triggers)]
+            for phase in phases
+        ),
     ]
     return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 

@@ -1,105 +1,194 @@
-"""An operator's hand: bring jobs to the size that somebody asked for, as slots allow."""
+"""Manual overrides: bring jobs to the size that somebody asked for, as slots allow."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 
+from controlplane.core.events import (
+    OverrideDue,
+    PauseRequested,
+    ResizeRequested,
+    ResumeRequested,
+)
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.lifecycle import OPERATOR, start, withdraw
-from controlplane.core.handlers.rescale import abandon, order
-from controlplane.core.model.job import Job, JobTrigger, Phase
+from controlplane.core.handlers.ends import withdraw
+from controlplane.core.handlers.groups import OPERATOR
+from controlplane.core.handlers.join import order_change
+from controlplane.core.handlers.recovery import abandon
+from controlplane.core.handlers.start import start
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import JobTrigger, Phase
+from controlplane.core.model.manual_override import ManualOverride
 from controlplane.core.model.node import NodePhase
-from controlplane.core.model.rescale import Hand, RescalePhase, RescaleTrigger
+from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
 from controlplane.policy.planning.packing import split
 from schemas.ids import Seconds, SlotId, node_of
 from schemas.messages.agent import SUSPEND
+from schemas.messages.feed import Detail
+
+# --- what operators ask for
 
 
-def steer_all(ctx: HandlerContext) -> None:
-    """Do the next thing for every job that is under somebody's hand.
+def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
+    """An operator asks for a size; what is not said stays as it was asked for before."""
+    job = ctx.state.job(event.job)
+    if job.ended:
+        return
+    slots, on, before = event.slots, event.on, job.override
+    if slots is None and not on:
+        slots = before.slots if before else None
+    if before is not None and not on and not event.slots:
+        # An order for the batch, or a pause, is none to move.
+        on = tuple(SlotId(slot) for slot in before.on)
+    paused = event.slots == 0 or (event.slots is None and bool(before and before.paused))
+    if event.slots == 0:
+        slots = before.slots if before else None
+    batch = event.batch if event.batch is not None else (before.batch if before else None)
+    override = ManualOverride(user=event.user, slots=slots, batch=batch, on=on, paused=paused)
+    _set_override(ctx, job, override)
+
+
+def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
+    """An operator takes a job's slots away."""
+    job = ctx.state.job(event.job)
+    if job.ended:
+        return
+    was = job.override or ManualOverride(user=event.user)
+    override = ManualOverride(
+        user=event.user, slots=was.slots, batch=was.batch, on=was.on, paused=True
+    )
+    _set_override(ctx, job, override)
+
+
+def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
+    """An operator ends a pause, or gives a job back to the policy."""
+    job = ctx.state.job(event.job)
+    was = job.override
+    if job.ended or was is None:
+        return
+    if event.auto or (was.slots is None and was.batch is None and not was.on):
+        job.override, job.override_waits, job.changed_at = None, "", ctx.state.version
+        ctx.state.overrides.pop(job.job, None)
+        ctx.announce("job.override", job, {"user": event.user, "override": "off"})
+        ctx.ask = True
+        return
+    override = ManualOverride(user=event.user, slots=was.slots, batch=was.batch, on=was.on)
+    _set_override(ctx, job, override)
+
+
+def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
+    job.override = override
+    job.attempts.change_at, job.attempts.changes = Seconds(0.0), 0
+    ctx.state.overrides[job.job] = None
+    slots = ", ".join(override.on) or override.slots
+    detail: Detail = {
+        "user": override.user,
+        "override": "pause" if override.paused else "resize",
+        "slots": slots,
+        "batch": override.batch,
+    }
+    ctx.announce("job.override", job, detail)
+    ctx.ask = True  # what it leaves free may be used
+
+
+def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
+    """It is time to try an order again."""
+    job = ctx.state.jobs.get(event.job)
+    if job is not None:
+        job.attempts.change_at = Seconds(0.0)
+
+
+# --- what is done about it
+
+
+def reconcile_all(ctx: HandlerContext) -> None:
+    """Do the next thing for every job that is under somebody's override.
 
     Twice: what a later one gives up, an earlier one may have waited for.
     """
     for _ in range(2):
         before = len(ctx.out)
-        for name in list(ctx.state.hands):
+        for name in list(ctx.state.overrides):
             job = ctx.state.jobs[name]
-            if job.hand is None:
-                del ctx.state.hands[name]
+            if job.override is None:
+                del ctx.state.overrides[name]
             elif not job.ended:
-                _steer(ctx, job, job.hand)
+                _reconcile(ctx, job, job.override)
         if len(ctx.out) == before:
             return
 
 
-def _steer(ctx: HandlerContext, job: Job, hand: Hand) -> None:
-    job.hand_waits = ""
-    if hand.paused or hand.slots == 0:
-        _pause(ctx, job, hand)
+def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
+    job.override_waits = ""
+    if override.paused or override.slots == 0:
+        _pause(ctx, job, override)
     elif job.phase in {Phase.QUEUED, Phase.PAUSED}:
-        _start(ctx, job, hand)
+        _start(ctx, job, override)
     elif job.phase is Phase.RUNNING:
-        _resize(ctx, job, hand)
-    elif _preparing(job) and _outdated(job, hand):
+        _resize(ctx, job, override)
+    elif _preparing(job) and _outdated(job, override):
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
-        _steer(ctx, job, hand)
+        _reconcile(ctx, job, override)
 
 
-def _pause(ctx: HandlerContext, job: Job, hand: Hand) -> None:
-    why = f"paused by {hand.user}"
+def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
+    why = f"paused by {override.user}"
     if job.phase is Phase.STARTING:
-        withdraw(ctx, job, "paused")
-        ctx.advance(job, JobTrigger.SUSPENDED, why)
-        ctx.ask = True
-    elif job.phase is Phase.RUNNING and job.retry_at <= ctx.now:
-        order(ctx, job, {}, Reason("operator", why), by=OPERATOR)
+        withdraw(ctx, job, "paused", JobTrigger.SUSPENDED, why)
+    elif job.phase is Phase.RUNNING and job.attempts.change_at <= ctx.now:
+        order_change(ctx, job, {}, Reason("operator", why), by=OPERATOR)
     elif _preparing(job) and job.change is not None and job.change.kind != SUSPEND:
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
-        _pause(ctx, job, hand)
+        _pause(ctx, job, override)
 
 
-def _start(ctx: HandlerContext, job: Job, hand: Hand) -> None:
-    if job.ready_at > ctx.now:
-        job.retry_at, job.hand_waits = job.ready_at, "waits before its next try"
+def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
+    if job.attempts.start_at > ctx.now:
+        job.attempts.change_at, job.override_waits = (
+            job.attempts.start_at,
+            "waits before its next try",
+        )
         return
-    size = _size(job, hand)
-    free = [slot for slot in _free(ctx.state) if not hand.on or slot in hand.on]
+    size = _size(job, override)
+    free = [slot for slot in _free(ctx.state) if not override.on or slot in override.on]
     if len(free) < size:
-        job.hand_waits = f"waits for {size} slots as {hand.user} asked, {len(free)} free"
+        job.override_waits = f"waits for {size} slots as {override.user} asked, {len(free)} free"
         return
     chosen = _close_together(free, (), size)
-    why = f"{hand.user} asked for {size} slots"
-    start(ctx, job, split(_batch(job, hand, size), chosen), Reason("operator", why), by=OPERATOR)
+    why = f"{override.user} asked for {size} slots"
+    start(
+        ctx, job, split(_batch(job, override, size), chosen), Reason("operator", why), by=OPERATOR
+    )
 
 
-def _resize(ctx: HandlerContext, job: Job, hand: Hand) -> None:
+def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     group = job.group
     if group is None:
         return
     have = [member.slot for member in group.members]
-    size = _size(job, hand)
-    batch = _batch(job, hand, size)
-    if hand.on:
-        new = [SlotId(slot) for slot in hand.on if slot not in have]
+    size = _size(job, override)
+    batch = _batch(job, override, size)
+    if override.on:
+        new = [SlotId(slot) for slot in override.on if slot not in have]
         # Grow to the union first, shrink when that has settled: a migration.
-        target = [*have, *new] if new else [slot for slot in have if slot in hand.on]
+        target = [*have, *new] if new else [slot for slot in have if slot in override.on]
     else:
         new = _room(ctx.state, job, have, size - len(have))
         target = [*have[:size], *new]
     room = {*_free(ctx.state), *_releasing(ctx.state, job)}
     if len(target) < size or any(slot not in room for slot in new):
         short = ", ".join(slot for slot in new if slot not in room) or f"{size - len(have)} more"
-        job.hand_waits = f"waits for slots as {hand.user} asked: {short}"
+        job.override_waits = f"waits for slots as {override.user} asked: {short}"
     elif target == have and group.global_batch == batch:
-        job.hand_waits = ""
-    elif job.retry_at > ctx.now:
-        job.hand_waits = "waits before its next try"
+        job.override_waits = ""
+    elif job.attempts.change_at > ctx.now:
+        job.override_waits = "waits before its next try"
     else:
-        why = f"{hand.user} asked for {_asked(hand, size, batch)}"
-        order(ctx, job, split(batch, target), Reason("operator", why), by=OPERATOR)
+        why = f"{override.user} asked for {_asked(override, size, batch)}"
+        order_change(ctx, job, split(batch, target), Reason("operator", why), by=OPERATOR)
 
 
 def _room(state: State, job: Job, have: list[SlotId], need: int) -> list[SlotId]:
@@ -116,32 +205,32 @@ def _preparing(job: Job) -> bool:
     return job.change is not None and job.change.phase is RescalePhase.PREPARING
 
 
-def _outdated(job: Job, hand: Hand) -> bool:
-    """Whether the change that is prepared leads to something else than the hand wants."""
+def _outdated(job: Job, override: ManualOverride) -> bool:
+    """Whether the change that is prepared leads to something else than what was ordered."""
     if job.change is None or job.change.kind == SUSPEND:
         return True
     group = job.change.group
     there = {member.slot for member in group.members}
-    slots = not there >= set(hand.on) if hand.on else len(there) != _size(job, hand)
-    return slots or (hand.batch is not None and hand.batch != group.global_batch)
+    slots = not there >= set(override.on) if override.on else len(there) != _size(job, override)
+    return slots or (override.batch is not None and override.batch != group.global_batch)
 
 
-def _asked(hand: Hand, size: int, batch: int) -> str:
-    slots = ", ".join(hand.on) if hand.on else f"{size} slot{'s' * (size != 1)}"
-    return f"{slots}, batch {batch}" if hand.batch is not None else slots
+def _asked(override: ManualOverride, size: int, batch: int) -> str:
+    slots = ", ".join(override.on) if override.on else f"{size} slot{'s' * (size != 1)}"
+    return f"{slots}, batch {batch}" if override.batch is not None else slots
 
 
-def _size(job: Job, hand: Hand) -> int:
-    if hand.on:
-        return len(hand.on)
-    if hand.slots is not None:
-        return hand.slots
+def _size(job: Job, override: ManualOverride) -> int:
+    if override.on:
+        return len(override.on)
+    if override.slots is not None:
+        return override.slots
     return len(job.group.members) if job.group else job.spec.wanted
 
 
-def _batch(job: Job, hand: Hand, size: int) -> int:
-    if hand.batch is not None:
-        return max(hand.batch, size)
+def _batch(job: Job, override: ManualOverride, size: int) -> int:
+    if override.batch is not None:
+        return max(override.batch, size)
     now = job.group.global_batch if job.group else job.spec.batch_size
     return min(max(now, size), job.spec.batch_limit)
 
@@ -169,8 +258,3 @@ def _close_together(free: list[SlotId], have: Sequence[SlotId], size: int) -> li
     return sorted(
         free, key=lambda s: (-here[node_of(s)], -room[node_of(s)], node_of(s), order_[s])
     )[:size]
-
-
-def ready_again(job: Job, now: Seconds) -> bool:
-    """Whether a pause before the next try of an operator's order is over."""
-    return 0 < job.retry_at <= now

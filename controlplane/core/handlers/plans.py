@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from controlplane.core.commit import Move, check
+from controlplane.core.events import PlanProposed
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.lifecycle import start
-from controlplane.core.handlers.rescale import order
-from controlplane.core.model.job import Job, Phase
-from controlplane.policy.api import Plan, Reason, SearchStats
+from controlplane.core.handlers.join import order_change
+from controlplane.core.handlers.start import start
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import Phase
+from controlplane.policy.api import Reason
 from controlplane.policy.planning.packing import split
 from schemas.ids import SlotId
 
 
-def follow(ctx: HandlerContext, plan: Plan, stats: SearchStats | None) -> None:
-    """Do what fits of `plan`; ask again if something did not."""
-    verdict = check(plan, ctx.state, ctx.now)
+def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
+    """Do what fits of a plan; ask again if something did not."""
+    verdict, stats = check(event.plan, ctx.state, ctx.now), event.stats
     done = [move for move in verdict.moves if _follow(ctx, move)]
     if done:
-        ctx.state.plans_taken += 1
+        ctx.histories.plans_taken += 1
     if done and stats is not None:
         ctx.announce(
             "policy.plan",
@@ -44,7 +46,7 @@ def _follow(ctx: HandlerContext, move: Move) -> bool:
     if placed.keys() != move.local_batch.keys():  # what was promised is for the end of the way
         numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
         reason = Reason(reason.code, reason.text, numbers)
-    order(ctx, job, placed, reason)
+    order_change(ctx, job, placed, reason)
     return job.version != before
 
 

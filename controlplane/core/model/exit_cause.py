@@ -6,7 +6,7 @@ import signal
 from enum import Enum
 from typing import Final
 
-from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import ScriptReports
 from schemas.messages.agent import WorkerExited
 
 
@@ -23,33 +23,38 @@ FAULTS: Final = frozenset(
 )
 
 
-def exit_cause(job: Job, news: WorkerExited) -> tuple[ExitCause, str]:
-    """The outcome, and the reason in words.
+def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[ExitCause, str]:
+    """How a worker ended, and the reason in words.
 
     A signal that a program raises by its own fault is a failure of the script; any other (KILL by
     an operator or the kernel, TERM of a host going down) is a loss.
+
+    Args:
+        event: the end as its agent saw it.
+        script: what the job's script said of it before.
+        epoch: the last one that the job finished; 0 for none.
     """
-    if news.code == 0:
-        return ExitCause.DONE, job.finished_why or _early_end(job)
-    if news.code is not None:
-        what = job.script_error or "its script ended"
-        return ExitCause.FAILED, f"{what}: exit code {news.code}"
-    if news.signal in FAULTS:
-        return ExitCause.FAILED, f"a worker died of {signal.Signals(news.signal).name}"
-    if news.signal is not None:
-        name = signal.Signals(news.signal).name if news.signal in _KNOWN else str(news.signal)
+    if event.code == 0:
+        return ExitCause.DONE, script.finished or _early_end(epoch)
+    if event.code is not None:
+        what = script.error or "its script ended"
+        return ExitCause.FAILED, f"{what}: exit code {event.code}"
+    if event.signal in FAULTS:
+        return ExitCause.FAILED, f"a worker died of {signal.Signals(event.signal).name}"
+    if event.signal is not None:
+        name = signal.Signals(event.signal).name if event.signal in _KNOWN else str(event.signal)
         return ExitCause.LOST, f"a worker was ended by {name}"
-    if job.finished_why:
-        return ExitCause.DONE, job.finished_why
-    if job.script_error:
-        return ExitCause.FAILED, job.script_error
+    if script.finished:
+        return ExitCause.DONE, script.finished
+    if script.error:
+        return ExitCause.FAILED, script.error
     return ExitCause.LOST, "a worker is gone and nobody saw how"
 
 
 _KNOWN: Final = frozenset(int(known) for known in signal.Signals)
 
 
-def _early_end(job: Job) -> str:
-    if job.epoch:
-        return f"its script ended after epoch {job.epoch}, before its stop rule was met"
+def _early_end(epoch: int) -> str:
+    if epoch:
+        return f"its script ended after epoch {epoch}, before its stop rule was met"
     return "its script ended (exit code 0)"

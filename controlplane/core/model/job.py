@@ -1,148 +1,124 @@
-"""Job phases and their transition table."""
+"""Everything the controller knows of one job."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from enum import Enum
 from typing import Final
 
 import msgspec
 
 from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.model.rescale import Hand, Rescale
+from controlplane.core.model.job_status import (
+    ENDED,
+    HOLDING,
+    NEXT,
+    JobStatus,
+    JobTrigger,
+    Phase,
+    Queued,
+    Rescaling,
+    Running,
+    Starting,
+    WithGroup,
+)
+from controlplane.core.model.manual_override import ManualOverride
+from controlplane.core.model.rescale import Rescale
 from controlplane.core.model.worker import Worker
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 from schemas.jobs import JobSpec
-from schemas.messages.agent import PREPARE
-from schemas.messages.client import Change, Decision, EpochInfo, Size, VersionInfo
-from schemas.messages.feed import Detail
+from schemas.messages.client import Size
 
-KEPT_EPOCHS: Final = 1000
-KEPT_CHANGES: Final = 500
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # the end of a name that only counts
 
 
-class Phase(Enum):
-    """Where a job stands; the value is what users see."""
+class Progress(msgspec.Struct, kw_only=True):
+    """How far its training came, as its last finished epoch reported."""
 
-    QUEUED = "queued"
-    STARTING = "starting"
-    RUNNING = "running"
-    RESCALING = "rescaling"  # its group changes; it still trains
-    PAUSED = "paused"
-    SUCCEEDED = "succeeded"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-
-
-class JobTrigger(Enum):
-    """What can happen to a job as a whole."""
-
-    GROUP_ORDERED = "group ordered"
-    GROUP_FORMED = "group formed"
-    RESCALE_ORDERED = "re-scale ordered"
-    RESCALE_ABANDONED = "re-scale abandoned"  # the old group goes on
-    MEMBER_LOST = "member lost"  # and others have the state
-    SUSPENDED = "suspended"  # its state is in a checkpoint, its workers leave
-    GROUP_LOST = "group lost"  # a worker or node is gone, through no fault of the script
-    SCRIPT_FAILED = "script failed"  # and may be tried again
-    GAVE_UP = "gave up"  # no retry is left
-    FINISHED = "finished"
-    CANCELLED = "cancelled"
+    checkpoint: ResumePoint | None = None
+    epoch: int = 0  # finished
+    epoch_at: Seconds = Seconds(0.0)  # when the last epoch was reported
+    epoch_step: int = 0  # where it ended
+    step: int = 0
+    samples_done: int = 0  # Y_processed
+    epoch_samples: int = 0  # ||D||
+    epochs_stated: int | None = None  # of the stop rule in force
+    samples_per_s: float = 0.0  # X_j
+    lr: float | None = None
+    train_loss: float | None = None
+    metrics: dict[str, float] = {}
+    noise_scale: float | None = None  # of its gradients, smoothed, samples
+    noise_epochs: int = 0  # that reported a noise scale
+    last_batch: int = 0  # global, of the last group that trained
 
 
-ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
-HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESCALING})
+class Accounting(msgspec.Struct, kw_only=True):
+    """What it waited and used, up to the last change of its phase or group."""
 
-NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
-    (Phase.QUEUED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
-    (Phase.QUEUED, JobTrigger.CANCELLED): Phase.CANCELLED,
-    (Phase.STARTING, JobTrigger.GROUP_FORMED): Phase.RUNNING,
-    (Phase.STARTING, JobTrigger.GROUP_LOST): Phase.PAUSED,
-    (Phase.STARTING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
-    (Phase.STARTING, JobTrigger.GAVE_UP): Phase.FAILED,
-    (Phase.STARTING, JobTrigger.FINISHED): Phase.SUCCEEDED,  # a script that never formed a group
-    (Phase.STARTING, JobTrigger.CANCELLED): Phase.CANCELLED,
-    (Phase.STARTING, JobTrigger.SUSPENDED): Phase.PAUSED,  # paused before it trained
-    (Phase.RUNNING, JobTrigger.RESCALE_ORDERED): Phase.RESCALING,
-    (Phase.RUNNING, JobTrigger.MEMBER_LOST): Phase.RESCALING,
-    (Phase.RUNNING, JobTrigger.GROUP_LOST): Phase.PAUSED,
-    (Phase.RUNNING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
-    (Phase.RUNNING, JobTrigger.GAVE_UP): Phase.FAILED,
-    (Phase.RUNNING, JobTrigger.FINISHED): Phase.SUCCEEDED,
-    (Phase.RUNNING, JobTrigger.CANCELLED): Phase.CANCELLED,
-    (Phase.RESCALING, JobTrigger.GROUP_FORMED): Phase.RUNNING,
-    (Phase.RESCALING, JobTrigger.RESCALE_ABANDONED): Phase.RUNNING,
-    (Phase.RESCALING, JobTrigger.MEMBER_LOST): Phase.RESCALING,
-    (Phase.RESCALING, JobTrigger.SUSPENDED): Phase.PAUSED,
-    (Phase.RESCALING, JobTrigger.GROUP_LOST): Phase.PAUSED,
-    (Phase.RESCALING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
-    (Phase.RESCALING, JobTrigger.GAVE_UP): Phase.FAILED,
-    (Phase.RESCALING, JobTrigger.FINISHED): Phase.SUCCEEDED,
-    (Phase.RESCALING, JobTrigger.CANCELLED): Phase.CANCELLED,
-    (Phase.PAUSED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
-    (Phase.PAUSED, JobTrigger.CANCELLED): Phase.CANCELLED,
-}
+    since: Seconds = Seconds(0.0)  # of that change
+    queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot
+    running_s: Seconds = Seconds(0.0)  # in phases that hold slots
+    slot_s: float = 0.0  # slots held times seconds
+    started_s: float | None = None  # what its last start took, from the order on
+    rescales: int = 0  # changes of membership
+    batch_changes: int = 0
+
+
+class Attempts(msgspec.Struct, kw_only=True):
+    """What went wrong, and when the next try may be."""
+
+    failures: int = 0  # of the script
+    losses: int = 0  # of its groups, in a row without a finished epoch between
+    recoveries: int = 0  # in a row, without a group between
+    changes: int = 0  # that were abandoned or recovered from since the last finished epoch
+    start_at: Seconds = Seconds(0.0)  # not to be started before
+    change_at: Seconds = Seconds(0.0)  # no growth and no operator's order is tried again before
+    exit_code: int | None = None  # of the last worker that decided something; None since a start
+
+
+class SpeedPromise(msgspec.Struct, frozen=True, kw_only=True):
+    """The speed that a policy expected of a group, against the one before."""
+
+    version: Version
+    now: float  # samples per second in the group before
+    then: float  # in the group that was ordered
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """Everything the controller knows of one job."""
+    """What all phases share; `status` has the rest."""
 
     job: JobId
     spec: JobSpec
     snapshot: str
     user: str
     submitted_at: Seconds
-    phase: Phase = Phase.QUEUED
-    since: Seconds = Seconds(0.0)  # when it entered `phase`
-    why: str = "submitted"
+    status: JobStatus = msgspec.field(default_factory=Queued)
+    why: str = "submitted"  # it is in this phase
     version: Version = Version(0)  # the highest ever used
-    stage: int = PREPARE  # of `version`
-    group: Group | None = None  # the one that trains, or that is started
-    change: Rescale | None = None  # to the next one
-    hand: Hand | None = None  # an operator's
-    retry_at: Seconds = Seconds(0.0)  # no growth and no operator's order is tried again before
-    hand_waits: str = ""  # why the hand's order is not followed yet
-    tries: int = 0  # changes that were abandoned or recovered since the last finished epoch
-    recoveries: int = 0  # in a row, without a group between
     workers: dict[WorkerId, Worker] = {}  # of every version whose process may still exist
-    versions: list[VersionInfo] = []  # every group that was ordered
-    nodes: dict[NodeId, None] = {}  # those that were ever told of it
-    ran: dict[WorkerId, NodeId] = {}  # every process that existed, and where
-    checkpoint: ResumePoint | None = None
-    epoch: int = 0  # finished
-    step: int = 0
-    samples_done: int = 0
-    epoch_samples: int = 0
-    epochs_stated: int | None = None  # of the stop rule in force
-    samples_per_s: float = 0.0
-    lr: float | None = None
-    train_loss: float | None = None
-    metrics: dict[str, float] = {}
-    epochs: list[EpochInfo] = []
-    finished_why: str = ""
-    script_error: str = ""
-    failures: int = 0  # of the script
-    losses: int = 0  # of its groups, in a row without a finished epoch between
-    suspended: bool = False  # its last group was paused
-    exit_code: int | None = None
-    ready_at: Seconds = Seconds(0.0)
-    queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot, up to `since`
-    running_s: Seconds = Seconds(0.0)  # in phases that hold slots, up to `since`
-    slot_s: float = 0.0  # slots held times seconds, up to `since`
-    rescales: int = 0
-    batch_changes: int = 0
-    history: list[Change] = []
+    nodes: dict[NodeId, None] = {}  # those that ever had a worker of it
+    override: ManualOverride | None = None  # an operator's order
+    override_waits: str = ""  # why that is not followed yet
+    progress: Progress = msgspec.field(default_factory=Progress)
+    accounting: Accounting = msgspec.field(default_factory=Accounting)
+    attempts: Attempts = msgspec.field(default_factory=Attempts)
+    promise: SpeedPromise | None = None  # of the group ordered last, until it is measured
     changed_at: int = 0  # version of the state; plans that are older leave the job alone
-    started_s: float | None = None  # what its last start took, from the order on
-    epoch_at: Seconds = Seconds(0.0)  # when the last epoch was reported
-    epoch_step: int = 0  # where it ended
-    noise_scale: float | None = None  # of its gradients, the last that was measured, samples
-    noise_epochs: int = 0  # that told of the noise scale
-    last_batch: int = 0  # global, of the last group that trained
-    decisions: list[Decision] = []  # every group that was ordered, and why
+
+    @property
+    def phase(self) -> Phase:
+        """Where it stands."""
+        return self.status.phase
+
+    @property
+    def group(self) -> Group | None:
+        """The group that trains, or that is started."""
+        return self.status.group
+
+    @property
+    def change(self) -> Rescale | None:
+        """The change to the next group, if one is under way."""
+        return self.status.change
 
     def members(self) -> list[Member]:
         """Of the group that trains, and of the one that it changes to."""
@@ -175,54 +151,75 @@ class Job(msgspec.Struct, kw_only=True):
     @property
     def stop_samples(self) -> int | None:
         """The work that was stated, in samples since the job began; None when it depends."""
-        stop = self.spec.stop
+        stop, progress = self.spec.stop, self.progress
         if stop is not None and stop.metric is not None:
             return None
         if stop is not None and stop.samples is not None:
             return stop.samples
-        epochs = stop.epochs if stop is not None else self.epochs_stated
-        return epochs * self.epoch_samples if epochs and self.epoch_samples else None
+        epochs = stop.epochs if stop is not None else progress.epochs_stated
+        return epochs * progress.epoch_samples if epochs and progress.epoch_samples else None
 
     @property
     def ended(self) -> bool:
         """Whether nothing more will happen to it."""
-        return self.phase in ENDED
+        return self.status.phase in ENDED
 
     @property
     def failing_is_final(self) -> bool:
         """Whether no retry is left for a failure of the script."""
-        return self.failures > self.spec.retries
+        return self.attempts.failures > self.spec.retries
 
 
-def advance(
-    job: Job, trigger: JobTrigger, why: str, now: Seconds, detail: Detail | None = None
-) -> None:
-    """Move `job` along the table and write its history; an arrow not drawn is an error."""
-    try:
-        phase = NEXT[job.phase, trigger]
-    except KeyError:
-        story = "; ".join(f"{change.to_state}: {change.why}" for change in job.history[-5:])
-        raise IllegalTransitionError(job.job, job.phase.value, trigger.value, story) from None
-    settle_time(job, now)
-    change = Change(
-        time=now, from_state=job.phase.value, to_state=phase.value, why=why, detail=detail or {}
-    )
-    job.history = [*job.history, change][-KEPT_CHANGES:]
-    job.phase, job.since, job.why = phase, now, why
+def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Seconds) -> None:
+    """Move `job` along the table.
+
+    Args:
+        job: it is changed in place; its accounts are settled up to `now`.
+        trigger: what happened.
+        status: what it is afterwards.
+        why: in words, for users.
+        now: when.
+
+    Raises:
+        IllegalTransitionError: if the arrow is not drawn, or leads to another phase than `status`.
+    """
+    if NEXT.get((job.phase, trigger)) is not status.phase:
+        raise IllegalTransitionError(job.job, job.phase.value, trigger.value, job.why)
+    settle_accounts(job, now)
+    job.status, job.why = status, why
 
 
-def settle_time(job: Job, now: Seconds) -> None:
-    """Add the time since the last change to what the job waited or ran."""
+def with_group(job: Job, group: Group) -> WithGroup:
+    """The status of a job that trains, the same but for its group.
+
+    Raises:
+        IllegalTransitionError: if it has no group.
+    """
+    status = job.status
+    if isinstance(status, Starting | Running | Rescaling):
+        return msgspec.structs.replace(status, group=group)
+    raise IllegalTransitionError(job.job, job.phase.value, "another group", job.why)
+
+
+def settle_accounts(job: Job, now: Seconds) -> None:
+    """Add the time since the last change to what the job waited or used."""
+    account = job.accounting
     queued_s, running_s = times(job, now)
-    job.slot_s += (running_s - job.running_s) * (len(job.group.members) if job.group else 0)
-    job.queued_s, job.running_s, job.since = queued_s, running_s, now
+    account.slot_s += (running_s - account.running_s) * (len(job.group.members) if job.group else 0)
+    account.queued_s, account.running_s, account.since = queued_s, running_s, now
 
 
 def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
-    """Seconds without slots and with slots, up to `now`."""
-    elapsed = max(0.0, now - job.since)
+    """Seconds without slots and with slots.
+
+    Args:
+        job: of which they are.
+        now: up to when they are counted.
+    """
+    account = job.accounting
+    elapsed = max(0.0, now - account.since)
     if job.ended:
-        return job.queued_s, job.running_s
+        return account.queued_s, account.running_s
     if job.phase in HOLDING:
-        return job.queued_s, Seconds(job.running_s + elapsed)
-    return Seconds(job.queued_s + elapsed), job.running_s
+        return account.queued_s, Seconds(account.running_s + elapsed)
+    return Seconds(account.queued_s + elapsed), account.running_s

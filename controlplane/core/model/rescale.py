@@ -17,9 +17,6 @@ from controlplane.core.errors import IllegalTransitionError
 from schemas.groups import Group
 from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 
-PREPARE_LIMIT_S: Final = 600.0  # newcomers import, build, open their data
-SWITCH_LIMIT_S: Final = 1800.0  # the boundary comes; steps and evaluations may be long
-QUIESCE_LIMIT_S: Final = 1800.0  # a long evaluation may have to end first
 MAX_RECOVERIES: Final = 5  # in a row, without a group between
 
 
@@ -80,14 +77,6 @@ OPEN: Final = frozenset(
 )
 
 
-LIMITS: Final[Mapping[RescalePhase, float]] = {
-    RescalePhase.PREPARING: PREPARE_LIMIT_S,
-    RescalePhase.SWITCHING: SWITCH_LIMIT_S,
-    RescalePhase.QUIESCING: QUIESCE_LIMIT_S,
-    RescalePhase.REJOINING: SWITCH_LIMIT_S,
-}
-
-
 class QuiescePoint(msgspec.Struct, frozen=True, kw_only=True):
     """Where a survivor stands still."""
 
@@ -106,25 +95,22 @@ class Rescale(msgspec.Struct, kw_only=True):
     phase: RescalePhase
     why: str
     began: Seconds
-    deadline: Seconds
     store: str = ""  # HOST:PORT, once known
     source: int | None = None  # recover: rank whose state all take
     points: dict[WorkerId, QuiescePoint] = {}
     notified_nodes: dict[NodeId, None] = {}  # nodes that heard of this version
 
 
-class Hand(msgspec.Struct, frozen=True, kw_only=True):
-    """An operator's hand on a job: the policy leaves it alone."""
-
-    user: str
-    slots: int | None = None  # None: whatever it had
-    batch: int | None = None  # None: as it is
-    on: tuple[str, ...] = ()  # exactly these slots
-    paused: bool = False
-
-
 def advance(job: JobId, change: Rescale, trigger: RescaleTrigger) -> RescalePhase:
     """Move `change` along the table.
+
+    Args:
+        job: whose change it is, for the error.
+        change: it is changed in place.
+        trigger: what happened.
+
+    Returns:
+        Its phase afterwards.
 
     Raises:
         IllegalTransitionError: if the arrow is not drawn.

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+from controlplane.core.job_histories import JobHistories, JobHistory
 from controlplane.core.model.job import Job, times
+from controlplane.core.model.job_status import Phase
 from controlplane.core.model.node import Node
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
@@ -38,11 +40,11 @@ def job_summary(
     live = telemetry.of(job.job) if job.group else None
     live = live if live and job.group and live.group >= job.group.version else None
     waiting = not job.group and not job.ended
-    why = reason.text if reason and waiting and not job.history else job.why
-    if reason and waiting and job.history:
+    why = reason.text if reason and waiting and job.phase is Phase.QUEUED else job.why
+    if reason and waiting and job.phase is not Phase.QUEUED:
         why = f"{job.why}; {reason.text}"
-    if job.hand_waits:
-        why = f"{job.why}; {job.hand_waits}"
+    if job.override_waits:
+        why = f"{job.why}; {job.override_waits}"
     return JobSummary(
         job=job.job,
         name=job.spec.name,
@@ -51,27 +53,28 @@ def job_summary(
         reason=why,
         slots=len(job.group.members) if job.group else 0,
         global_batch=job.group.global_batch if job.group else 0,
-        lr=live.lr if live else job.lr or job.spec.lr,
-        epoch=job.epoch,
+        lr=live.lr if live else job.progress.lr or job.spec.lr,
+        epoch=job.progress.epoch,
         samples_per_s=_speed(job, live),
         progress=_progress(job, live),
-        train_loss=live.train_loss if live and live.train_loss is not None else job.train_loss,
-        metrics=job.metrics,
+        train_loss=_train_loss(job, live),
+        metrics=job.progress.metrics,
         submitted_at=job.submitted_at,
         queued_s=queued_s,
         running_s=running_s,
-        rescales=job.rescales,
-        batch_changes=job.batch_changes,
+        rescales=job.accounting.rescales,
+        batch_changes=job.accounting.batch_changes,
     )
 
 
 def job_detail(
-    job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds
+    job: Job, history: JobHistory, reason: Reason | None, telemetry: TelemetryTable, now: Seconds
 ) -> JobDetail:
     """Everything about one job, as `ones show` prints it.
 
     Args:
         job: as the core has it.
+        history: its past.
         reason: why the latest plan lets it wait, if it said so.
         telemetry: fills in what happened since the last epoch.
         now: seconds since the epoch.
@@ -97,25 +100,28 @@ def job_detail(
         spec=job.spec,
         snapshot=job.snapshot,
         workers=workers,
-        history=tuple(job.history),
-        epochs=tuple(job.epochs),
-        versions=tuple(job.versions),
-        failures=job.failures,
-        exit_code=job.exit_code,
-        samples_done=max(job.samples_done, live.samples_done if live else 0),
+        history=tuple(history.changes),
+        epochs=tuple(history.epochs),
+        versions=tuple(history.versions),
+        failures=job.attempts.failures,
+        exit_code=job.attempts.exit_code,
+        samples_done=max(job.progress.samples_done, live.samples_done if live else 0),
         version=job.version,
     )
 
 
-def job_explanation(job: Job, reason: Reason | None, now: Seconds) -> Explanation:
+def job_explanation(
+    job: Job, history: JobHistory, reason: Reason | None, now: Seconds
+) -> Explanation:
     """Every decision about a job; of one that waits also why, as the last entry.
 
     Args:
         job: as the core has it.
+        history: its past.
         reason: why the latest plan lets it wait, if it said so.
         now: seconds since the epoch, the time of that last entry.
     """
-    decisions = list(job.decisions)
+    decisions = list(history.decisions)
     if reason is not None and job.group is None and not job.ended:
         waits = Decision(
             time=now, was=job.size, to=job.size, why=reason.text, code=reason.code,
@@ -125,11 +131,12 @@ def job_explanation(job: Job, reason: Reason | None, now: Seconds) -> Explanatio
     return Explanation(job=job.job, state=job.phase.value, decisions=tuple(decisions))
 
 
-def search_info(state: State, policy: str, planner: Planner) -> SearchInfo:
+def search_info(state: State, histories: JobHistories, policy: str, planner: Planner) -> SearchInfo:
     """How the scheduler stands: the same numbers for clients and for Prometheus.
 
     Args:
-        state: counts of plans and changes, predicted and realised gains.
+        state: counts of changes.
+        histories: counts of plans, predicted and realised gains.
         policy: its name.
         planner: whoever plans.
 
@@ -141,17 +148,17 @@ def search_info(state: State, policy: str, planner: Planner) -> SearchInfo:
         policy=policy,
         running=planner.running,
         restarts=planner.restarts,
-        plans=state.plans_taken,
+        plans=histories.plans_taken,
         generations=stats.generations,
         best_fitness=stats.best_fitness,
         mean_fitness=stats.mean_fitness,
         incumbent_fitness=stats.incumbent_fitness,
         diversity=stats.diversity,
         decision_ms=stats.decision_ms,
-        rescales=sum(job.rescales for job in state.jobs.values()),
-        batch_changes=sum(job.batch_changes for job in state.jobs.values()),
-        predicted_gain=_geometric_mean([predicted for predicted, _ in state.gains]),
-        realised_gain=_geometric_mean([realised for _, realised in state.gains]),
+        rescales=sum(job.accounting.rescales for job in state.jobs.values()),
+        batch_changes=sum(job.accounting.batch_changes for job in state.jobs.values()),
+        predicted_gain=_geometric_mean([predicted for predicted, _ in histories.gains]),
+        realised_gain=_geometric_mean([realised for _, realised in histories.gains]),
     )
 
 
@@ -185,10 +192,16 @@ def _node_info(node: Node, owners: dict[str, JobId]) -> NodeInfo:
     )
 
 
+def _train_loss(job: Job, live: StepsReported | None) -> float | None:
+    if live is not None and live.train_loss is not None:
+        return live.train_loss
+    return job.progress.train_loss
+
+
 def _speed(job: Job, live: StepsReported | None) -> float:
     if not job.group:
         return 0.0
-    return live.samples_per_s if live else job.samples_per_s
+    return live.samples_per_s if live else job.progress.samples_per_s
 
 
 def _progress(job: Job, live: StepsReported | None) -> float | None:
@@ -200,9 +213,9 @@ def _progress(job: Job, live: StepsReported | None) -> float | None:
     if stop is not None and stop.samples is not None:
         total = stop.samples
     else:
-        epochs = stop.epochs if stop is not None else job.epochs_stated
-        total = (epochs or 0) * job.epoch_samples
+        epochs = stop.epochs if stop is not None else job.progress.epochs_stated
+        total = (epochs or 0) * job.progress.epoch_samples
     if not total:
         return 0.0
-    done = max(job.samples_done, live.samples_done if live else 0)
+    done = max(job.progress.samples_done, live.samples_done if live else 0)
     return min(1.0, done / total)

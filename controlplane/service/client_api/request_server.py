@@ -17,6 +17,7 @@ from controlplane.core.events import (
     ResizeRequested,
     ResumeRequested,
 )
+from controlplane.core.job_histories import JobHistory
 from controlplane.core.model.job import Job
 from controlplane.core.state import State
 from controlplane.service.access import READERS, WRITERS
@@ -219,8 +220,8 @@ class RequestServer:
             case PauseJob():
                 event = PauseRequested(job=job.job, user=who.name)
             case ResumeJob(auto=auto):
-                if job.hand is None:
-                    what = f"job: nobody's hand is on {job.job}"
+                if job.override is None:
+                    what = f"job: {job.job} is under no manual override"
                     raise BadFieldError(what, "the policy rules it already", "job")
                 event = ResumeRequested(job=job.job, user=who.name, auto=auto)
         await self._durable(event)
@@ -272,8 +273,13 @@ class RequestServer:
 
     def _detail(self, job: Job) -> Message:
         reason = self._plans.reasons.get(job.job)
-        return replies.job_detail(job, reason, self._telemetry, self._commit_loop.now())
+        history, now = self._history_of(job), self._commit_loop.now()
+        return replies.job_detail(job, history, reason, self._telemetry, now)
 
     def _explain(self, job: Job) -> Message:
         reason = self._plans.reasons.get(job.job)
-        return replies.job_explanation(job, reason, self._commit_loop.now())
+        history, now = self._history_of(job), self._commit_loop.now()
+        return replies.job_explanation(job, history, reason, now)
+
+    def _history_of(self, job: Job) -> JobHistory:
+        return self._commit_loop.reactor.histories.of(job.job)

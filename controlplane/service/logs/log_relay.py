@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
+from controlplane.core.job_histories import JobHistories
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
@@ -59,6 +60,7 @@ class LogRelay:
         store: LogStore,
         snapshots: SnapshotStore,
         state: Callable[[], State],
+        histories: Callable[[], JobHistories],
         now: Callable[[], Seconds],
         audit: Audit,
     ) -> None:
@@ -67,6 +69,7 @@ class LogRelay:
         self._store = store
         self._snapshots = snapshots
         self._state = state
+        self._histories = histories
         self._now = now
         self._audit = audit
         self._waiters: dict[JobId, asyncio.Future[None]] = {}
@@ -173,18 +176,19 @@ class LogRelay:
     def _missing(self, job: Job, stream: str) -> tuple[tuple[str, ...], bool]:
         """Workers whose output is not complete yet, and whether nothing more can be expected."""
         missing, final = [], job.ended
-        for name, node in job.ran.items():
+        processes = self._histories().of(job.job).processes
+        for name, node in processes.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
             if self._store.stored(job.job, stream, (int(version), int(rank)))[1]:
                 continue
             host = self._state().nodes.get(node)
             gone = host is None or host.phase is NodePhase.LOST
-            lost = gone or (job.ended and self._now() - job.since > MISSING_S)
+            lost = gone or (job.ended and self._now() - job.accounting.since > MISSING_S)
             missing.append(f"{name} on {node}" + (", which is lost" if gone else ""))
             final = final and lost
         for worker in job.workers.values():
             name = worker_id(job.job, worker.version, worker.rank)
-            final = final and (name in job.ran)
+            final = final and (name in processes)
         return tuple(missing), final
 
     def _waiter(self, job: JobId) -> asyncio.Future[None]:

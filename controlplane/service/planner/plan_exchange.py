@@ -6,7 +6,7 @@ import asyncio
 
 from controlplane.core.commit import difference
 from controlplane.core.events import PlanProposed
-from controlplane.core.model.job import HOLDING
+from controlplane.core.model.job_status import HOLDING
 from controlplane.policy.api import ClusterView, Plan, PlanTaken, Reason, SearchStats
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.planner.planner_protocol import Planner

@@ -29,7 +29,8 @@ class PolicyObserver:
 
     def announced(self, event: FeedEvent) -> None:
         """Tell the policy what an announcement teaches; of an ended job nothing more is shown."""
-        learnt = policy_events.of_event(event, self._commit_loop.reactor.state)
+        core = self._commit_loop.reactor
+        learnt = policy_events.of_event(event, core.state, core.histories)
         if learnt is not None:
             self._planner.observe(learnt, self._commit_loop.now())
         if isinstance(learnt, JobEnded):

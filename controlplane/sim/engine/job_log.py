@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from controlplane.core.model.job import HOLDING, Job
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import HOLDING
 from controlplane.core.state import State
 from controlplane.sim.engine.training_progress import TrainingProgress
 from controlplane.sim.simulation_result import JobResult, SlotAllocation
@@ -92,13 +93,13 @@ def _result(record: _Record, job: Job) -> JobResult:
         application=record.training.model.application,
         submitted_at=job.submitted_at,
         started_at=record.started_at,
-        ended_at=job.since if job.ended else None,
+        ended_at=job.accounting.since if job.ended else None,
         state=job.phase.value,
-        queued_s=job.queued_s,
-        exec_s=job.running_s,
-        slot_s=job.slot_s,
-        rescales=job.rescales,
-        batch_changes=job.batch_changes,
+        queued_s=job.accounting.queued_s,
+        exec_s=job.accounting.running_s,
+        slot_s=job.accounting.slot_s,
+        rescales=job.accounting.rescales,
+        batch_changes=job.accounting.batch_changes,
         trained_s=record.training.trained_s,
         extrapolated_s=record.training.extrapolated_s,
         counted=record.counted,

@@ -173,7 +173,7 @@ class Simulation:
         event = command.event
         name = event.job
         if self.planner is not None:
-            observed = policy_events.of_event(event, self.reactor.state)
+            observed = policy_events.of_event(event, self.reactor.state, self.reactor.histories)
             if observed is not None:
                 self.planner.observe(observed)
         if name is None or not event.event.startswith("job."):

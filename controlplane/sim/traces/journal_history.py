@@ -10,7 +10,7 @@ from typing import Final
 from urllib.parse import quote
 
 from controlplane.core.events import Input, NodeGreeted, NodeLost
-from controlplane.core.state import State
+from controlplane.core.reactor import Reactor
 from controlplane.journal.record import SCHEMA_VERSION, input_from
 from controlplane.journal.replay import replay
 from controlplane.sim.simulator_errors import TraceError
@@ -22,8 +22,8 @@ NO_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder
 Slots = dict[NodeId, int]  # of each node that is there
 
 
-def replay_journal(path: Path, since: float, until: float) -> tuple[State, Slots]:
-    """The state that a journal leads to, and the cluster as it was largest in a window.
+def replay_journal(path: Path, since: float, until: float) -> tuple[Reactor, Slots]:
+    """What a journal leads to, and the cluster as it was largest in a window.
 
     The file is opened read-only. A transaction that was torn was never reported as durable and
     is not there.
@@ -56,13 +56,13 @@ def replay_journal(path: Path, since: float, until: float) -> tuple[State, Slots
 
     with closing(_opened(path)) as database:
         try:
-            state = replay(watched(_inputs(path, database))).state
+            core = replay(watched(_inputs(path, database)))
         except TraceError:
             raise
         except (OnesError, LookupError, TypeError, ValueError) as error:
             what = f"{path}: its history leads nowhere in this release: {error!r}"
             raise TraceError(what, "export it with the release that wrote it") from None
-    return state, largest[0]
+    return core, largest[0]
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -85,9 +85,9 @@ def _opened(path: Path) -> sqlite3.Connection:
     except (sqlite3.Error, TypeError, ValueError) as error:
         database.close()
         raise TraceError(f"{path} is no journal: {error}", NO_JOURNAL) from None
-    if not 1 <= version <= SCHEMA_VERSION:
+    if version != SCHEMA_VERSION:
         database.close()
-        hint = f"this release reads up to {SCHEMA_VERSION}; export it with the one that wrote it"
+        hint = f"this release reads schema {SCHEMA_VERSION}; export it with the one that wrote it"
         raise TraceError(f"{path} is a journal of schema {version}", hint)
     return database
 

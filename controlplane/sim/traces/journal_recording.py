@@ -10,7 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from controlplane.core.model.job import NUMBERED, Job, Phase
+from controlplane.core.job_histories import JobHistories, JobHistory
+from controlplane.core.model.job import NUMBERED, Job
+from controlplane.core.model.job_status import Phase
 from controlplane.sim.models.recorded.recording import (
     LEAST,
     MOST,
@@ -65,18 +67,18 @@ def recording_from_journal(
     """
     begin = -math.inf if since is None else float(since)
     end = math.inf if until is None else float(until)
-    state, slots = replay_journal(journal, begin, end)
-    jobs = list(state.jobs.values())
+    core, slots = replay_journal(journal, begin, end)
+    jobs, histories = list(core.state.jobs.values()), core.histories
     window = [job for job in jobs if begin <= job.submitted_at < end]
     if not window:
         raise TraceError(f"{journal}: no job was submitted in that window", "choose another one")
     labels = _labels(window)
     families = {
-        key: _family(label, [job for job in jobs if job.family == key])
+        key: _family(label, [job for job in jobs if job.family == key], histories)
         for key, label in labels.items()
     }
     names = _names(window, users=users)
-    taken, left_out = _submissions(window, families, names, most=sum(slots.values()))
+    taken, left_out = _submissions(window, histories, families, names, most=sum(slots.values()))
     if not taken:
         why = "; ".join(f"{count}: {reason}" for reason, count in left_out.items())
         raise TraceError(f"{journal}: none of {len(window)} jobs can be replayed ({why})", "wait")
@@ -84,7 +86,7 @@ def recording_from_journal(
     return Recording(
         name=journal.stem,
         nodes=_groups(slots.values()),
-        took=_took(jobs),
+        took=_took(histories.of(job.job) for job in jobs),
         families=tuple(family for family in families.values() if family.name in used),
         jobs=tuple(taken),
         left_out=dict(left_out),
@@ -92,7 +94,12 @@ def recording_from_journal(
 
 
 def _submissions(
-    window: Sequence[Job], families: Mapping[str, Family], names: Mapping[str, str], *, most: int
+    window: Sequence[Job],
+    histories: JobHistories,
+    families: Mapping[str, Family],
+    names: Mapping[str, str],
+    *,
+    most: int,
 ) -> tuple[list[Submission], Counter[str]]:
     """The jobs that can be replayed, and how many cannot for which reason."""
     left_out: Counter[str] = Counter()
@@ -104,7 +111,8 @@ def _submissions(
             left_out[reason] += 1
             continue
         at = job.submitted_at - window[0].submitted_at
-        taken.append(_submission(job, family, names[job.user], max(0.0, at), most))
+        epochs, user = _epochs(histories.of(job.job)), names[job.user]
+        taken.append(_submission(job, epochs, family, user, at=max(0.0, at), most=most))
     return taken, left_out
 
 
@@ -133,7 +141,7 @@ def _unfit(job: Job, family: Family, most: int) -> str:
         return UNMEASURED
     if job.spec.slots[0] > most:
         return TOO_LARGE
-    if not job.samples_done and job.phase in {Phase.SUCCEEDED, Phase.FAILED}:
+    if not job.progress.samples_done and job.phase in {Phase.SUCCEEDED, Phase.FAILED}:
         return NOTHING
     if not job.ended and _stated(job, family) is None:
         return ENDLESS
@@ -142,13 +150,15 @@ def _unfit(job: Job, family: Family, most: int) -> str:
 
 def _stated(job: Job, family: Family) -> int | None:
     """The work that was stated, in samples, also of a job that never trained."""
-    if job.stop_samples is not None or job.epoch_samples or job.spec.stop is None:
+    if job.stop_samples is not None or job.progress.epoch_samples or job.spec.stop is None:
         return job.stop_samples
     stop, length = job.spec.stop, family.epoch_samples
     return stop.epochs * length if stop.epochs and stop.metric is None else None
 
 
-def _submission(job: Job, family: Family, user: str, at: float, most: int) -> Submission:
+def _submission(
+    job: Job, epochs: tuple[Epoch, ...], family: Family, user: str, *, at: float, most: int
+) -> Submission:
     return Submission(
         name=job.job,
         at=at,
@@ -156,20 +166,20 @@ def _submission(job: Job, family: Family, user: str, at: float, most: int) -> Su
         family=family.name,
         spec=_bare(job.spec, family.name, most),
         ended=ENDINGS.get(job.phase, "unfinished"),
-        ended_after_s=max(0.0, job.since - job.submitted_at) if job.ended else None,
-        samples=job.samples_done,
+        ended_after_s=max(0.0, job.accounting.since - job.submitted_at) if job.ended else None,
+        samples=job.progress.samples_done,
         stated_samples=_stated(job, family),
-        epoch_samples=job.epoch_samples or family.epoch_samples,
-        epochs=_epochs(job),
+        epoch_samples=job.progress.epoch_samples or family.epoch_samples,
+        epochs=epochs,
     )
 
 
-def _epochs(job: Job) -> tuple[Epoch, ...]:
+def _epochs(history: JobHistory) -> tuple[Epoch, ...]:
     formed = [
-        version.time + version.took_s for version in job.versions if version.outcome == "formed"
+        version.time + version.took_s for version in history.versions if version.outcome == "formed"
     ]
     found, before = [], None
-    for info in job.epochs:
+    for info in history.epochs:
         if info.epoch < 1 or info.global_batch < 1:
             continue
         speed = _speed(info) if _measured(info) else None
@@ -209,15 +219,17 @@ def _bare(spec: JobSpec, family: str, most: int) -> JobSpec:
     )
 
 
-def _family(name: str, jobs: Sequence[Job]) -> Family:
-    succeeded = [job.samples_done for job in jobs if job.phase is Phase.SUCCEEDED]
+def _family(name: str, jobs: Sequence[Job], histories: JobHistories) -> Family:
+    succeeded = [job.progress.samples_done for job in jobs if job.phase is Phase.SUCCEEDED]
     return Family(
         name=name,
-        speeds=tuple(_speed(info) for job in jobs for info in job.epochs if _measured(info)),
-        epoch_samples=max(job.epoch_samples for job in jobs),
-        took=_took(jobs),
+        speeds=tuple(
+            _speed(info) for job in jobs for info in histories.of(job.job).epochs if _measured(info)
+        ),
+        epoch_samples=max(job.progress.epoch_samples for job in jobs),
+        took=_took(histories.of(job.job) for job in jobs),
         finished=tuple(samples for samples in succeeded if samples),
-        furthest=max(job.samples_done for job in jobs),
+        furthest=max(job.progress.samples_done for job in jobs),
     )
 
 
@@ -238,14 +250,14 @@ def _loss(info: EpochInfo) -> float | None:
     return info.train_loss if math.isfinite(info.train_loss or 0.0) else None
 
 
-def _took(jobs: Iterable[Job]) -> ChangeTimes:
+def _took(histories: Iterable[JobHistory]) -> ChangeTimes:
     starts: list[float] = []
     restarts: list[float] = []
     joins: list[float] = []
     switches: list[float] = []
-    for job in jobs:
+    for history in histories:
         before: VersionInfo | None = None
-        for version in job.versions:
+        for version in history.versions:
             if version.outcome != "formed":
                 continue
             if version.kind == "start":

@@ -12,7 +12,7 @@ import pytest
 from controlplane.core.commands import AskForPlan
 from controlplane.core.commit import Verdict, check, difference
 from controlplane.core.events import NodeSuspected, PlanProposed
-from controlplane.core.model.job import Phase
+from controlplane.core.model.job_status import Phase
 from controlplane.policy.api import Plan, Reason, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import StopRule
@@ -129,7 +129,7 @@ def placed(controller: Controller, job: JobId = A) -> dict[SlotId, int]:
 
 def outcomes(controller: Controller, job: JobId = A) -> list[tuple[int, str, str, str]]:
     """Version, who decided, the code of the reason, and what came of it."""
-    return [(d.version, d.by, d.code, d.outcome) for d in controller.job(job).decisions]
+    return [(d.version, d.by, d.code, d.outcome) for d in controller.history_of(job).decisions]
 
 
 # --- one job grows, shrinks, pauses, takes another batch
@@ -183,7 +183,11 @@ def test_a_plan_changes_only_the_batch() -> None:
     controller.tell(N1, formed(A, index=3, group=2))
     controller.tell(N2, formed(A, rank=1, index=3, group=2))
     job = controller.job(A)
-    assert (job.rescales, job.batch_changes, placed(controller)) == (0, 1, {S0: 64, T0: 40})
+    assert (job.accounting.rescales, job.accounting.batch_changes, placed(controller)) == (
+        0,
+        1,
+        {S0: 64, T0: 40},
+    )
 
 
 def test_a_plan_pauses_a_job_and_the_next_resumes_it_from_its_checkpoint() -> None:
@@ -241,7 +245,7 @@ def test_a_plan_of_a_search_says_what_it_changed_and_how_the_search_stands() -> 
         diversity=0.25,
         decision_ms=1.5,
     )
-    assert controller.state.plans_taken == 3, "two plans began the jobs"
+    assert controller.reactor.histories.plans_taken == 3, "two plans began the jobs"
 
 
 def test_a_plan_that_changes_nothing_is_not_counted() -> None:
@@ -249,7 +253,7 @@ def test_a_plan_that_changes_nothing_is_not_counted() -> None:
 
     commands = controller.take(PlanProposed(plan=plan(controller, {A: {S0: BATCH}}), stats=IDLE))
 
-    assert (commands, controller.state.plans_taken) == ([], 1)
+    assert (commands, controller.reactor.histories.plans_taken) == ([], 1)
 
 
 # --- slots go from one job to another
@@ -301,7 +305,7 @@ def test_a_paused_job_gives_its_slots_to_one_that_grows_in_the_same_plan() -> No
         S0: B,
         S1: B,
     }
-    assert [d.to for d in controller.job(A).decisions] == [
+    assert [d.to for d in controller.history_of(A).decisions] == [
         Size(slots=(S0, S1), batch=64),
         Size(),
     ]
@@ -356,7 +360,7 @@ def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone(
     assert phases(controller) == dict.fromkeys((A, B, C), Phase.RUNNING)
     assert list(controller.state.reservations()) == [T1], "the newcomer of b was told to stop"
 
-    controller.now = controller.job(A).retry_at
+    controller.now = controller.job(A).attempts.change_at
     wanted = {A: {T0: BATCH}, C: {S1: 32, T1: 32}}
     verdict = check(plan(controller, wanted), controller.state, Seconds(controller.now))
 
@@ -418,7 +422,7 @@ def test_a_migration_grows_first_and_shrinks_by_the_next_plan() -> None:
     leave = order(switch, 3, T0, [NEW], kind=JOIN, former=former)
     assert deltas(second) == [send(N2, leave), send(N1, leave)]
     controller.tell(N2, formed(A, 2, rank=1, index=3, group=3))
-    assert (placed(controller), controller.job(A).rescales) == (there, 2)
+    assert (placed(controller), controller.job(A).accounting.rescales) == (there, 2)
 
 
 def test_a_migration_never_trains_with_a_batch_above_the_limit() -> None:
@@ -431,7 +435,7 @@ def test_a_migration_never_trains_with_a_batch_above_the_limit() -> None:
 
     controller.place({A: {T0: 1, T1: 1}})
 
-    assert controller.job(A).decisions[-1].to.batch <= 2
+    assert controller.history_of(A).decisions[-1].to.batch <= 2
 
 
 def test_slots_that_a_migration_leaves_are_not_promised_before_it_shrinks() -> None:
@@ -582,8 +586,8 @@ def test_a_growth_that_came_to_nothing_is_not_tried_again_at_once() -> None:
     controller.place({A: HALVES})
     controller.tell(N2, refused(A, 2, rank=1, error="no zygote"))
     job = controller.job(A)
-    wait_s = job.retry_at - controller.now
-    assert (wait_s, controller.view().jobs[A].retry_at) == (1.0, job.retry_at)
+    wait_s = job.attempts.change_at - controller.now
+    assert (wait_s, controller.view().jobs[A].retry_at) == (1.0, job.attempts.change_at)
 
     assert controller.place({A: HALVES}) == [AskForPlan()]
     controller.now += wait_s
@@ -594,7 +598,7 @@ def test_a_shrink_that_came_to_nothing_is_not_tried_again_at_once() -> None:
     controller = both()
     controller.place({A: {S0: BATCH}})
     controller.tell(N1, join_failed(A, index=3, group=2, error="no"))
-    assert controller.job(A).retry_at > controller.now
+    assert controller.job(A).attempts.change_at > controller.now
 
     assert controller.place({A: {S0: BATCH}}) == [AskForPlan()]
 
@@ -645,7 +649,7 @@ def test_the_difference_leads_to_what_the_whole_plan_asks_for() -> None:
     controller.take(PlanProposed(plan=changed))
 
     assert difference(whole, controller.state, Seconds(controller.now)).local_batch == {}
-    assert [controller.job(job).decisions[-1].to.slots for job in (A, B)] == [(), (T0, S0)]
+    assert [controller.history_of(job).decisions[-1].to.slots for job in (A, B)] == [(), (T0, S0)]
 
 
 def test_survivors_keep_the_batch_and_take_it_in_passes() -> None:
@@ -656,7 +660,7 @@ def test_survivors_keep_the_batch_and_take_it_in_passes() -> None:
 
     controller.tell(N1, exited(A, rank=1, signal=SIGKILL))
 
-    assert controller.job(A).decisions[-1].to == Size(slots=(S0,), batch=2 * BATCH)
+    assert controller.history_of(A).decisions[-1].to == Size(slots=(S0,), batch=2 * BATCH)
 
 
 # --- decisions
@@ -674,7 +678,7 @@ def test_every_group_is_a_decision_with_its_reason_numbers_and_outcome() -> None
         to=Size(slots=(S0,), batch=64),
         why="planned",
         code="planned",
-        version=controller.job(A).decisions[0].version,
+        version=controller.history_of(A).decisions[0].version,
         outcome="formed",
     )
     under_way = Decision(
@@ -686,7 +690,7 @@ def test_every_group_is_a_decision_with_its_reason_numbers_and_outcome() -> None
         numbers={"speed_now": 400.0, "speed_then": 800.0},
         version=controller.job(A).version,
     )
-    assert controller.job(A).decisions == [first, under_way]
+    assert controller.history_of(A).decisions == [first, under_way]
 
     controller.now += 2.0
     controller.tell(N1, store(A, index=3, group=2, port=29500))
@@ -695,7 +699,7 @@ def test_every_group_is_a_decision_with_its_reason_numbers_and_outcome() -> None
     controller.tell(N2, formed(A, 2, rank=1))
 
     done = msgspec.structs.replace(under_way, outcome="formed", took_s=2.0)
-    assert controller.job(A).decisions == [first, done]
+    assert controller.history_of(A).decisions == [first, done]
 
 
 def lose_the_newcomer(controller: Controller) -> None:
@@ -759,15 +763,15 @@ def test_the_first_whole_epoch_of_a_group_shows_what_the_change_was_good_for() -
     commands = controller.tell(N1, epoch_end(A, 1, index=5, group=2, samples_per_s=600.0))
 
     assert commands[0] == news("job.gain", A, version=2, predicted=2.0, realised=1.5)
-    assert controller.job(A).decisions[-1].numbers == {
+    assert controller.history_of(A).decisions[-1].numbers == {
         "speed_now": 400.0,
         "speed_then": 800.0,
         "speed_realised": 600.0,
     }
-    assert controller.state.gains == [(2.0, 1.5)]
+    assert controller.reactor.histories.gains == [(2.0, 1.5)]
     again = controller.tell(N1, epoch_end(A, 2, index=6, group=2, samples_per_s=700.0))
     assert [command.event.event for command in again if command != AskForPlan()] == ["job.epoch"]  # type: ignore[union-attr]
-    assert controller.state.gains == [(2.0, 1.5)]
+    assert controller.reactor.histories.gains == [(2.0, 1.5)]
 
 
 def test_an_epoch_that_two_groups_shared_shows_nothing() -> None:
@@ -779,12 +783,12 @@ def test_an_epoch_that_two_groups_shared_shows_nothing() -> None:
     controller.tell(N2, formed(A, 2, rank=1, epoch=1, step=20))
 
     controller.tell(N1, epoch_end(A, 2, index=6, group=2))
-    shared = controller.job(A).epochs[-1]
+    shared = controller.history_of(A).epochs[-1]
     controller.tell(N1, epoch_end(A, 3, index=7, group=2))
-    whole = controller.job(A).epochs[-1]
+    whole = controller.history_of(A).epochs[-1]
 
     assert [(e.whole, e.slots, e.nodes) for e in (shared, whole)] == [(False, 2, 2), (True, 2, 2)]
-    assert controller.state.gains == [(2.0, 500.0 / 400.0)]
+    assert controller.reactor.histories.gains == [(2.0, 500.0 / 400.0)]
 
 
 def test_an_epoch_of_the_group_before_shows_nothing() -> None:
@@ -793,8 +797,8 @@ def test_an_epoch_of_the_group_before_shows_nothing() -> None:
 
     controller.tell(N1, epoch_end(A, 1))
 
-    assert controller.state.gains == []
-    assert controller.job(A).epochs[-1].whole
+    assert controller.reactor.histories.gains == []
+    assert controller.history_of(A).epochs[-1].whole
 
 
 @pytest.mark.parametrize(
@@ -806,8 +810,8 @@ def test_a_change_of_which_no_speed_was_promised_has_no_gain(numbers: dict[str, 
 
     controller.tell(N1, epoch_end(A, 1, index=5, group=2))
 
-    assert controller.state.gains == []
-    assert controller.job(A).decisions[-1].numbers == numbers
+    assert controller.reactor.histories.gains == []
+    assert controller.history_of(A).decisions[-1].numbers == numbers
 
 
 def test_an_epoch_after_a_pause_in_it_was_not_done_by_one_group() -> None:
@@ -821,7 +825,7 @@ def test_an_epoch_after_a_pause_in_it_was_not_done_by_one_group() -> None:
 
     controller.tell(N1, epoch_end(A, 2, 3, index=3))
 
-    assert not controller.job(A).epochs[-1].whole
+    assert not controller.history_of(A).epochs[-1].whole
 
 
 def test_an_epoch_is_noted_with_the_size_of_the_group_that_reported_it() -> None:
@@ -833,7 +837,7 @@ def test_an_epoch_is_noted_with_the_size_of_the_group_that_reported_it() -> None
 
     controller.tell(N1, epoch_end(A, 1, index=5, group=2))
 
-    (epoch,) = controller.job(A).epochs
+    (epoch,) = controller.history_of(A).epochs
     assert (epoch.slots, epoch.nodes, epoch.whole) == (2, 2, False)
 
 
@@ -848,7 +852,7 @@ def test_the_first_step_of_a_migration_is_not_held_against_what_its_end_promised
 
     controller.tell(N1, epoch_end(A, 1, index=5, group=2, samples_per_s=790.0))
 
-    assert controller.state.gains == []
+    assert controller.reactor.histories.gains == []
 
 
 # --- what a policy sees
@@ -909,7 +913,7 @@ def test_a_job_is_movable_while_it_waits_and_trains_and_not_in_between() -> None
     told.append(movable(controller))
     controller.tell(N2, refused(A, 2, rank=1, error="no zygote"))
     told.append(movable(controller))
-    controller.now = controller.job(A).retry_at
+    controller.now = controller.job(A).attempts.change_at
     controller.place({A: {}})
     told.append(movable(controller))
     controller.tell(N1, suspended(A, index=3, group=3))
@@ -971,7 +975,7 @@ def test_slots_of_a_lost_node_are_not_seen_and_of_a_suspect_one_not_leaving() ->
 def test_a_slot_that_an_operator_waits_for_is_not_leaving() -> None:
     controller = training(training(cluster_of(n1=1, n2=2), S0), T0, T1, name="b")
     controller.take(resized(A, 3))
-    assert controller.job(A).hand_waits != ""
+    assert controller.job(A).override_waits != ""
 
     controller.place({B: {T0: BATCH}})
 
@@ -1097,7 +1101,7 @@ def test_the_history_of_plans_gives_the_same_state_again() -> None:
     controller.tell(N2, epoch_end(B, 1, index=5, group=2))
     controller.place({A: {}})
 
-    assert controller.state.gains != []
+    assert controller.reactor.histories.gains != []
     assert controller.replayed() == controller.state
 
 

@@ -19,8 +19,14 @@ from tests.support.controller import Controller, cluster_of, running, training
 def learnt(controller: Controller, commands: list[Command]) -> list[PolicyEvent]:
     """What the announcements among `commands` teach."""
     events = [command.event for command in commands if isinstance(command, Announce)]
-    found = [policy_events.of_event(event, controller.state) for event in events]
+    state, histories = controller.state, controller.reactor.histories
+    found = [policy_events.of_event(event, state, histories) for event in events]
     return [event for event in found if event is not None]
+
+
+def past(controller: Controller) -> list[tuple[Seconds, PolicyEvent]]:
+    """Everything that may be learnt again, and when it happened."""
+    return policy_events.history(controller.state, controller.reactor.histories)
 
 
 def steps(job: JobId, version: int = 1, **changes: Any) -> StepsReported:
@@ -56,10 +62,10 @@ def test_epochs_teach_the_noise_scale_that_each_of_them_told_of_and_no_mean() ->
     for epoch, scale in [(1, 64.0), (2, 256.0), (3, -1.0)]:
         controller.tell(N1, builders.epoch_end(A, epoch, train_loss=1.0, noise_scale=scale))
 
-    smoothed = controller.job(A).noise_scale
+    smoothed = controller.job(A).progress.noise_scale
     assert smoothed is not None
     assert 64.0 < smoothed < 256.0
-    assert [event for _, event in policy_events.history(controller.state)] == [
+    assert [event for _, event in past(controller)] == [
         seen(noise_scale=64.0), seen(epoch=2, noise_scale=256.0), seen(epoch=3),
     ]  # fmt: skip
 
@@ -166,7 +172,7 @@ def test_a_new_search_learns_every_epoch_and_end_again_oldest_first() -> None:
     told += [(Seconds(controller.now), event) for event in learnt(controller, commands)]
 
     assert [type(event) for _, event in told] == [EpochSeen, EpochSeen, JobEnded]
-    assert policy_events.history(controller.state) == told
+    assert past(controller) == told
 
 
 def test_the_histories_of_jobs_are_woven_together_by_time() -> None:
@@ -177,7 +183,7 @@ def test_the_histories_of_jobs_are_woven_together_by_time() -> None:
         controller.now = at
         controller.tell(N1, builders.epoch_end(job, 1))
 
-    assert policy_events.history(controller.state) == [
+    assert past(controller) == [
         (1010.0, seen(job=B, family="ann/g")),
         (1020.0, seen()),
     ]
@@ -186,8 +192,8 @@ def test_the_histories_of_jobs_are_woven_together_by_time() -> None:
 def test_only_the_latest_epochs_are_learnt_again() -> None:
     controller = running(epochs=policy_events.KEPT_EPOCHS + 3)
 
-    assert len(policy_events.history(controller.state)) == policy_events.KEPT_EPOCHS
+    assert len(past(controller)) == policy_events.KEPT_EPOCHS
 
 
 def test_a_cluster_without_a_past_teaches_nothing() -> None:
-    assert policy_events.history(cluster_of(n1=1).state) == []
+    assert past(cluster_of(n1=1)) == []

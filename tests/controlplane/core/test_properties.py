@@ -23,6 +23,7 @@ from hypothesis.stateful import (
 
 from controlplane.core.commands import Command, SendDelta
 from controlplane.core.commit import check, difference
+from controlplane.core.deadlines import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S
 from controlplane.core.events import (
     Input,
     NodeGreeted,
@@ -32,10 +33,9 @@ from controlplane.core.events import (
     NodeSuspected,
     PlanProposed,
 )
-from controlplane.core.handlers.lifecycle import RETRY_LONGEST_S, START_LIMIT_S
-from controlplane.core.model.job import Job, Phase
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import Phase
 from controlplane.core.model.node import NodePhase
-from controlplane.core.model.rescale import PREPARE_LIMIT_S
 from controlplane.policy.api import ClusterView, JobView, Plan
 from controlplane.policy.baselines.fifo import Fifo
 from controlplane.service.client_api.resize_checks import check_resize
@@ -167,10 +167,10 @@ class Cluster(RuleBasedStateMachine):
         self.take(paused(self.one_job(which)))
         self.all_goes_well_for_a_moment(rounds)
 
-    @precondition(lambda self: self.controller.state.hands)
+    @precondition(lambda self: self.controller.state.overrides)
     @rule(which=ANY, auto=st.booleans())
     def a_user_resumes(self, which: int, *, auto: bool) -> None:
-        self.take(resumed(one_of(list(self.controller.state.hands), which), auto=auto))
+        self.take(resumed(one_of(list(self.controller.state.overrides), which), auto=auto))
 
     @rule(age=st.integers(0, 8))
     def a_plan_of_an_older_view_arrives(self, age: int) -> None:
@@ -324,7 +324,7 @@ class Cluster(RuleBasedStateMachine):
     @rule(which=st.integers(0, 999))
     def an_old_event_arrives_again(self, which: int) -> None:
         before = len(self.controller.view().jobs)
-        due = bool(self.controller.state.hands)  # a hand may do something at any input
+        due = bool(self.controller.state.overrides)  # an override may do something at any input
         assert self.take(one_of(self.heard, which)) == [] or due
         assert len(self.controller.view().jobs) == before
 
@@ -415,11 +415,12 @@ class Cluster(RuleBasedStateMachine):
     def every_decision_but_the_one_under_way_has_its_outcome(self) -> None:
         for job in self.controller.state.jobs.values():
             under_way = job.phase in {Phase.STARTING, Phase.RESCALING}
-            versions = [decision.version for decision in job.decisions]
-            open_ = [decision.version for decision in job.decisions if not decision.outcome]
+            decisions = self.controller.history_of(job.job).decisions
+            versions = [decision.version for decision in decisions]
+            open_ = [decision.version for decision in decisions if not decision.outcome]
             assert versions == sorted(set(versions))
-            assert open_ == versions[-1:] * under_way, (job.phase, job.decisions)
-            for decision in job.decisions:
+            assert open_ == versions[-1:] * under_way, (job.phase, decisions)
+            for decision in decisions:
                 assert decision.to.batch <= job.spec.batch_limit or decision.by == "operator"
 
     def teardown(self) -> None:
@@ -428,11 +429,12 @@ class Cluster(RuleBasedStateMachine):
             self.is_where_it_should_be(self.controller.job(job))
         self.every_slot_that_is_owned_has_a_process()
         self.everything_gets_well(EPOCHS)
-        for job in list(self.controller.state.hands):
+        for job in list(self.controller.state.overrides):
             self.take(resumed(job, auto=True))
         self.everything_gets_well(EPOCHS)
         unfinished = {
-            job: self.controller.job(job).history[-1:] for job in self.controller.state.active
+            job: self.controller.history_of(job).changes[-1:]
+            for job in self.controller.state.active
         }
         assert unfinished == {}
         assert self.controller.state.jobs_with_processes == {}
@@ -440,20 +442,21 @@ class Cluster(RuleBasedStateMachine):
 
     def is_where_it_should_be(self, job: Job) -> None:
         """Nothing goes on any more, so nothing is under way: what was asked for is there."""
-        story = [change.why for change in job.history[-6:]], job.change, job.workers
+        changes = self.controller.history_of(job.job).changes
+        story = [change.why for change in changes[-6:]], job.change, job.workers
         assert job.phase not in {Phase.STARTING, Phase.RESCALING}, story
-        hand = job.hand
-        if hand is None or job.hand_waits:
+        override = job.override
+        if override is None or job.override_waits:
             return
-        if hand.paused:
+        if override.paused:
             assert job.phase in {Phase.PAUSED, Phase.QUEUED}, story
             return
         assert job.phase is Phase.RUNNING, story
         assert job.group is not None
         slots = [member.slot for member in job.group.members]
-        assert hand.slots in {None, len(slots)} or hand.on, (hand, story)
-        assert not hand.on or set(hand.on) == set(slots), (hand, story)
-        assert hand.batch in {None, job.group.global_batch}, (hand, story)
+        assert override.slots in {None, len(slots)} or override.on, (override, story)
+        assert not override.on or set(override.on) == set(slots), (override, story)
+        assert override.batch in {None, job.group.global_batch}, (override, story)
 
     def every_slot_that_is_owned_has_a_process(self) -> None:
         living = {
@@ -472,9 +475,12 @@ class Cluster(RuleBasedStateMachine):
             self.greeted(node.hello())
         for _ in range(MANY):
             went_on = self.plan_if_asked() or self.nodes_go_on(epochs)
-            if not went_on and not self.plan_in_time() and not self.a_hand_is_due():
+            if not went_on and not self.plan_in_time() and not self.an_override_is_due():
                 return
-        story = {job: self.controller.job(job).history[-8:] for job in self.controller.state.active}
+        story = {
+            job: self.controller.history_of(job).changes[-8:]
+            for job in self.controller.state.active
+        }
         raise AssertionError(story)
 
     def nodes_go_on(self, epochs: int | None) -> bool:
@@ -503,8 +509,11 @@ class Cluster(RuleBasedStateMachine):
         self.controller.now = max(self.controller.now, self.wake_at)
         return self.plan()
 
-    def a_hand_is_due(self) -> bool:
-        due = [job.retry_at for job in map(self.controller.job, self.controller.state.hands)]
+    def an_override_is_due(self) -> bool:
+        due = [
+            job.attempts.change_at
+            for job in map(self.controller.job, self.controller.state.overrides)
+        ]
         later = [at for at in due if at > 0]
         if not later:
             return False
@@ -575,13 +584,13 @@ class Cluster(RuleBasedStateMachine):
     def follow(self, plan: Plan) -> None:
         """Propose `plan`; it orders something only of jobs that it names and that it knew of."""
         jobs = self.controller.state.jobs.values()
-        hands = dict(self.controller.state.hands)
+        overridden = dict(self.controller.state.overrides)
         before = {job.job: job.version for job in jobs}
         known = {job.job for job in jobs if job.changed_at <= plan.based_on}
 
         self.take(PlanProposed(plan=plan))
 
-        ordered = {job.job for job in jobs if job.version != before[job.job]} - hands.keys()
+        ordered = {job.job for job in jobs if job.version != before[job.job]} - overridden.keys()
         assert ordered <= plan.local_batch.keys() & known
 
     def greeted(self, greeting: NodeGreeted) -> None:

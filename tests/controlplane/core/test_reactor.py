@@ -7,6 +7,8 @@ from signal import SIGKILL, SIGSEGV, SIGTERM
 import pytest
 
 from controlplane.core.commands import Accept, AskForPlan
+from controlplane.core.deadlines import RETRY_FIRST_S, RETRY_LONGEST_S, START_LIMIT_S
+from controlplane.core.deltas import desired
 from controlplane.core.events import (
     InputSkipped,
     NodeHeard,
@@ -14,13 +16,8 @@ from controlplane.core.events import (
     NodeSuspected,
     StartExpired,
 )
-from controlplane.core.handlers.lifecycle import (
-    MAX_LOSSES,
-    RETRY_FIRST_S,
-    RETRY_LONGEST_S,
-    START_LIMIT_S,
-)
-from controlplane.core.model.job import Phase
+from controlplane.core.handlers.ends import MAX_LOSSES
+from controlplane.core.model.job_status import Phase, Running, ScriptReports
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.policy.api import Reason
@@ -146,7 +143,7 @@ def test_a_plan_prepares_the_job_on_the_node_of_its_member_only() -> None:
         news("job.starting", A, reason=f"its turn by arrival: {T0}", slots=T0),
         send(N2, run(A, on=T0)),
     ]
-    assert controller.job(A).versions == [
+    assert controller.history_of(A).versions == [
         VersionInfo(
             version=Version(1),
             resumed_epoch=0,
@@ -165,7 +162,7 @@ def test_a_worker_that_started_is_announced() -> None:
     commands = controller.tell(N1, started(A, pid=42))
 
     assert commands == [news("worker.started", A, rank=0, slot=S0, version=1, pid=42)]
-    assert controller.job(A).ran == {FIRST: N1}
+    assert controller.history_of(A).processes == {FIRST: N1}
 
 
 def test_a_worker_that_is_ready_is_told_to_switch() -> None:
@@ -199,8 +196,8 @@ def test_a_formed_group_is_running_and_settled() -> None:
         AskForPlan(),
     ]
     assert controller.job(A).phase is Phase.RUNNING
-    assert controller.job(A).versions[-1].outcome == "formed"
-    assert controller.state.starts == {}
+    assert controller.history_of(A).versions[-1].outcome == "formed"
+    assert controller.state.deadlines.starts == {}
 
 
 def test_an_epoch_is_kept_and_announced() -> None:
@@ -223,13 +220,18 @@ def test_an_epoch_is_kept_and_announced() -> None:
         AskForPlan(),
     ]
     job = controller.job(A)
-    assert (job.epoch, job.epoch_at, job.samples_done, job.checkpoint) == (
+    assert (
+        job.progress.epoch,
+        job.progress.epoch_at,
+        job.progress.samples_done,
+        job.progress.checkpoint,
+    ) == (
         1,
         1234.0,
         1000,
         resume_at(1, 1),
     )
-    assert job.epochs == [
+    assert controller.history_of(A).epochs == [
         EpochInfo(
             epoch=1,
             time=Seconds(1234.0),
@@ -322,7 +324,7 @@ def test_an_exit_that_nobody_saw_has_no_code() -> None:
 
     controller.tell(N1, exited(A))
 
-    assert controller.job(A).exit_code is None
+    assert controller.job(A).attempts.exit_code is None
 
 
 def test_a_worker_that_nobody_saw_end_failed_if_its_script_raised() -> None:
@@ -346,7 +348,7 @@ def test_a_failed_script_is_tried_again_after_a_back_off_that_doubles() -> None:
             begin(controller, A, version)
         controller.tell(N1, exited(A, version, code=3))
         assert controller.job(A).phase is Phase.PAUSED
-        pauses.append(controller.job(A).ready_at - controller.now)
+        pauses.append(controller.job(A).attempts.start_at - controller.now)
         controller.now += pauses[-1]
     begin(controller, A, 7)
 
@@ -375,7 +377,7 @@ def test_a_back_off_has_a_longest() -> None:
     version = 1
     for _ in range(10):
         controller.tell(N1, exited(A, version, code=3))
-        pause_s = controller.job(A).ready_at - controller.now
+        pause_s = controller.job(A).attempts.start_at - controller.now
         controller.now += pause_s
         version += 2
         begin(controller, A, version)
@@ -407,7 +409,7 @@ def test_a_killed_worker_pauses_its_job_and_is_not_counted() -> None:
         news("job.paused", A, reason=why),
         AskForPlan(),
     ]
-    assert (controller.job(A).failures, controller.job(A).ready_at) == (0, 0.0)
+    assert (controller.job(A).attempts.failures, controller.job(A).attempts.start_at) == (0, 0.0)
 
 
 def test_a_lost_job_resumes_from_the_last_reported_epoch_and_its_version() -> None:
@@ -420,9 +422,9 @@ def test_a_lost_job_resumes_from_the_last_reported_epoch_and_its_version() -> No
         news("job.starting", A, reason=f"planned: {S0}, resumes after epoch 2", slots=S0),
         send(N1, run(A, 3, resume=resume_at(2, 1))),
     ]
-    last = controller.job(A).versions[-1]
+    last = controller.history_of(A).versions[-1]
     assert (last.version, last.resumed_epoch, last.resumed_step) == (3, 2, 32)
-    assert [version.outcome for version in controller.job(A).versions] == ["formed", ""]
+    assert [version.outcome for version in controller.history_of(A).versions] == ["formed", ""]
 
 
 def test_a_resumed_job_that_finished_no_epoch_resumes_from_the_version_that_did() -> None:
@@ -453,7 +455,11 @@ def test_a_segmentation_fault_is_a_failure_of_the_script() -> None:
 
     assert reasons(commands) == ["a worker died of SIGSEGV"]
     job = controller.job(A)
-    assert (job.phase, job.failures, job.exit_code) == (Phase.FAILED, 1, 128 + SIGSEGV)
+    assert (job.phase, job.attempts.failures, job.attempts.exit_code) == (
+        Phase.FAILED,
+        1,
+        128 + SIGSEGV,
+    )
 
 
 def test_a_worker_that_is_gone_without_a_trace_is_lost() -> None:
@@ -462,7 +468,7 @@ def test_a_worker_that_is_gone_without_a_trace_is_lost() -> None:
     commands = controller.tell(N1, exited(A))
 
     assert reasons(commands) == ["a worker is gone and nobody saw how; starts again"]
-    assert controller.job(A).failures == 0
+    assert controller.job(A).attempts.failures == 0
 
 
 def test_a_job_that_loses_worker_after_worker_gives_up() -> None:
@@ -494,7 +500,7 @@ def test_a_finished_epoch_forgives_the_losses_before() -> None:
     commands = controller.tell(N1, exited(A, version, signal=SIGKILL))
 
     assert reasons(commands) == ["a worker was ended by SIGKILL; resumes after epoch 1"]
-    assert controller.job(A).losses == 1
+    assert controller.job(A).attempts.losses == 1
 
 
 # --- workers that cannot be started
@@ -693,7 +699,7 @@ def test_a_node_is_lost_only_once() -> None:
     controller.lose(N1)
 
     assert controller.lose(N1) == []
-    assert controller.job(A).losses == 1
+    assert controller.job(A).attempts.losses == 1
 
 
 # --- nodes that return
@@ -778,7 +784,7 @@ def test_a_worker_that_ended_says_so_itself_behind_its_reports() -> None:
     controller.tell(N1, exited(A, code=0))
 
     job = controller.job(A)
-    assert (job.phase, job.epoch) == (Phase.SUCCEEDED, 1)
+    assert (job.phase, job.progress.epoch) == (Phase.SUCCEEDED, 1)
 
 
 def test_an_order_that_was_called_off_is_called_off_again_until_the_node_says_cleared() -> None:
@@ -975,7 +981,7 @@ def test_an_epoch_of_an_old_version_changes_nothing() -> None:
     controller.take(greeting(N1, seen(A)))
 
     assert controller.tell(N1, epoch_end(A, 2, 1)) == []
-    assert controller.job(A).checkpoint == resume_at(1, 1)
+    assert controller.job(A).progress.checkpoint == resume_at(1, 1)
 
 
 def test_the_end_of_an_old_worker_says_nothing_about_its_job() -> None:
@@ -993,12 +999,8 @@ def test_the_end_of_an_old_worker_says_nothing_about_its_job() -> None:
         controller.tell(N1, report)
 
     job = controller.job(A)
-    assert (job.phase, job.failures, job.finished_why, job.script_error) == (
-        Phase.RUNNING,
-        0,
-        "",
-        "",
-    )
+    assert isinstance(job.status, Running)
+    assert (job.attempts.failures, job.status.script) == (0, ScriptReports())
 
 
 def test_an_epoch_that_was_reported_before_a_resume_is_not_counted_twice() -> None:
@@ -1007,7 +1009,7 @@ def test_an_epoch_that_was_reported_before_a_resume_is_not_counted_twice() -> No
     begin(controller, A, 3)
 
     assert controller.tell(N1, epoch_end(A, 2, 3, index=3)) == []
-    assert controller.job(A).checkpoint == resume_at(2, 1)
+    assert controller.job(A).progress.checkpoint == resume_at(2, 1)
 
 
 def test_a_worker_that_leaves_may_still_say_ready_and_formed() -> None:
@@ -1145,5 +1147,5 @@ def test_the_snapshot_of_a_job_travels_with_every_order() -> None:
     controller = starting()
 
     assert controller.job(A).snapshot == SNAPSHOT
-    assert controller.state.desired(controller.job(A), N1).snapshot == SNAPSHOT
-    assert controller.state.desired(controller.job(A), N2) == stop(A, 1, stage=PREPARE)
+    assert desired(controller.state, controller.job(A), N1).snapshot == SNAPSHOT
+    assert desired(controller.state, controller.job(A), N2) == stop(A, 1, stage=PREPARE)

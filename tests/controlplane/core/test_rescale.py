@@ -8,15 +8,12 @@ from typing import Any
 import pytest
 
 from controlplane.core.commands import AskForPlan, Command
-from controlplane.core.events import HandDue, RescaleExpired, ResizeRequested
-from controlplane.core.model.job import Phase
-from controlplane.core.model.rescale import (
-    MAX_RECOVERIES,
-    PREPARE_LIMIT_S,
-    QUIESCE_LIMIT_S,
-    SWITCH_LIMIT_S,
-    RescalePhase,
-)
+from controlplane.core.deadlines import PREPARE_LIMIT_S, QUIESCE_LIMIT_S, SWITCH_LIMIT_S
+from controlplane.core.deltas import desired
+from controlplane.core.events import OverrideDue, RescaleExpired, ResizeRequested
+from controlplane.core.handlers.recovery import MAX_RECOVERIES
+from controlplane.core.model.job_status import Phase
+from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from schemas.groups import Member
 from schemas.ids import JobId, Seconds, SlotId, Version
@@ -152,7 +149,7 @@ def test_growing_prepares_the_newcomers_and_rank_0_and_nobody_else() -> None:
     prepare = order(run, 2, {S0: 22, T0: 21, third: 21}, [(1, 0), (1, 1), (2, 2)], kind=JOIN)
     why = "ann asked for 3 slots: 2 -> 3 slots, batch 64 -> 64"
     assert commands == [
-        news("job.hand", A, user="ann", hand="resize", slots=3, batch=None),
+        news("job.override", A, user="ann", override="resize", slots=3, batch=None),
         news("job.rescaling", A, reason=why),
         send(third.rpartition("/")[0], prepare),  # type: ignore[arg-type]
         send(N1, prepare),
@@ -199,8 +196,15 @@ def test_a_group_is_settled_when_each_of_its_members_takes_its_steps_in_it() -> 
         AskForPlan(),
     ]
     job = controller.job(A)
-    assert (job.rescales, job.batch_changes, job.versions[-1].outcome) == (1, 0, "formed")
-    assert (job.versions[-1].kind, job.versions[-1].took_s) == (JOIN, 2.0)
+    assert (
+        job.accounting.rescales,
+        job.accounting.batch_changes,
+        controller.history_of(A).versions[-1].outcome,
+    ) == (1, 0, "formed")
+    assert (
+        controller.history_of(A).versions[-1].kind,
+        controller.history_of(A).versions[-1].took_s,
+    ) == (JOIN, 2.0)
 
 
 def test_a_newcomer_is_chosen_on_the_node_where_the_job_is() -> None:
@@ -228,9 +232,9 @@ def test_an_order_that_does_not_fit_waits_and_says_for_what() -> None:
     commands = controller.take(resized(A, 2))
 
     assert deltas(commands) == []
-    assert controller.job(A).hand_waits == "waits for slots as ann asked: 1 more"
+    assert controller.job(A).override_waits == "waits for slots as ann asked: 1 more"
     assert deltas(controller.take(greeting(N2))) != [], "a slot came"
-    assert controller.job(A).hand_waits == ""
+    assert controller.job(A).override_waits == ""
 
 
 # --- a group shrinks, or changes its batch only
@@ -297,7 +301,7 @@ def test_a_new_batch_is_a_new_version_of_the_same_workers() -> None:
     controller.tell(N1, formed(A, index=3, group=2))
     controller.tell(N2, formed(A, rank=1, index=3, group=2))
     job = controller.job(A)
-    assert (job.rescales, job.batch_changes) == (0, 1)
+    assert (job.accounting.rescales, job.accounting.batch_changes) == (0, 1)
     assert [worker.local_batch for worker in job.group_workers()] == [51, 50]
 
 
@@ -340,7 +344,7 @@ def test_a_pause_is_a_group_of_nobody() -> None:
 
     suspend = order(switch, 2, {}, [], kind=SUSPEND, former=leaving(S0, T0))
     assert commands == [
-        news("job.hand", A, user="ann", hand="pause", slots=None, batch=None),
+        news("job.override", A, user="ann", override="pause", slots=None, batch=None),
         news("job.rescaling", A, reason="paused by ann: 2 -> 0 slots, batch 64 -> 0"),
         send(N1, suspend),
         send(N2, suspend),
@@ -419,7 +423,7 @@ def test_a_lost_newcomer_leaves_the_old_group_training() -> None:
     assert reasons(commands) == [f"trains on 1 slot, batch 64: {why}"]
     assert deltas(commands) == [send(N2, stop(A, 2)), send(N1, KEPT)]
     assert (phase(controller), slots(controller)) == (Phase.RUNNING, [S0])
-    assert controller.job(A).versions[-1].outcome == "abandoned"
+    assert controller.history_of(A).versions[-1].outcome == "abandoned"
 
 
 def test_a_newcomer_that_is_lost_before_the_boundary_leaves_the_old_group_training() -> None:
@@ -439,7 +443,7 @@ def test_a_newcomer_that_ends_is_no_failure_of_the_job(code: int) -> None:
     controller.tell(N2, exited(A, 2, rank=1, code=code))
 
     job = controller.job(A)
-    assert (job.phase, job.failures, job.losses) == (Phase.RUNNING, 0, 0)
+    assert (job.phase, job.attempts.failures, job.attempts.losses) == (Phase.RUNNING, 0, 0)
 
 
 def test_a_newcomer_that_cannot_be_started_leaves_the_old_group_training() -> None:
@@ -487,11 +491,11 @@ def test_an_order_that_failed_is_tried_again_after_a_pause_that_doubles() -> Non
     pauses = []
     for version in (2, 3, 4):
         controller.tell(N2, refused(A, version, rank=1, error="no zygote"))
-        pauses.append(controller.job(A).retry_at - controller.now)
-        assert controller.job(A).hand_waits == "waits before its next try"
+        pauses.append(controller.job(A).attempts.change_at - controller.now)
+        assert controller.job(A).override_waits == "waits before its next try"
         controller.now += pauses[-1]
-        assert controller.due() == [HandDue(job=A)]
-        controller.take(HandDue(job=A))
+        assert controller.due() == [OverrideDue(job=A)]
+        controller.take(OverrideDue(job=A))
         assert change(controller) is RescalePhase.PREPARING
 
     assert pauses == [1.0, 2.0, 4.0]
@@ -657,7 +661,7 @@ def test_two_jobs_never_wait_for_the_slots_of_each_other() -> None:
     controller.take(resized(B, on=(S0,)))
 
     assert controller.state.reservations() == {}
-    assert [controller.job(job).hand_waits for job in (A, B)] == [
+    assert [controller.job(job).override_waits for job in (A, B)] == [
         "waits for slots as ann asked: n2/0",
         "waits for slots as ann asked: n1/0",
     ]
@@ -673,7 +677,7 @@ def test_a_slot_is_promised_to_one_only() -> None:
     controller.take(resized(C, 2))
 
     assert [job.job for job, _ in controller.state.reservations().values()] == [A]
-    assert controller.job(C).hand_waits == "waits for slots as ann asked: 1 more"
+    assert controller.job(C).override_waits == "waits for slots as ann asked: 1 more"
 
 
 # --- a member is lost
@@ -723,7 +727,11 @@ def test_a_mended_group_trains_on_without_a_checkpoint() -> None:
     commands = controller.tell(N1, formed(A, rank=1, index=4, group=2, step=20))
 
     job = controller.job(A)
-    assert (job.phase, job.losses, job.versions[-1].kind) == (Phase.RUNNING, 0, RECOVER)
+    assert (job.phase, job.attempts.losses, controller.history_of(A).versions[-1].kind) == (
+        Phase.RUNNING,
+        0,
+        RECOVER,
+    )
     assert deltas(commands) == [
         send(N1, order(settle, 2, {S0: 32, S1: 32}, [(1, 0), (1, 1)])),
         send(N2, stop(A, 2)),
@@ -927,7 +935,7 @@ def test_a_node_that_came_back_empty_is_not_told_to_start_again_what_had_ended_t
     commands = controller.take(greeting(N2, slots=2, boot="boot-2"))
 
     assert deltas(commands) == []
-    assert controller.state.desired(controller.job(A), N2) == stop(A, 1)
+    assert desired(controller.state, controller.job(A), N2) == stop(A, 1)
 
 
 def test_a_lost_node_with_newcomers_only_leaves_the_old_group_training() -> None:
@@ -1030,7 +1038,7 @@ def test_a_node_that_nobody_told_of_the_change_runs_what_it_ran() -> None:
     assert deltas(commands) == [send(N2, order(settle, 1, HALVES, [(1, 0), (1, 1)]))]
 
 
-# --- the operator's hand and the policy
+# --- manual overrides and the policy
 
 
 def test_the_policy_sees_and_moves_no_job_under_a_hand() -> None:
@@ -1045,7 +1053,7 @@ def test_slots_that_a_hand_waits_for_are_kept_from_the_policy() -> None:
     controller = training(cluster_of(n1=1, n2=1), S0)
     controller.take(resized(A, 3))
 
-    assert controller.job(A).hand_waits != ""
+    assert controller.job(A).override_waits != ""
     assert [slot.usable for slot in controller.view().slots] == [False, False]
 
 
@@ -1056,7 +1064,7 @@ def test_auto_gives_a_job_back_to_the_policy() -> None:
     commands = controller.take(resumed(A, auto=True))
 
     assert commands == [
-        news("job.hand", A, user="ann", hand="off"),
+        news("job.override", A, user="ann", override="off"),
         AskForPlan(),
     ]
     assert list(controller.view().jobs) == [A]
@@ -1066,7 +1074,7 @@ def test_a_hand_on_a_job_that_ended_changes_nothing() -> None:
     controller = alone()
     controller.take(cancelled(A))
 
-    assert [controller.take(hand) for hand in (resized(A, 2), paused(A), resumed(A))] == [[]] * 3
+    assert [controller.take(order) for order in (resized(A, 2), paused(A), resumed(A))] == [[]] * 3
 
 
 # --- what nodes said before
@@ -1133,7 +1141,7 @@ def test_an_order_for_the_batch_leaves_the_job_where_it_was_ordered_to_be() -> N
     controller.take(ResizeRequested(job=A, user="ann", slots=None, batch=None, on=(S1, T0)))
     controller.take(ResizeRequested(job=A, user="ann", slots=None, batch=32, on=()))
 
-    hand = controller.job(A).hand
+    override = controller.job(A).override
 
-    assert hand is not None
-    assert (hand.on, hand.batch) == ((S1, T0), 32)
+    assert override is not None
+    assert (override.on, override.batch) == ((S1, T0), 32)

@@ -401,32 +401,39 @@ def test_a_torn_tail_takes_whole_entries_from_the_end_only(
 # --- files that cannot be used
 
 
-def newer_schema(path: Path) -> None:
+def of_schema(path: Path, version: int) -> None:
+    """A journal that says that it is of `version`."""
     with journal(path):
         pass
     with sqlite3.connect(path) as database:
-        database.execute("UPDATE meta SET value = '2' WHERE key = 'schema'")
+        database.execute("UPDATE meta SET value = ? WHERE key = 'schema'", (str(version),))
     database.close()
 
 
+@pytest.mark.parametrize("version", [1, 3], ids=["older", "newer"])
 @pytest.mark.parametrize(
     "use", [Reader, lambda path: Writer(path, Durable())], ids=["read", "write"]
 )
-def test_a_journal_of_a_newer_release_is_refused(path: Path, use: Callable[[Path], object]) -> None:
-    newer_schema(path)
+def test_a_journal_of_another_schema_is_refused(
+    path: Path, use: Callable[[Path], object], version: int
+) -> None:
+    of_schema(path, version)
 
     with pytest.raises(JournalError) as refused:
         use(path)
 
-    assert refused.value.message == f"{path} is of schema 2"
-    assert refused.value.hint == "this release reads 1"
+    assert refused.value.message == f"{path} is of schema {version}"
+    assert refused.value.hint == (
+        "this release reads schema 2: let its jobs end under the release that wrote it, "
+        "move the file away, and start with a new one"
+    )
 
 
 def test_a_journal_that_was_refused_is_not_held(path: Path) -> None:
-    newer_schema(path)
+    of_schema(path, 1)
 
     for _ in range(2):
-        with pytest.raises(JournalError, match="is of schema 2"):
+        with pytest.raises(JournalError, match="is of schema 1"):
             Writer(path, Durable())
 
 

@@ -31,9 +31,8 @@ class Searching(Fifo):
 def told(controller: Controller) -> SearchInfo:
     """What a client is told of the search of that cluster."""
     look = (controller.view(), Seconds(controller.now))
-    return replies.search_info(
-        controller.state, "mine", InlinePlanner(Searching(), lambda: look, lambda *_: None)
-    )
+    planner = InlinePlanner(Searching(), lambda: look, lambda *_: None)
+    return replies.search_info(controller.state, controller.reactor.histories, "mine", planner)
 
 
 def numbers(controller: Controller) -> dict[str, float]:
@@ -50,7 +49,7 @@ def numbers(controller: Controller) -> dict[str, float]:
 
 def test_a_client_is_told_what_the_policy_says() -> None:
     controller = running()
-    controller.state.gains.append((2.0, 1.5))
+    controller.reactor.histories.gains.append((2.0, 1.5))
 
     assert told(controller) == SearchInfo(
         policy="mine",
@@ -69,7 +68,7 @@ def test_a_client_is_told_what_the_policy_says() -> None:
 
 def test_prometheus_reads_the_same() -> None:
     controller = running()
-    controller.state.gains.append((2.0, 1.5))
+    controller.reactor.histories.gains.append((2.0, 1.5))
 
     assert numbers(controller) == {
         "ones_slots": 1.0,

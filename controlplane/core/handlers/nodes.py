@@ -1,0 +1,142 @@
+"""Nodes come, fall silent, are lost; a controller begins and hears what they run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Final
+
+from controlplane.core.events import (
+    ControllerStarted,
+    InputSkipped,
+    NodeGreeted,
+    NodeHeard,
+    NodeLost,
+    NodeSuspected,
+)
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import exits, recovery
+from controlplane.core.handlers.workers import note_process
+from controlplane.core.model import node as nodes
+from controlplane.core.model.job import Job
+from controlplane.core.model.node import Node, NodeTrigger
+from controlplane.core.model.worker import Worker, WorkerPhase
+from schemas.ids import slot_id, worker_id
+from schemas.messages.agent import WorkerExited, WorkerSeen
+from schemas.messages.feed import Detail
+
+FORMER_BOOTS: Final = 8
+
+
+def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
+    """A new incarnation took over; every node has to greet it again."""
+    state = ctx.state
+    state.term = event.term
+    ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
+    for node in state.nodes.values():
+        nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)
+    state.deadlines.begin_anew(ctx.now)
+    ctx.ask = True
+
+
+def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
+    """An agent said hello: what it runs is held against what it should run."""
+    node = ctx.state.nodes.get(event.node)
+    if node is None:
+        node = Node(node=event.node, spec=event.spec, boot=event.boot, since=ctx.now)
+        ctx.state.nodes[event.node] = node
+        ctx.announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
+    else:
+        if event.boot in node.former:
+            return  # late words of a process that is gone
+        if node.boot != event.boot:
+            node.former = [*node.former, node.boot][-FORMER_BOOTS:]
+            node.boot, node.committed = event.boot, 0
+        node.spec = event.spec
+        _advance(ctx, node, NodeTrigger.GREETED, "node.up")
+    _reconcile(ctx, node, event.workers)
+    ctx.ask = True
+
+
+def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> None:
+    """Hold what the node runs against what it should run, and tell it the difference."""
+    state = ctx.state
+    present = {worker_id(s.job, s.version, s.rank): s for s in seen}
+    node.foreign = {
+        slot_id(node.node, s.slot): name
+        for name, s in present.items()
+        if s.job not in state.jobs and not s.ended
+    }
+    state.slot_index.touch_node(node.node)
+    for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
+        exits.slot_freed(ctx, slot)
+    here = state.slot_index.workers_on(node.node)
+    for job, worker in here:
+        _reconcile_worker(ctx, job, worker, present.get(worker.worker))
+    touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in here}
+    for name in touched:
+        if name in state.jobs:
+            ctx.send_to(state.jobs[name], [node.node])
+
+
+def _reconcile_worker(
+    ctx: HandlerContext, job: Job, worker: Worker, seen: WorkerSeen | None
+) -> None:
+    ctx.state.slot_index.touch(job.job)
+    if seen is None:
+        # One that was never heard of may not have begun: it is ordered or called off again.
+        unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING}
+        if worker.pid is not None or not unheard:
+            exited = WorkerExited(
+                job=job.job, version=worker.version, rank=worker.rank, code=None, signal=None
+            )
+            exits.on_worker_exited(ctx, job, worker, exited)
+        return
+    if seen.pid is not None:
+        note_process(ctx, job, worker, seen.pid)
+    # One that ended says so in an event of its own, behind the reports it wrote before.
+
+
+def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:
+    """A suspect node spoke again."""
+    _advance(ctx, ctx.state.nodes[event.node], NodeTrigger.HEARD, "node.up")
+    ctx.ask = True
+
+
+def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
+    """A node has been silent for a while: nothing new goes there."""
+    detail: Detail = {"silent_s": event.silent_s}
+    node = ctx.state.nodes[event.node]
+    _advance(ctx, node, NodeTrigger.SUSPECTED, "node.suspect", detail)
+    ctx.ask = True
+
+
+def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
+    """A node has been silent for too long: jobs go on without it."""
+    detail: Detail = {"silent_s": event.silent_s}
+    node = ctx.state.nodes[event.node]
+    if not _advance(ctx, node, NodeTrigger.LOST, "node.lost", detail):
+        return
+    why = f"node {node.node} has been silent for {event.silent_s:.0f} s"
+    for job in ctx.state.slot_index.jobs_on(node.node):
+        recovery.lose_node(ctx, job, node.node, why)
+    ctx.ask = True
+
+
+def on_input_skipped(ctx: HandlerContext, event: InputSkipped) -> None:
+    """An input could not be taken: its place in the node's stream is passed over."""
+    node = ctx.state.nodes.get(event.node) if event.node else None
+    if node is not None and node.boot == event.boot:
+        node.committed = max(node.committed, event.seq)
+
+
+def _advance(
+    ctx: HandlerContext,
+    node: Node,
+    trigger: NodeTrigger,
+    announced: str,
+    detail: Detail | None = None,
+) -> bool:
+    changed = nodes.advance(node, trigger, ctx.now)
+    if changed:
+        ctx.announce(announced, node=node, detail=detail)
+    return changed

@@ -1,0 +1,46 @@
+"""Users submit jobs and cancel them."""
+
+from __future__ import annotations
+
+from controlplane.core.commands import Accept
+from controlplane.core.events import CancelRequested, JobSubmitted
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.ends import end
+from controlplane.core.model.job import Accounting, Job
+from controlplane.core.model.job_status import JobTrigger
+from schemas.ids import JobId
+
+
+def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
+    """A user asks for a job; the same key a second time is the same job."""
+    state = ctx.state
+    key = f"{event.user}/{event.key}" if event.key else ""
+    known = state.keys.get(key)
+    if known is not None:
+        ctx.out.append(Accept(known))
+        return
+    state.jobs_accepted += 1
+    name = JobId(f"{event.spec.name}-{state.jobs_accepted}")
+    job = Job(
+        job=name,
+        spec=event.spec,
+        snapshot=event.snapshot,
+        user=event.user,
+        submitted_at=ctx.now,
+        accounting=Accounting(since=ctx.now),
+    )
+    state.jobs[name] = job
+    state.active[name] = None
+    ctx.changed_jobs.add(name)
+    if key:
+        state.keys[key] = name
+    ctx.announce("job.submitted", job, {"name": event.spec.name, "user": event.user})
+    ctx.out.append(Accept(name))
+    ctx.ask = True
+
+
+def on_cancel_requested(ctx: HandlerContext, event: CancelRequested) -> None:
+    """A user ends a job."""
+    job = ctx.state.job(event.job)
+    if not job.ended:
+        end(ctx, job, JobTrigger.CANCELLED, f"cancelled by {event.user}")

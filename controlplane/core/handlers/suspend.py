@@ -1,0 +1,43 @@
+"""A job gives up its slots as it was asked to; its state is in a checkpoint."""
+
+from __future__ import annotations
+
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.ends import forget_exited
+from controlplane.core.handlers.groups import nodes_of
+from controlplane.core.model import rescale as rescales
+from controlplane.core.model import worker as workers
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_status import JobTrigger, Paused, Rescaling
+from controlplane.core.model.rescale import RescaleTrigger
+from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
+from schemas.groups import ResumePoint
+from schemas.messages.agent import Suspended
+
+
+def on_suspended(ctx: HandlerContext, job: Job, _: Worker, event: Suspended) -> None:
+    """The state is in a checkpoint; all workers are about to exit."""
+    status = job.status
+    if not isinstance(status, Rescaling) or event.group != status.change.group.version:
+        return
+    change = status.change
+    rescales.advance(job.job, change, RescaleTrigger.FORMED)
+    progress, attempts = job.progress, job.attempts
+    progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)
+    progress.epoch, progress.step = event.epoch, event.step
+    progress.samples_done = event.samples_done
+    progress.last_batch = status.group.global_batch
+    attempts.losses, attempts.changes, attempts.recoveries = 0, 0, 0
+    job.accounting.rescales += 1
+    for worker in job.workers.values():
+        if worker.phase is WorkerPhase.MEMBER:
+            workers.advance(worker, WorkerTrigger.RETIRED)
+        elif worker.phase not in {WorkerPhase.GONE, WorkerPhase.LEAVING, WorkerPhase.RETIRING}:
+            workers.advance(worker, WorkerTrigger.DISMISSED)
+    ctx.state.deadlines.clear(job.job)
+    ctx.histories.group_concluded(job.job, "suspended", ctx.now)
+    why = f"{change.why}, at step {event.step}"
+    ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), why, {"epoch": event.epoch})
+    ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
+    forget_exited(ctx, job)
+    ctx.ask = True

@@ -1,0 +1,140 @@
+"""The phases of a job, what each of them carries, and the transition table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import ClassVar, Final
+
+import msgspec
+
+from controlplane.core.model.rescale import Rescale
+from schemas.groups import Group
+
+
+class Phase(Enum):
+    """Where a job stands; the value is what users see."""
+
+    QUEUED = "queued"
+    STARTING = "starting"
+    RUNNING = "running"
+    RESCALING = "rescaling"  # its group changes; it still trains
+    PAUSED = "paused"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class JobTrigger(Enum):
+    """What can happen to a job as a whole."""
+
+    GROUP_ORDERED = "group ordered"
+    GROUP_FORMED = "group formed"
+    RESCALE_ORDERED = "re-scale ordered"
+    RESCALE_ABANDONED = "re-scale abandoned"  # the old group goes on
+    MEMBER_LOST = "member lost"  # and others have the state
+    SUSPENDED = "suspended"  # its state is in a checkpoint, its workers leave
+    GROUP_LOST = "group lost"  # a worker or node is gone, through no fault of the script
+    SCRIPT_FAILED = "script failed"  # and may be tried again
+    GAVE_UP = "gave up"  # no retry is left
+    FINISHED = "finished"
+    CANCELLED = "cancelled"
+
+
+ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
+HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESCALING})
+
+NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
+    (Phase.QUEUED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
+    (Phase.QUEUED, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.STARTING, JobTrigger.GROUP_FORMED): Phase.RUNNING,
+    (Phase.STARTING, JobTrigger.GROUP_LOST): Phase.PAUSED,
+    (Phase.STARTING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
+    (Phase.STARTING, JobTrigger.GAVE_UP): Phase.FAILED,
+    (Phase.STARTING, JobTrigger.FINISHED): Phase.SUCCEEDED,  # a script that formed no group
+    (Phase.STARTING, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.STARTING, JobTrigger.SUSPENDED): Phase.PAUSED,  # paused before it trained
+    (Phase.RUNNING, JobTrigger.RESCALE_ORDERED): Phase.RESCALING,
+    (Phase.RUNNING, JobTrigger.MEMBER_LOST): Phase.RESCALING,
+    (Phase.RUNNING, JobTrigger.GROUP_LOST): Phase.PAUSED,
+    (Phase.RUNNING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
+    (Phase.RUNNING, JobTrigger.GAVE_UP): Phase.FAILED,
+    (Phase.RUNNING, JobTrigger.FINISHED): Phase.SUCCEEDED,
+    (Phase.RUNNING, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.RESCALING, JobTrigger.GROUP_FORMED): Phase.RUNNING,
+    (Phase.RESCALING, JobTrigger.RESCALE_ABANDONED): Phase.RUNNING,
+    (Phase.RESCALING, JobTrigger.MEMBER_LOST): Phase.RESCALING,
+    (Phase.RESCALING, JobTrigger.SUSPENDED): Phase.PAUSED,
+    (Phase.RESCALING, JobTrigger.GROUP_LOST): Phase.PAUSED,
+    (Phase.RESCALING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
+    (Phase.RESCALING, JobTrigger.GAVE_UP): Phase.FAILED,
+    (Phase.RESCALING, JobTrigger.FINISHED): Phase.SUCCEEDED,
+    (Phase.RESCALING, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.PAUSED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
+    (Phase.PAUSED, JobTrigger.CANCELLED): Phase.CANCELLED,
+}
+
+
+class ScriptReports(msgspec.Struct, kw_only=True):
+    """What the script said about its end, while its processes may still be there."""
+
+    finished: str = ""  # which stop rule is met
+    error: str = ""  # the exception that it raised, and where
+
+
+class Queued(msgspec.Struct, kw_only=True):
+    """It never had a group."""
+
+    phase: ClassVar[Phase] = Phase.QUEUED
+    group: ClassVar[None] = None
+    change: ClassVar[None] = None
+
+
+class Starting(msgspec.Struct, kw_only=True):
+    """A group was ordered on free slots, from the job's checkpoint if it has one."""
+
+    phase: ClassVar[Phase] = Phase.STARTING
+    change: ClassVar[None] = None
+    group: Group
+    meeting: bool = False  # all are ready and were told to form the group
+    resumes: bool = False  # its last group was suspended
+    script: ScriptReports = msgspec.field(default_factory=ScriptReports)
+
+
+class Running(msgspec.Struct, kw_only=True):
+    """A group trains, and nothing is being changed."""
+
+    phase: ClassVar[Phase] = Phase.RUNNING
+    change: ClassVar[None] = None
+    group: Group
+    script: ScriptReports = msgspec.field(default_factory=ScriptReports)
+
+
+class Rescaling(msgspec.Struct, kw_only=True):
+    """A group trains, or did until a member was lost, and the next one is being made."""
+
+    phase: ClassVar[Phase] = Phase.RESCALING
+    group: Group
+    change: Rescale
+    script: ScriptReports = msgspec.field(default_factory=ScriptReports)
+
+
+class Paused(msgspec.Struct, kw_only=True):
+    """It had a group and has none now."""
+
+    phase: ClassVar[Phase] = Phase.PAUSED
+    group: ClassVar[None] = None
+    change: ClassVar[None] = None
+    suspended: bool = False  # its last group was suspended; it was not lost
+
+
+class Ended(msgspec.Struct, kw_only=True):
+    """Nothing more will happen to it."""
+
+    group: ClassVar[None] = None
+    change: ClassVar[None] = None
+    phase: Phase  # succeeded, failed or cancelled
+
+
+JobStatus = Queued | Starting | Running | Rescaling | Paused | Ended
+WithGroup = Starting | Running | Rescaling
