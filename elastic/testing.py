@@ -70,7 +70,7 @@ def parse(text: str) -> list[Fault]:
         ValueError: naming the part that cannot be read.
     """
     faults = []
-    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+    for part in filter(None, (part.strip() for part in text.split(";"))):
         place, _, action = part.rpartition("=")
         point, *conditions = place.split(":")
         numbers = dict(condition.split("=") for condition in conditions)

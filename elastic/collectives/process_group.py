@@ -21,13 +21,22 @@ LONG: Final = timedelta(seconds=1800)  # that something the training thread may 
 class ProcessGroup:
     """The members of one version. A group of one needs no sockets.
 
-    Two process groups: `_train` carries the collectives of the training thread, `_state` the
+    Two backends: the first carries the collectives of the training thread, the second the
     transfers beside it, so that a transfer that fails leaves the gradients alone.
     """
 
     def __init__(
         self, version: int, rank: int, size: int, device: torch.device, backends: list[Any]
     ) -> None:
+        """Wrap what was connected.
+
+        Args:
+            version: of the job's group.
+            rank: of this worker.
+            size: ranks.
+            device: where gradients live.
+            backends: torch's, two of them; none for a group of one.
+        """
         self.version = version
         self.rank = rank
         self.size = size
@@ -37,6 +46,10 @@ class ProcessGroup:
 
     def all_reduce(self, tensor: torch.Tensor, cancel: threading.Event) -> None:
         """Sum `tensor` over all ranks, in place.
+
+        Args:
+            tensor: of the same shape and type on every rank.
+            cancel: set when the wait is to end.
 
         Raises:
             CancelledError: `cancel` was set meanwhile; the operation still owns `tensor`.
@@ -91,21 +104,32 @@ def _waited(work: Any) -> bool:
 
 
 def broadcast_bytes(
-    group: ProcessGroup, said: bytes, cancel: threading.Event, source: int = 0
+    group: ProcessGroup, data: bytes, cancel: threading.Event, source: int = 0
 ) -> bytes:
-    """What rank `source` said, on every rank; errors as `ProcessGroup.all_reduce`."""
+    """The `data` of rank `source`, on every rank.
+
+    Args:
+        group: of which all ranks call this.
+        data: of this rank; only that of `source` counts, and may have any length.
+        cancel: set when the wait is to end.
+        source: whose data it is.
+
+    Raises:
+        CancelledError: `cancel` was set meanwhile.
+        BrokenGroupError: a peer is gone.
+    """
     if group.size == 1:
-        return said
-    length = torch.tensor([len(said)], dtype=torch.int64, device=group.device)
+        return data
+    length = torch.tensor([len(data)], dtype=torch.int64, device=group.device)
     group.broadcast(length, source, cancel)
     if not int(length):
         return b""
     if group.rank == source:
-        data = torch.frombuffer(bytearray(said), dtype=torch.uint8).to(group.device)
+        row = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(group.device)
     else:
-        data = torch.empty(int(length), dtype=torch.uint8, device=group.device)
-    group.broadcast(data, source, cancel)
-    return as_bytes(data)
+        row = torch.empty(int(length), dtype=torch.uint8, device=group.device)
+    group.broadcast(row, source, cancel)
+    return as_bytes(row)
 
 
 def post_in_background(group: ProcessGroup, key: str, make: Callable[[], bytes]) -> None:

@@ -67,6 +67,11 @@ class StoreServers:
 def connect_store(address: str, version: int, limit_s: float = BUILD_LIMIT_S) -> PrefixStore:
     """One client of the store at HOST:PORT; each thread needs its own.
 
+    Args:
+        address: HOST:PORT.
+        version: of the group; names its keys.
+        limit_s: how long an answer may take, seconds.
+
     Raises:
         BrokenGroupError: if nobody serves it.
     """

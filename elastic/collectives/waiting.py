@@ -14,6 +14,11 @@ LOOK_S: Final = 0.02  # how often a wait looks whether it was called off
 def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | None = None) -> None:
     """Wait for `ready`.
 
+    Args:
+        ready: what is waited for.
+        cancel: set when the wait is to end.
+        limit_s: how long, seconds; None: for ever.
+
     Raises:
         CancelledError: if `cancel` was set first, or `limit_s` is over.
     """

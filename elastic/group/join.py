@@ -50,13 +50,13 @@ def await_join_plan(
     Raises:
         CancelledError: if `called_off` is set.
     """
-    said: list[JoinPlan] = []
+    plans: list[JoinPlan] = []
     there = threading.Event()
 
     def ask() -> None:
         try:
             group.store.wait([JOIN_PLAN], LONG)
-            said.append(msgspec.msgpack.decode(group.store.get(JOIN_PLAN), type=JoinPlan))
+            plans.append(msgspec.msgpack.decode(group.store.get(JOIN_PLAN), type=JoinPlan))
         except RuntimeError as error:
             failed(str(error).partition("\n")[0])
             return
@@ -64,7 +64,7 @@ def await_join_plan(
 
     threading.Thread(target=ask, name=JOIN_PLAN, daemon=True).start()
     wait_for(there, called_off)
-    return said[0]
+    return plans[0]
 
 
 def enter_at_boundary(

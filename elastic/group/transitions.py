@@ -226,23 +226,23 @@ class GroupTransitions:
         return self._listener.raise_flag()
 
     def after_reduction(
-        self, micro_batch: MicroBatch, told: AgreedWords, *, compared: bool
+        self, micro_batch: MicroBatch, agreed: AgreedWords, *, compared: bool
     ) -> None:
         """Act on what all ranks know now, at the same step.
 
         Args:
             micro_batch: of the step that was reduced.
-            told: what all ranks know.
+            agreed: what all ranks know.
             compared: checksums of the state were part of it.
         """
-        if told.skipped > 0 or (compared and not told.same):
+        if agreed.skipped > 0 or (compared and not agreed.same):
             self._check.differs = True
         self._records.write()
         boundary = micro_batch.step + self._lead
-        unanimous = told.ready == self._membership.group.size
+        unanimous = agreed.ready == self._membership.group.size
         pending = self._listener.lower_flag(unanimous=unanimous, boundary=boundary)
         if pending is not None:
-            self._resize.announce(pending, boundary, micro_batch, told.seconds)
+            self._resize.announce(pending, boundary, micro_batch, agreed.seconds)
         if self._check.passed(micro_batch.step):
             self._retire_former()
 

@@ -19,7 +19,11 @@ class LossMeter:
         self._count = 0
 
     def of_pass(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
-        """The loss of one backward pass, unscaled; None when no scalar was seen."""
+        """The loss of one backward pass, unscaled; None when no scalar was seen.
+
+        Args:
+            losses: scalars that `backward` was called on in this pass.
+        """
         if not losses:
             return None
         total = losses[0] if len(losses) == 1 else torch.stack(list(losses)).mean()

@@ -66,7 +66,7 @@ def _metric_reason(rule: StopRule, state: StopState, metrics: Mapping[str, float
 
 def describe_rule(rule: StopRule) -> str:
     """What a rule says, in the words of a job file."""
-    said = {k: v for k, v in msgspec.to_builtins(rule).items() if v is not None}
+    fields = {k: v for k, v in msgspec.to_builtins(rule).items() if v is not None}
     if rule.metric is None or rule.consecutive == 1:
-        said.pop("consecutive", None)
-    return ", ".join(f"{key} {value}" for key, value in said.items())
+        fields.pop("consecutive", None)
+    return ", ".join(f"{key} {value}" for key, value in fields.items())

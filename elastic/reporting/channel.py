@@ -72,17 +72,17 @@ class Channel:
         dealer = ThreadDealer(self._assignment.socket)
         self._wake = dealer.wake
         self._started.set()
-        told, greeted = 0, False
+        hinted, greeted = 0, False
         while not self._stop.is_set():
             messages, connected = dealer.poll(TELEMETRY_S)
             if connected or not greeted:
-                told = 0
+                hinted = 0
                 greeted = dealer.send(encode(WorkerHello(pid=os.getpid(), **self._who())))
             for data in messages:
                 self._heard(data)
-            count = self._reports.count if self._reports.flush() else told
-            if count > told and dealer.send(encode(Reported(count=count, **self._who()))):
-                told = count
+            count = self._reports.count if self._reports.flush() else hinted
+            if count > hinted and dealer.send(encode(Reported(count=count, **self._who()))):
+                hinted = count
             if (steps := self._telemetry()) is not None:
                 dealer.send(encode(steps))
         dealer.close()

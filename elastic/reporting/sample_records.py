@@ -43,6 +43,8 @@ class SampleRecords:
 
     def write(self) -> None:
         """Write what this worker took in the steps that are surely committed."""
+        if self._file is None:
+            self._unwritten.clear()
         while self._unwritten:
             micro_batch = self._unwritten.popleft()
             rank = micro_batch.row.rank or 0

@@ -7,7 +7,11 @@ from dataclasses import dataclass
 
 
 def split(batch: int, workers: int) -> tuple[int, ...]:
-    """`batch` samples over `workers`, with differences of at most one, low ranks first."""
+    """`batch` samples over `workers`, with differences of at most one, low ranks first.
+
+    Returns:
+        Local batches by rank, shape (workers,), samples.
+    """
     each, rest = divmod(batch, workers)
     return tuple(each + (rank < rest) for rank in range(workers))
 
@@ -16,6 +20,13 @@ def passes(count: int, bound: int) -> tuple[int, ...]:
     """`count` samples in as few passes as `bound` per pass allows, of nearly equal size.
 
     More than one pass means that gradients are accumulated before they are reduced.
+
+    Args:
+        count: samples of a worker's share of a step.
+        bound: samples that fit the device at once.
+
+    Returns:
+        Samples of each micro-batch.
     """
     if count <= bound:
         return (count,)

@@ -41,9 +41,9 @@ def broadcast_state(
         BrokenGroupError: if a peer is gone.
         CancelledError: if `cancel` is set.
     """
-    said = broadcast_bytes(group, metadata, cancel, source)
+    encoded = broadcast_bytes(group, metadata, cancel, source)
     if group.rank != source:
-        state.adopt(decode_metadata(said)["structure"], group.device)
+        state.adopt(decode_metadata(encoded)["structure"], group.device)
     tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
     small: list[torch.Tensor] = []
     for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
@@ -61,7 +61,7 @@ def broadcast_state(
             start = 0
             for tensor in small:
                 size = tensor.numel() * tensor.element_size()
-                piece = together[start : start + size].clone()  # aligned for any type
-                tensor.copy_(piece.view(tensor.dtype).view(tensor.shape))
+                chunk = together[start : start + size].clone()  # aligned for any type
+                tensor.copy_(chunk.view(tensor.dtype).view(tensor.shape))
                 start += size
-    return said
+    return encoded

@@ -9,14 +9,14 @@ from typing import Any
 import torch
 
 
-def encode_metadata(header: Mapping[str, Any]) -> bytes:
-    """Bytes of a header; nothing in it is executed when it is read."""
+def encode_metadata(metadata: Mapping[str, Any]) -> bytes:
+    """Bytes of `metadata`: tensors, numbers, text and their containers."""
     out = io.BytesIO()
-    torch.save(dict(header), out)
+    torch.save(dict(metadata), out)
     return out.getvalue()
 
 
 def decode_metadata(data: bytes) -> dict[str, Any]:
     """The reverse of `encode_metadata`."""
-    header: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    return header
+    metadata: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
+    return metadata

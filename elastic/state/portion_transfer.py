@@ -57,9 +57,9 @@ class Sending(Transfer):
             together = -together - 1  # whatever it is, it is something else now
 
         def work() -> None:
-            pieces = [*mine.large, *([] if together is None else [together])]
+            chunks = [*mine.large, *([] if together is None else [together])]
             for to in newcomers:
-                for pending in [group.send(piece, to) for piece in pieces]:
+                for pending in [group.send(chunk, to) for chunk in chunks]:
                     pending.wait(LONG)
             held.clear()
 
@@ -94,8 +94,8 @@ class Receiving(Transfer):
         def work() -> None:
             testing.reach("handover.receive", rank=group.rank, version=group.version)
             for member, part in enumerate(received):
-                pieces = [*part.large, *([together[member]] if part.small else [])]
-                for pending in [group.receive(piece, member) for piece in pieces]:
+                chunks = [*part.large, *([together[member]] if part.small else [])]
+                for pending in [group.receive(chunk, member) for chunk in chunks]:
                     pending.wait(LONG)
 
         self._start(work, "receive")
@@ -104,9 +104,9 @@ class Receiving(Transfer):
         """Deal out what came together; on the training thread, when `done`."""
         for part, together in zip(self._received, self._together, strict=True):
             start = 0
-            for piece in part.small:
-                piece.copy_(together[start : start + piece.numel()])
-                start += piece.numel()
+            for chunk in part.small:
+                chunk.copy_(together[start : start + chunk.numel()])
+                start += chunk.numel()
         for travelled, stands_for in self._pairs:
             if travelled is not stands_for:
                 stands_for.copy_(travelled)

@@ -60,19 +60,25 @@ class ByteShare:
 
 
 def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> ByteShare:
-    """The part of `tensors`, seen as one row of bytes, that `member` of `members` sends."""
+    """The part of `tensors`, seen as one row of bytes, that one member sends.
+
+    Args:
+        tensors: contiguous, in the order that all members agree on.
+        member: rank of the sender.
+        members: that send.
+    """
     flat = [as_byte_row(tensor) for tensor in tensors]
-    total = sum(piece.numel() for piece in flat)
+    total = sum(chunk.numel() for chunk in flat)
     begin, end = total * member // members, total * (member + 1) // members
     begin, end = begin // 64 * 64, end if member + 1 == members else end // 64 * 64
     large: list[torch.Tensor] = []
     small: list[torch.Tensor] = []
     at = 0
-    for piece in flat:
-        low, high = max(begin - at, 0), min(end - at, piece.numel())
-        at += piece.numel()
+    for chunk in flat:
+        low, high = max(begin - at, 0), min(end - at, chunk.numel())
+        at += chunk.numel()
         if low < high:
-            (large if high - low >= IN_PLACE else small).append(piece[low:high])
+            (large if high - low >= IN_PLACE else small).append(chunk[low:high])
     return ByteShare(large, small)
 
 

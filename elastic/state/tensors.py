@@ -90,13 +90,13 @@ class TensorState:
             raise ElasticError(what, "build_model must build the same model in every worker")
         for parameter, entry in zip(parameters, structure, strict=True):
             kept = {}
-            for key, said in entry.items():
-                if "value" in said:
-                    kept[key] = said["value"]
+            for key, described in entry.items():
+                if "value" in described:
+                    kept[key] = described["value"]
                     continue
-                dtype = getattr(torch, said["dtype"].removeprefix("torch."))
+                dtype = getattr(torch, described["dtype"].removeprefix("torch."))
                 kept[key] = torch.zeros(
-                    said["shape"], dtype=dtype, device=device
+                    described["shape"], dtype=dtype, device=device
                 )  # steps before it comes
             if kept:
                 self.optimizer.state[parameter] = kept

@@ -147,7 +147,7 @@ class StepExecutor:
         reduction.add_loss(micro_batch)
         weight = micro_batch.count / micro_batch.total
         if not micro_batch.last:
-            reducer.keep(weight)
+            reducer.accumulate(weight)
             self._skips = True
             return
         self._skips = False
@@ -177,12 +177,12 @@ class StepExecutor:
             skipped=skipped,
         )
         try:
-            told = reduction.run(membership.group, contribution)
+            agreed = reduction.run(membership.group, contribution)
         except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
-            reducer.drop()
+            reducer.discard()
             self._recover(micro_batch, error)
             return
-        self._transitions.after_reduction(micro_batch, told, compared=compares)
+        self._transitions.after_reduction(micro_batch, agreed, compared=compares)
         try:
             self._transitions.take_portion(micro_batch.step)
         except (CancelledError, BrokenGroupError) as error:
@@ -200,11 +200,11 @@ class StepExecutor:
 
     # --- the end of an epoch
 
-    def end_epoch(self, said: bytes) -> bytes:
+    def end_epoch(self, summary: bytes) -> bytes:
         """What rank 0 says at the end of an epoch, on every rank, whatever is lost meanwhile.
 
         Args:
-            said: what this worker would say.
+            summary: what this worker would say.
         """
         membership, reduction = self._membership, self._reduction
         while True:
@@ -213,11 +213,11 @@ class StepExecutor:
                 testing.reach("report", rank=membership.rank, version=membership.version)
                 if reduction is not None:
                     reduction.end_epoch(membership.group)
-                heard = broadcast_bytes(membership.group, said, self._transitions.called_off)
+                first = broadcast_bytes(membership.group, summary, self._transitions.called_off)
             except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
                 metadata = self._transitions.recover(error).metadata
                 if metadata is not None and metadata["epoch"] >= self._training.position.epoch:
                     return str(metadata["report"]).encode("latin-1")
             else:
                 self._records.write()
-                return heard
+                return first

@@ -83,16 +83,20 @@ class Reducer:
             self._any = False
             self._finished()
 
-    # --- what the group's member does with it
+    # --- what a step's reduction does with it
 
-    def keep(self, weight: float) -> None:
-        """Add this pass's gradients to the step's, and leave nothing for the optimizer to see."""
+    def accumulate(self, weight: float) -> None:
+        """Add this pass's gradients to the step's, and leave nothing for the optimizer to see.
+
+        Args:
+            weight: of this pass: its samples over the global batch.
+        """
         flat = self._filled(weight)
         self._kept = flat.clone() if self._kept is None else self._kept.add_(flat)
         self._used_before = [a or b for a, b in zip(self._used_before, self._fired, strict=True)]
         self._empty_grads()
 
-    def bucket(self, weight: float, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def pack(self, weight: float, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
         """All gradients of the step times `weight`, and room for `extra` numbers, in one tensor.
 
         Args:
@@ -115,13 +119,17 @@ class Reducer:
         flat[end + extra :].copy_(torch.tensor([float(u) for u in used], dtype=flat.dtype))
         return flat, flat[end:]
 
-    def nothing(self, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `bucket` gives, empty, and apart from the gradients."""
+    def pack_nothing(self, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """What `pack` gives, empty, and apart from the gradients."""
         flat = torch.zeros_like(self._allocated(extra))
         return flat, flat[sum(p.numel() for p in self.parameters) :]
 
-    def spread(self, used: Sequence[bool]) -> None:
-        """Give every used parameter its part of the reduced bucket."""
+    def unpack(self, used: Sequence[bool]) -> None:
+        """Give every used parameter its part of the reduced bucket.
+
+        Args:
+            used: shape (parameters,): some rank has a gradient for it.
+        """
         for index, parameter in enumerate(self.parameters):
             if not used[index]:
                 parameter.grad = self._prior.get(index)
@@ -133,7 +141,7 @@ class Reducer:
             parameter.grad = grad
         self._clear()
 
-    def drop(self) -> None:
+    def discard(self) -> None:
         """Forget this step's gradients; an operation that was given up keeps its bucket."""
         self._kept, self._flat, self._views = None, None, []
         self._used_before = [False] * len(self.parameters)

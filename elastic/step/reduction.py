@@ -89,14 +89,14 @@ class StepReduction:
         testing.reach("reduce", rank=group.rank, step=step, version=group.version)
         group.all_reduce(bucket, self._called_off)
         testing.reach("reduced", rank=group.rank, step=step, version=group.version)
-        told = read_agreed_words(tail.tolist(), group.size)
-        _check_in_step(told, group.size, step)
-        if measured and not told.skipped:
+        agreed = read_agreed_words(tail.tolist(), group.size)
+        _check_in_step(agreed, group.size, step)
+        if measured and not agreed.skipped:
             noise.after(gradients, micro_batch.count, micro_batch.total)
-        self._reducer.spread(told.used)
-        if told.samples:
-            self._training.losses.add(told.loss_sum / told.samples)
-        return told
+        self._reducer.unpack(agreed.used)
+        if agreed.samples:
+            self._training.losses.add(agreed.loss_sum / agreed.samples)
+        return agreed
 
     def _fill(
         self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
@@ -106,7 +106,7 @@ class StepReduction:
         digest = bytes(DIGEST_BYTES)
         if contribution.compares:
             digest = self._training.tensors().digest()
-        bucket, tail = self._reducer.bucket(contribution.weight, FIXED_WORDS)
+        bucket, tail = self._reducer.pack(contribution.weight, FIXED_WORDS)
         words = ControlWords(
             micro_batch.count,
             contribution.ready,
@@ -125,8 +125,8 @@ class StepReduction:
         """The same without peers: of one pass, gradients stay where they are."""
         micro_batch = contribution.micro_batch
         if self._reducer.active:
-            _, tail = self._reducer.bucket(contribution.weight, FIXED_WORDS)
-            self._reducer.spread(read_agreed_words(tail.tolist(), 1).used)
+            _, tail = self._reducer.pack(contribution.weight, FIXED_WORDS)
+            self._reducer.unpack(read_agreed_words(tail.tolist(), 1).used)
         if loss_sum is not None:
             self._training.losses.add(loss_sum / max(1, micro_batch.total))
         return AgreedWords(
@@ -151,7 +151,7 @@ class StepReduction:
         """
         if group.size == 1:
             return
-        marker, tail = self._reducer.nothing(FIXED_WORDS)
+        marker, tail = self._reducer.pack_nothing(FIXED_WORDS)
         tail[1:FIXED_WORDS] = torch.tensor(ControlWords(ends=True).encode(), dtype=tail.dtype)
         group.all_reduce(marker, self._called_off)
         _check_in_step(read_agreed_words(tail.tolist(), group.size), group.size, None)
@@ -163,9 +163,9 @@ def _measures_noise(contribution: Contribution) -> bool:
     return taken and micro_batch.step % EVERY == 0
 
 
-def _check_in_step(told: AgreedWords, ranks: int, step: int | None) -> None:
+def _check_in_step(agreed: AgreedWords, ranks: int, step: int | None) -> None:
     """Raise unless all ranks are in `step`, or, for None, through with the epoch."""
-    if told.ends not in {0, ranks} or (step is None) != (told.ends == ranks):
+    if agreed.ends not in {0, ranks} or (step is None) != (agreed.ends == ranks):
         raise OutOfStepError("some have ended the epoch, others take another batch")
-    if step is not None and told.step != step % STEP_MODULUS:
+    if step is not None and agreed.step != step % STEP_MODULUS:
         raise OutOfStepError(f"not all are in step {step}")

@@ -165,10 +165,10 @@ def _side_by_side(
     mine = _model(512)
 
     def reduce() -> None:
-        bucket, tail = reducer.bucket(0.5, FIXED_WORDS)
+        bucket, tail = reducer.pack(0.5, FIXED_WORDS)
         tail[1:FIXED_WORDS] = torch.tensor(ControlWords(32).encode())
         group.all_reduce(bucket, never)
-        reducer.spread(read_agreed_words(tail.tolist(), 2).used)
+        reducer.unpack(read_agreed_words(tail.tolist(), 2).used)
 
     reducer = Reducer(mine.parameters(), reduce)
     reducer.active = True

@@ -172,13 +172,13 @@ class Together:
         if not reducer.active:
             return
         if not self._last:
-            reducer.keep(self._weight)
+            reducer.accumulate(self._weight)
             return
-        bucket, tail = reducer.bucket(self._weight, FIXED_WORDS)
+        bucket, tail = reducer.pack(self._weight, FIXED_WORDS)
         tail[1:FIXED_WORDS] = torch.tensor(ControlWords(self._count).encode(), dtype=tail.dtype)
         self._group.all_reduce(bucket, self._cancel)
         told = read_agreed_words(tail.tolist(), self._group.size)
-        reducer.spread(told.used)
+        reducer.unpack(told.used)
         self.seen.append(told.samples)
 
 

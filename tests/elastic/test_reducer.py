@@ -46,7 +46,7 @@ def test_sparse_gradients_are_refused_with_a_remedy() -> None:
     reducer.close()
 
     with pytest.raises(UsageError, match="use sparse=False"):
-        reducer.bucket(1.0, 0)
+        reducer.pack(1.0, 0)
 
 
 def test_a_step_that_is_dropped_leaves_zeros_and_what_the_script_had_kept() -> None:
@@ -55,12 +55,12 @@ def test_a_step_that_is_dropped_leaves_zeros_and_what_the_script_had_kept() -> N
     layer(torch.ones(1, 2)).sum().backward()
     reducer.active = True
     layer(torch.full((1, 2), 5.0)).sum().backward()
-    reducer.bucket(1.0, 0)
-    reducer.drop()
+    reducer.pack(1.0, 0)
+    reducer.discard()
     kept = layer.weight.grad
     layer.weight.grad = None
     layer(torch.full((1, 2), 7.0)).sum().backward()
-    bucket, tail = reducer.bucket(0.5, 1)
+    bucket, tail = reducer.pack(0.5, 1)
     reducer.close()
 
     assert kept is not None
@@ -74,7 +74,7 @@ def test_a_batch_that_only_keeps_the_loop_going_cannot_spoil_the_others() -> Non
     reducer = Reducer(layer.parameters(), lambda: None)
     reducer.active = True
     layer(torch.full((1, 1), torch.nan)).sum().backward()
-    bucket, _ = reducer.bucket(0.0, 1)
+    bucket, _ = reducer.pack(0.0, 1)
     reducer.close()
 
     assert bucket.tolist() == [0.0, 0.0, 0.0]
