@@ -42,9 +42,7 @@ class Cell(msgspec.Struct, frozen=True, kw_only=True):
         return f"{label} with seed {self.seed} [{cell_key(self)[:8]}]"
 
 
-Simulate = Callable[
-    [Cell], SimulationResult
-]  # a function of a module, so that a worker can import it
+Simulate = Callable[[Cell], SimulationResult]  # of a module: a worker has to import it
 OnProgress = Callable[["Progress"], None]
 
 

@@ -119,16 +119,16 @@ class Bench:
         wanted = [cell for cell in cells if cell_key(cell) not in self._known]
         if wanted:
             found = experiment.run(wanted, simulate_cell, self._path, self._workers, self._tell)
-            self._known |= {outcome.cell: outcome for outcome in found}
+            self._known |= {result.cell: result for result in found}
 
-    def outcome(self, way: Way, seed: int) -> SimulationResult:
+    def result(self, way: Way, seed: int) -> SimulationResult:
         """What was simulated."""
         return self._known[cell_key(way.cell(seed))]
 
     def ratio(self, pair: Pair, seeds: Sequence[int] | None = None) -> Ratio:
         """The first over the second, paired by seed."""
         chosen = self.seeds if seeds is None else seeds
-        both = [(self.outcome(pair.first, s), self.outcome(pair.second, s)) for s in chosen]
+        both = [(self.result(pair.first, s), self.result(pair.second, s)) for s in chosen]
         times = [_averages(first, second) for first, second in both]
         ratios = [first / second for first, second in times]
         jobs = [job for first, _ in both for job in _counted(first)]
@@ -144,27 +144,27 @@ class Bench:
             jobs=len(jobs),
         )
 
-    def _tell(self, news: Progress) -> None:
-        if news.cell is None or news.outcome is None:
+    def _tell(self, progress: Progress) -> None:
+        if progress.cell is None or progress.result is None:
             return
-        found, scenario = news.outcome, news.cell.scenario
+        found, scenario = progress.result, progress.cell.scenario
         average = average_s(found, found.ended_at)
         where = f"{scenario.interference} {len(scenario.nodes)}x{scenario.nodes[0].slots}"
         print(  # noqa: T201 - a benchmark prints
-            f"{self.elapsed_s:6.0f} s  {news.done}/{news.total}  {average:7.1f} s  {where}  "
-            f"{scenario.knowledge}  {scenario.generations}  {str(news.cell)[:TOLD]}  ({found.wall_s:.0f} s)",
+            f"{self.elapsed_s:6.0f} s  {progress.done}/{progress.total}  {average:7.1f} s  {where}  "
+            f"{scenario.knowledge}  {scenario.generations}  {str(progress.cell)[:TOLD]}  ({found.wall_s:.0f} s)",
             flush=True,
         )
 
 
-def average_s(outcome: SimulationResult, horizon: float) -> float:
+def average_s(result: SimulationResult, horizon: float) -> float:
     """Average completion time of the counted jobs, seconds.
 
     A job that never ends counts as if it ended at `horizon`: the average is a lower bound then.
     """
     return _mean(
         (horizon if job.ended_at is None else job.ended_at) - job.submitted_at
-        for job in _counted(outcome)
+        for job in _counted(result)
     )
 
 
@@ -174,8 +174,8 @@ def _averages(first: SimulationResult, second: SimulationResult) -> tuple[float,
     return average_s(first, horizon), average_s(second, horizon)
 
 
-def _counted(outcome: SimulationResult) -> list[JobResult]:
-    return [job for job in outcome.jobs if job.counted]
+def _counted(result: SimulationResult) -> list[JobResult]:
+    return [job for job in result.jobs if job.counted]
 
 
 def _mean(values: Iterable[float]) -> float:

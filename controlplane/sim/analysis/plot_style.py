@@ -61,7 +61,7 @@ class Style:
 
 
 def grouped(results: Sequence[SimulationResult]) -> dict[str, list[SimulationResult]]:
-    """Outcomes by policy, in order of appearance.
+    """Results by policy, in order of appearance.
 
     The name of a policy is followed by those of its options in which its results differ.
 

@@ -20,7 +20,7 @@ MEANS = (
 
 
 def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[SimulationResult]]]:
-    """Outcomes by size of the cluster, smallest first, and by policy."""
+    """Results by size of the cluster, smallest first, and by policy."""
     found: dict[int, dict[str, list[SimulationResult]]] = {}
     for size in sorted({result.slots for result in results}):
         here = found[size] = {}

@@ -1,4 +1,4 @@
-"""Outcomes in a file with one JSON document on each line, from which long experiments go on."""
+"""Results in a file with one JSON document on each line, from which long experiments go on."""
 
 from __future__ import annotations
 

@@ -52,13 +52,13 @@ class TrainingProgress:
         self.since = max(self.since, now)
 
     def set_throughput(self, throughput: Throughput, now: float) -> None:
-        """Train at another speed from now on."""
+        """Train at another speed from now on (virtual seconds)."""
         self.advance(now)
         self.throughput = throughput
         self.revision += 1
 
     def stall(self, until: float, now: float) -> None:
-        """Nobody trains before `until`."""
+        """Nobody trains before `until` (virtual seconds)."""
         self.advance(now)
         self.stalled_until = max(self.stalled_until, until)
         self.revision += 1
@@ -82,7 +82,12 @@ class TrainingProgress:
         return self.due_at(self.model.epoch_ends_at(self.epoch), now)
 
     def due_at(self, progress: float, now: float) -> float:
-        """When a training job will have come so far, if nothing changes."""
+        """When a training job will have come so far, if nothing changes.
+
+        Args:
+            progress: samples at the first batch.
+            now: virtual seconds.
+        """
         left = progress - self.progress
         begin = max(self.since, self.stalled_until, now)
         return begin + max(0.0, left) / self.throughput.progress_per_s

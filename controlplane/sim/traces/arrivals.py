@@ -44,18 +44,39 @@ def poisson(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
 
 
 def uniform(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
-    """Each job at any moment of a window of `jobs` times `mean_s`, uniformly.
+    """Each job at any moment of a window of `jobs` times `mean_s`.
 
-    Args, shape and errors as of `poisson`.
+    Args:
+        rng: where chance comes from.
+        jobs: how many.
+        mean_s: between jobs, above 0.
+
+    Returns:
+        Shape (jobs,), seconds.
+
+    Raises:
+        ValueError: if a number is out of its range.
     """
     _check(jobs, mean_s)
     return np.sort(rng.uniform(0.0, jobs * mean_s, jobs))
 
 
 def bursts(rng: Generator, jobs: int, mean_s: float, size: int = 4) -> FloatArray:
-    """Groups of `size` jobs at the same moment, the last one perhaps smaller; see `poisson`.
+    """Groups of jobs at the same moment, the last one perhaps smaller.
 
     The groups are a Poisson process of mean interval `size` times `mean_s`.
+
+    Args:
+        rng: where chance comes from.
+        jobs: how many.
+        mean_s: between jobs, above 0.
+        size: jobs of a group, at least 1.
+
+    Returns:
+        Shape (jobs,), seconds.
+
+    Raises:
+        ValueError: if a number is out of its range.
     """
     _check(jobs, mean_s)
     if size < 1:

@@ -80,10 +80,17 @@ def sample(rng: Generator, n: int, *, longest_s: float | None = None) -> FloatAr
 
 
 def sample_gaps(rng: Generator, n: int) -> FloatArray:
-    """Times between submissions; shape (n,), seconds.
+    """Times between submissions.
 
     Drawn one by one: that busy hours follow busy hours is lost. Gaps above the quantile of 99.9%
     (38 minutes; the longest is three days) are left out: the trace has holes.
+
+    Args:
+        rng: where chance comes from.
+        n: gaps.
+
+    Returns:
+        Shape (n,), seconds.
     """
     top = HOLES
     return np.expm1(np.interp(rng.uniform(0.0, top, n), SHARES, np.log1p(GAP_S)))
@@ -96,7 +103,12 @@ def mean_gap_s() -> float:
 
 
 def sample_gpus(rng: Generator, n: int, most: int) -> IntArray:
-    """GPUs of `n` jobs; larger jobs than `most` are left out.
+    """GPUs of jobs; larger jobs are left out.
+
+    Args:
+        rng: where chance comes from.
+        n: jobs.
+        most: GPUs of the largest one, at least 1.
 
     Returns:
         Shape (n,).

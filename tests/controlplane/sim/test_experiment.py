@@ -97,7 +97,7 @@ def test_equal_cells_have_the_same_key_and_others_do_not() -> None:
     assert len({cell_key(each) for each in [cell(), *others]}) == 5
 
 
-def test_outcomes_come_in_the_order_of_the_cells_from_other_processes(tmp_path: Path) -> None:
+def test_results_come_in_the_order_of_the_cells_from_other_processes(tmp_path: Path) -> None:
     wanted = cells(tmp_path, "a", "b")
     seen: list[Progress] = []
 

@@ -55,7 +55,7 @@ def test_figures_are_drawn_in_the_format_of_the_suffix(
 
 
 @pytest.mark.parametrize("draw", [*OF_MANY, utilisation])
-def test_the_same_outcomes_give_the_same_bytes(tmp_path: Path, draw: Draw) -> None:
+def test_the_same_results_give_the_same_bytes(tmp_path: Path, draw: Draw) -> None:
     given = [held("ones"), held("tiresias")]
 
     draw(given, tmp_path / "a.svg")
@@ -142,7 +142,7 @@ def test_no_two_policies_of_a_figure_look_the_same() -> None:
     assert all(a != b for a, b in itertools.combinations(found.values(), 2))
 
 
-def test_outcomes_of_one_policy_are_told_apart_by_the_options_that_differ() -> None:
+def test_results_of_one_policy_are_told_apart_by_the_options_that_differ() -> None:
     def with_options(**options: object) -> SimulationResult:
         return msgspec.structs.replace(times("ones", 1.0), options=options)
 

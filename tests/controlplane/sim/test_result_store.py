@@ -1,4 +1,4 @@
-"""Outcomes in a file: what is kept, what a crash leaves, what is refused."""
+"""Results in a file: what is kept, what a crash leaves, what is refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TWO = result(
 )
 
 
-def test_outcomes_come_back_as_they_were_in_order(tmp_path: Path) -> None:
+def test_results_come_back_as_they_were_in_order(tmp_path: Path) -> None:
     path = tmp_path / "results.jsonl"
 
     assert [append(path, ONE), append(path, TWO)] == [True, True]
@@ -71,7 +71,7 @@ def test_a_torn_last_line_is_not_read_and_cut_off_by_the_next(tmp_path: Path, ke
 
 
 @pytest.mark.parametrize("line", [b"{}\n", b"\xff\n", b"nonsense\n", b"\n", b"[" * 10_000 + b"\n"])
-def test_a_line_that_is_no_outcome_is_named(tmp_path: Path, line: bytes) -> None:
+def test_a_line_that_is_no_result_is_named(tmp_path: Path, line: bytes) -> None:
     path = tmp_path / "results.jsonl"
     append(path, ONE)
     path.write_bytes(path.read_bytes() + line)

@@ -59,7 +59,7 @@ def begin(policies: Sequence[str], hash_seed: str) -> subprocess.Popen[str]:
     )
 
 
-def test_two_processes_come_to_the_same_outcome_under_every_policy() -> None:
+def test_two_processes_come_to_the_same_result_under_every_policy() -> None:
     policies = sorted(POLICIES)
     both = [begin(policies, hash_seed) for hash_seed in ("1", "2")]
     (one, said), (other, said_too) = [process.communicate(timeout=200) for process in both]
@@ -234,7 +234,7 @@ def test_nodes_are_named_in_order_of_their_groups() -> None:
 # --- results
 
 
-def test_an_outcome_says_all_that_is_needed_to_have_it_again() -> None:
+def test_a_result_says_all_that_is_needed_to_have_it_again() -> None:
     scenario = Scenario(jobs=20, interval_s=20.0, warm_up=0.1, record_allocations=True)
     heard: list[object] = []
     result = simulate("fifo", scenario, 3, record=lambda _, event, __: heard.append(event))

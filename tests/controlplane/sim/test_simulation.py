@@ -12,7 +12,8 @@ from controlplane.core.events import PlanProposed
 from controlplane.policy.api import EpochSeen, JobEnded, PlanTaken, StepsSeen
 from controlplane.policy.registry import POLICIES
 from controlplane.sim.engine.kernel import Kernel
-from controlplane.sim.engine.simulation import SimOptions, Simulation
+from controlplane.sim.engine.sim_options import SimOptions
+from controlplane.sim.engine.simulation import Simulation
 from controlplane.sim.models.interference import DistributedInterference
 from controlplane.sim.node_groups import NodeGroup
 from controlplane.sim.trace_jobs import TraceJob

@@ -174,7 +174,7 @@ def test_the_tests_of_wilcoxon_are_exact_for_few_jobs() -> None:
     assert (found.two_sided_p, found.less_p, found.greater_p) == (0.125, 0.0625, 1.0)
 
 
-def test_equal_outcomes_do_not_differ() -> None:
+def test_equal_results_do_not_differ() -> None:
     found = compare([times("ones", 5.0, 7.0)], [times("fifo", 5.0, 7.0)])
 
     assert (found.changed, found.difference_s, found.ratio) == (0, 0.0, 1.0)

@@ -18,13 +18,14 @@ from controlplane.sim.models.job_model import (
     Placement,
     Throughput,
     TrainingModel,
+    packed,
 )
 from controlplane.sim.models.table2 import constants
 from controlplane.sim.models.table2.constants import ROWS, SOURCES, Row, source
 from controlplane.sim.models.table2.convergence import lost_epochs
 from controlplane.sim.models.table2.step_time import step_s, sync_s
 from controlplane.sim.models.table2.table2_model import Table2Model
-from controlplane.sim.models.table2.workloads import WORKLOADS, closest, duration_s, packed
+from controlplane.sim.models.table2.workloads import WORKLOADS, closest, duration_s
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.trace_jobs import TraceJob
 from controlplane.sim.traces.table2_generator import generate
