@@ -170,6 +170,21 @@ def test_all_are_told_to_switch_when_the_newcomer_is_ready_and_the_store_is_open
     assert change(controller) is RescalePhase.SWITCHING
 
 
+def test_nobody_switches_while_one_newcomer_of_two_is_not_ready() -> None:
+    controller = alone()
+    controller.take(resized(A, on=(S0, S1, T0)))
+    controller.tell(N1, store(A, index=3, group=2, port=29500))
+    controller.tell(N1, started(A, 2, rank=1))
+    controller.tell(N2, started(A, 2, rank=2))
+
+    assert deltas(controller.tell(N1, ready(A, 2, rank=1))) == []
+    assert change(controller) is RescalePhase.PREPARING
+    commands = controller.tell(N2, ready(A, 2, rank=2))
+
+    assert [command.node for command in deltas(commands)] == [N1, N2]
+    assert change(controller) is RescalePhase.SWITCHING
+
+
 def test_the_store_may_be_open_before_the_newcomer_is_ready() -> None:
     controller = growing()
     assert deltas(controller.tell(N1, store(A, index=3, group=2, port=29500))) == []
@@ -224,6 +239,17 @@ def test_a_job_that_waits_is_started_at_the_size_that_was_asked_for() -> None:
 
     first = order(run, 1, {S0: 32, S1: 32}, [(1, 0), (1, 1)])
     assert deltas(commands) == [send(N1, first)]
+
+
+def test_a_job_that_waits_is_not_started_on_fewer_slots_than_were_asked_for() -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a", **ELASTIC)
+
+    commands = controller.take(resized(A, 2))
+
+    assert deltas(commands) == []
+    assert controller.job(A).override_waits == "waits for 2 slots as ann asked, 1 free"
+    assert len(deltas(controller.take(greeting(N2)))) == 2, "a slot came"
 
 
 def test_an_order_that_does_not_fit_waits_and_says_for_what() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import msgspec
+
 from controlplane.policy.api import SearchStats
 from controlplane.policy.baselines.fifo import Fifo
 from controlplane.service.client_api import replies
@@ -94,3 +96,14 @@ def test_gains_that_nobody_measured_are_no_numbers() -> None:
 
     assert math.isnan(found["ones_gain_predicted_ratio"])
     assert math.isnan(found["ones_gain_realised_ratio"])
+
+
+def test_what_was_counted_is_not_counted_again() -> None:
+    controller, metrics = running(), Metrics()
+    counted = told(controller)
+
+    for generations in (30, 42, 5):  # the last of a search process that was started again
+        search = msgspec.structs.replace(counted, generations=generations)
+        metrics.write(controller.state, search)
+
+    assert metrics.registry.get_sample_value("ones_search_generations_total") == 47.0

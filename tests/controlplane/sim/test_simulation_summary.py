@@ -97,12 +97,13 @@ def test_jobs_that_did_not_end_or_were_cancelled_are_counted_but_not_averaged() 
             job_result("b", None),
             job_result("c", 2.0, state="cancelled"),
             job_result("d", 60.0, state="failed"),
+            job_result("e", 50.0, state="failed"),
         )
     )
 
-    assert found["jct_s"] == {"a": 40.0, "b": None, "c": None, "d": 60.0}
-    assert (found["avg_jct_s"], found["jobs"], found["makespan_s"]) == (50.0, 4, None)
-    assert (found["unfinished"], found["cancelled"], found["failed"]) == (1, 1, 1)
+    assert found["jct_s"] == {"a": 40.0, "b": None, "c": None, "d": 60.0, "e": 50.0}
+    assert (found["avg_jct_s"], found["jobs"], found["makespan_s"]) == (50.0, 5, None)
+    assert (found["unfinished"], found["cancelled"], found["failed"]) == (1, 1, 2)
 
 
 def test_of_nothing_every_figure_is_null_and_the_document_has_no_nan() -> None:
