@@ -10,8 +10,10 @@ import numpy as np
 from scipy.optimize import nnls
 
 SPEED_UP: Final = 0.9  # r^0.9 on r slots, until it was measured
-BELIEF: Final = 0.1  # weight of that, in samples, at each size below; falls as sizes are measured
-BELIEVED_AT: Final = (1, 2, 4, 8, 16)  # slots
+PRIOR_WEIGHT: Final = (
+    0.1  # weight of that, in samples, at each size below; falls as sizes are measured
+)
+PRIOR_SLOTS: Final = (1, 2, 4, 8, 16)  # slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,10 +60,10 @@ def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -
     if samples:  # per sample of a batch: what a single slot would take
         alone = [s.step_s * s.slots**SPEED_UP * batch / s.batch for s in samples]
         alone_s = float(np.exp(np.mean(np.log(alone))))
-    believed = [StepSample(w, batch, alone_s / w**SPEED_UP) for w in BELIEVED_AT]
-    rows = [*samples, *believed]
-    belief = BELIEF / max(1, len({sample.slots for sample in samples})) ** 3
-    weights = np.sqrt(np.array([1.0] * len(samples) + [belief] * len(believed)))
+    priors = [StepSample(w, batch, alone_s / w**SPEED_UP) for w in PRIOR_SLOTS]
+    rows = [*samples, *priors]
+    weight = PRIOR_WEIGHT / max(1, len({sample.slots for sample in samples})) ** 3
+    weights = np.sqrt(np.array([1.0] * len(samples) + [weight] * len(priors)))
     relative = weights / np.array([row.step_s for row in rows])
     matrix = np.array([_terms(row.slots, row.batch) for row in rows]) * relative[:, None]
     found, _ = nnls(matrix, weights)

@@ -10,7 +10,7 @@ import numpy as np
 
 from controlplane.prediction.arrays import FloatArray
 
-TYPE_TRUST: Final = 0.5  # weight of the belief about a type, in samples
+TYPE_TRUST: Final = 0.5  # weight of the prior about a type, in samples
 COLOCATION_TRUST: Final = 0.5  # the same about a neighbour
 MOST_SLOWDOWN: Final = 2.0  # logarithm of the largest slow-down that is believed
 ROUNDS: Final = 4  # in which slow-downs below zero are taken out
@@ -59,17 +59,17 @@ def separate(
     }
     others = dict.fromkeys(o.colocation for o in seen if o.colocation is not None)
     classes = {one: n + len(sizes) + len(types) for n, one in enumerate(others)}
-    believed = np.zeros(len(sizes) + len(types) + len(classes))
-    trust = np.full(len(believed), 1e-6)
+    prior = np.zeros(len(sizes) + len(types) + len(classes))
+    trust = np.full(len(prior), 1e-6)
     for gpu_type, at in types.items():
-        believed[at], trust[at] = gpu_types.get(gpu_type, 0.0), TYPE_TRUST
+        prior[at], trust[at] = gpu_types.get(gpu_type, 0.0), TYPE_TRUST
     for one, at in classes.items():
-        believed[at], trust[at] = colocations.get(one, 0.0), COLOCATION_TRUST
+        prior[at], trust[at] = colocations.get(one, 0.0), COLOCATION_TRUST
     matrix = _design(seen, [sizes, types, classes])
     weight = np.array([o.weight for o in seen])
     target = np.array([o.log_step_s for o in seen])
     signed = len(sizes) + len(types)
-    found = _ridge(matrix, target, weight, believed=believed, trust=trust, signed=signed)
+    found = _ridge(matrix, target, weight, prior=prior, trust=trust, signed=signed)
     return Parts(
         base={size: float(found[at]) for size, at in sizes.items()},
         gpu_types={gpu_type: float(found[at]) for gpu_type, at in types.items()},
@@ -92,17 +92,17 @@ def _ridge(
     target: FloatArray,
     weight: FloatArray,
     *,
-    believed: FloatArray,
+    prior: FloatArray,
     trust: FloatArray,
     signed: int,
 ) -> FloatArray:
-    """Weighted least squares towards beliefs; unknowns from `signed` on are at least 0."""
-    free = np.ones(len(believed), dtype=np.bool_)
-    found = believed.copy()
+    """Weighted least squares towards priors; unknowns from `signed` on are at least 0."""
+    free = np.ones(len(prior), dtype=np.bool_)
+    found = prior.copy()
     for _ in range(ROUNDS):
         part = matrix[:, free]
         normal = part.T @ (weight[:, None] * part) + np.diag(trust[free])
-        right = part.T @ (weight * target) + trust[free] * believed[free]
+        right = part.T @ (weight * target) + trust[free] * prior[free]
         found[:] = 0.0
         found[free] = np.linalg.solve(normal, right)
         below = found < 0.0

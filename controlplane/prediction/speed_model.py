@@ -10,8 +10,8 @@ import numpy as np
 from controlplane.prediction.arrays import FloatArray, IntArray
 
 FIXED_SHARE: Final = 0.3  # of a step that does not depend on the batch, until two batches were seen
-SCALING: Final = 0.9  # speed-up r^0.9 on r slots, until several slots were seen; a belief
-FAR: Final = 1.1  # times a step within a node, until several slots were seen; a belief
+SCALING: Final = 0.9  # speed-up r^0.9 on r slots, until several slots were seen; a prior
+FAR: Final = 1.1  # times a step within a node, until several slots were seen; a prior
 TINIEST: Final = 1e-300  # divisor where nothing takes any time
 
 

@@ -3,7 +3,7 @@
 The form is that of Pollux (Qiao et al., OSDI '21, eq. 8 to 11): computing is linear in the local
 batch, talking is linear in the slots, differently within a node and across nodes, and both overlap
 by a power mean. Pollux takes what was not measured yet to cost nothing, so that jobs explore. Here
-beliefs stand in for it, weak enough that a few measurements outweigh them: computing has a part
+priors stand in for it, weak enough that a few measurements outweigh them: computing has a part
 that does not depend on the batch, each further slot adds a little, and talk across nodes costs
 twice that within one. What remains wrong at a size that was measured is made good there.
 """
@@ -23,7 +23,7 @@ from controlplane.prediction.throughput_fit import refined
 
 __all__ = ["Sample", "SpeedModel", "fit"]
 
-FIXED_TRUST: Final = 0.1  # weight of the belief in `FIXED_SHARE`, in samples
+FIXED_TRUST: Final = 0.1  # weight of the prior in `FIXED_SHARE`, in samples
 LEAST, MOST = 1e-12, 1e12  # of seconds and of samples: whatever lies beyond was not measured
 NO_STEP_S: Final = 1e-300  # keeps a logarithm finite
 
@@ -64,9 +64,9 @@ def _computing(samples: Sequence[Sample]) -> tuple[float, float]:
     weight = np.sqrt(np.array([sample.weight for sample in samples]))
     middle = float(np.exp(np.mean(np.log(time))))
     matrix = np.column_stack([weight / time, weight * batch / time])
-    belief = np.array([[np.sqrt(FIXED_TRUST) / middle, 0.0]])
+    prior = np.array([[np.sqrt(FIXED_TRUST) / middle, 0.0]])
     target = np.append(weight, np.sqrt(FIXED_TRUST) * FIXED_SHARE)
-    return _non_negative(np.vstack([matrix, belief]), target)
+    return _non_negative(np.vstack([matrix, prior]), target)
 
 
 def _non_negative(matrix: FloatArray, target: FloatArray) -> tuple[float, float]:

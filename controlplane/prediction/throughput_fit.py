@@ -1,4 +1,4 @@
-"""All coefficients of a speed model together, with beliefs about what was not measured."""
+"""All coefficients of a speed model together, with priors about what was not measured."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ LEAST_SHARE: Final = 0.01  # of that range, from its ends, where a search begins
 MOST_LOGARITHM: Final = 60.0  # of a coefficient: exp(60) is far beyond any measurement
 MOST_TRIES: Final = 100  # evaluations of a fit; some 15 are usual
 
-# Beliefs, a row each: factors of the x of (a, b, c, d, far c, far d, g).
-BELIEFS: Final = np.array([
+# Priors, a row each: factors of the x of (a, b, c, d, far c, far d, g).
+PRIORS: Final = np.array([
     [1.0, -1.0, 0.0, 0.0, 0.0, 0.0, 0.0],  # a over b: a is 0.3 of a step at the middle batch
     [0.0, 0.0, -1.0, 1.0, 0.0, 0.0, 0.0],  # d over c: a further slot adds a small share
     [0.0, 0.0, 0.0, 0.0, -1.0, 1.0, 0.0],  # the same across nodes
@@ -38,7 +38,7 @@ TRUST: Final = np.array([0.2, 0.2, 0.2, 0.2, 0.1, 0.05, 0.05])  # roots of weigh
 def refined(samples: Sequence[Sample], before: SpeedModel | None = None) -> SpeedModel:
     """The model of the least squares of logarithms (Levenberg-Marquardt), without corrections.
 
-    Pollux minimises the same error (section 4.1), without beliefs. All coefficients together: taken
+    Pollux minimises the same error (section 4.1), without priors. All coefficients together: taken
     one after the other, a few per cent of computing at large batches end up in the network.
 
     Args:
@@ -46,7 +46,7 @@ def refined(samples: Sequence[Sample], before: SpeedModel | None = None) -> Spee
         before: where the search begins; None: at what is believed before anything was measured.
     """
     fitted = _Fitted(samples)
-    begin = fitted.believed if before is None else fitted.place_of(before)
+    begin = fitted.prior_mean if before is None else fitted.place_of(before)
     found = least_squares(
         fitted.residuals, begin, jac=fitted.jacobian, method="lm", max_nfev=MOST_TRIES
     )
@@ -78,7 +78,7 @@ class _Fitted:
             1.0, (1.0 - FIXED_SHARE) * middle / batch, TALK_SHARE * middle,
         ])  # fmt: skip
         self._hoped[4] = _place_of(USUAL_OVERLAP)
-        self.believed: FloatArray = np.linalg.solve(BELIEFS, self._hoped)
+        self.prior_mean: FloatArray = np.linalg.solve(PRIORS, self._hoped)
 
     def place_of(self, model: SpeedModel) -> FloatArray:
         """The x of a model, but nowhere too far down for a coefficient to grow again."""
@@ -91,13 +91,13 @@ class _Fitted:
         return np.append(np.log([a, b / batch, c, d, e, f]), _place_of(model.overlap))
 
     def residuals(self, x: FloatArray) -> FloatArray:
-        """What the model says over what was seen, in logarithms; then what beliefs are off by."""
+        """What the model says over what was seen, in logarithms; then what priors are off by."""
         said = self._said(x)[0]
-        off = TRUST * (BELIEFS @ x - self._hoped)
+        off = TRUST * (PRIORS @ x - self._hoped)
         return np.append(self._weight * (said - self._seen), off)
 
     def jacobian(self, x: FloatArray) -> FloatArray:
-        """Derivatives of `residuals`, shape (samples + beliefs, 7)."""
+        """Derivatives of `residuals`, shape (samples + priors, 7)."""
         a, b, c, d, e, f, _ = _values(x)
         said, log_compute, log_talk, g = self._said(x)
         talks = np.exp(g * (log_talk - said))  # share of talking in the power mean; 0 on one slot
@@ -114,7 +114,7 @@ class _Fitted:
             of_talk * self._far * f * self._further,
             of_g * _overlap_slope(g),
         ])  # fmt: skip
-        return np.vstack([self._weight[:, None] * columns, TRUST[:, None] * BELIEFS])
+        return np.vstack([self._weight[:, None] * columns, TRUST[:, None] * PRIORS])
 
     def _said(self, x: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, float]:
         """Logarithms of step, computing and talking, shape (S,); and g."""

@@ -123,14 +123,14 @@ observations = st.lists(
     ),
     max_size=12,
 )
-beliefs = st.floats(-20, 20)
+priors = st.floats(-20, 20)
 
 
 @settings(max_examples=examples(200))
 @given(
     told=observations,
-    gpu_types=st.dictionaries(st.sampled_from(["fast", "slow"]), beliefs),
-    colocations=st.dictionaries(st.sampled_from(["hungry", "meek"]), beliefs),
+    gpu_types=st.dictionaries(st.sampled_from(["fast", "slow"]), priors),
+    colocations=st.dictionaries(st.sampled_from(["hungry", "meek"]), priors),
 )
 def test_whatever_is_told_every_part_is_finite_and_no_neighbour_helps(
     told: list[Observation], gpu_types: dict[str, float], colocations: dict[str, float]

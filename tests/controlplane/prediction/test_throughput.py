@@ -51,7 +51,7 @@ NOISELESS = [
 
 
 def test_a_fit_recovers_how_steps_without_noise_come_about() -> None:
-    """Beliefs shift some of it from one coefficient to the next, and leave little to correct."""
+    """Priors shift some of it from one coefficient to the next, and leave little to correct."""
     model = fit(NOISELESS, 32)
 
     assert model.known
@@ -268,7 +268,7 @@ def test_the_slopes_of_a_fit_are_those_of_its_residuals(
     samples: list[Sample], moved: list[float]
 ) -> None:
     fitted = _Fitted(samples)
-    x = fitted.believed + np.array(moved)
+    x = fitted.prior_mean + np.array(moved)
     small = 1e-5
 
     numeric = [
