@@ -191,16 +191,16 @@ def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) ->
 
 
 def test_jobs_whose_workers_on_a_node_die_go_on(pair: Cluster) -> None:
-    jobs = [submit(pair, 18), submit(pair, 18)]
-    for job in jobs:
-        pair.until(job, lambda shown: shown["slots"] >= 2)
+    jobs = [submit(pair, 40), submit(pair, 40)]
+    pair.until(jobs[1], lambda shown: shown["slots"] >= 1)
+    pair.until(jobs[0], lambda shown: shown["slots"] >= 2)
     here = pair.show(jobs[0])["workers"][0]
 
     for worker in pair.show(jobs[0])["workers"] + pair.show(jobs[1])["workers"]:
         if worker["node"] == here["node"] and worker["pid"]:
             os.kill(worker["pid"], signal.SIGKILL)
 
-    check_all_done(pair, jobs, 18)
+    check_all_done(pair, jobs, 40)
 
 
 def _another(cluster: Cluster, dead: int) -> int:

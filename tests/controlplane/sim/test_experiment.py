@@ -179,12 +179,13 @@ def test_no_workers_are_refused(tmp_path: Path) -> None:
 
 LIMIT_S = 120.0
 MAIN = """
-import sys
+import signal, sys
 from pathlib import Path
 from controlplane.sim.experiment import StoppedError, bar, run
 from tests.controlplane.sim.test_experiment import cells, simulate
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a shell's background
     folder = Path(sys.argv[1])
     wanted = cells(folder, "fine", seeds=1) + cells(folder, "endless")
     try:
