@@ -38,7 +38,13 @@ class Verdict:
 
 
 def difference(plan: Plan, state: State, now: Seconds) -> Plan:
-    """The part of `plan` that changes something now; a job that should stop says so with `{}`."""
+    """The part of `plan` that changes something now; a job that should stop says so with `{}`.
+
+    Args:
+        plan: complete: a running job that it leaves out should stop.
+        state: of the cluster.
+        now: seconds since the epoch.
+    """
     moves = check(complete(plan, state), state, now).moves
     names = {move.job for move in moves}
     return Plan(
@@ -49,7 +55,12 @@ def difference(plan: Plan, state: State, now: Seconds) -> Plan:
 
 
 def complete(plan: Plan, state: State) -> Plan:
-    """`plan` with an entry for every running job that it leaves out and could have known of."""
+    """`plan` with an entry for every running job that it leaves out and could have known of.
+
+    Args:
+        plan: as a policy made it.
+        state: of the cluster.
+    """
     absent = {
         name: dict[SlotId, int]()
         for name in [name for name in state.jobs_with_processes if name not in plan.local_batch]
@@ -64,6 +75,11 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     A plan may be based on an older state (as Nomad's plan applier allows): entries that still
     fit are kept, the others are refused one by one. A job that changed since, that is changing, or
     that is under a manual override is left as it is, and so is one that the plan does not name.
+
+    Args:
+        plan: whose entries (ONES eq. 1) are slot -> local batch of each job, samples per step.
+        state: of the cluster.
+        now: seconds since the epoch.
     """
     usable = _Slots(state)
     restarts = {n for n in plan.restart if n in state.jobs and state.jobs[n].phase is Phase.RUNNING}

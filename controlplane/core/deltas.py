@@ -7,6 +7,7 @@ from controlplane.core.model.job_status import Starting
 from controlplane.core.model.rescale import Rescale, RescalePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
+from schemas.groups import Group
 from schemas.ids import NodeId, Rank, node_of
 from schemas.messages.agent import PREPARE, RECOVER, SETTLED, SWITCH, GroupDelta
 
@@ -31,11 +32,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
         return _in_change(state, job, change, node)
     else:
         version, stage = change.before, SETTLED  # it runs what it ran
-    # A member that was seen gone is not ordered again from an agent that never heard of it.
-    if group and any(
-        node_of(member.slot) == node and job.workers[member.worker].phase is not WorkerPhase.GONE
-        for member in group.members
-    ):
+    if group is not None and _has_member_on(job, group, node):
         return GroupDelta(
             job=job.job,
             term=state.term,
@@ -54,6 +51,14 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
         group=None,
         spec=None,
         forget=job.ended,
+    )
+
+
+def _has_member_on(job: Job, group: Group, node: NodeId) -> bool:
+    """Whether a member may live there; one that was seen gone is not ordered again."""
+    return any(
+        node_of(member.slot) == node and job.workers[member.worker].phase is not WorkerPhase.GONE
+        for member in group.members
     )
 
 

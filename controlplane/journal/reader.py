@@ -35,7 +35,12 @@ class Reader:
             raise JournalError(f"{self._path}: {error}", "restore a backup") from None
 
     def feed(self, from_seq: int, limit: int) -> tuple[FeedEvent, ...]:
-        """Up to `limit` feed events from `from_seq` on."""
+        """The next page of the feed.
+
+        Args:
+            from_seq: number of the first event.
+            limit: most events to return.
+        """
         rows = self._database.execute(
             "SELECT body FROM feed WHERE seq >= ? ORDER BY seq LIMIT ?", (from_seq, limit)
         )

@@ -69,8 +69,12 @@ def order_change(
     if newcomers < len(rows) and _needs_store(status.group, change.group):
         change.notified_nodes[node_of(change.group.members[0].slot)] = None
     ctx.state.deadlines.expect_rescale(job.job, version, change.phase, ctx.now)
+    _announce_order(ctx, job, status, change)
+
+
+def _announce_order(ctx: HandlerContext, job: Job, status: Running, change: Rescale) -> None:
     rescaling = Rescaling(group=status.group, change=change, script=status.script)
-    why = f"{reason.text}: {_sizes(status.group, change.group)}"
+    why = f"{change.why}: {_sizes(status.group, change.group)}"
     ctx.advance(job, JobTrigger.RESCALE_ORDERED, rescaling, why)
     ctx.send_to(job, change.notified_nodes)
     switch_when_prepared(ctx, job, rescaling)

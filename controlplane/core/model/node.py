@@ -68,7 +68,15 @@ class Node(msgspec.Struct, kw_only=True):
 
 
 def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:
-    """Move `node` along the table; returns whether its phase changed.
+    """Move `node` along the table.
+
+    Args:
+        node: it is changed in place.
+        trigger: what happened.
+        now: when, seconds since the epoch.
+
+    Returns:
+        Whether its phase changed.
 
     Raises:
         IllegalTransitionError: if the arrow is not drawn.

@@ -70,8 +70,15 @@ class Worker(msgspec.Struct, kw_only=True):
 def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
     """Move `worker` along its table.
 
+    Args:
+        worker: it is changed in place.
+        trigger: what happened.
+
     Returns:
-        False when the news is old: the worker is already there, further, or leaving.
+        False when that is known: the worker is already there, further, or leaving.
+
+    Raises:
+        IllegalTransitionError: if the arrow is not drawn.
     """
     phase = NEXT.get((worker.phase, trigger))
     if phase is not None:
