@@ -5,7 +5,7 @@ With `-P` no file of the user's can hide a module of ours before ours are import
 
 from __future__ import annotations
 
-from elastic.worker.script import main
+from elastic.worker.run_script import main
 
 if __name__ == "__main__":
     main()

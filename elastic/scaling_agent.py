@@ -16,26 +16,26 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from elastic import testing
+from elastic.group.group_changes import GroupTransitions
 from elastic.group.membership import Membership
-from elastic.group.order_listener import OrderListener
-from elastic.group.transitions import GroupTransitions
+from elastic.group.order_receiver import OrderListener
 from elastic.hooks.lr_schedulers import track_lr_schedulers
 from elastic.hooks.optimizer_step import patch_optimizer_step
-from elastic.metrics.speed import SpeedMeter
+from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import describe_rule
-from elastic.reporting.channel import Channel
-from elastic.reporting.sample_records import SampleRecords
+from elastic.reporting.agent_channel import Channel
+from elastic.reporting.sample_id_records import SampleRecords
+from elastic.samples.sample_shares import ScheduleRow, split
 from elastic.samples.sample_stream import SampleStream
-from elastic.samples.schedule import ScheduleRow, split
 from elastic.state import checkpoint_writer
 from elastic.state.epoch_reports import EpochReports, EpochSummary
-from elastic.state.learning_rate import DOUBLING_STEPS
+from elastic.state.lr_scaling import DOUBLING_STEPS
 from elastic.state.lr_state import choose_lr_scaling, set_learning_rate
-from elastic.state.tensors import TensorState
+from elastic.state.state_tensors import TensorState
 from elastic.state.training_state import training_of
-from elastic.step.executor import StepExecutor
-from elastic.step.loader import ElasticLoader
-from elastic.step.reducer import Reducer
+from elastic.step.batch_loader import ElasticLoader
+from elastic.step.gradient_reducer import Reducer
+from elastic.step.step_executor import StepExecutor
 from elastic.training_errors import UsageError
 from elastic.usage_checks import dataset_size, metric_value, refuse_sharded
 from schemas.codec import ASSIGNMENT

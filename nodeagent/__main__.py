@@ -9,7 +9,7 @@ from pathlib import Path
 import uvloop
 
 from nodeagent import agent_process, agent_settings
-from nodeagent.shutdown import end_workers
+from nodeagent.end_workers import end_workers
 from nodeagent.worker_folders import NodeFolders
 from schemas.daemon import configure_logging
 from schemas.errors import OnesError

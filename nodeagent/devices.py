@@ -10,9 +10,9 @@ import psutil
 import structlog
 
 from nodeagent.agent_settings import AgentSettings
-from schemas.cluster import NodeSpec, SlotSpec
 from schemas.errors import SettingsError
 from schemas.ids import NodeId
+from schemas.nodes import NodeSpec, SlotSpec
 
 log = structlog.get_logger("devices")
 

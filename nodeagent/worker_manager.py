@@ -40,11 +40,11 @@ from nodeagent.reconciler_events import (
 from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.worker_folders import NodeFolders, WorkerFolder
 from nodeagent.zygote_pool import ZygotePool
-from schemas.cluster import SlotSpec
 from schemas.groups import Group
 from schemas.ids import JobId, NodeId, Rank, WorkerId
 from schemas.jobs import JobSpec
 from schemas.messages.worker import Assignment, ExitStatus
+from schemas.nodes import SlotSpec
 
 log = structlog.get_logger("worker_manager")
 EXIT_FILE_LIMIT_S: Final = 2.0  # from a process's end until its zygote wrote how

@@ -10,8 +10,8 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.job_report import print_decisions, print_job
 from controlplane.cli.output import moment, plain, print_json, print_line, print_table, span
+from controlplane.cli.show_and_explain import print_decisions, print_job
 from controlplane.client import BlockingClient
 from controlplane.client.jobfile import load_job
 from schemas.messages.client import JobDetail, JobSummary

@@ -10,22 +10,22 @@ from cyclopts import App, Parameter
 
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_json, print_table
+from controlplane.cli.scenario_options import Setup
 from controlplane.cli.simulation_arguments import (
     check_run,
     numbers,
     options_by_policy,
     policy_options,
 )
-from controlplane.cli.simulation_setup import Setup
 from controlplane.sim import experiment
 from controlplane.sim.analysis import figures, report_tables
-from controlplane.sim.analysis.result_groups import comparison_json
+from controlplane.sim.analysis.results_by_policy import comparison_json
 from controlplane.sim.analysis.simulation_summary import summary
 from controlplane.sim.experiment import Cell
-from controlplane.sim.run_simulation import simulate
-from controlplane.sim.scenario_inputs import trace_of
+from controlplane.sim.run_scenario import simulate
+from controlplane.sim.scenario_loading import trace_of
 from controlplane.sim.simulation_result import SimulationResult
-from controlplane.sim.trace_jobs import Trace
+from controlplane.sim.submissions import Trace
 from controlplane.sim.traces.importers import Layout, import_trace
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from controlplane.sim.traces.recording_file import write_recording

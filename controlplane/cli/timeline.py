@@ -19,7 +19,7 @@ from rich.text import Text
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_json, print_line
-from controlplane.cli.slot_allocations import (
+from controlplane.cli.timeline_allocations import (
     Allocation,
     Window,
     all_slots,

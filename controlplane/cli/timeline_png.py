@@ -9,7 +9,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from controlplane.cli.slot_allocations import (
+from controlplane.cli.timeline_allocations import (
     Allocation,
     Window,
     clipped,

@@ -19,7 +19,7 @@ from rich.text import Text
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import STYLES, print_json, print_line
-from controlplane.cli.slot_allocations import job_colour
+from controlplane.cli.timeline_allocations import job_colour
 from controlplane.client import BlockingClient
 from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
 from schemas.ids import JobId, SlotId, slot_id

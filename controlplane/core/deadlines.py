@@ -7,7 +7,7 @@ from typing import Final
 
 import msgspec
 
-from controlplane.core.events import Input, RescaleExpired, StartExpired
+from controlplane.core.inputs import Input, RescaleExpired, StartExpired
 from controlplane.core.model.rescale import RescalePhase
 from schemas.ids import JobId, Seconds, Version
 

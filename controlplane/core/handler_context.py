@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from controlplane.core import deltas
 from controlplane.core.commands import Announce, Command, SendDelta
+from controlplane.core.desired_state import desired
 from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.job_histories import JobHistories
+from controlplane.core.history_read_model import JobHistories
 from controlplane.core.model import job as jobs
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import JobStatus, JobTrigger
+from controlplane.core.model.job_phases import JobStatus, JobTrigger
 from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker
 from controlplane.core.state import State
@@ -45,7 +45,7 @@ class HandlerContext:
 
     def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
         """Tell each of `nodes` what it should run of `job` now."""
-        self.out += [SendDelta(node, deltas.desired(self.state, job, node)) for node in nodes]
+        self.out += [SendDelta(node, desired(self.state, job, node)) for node in nodes]
 
     def send(self, job: Job) -> None:
         """The same to every node of the job's group."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from controlplane.core.errors import InvariantBrokenError
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import Phase
+from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.rescale import OPEN
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.slot_index import SlotIndex

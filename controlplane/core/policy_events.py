@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from typing import Final
 
-from controlplane.core.job_histories import JobHistories
+from controlplane.core.history_read_model import JobHistories
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import ENDED, Phase
+from controlplane.core.model.job_phases import ENDED, Phase
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import Paused, Queued, Rescaling, Running
+from controlplane.core.model.job_phases import Paused, Queued, Rescaling, Running
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
-from schemas.cluster import SlotSpec
 from schemas.ids import JobId, SlotId, slot_id
+from schemas.nodes import SlotSpec
 
 
 class ViewBuilder:

@@ -6,7 +6,18 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from controlplane.core.commands import AskForPlan, Command
-from controlplane.core.events import (
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import (
+    group_recovery,
+    group_start,
+    nodes,
+    overrides,
+    plans,
+    submission,
+    worker_reports,
+)
+from controlplane.core.history_read_model import JobHistories
+from controlplane.core.inputs import (
     CancelRequested,
     ControllerStarted,
     Input,
@@ -25,17 +36,6 @@ from controlplane.core.events import (
     ResumeRequested,
     StartExpired,
 )
-from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers import (
-    nodes,
-    overrides,
-    plans,
-    recovery,
-    start,
-    submission,
-    workers,
-)
-from controlplane.core.job_histories import JobHistories
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView
@@ -49,12 +49,12 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     NodeSuspected: nodes.on_node_suspected,
     NodeLost: nodes.on_node_lost,
     InputSkipped: nodes.on_input_skipped,
-    NodeReported: workers.on_node_reported,
+    NodeReported: worker_reports.on_node_reported,
     JobSubmitted: submission.on_job_submitted,
     CancelRequested: submission.on_cancel_requested,
     PlanProposed: plans.on_plan_proposed,
-    StartExpired: start.on_start_expired,
-    RescaleExpired: recovery.on_rescale_expired,
+    StartExpired: group_start.on_start_expired,
+    RescaleExpired: group_recovery.on_rescale_expired,
     ResizeRequested: overrides.on_resize_requested,
     PauseRequested: overrides.on_pause_requested,
     ResumeRequested: overrides.on_resume_requested,

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Iterator
 from pathlib import Path
 
-from controlplane.core.events import Input
+from controlplane.core.inputs import Input
 from controlplane.journal.record import JournalError, feed_from, input_from
 from controlplane.journal.writer import connect
 from schemas.ids import Seconds

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from controlplane.core.events import Input
+from controlplane.core.inputs import Input
 from schemas.errors import OnesError
 from schemas.ids import Seconds
 from schemas.messages.feed import FeedEvent

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from controlplane.core.events import Input
+from controlplane.core.inputs import Input
 from controlplane.core.reactor import Reactor
 from schemas.ids import Seconds
 

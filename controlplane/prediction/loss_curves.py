@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 from scipy.optimize import nnls
 
-from controlplane.prediction.arrays import FloatArray
+from controlplane.prediction.array_types import FloatArray
 
 FLOORS: Final = 40  # that are tried for the loss that is never gone below
 LEAST_POINTS: Final = 3  # the curve has three coefficients

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from controlplane.prediction.arrays import FloatArray
+from controlplane.prediction.array_types import FloatArray
 
 TYPE_TRUST: Final = 0.5  # weight of the prior about a type, in samples
 COLOCATION_TRUST: Final = 0.5  # the same about a neighbour

@@ -7,7 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.prediction.arrays import FloatArray, IntArray
+from controlplane.prediction.array_types import FloatArray, IntArray
 
 FIXED_SHARE: Final = 0.3  # of a step that does not depend on the batch, until two batches were seen
 SCALING: Final = 0.9  # speed-up r^0.9 on r slots, until several slots were seen; a prior

@@ -17,7 +17,7 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.prediction.arrays import FloatArray
+from controlplane.prediction.array_types import FloatArray
 from controlplane.prediction.speed_model import FIXED_SHARE, Sample, SpeedModel
 from controlplane.prediction.throughput_fit import refined
 

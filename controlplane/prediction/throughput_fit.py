@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 from scipy.optimize import least_squares
 
-from controlplane.prediction.arrays import FloatArray
+from controlplane.prediction.array_types import FloatArray
 from controlplane.prediction.speed_model import FIXED_SHARE, Sample, SpeedModel
 
 HOP_SHARE: Final = 0.05  # of the cost of two slots that each further one adds, until seen

@@ -14,7 +14,7 @@ from typing import Final
 import structlog
 
 from controlplane.core.commands import Announce, Command
-from controlplane.core.events import (
+from controlplane.core.inputs import (
     ControllerStarted,
     Input,
     InputSkipped,

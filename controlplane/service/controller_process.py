@@ -14,7 +14,7 @@ import structlog
 
 from controlplane.core import policy_events
 from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta
-from controlplane.core.job_histories import JobHistories
+from controlplane.core.history_read_model import JobHistories
 from controlplane.core.state import State
 from controlplane.service.client_api import replies
 from controlplane.service.client_api.request_server import RequestServer
@@ -26,10 +26,10 @@ from controlplane.service.logs.log_store import LogStore
 from controlplane.service.node_sessions import NodeSessions
 from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.planner.planner_choice import planner_for
-from controlplane.service.planner.policy_observer import PolicyObserver
+from controlplane.service.planner.policy_event_delivery import PolicyObserver
 from controlplane.service.prometheus_metrics import Metrics
-from controlplane.service.telemetry import TelemetryTable
 from controlplane.service.workdir_snapshots import SnapshotStore
+from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.daemon import Audit, notify, watchdog
 from schemas.errors import SettingsError
 from schemas.ids import Term

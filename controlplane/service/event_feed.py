@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from controlplane.service.access import READERS
+from controlplane.service.role_permissions import READERS
 from schemas.codec import encode
 from schemas.daemon import Audit
 from schemas.link import Socket

@@ -9,10 +9,10 @@ from typing import Final
 import structlog
 
 from controlplane.core.commands import SendDelta
-from controlplane.core.events import NodeGreeted, NodeHeard, NodeLost, NodeReported, NodeSuspected
+from controlplane.core.inputs import NodeGreeted, NodeHeard, NodeLost, NodeReported, NodeSuspected
 from controlplane.core.model.node import NodePhase
-from controlplane.service.access import NODE
 from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.role_permissions import NODE
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.daemon import Audit
 from schemas.errors import OnesError, UnavailableError

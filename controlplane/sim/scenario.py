@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from controlplane.sim.models.interference import parse_interference
-from controlplane.sim.node_groups import RELATIVE_SPEEDS, NodeGroup
+from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, NodeGroup
 from controlplane.sim.simulator_errors import TraceError
 
 LONGEST_STALL_S: Final = 500.0  # below every deadline of the core

@@ -11,8 +11,8 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from elastic.collectives.byte_rows import as_bytes
-from elastic.collectives.waiting import LOOK_S, first_line
+from elastic.collectives.cancellable_waits import LOOK_S, first_line
+from elastic.collectives.tensor_bytes import as_bytes
 from elastic.training_errors import BrokenGroupError, CancelledError
 
 LONG: Final = timedelta(seconds=1800)  # that something the training thread may hold up takes

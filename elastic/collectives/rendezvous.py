@@ -9,10 +9,10 @@ from typing import Any, Final
 import torch
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
+from elastic.collectives.cancellable_waits import first_line
 from elastic.collectives.gloo import connect_gloo
 from elastic.collectives.nccl import connect_nccl
 from elastic.collectives.process_group import ProcessGroup
-from elastic.collectives.waiting import first_line
 from elastic.training_errors import BrokenGroupError
 
 BUILD_LIMIT_S: Final = 30.0

@@ -7,14 +7,14 @@ from collections.abc import Callable
 
 import msgspec
 
+from elastic.collectives.cancellable_waits import wait_for
 from elastic.collectives.process_group import LONG, ProcessGroup
-from elastic.collectives.waiting import wait_for
 from elastic.group.membership import Membership
-from elastic.group.resize import JOIN_PLAN, JoinPlan
-from elastic.samples.schedule import Schedule, ScheduleRow
-from elastic.state.broadcast import broadcast_training
+from elastic.group.switch_boundary import JOIN_PLAN, JoinPlan
+from elastic.samples.sample_shares import Schedule, ScheduleRow
+from elastic.state.state_broadcast import broadcast_training
+from elastic.state.state_transfer import IncomingState
 from elastic.state.training_state import TrainingState
-from elastic.state.transfer import IncomingState
 from schemas.messages.worker import GroupOrder
 
 

@@ -8,7 +8,7 @@ import torch
 
 from elastic.collectives.process_group import ProcessGroup
 from elastic.reporting.reporter import Report
-from elastic.samples.position import TrainingPosition
+from elastic.samples.stream_position import TrainingPosition
 from schemas.ids import WorkerId, worker_id
 from schemas.messages.agent import GroupFormed
 from schemas.messages.worker import Assignment, GroupOrder

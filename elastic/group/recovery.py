@@ -7,12 +7,12 @@ from typing import Any
 
 from elastic import testing
 from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
-from elastic.group.forming import await_group
+from elastic.group.group_formation import await_group
 from elastic.group.membership import Membership, report_formed
-from elastic.group.order_listener import ERROR_CHARACTERS, OrderListener
+from elastic.group.order_receiver import ERROR_CHARACTERS, OrderListener
 from elastic.reporting.reporter import Report
-from elastic.samples.schedule import Schedule, ScheduleRow
-from elastic.state.broadcast import broadcast_training
+from elastic.samples.sample_shares import Schedule, ScheduleRow
+from elastic.state.state_broadcast import broadcast_training
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import BrokenGroupError, CancelledError
 from schemas.ids import WorkerId

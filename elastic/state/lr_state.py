@@ -7,7 +7,7 @@ from typing import Any, Final
 import msgspec
 import torch
 
-from elastic.state.learning_rate import DOUBLING_STEPS, LrRamp, LrScaling, lr_factor
+from elastic.state.lr_scaling import DOUBLING_STEPS, LrRamp, LrScaling, lr_factor
 from elastic.training_errors import UsageError
 
 DIVIDES_BY_GRADIENT: Final = frozenset(

@@ -10,8 +10,8 @@ import torch
 
 from elastic import testing
 from elastic.collectives.process_group import LONG, ProcessGroup
-from elastic.state.portions import byte_share, contiguous_pairs
-from elastic.state.tensors import ParameterState
+from elastic.state.state_portions import byte_share, contiguous_pairs
+from elastic.state.state_tensors import ParameterState
 
 
 class Transfer:

@@ -9,16 +9,16 @@ import msgspec
 
 from elastic.metrics.loss_meter import LossMeter
 from elastic.metrics.noise_scale import NoiseMeter
-from elastic.metrics.speed import SpeedMeter
+from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import StopState
-from elastic.samples.position import TrainingPosition
+from elastic.samples.sample_shares import Schedule, ScheduleRow
 from elastic.samples.sample_stream import SampleStream
-from elastic.samples.schedule import Schedule, ScheduleRow
+from elastic.samples.stream_position import TrainingPosition
 from elastic.state.host_copy import copy_to_host
 from elastic.state.lr_state import LrState
-from elastic.state.metadata import decode_metadata, encode_metadata
 from elastic.state.random_state import random_state, restore_random_state, seed_apart
-from elastic.state.tensors import TensorState
+from elastic.state.state_tensors import TensorState
+from elastic.state.transfer_metadata import decode_metadata, encode_metadata
 from elastic.training_errors import UsageError
 from schemas.jobs import StopRule
 from schemas.messages.worker import Assignment

@@ -27,7 +27,7 @@ import torch
 import torch._dynamo  # the first optimizer imports it: 1.5 s that every worker would pay
 import torch.utils.data
 
-from elastic.worker import script
+from elastic.worker import run_script
 from elastic.worker.script_output import LossyOutput
 from schemas.codec import TO_ZYGOTE, encode
 from schemas.errors import OnesError
@@ -193,7 +193,7 @@ def main() -> None:
         )
         for descriptor in (1, 2)
     )
-    _leave(script.run_worker(folder), folder)
+    _leave(run_script.run_worker(folder), folder)
 
 
 def _leave(code: int, folder: Path) -> NoReturn:

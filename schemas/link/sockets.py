@@ -15,8 +15,8 @@ import zmq.asyncio
 
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
-from schemas.link.identity import Authority, Identity
-from schemas.link.keys import KeyPair
+from schemas.link.key_files import KeyPair
+from schemas.link.key_owners import Authority, Identity
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
 DRAIN: Final = 256  # messages taken without returning to the loop

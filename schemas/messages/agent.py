@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from schemas.cluster import NodeSpec
 from schemas.groups import Group, Member
 from schemas.ids import BootId, JobId, NodeId, Rank, Term, Version
 from schemas.jobs import JobSpec
 from schemas.messages import Message
+from schemas.nodes import NodeSpec
 
 PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of one version; they only grow
 START, JOIN, RECOVER, SUSPEND = "start", "join", "recover", "suspend"  # what leads to a version

@@ -26,7 +26,7 @@ from schemas.session.controller_session import (
     Deliver,
     ToNode,
 )
-from schemas.session.delivery_order import Order, SessionTimings, order_of
+from schemas.session.delivery_rules import Order, SessionTimings, order_of
 
 __all__ = [
     "MAX_HELD",

@@ -22,7 +22,7 @@ from schemas.messages.agent import (
     ToAgent,
     Welcome,
 )
-from schemas.session.delivery_order import Order, SessionTimings, order_of
+from schemas.session.delivery_rules import Order, SessionTimings, order_of
 
 MAX_RESENT: Final = 256  # events in one Resent
 SPOOL_FULL: Final = 20_000  # events; beyond it an agent stops reading its workers' reports

@@ -22,7 +22,7 @@ from schemas.messages.agent import (
     ToAgent,
     Welcome,
 )
-from schemas.session.delivery_order import SessionTimings, order_of
+from schemas.session.delivery_rules import SessionTimings, order_of
 
 MAX_HELD: Final = 4096  # events that arrived too early and wait for a gap to close
 

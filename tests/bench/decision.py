@@ -34,7 +34,7 @@ from controlplane.service.planner.search_messages import (
     frame,
 )
 from controlplane.service.planner.view_delta import view_delta
-from controlplane.sim.run_simulation import simulate
+from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.bench import report

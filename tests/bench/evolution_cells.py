@@ -13,9 +13,9 @@ import msgspec
 
 from controlplane.sim import experiment
 from controlplane.sim.experiment import Cell, Progress, cell_key
-from controlplane.sim.node_groups import NodeGroup
-from controlplane.sim.run_simulation import simulate
+from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
+from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulation_result import JobResult, SimulationResult
 
 TOLD: Final = 60  # characters of a cell

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.cli.slot_allocations import Allocation, allocations_from
+from controlplane.cli.timeline_allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
 from schemas.jobs import ENDED
 from schemas.messages.client import JobDetail

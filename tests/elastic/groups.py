@@ -684,7 +684,7 @@ def crew(home: Path, source: str, *, faults: str = "", bound: int = 1000) -> Ite
 
 def _work(folder: Path) -> None:
     """Be the worker of `folder`, and leave as the zygote's children do."""
-    from elastic.worker import script as launch  # noqa: PLC0415 - in the process that was forked
+    from elastic.worker import run_script as launch  # noqa: PLC0415 - in the process that was forked
     from elastic.worker import zygote  # noqa: PLC0415
 
     log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)

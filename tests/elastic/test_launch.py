@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastic import launch
-from elastic.worker.script import _where
+from elastic.worker.run_script import _where
 from tests.elastic.peers import FORKS
 from tests.support.cluster import TOY
 

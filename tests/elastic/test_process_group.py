@@ -7,10 +7,10 @@ import threading
 import pytest
 import torch
 
-from elastic.collectives.background_build import BackgroundBuild
+from elastic.collectives.background_group_build import BackgroundBuild
+from elastic.collectives.cancellable_waits import wait_for
 from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
 from elastic.collectives.rendezvous import connect_store
-from elastic.collectives.waiting import wait_for
 from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.peers import CPU, LIMIT_S, Meeting, Parent, each, peers
 

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 from elastic import ScalingAgent
 from elastic.hooks import backward
-from elastic.step.loader import ElasticLoader
+from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
 
 IDS = TensorDataset(torch.arange(10.0).reshape(10, 1))

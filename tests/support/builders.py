@@ -8,7 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from controlplane.core.commands import Announce, Command, SendDelta
-from controlplane.core.events import (
+from controlplane.core.inputs import (
     CancelRequested,
     JobSubmitted,
     NodeGreeted,
@@ -18,7 +18,6 @@ from controlplane.core.events import (
     ResumeRequested,
 )
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason, SlotView
-from schemas.cluster import NodeSpec, SlotSpec
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import (
     BootId,
@@ -59,6 +58,7 @@ from schemas.messages.agent import (
 )
 from schemas.messages.feed import FeedEvent
 from schemas.messages.worker import Assignment
+from schemas.nodes import NodeSpec, SlotSpec
 
 # The first, second and third job that a cluster accepts, if they are called a, b and c.
 A, B, C = JobId("a-1"), JobId("b-2"), JobId("c-3")

@@ -10,8 +10,8 @@ import msgspec
 
 from controlplane.core import invariants
 from controlplane.core.commands import Announce, AskForPlan, Command
-from controlplane.core.events import ControllerStarted, Input, NodeLost, NodeReported
-from controlplane.core.job_histories import JobHistory
+from controlplane.core.history_read_model import JobHistory
+from controlplane.core.inputs import ControllerStarted, Input, NodeLost, NodeReported
 from controlplane.core.model.job import Job
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.reactor import Reactor

@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import strategies as st
 
 from controlplane.policy.api import EpochSeen, JobView, PolicyEvent
-from controlplane.policy.ones_paper.estimates import Estimates
+from controlplane.policy.ones_paper.job_estimates import Estimates
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
 from controlplane.policy.ones_paper.problem_builder import ProblemBuilder
-from controlplane.prediction.arrays import FloatArray
+from controlplane.prediction.array_types import FloatArray
 from schemas.ids import JobId, NodeId, Seconds, slot_id
 from tests.support.builders import A, job_view
 from tests.support.views import NOW, row_of, view_of

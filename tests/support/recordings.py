@@ -14,7 +14,7 @@ from controlplane.sim.models.recorded.recording import (
     Recording,
     Submission,
 )
-from controlplane.sim.node_groups import NodeGroup
+from controlplane.sim.simulated_cluster import NodeGroup
 from schemas.jobs import StopRule
 from tests.support import builders
 

@@ -7,12 +7,12 @@ from typing import Any, Final, get_args
 
 import msgspec
 
-from schemas.cluster import NodeSpec, SlotSpec
 from schemas.codec import CODECS, tag_of
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule
 from schemas.messages import Message, agent, client, feed, logs, worker
+from schemas.nodes import NodeSpec, SlotSpec
 
 JOB: Final = JobId("digits-7")
 NODE: Final = NodeId("agent-1")

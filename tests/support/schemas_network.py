@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 from dataclasses import dataclass, field
 
-from schemas.cluster import NodeSpec
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
 from schemas.messages.agent import (
     DeltaAcked,
@@ -23,6 +22,7 @@ from schemas.messages.agent import (
     Welcome,
     WorkerStarted,
 )
+from schemas.nodes import NodeSpec
 from schemas.session import (
     AgentOutput,
     AgentSession,

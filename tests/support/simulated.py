@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from controlplane.core import invariants
 from controlplane.core.commands import Command
-from controlplane.core.events import Input
+from controlplane.core.inputs import Input
 from controlplane.core.state import State
 from controlplane.policy.api import Budget, ClusterView, Plan, Policy, PolicyEvent, SearchStats
 from controlplane.policy.registry import entry, make
-from controlplane.sim.engine.kernel import Kernel
+from controlplane.sim.engine.event_queue import Kernel
+from controlplane.sim.engine.job_progress import TrainingProgress
 from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
 from controlplane.sim.engine.simulation import Simulation
 from controlplane.sim.engine.simulator_oracle import SimulatorOracle
-from controlplane.sim.engine.training_progress import TrainingProgress
 from controlplane.sim.models.interference import Interference
 from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
-from controlplane.sim.node_groups import NodeGroup, node_specs
+from controlplane.sim.simulated_cluster import NodeGroup, node_specs
 from controlplane.sim.simulation_result import JobResult
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from schemas.jobs import JobSpec
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import zmq.asyncio
 
 from nodeagent.devices import cpu_slots
-from schemas.cluster import NodeSpec
 from schemas.codec import TO_AGENT, encode
 from schemas.ids import BootId, NodeId, Seconds
 from schemas.link import KeyPair, Link, Socket
@@ -23,6 +22,7 @@ from schemas.messages.agent import (
     Welcome,
     WorkerSeen,
 )
+from schemas.nodes import NodeSpec
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SayHello, ToController
 
 Seen = tuple[WorkerSeen, ...]

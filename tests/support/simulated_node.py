@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from signal import SIGKILL
 
-from controlplane.core.events import NodeGreeted, NodeReported
+from controlplane.core.inputs import NodeGreeted, NodeReported
 from nodeagent.reconciler import ProcessPhase, Reconciler
 from nodeagent.reconciler_actions import (
     Action,

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.model import job_status, node, rescale, worker
+from controlplane.core.model import job_phases, node, rescale, worker
 from schemas.ids import Rank, Version, worker_id
 from tests.support.builders import S0, A
 
@@ -24,7 +24,7 @@ SECTION: Final = "<!-- table: {} -->\n{}<!-- end -->"
 
 
 def job_table() -> str:
-    return _printed(job_status.Phase, job_status.JobTrigger, _arrows(job_status.NEXT))
+    return _printed(job_phases.Phase, job_phases.JobTrigger, _arrows(job_phases.NEXT))
 
 
 def rescale_table() -> str:

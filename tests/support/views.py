@@ -23,14 +23,14 @@ from controlplane.policy.api import (
     SlotView,
     StepsSeen,
 )
-from controlplane.policy.ones.estimates import Estimates
 from controlplane.policy.ones.greedy import repaired
 from controlplane.policy.ones.interference import InterferenceModel
+from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.registry import make
-from controlplane.prediction.arrays import IntArray
+from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
 from tests.support.builders import slot_view
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from controlplane.core.events import (
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import group_recovery, worker_exits
+from controlplane.core.handlers.worker_reports import note_process
+from controlplane.core.inputs import (
     ControllerStarted,
     InputSkipped,
     NodeGreeted,
@@ -13,9 +16,6 @@ from controlplane.core.events import (
     NodeLost,
     NodeSuspected,
 )
-from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers import exits, recovery
-from controlplane.core.handlers.workers import note_process
 from controlplane.core.model import node as nodes
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodeTrigger
@@ -68,7 +68,7 @@ def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> N
     }
     state.slot_index.touch_node(node.node)
     for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
-        exits.slot_freed(ctx, slot)
+        worker_exits.slot_freed(ctx, slot)
     here = state.slot_index.workers_on(node.node)
     for job, worker in here:
         _reconcile_worker(ctx, job, worker, present.get(worker.worker))
@@ -89,7 +89,7 @@ def _reconcile_worker(
             exited = WorkerExited(
                 job=job.job, version=worker.version, rank=worker.rank, code=None, signal=None
             )
-            exits.on_worker_exited(ctx, job, worker, exited)
+            worker_exits.on_worker_exited(ctx, job, worker, exited)
         return
     if seen.pid is not None:
         note_process(ctx, job, worker, seen.pid)
@@ -118,7 +118,7 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
         return
     why = f"node {node.node} has been silent for {event.silent_s:.0f} s"
     for job in ctx.state.slot_index.jobs_on(node.node):
-        recovery.lose_node(ctx, job, node.node, why)
+        group_recovery.lose_node(ctx, job, node.node, why)
     ctx.ask = True
 
 

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from controlplane.core.events import (
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.group_orders import OPERATOR
+from controlplane.core.handlers.group_recovery import abandon
+from controlplane.core.handlers.group_rescale import order_change
+from controlplane.core.handlers.group_start import start
+from controlplane.core.handlers.job_ends import withdraw
+from controlplane.core.inputs import (
     OverrideDue,
     PauseRequested,
     ResizeRequested,
     ResumeRequested,
 )
-from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.ends import withdraw
-from controlplane.core.handlers.groups import OPERATOR
-from controlplane.core.handlers.join import order_change
-from controlplane.core.handlers.recovery import abandon
-from controlplane.core.handlers.start import start
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import JobTrigger, Phase
+from controlplane.core.model.job_phases import JobTrigger, Phase
 from controlplane.core.model.manual_override import ManualOverride
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger

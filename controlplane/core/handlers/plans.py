@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from controlplane.core.commit import Move, check
-from controlplane.core.events import PlanProposed
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.join import order_change
-from controlplane.core.handlers.start import start
+from controlplane.core.handlers.group_rescale import order_change
+from controlplane.core.handlers.group_start import start
+from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import Phase
+from controlplane.core.model.job_phases import Phase
+from controlplane.core.plan_check import Move, check
 from controlplane.policy.api import Reason
 from controlplane.policy.planning.packing import split
 from schemas.ids import SlotId

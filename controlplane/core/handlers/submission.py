@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from controlplane.core.commands import Accept
-from controlplane.core.events import CancelRequested, JobSubmitted
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.ends import end
+from controlplane.core.handlers.job_ends import end
+from controlplane.core.inputs import CancelRequested, JobSubmitted
 from controlplane.core.model.job import Accounting, Job
-from controlplane.core.model.job_status import JobTrigger
+from controlplane.core.model.job_phases import JobTrigger
 from schemas.ids import JobId
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.ends import forget_exited
-from controlplane.core.handlers.groups import nodes_of
+from controlplane.core.handlers.group_orders import nodes_of
+from controlplane.core.handlers.job_ends import forget_exited
 from controlplane.core.model import rescale as rescales
 from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import JobTrigger, Paused, Rescaling
+from controlplane.core.model.job_phases import JobTrigger, Paused, Rescaling
 from controlplane.core.model.rescale import RescaleTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
 from schemas.groups import ResumePoint

@@ -6,7 +6,7 @@ import signal
 from enum import Enum
 from typing import Final
 
-from controlplane.core.model.job_status import ScriptReports
+from controlplane.core.model.job_phases import ScriptReports
 from schemas.messages.agent import WorkerExited
 
 

@@ -8,7 +8,7 @@ from typing import Final
 import msgspec
 
 from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.model.job_status import (
+from controlplane.core.model.job_phases import (
     ENDED,
     HOLDING,
     NEXT,

@@ -9,8 +9,8 @@ from typing import Final
 import msgspec
 
 from controlplane.core.errors import IllegalTransitionError
-from schemas.cluster import NodeSpec
 from schemas.ids import BootId, NodeId, Seconds, SlotId, WorkerId
+from schemas.nodes import NodeSpec
 
 
 class NodePhase(Enum):

@@ -8,16 +8,16 @@ from collections.abc import Sequence
 import msgspec
 
 from controlplane.policy.api import ClusterView, JobView, Plan
-from controlplane.policy.base import ImmediatePolicy
+from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.option_checks import refuse_below
-from controlplane.policy.planning.partition import (
+from controlplane.policy.planning.slot_partition import (
     Partition,
     compose_plan,
     partition_of,
     slots_in_words,
     useful_slots,
 )
-from controlplane.policy.planning.placer import Mode, Moves, Placer, with_user_batches
+from controlplane.policy.planning.slot_placer import Mode, Moves, Placer, with_user_batches
 from schemas.ids import JobId, Seconds
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.policy.api import ClusterView, JobView, Plan, Reason
-from controlplane.policy.base import ImmediatePolicy
+from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.planning.packing import consolidate, split
 from controlplane.policy.planning.wait_reasons import too_large
 from schemas.ids import JobId, Seconds, SlotId

@@ -11,11 +11,11 @@ from typing import Final
 import msgspec
 
 from controlplane.policy.api import ClusterView, JobEnded, JobView, Plan, PolicyEvent
-from controlplane.policy.base import ImmediatePolicy
+from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.option_checks import refuse_below
 from controlplane.policy.planning.gangs import fit_gangs, gang_plan
-from controlplane.policy.planning.partition import partition_of
-from controlplane.policy.planning.placer import Mode, Placer
+from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.planning.slot_placer import Mode, Placer
 from schemas.ids import JobId, Seconds
 
 CLOSE: Final = 1e-6  # slot seconds before the end of a quantum that count as its end

@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from controlplane.policy.api import ClusterView, JobView, Oracle, Plan
-from controlplane.policy.base import ImmediatePolicy
+from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.planning.gangs import fit_gangs, gang_plan
-from controlplane.policy.planning.partition import gang_size, partition_of
-from controlplane.policy.planning.placer import Mode, Placer
+from controlplane.policy.planning.slot_partition import gang_size, partition_of
+from controlplane.policy.planning.slot_placer import Mode, Placer
 from schemas.ids import Seconds
 
 

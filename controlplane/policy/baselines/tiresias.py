@@ -9,11 +9,11 @@ from typing import Final
 import msgspec
 
 from controlplane.policy.api import ClusterView, JobView, Plan
-from controlplane.policy.base import ImmediatePolicy
+from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.option_checks import refuse, refuse_below
 from controlplane.policy.planning.gangs import fit_gangs, gang_plan
-from controlplane.policy.planning.partition import partition_of
-from controlplane.policy.planning.placer import Mode, Placer
+from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.planning.slot_placer import Mode, Placer
 from schemas.ids import JobId, Seconds
 
 CLOSE: Final = 1e-6  # slot seconds before a limit that count as having reached it

@@ -9,7 +9,7 @@ import numpy as np
 
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
-from controlplane.prediction.arrays import FloatArray, IntArray
+from controlplane.prediction.array_types import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from controlplane.policy.ones.operators import (
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints
 from controlplane.policy.ones.problem import Problem
-from controlplane.policy.search.driver import Evolution
-from controlplane.prediction.arrays import IntArray
+from controlplane.policy.search.search_loop import Evolution
+from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId
 
 BETTER = 1e-9  # relative: less is no progress

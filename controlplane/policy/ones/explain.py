@@ -10,7 +10,7 @@ import numpy as np
 from controlplane.policy.api import Reason
 from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.problem import JobRow, Problem
-from controlplane.prediction.arrays import FloatArray, IntArray
+from controlplane.prediction.array_types import FloatArray, IntArray
 from schemas.ids import JobId, SlotId
 
 SHOWN = 3  # names in a sentence

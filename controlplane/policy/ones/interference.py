@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controlplane.prediction.arrays import FloatArray, IntArray
+from controlplane.prediction.array_types import FloatArray, IntArray
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,14 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.estimates import Estimates
-from controlplane.policy.ones.in_play import SlotSupply
-from controlplane.policy.ones.job_value import kept_share, left_after, remaining_s
+from controlplane.policy.ones.decision_scope import SlotSupply
+from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import JobRow
 from controlplane.policy.ones.size_table import SizeTable, size_table
+from controlplane.policy.ones.size_value import kept_share, left_after, remaining_s
 from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex
-from controlplane.prediction.arrays import FloatArray, IntArray
+from controlplane.prediction.array_types import FloatArray, IntArray
 from schemas.ids import JobId
 
 KEPT_TABLES: Final = 20_000  # of alike jobs, before all are forgotten: a bound on memory

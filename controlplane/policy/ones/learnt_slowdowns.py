@@ -7,8 +7,8 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.policy.search.family_history import Colocation, FamilyHistories
-from controlplane.prediction.arrays import FloatArray
+from controlplane.policy.search.observed_families import Colocation, FamilyHistories
+from controlplane.prediction.array_types import FloatArray
 
 ALIKE: Final = 0.05  # logarithm: slow-downs below this are taken for noise
 

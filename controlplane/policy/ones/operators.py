@@ -9,7 +9,7 @@ from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.greedy import filled, repaired, used
 from controlplane.policy.ones.placement import PlacementHints
 from controlplane.policy.ones.problem import Problem
-from controlplane.prediction.arrays import FloatArray, IntArray
+from controlplane.prediction.array_types import FloatArray, IntArray
 
 NOISE = 0.3  # sigma of the log factors that a draw by probability uses; a judgement
 NODE_JITTER = 0.2  # sigma of what nodes are liked less by, when a place is drawn; a judgement

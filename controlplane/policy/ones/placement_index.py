@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.search.family_history import Colocation
+from controlplane.policy.search.observed_families import Colocation
 from schemas.ids import JobId, NodeId, SlotId
 
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 
 from controlplane.policy.api import ClusterView, Plan, Reason
 from controlplane.policy.ones.candidate import Candidate
-from controlplane.policy.ones.estimates import Estimates
 from controlplane.policy.ones.evolution import EvolutionarySearch
 from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
+from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.planning.packing import split
 from controlplane.policy.planning.wait_reasons import backs_off, too_large
-from controlplane.policy.search.driver import SearchPolicy
+from controlplane.policy.search.search_loop import SearchPolicy
 from schemas.ids import JobId, Seconds, SlotId
 
 

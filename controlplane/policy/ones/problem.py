@@ -11,8 +11,8 @@ from controlplane.policy.api import JobView
 from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.size_table import SizeTable
 from controlplane.policy.search.cluster_index import ClusterIndex
-from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
-from controlplane.prediction.efficiency import statistical_efficiency
+from controlplane.prediction.array_types import BoolArray, FloatArray, IntArray
+from controlplane.prediction.statistical_efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import JobId, Seconds, SlotId
 

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 
 from controlplane.policy.api import ClusterView
-from controlplane.policy.ones.estimates import Estimates
-from controlplane.policy.ones.in_play import InPlay, in_play
+from controlplane.policy.ones.decision_scope import InPlay, in_play
 from controlplane.policy.ones.interference import InterferenceModel
+from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.job_rows import JobRowBuilder
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import CLOSED, FREE, JobRow, Problem
-from controlplane.policy.ones.value_table import value_table
+from controlplane.policy.ones.size_value_table import value_table
 from controlplane.policy.search.cluster_index import ClusterIndexCache
-from controlplane.prediction.arrays import IntArray
+from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
 

@@ -8,10 +8,10 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import JobView
-from controlplane.policy.ones.estimates import Estimates
+from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
-from controlplane.prediction.arrays import FloatArray, IntArray
-from controlplane.prediction.efficiency import statistical_efficiency
+from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction.statistical_efficiency import statistical_efficiency
 
 NO_TIME_S: Final = 1e-12  # divisor where a step takes no time
 ROUNDING: Final = 1e-9  # of a logarithm: a limit that is a power of two is on the grid

@@ -9,6 +9,13 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import SearchStats
+from controlplane.policy.ones_paper.candidate_scores import (
+    Scorer,
+    counts_of,
+    mean_draw,
+    scorer_for,
+    selected,
+)
 from controlplane.policy.ones_paper.operators import (
     crossed,
     fill_costs,
@@ -22,9 +29,8 @@ from controlplane.policy.ones_paper.operators import (
 )
 from controlplane.policy.ones_paper.options import MOST_CANDIDATES, OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
-from controlplane.policy.ones_paper.scores import Scorer, counts_of, mean_draw, scorer_for, selected
-from controlplane.policy.search.driver import Evolution
-from controlplane.prediction.arrays import FloatArray
+from controlplane.policy.search.search_loop import Evolution
+from controlplane.prediction.array_types import FloatArray
 from schemas.ids import JobId, SlotId
 
 BETTER: Final = 1e-9  # relative: less is no progress

@@ -7,9 +7,15 @@ from typing import Final, Literal
 import numpy as np
 from numpy.random import Generator
 
+from controlplane.policy.ones_paper.candidate_scores import (
+    counts_of,
+    draws,
+    mean_draw,
+    ranks,
+    work_left,
+)
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
-from controlplane.policy.ones_paper.scores import counts_of, draws, mean_draw, ranks, work_left
-from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
+from controlplane.prediction.array_types import BoolArray, FloatArray, IntArray
 
 NEVER: Final = np.inf  # the gain of a job that cannot grow
 LONGEST: Final = 1e15  # samples that are compared

@@ -5,21 +5,21 @@ from __future__ import annotations
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan
-from controlplane.policy.ones_paper.estimates import Estimates
+from controlplane.policy.ones_paper.candidate_scores import mean_draw, work_left
 from controlplane.policy.ones_paper.evolution import EvolutionarySearch, slots_by_job
+from controlplane.policy.ones_paper.job_estimates import Estimates
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import Problem
 from controlplane.policy.ones_paper.problem_builder import ProblemBuilder
-from controlplane.policy.ones_paper.scores import mean_draw, work_left
 from controlplane.policy.planning.packing import split
-from controlplane.policy.planning.partition import (
+from controlplane.policy.planning.slot_partition import (
     Partition,
     compose_plan,
     partition_of,
     slots_in_words,
 )
-from controlplane.policy.planning.placer import Placer
-from controlplane.policy.search.driver import SearchPolicy
+from controlplane.policy.planning.slot_placer import Placer
+from controlplane.policy.search.search_loop import SearchPolicy
 from schemas.ids import JobId, Seconds, SlotId
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from controlplane.policy.api import JobView
-from controlplane.prediction.arrays import BoolArray, FloatArray, IntArray
+from controlplane.prediction.array_types import BoolArray, FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
 Genes = npt.NDArray[np.int16]  # row of the job on each slot; IDLE: nobody's

@@ -7,11 +7,11 @@ from typing import Any, Final
 import numpy as np
 
 from controlplane.policy.api import ClusterView, JobView
-from controlplane.policy.ones_paper.estimates import Estimates
+from controlplane.policy.ones_paper.job_estimates import Estimates
 from controlplane.policy.ones_paper.options import OnesPaperOptions
 from controlplane.policy.ones_paper.problem import IDLE, Problem
 from controlplane.policy.ones_paper.size_table import Bounds, SizeTable, rate_of, size_table
-from controlplane.policy.planning.partition import Partition, partition_of
+from controlplane.policy.planning.slot_partition import Partition, partition_of
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.prediction.throughput import SpeedModel
 from schemas.ids import Seconds, SlotId

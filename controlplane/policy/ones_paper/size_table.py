@@ -7,8 +7,8 @@ from typing import Literal
 
 import numpy as np
 
-from controlplane.prediction.arrays import FloatArray, IntArray
-from controlplane.prediction.efficiency import statistical_efficiency
+from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction.statistical_efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from controlplane.policy.api import JobView, Plan
-from controlplane.policy.planning.partition import (
+from controlplane.policy.planning.slot_partition import (
     Partition,
     compose_plan,
     gang_size,
     slots_in_words,
 )
-from controlplane.policy.planning.placer import Placer, with_user_batches
+from controlplane.policy.planning.slot_placer import Placer, with_user_batches
 from schemas.ids import JobId, Seconds
 
 Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # of a job, in words and numbers

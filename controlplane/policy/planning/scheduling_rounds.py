@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from controlplane.policy.api import JobView
-from controlplane.policy.planning.partition import Partition
+from controlplane.policy.planning.slot_partition import Partition
 from schemas.ids import JobId, Seconds
 
 

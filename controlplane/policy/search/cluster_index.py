@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import ClusterView
-from controlplane.prediction.arrays import IntArray
+from controlplane.prediction.array_types import IntArray
 from schemas.ids import NodeId, SlotId
 
 EMPTY: Final = np.zeros(0, dtype=np.int64)

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from controlplane.core.job_histories import JobHistories, JobHistory
+from controlplane.core.history_read_model import JobHistories, JobHistory
 from controlplane.core.model.job import Job, times
-from controlplane.core.model.job_status import Phase
+from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import Node
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
-from controlplane.service.planner.planner_protocol import Planner
-from controlplane.service.telemetry import TelemetryTable
+from controlplane.service.planner.planner_interface import Planner
+from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import JobId, Seconds, node_of, slot_id
 from schemas.messages.agent import StepsReported
 from schemas.messages.client import (

@@ -10,24 +10,24 @@ import msgspec
 import structlog
 
 from controlplane.core.commands import Accept, Command
-from controlplane.core.events import (
+from controlplane.core.history_read_model import JobHistory
+from controlplane.core.inputs import (
     CancelRequested,
     JobSubmitted,
     PauseRequested,
     ResizeRequested,
     ResumeRequested,
 )
-from controlplane.core.job_histories import JobHistory
 from controlplane.core.model.job import Job
 from controlplane.core.state import State
-from controlplane.service.access import READERS, WRITERS
 from controlplane.service.client_api import replies
 from controlplane.service.client_api.resize_checks import check_resize
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.planner.plan_exchange import PlanExchange
-from controlplane.service.telemetry import TelemetryTable
+from controlplane.service.role_permissions import READERS, WRITERS
 from controlplane.service.workdir_snapshots import SnapshotStore
+from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import REQUEST, encode
 from schemas.daemon import Audit
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError

@@ -6,12 +6,12 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from controlplane.core.job_histories import JobHistories
+from controlplane.core.history_read_model import JobHistories
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
-from controlplane.service.access import NODE, READERS
 from controlplane.service.logs.log_store import LogStore
+from controlplane.service.role_permissions import NODE, READERS
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.daemon import Audit

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from controlplane.policy.api import Policy, PolicyEvent, SearchStats
-from controlplane.service.planner.planner_protocol import Propose, ViewNow
+from controlplane.service.planner.planner_interface import Propose, ViewNow
 from schemas.ids import Seconds
 
 

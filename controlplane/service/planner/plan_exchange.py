@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 
-from controlplane.core.commit import difference
-from controlplane.core.events import PlanProposed
-from controlplane.core.model.job_status import HOLDING
+from controlplane.core.inputs import PlanProposed
+from controlplane.core.model.job_phases import HOLDING
+from controlplane.core.plan_check import difference
 from controlplane.policy.api import ClusterView, Plan, PlanTaken, Reason, SearchStats
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.planner.planner_protocol import Planner
+from controlplane.service.planner.planner_interface import Planner
 from schemas.ids import JobId, Seconds
 
 

@@ -8,7 +8,7 @@ from controlplane.policy.api import PolicyEvent
 from controlplane.policy.registry import check_for_cluster, check_options, entry, make
 from controlplane.service.controller_settings import PolicyChoice
 from controlplane.service.planner.inline_planner import InlinePlanner
-from controlplane.service.planner.planner_protocol import Planner, Propose, ViewNow
+from controlplane.service.planner.planner_interface import Planner, Propose, ViewNow
 from controlplane.service.planner.search_planner import SearchPlanner
 from schemas.ids import Seconds
 

@@ -13,7 +13,7 @@ import structlog
 
 from controlplane.policy.api import ClusterView, PolicyEvent, SearchStats
 from controlplane.policy.fallback import fallback_plan
-from controlplane.service.planner.planner_protocol import Propose, ViewNow
+from controlplane.service.planner.planner_interface import Propose, ViewNow
 from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
     Answer,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from controlplane.sim.analysis import gantt, plots
-from controlplane.sim.analysis.result_groups import by_size
+from controlplane.sim.analysis.results_by_policy import by_size
 from controlplane.sim.simulation_result import SimulationResult
 
 

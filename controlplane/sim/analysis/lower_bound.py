@@ -9,7 +9,7 @@ import numpy as np
 from controlplane.sim.analysis.fluid_bound import fluid_srpt
 from controlplane.sim.analysis.min_cost import MinCost, min_cost
 from controlplane.sim.models.job_model import TrainingModel
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 
 
 def lower_bound_s(

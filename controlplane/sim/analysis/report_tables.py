@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 from controlplane.sim.analysis.paired_comparison import Comparison
-from controlplane.sim.analysis.result_groups import MEANS, against_each, by_size, means
+from controlplane.sim.analysis.results_by_policy import MEANS, against_each, by_size, means
 from controlplane.sim.analysis.simulation_summary import summary
 from controlplane.sim.simulation_result import SimulationResult
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import HOLDING
+from controlplane.core.model.job_phases import HOLDING
 from controlplane.core.state import State
-from controlplane.sim.engine.training_progress import TrainingProgress
+from controlplane.sim.engine.job_progress import TrainingProgress
 from controlplane.sim.simulation_result import JobResult, SlotAllocation
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 from schemas.ids import JobId, Seconds, SlotId
 
 

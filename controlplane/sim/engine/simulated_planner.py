@@ -9,11 +9,11 @@ from typing import Final
 
 from numpy.random import default_rng
 
-from controlplane.core.commit import difference
-from controlplane.core.events import PlanProposed
+from controlplane.core.inputs import PlanProposed
+from controlplane.core.plan_check import difference
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, ClusterView, Plan, PlanTaken, Policy, PolicyEvent
-from controlplane.sim.engine.kernel import AFTER, LAST, Kernel
+from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel
 from controlplane.sim.engine.sim_options import PlannerOptions
 
 MAX_AGAIN: Final = 100  # questions at one time: a policy that never comes to rest

@@ -10,7 +10,7 @@ import msgspec
 
 from controlplane.core import policy_events
 from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
-from controlplane.core.events import (
+from controlplane.core.inputs import (
     CancelRequested,
     ControllerStarted,
     Input,
@@ -21,26 +21,26 @@ from controlplane.core.events import (
 )
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Policy
-from controlplane.sim.engine.group_training import GroupTraining
+from controlplane.sim.engine.colocated_jobs import SharedNodes
+from controlplane.sim.engine.event_queue import FIRST, Kernel
 from controlplane.sim.engine.job_log import JobLog
-from controlplane.sim.engine.job_processes import JobProcesses
-from controlplane.sim.engine.kernel import FIRST, Kernel
-from controlplane.sim.engine.node_agents import NodeAgents
-from controlplane.sim.engine.shared_nodes import SharedNodes
+from controlplane.sim.engine.job_progress import TrainingProgress
+from controlplane.sim.engine.node_messages import SimulatedNodes
 from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
-from controlplane.sim.engine.simulated_nodes import SimulatedNodes
+from controlplane.sim.engine.simulated_agents import NodeAgents
+from controlplane.sim.engine.simulated_job import JobProcesses
 from controlplane.sim.engine.simulated_planner import SimulatedPlanner
+from controlplane.sim.engine.simulated_training import GroupTraining
+from controlplane.sim.engine.simulated_workers import WorkerProcesses
 from controlplane.sim.engine.step_telemetry import StepTelemetry
-from controlplane.sim.engine.training_progress import TrainingProgress
-from controlplane.sim.engine.worker_processes import WorkerProcesses
 from controlplane.sim.models.interference import Interference
 from controlplane.sim.models.job_model import JobModel
-from controlplane.sim.node_groups import RELEASE
+from controlplane.sim.simulated_cluster import RELEASE
 from controlplane.sim.simulation_result import JobResult
-from controlplane.sim.trace_jobs import TraceJob
-from schemas.cluster import NodeSpec
+from controlplane.sim.submissions import TraceJob
 from schemas.ids import JobId, NodeId, Seconds, Term
 from schemas.messages.agent import EpochReported
+from schemas.nodes import NodeSpec
 
 SUSPECT_S: Final = 6.0  # of silence, as in the service
 LOST_S: Final = 30.0

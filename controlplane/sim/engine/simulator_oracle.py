@@ -6,8 +6,8 @@ import math
 from collections.abc import Mapping
 
 from controlplane.policy.api import JobView
-from controlplane.sim.engine.job_processes import JobProcesses
-from controlplane.sim.engine.kernel import Kernel
+from controlplane.sim.engine.event_queue import Kernel
+from controlplane.sim.engine.simulated_job import JobProcesses
 from controlplane.sim.models.job_model import packed
 from schemas.ids import JobId
 

@@ -7,8 +7,8 @@ from typing import Final
 from controlplane.core import policy_events
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import StepsSeen
-from controlplane.sim.engine.job_processes import JobProcesses
-from controlplane.sim.engine.kernel import Kernel
+from controlplane.sim.engine.event_queue import Kernel
+from controlplane.sim.engine.simulated_job import JobProcesses
 from controlplane.sim.engine.simulated_planner import SimulatedPlanner
 from schemas.groups import Group
 from schemas.ids import node_of

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Literal, Protocol
 
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 from schemas.jobs import JobSpec
 
 Placement = tuple[int, ...]  # slots on each node, in rank order

@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, Literal, get_args
 
-from controlplane.sim.csv_rows import CsvRow, with_header, without_header
+from controlplane.sim.csv_parsing import CsvRow, with_header, without_header
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import Trace, TraceJob
+from controlplane.sim.submissions import Trace, TraceJob
 from controlplane.sim.traces.gavel_speeds import STEPS_PER_S
 from controlplane.sim.traces.trace_csv import MOST_SLOTS, build_trace, read_trace
 from schemas.ids import Seconds

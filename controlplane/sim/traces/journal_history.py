@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from controlplane.core.events import Input, NodeGreeted, NodeLost
+from controlplane.core.inputs import Input, NodeGreeted, NodeLost
 from controlplane.core.reactor import Reactor
 from controlplane.journal.record import SCHEMA_VERSION, input_from
 from controlplane.journal.replay import replay

@@ -10,9 +10,9 @@ from pathlib import Path
 from statistics import median
 from typing import Final
 
-from controlplane.core.job_histories import JobHistories, JobHistory
+from controlplane.core.history_read_model import JobHistories, JobHistory
 from controlplane.core.model.job import NUMBERED, Job
-from controlplane.core.model.job_status import Phase
+from controlplane.core.model.job_phases import Phase
 from controlplane.sim.models.recorded.recording import (
     LEAST,
     MOST,
@@ -24,7 +24,7 @@ from controlplane.sim.models.recorded.recording import (
     Recording,
     Submission,
 )
-from controlplane.sim.node_groups import NodeGroup
+from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.traces.journal_history import replay_journal
 from schemas.ids import Seconds

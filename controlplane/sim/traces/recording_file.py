@@ -15,9 +15,9 @@ from controlplane.sim.models.recorded.recording import (
     Recording,
     Submission,
 )
-from controlplane.sim.node_groups import RELATIVE_SPEEDS, NodeGroup
+from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, NodeGroup
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.traces.whole_file import write_whole
+from controlplane.sim.traces.atomic_file import write_whole
 from schemas.jobs import problems
 
 VERSION: Final = 1

@@ -15,7 +15,7 @@ from controlplane.sim.models.table2.constants import (
 )
 from controlplane.sim.models.table2.workloads import WORKLOADS, closest, duration_s
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import Trace, TraceJob
+from controlplane.sim.submissions import Trace, TraceJob
 from controlplane.sim.traces import arrivals as processes
 from controlplane.sim.traces import philly_quantiles as philly
 from schemas.ids import Seconds

@@ -13,10 +13,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from controlplane.sim.csv_rows import CsvRow, parse_line, with_header
+from controlplane.sim.csv_parsing import CsvRow, parse_line, with_header
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import Trace, TraceJob
-from controlplane.sim.traces.whole_file import write_whole
+from controlplane.sim.submissions import Trace, TraceJob
+from controlplane.sim.traces.atomic_file import write_whole
 from schemas.ids import Seconds
 
 REQUIRED: Final = ("name", "time", "application", "num_replicas", "batch_size")

@@ -10,7 +10,8 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from controlplane.cli.slot_allocations import (
+from controlplane.cli.timeline import shown_window, terminal
+from controlplane.cli.timeline_allocations import (
     PALETTE,
     Allocation,
     Window,
@@ -19,7 +20,6 @@ from controlplane.cli.slot_allocations import (
     clipped,
     job_colour,
 )
-from controlplane.cli.timeline import shown_window, terminal
 from controlplane.cli.timeline_png import is_dark, png
 from schemas.errors import SettingsError
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id

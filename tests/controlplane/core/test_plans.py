@@ -10,9 +10,9 @@ import msgspec
 import pytest
 
 from controlplane.core.commands import AskForPlan
-from controlplane.core.commit import Verdict, check, difference
-from controlplane.core.events import NodeSuspected, PlanProposed
-from controlplane.core.model.job_status import Phase
+from controlplane.core.inputs import NodeSuspected, PlanProposed
+from controlplane.core.model.job_phases import Phase
+from controlplane.core.plan_check import Verdict, check, difference
 from controlplane.policy.api import Plan, Reason, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import StopRule

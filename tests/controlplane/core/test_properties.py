@@ -22,9 +22,8 @@ from hypothesis.stateful import (
 )
 
 from controlplane.core.commands import Command, SendDelta
-from controlplane.core.commit import check, difference
 from controlplane.core.deadlines import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S
-from controlplane.core.events import (
+from controlplane.core.inputs import (
     Input,
     NodeGreeted,
     NodeHeard,
@@ -34,8 +33,9 @@ from controlplane.core.events import (
     PlanProposed,
 )
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import Phase
+from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
+from controlplane.core.plan_check import check, difference
 from controlplane.policy.api import ClusterView, JobView, Plan
 from controlplane.policy.baselines.fifo import Fifo
 from controlplane.service.client_api.resize_checks import check_resize

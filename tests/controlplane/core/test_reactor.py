@@ -8,16 +8,16 @@ import pytest
 
 from controlplane.core.commands import Accept, AskForPlan
 from controlplane.core.deadlines import RETRY_FIRST_S, RETRY_LONGEST_S, START_LIMIT_S
-from controlplane.core.deltas import desired
-from controlplane.core.events import (
+from controlplane.core.desired_state import desired
+from controlplane.core.handlers.job_ends import MAX_LOSSES
+from controlplane.core.inputs import (
     InputSkipped,
     NodeHeard,
     NodeReported,
     NodeSuspected,
     StartExpired,
 )
-from controlplane.core.handlers.ends import MAX_LOSSES
-from controlplane.core.model.job_status import Phase, Running, ScriptReports
+from controlplane.core.model.job_phases import Phase, Running, ScriptReports
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.policy.api import Reason

@@ -9,10 +9,10 @@ import pytest
 
 from controlplane.core.commands import AskForPlan, Command
 from controlplane.core.deadlines import PREPARE_LIMIT_S, QUIESCE_LIMIT_S, SWITCH_LIMIT_S
-from controlplane.core.deltas import desired
-from controlplane.core.events import OverrideDue, RescaleExpired, ResizeRequested
-from controlplane.core.handlers.recovery import MAX_RECOVERIES
-from controlplane.core.model.job_status import Phase
+from controlplane.core.desired_state import desired
+from controlplane.core.handlers.group_recovery import MAX_RECOVERIES
+from controlplane.core.inputs import OverrideDue, RescaleExpired, ResizeRequested
+from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from schemas.groups import Member

@@ -11,10 +11,10 @@ import pytest
 
 from controlplane.core.errors import IllegalTransitionError
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.job_histories import JobHistories
-from controlplane.core.model import job, job_status, node, rescale, worker
+from controlplane.core.history_read_model import JobHistories
+from controlplane.core.model import job, job_phases, node, rescale, worker
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_status import (
+from controlplane.core.model.job_phases import (
     Ended,
     JobStatus,
     JobTrigger,
@@ -106,7 +106,7 @@ def _name(phase: Enum, trigger: Enum) -> str:
 # --- jobs
 
 
-@pytest.mark.parametrize(("phase", "trigger", "after"), drawn(job_status.NEXT))
+@pytest.mark.parametrize(("phase", "trigger", "after"), drawn(job_phases.NEXT))
 def test_a_job_follows_each_arrow(phase: Phase, trigger: JobTrigger, after: Phase) -> None:
     moved = job_in(phase)
 
@@ -116,7 +116,7 @@ def test_a_job_follows_each_arrow(phase: Phase, trigger: JobTrigger, after: Phas
     assert moved.status == status_in(after)
 
 
-@pytest.mark.parametrize(("phase", "trigger"), not_drawn(Phase, JobTrigger, job_status.NEXT))
+@pytest.mark.parametrize(("phase", "trigger"), not_drawn(Phase, JobTrigger, job_phases.NEXT))
 @pytest.mark.parametrize("status", Phase)
 def test_a_job_takes_no_other_arrow(phase: Phase, trigger: JobTrigger, status: Phase) -> None:
     stays = job_in(phase)
@@ -129,7 +129,7 @@ def test_a_job_takes_no_other_arrow(phase: Phase, trigger: JobTrigger, status: P
     assert stays == job_in(phase)
 
 
-@pytest.mark.parametrize(("phase", "trigger", "after"), drawn(job_status.NEXT))
+@pytest.mark.parametrize(("phase", "trigger", "after"), drawn(job_phases.NEXT))
 def test_an_arrow_leads_nowhere_else(phase: Phase, trigger: JobTrigger, after: Phase) -> None:
     for other in set(Phase) - {after}:
         with pytest.raises(IllegalTransitionError):
@@ -169,13 +169,13 @@ def test_an_arrow_that_is_not_drawn_names_what_came_before() -> None:
 
 
 def test_an_ended_job_takes_nothing_and_every_other_can_be_cancelled() -> None:
-    assert not [cell for cell in job_status.NEXT if cell[0] in job_status.ENDED]
-    cancelled = {phase for phase, trigger in job_status.NEXT if trigger is JobTrigger.CANCELLED}
-    assert cancelled == set(Phase) - job_status.ENDED
+    assert not [cell for cell in job_phases.NEXT if cell[0] in job_phases.ENDED]
+    cancelled = {phase for phase, trigger in job_phases.NEXT if trigger is JobTrigger.CANCELLED}
+    assert cancelled == set(Phase) - job_phases.ENDED
 
 
 def test_a_job_has_a_group_in_phases_that_hold_slots_and_a_change_while_it_rescales() -> None:
-    assert {phase for phase in Phase if job_in(phase).group is not None} == job_status.HOLDING
+    assert {phase for phase in Phase if job_in(phase).group is not None} == job_phases.HOLDING
     assert [phase for phase in Phase if job_in(phase).change is not None] == [Phase.RESCALING]
 
 

@@ -18,7 +18,7 @@ from typing import Final
 import pytest
 
 from controlplane.core.commands import Announce, Command
-from controlplane.core.events import JobSubmitted
+from controlplane.core.inputs import JobSubmitted
 from controlplane.core.reactor import Reactor
 from controlplane.journal import writer as writer_module
 from controlplane.journal.reader import Reader

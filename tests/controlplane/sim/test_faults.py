@@ -6,10 +6,10 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.events import NodeGreeted, NodeLost, NodeSuspected
+from controlplane.core.inputs import NodeGreeted, NodeLost, NodeSuspected
 from controlplane.policy.registry import POLICIES
-from controlplane.sim.node_groups import NodeGroup
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.simulated_cluster import NodeGroup
+from controlplane.sim.submissions import TraceJob
 from schemas.ids import NodeId
 from schemas.messages.agent import (
     EpochReported,

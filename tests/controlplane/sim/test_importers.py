@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 from controlplane.sim.traces.importers import Layout, import_trace
 from schemas.ids import Seconds
 

@@ -16,7 +16,7 @@ from controlplane.sim.models.job_model import ChangeCosts, JobModel, Throughput,
 from controlplane.sim.models.profiles.profile_tables import smallest_rotation
 from controlplane.sim.models.profiles.profiles_model import ProfilesModel
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import StopRule
 

@@ -26,9 +26,9 @@ from controlplane.sim.models.recorded.recording import (
     EpochSpeed,
     Recording,
 )
-from controlplane.sim.node_groups import NodeGroup
-from controlplane.sim.run_simulation import simulate
+from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
+from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulation_result import SimulationResult
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.traces.journal_recording import recording_from_journal

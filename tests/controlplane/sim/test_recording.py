@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.events import ControllerStarted
+from controlplane.core.inputs import ControllerStarted
 from controlplane.journal.record import Entry, input_from
 from controlplane.journal.writer import Writer
 from controlplane.sim.models.recorded.recording import (
@@ -24,9 +24,9 @@ from controlplane.sim.models.recorded.recording import (
     Recording,
     Submission,
 )
-from controlplane.sim.node_groups import NodeGroup
+from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import Trace, TraceJob
+from controlplane.sim.submissions import Trace, TraceJob
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from controlplane.sim.traces.recording_file import read_recording, write_recording
 from schemas.ids import Seconds, Term

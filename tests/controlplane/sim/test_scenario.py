@@ -11,14 +11,14 @@ from typing import Any, Final, Literal
 
 import pytest
 
-from controlplane.core.events import JobSubmitted
+from controlplane.core.inputs import JobSubmitted
 from controlplane.policy.registry import POLICIES, check_options
-from controlplane.sim.node_groups import NodeGroup, node_specs
-from controlplane.sim.run_simulation import simulate
+from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_inputs import options_of, trace_of
+from controlplane.sim.scenario_loading import options_of, trace_of
+from controlplane.sim.simulated_cluster import NodeGroup, node_specs
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import Trace
+from controlplane.sim.submissions import Trace
 from schemas.errors import SettingsError
 from tests.support.simulated import FREE, ToyModel, job, simulated_run
 
@@ -29,8 +29,8 @@ NAN, INF = float("nan"), float("inf")
 AGAIN: Final = """
 import sys
 import msgspec
-from controlplane.sim.node_groups import NodeGroup
-from controlplane.sim.run_simulation import simulate
+from controlplane.sim.simulated_cluster import NodeGroup
+from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
 
 scenario = Scenario(

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import pytest
 
 from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta
-from controlplane.core.events import (
+from controlplane.core.inputs import (
     CancelRequested,
     ControllerStarted,
     Input,
@@ -33,11 +33,11 @@ from controlplane.policy.registry import make
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.planner.inline_planner import InlinePlanner
 from controlplane.service.planner.plan_exchange import PlanExchange
-from controlplane.service.planner.policy_observer import PolicyObserver
-from controlplane.service.telemetry import TelemetryTable
-from controlplane.sim.node_groups import NodeGroup
-from controlplane.sim.run_simulation import simulate
+from controlplane.service.planner.policy_event_delivery import PolicyObserver
+from controlplane.service.worker_telemetry import TelemetryTable
+from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
+from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulation_result import SimulationResult
 from schemas.codec import encode
 from schemas.ids import NodeId, Seconds

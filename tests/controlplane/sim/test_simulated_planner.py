@@ -7,10 +7,10 @@ from functools import partial
 import pytest
 from numpy.random import Generator, default_rng
 
-from controlplane.core.events import PlanProposed
+from controlplane.core.inputs import PlanProposed
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, ClusterView, Plan
-from controlplane.sim.engine.kernel import AFTER, Kernel
+from controlplane.sim.engine.event_queue import AFTER, Kernel
 from controlplane.sim.engine.sim_options import PlannerOptions
 from controlplane.sim.engine.simulated_planner import MAX_AGAIN, SimulatedPlanner
 from schemas.ids import Seconds

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.events import PlanProposed
+from controlplane.core.inputs import PlanProposed
 from controlplane.policy.api import EpochSeen, JobEnded, PlanTaken, StepsSeen
 from controlplane.policy.registry import POLICIES
-from controlplane.sim.engine.kernel import Kernel
+from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.sim_options import SimOptions
 from controlplane.sim.engine.simulation import Simulation
 from controlplane.sim.models.interference import DistributedInterference
-from controlplane.sim.node_groups import NodeGroup
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.simulated_cluster import NodeGroup
+from controlplane.sim.submissions import TraceJob
 from schemas.messages.agent import (
     EpochReported,
     GroupFormed,

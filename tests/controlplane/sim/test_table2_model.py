@@ -27,7 +27,7 @@ from controlplane.sim.models.table2.step_time import step_s, sync_s
 from controlplane.sim.models.table2.table2_model import Table2Model
 from controlplane.sim.models.table2.workloads import WORKLOADS, closest, duration_s
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 from controlplane.sim.traces.table2_generator import generate
 from schemas.ids import Seconds
 from schemas.jobs import StopRule, problems

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.csv_rows import MOST_LINE_BYTES
+from controlplane.sim.csv_parsing import MOST_LINE_BYTES
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import Trace, TraceJob
+from controlplane.sim.submissions import Trace, TraceJob
 from controlplane.sim.traces.trace_csv import read_trace, write_trace
 from schemas.ids import Seconds
 
@@ -155,11 +155,11 @@ def test_a_file_without_an_end_is_refused() -> None:
 
 
 def test_too_many_lines_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("controlplane.sim.csv_rows.MOST_JOBS", 2)
+    monkeypatch.setattr("controlplane.sim.csv_parsing.MOST_JOBS", 2)
     path = file_with(tmp_path, HEADER + "a,1,m,1,1\nb,1,m,1,1\nc,1,m,1,1\n")
     assert complaint(path) == "FILE:4: more than 2 jobs; split the file"
 
-    monkeypatch.setattr("controlplane.sim.csv_rows.MOST_LINES", 5)
+    monkeypatch.setattr("controlplane.sim.csv_parsing.MOST_LINES", 5)
     path = file_with(tmp_path, HEADER + "\n" * 20)
     assert complaint(path) == "FILE: more than 5 lines; split the file"
 

@@ -17,7 +17,6 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
-from controlplane.policy.base import ImmediatePolicy
 from controlplane.policy.baselines.goodput.options import GoodputOptions
 from controlplane.policy.baselines.goodput.size_table import (
     Bounds,
@@ -27,13 +26,14 @@ from controlplane.policy.baselines.goodput.size_table import (
     size_table,
     utilities,
 )
+from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.planning.packing import split
-from controlplane.policy.planning.partition import Partition, compose_plan, partition_of
-from controlplane.policy.planning.placer import Placer
 from controlplane.policy.planning.scheduling_rounds import Rounds, fit_targets, reschedulable
+from controlplane.policy.planning.slot_partition import Partition, compose_plan, partition_of
+from controlplane.policy.planning.slot_placer import Placer
 from controlplane.policy.search.cluster_index import ClusterIndexCache
-from controlplane.policy.search.family_history import FamilyHistory
-from controlplane.prediction.arrays import FloatArray
+from controlplane.policy.search.observed_families import FamilyHistory
+from controlplane.prediction.array_types import FloatArray
 from schemas.ids import JobId, Seconds, SlotId, node_of
 
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest noise scale in telemetry

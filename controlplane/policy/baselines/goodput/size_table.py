@@ -9,8 +9,8 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.prediction.arrays import FloatArray, IntArray
-from controlplane.prediction.efficiency import statistical_efficiency
+from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction.statistical_efficiency import statistical_efficiency
 from controlplane.prediction.throughput import SpeedModel
 
 STARVED: Final = 1e-3  # speed-up of a job without slots: its share of a mean is finite

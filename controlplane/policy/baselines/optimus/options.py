@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from controlplane.policy.option_checks import LEAST_ROUND_S, refuse, refuse_above, refuse_below
-from controlplane.policy.planning.placer import Mode, Moves
+from controlplane.policy.planning.slot_placer import Mode, Moves
 
 
 class OptimusOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

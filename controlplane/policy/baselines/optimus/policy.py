@@ -7,17 +7,17 @@ from heapq import heapify, heappop, heappush
 from typing import Protocol
 
 from controlplane.policy.api import ClusterView, JobView, Oracle, Plan, PolicyEvent
-from controlplane.policy.base import ImmediatePolicy
-from controlplane.policy.baselines.optimus.estimates import Estimates
 from controlplane.policy.baselines.optimus.options import OptimusOptions
-from controlplane.policy.planning.partition import (
+from controlplane.policy.baselines.optimus.remaining_steps import Estimates
+from controlplane.policy.immediate_policy import ImmediatePolicy
+from controlplane.policy.planning.scheduling_rounds import Rounds, fit_targets, reschedulable
+from controlplane.policy.planning.slot_partition import (
     Partition,
     compose_plan,
     partition_of,
     useful_slots,
 )
-from controlplane.policy.planning.placer import Placer, with_user_batches
-from controlplane.policy.planning.scheduling_rounds import Rounds, fit_targets, reschedulable
+from controlplane.policy.planning.slot_placer import Placer, with_user_batches
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 

@@ -14,7 +14,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from controlplane.sim.csv_rows import CsvRow, with_header
+from controlplane.sim.csv_parsing import CsvRow, with_header
 from controlplane.sim.models.job_model import Placement
 from controlplane.sim.simulator_errors import TraceError
 

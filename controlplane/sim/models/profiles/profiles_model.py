@@ -13,7 +13,7 @@ from typing import Final, Literal
 from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
 from controlplane.sim.models.profiles.measured_application import MeasuredApplication
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 from schemas.jobs import JobSpec, StopRule
 
 ONE_SLOT: Final = frozenset({"ncf"})  # applications that never run on several

@@ -19,7 +19,7 @@ from controlplane.sim.models.recorded.recording import ChangeTimes, Family, Reco
 from controlplane.sim.models.recorded.reported_curves import ReportedCurves, efficiency
 from controlplane.sim.models.recorded.step_times import StepTimes
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 from schemas.jobs import JobSpec, StopRule
 
 MOST_EPOCHS: Final = 10_000_000

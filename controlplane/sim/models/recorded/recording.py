@@ -6,8 +6,8 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
-from controlplane.sim.node_groups import NodeGroup
-from controlplane.sim.trace_jobs import Trace, TraceJob
+from controlplane.sim.simulated_cluster import NodeGroup
+from controlplane.sim.submissions import Trace, TraceJob
 from schemas.ids import Seconds
 from schemas.jobs import JobSpec
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from controlplane.prediction.efficiency import statistical_efficiency
+from controlplane.prediction.statistical_efficiency import statistical_efficiency
 from controlplane.sim.models.recorded.recording import Submission
 
 

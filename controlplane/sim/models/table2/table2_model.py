@@ -30,7 +30,7 @@ from controlplane.sim.models.table2.convergence import (
 from controlplane.sim.models.table2.step_time import model_bytes, step_s
 from controlplane.sim.models.table2.workloads import Workload, closest, workload_of
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.trace_jobs import TraceJob
+from controlplane.sim.submissions import TraceJob
 from schemas.jobs import JobSpec, StopRule
 
 GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is any with so many GPU seconds

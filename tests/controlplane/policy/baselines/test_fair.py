@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from controlplane.policy.api import JobView
 from controlplane.policy.baselines.fair import shares
-from controlplane.policy.planning.partition import partition_of
+from controlplane.policy.planning.slot_partition import partition_of
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, SlotId

@@ -17,7 +17,7 @@ from controlplane.policy.ones.candidate import Candidate, laid_out, present, sco
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement import PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
-from controlplane.prediction.arrays import IntArray
+from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, A, B, C, job_view
 from tests.support.sizes import examples

@@ -19,7 +19,7 @@ from controlplane.policy.ones.greedy import baselines, exchanged, filled
 from controlplane.policy.ones.operators import refreshed
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import FREE, Problem
-from controlplane.prediction.arrays import IntArray
+from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, job_view
 from tests.support.sizes import examples

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
 from controlplane.policy.ones.interference import InterferenceModel
-from controlplane.prediction.arrays import FloatArray, IntArray
+from controlplane.prediction.array_types import FloatArray, IntArray
 from tests.support.sizes import examples
 
 NODES, FAMILIES = 3, 2

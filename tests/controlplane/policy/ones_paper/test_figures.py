@@ -5,6 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from controlplane.policy.ones_paper.candidate_scores import (
+    counts_of,
+    local_batches,
+    mean_draw,
+    scorer_for,
+    selected,
+    work_left,
+)
 from controlplane.policy.ones_paper.evolution import carried_over
 from controlplane.policy.ones_paper.operators import (
     filled,
@@ -16,14 +24,6 @@ from controlplane.policy.ones_paper.operators import (
     within_limits,
 )
 from controlplane.policy.ones_paper.options import OnesPaperOptions
-from controlplane.policy.ones_paper.scores import (
-    counts_of,
-    local_batches,
-    mean_draw,
-    scorer_for,
-    selected,
-    work_left,
-)
 from tests.support.paper_problems import a_problem, genes, shown
 
 EIGHT_8 = OnesPaperOptions(score="running", charge=False, reorder="flat")

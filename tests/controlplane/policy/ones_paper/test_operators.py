@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 
+from controlplane.policy.ones_paper.candidate_scores import all_within, counts_of, local_batches
 from controlplane.policy.ones_paper.operators import (
     crossed,
     fill_costs,
@@ -23,7 +24,6 @@ from controlplane.policy.ones_paper.operators import (
     within_limits,
 )
 from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
-from controlplane.policy.ones_paper.scores import all_within, counts_of, local_batches
 from tests.support.paper_problems import a_problem, any_problem, genes, idle, shown
 from tests.support.sizes import examples
 

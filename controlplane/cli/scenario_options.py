@@ -1,0 +1,153 @@
+"""Options of `ones sim` that say what is simulated, as a scenario."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Final, Literal
+
+from cyclopts import Parameter
+
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.simulated_cluster import NodeGroup
+from controlplane.sim.simulator_errors import TraceError
+
+MOST_GPUS: Final = 1_000_000
+MOST_FILES: Final = 1000
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What is simulated; see docs/simulator.md."""
+
+    physics: Literal["table2", "profiles", "recorded"] = "table2"
+    "How jobs train: a model of the paper's Table 2, measured tables, or a cluster's own journal."
+    profiles: str = ""
+    "Folder of the measured tables (physics profiles)."
+    workload: str = ""
+    "Trace to submit, a CSV or a recording; default: one is generated."
+    gpus: int | None = None
+    "Slots of the cluster, instead of --nodes."
+    nodes: str = "16"
+    "Nodes: a number, or groups of GPU types such as 8xv100,8xk80."
+    gpus_per_node: int = 4
+    "Slots of each node."
+    jobs: int = 400
+    "Length of a generated trace."
+    interval: float = 30.0
+    "Mean seconds between its submissions."
+    arrivals: Literal["poisson", "uniform", "bursts", "philly"] = "poisson"
+    "How its submissions come."
+    mix: Literal["philly", "uniform"] = "philly"
+    "How its workloads are drawn."
+    warm_up: float | None = None
+    "Share of the first jobs that are not counted; default 0.05 of generated traces, else 0."
+    round: float = 0.0
+    "Seconds between plans, as in published simulators; 0: whenever something happens."
+    stall: float | None = None
+    "Seconds that a change of a group stalls it."
+    first_stall: float | None = None
+    "Seconds that a start takes."
+    latency: float = 0.05
+    "Seconds from a question to the policy's answer."
+    knowledge: Literal["L0", "L2", "L3"] = "L2"
+    "What may be known: a job's own past, its relatives' too, the work that users state too."
+    interference: str = "none"
+    "Slow-downs between neighbours: none, pollux:SHARE or pairwise:SHARE."
+    erratic: bool = False
+    "Loss curves with spikes and plateaus."
+    crashes: float = 0.0
+    "Share of the jobs whose scripts fail once."
+    cancels: float = 0.0
+    "Share of the jobs that their users give up."
+    node_loss: float = 0.0
+    "Mean seconds between losses of a node; 0: none."
+    generations: int = 3
+    "That a searching policy evolves at each question."
+    think_every: float = 5.0
+    "Least seconds between questions that only an epoch's end raised, to a searching policy."
+
+    def scenario(self, *, gpus: int | None = None, record_allocations: bool = False) -> Scenario:
+        """The same as a value.
+
+        Args:
+            gpus: slots of the cluster, instead of those that were given.
+            record_allocations: write down who had which slot when.
+
+        Raises:
+            TraceError: if it makes no sense; it names the option.
+        """
+        generated = not self.workload
+        if self.physics == "profiles" and not self.profiles:
+            hint = "give --profiles DIR, the folder of the measured tables"
+            raise TraceError("physics profiles needs tables", hint, "profiles")
+        return Scenario(
+            physics=self.physics,
+            profiles=_absolute(self.profiles),
+            content=_content(self.workload, self.profiles),
+            workload=_absolute(self.workload),
+            jobs=self.jobs,
+            interval_s=self.interval,
+            arrivals=self.arrivals,
+            mix=self.mix,
+            warm_up=self.warm_up if self.warm_up is not None else 0.05 * generated,
+            nodes=_nodes(self.nodes, self.gpus_per_node, gpus or self.gpus),
+            round_s=self.round,
+            stall_s=self.stall,
+            first_stall_s=self.first_stall,
+            latency_s=self.latency,
+            knowledge=self.knowledge,
+            interference=self.interference,
+            erratic=self.erratic,
+            crash_share=self.crashes,
+            cancel_share=self.cancels,
+            node_loss_s=self.node_loss,
+            generations=self.generations,
+            think_s=self.think_every,
+            record_allocations=record_allocations,
+        )
+
+
+def _content(workload: str, profiles: str) -> str:
+    """A fingerprint of the files that are simulated: results of others are not theirs."""
+    files = [Path(workload)] if workload else []
+    if profiles:
+        files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MOST_FILES]
+    seen = sha256()
+    for file in files:
+        try:
+            seen.update(file.expanduser().read_bytes())
+        except OSError:  # whoever reads it says what is wrong
+            continue
+    return seen.hexdigest()[:16] if files else ""
+
+
+def _absolute(path: str) -> str:
+    return str(Path(path).expanduser().resolve()) if path else ""
+
+
+def _nodes(text: str, per_node: int, gpus: int | None) -> tuple[NodeGroup, ...]:
+    """Groups of nodes alike; `gpus` in all if that was said."""
+    if per_node < 1:
+        raise TraceError(f"{per_node} GPUs on a node", "give at least 1", "gpus-per-node")
+    if gpus is not None:
+        if not text.strip().isdecimal():
+            hint = "give one of them"
+            raise TraceError(f"--gpus {gpus} and --nodes {text} say both", hint, "gpus")
+        if gpus > MOST_GPUS:
+            raise TraceError(f"{gpus} GPUs", f"give at most {MOST_GPUS}", "gpus")
+        if gpus < 1 or (gpus > per_node and gpus % per_node):
+            what = f"{gpus} GPUs cannot be dealt out to nodes of {per_node}"
+            raise TraceError(what, "give a multiple, or another --gpus-per-node", "gpus")
+        slots = min(gpus, per_node)
+        return (NodeGroup(count=gpus // slots, slots=slots),)
+    groups = []
+    for part in text.split(","):
+        count, _, model = part.strip().lower().partition("x")
+        if not count.isdecimal() or not 1 <= int(count) <= MOST_GPUS // per_node:
+            hint = f"as in 16 or 8xv100,8xk80, with at most {MOST_GPUS} GPUs"
+            raise TraceError(f"nodes {text!r} make no sense", hint, "nodes")
+        groups.append(NodeGroup(count=int(count), slots=per_node, model=model))
+    return tuple(groups)

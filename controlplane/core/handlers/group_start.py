@@ -1,0 +1,119 @@
+"""A job starts from nothing or from its checkpoint: ordered, ready, formed, or too late."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from controlplane.core.deadlines import START_LIMIT_S
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.group_orders import (
+    POLICY,
+    add_workers,
+    make_group,
+    note_order,
+    trains_on,
+)
+from controlplane.core.handlers.job_ends import end, fail, restart_from_checkpoint
+from controlplane.core.inputs import StartExpired
+from controlplane.core.model.exit_cause import ExitCause, exit_cause
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import JobTrigger, Paused, Running, Starting
+from controlplane.core.model.worker import WorkerPhase
+from controlplane.policy.api import Reason
+from schemas.ids import Rank, SlotId, Version, worker_id
+from schemas.messages.agent import START, GroupFormed, WorkerExited
+from schemas.messages.feed import Detail
+
+
+def start(
+    ctx: HandlerContext,
+    job: Job,
+    placed: Mapping[SlotId, int],
+    reason: Reason,
+    by: str = POLICY,
+) -> None:
+    """Order a group on free slots, from the job's checkpoint if it has one.
+
+    Args:
+        ctx: of this input.
+        job: that waits.
+        placed: slot -> local batch, samples per step; in rank order.
+        reason: why.
+        by: policy or operator.
+    """
+    version = Version(job.version + 1)
+    checkpoint = job.progress.checkpoint
+    rows = [
+        (worker_id(job.job, version, Rank(rank)), slot, batch)
+        for rank, (slot, batch) in enumerate(placed.items())
+    ]
+    group = make_group(job, version, rows, checkpoint)
+    add_workers(job, group.members, version)
+    note_order(ctx, job, group, START, reason, by=by)
+    job.override_waits, job.attempts.exit_code = "", None
+    ctx.state.jobs_with_processes[job.job] = None
+    ctx.state.deadlines.expect_start(job.job, version, ctx.now)
+    slots = ", ".join(member.slot for member in group.members)
+    resumes = f", resumes after epoch {job.progress.epoch}" if checkpoint else ""
+    suspended = isinstance(job.status, Paused) and job.status.suspended
+    status = Starting(group=group, resumes=suspended)
+    why = f"{reason.text}: {slots}{resumes}"
+    ctx.advance(job, JobTrigger.GROUP_ORDERED, status, why, {"slots": slots})
+    ctx.send(job)
+
+
+def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
+    """Let the group meet when all of its workers are ready."""
+    if status.meeting:
+        return
+    phases = {worker.phase for worker in job.group_workers()}
+    if phases == {WorkerPhase.READY}:
+        status.meeting = True
+        ctx.send(job)
+    elif phases >= {WorkerPhase.READY, WorkerPhase.GONE}:
+        fail(ctx, job, "its script ended on one slot, while another waited for it")
+
+
+def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: GroupFormed) -> None:
+    """A worker of a group that is started is a member: when all are, the job trains."""
+    group = status.group
+    if any(worker.formed != group.version for worker in job.group_workers()):
+        return
+    ctx.state.deadlines.clear(job.job)
+    ctx.histories.group_concluded(job.job, "formed", ctx.now, event)
+    account = job.accounting
+    account.started_s = ctx.now - account.since
+    account.rescales += status.resumes
+    job.attempts.recoveries = 0
+    why = trains_on(group)
+    if event.step:
+        why += f", resumed after epoch {event.epoch}, step {event.step}"
+    detail: Detail = {"slots": len(group.members), "epoch": event.epoch}
+    running = Running(group=group, script=status.script)
+    ctx.advance(job, JobTrigger.GROUP_FORMED, running, why, detail)
+    ctx.send(job)
+    ctx.ask = True
+
+
+def on_worker_exited(ctx: HandlerContext, job: Job, status: Starting, event: WorkerExited) -> None:
+    """A worker of a group that is started ended; the group cannot do without it."""
+    cause, why = exit_cause(event, status.script, job.progress.epoch)
+    if cause is ExitCause.LOST:
+        restart_from_checkpoint(ctx, job, why)
+        return
+    job.attempts.exit_code = 128 + event.signal if event.signal is not None else event.code
+    if cause is ExitCause.FAILED:
+        fail(ctx, job, why)
+    elif all(worker.phase is WorkerPhase.GONE for worker in job.group_workers()):
+        end(ctx, job, JobTrigger.FINISHED, why)
+    else:
+        form_when_ready(ctx, job, status)
+
+
+def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
+    """A group did not form in time."""
+    job = ctx.state.jobs.get(event.job)
+    deadline = ctx.state.deadlines.starts.get(event.job)
+    if job is None or deadline is None or deadline.version != event.version:
+        return
+    fail(ctx, job, f"its script did not come to its first epoch within {START_LIMIT_S:.0f} s")

@@ -1,0 +1,111 @@
+"""A job loses its group: it starts again from its checkpoint, is tried again, or ends."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.core.deadlines import pause_before
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.model import worker as workers
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import Ended, JobTrigger, Paused, Phase, Starting
+from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
+from schemas.ids import NodeId, Seconds, Version, node_of
+from schemas.messages.feed import Detail
+
+MAX_LOSSES: Final = 8  # groups lost in a row without a finished epoch between
+_ENDS: Final = {
+    JobTrigger.FINISHED: Phase.SUCCEEDED,
+    JobTrigger.GAVE_UP: Phase.FAILED,
+    JobTrigger.CANCELLED: Phase.CANCELLED,
+}
+
+
+def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
+    """Nobody has the state any more: start again from the last checkpoint."""
+    job.attempts.losses += 1
+    if job.attempts.losses >= MAX_LOSSES:
+        why = f"{why}, for the {MAX_LOSSES}th time without an epoch"
+        end(ctx, job, JobTrigger.GAVE_UP, why)
+        return
+    epoch = job.progress.epoch
+    again = f"resumes after epoch {epoch}" if job.progress.checkpoint else "starts again"
+    withdraw(ctx, job, "lost", JobTrigger.GROUP_LOST, f"{why}; {again}")
+
+
+def fail(ctx: HandlerContext, job: Job, why: str) -> None:
+    """The script failed: try again while retries are left."""
+    attempts = job.attempts
+    attempts.failures += 1
+    if job.failing_is_final:
+        tried = f" (try {attempts.failures} of {attempts.failures})" if job.spec.retries else ""
+        end(ctx, job, JobTrigger.GAVE_UP, why + tried)
+        return
+    pause_s = pause_before(attempts.failures)
+    attempts.start_at = Seconds(ctx.now + pause_s)
+    left = job.spec.retries - attempts.failures + 1
+    why = f"{why}; tried again in {pause_s:.0f} s, {left} left"
+    withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
+
+
+def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, why: str) -> None:
+    """Take the job's group away, and tell its nodes; it waits for another.
+
+    Args:
+        ctx: of this input.
+        job: that has a group.
+        outcome: of the group, for its history.
+        trigger: what happened to the job.
+        why: in words, for users.
+    """
+    resumes = isinstance(job.status, Starting) and job.status.resumes
+    nodes = _dismiss(ctx, job, outcome)
+    ctx.move(job, trigger, Paused(suspended=resumes), why)
+    ctx.send_to(job, nodes)
+    ctx.announce_phase(job)
+    ctx.ask = True
+
+
+def end(ctx: HandlerContext, job: Job, trigger: JobTrigger, why: str) -> None:
+    """The job is over: nothing of it may run anywhere.
+
+    Args:
+        ctx: of this input.
+        job: that has not ended.
+        trigger: finished, gave up or cancelled.
+        why: in words, for users.
+    """
+    detail: Detail = {"exit_code": job.attempts.exit_code, "epoch": job.progress.epoch}
+    nodes = dict.fromkeys([*_dismiss(ctx, job, trigger.value), *job.nodes])
+    ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), why, detail)
+    del ctx.state.active[job.job]
+    ctx.state.overrides.pop(job.job, None)
+    job.override, job.override_waits = None, ""
+    ctx.send_to(job, nodes)
+    forget_exited(ctx, job)
+    ctx.ask = True
+
+
+def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
+    """Tell every worker to stop; returns the nodes that must hear of it."""
+    ctx.histories.group_concluded(job.job, outcome, ctx.now)
+    job.version = Version(job.version + 1)
+    if job.group is not None:
+        job.progress.last_batch = job.group.global_batch
+    ctx.state.deadlines.clear(job.job)
+    for worker in job.workers.values():
+        if worker.phase not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
+            workers.advance(worker, WorkerTrigger.DISMISSED)
+    return list(dict.fromkeys(node_of(worker.slot) for worker in job.workers.values()))
+
+
+def forget_exited(ctx: HandlerContext, job: Job) -> None:
+    """Forget processes that were seen gone, but for those that a group still counts on."""
+    counted = {member.worker for member in job.members()}
+    job.workers = {
+        name: worker
+        for name, worker in job.workers.items()
+        if worker.phase is not WorkerPhase.GONE or name in counted
+    }
+    if not job.workers:
+        ctx.state.jobs_with_processes.pop(job.job, None)

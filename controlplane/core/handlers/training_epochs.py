@@ -1,0 +1,110 @@
+"""A job finished an epoch, or its training."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.model.job import Job, Progress
+from controlplane.core.model.job_phases import Rescaling, Running, Starting
+from controlplane.core.model.worker import Worker
+from controlplane.core.policy_events import first_noise_scale
+from schemas.groups import ResumePoint
+from schemas.ids import Seconds, node_of
+from schemas.messages.agent import EpochReported, TrainingFinished
+from schemas.messages.client import EpochInfo
+from schemas.messages.feed import Detail
+
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch's
+
+
+def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochReported) -> None:
+    """An epoch is finished and its checkpoint is durable."""
+    group, progress = job.group, job.progress
+    if group is None or event.epoch <= progress.epoch:
+        return
+    if job.change is not None and job.change.group.version == event.group:
+        group = job.change.group
+    whole = _is_whole(job, event)
+    if whole:
+        _measure_speed(ctx, job, event)
+    # What the script says itself, as the metric of that name, else what was measured.
+    noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
+    _take_over(progress, event, noise_scale, ctx.now)
+    job.attempts.losses, job.attempts.changes = 0, 0
+    slots = [member.slot for member in group.members]
+    info = EpochInfo(
+        epoch=event.epoch,
+        time=ctx.now,
+        step=event.step,
+        global_batch=event.global_batch,
+        lr=event.lr,
+        samples_per_s=event.samples_per_s,
+        train_loss=event.train_loss,
+        metrics=event.metrics,
+        slots=len(slots),
+        nodes=len({node_of(slot) for slot in slots}),
+        whole=whole,
+        noise_scale=noise_scale,
+    )
+    ctx.histories.epoch_finished(job.job, info)
+    detail: Detail = {
+        **event.metrics,
+        "epoch": event.epoch,
+        "train_loss": event.train_loss,
+        "samples_per_s": event.samples_per_s,
+        "global_batch": event.global_batch,
+        "lr": event.lr,
+    }
+    ctx.announce("job.epoch", job, detail)
+    ctx.ask = True
+
+
+def on_training_finished(
+    _ctx: HandlerContext, job: Job, _: Worker, event: TrainingFinished
+) -> None:
+    """The stop rule is met; the script may still evaluate or save before it exits."""
+    if isinstance(job.status, Starting | Running | Rescaling):
+        job.status.script.finished = event.why
+
+
+def _is_whole(job: Job, event: EpochReported) -> bool:
+    """Whether one group, with one batch, did all of an epoch."""
+    group = job.group
+    if group is None or event.group != group.version or event.epoch != job.progress.epoch + 1:
+        return False
+    return all(
+        worker.formed == group.version and worker.formed_step <= job.progress.epoch_step
+        for worker in job.group_workers()
+    )
+
+
+def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
+    """Hold the speed of the first whole epoch of a group against what was promised of it."""
+    promise = job.promise
+    if promise is None or promise.version != event.group:
+        return
+    job.promise = None
+    ctx.histories.speed_measured(job.job, promise, event.samples_per_s)
+    detail: Detail = {
+        "version": promise.version,
+        "predicted": promise.then / promise.now,
+        "realised": event.samples_per_s / promise.now,
+    }
+    ctx.announce("job.gain", job, detail)
+
+
+def _take_over(
+    progress: Progress, event: EpochReported, noise_scale: float | None, now: Seconds
+) -> None:
+    progress.epoch_at, progress.epoch_step = now, event.step
+    progress.epoch, progress.step = event.epoch, event.step
+    progress.samples_done, progress.epoch_samples = event.samples_done, event.epoch_samples
+    progress.epochs_stated = event.epochs
+    progress.samples_per_s = event.samples_per_s
+    progress.train_loss, progress.metrics, progress.lr = event.train_loss, event.metrics, event.lr
+    if noise_scale is not None:  # smoothed: the first measurements of a group are rough
+        before = progress.noise_scale or noise_scale
+        progress.noise_scale = before * (noise_scale / before) ** NOISE_SMOOTHING
+        progress.noise_epochs += 1
+    progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)

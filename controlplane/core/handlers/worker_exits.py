@@ -1,0 +1,157 @@
+"""A process ended, was refused, or never began: what that means for its slot and its job."""
+
+from __future__ import annotations
+
+from controlplane.core.handler_context import HandlerContext, place
+from controlplane.core.handlers import group_start
+from controlplane.core.handlers.group_recovery import abandon, recover, rejoin_when_quiesced
+from controlplane.core.handlers.job_ends import end, fail, forget_exited, restart_from_checkpoint
+from controlplane.core.model import worker as workers
+from controlplane.core.model.exit_cause import ExitCause, exit_cause
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
+from controlplane.core.model.node import Node
+from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
+from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
+from schemas.ids import SlotId, node_of
+from schemas.messages.agent import RECOVER, JobCleared, WorkerExited, WorkerRefused
+from schemas.messages.feed import Detail
+
+
+def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
+    """A slot's owner is gone; who was prepared beside it owns the slot now."""
+    reservation = ctx.state.reservations().get(slot)
+    if reservation is not None and slot not in ctx.state.owners():
+        job, worker = reservation
+        worker.reserved = False
+        ctx.state.slot_index.touch(job.job)
+
+
+def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerExited) -> None:
+    """A process is gone, and so is what it held."""
+    was = worker.phase
+    if was is WorkerPhase.GONE:
+        return
+    workers.advance(worker, WorkerTrigger.GONE)
+    slot_freed(ctx, worker.slot)
+    detail: Detail = {**place(worker), "code": event.code, "signal": event.signal}
+    ctx.announce("worker.exited", job, detail)
+    status = job.status
+    left = was in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
+    if isinstance(status, Starting) and not left:
+        group_start.on_worker_exited(ctx, job, status, event)
+    elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.QUIESCING:
+        _go_on_without(ctx, job, status, event)
+    elif isinstance(status, Running | Rescaling) and not left:
+        _lose_worker(ctx, job, status, worker, event)
+    forget_exited(ctx, job)
+    ctx.ask = True
+
+
+def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerRefused) -> None:
+    """A node could not start a process at all."""
+    why = f"{event.error}; {event.hint}" if event.hint else event.error
+    was = worker.phase
+    workers.advance(worker, WorkerTrigger.GONE)
+    slot_freed(ctx, worker.slot)
+    if job.group is not None and was not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
+        change = job.change
+        if job.group.member(worker.worker) is not None:
+            fail(ctx, job, why)
+        elif change is not None and change.group.member(worker.worker) is not None:
+            why = f"a newcomer could not start: {why}"
+            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, why)
+    forget_exited(ctx, job)
+    ctx.ask = True
+
+
+def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared) -> None:
+    """Processes that were ordered, and called off before they began, never exit.
+
+    One that began says so before; of those that the node counted as members when it said
+    this, it says nothing.
+    """
+    counted = {member.worker for member in job.members()}
+    for worker in job.workers.values():
+        here = node_of(worker.slot) == node.node and worker.version < event.version
+        if here and worker.pid is None and worker.worker not in counted:
+            workers.advance(worker, WorkerTrigger.GONE)
+            slot_freed(ctx, worker.slot)
+    forget_exited(ctx, job)
+    ctx.ask = True
+
+
+def _go_on_without(ctx: HandlerContext, job: Job, status: Rescaling, event: WorkerExited) -> None:
+    """One that was to come to rest ended instead."""
+    if _nobody_left(job, status):
+        _all_gone(ctx, job, status, event)
+    else:
+        rejoin_when_quiesced(ctx, job, status.change)
+
+
+def _lose_worker(
+    ctx: HandlerContext,
+    job: Job,
+    status: Running | Rescaling,
+    worker: Worker,
+    event: WorkerExited,
+) -> None:
+    """A worker ended that nobody had told to."""
+    change = status.change
+    cause, why = exit_cause(event, status.script, job.progress.epoch)
+    incumbent = status.group.member(worker.worker) is not None
+    stays = change is not None and change.group.member(worker.worker) is not None
+    if _nobody_left(job, status):
+        _all_gone(ctx, job, status, event)
+    elif not incumbent and (change is None or change.kind != RECOVER):
+        if stays:
+            what = why if cause is not ExitCause.DONE else "a newcomer ended"
+            abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer is lost: {what}")
+    elif cause is ExitCause.FAILED:
+        job.attempts.exit_code = _code(event)
+        fail(ctx, job, why)
+    elif change is not None and change.phase is RescalePhase.REJOINING:
+        recover(ctx, job, why)  # whatever its end was, the others wait for it
+    elif cause is ExitCause.LOST and (stays or not _leaves(change)):
+        recover(ctx, job, why)
+    elif cause is ExitCause.DONE:
+        job.attempts.exit_code = event.code
+
+
+def _all_gone(
+    ctx: HandlerContext, job: Job, status: Running | Rescaling, event: WorkerExited
+) -> None:
+    """Nobody is left who may have the state."""
+    change = status.change
+    cause, why = exit_cause(event, status.script, job.progress.epoch)
+    job.attempts.exit_code = _code(event)
+    expected = _leaves(change) or (change is not None and change.kind == RECOVER)
+    if cause is ExitCause.DONE and (status.script.finished or not expected):
+        end(ctx, job, JobTrigger.FINISHED, why)
+    elif cause is ExitCause.FAILED:
+        fail(ctx, job, why)
+    else:
+        restart_from_checkpoint(ctx, job, why)
+
+
+def _nobody_left(job: Job, status: Running | Rescaling) -> bool:
+    """Whether nobody is left who may have the state; a newcomer has it when it is a member."""
+    heirs = status.group.members
+    if status.change is not None and status.change.kind == RECOVER:
+        heirs = (*heirs, *status.change.group.members)
+    names = {member.worker for member in heirs}
+    return not any(
+        worker.phase is WorkerPhase.MEMBER
+        or (worker.worker in names and worker.phase not in {WorkerPhase.GONE, WorkerPhase.LEAVING})
+        for worker in job.workers.values()
+    )
+
+
+def _leaves(change: Rescale | None) -> bool:
+    """Whether some members leave by agreement, and may exit before all is settled."""
+    return change is not None and change.phase is RescalePhase.SWITCHING
+
+
+def _code(event: WorkerExited) -> int | None:
+    """As a shell gives it."""
+    return 128 + event.signal if event.signal is not None else event.code

@@ -1,0 +1,160 @@
+"""What nodes report of workers: each report goes to the one handler of its subject."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from controlplane.core.handler_context import HandlerContext, place
+from controlplane.core.handlers import (
+    group_recovery,
+    group_rescale,
+    group_start,
+    suspend,
+    training_epochs,
+    worker_exits,
+)
+from controlplane.core.inputs import NodeReported
+from controlplane.core.model import worker as workers
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import Rescaling, Running, Starting
+from controlplane.core.model.node import Node
+from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
+from schemas.ids import WorkerId, node_of, worker_id
+from schemas.messages.agent import (
+    EpochReported,
+    GroupBroken,
+    GroupFormed,
+    JobCleared,
+    JoinFailed,
+    Quiesced,
+    ScriptFailed,
+    ScriptReport,
+    StoreOpened,
+    Suspended,
+    TrainingFinished,
+    WorkerExited,
+    WorkerReady,
+    WorkerRefused,
+    WorkerStarted,
+)
+
+SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
+
+
+def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
+    """The next event of a node's stream; one that was taken before changes nothing."""
+    node = ctx.state.nodes.get(event.node)
+    if node is None or node.boot != event.boot or event.seq <= node.committed:
+        return
+    node.committed = event.seq
+    report = event.event
+    job = ctx.state.jobs.get(report.job)
+    if isinstance(report, JobCleared):
+        if job is not None:
+            worker_exits.on_job_cleared(ctx, job, node, report)
+        return
+    name = worker_id(report.job, report.version, report.rank)
+    worker = job.workers.get(name) if job else None
+    if job is None or worker is None:
+        if isinstance(report, WorkerExited | WorkerRefused):
+            _forget_foreign(ctx, node, name)
+        return
+    if isinstance(report, ScriptReport):
+        if report.index <= worker.reports:
+            return
+        worker.reports = report.index
+    kind = type(report)
+    if kind in FROM_MEMBERS and (worker.phase not in SPEAKING or job.group is None):
+        return
+    HANDLERS[kind](ctx, job, worker, report)
+
+
+def _forget_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
+    """A process of an unknown job is gone: its slots may be used."""
+    if name not in node.foreign.values():
+        return
+    was = list(node.foreign)
+    node.foreign = {slot: other for slot, other in node.foreign.items() if other != name}
+    ctx.state.slot_index.touch_node(node.node)
+    for slot in was:
+        worker_exits.slot_freed(ctx, slot)
+    ctx.ask = True
+
+
+def on_worker_started(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerStarted) -> None:
+    """A process exists."""
+    note_process(ctx, job, worker, event.pid)
+
+
+def note_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> None:
+    """Take down that a worker's process was seen, if that is news.
+
+    Args:
+        ctx: of this input.
+        job: of the worker.
+        worker: that was ordered.
+        pid: of its process.
+    """
+    if worker.pid is None:
+        worker.pid = pid
+        ctx.histories.process_started(job.job, worker.worker, node_of(worker.slot))
+        workers.advance(worker, WorkerTrigger.STARTED)
+        ctx.announce("worker.started", job, {**place(worker), "pid": pid})
+
+
+def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerReady) -> None:
+    """A worker has built everything and waits for its group."""
+    if worker.phase is WorkerPhase.ORDERED:
+        workers.advance(worker, WorkerTrigger.STARTED)
+    if not workers.advance(worker, WorkerTrigger.READY) or job.group is None:
+        return
+    job.progress.epoch_samples, worker.store_port = event.epoch_samples, event.store_port
+    ctx.announce("worker.ready", job, place(worker))
+    if isinstance(job.status, Starting):
+        group_start.form_when_ready(ctx, job, job.status)
+    elif isinstance(job.status, Rescaling):
+        group_rescale.switch_when_prepared(ctx, job, job.status)
+
+
+def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
+    """A worker takes its steps in a group."""
+    if not workers.advance(worker, WorkerTrigger.FORMED) or job.group is None:
+        return
+    worker.formed, worker.formed_step = event.group, event.step
+    status = job.status
+    if isinstance(status, Rescaling):
+        group_rescale.on_group_formed(ctx, job, status, event)
+    elif isinstance(status, Starting):
+        group_start.on_group_formed(ctx, job, status, event)
+    elif event.group > job.group.version:
+        group_recovery.recover(ctx, job, f"a worker went on to the abandoned version {event.group}")
+
+
+def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
+    """The script raised; its process is about to exit."""
+    if worker.phase is not WorkerPhase.LEAVING and isinstance(
+        job.status, Starting | Running | Rescaling
+    ):
+        where = f" ({event.where})" if event.where else ""
+        job.status.script.error = f"{event.error}{where}"
+
+
+HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]]] = {
+    WorkerStarted: on_worker_started,
+    WorkerReady: on_worker_ready,
+    StoreOpened: group_rescale.on_store_opened,
+    GroupFormed: on_group_formed,
+    JoinFailed: group_recovery.on_join_failed,
+    GroupBroken: group_recovery.on_group_broken,
+    Quiesced: group_recovery.on_quiesced,
+    Suspended: suspend.on_suspended,
+    EpochReported: training_epochs.on_epoch_reported,
+    TrainingFinished: training_epochs.on_training_finished,
+    ScriptFailed: on_script_failed,
+    WorkerExited: worker_exits.on_worker_exited,
+    WorkerRefused: worker_exits.on_worker_refused,
+}
+FROM_MEMBERS: Final = frozenset(  # what counts only of a worker that may train
+    {JoinFailed, GroupBroken, Quiesced, Suspended, EpochReported, TrainingFinished}
+)

@@ -1,0 +1,153 @@
+"""Everything that can happen, beside what crosses the wire; the journal keeps each of these."""
+
+from __future__ import annotations
+
+from controlplane.policy.api import Plan, SearchStats
+from schemas.ids import BootId, JobId, NodeId, SlotId, Term, Version
+from schemas.jobs import JobSpec
+from schemas.messages import Message
+from schemas.messages.agent import AgentEvent, WorkerSeen
+from schemas.nodes import NodeSpec
+
+
+class ControllerStarted(Message, tag="core.controller_started.1"):
+    """A new incarnation took over; every node has to greet it again."""
+
+    term: Term
+    release: str
+
+
+class JobSubmitted(Message, tag="core.job_submitted.1"):
+    """A user asks for a job; it was validated and its snapshot is stored."""
+
+    spec: JobSpec
+    snapshot: str
+    user: str
+    key: str  # of the request; a second submission with it is the same job
+
+
+class CancelRequested(Message, tag="core.cancel_requested.1"):
+    """A user ends a job."""
+
+    job: JobId
+    user: str
+
+
+class NodeGreeted(Message, tag="core.node_greeted.1"):
+    """An agent said hello: everything that it offers and runs."""
+
+    node: NodeId
+    boot: BootId
+    spec: NodeSpec
+    workers: tuple[WorkerSeen, ...]
+
+
+class NodeHeard(Message, tag="core.node_heard.1"):
+    """A suspect node spoke again within its session."""
+
+    node: NodeId
+
+
+class NodeSuspected(Message, tag="core.node_suspected.1"):
+    """A node has been silent for a while."""
+
+    node: NodeId
+    silent_s: float
+
+
+class NodeLost(Message, tag="core.node_lost.1"):
+    """A node has been silent for too long."""
+
+    node: NodeId
+    silent_s: float
+
+
+class NodeReported(Message, tag="core.node_reported.1"):
+    """The next event of a node's numbered stream."""
+
+    node: NodeId
+    boot: BootId
+    seq: int
+    event: AgentEvent
+
+
+class PlanProposed(Message, tag="core.plan_proposed.1"):
+    """A policy's answer, perhaps to a question of some time ago."""
+
+    plan: Plan
+    stats: SearchStats | None = None  # of a policy that searches
+
+
+class StartExpired(Message, tag="core.start_expired.1"):
+    """A group did not form in time."""
+
+    job: JobId
+    version: Version
+
+
+class RescaleExpired(Message, tag="core.rescale_expired.1"):
+    """A change of a job's group took too long."""
+
+    job: JobId
+    version: Version
+
+
+class ResizeRequested(Message, tag="core.resize_requested.1"):
+    """An operator overrides the policy: this size, whatever it thinks."""
+
+    job: JobId
+    user: str
+    slots: int | None  # 0: pause; None: as it is
+    batch: int | None
+    on: tuple[SlotId, ...] = ()
+
+
+class PauseRequested(Message, tag="core.pause_requested.1"):
+    """An operator takes a job's slots away, its state kept."""
+
+    job: JobId
+    user: str
+
+
+class ResumeRequested(Message, tag="core.resume_requested.1"):
+    """An operator ends a pause, or gives the job back to the policy."""
+
+    job: JobId
+    user: str
+    auto: bool
+
+
+class OverrideDue(Message, tag="core.override_due.1"):
+    """It is time to try an operator's order again."""
+
+    job: JobId
+
+
+class InputSkipped(Message, tag="core.input_skipped.1"):
+    """An input that `handle` could not take; its place in the node's stream is passed over."""
+
+    what: str
+    error: str
+    node: NodeId | None
+    boot: BootId | None
+    seq: int
+
+
+Input = (
+    ControllerStarted
+    | JobSubmitted
+    | CancelRequested
+    | NodeGreeted
+    | NodeHeard
+    | NodeSuspected
+    | NodeLost
+    | NodeReported
+    | PlanProposed
+    | StartExpired
+    | RescaleExpired
+    | ResizeRequested
+    | PauseRequested
+    | ResumeRequested
+    | OverrideDue
+    | InputSkipped
+)

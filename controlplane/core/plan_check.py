@@ -1,0 +1,193 @@
+"""Checks a plan against newer state and keeps what still fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import HOLDING, Phase, Running
+from controlplane.core.model.node import NodePhase
+from controlplane.core.state import State
+from controlplane.policy.api import Plan, Reason
+from schemas.ids import JobId, Seconds, SlotId
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """Bring a job to these slots and local batches; none pauses it."""
+
+    job: JobId
+    local_batch: Mapping[SlotId, int]
+    reason: Reason
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is left of a plan: the changes to make, in order, and what was refused and why."""
+
+    moves: tuple[Move, ...] = ()  # those that give up slots first
+    refused: Mapping[JobId, str] = field(default_factory=dict)
+
+    @property
+    def empty(self) -> bool:
+        """Whether the plan changes nothing."""
+        return not self.moves
+
+
+def difference(plan: Plan, state: State, now: Seconds) -> Plan:
+    """The part of `plan` that changes something now; a job that should stop says so with `{}`.
+
+    Args:
+        plan: complete: a running job that it leaves out should stop.
+        state: of the cluster.
+        now: seconds since the epoch.
+    """
+    moves = check(complete(plan, state), state, now).moves
+    names = {move.job for move in moves}
+    return Plan(
+        based_on=plan.based_on,
+        local_batch={move.job: dict(move.local_batch) for move in moves},
+        reasons={name: reason for name, reason in plan.reasons.items() if name in names},
+    )
+
+
+def complete(plan: Plan, state: State) -> Plan:
+    """`plan` with an entry for every running job that it leaves out and could have known of.
+
+    Args:
+        plan: as a policy made it.
+        state: of the cluster.
+    """
+    absent = {
+        name: dict[SlotId, int]()
+        for name in [name for name in state.jobs_with_processes if name not in plan.local_batch]
+        if state.jobs[name].phase is Phase.RUNNING
+    }
+    return msgspec.structs.replace(plan, local_batch={**plan.local_batch, **absent})
+
+
+def check(plan: Plan, state: State, now: Seconds) -> Verdict:
+    """Re-check every entry of `plan` against the present, entry by entry.
+
+    A plan may be based on an older state (as Nomad's plan applier allows): entries that still
+    fit are kept, the others are refused one by one. A job that changed since, that is changing, or
+    that is under a manual override is left as it is, and so is one that the plan does not name.
+
+    Args:
+        plan: whose entries (ONES eq. 1) are slot -> local batch of each job, samples per step.
+        state: of the cluster.
+        now: seconds since the epoch.
+    """
+    usable = _Slots(state)
+    restarts = {n for n in plan.restart if n in state.jobs and state.jobs[n].phase is Phase.RUNNING}
+    gives: list[Move] = []
+    takes: list[Move] = []
+    refused: dict[JobId, str] = {}
+    for job, placed in _entries(plan, state):
+        why_not = _out_of_bounds(job, placed) or _stale(job, plan, now)
+        if why_not:
+            refused[job.job] = why_not
+            continue
+        stops = job.job in restarts and placed.keys() != _slots(job)
+        target = {} if stops else dict(placed)  # its start is for a plan after its slots are free
+        move = Move(job.job, target, plan.reasons.get(job.job, Reason("planned", "planned")))
+        if _grows(job, target):
+            takes.append(move)
+        else:
+            gives.append(move)
+            usable.leave(job, target)
+    kept = list(gives)
+    for move in takes:
+        job = state.jobs[move.job]
+        why_not = usable.take(job, move.local_batch)
+        if why_not:
+            refused[job.job] = why_not
+        else:
+            kept.append(move)
+    return Verdict(tuple(kept), refused)
+
+
+class _Slots:
+    """Which slots may be taken, while entries take them."""
+
+    def __init__(self, state: State) -> None:
+        self._nodes = state.slots()
+        self._reservations = state.reservations()
+        self._held = state.slot_index.is_taken
+        self._taken: set[SlotId] = set()  # by entries of this plan
+        self._soon = state.releasing()  # slot -> who leaves it
+
+    def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
+        """Take what `job` does not have of `placed`; why not, or nothing."""
+        have = _slots(job)
+        new = [slot for slot in placed if slot not in have]
+        starts = job.group is None
+        for slot in new:
+            node = self._nodes.get(slot)
+            if node is None or node.phase is not NodePhase.UP:
+                return f"slot {slot} is not there any more"
+            left_by = self._soon.get(slot, job.job)
+            taken = slot in self._taken or self._held(slot)
+            if taken and (starts or left_by == job.job):
+                return f"slot {slot} is taken by now"
+        self._taken.update(new)
+        for slot in new:
+            self._soon.pop(slot, None)
+        return ""
+
+    def leave(self, job: Job, placed: Mapping[SlotId, int]) -> None:
+        """`job` shrinks to `placed`: others may be prepared for what it leaves."""
+        for member in job.group.members if job.group else ():
+            if member.slot not in placed and member.slot not in self._reservations:
+                self._soon[member.slot] = job.job
+
+
+def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, int]]]:
+    """Those that differ from the present, of jobs that a plan may move now."""
+    now, wanted = state.slot_index.allocations(), plan.local_batch
+    for name in [name for name, placed in wanted.items() if now.get(name) != placed]:
+        job, placed = state.jobs.get(name), wanted[name]
+        if job is None or job.ended or job.override is not None:
+            continue
+        if job.phase is Phase.RUNNING or (job.phase not in HOLDING and placed):
+            yield job, placed
+
+
+def _grows(job: Job, placed: Mapping[SlotId, int]) -> bool:
+    return not placed.keys() <= _slots(job)
+
+
+def _slots(job: Job) -> set[SlotId]:
+    return {member.slot for member in job.group.members} if job.group else set()
+
+
+def _stale(job: Job, plan: Plan, now: Seconds) -> str:
+    if job.changed_at > plan.based_on:
+        return "it changed since the plan was made"
+    if isinstance(job.status, Running) and job.status.script.finished:
+        return "its training is done"
+    if job.phase is not Phase.RUNNING and job.attempts.start_at > now:
+        return "it waits before its next try"
+    if job.phase is Phase.RUNNING and job.attempts.change_at > now:
+        return "it waits before it is changed again"
+    return ""
+
+
+def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
+    if not placed:
+        return ""
+    least, most = job.spec.slots
+    if not least <= len(placed) <= most:
+        return f"{len(placed)} slots are outside its bounds"
+    if any(not 1 <= batch <= job.spec.local_limit for batch in placed.values()):
+        return "a local batch is outside its bounds"
+    if sum(placed.values()) > job.spec.batch_limit:
+        return "the global batch is above its limit"
+    have = _slots(job)
+    both = have | placed.keys()
+    if have - placed.keys() and placed.keys() - have and len(both) > job.spec.batch_limit:
+        return "its batch is too small to train in the old and the new place at once"
+    return ""

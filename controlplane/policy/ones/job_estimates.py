@@ -1,0 +1,333 @@
+"""What the search has learnt: speeds and lengths per family, batch limits per job."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    JobEnded,
+    JobView,
+    PlanTaken,
+    PolicyEvent,
+    StepsSeen,
+)
+from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.placement_index import PlacementIndex
+from controlplane.policy.search.batch_limits import LimitBounds, resumed
+from controlplane.policy.search.observed_families import (
+    KEPT_RELATIVES,
+    Colocation,
+    FamilyHistories,
+    FamilyHistory,
+    SmoothedNoise,
+    believable,
+)
+from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
+from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction.remaining_work import remaining_samples
+from schemas.ids import JobId, Seconds
+
+
+@dataclass(slots=True)
+class OnesJobHistory(JobHistory):
+    """What is remembered of one job."""
+
+    group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
+    slots: int = 0  # that it was seen on last
+    gave_back: int = 0  # slots that it had when it gave some up for nobody
+    gave_back_at: Seconds = Seconds(-1e9)
+    epoch: int = 0  # finished
+    noise: SmoothedNoise = field(default_factory=SmoothedNoise)
+    view: JobView | None = None  # as it was looked at last
+    due_at: float = 0.0  # when its report interval ends
+
+
+class Estimates:
+    """Takes policy events in; answers what is known of a job."""
+
+    def __init__(self, options: OnesOptions) -> None:
+        self._options = options
+        self._families = FamilyHistories()
+        self._slowdowns = LearntSlowdowns(self._families)
+        self._placement = PlacementIndex()
+        self._histories: dict[JobId, OnesJobHistory] = {}
+        self._known: set[JobId] = set()
+        self.arrivals = ArrivalRate()
+        self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
+
+    # --- what happens
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn from `event`."""
+        match event:
+            case EpochSeen():
+                self._epoch(event, now)
+            case StepsSeen():
+                self._steps(event, now)
+            case JobEnded():
+                family = self.family(event.family)
+                if event.succeeded and event.samples_done:
+                    family.finished.append(event.samples_done)
+                    self._services.append(event.slot_s)
+                family.reached = max(family.reached, event.samples_done)
+                self._histories.pop(event.job, None)
+                self._known.discard(event.job)
+            case PlanTaken(waiting=waiting):
+                for name in waiting:
+                    history = self._histories.get(name)
+                    if history is not None:
+                        history.limit = resumed(history.limit, history.bounds)
+
+    def _epoch(self, event: EpochSeen, now: Seconds) -> None:
+        history = self._history(event.job)
+        history.epoch_due, history.counted_at = True, now
+        history.limit = max(history.limit, event.global_batch)
+        history.epoch = max(history.epoch, event.epoch)
+        self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
+        sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
+        if event.whole and event.slots and sane:
+            local = max(1, round(event.global_batch / event.slots))
+            step_s = event.global_batch / event.samples_per_s
+            # Neighbours may have come and gone in it; telemetry tells of the moment.
+            if not self._options.interference or self._placement.is_alone(event.job):
+                self._measured(event, local, step_s)
+
+    def _steps(self, event: StepsSeen, now: Seconds) -> None:
+        history = self._history(event.job)
+        family = self.family(event.family)
+        family.reached = max(family.reached, event.samples_done)
+        history.steps = event.step
+        self._observe_noise(history, event.family, history.epoch, event.noise_scale)
+        group = (event.group, event.global_batch)
+        trained = event.samples_done - history.samples
+        again = history.group == group
+        history.group, history.samples = group, event.samples_done
+        # By the worker's clock: reports that were held up arrive all at once. The first of a group
+        # may have been sent before all its members were there.
+        speed = event.samples_per_s
+        if not again or trained <= 0 or not math.isfinite(speed) or speed <= 0:
+            return
+        local = max(1, round(event.global_batch / max(1, event.slots)))
+        self._measured(event, local, event.global_batch / speed)
+
+    def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
+        options, family = self._options, self.family(event.family)
+        if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
+            return  # the view shows where it is going to be, not where this was measured
+        gpu_type = self._placement.gpu_type(event.job) if options.gpu_types else ""
+        colocation: Colocation | None = None
+        if options.interference:
+            others = self._placement.colocations(event.job)
+            known = family.parts.colocations
+            colocation = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
+        family.add(
+            event.nodes, event.slots, local, step_s, gpu_type=gpu_type, colocation=colocation
+        )
+
+    def _observe_noise(
+        self, history: OnesJobHistory, family: str, epoch: int, noise_scale: float | None
+    ) -> None:
+        if not believable(noise_scale):
+            return
+        history.noise.add(noise_scale)
+        self.family(family).observe_noise(epoch, noise_scale)
+
+    def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
+        """Take note of arrivals, and move the limits of jobs that reported an epoch.
+
+        Args:
+            view: the cluster.
+            contended: whether a job waits that would fit.
+            now: seconds on the controller's clock.
+        """
+        jobs = list(view.jobs.values())
+        self._placement.update(view)
+        self._families.priors.types = self._placement.types
+        for job in jobs:  # all of them first: limits depend on the rate of arrivals
+            if job.job not in self._known:
+                self._known.add(job.job)
+                self.arrivals.add(job.submitted_at)
+        for job in jobs:
+            history = self._history(job.job)
+            waits_on = not history.epoch_due and now < history.due_at
+            if history.view is not job or (job.running_on and not waits_on):
+                self._follow(job, history, contended=contended, now=now)
+
+    def _follow(
+        self, job: JobView, history: OnesJobHistory, *, contended: bool, now: Seconds
+    ) -> None:
+        """Move R if an epoch or a report interval ended, and note who gave slots back."""
+        history.view = job
+        history.bounds = _bounds(job)
+        history.limit = max(history.limit, job.batch_size)
+        if not job.running_on:
+            history.slots = 0
+            return
+        interval_s = self._options.report_interval_s
+        slots = len(job.running_on)
+        if slots < history.slots and not contended:
+            history.gave_back, history.gave_back_at = history.slots, now
+        history.slots = slots
+        history.due_at = max(history.counted_at, job.moved_at) + interval_s
+        if now > history.due_at and self.warm(job):
+            history.epoch_due, history.counted_at = True, now
+            history.due_at = now + interval_s
+        if history.epoch_due:
+            history.count_epoch(
+                job,
+                now,
+                self._options.scale_down,
+                self.arrivals.per_s,
+                contended=contended,
+                gradual=True,
+            )
+
+    # --- answers
+
+    def family(self, name: str) -> FamilyHistory:
+        """What is known of a family.
+
+        Args:
+            name: of the family; the empty one is a family too.
+        """
+        return self._families.of(name)
+
+    def limit(self, job: JobView) -> int:
+        """R of a job, samples per step.
+
+        Args:
+            job: as the view shows it.
+        """
+        known = self._histories.get(job.job)
+        limit = known.limit if known else job.batch_size
+        return _bounds(job).clip(limit)
+
+    def warm(self, job: JobView) -> bool:
+        """Whether a job may have more than its least slots.
+
+        It has done its first steps, and how fast they are is known: of it or of a relative.
+
+        Args:
+            job: as the view shows it.
+        """
+        history = self._histories.get(job.job)
+        steps = history.steps if history else 0
+        measured = bool(self.family(job.family).means)
+        return job.epoch > 0 or (measured and steps >= self._options.warmup_steps)
+
+    def gated(self, job: JobView, now: Seconds) -> bool:
+        """Whether a job has not finished an epoch or report interval since it was last moved.
+
+        Paper: the schedule changes when *all* running jobs have finished an epoch. Here: each job
+        by itself, because one slow epoch would hold all others back.
+
+        Args:
+            job: as the view shows it.
+            now: seconds on the controller's clock.
+        """
+        since = now - job.moved_at
+        if job.epoch_at > job.moved_at:
+            return since < self._options.settle_s
+        return since < self._options.report_interval_s
+
+    def gate(self, job: JobView) -> Seconds:
+        """When a gated job may be moved again, if no epoch ends before.
+
+        Args:
+            job: as the view shows it.
+        """
+        wait_s = self._options.report_interval_s
+        if job.epoch_at > job.moved_at:
+            wait_s = self._options.settle_s
+        return Seconds(job.moved_at + wait_s)
+
+    def may_have(self, job: JobView, now: Seconds) -> int | None:
+        """Slots that a job should stay below for a while, because it gave them back; None: any.
+
+        Args:
+            job: as the view shows it.
+            now: seconds on the controller's clock.
+        """
+        history = self._histories.get(job.job)
+        if history is None or now - history.gave_back_at > self._options.report_interval_s:
+            return None
+        return history.gave_back - 1
+
+    def remaining(self, job: JobView) -> float | None:
+        """Samples that a job has left; None if nothing at all is known.
+
+        Args:
+            job: as the view shows it.
+        """
+        family = self.family(job.family)
+        history = self._histories.get(job.job)
+        done = max(job.samples_done, history.samples if history else 0)
+        if job.stop_samples is None and not family.finished and not max(done, family.reached):
+            return None
+        return remaining_samples(done, job.stop_samples, family.finished, family.reached)
+
+    def noise_scale(self, job: JobView) -> float:
+        """Phi, samples: its own as measured last, else its relatives' at this stage, else a prior.
+
+        A first estimate may be off by several times; it is drawn towards what was thought before
+        while few were measured.
+
+        Args:
+            job: as the view shows it.
+
+        Returns:
+            Samples, to an eighth of a doubling.
+        """
+        options = self._options
+        relatives = self.family(job.family).noise_at(job.epoch) if job.family else None
+        before = relatives or options.noise_scale_prior * job.batch_size
+        history = self._histories.get(job.job)
+        measured = history.noise.count if history else 0
+        value = history.noise.value if history and measured else job.noise_scale
+        if not believable(value):
+            return _rounded(before)
+        measured = max(measured, job.noise_epochs)
+        trust = measured / (measured + options.noise_trust) if measured else 1.0
+        return _rounded(before * (value / before) ** trust)
+
+    def remaining_service(self, job: JobView, now: Seconds) -> float | None:
+        """Slot seconds that jobs which got as much as this one still took; None: none got it.
+
+        Only where no relative has finished yet.
+
+        Args:
+            job: as the view shows it.
+            now: seconds on the controller's clock.
+        """
+        alone = not self._options.share_lengths
+        if alone or self.family(job.family).finished or job.stop_samples is not None:
+            return None
+        served = job.served(now)
+        longer = [service for service in self._services if service > served]
+        return sum(longer) / len(longer) - served if longer else None
+
+    def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
+        """See `LearntSlowdowns.by_type`; None if the policy does not tell types apart."""
+        return self._slowdowns.by_type(types, families) if self._options.gpu_types else None
+
+    def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
+        """See `LearntSlowdowns.by_neighbour`; None if the policy does not look at neighbours."""
+        return self._slowdowns.by_neighbour(families) if self._options.interference else None
+
+    def _history(self, name: JobId) -> OnesJobHistory:
+        return self._histories.setdefault(name, OnesJobHistory())
+
+
+def _rounded(value: float) -> float:
+    """To an eighth of a doubling: finer steps change no batch, but all would be worked out anew."""
+    return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))
+
+
+def _bounds(job: JobView) -> LimitBounds:
+    return LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)

@@ -1,0 +1,302 @@
+"""What a candidate is worth: eq. 8 and Algorithm 1, or a value of all jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from controlplane.policy.ones_paper.options import OnesPaperOptions
+from controlplane.policy.ones_paper.problem import IDLE, Genes, Problem
+from controlplane.prediction.array_types import BoolArray, FloatArray, IntArray
+from controlplane.prediction.progress_distribution import mean_progress
+
+NEAREST: Final = 1e-3  # to 0 and 1 that a drawn progress comes
+STALL_WEIGHT: Final = 2.5  # how much more than its own length a stall costs; as in `ones`
+SHORTEST_S, LONGEST_S = 60.0, 900.0  # remaining times between which stalls are compared
+
+
+def counts_of(genes: Genes, jobs: int) -> IntArray:
+    """c_j: slots of each job in each candidate (eq. 2), shape (K, J).
+
+    Args:
+        genes: candidates, shape (K, G).
+        jobs: J.
+    """
+    many = len(genes)
+    if not genes.size:
+        return np.zeros((many, jobs), dtype=np.int64)
+    flat = genes.astype(np.int64) + 1 + np.arange(many)[:, None] * (jobs + 1)
+    found = np.bincount(flat.ravel(), minlength=many * (jobs + 1))
+    return np.asarray(found.reshape(many, jobs + 1)[:, 1:], dtype=np.int64)
+
+
+def local_batches(genes: Genes, problem: Problem) -> IntArray:
+    """b_j^i of eq. 1: the batch of each slot, shape (K, G); 0 where it is idle.
+
+    A job's batch follows from its slots, and is dealt out with differences of at most one.
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
+    """
+    counts = counts_of(genes, len(problem.jobs))
+    rank = ranks(genes)
+    rows = np.arange(len(genes))[:, None]
+    job = np.maximum(genes, 0).astype(np.int64)
+    if not len(problem.jobs):
+        return np.zeros(genes.shape, dtype=np.int64)
+    many = np.maximum(counts[rows, job], 1)
+    batch = problem.batches[job, np.minimum(many, problem.batches.shape[1] - 1)]
+    share = batch // many + (rank < batch % many)
+    return np.where(genes == IDLE, 0, share)
+
+
+def ranks(genes: Genes) -> IntArray:
+    """The how-manieth slot of its job each one is, counted from 0; shape (K, G).
+
+    Args:
+        genes: candidates, shape (K, G).
+    """
+    order = np.argsort(genes, axis=1, kind="stable")
+    row = np.take_along_axis(genes, order, axis=1)
+    place = np.broadcast_to(np.arange(genes.shape[1]), genes.shape)
+    begins = np.ones(genes.shape, dtype=np.bool_)
+    begins[:, 1:] = row[:, 1:] != row[:, :-1]
+    first = np.maximum.accumulate(np.where(begins, place, 0), axis=1)
+    found = np.empty(genes.shape, dtype=np.int64)
+    np.put_along_axis(found, order, place - first, axis=1)
+    return found
+
+
+# --- how much is left
+
+
+def mean_draw(problem: Problem) -> FloatArray:
+    """The mean progress of every job as if it were drawn, shape (J, 1).
+
+    Args:
+        problem: the view as the search sees it.
+    """
+    return mean_progress(problem.alpha, problem.beta)[:, None]
+
+
+def draws(problem: Problem, rng: Generator, many: int) -> FloatArray:
+    """Rho of every job, drawn (Algorithm 1, line 2); shape (J, many).
+
+    Args:
+        problem: the view as the search sees it.
+        rng: draws what chance decides.
+        many: M, draws for each job.
+    """
+    shape = (len(problem.jobs), many)
+    found = rng.beta(problem.alpha[:, None], problem.beta[:, None], shape)
+    return np.clip(found, NEAREST, 1.0 - NEAREST)
+
+
+def work_left(problem: Problem, progress: FloatArray) -> FloatArray:
+    """Y of eq. 7, Y_processed (1 / rho - 1), or what is known otherwise; shape (J, M), samples.
+
+    Args:
+        problem: the view as the search sees it.
+        progress: rho, shape (J, M), in (0, 1).
+    """
+    forecast = problem.done[:, None] * (1.0 / progress - 1.0)
+    exact = problem.exact[:, None]
+    return np.where(np.isfinite(exact), exact, forecast)
+
+
+# --- scores
+
+
+@dataclass(frozen=True)
+class Scorer:
+    """A score is a sum over jobs of a part that depends on slots times one that does on work.
+
+    `parts` by job, slots and how it is placed: 0 on few nodes, 1 on more, 2 and 3 the same with
+    as many slots as now, but others.
+    """
+
+    parts: FloatArray  # shape (J, C + 1, 4)
+    problem: Problem
+    options: OnesPaperOptions
+
+    def weights(self, progress: FloatArray) -> FloatArray:
+        """The part that depends on progress, shape (J, M).
+
+        Args:
+            progress: rho, shape (J, M), in (0, 1).
+        """
+        left = work_left(self.problem, progress)
+        if self.options.score == "running":
+            return -left
+        lasts = left / one_slot_rates(self.problem)[:, None]
+        usual = lasts.sum(axis=0, keepdims=True) / max(1, len(lasts))
+        patience = np.minimum(self.options.patience_s, 0.25 * usual)
+        return np.asarray(np.power(lasts + patience + 1e-9, -self.options.size_exponent))
+
+    def matrix(self, genes: Genes) -> FloatArray:
+        """The part that depends on slots, shape (K, J).
+
+        Args:
+            genes: candidates, shape (K, G).
+        """
+        problem = self.problem
+        counts = counts_of(genes, len(problem.jobs))
+        how: IntArray = np.zeros_like(counts)
+        if self.options.reorder == "flat":
+            how = _spread(genes, counts, problem) + 2 * _moved(genes, problem)
+        return np.asarray(self.parts[problem.rows, counts, how])
+
+
+def scorer_for(problem: Problem, options: OnesPaperOptions) -> Scorer:
+    """How the candidates of one view are measured.
+
+    Args:
+        problem: the view as the search sees it.
+        options: of the policy.
+    """
+    slots = np.arange(problem.rates.shape[1])[None, :, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        if options.score == "running":  # eq. 8: c / X
+            parts = np.where(problem.rates > 0, slots / problem.rates, 0.0)
+            return Scorer(np.concatenate([parts, parts], axis=2), problem, options)
+    speedup = problem.rates / one_slot_rates(problem)[:, None, None]
+    keeps, moved, again = _keeps(problem, options)
+    parts = np.concatenate([speedup * keeps[:, :, None], speedup * moved[:, :, None]], axis=2)
+    parts = np.power(parts, options.speedup_exponent)
+    stopped = np.power(again, options.speedup_exponent) - 1.0
+    parts[:, 0, :] = np.where(problem.size > 0, stopped, 0.0)[:, None]
+    return Scorer(parts, problem, options)
+
+
+def one_slot_rates(problem: Problem) -> FloatArray:
+    """X on one slot, shape (J,); that of its least slots for each one, where it needs several.
+
+    Args:
+        problem: the view as the search sees it.
+
+    Returns:
+        Samples per second.
+    """
+    least = np.minimum(problem.least, problem.rates.shape[1] - 1)
+    rate = problem.rates[problem.rows, least, 0] / np.maximum(least, 1)
+    return np.where(rate > 0, rate, 1.0)
+
+
+def _keeps(
+    problem: Problem, options: OnesPaperOptions
+) -> tuple[FloatArray, FloatArray, FloatArray]:
+    """What changes leave of a job's speed-up: of another size, of other slots, of a new start."""
+    sizes = problem.rates.shape[1]
+    jobs = len(problem.jobs)
+    if not options.charge:
+        return np.ones((jobs, sizes)), np.ones((jobs, sizes)), np.ones(jobs)
+    left = work_left(problem, mean_draw(problem))
+    rate = problem.rates[:, :, 0]
+    lasts = np.divide(left, rate, out=np.full(rate.shape, LONGEST_S), where=rate > 0)
+    lasts = np.clip(lasts, SHORTEST_S, LONGEST_S)
+    runs = problem.size > 0
+    stall = np.where(runs, options.rescale_stall_s, problem.start_s)
+    changed = np.maximum(0.0, 1.0 - STALL_WEIGHT * stall[:, None] / lasts - options.change_margin)
+    changed[problem.new] = 1.0  # every job needs a first start
+    keeps, here = changed.copy(), np.minimum(problem.size, sizes - 1)
+    stays = runs & (problem.size < sizes)
+    keeps[problem.rows[stays], here[stays]] = 1.0
+    start = STALL_WEIGHT * problem.start_s / lasts[problem.rows, here]
+    again = np.maximum(0.0, 1.0 - start - options.change_margin)
+    return keeps, changed, again
+
+
+def _spread(genes: Genes, counts: IntArray, problem: Problem) -> IntArray:
+    """1 where a job is on more nodes than it needs, shape (K, J)."""
+    jobs = len(problem.jobs)
+    if not genes.size or not jobs:
+        return np.zeros_like(counts)
+    nodes = int(problem.nodes.max()) + 1
+    key = (np.arange(len(genes))[:, None] * (jobs + 1) + genes + 1) * nodes + problem.nodes
+    pairs = np.unique(key.ravel()) // nodes  # one for each candidate, job and node
+    spans = np.bincount(pairs, minlength=len(genes) * (jobs + 1))
+    spans = spans.reshape(len(genes), jobs + 1)[:, 1:]
+    widest = int(np.bincount(problem.nodes).max())
+    return (spans > -(-counts // widest)).astype(np.int64)
+
+
+def _moved(genes: Genes, problem: Problem) -> IntArray:
+    """1 where a running job has not all of its present slots, shape (K, J)."""
+    stays: Genes = np.where(genes == problem.present, genes, IDLE).astype(np.int16)
+    kept = counts_of(stays, len(problem.jobs))
+    return ((problem.size > 0) & (kept < problem.size)).astype(np.int64)
+
+
+# --- selection
+
+
+def selected(
+    scorer: Scorer, genes: Genes, many: int, rng: Generator
+) -> tuple[IntArray, FloatArray]:
+    """The candidates that go on, the best one first, and the scores of all by mean progress.
+
+    Args:
+        scorer: how they are measured.
+        genes: shape (N, G).
+        many: K.
+        rng: draws progress.
+    """
+    options, problem = scorer.options, scorer.problem
+    matrix = scorer.matrix(genes)
+    mean = (matrix @ scorer.weights(mean_draw(problem)))[:, 0]
+    many = min(many, len(genes))
+    if options.selection == "sampled":
+        return _rounds(scorer, matrix, many, rng), mean
+    if options.rho == "mean":
+        scores = mean
+    elif options.rho == "generation":
+        scores = (matrix @ scorer.weights(draws(problem, rng, 1)))[:, 0]
+    else:
+        each = scorer.weights(draws(problem, rng, len(genes)))
+        scores = np.einsum("kj,jk->k", matrix, each)
+    return _best_first(scores)[:many], mean
+
+
+def _rounds(scorer: Scorer, matrix: FloatArray, many: int, rng: Generator) -> IntArray:
+    """K times Algorithm 1: draw, take the winner out, and draw again."""
+    problem, rho = scorer.problem, scorer.options.rho
+    if rho == "candidate":  # each candidate has draws of its own in each round
+        left = np.ones(len(matrix), dtype=np.bool_)
+        chosen: list[int] = []
+        for _ in range(many):
+            each = scorer.weights(draws(problem, rng, len(matrix)))
+            scores = np.where(left, np.einsum("kj,jk->k", matrix, each), -np.inf)
+            chosen.append(int(scores.argmax()))
+            left[chosen[-1]] = False
+        return np.array(chosen, dtype=np.int64)
+    drawn = mean_draw(problem) if rho == "mean" else draws(problem, rng, many)
+    scores = matrix @ scorer.weights(drawn)
+    if rho == "mean":
+        return _best_first(scores[:, 0])[:many]
+    taken: dict[int, None] = {}
+    for column in range(many):
+        order = _best_first(scores[:, column])
+        taken[next(int(row) for row in order if int(row) not in taken)] = None
+    return np.array(list(taken), dtype=np.int64)
+
+
+def _best_first(scores: FloatArray) -> IntArray:
+    """Among equals the earlier one first."""
+    rounded = np.round(scores, 12)
+    return np.argsort(-rounded, kind="stable")
+
+
+def all_within(genes: Genes, problem: Problem) -> BoolArray:
+    """Candidates in which every job has no slots, or a size that it may have; shape (K,).
+
+    Args:
+        genes: candidates, shape (K, G).
+        problem: the view as the search sees it.
+    """
+    counts = counts_of(genes, len(problem.jobs))
+    fits = (counts >= problem.least) & (counts <= problem.most)
+    return np.asarray(((counts == 0) | fits).all(axis=1))

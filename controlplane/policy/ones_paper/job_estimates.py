@@ -1,0 +1,239 @@
+"""What was heard: speeds and lengths per family, R and progress per job, the rate of arrivals."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, PolicyEvent, StepsSeen
+from controlplane.policy.ones_paper.fitted_speeds import Speeds
+from controlplane.policy.ones_paper.options import OnesPaperOptions
+from controlplane.policy.search.batch_limits import LimitBounds, resumed
+from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
+from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction.progress_distribution import (
+    FEATURES,
+    Points,
+    ProgressModel,
+    Reservoir,
+    features,
+    fit,
+    points_of,
+    prior,
+)
+from schemas.ids import JobId, Seconds
+
+KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
+KEPT_EPOCHS: Final = 1000  # of one job's log: a bound on memory
+MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never told how long one is
+
+
+@dataclass(slots=True)
+class PaperJobHistory(JobHistory):
+    """What is remembered of an active job."""
+
+    first_loss: float | None = None
+    loss: float | None = None
+    epoch_samples: int = 0  # ||D||
+    log: list[tuple[int, FloatArray]] = field(default_factory=list)  # epoch, x
+
+    def features(self, samples_done: float) -> FloatArray:
+        """The job's x at present.
+
+        Args:
+            samples_done: Y_processed, samples.
+        """
+        return features(float(self.epoch_samples), self.first_loss, samples_done, self.loss)
+
+
+@dataclass(slots=True)
+class FamilyHistory:
+    """Jobs of one script and model."""
+
+    speeds: Speeds = field(default_factory=Speeds)
+    totals: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))  # samples
+    epoch_samples: int = 0  # ||D|| of the last that told
+
+
+class Estimates:
+    """Takes policy events in; answers what is known of a job."""
+
+    def __init__(self, options: OnesPaperOptions) -> None:
+        self._options = options
+        self._families: dict[str, FamilyHistory] = {}
+        self._histories: dict[JobId, PaperJobHistory] = {}
+        self.arrivals = ArrivalRate()
+        self._sample = Reservoir(options.sample)
+        self._finished: list[Points] = []  # logs that are not in the sample yet
+        self.progress: ProgressModel = prior(options.prior_epochs)
+        self.changed_at = Seconds(0.0)  # when a plan was last put in force
+
+    # --- what happens
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn from `event`."""
+        match event:
+            case EpochSeen():
+                self._epoch(event, now)
+            case StepsSeen():
+                history = self.history(event.job)
+                history.steps = max(history.steps, event.step)
+                history.samples = max(history.samples, event.samples_done)
+                speeds = self.family(event.family).speeds
+                speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+            case JobEnded():
+                self._end(event)
+            case PlanTaken(waiting=waiting):
+                self.changed_at = now
+                for name in waiting:
+                    history = self.history(name)
+                    if self._options.resume and history.limit:
+                        history.limit = resumed(history.limit, history.bounds)
+
+    def _epoch(self, event: EpochSeen, now: Seconds) -> None:
+        history = self.history(event.job)
+        history.epoch_due, history.counted_at = True, now
+        if event.whole:
+            speeds = self.family(event.family).speeds
+            speeds.add(event.nodes, event.slots, event.global_batch, event.samples_per_s)
+        if event.train_loss is not None:
+            history.loss = event.train_loss
+            if history.first_loss is None:
+                history.first_loss = event.train_loss
+        if history.epoch_samples and len(history.log) < KEPT_EPOCHS:
+            row = history.features(float(event.epoch * history.epoch_samples))
+            history.log.append((event.epoch, row))
+
+    def _end(self, event: JobEnded) -> None:
+        """A job that was killed or failed tells nothing of how long such jobs last."""
+        history = self._histories.pop(event.job, None)
+        if not event.succeeded or not event.samples_done:
+            return
+        self.family(event.family).totals.append(event.samples_done)
+        if history is None or not history.log:
+            return
+        log = dict(history.log)  # an epoch that was done twice counts once
+        epochs = np.array(sorted(log), dtype=np.float64)
+        rows = np.array([log[int(epoch)] for epoch in epochs]).reshape(-1, FEATURES)
+        self._finished.append(points_of(rows, epochs))
+
+    def update(self, jobs: Iterable[JobView], now: Seconds, *, contended: bool) -> None:
+        """Take note of arrivals, and move R of running jobs that finished an epoch.
+
+        Args:
+            jobs: all of the view.
+            now: seconds on the controller's clock.
+            contended: whether a job waits.
+        """
+        jobs = list(jobs)
+        if len(self._histories) > 2 * len(jobs) + 100:  # late events of jobs that are over
+            active = {job.job for job in jobs}
+            self._histories = {n: history for n, history in self._histories.items() if n in active}
+        for job in jobs:
+            history = self._histories.get(job.job)
+            if history is None:
+                history = self._histories[job.job] = PaperJobHistory()
+            if not history.limit:
+                history.limit = job.batch_size
+                self.arrivals.add(job.submitted_at)
+            history.bounds = self._bounds(job)
+            if job.epoch_samples:
+                history.epoch_samples = job.epoch_samples
+                self.family(job.family).epoch_samples = job.epoch_samples
+            if job.running_on:
+                self._count(job, history, now, contended=contended)
+
+    def _count(
+        self, job: JobView, history: PaperJobHistory, now: Seconds, *, contended: bool
+    ) -> None:
+        """Paper: R changes after each epoch. Here a long epoch also counts in pieces."""
+        piece = self._options.report_interval_s
+        since = max(history.counted_at, job.moved_at)
+        if piece and now - since > piece and self.warm(job):
+            history.epoch_due, history.counted_at = True, now
+        if not history.epoch_due:
+            return
+        history.count_epoch(
+            job,
+            now,
+            self._options.scale_down,
+            self.arrivals.per_s,
+            contended=contended,
+            gradual=False,
+        )
+
+    def learn(self, rng: Generator) -> None:
+        """Fit the progress model again, if jobs have finished since; off the decision path.
+
+        Args:
+            rng: draws which points are kept.
+        """
+        if not self._finished:
+            return
+        for points in self._finished:
+            self._sample.offer(points, rng)
+        self._finished = []
+        self.progress = fit(self._sample.points, self.progress) or self.progress
+
+    # --- answers
+
+    def history(self, name: JobId) -> PaperJobHistory:
+        """Of one job.
+
+        Args:
+            name: of the job.
+        """
+        return self._histories.setdefault(name, PaperJobHistory())
+
+    def family(self, name: str) -> FamilyHistory:
+        """Of one family.
+
+        Args:
+            name: of the family.
+        """
+        return self._families.setdefault(name, FamilyHistory())
+
+    def warm(self, job: JobView) -> bool:
+        """Start: whether its first steps are done, and how fast they are is known.
+
+        Args:
+            job: as the view shows it.
+        """
+        if job.epoch:
+            return True
+        measured = self.family(job.family).speeds.known
+        return measured and self.history(job.job).steps >= self._options.warmup_steps
+
+    def gate(self, job: JobView) -> Seconds:
+        """When a running job may be changed again, if no epoch of it ends before.
+
+        Args:
+            job: as the view shows it.
+        """
+        options = self._options
+        since = job.moved_at
+        if options.gate == "all":
+            since = max(since, self.changed_at)
+        if job.epoch_at > since:
+            return Seconds(since + options.settle_s)
+        if not options.report_interval_s:
+            return Seconds(np.inf)
+        return Seconds(since + max(options.report_interval_s, options.settle_s))
+
+    def epoch_samples(self, job: JobView) -> float:
+        """||D||, or what relatives had.
+
+        Args:
+            job: as the view shows it.
+        """
+        known = job.epoch_samples or self.family(job.family).epoch_samples
+        return float(known or MANY_SAMPLES * job.batch_size)
+
+    def _bounds(self, job: JobView) -> LimitBounds:
+        least = job.batch_size if self._options.limit_floor == "first" else 1
+        return LimitBounds(first=job.batch_size, least=least, most=job.batch_limit)

@@ -1,0 +1,274 @@
+"""From sizes to slots: the placer that all policies share that decide only how many."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from heapq import heappop, heappush
+from typing import Literal
+
+from controlplane.policy.api import JobView
+from controlplane.policy.planning.packing import split
+from controlplane.policy.planning.slot_partition import Partition
+from schemas.ids import JobId, NodeId, SlotId, node_of
+
+Mode = Literal["consolidate", "spread", "tetris", "emptiest"]
+Moves = Literal["elastic", "restart"]
+
+
+class Placer:
+    """Gives slots to jobs by node, and moves as few as it can.
+
+    A job whose size stays keeps its slots. One whose size changes grows around or shrinks within
+    its own (`elastic`), or gives them all up and is placed anew (`restart`). What was promised to
+    a job whose slots were not free yet is kept for it, so that the plan that follows when they
+    are gives the same slots.
+
+    Modes:
+        consolidate: as few nodes as possible; the node with the least room that is enough.
+        tetris: the same, but nodes in use are filled up before a new one is begun.
+        spread: one slot of each node, those with most room first.
+        emptiest: again and again all that is needed of the node with most room, as the published
+            simulator of Pollux (OSDI '21) places the jobs of Tiresias and Optimus.
+    """
+
+    def __init__(self, mode: Mode = "consolidate", moves: Moves = "elastic") -> None:
+        self.mode = mode
+        self.moves = moves
+        self._promised: dict[JobId, list[SlotId]] = {}
+
+    def place(
+        self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
+    ) -> dict[JobId, list[SlotId]]:
+        """Slots of each job, in order of rank, node by node.
+
+        Args:
+            partition: of which `free` is used up.
+            sizes: slots of its `running` and `waiting` jobs, in the order in which those are
+                placed that do not keep theirs; at most its `room` in all. Absent: none.
+            packed: running jobs that give up their slots for others on fewer nodes, or keep them.
+        """
+        placed = self._stay(partition, sizes, packed)
+        jobs = partition.view.jobs
+        elastic = self.moves == "elastic"
+        todo = [(jobs[name], size) for name, size in sizes.items() if size and name not in placed]
+        if elastic:  # a start needs slots that are free by now, a growing job need not
+            todo.sort(key=lambda entry: bool(entry[0].running_on))
+        rooms = _Rooms(partition, self.mode)
+        kept_promises = self._keep_promises(todo, rooms, packed)
+        placed |= kept_promises
+        for job, size in todo:
+            if job.job not in placed:
+                own = list(job.running_on) if elastic else []
+                if job.job in packed:
+                    placed[job.job] = rooms.pack(own, size)
+                else:
+                    placed[job.job] = rooms.grow(own, size) if own else rooms.start(size)
+        self._promised = {job.job: placed[job.job] for job, _ in todo}
+        return placed
+
+    def restarts(
+        self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+    ) -> tuple[JobId, ...]:
+        """Jobs that have to stop to get what they were given.
+
+        Args:
+            partition: what of the view can be given out.
+            placed: slots of each job, as `place` gave them.
+        """
+        if self.moves == "elastic":
+            return ()
+        return tuple(
+            job.job
+            for job in partition.running
+            if job.job in placed and len(placed[job.job]) != len(job.running_on)
+        )
+
+    def _stay(
+        self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId]
+    ) -> dict[JobId, list[SlotId]]:
+        """Jobs that keep their slots or some of them; the slots of the others are free."""
+        placed: dict[JobId, list[SlotId]] = {}
+        for job in partition.running:
+            size, have = sizes.get(job.job, 0), len(job.running_on)
+            if size == have and job.job not in packed:
+                placed[job.job] = list(job.running_on)
+            elif not size or job.job in packed or self.moves == "restart":
+                partition.release(list(job.running_on))
+            elif size < have:
+                stays = _tightest(list(job.running_on), size)
+                partition.release([slot for slot in job.running_on if slot not in stays])
+                placed[job.job] = stays
+        return placed
+
+    def _keep_promises(
+        self, todo: Iterable[tuple[JobView, int]], rooms: _Rooms, packed: Collection[JobId]
+    ) -> dict[JobId, list[SlotId]]:
+        kept: dict[JobId, list[SlotId]] = {}
+        for job, size in todo:
+            promised = self._promised.get(job.job, [])
+            stays = self.moves == "elastic" and job.job not in packed
+            own = job.running_on if stays else {}
+            new = [slot for slot in promised if slot not in own]
+            if len(promised) == size == len(own) + len(new) and rooms.claim(new):
+                kept[job.job] = promised
+        return kept
+
+
+def with_user_batches(
+    partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]
+) -> dict[JobId, dict[SlotId, int]]:
+    """Local batches where every job keeps its user's batch; those of now where slots stay.
+
+    Args:
+        partition: what of the view can be given out.
+        placed: slots of each job.
+
+    Returns:
+        Samples of each slot in a step, by job.
+    """
+    jobs = partition.view.jobs
+    return {
+        name: dict(jobs[name].running_on)
+        if jobs[name].running_on.keys() == set(slots)
+        else split(jobs[name].batch_size, slots)
+        for name, slots in placed.items()
+    }
+
+
+class _Rooms:
+    """Nodes by how many of their slots are free; the first in the view among equals.
+
+    A heap of nodes for each number of free slots; as these only fall, an entry whose number is
+    not right any more is dropped when it comes up.
+    """
+
+    def __init__(self, partition: Partition, mode: Mode) -> None:
+        self._mode = mode
+        self._free = list(partition.free.values())
+        self._place = {node: place for place, node in enumerate(partition.free)}
+        self._begun = self._in_use(partition) if mode == "tetris" else [False] * len(self._free)
+        top = 1 + max(map(len, self._free), default=0)
+        self._heaps: tuple[list[list[int]], ...] = tuple([[] for _ in range(top)] for _ in "ab")
+        for place, slots in enumerate(self._free):
+            self._heaps[self._begun[place]][len(slots)].append(place)  # ascending: it is a heap
+
+    def start(self, size: int) -> list[SlotId]:
+        """Slots for a job that has none."""
+        if self._mode == "spread":
+            return self._spread(size)
+        taken: list[SlotId] = []
+        while len(taken) < size:
+            need = size - len(taken)
+            taken += self._take(self._next(need), need)
+        return taken
+
+    def grow(self, own: list[SlotId], size: int) -> list[SlotId]:
+        """`own` and others close to them, node by node."""
+        taken = list(own)
+        if self._mode != "spread":
+            for node, _ in Counter(map(node_of, own)).most_common():
+                taken += self._take(self._place[node], size - len(taken))
+        taken += self.start(size - len(taken))
+        return _by_node(taken)
+
+    def pack(self, own: list[SlotId], size: int) -> list[SlotId]:
+        """As few nodes as possible; those of `own`, which are free, where others are no better."""
+        taken: list[SlotId] = []
+        mine = Counter(map(node_of, own))
+        for node in mine:
+            self._free[self._place[node]].sort(key=lambda slot: slot not in own)  # its own first
+        for node, _ in mine.most_common():
+            place, need = self._place[node], size - len(taken)
+            room = len(self._free[place])
+            if room and need and (room >= need or room >= len(self._free[self._roomiest()])):
+                taken += self._take(place, need)
+        return taken + self.start(size - len(taken))
+
+    def claim(self, slots: Sequence[SlotId]) -> bool:
+        """Take exactly these; False, and nothing is taken, if some are not free."""
+        places = [self._place.get(node_of(slot)) for slot in slots]
+        for place, slot in zip(places, slots, strict=True):
+            if place is None or slot not in self._free[place]:
+                return False
+        for place, slot in zip(places, slots, strict=True):
+            if place is not None:
+                self._free[place].remove(slot)
+                self._put_back(place)
+        return True
+
+    def _next(self, need: int) -> int:
+        """The node to take from next."""
+        found = None
+        if self._mode != "emptiest":
+            found = self._tightest(need)
+        return self._roomiest() if found is None else found
+
+    def _tightest(self, need: int) -> int | None:
+        """The node with the least room that is enough; one in use before one that is not."""
+        for heaps in reversed(self._heaps):
+            for room in range(need, len(heaps)):
+                place = self._first(heaps[room], room)
+                if place is not None:
+                    return place
+        return None
+
+    def _roomiest(self) -> int:
+        for room in range(len(self._heaps[0]) - 1, 0, -1):
+            for heaps in reversed(self._heaps):
+                place = self._first(heaps[room], room)
+                if place is not None:
+                    return place
+        raise AssertionError("more slots are given out than there are")
+
+    def _first(self, heap: list[int], room: int) -> int | None:
+        while heap and len(self._free[heap[0]]) != room:
+            heappop(heap)
+        return heap[0] if heap else None
+
+    def _take(self, place: int, many: int) -> list[SlotId]:
+        """Up to `many` slots of a node."""
+        slots = self._free[place]
+        taken = slots[:many]
+        if taken:
+            del slots[:many]
+            self._put_back(place)
+        return taken
+
+    def _put_back(self, place: int) -> None:
+        if self._mode == "tetris":
+            self._begun[place] = True
+        heappush(self._heaps[self._begun[place]][len(self._free[place])], place)
+
+    def _spread(self, size: int) -> list[SlotId]:
+        """One slot of each node, and again one of each while that is not enough."""
+        taken: list[SlotId] = []
+        while len(taken) < size:
+            used: list[int] = []
+            for _ in range(min(size - len(taken), sum(1 for slots in self._free if slots))):
+                place = self._roomiest()
+                taken.append(self._free[place].pop(0))  # not found again in this round
+                used.append(place)
+            for place in used:
+                self._put_back(place)
+        return _by_node(taken)
+
+    def _in_use(self, partition: Partition) -> list[bool]:
+        sizes = Counter(slot.node for slot in partition.view.slots)
+        return [len(slots) < sizes[node] for node, slots in partition.free.items()]
+
+
+def _by_node(slots: Sequence[SlotId]) -> list[SlotId]:
+    """The same, node by node in the order in which they come up."""
+    nodes: dict[NodeId, list[SlotId]] = {}
+    for slot in slots:
+        nodes.setdefault(node_of(slot), []).append(slot)
+    return [slot for here in nodes.values() for slot in here]
+
+
+def _tightest(slots: Sequence[SlotId], size: int) -> list[SlotId]:
+    """`size` of the slots, without those of the nodes where there are fewest; in their order."""
+    many = Counter(map(node_of, slots))
+    rank = {node: place for place, (node, _) in enumerate(many.most_common())}
+    stay = set(sorted(slots, key=lambda slot: rank[node_of(slot)])[:size])
+    return [slot for slot in slots if slot in stay]

@@ -1,0 +1,217 @@
+"""What the jobs of one script and model have in common: speeds, lengths, noise scales."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, TypeGuard
+
+import numpy as np
+
+from controlplane.policy.search.observed_step_times import FULL_WEIGHT, MeanStepTime, StepTimes
+from controlplane.prediction.slowdowns import Observation, Parts, separate
+from controlplane.prediction.throughput import Sample, SpeedModel, fit
+
+LONGEST_S: Final = 1e7  # of a step that anybody waits for
+KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
+NOISE_SMOOTHING: Final = 0.3  # weight of the newest of several noise scales
+LEAST_NOISE, MOST_NOISE = 1e-9, 1e15  # samples: whatever lies beyond was not measured
+FINE_EPOCHS: Final = 16  # the first ones, each a stage of its own
+NEAR_STAGES: Final = (0, -1, 1, -2, 2)  # looked at in this order: a quarter of a doubling off
+KEPT_SIZES: Final = 400  # that are remembered, the latest of them: a bound on the time of a fit
+Colocation = tuple[bool, str, bool]  # own group on several nodes; the other's family, and its
+Place = tuple[int, int, int, str, Colocation | None]  # size, GPU type, beside whom
+
+NO_PARTS: Final = Parts({}, {}, {})
+BESIDE: Final = 0.3  # weight of a measurement beside neighbours, against one alone; a judgement
+
+
+@dataclass(slots=True)
+class Priors:
+    """What all families together say of GPU types and neighbours; logarithms."""
+
+    gpu_types: dict[str, float] = field(default_factory=dict)
+    colocations: dict[Colocation, float] = field(default_factory=dict)
+    types: tuple[str, ...] = ()  # of GPUs, in the cluster
+
+
+@dataclass(slots=True)
+class SmoothedNoise:
+    """A gradient noise scale, smoothed in its logarithm: it spans orders of magnitude."""
+
+    value: float = 0.0
+    count: int = 0
+
+    def add(self, value: float) -> None:
+        """One more measurement.
+
+        Args:
+            value: phi, samples, above 0.
+        """
+        self.count += 1
+        share = max(NOISE_SMOOTHING, 1.0 / self.count)
+        self.value = value if self.count == 1 else self.value * (value / self.value) ** share
+
+
+def believable(noise_scale: float | None) -> TypeGuard[float]:
+    """Whether somebody can have measured this.
+
+    Args:
+        noise_scale: phi, samples; None: nothing was told.
+    """
+    return noise_scale is not None and LEAST_NOISE <= noise_scale <= MOST_NOISE
+
+
+def stage(epoch: int) -> int:
+    """Finished epochs, counted coarsely where there are many: eight to a doubling.
+
+    Args:
+        epoch: finished ones.
+    """
+    return epoch if epoch < FINE_EPOCHS else FINE_EPOCHS + int(8 * math.log2(epoch / FINE_EPOCHS))
+
+
+@dataclass(slots=True)
+class FamilyHistory:
+    """Jobs of one script and model."""
+
+    step_times: StepTimes[Place] = field(default_factory=lambda: StepTimes(KEPT_SIZES))
+    priors: Priors = field(default_factory=Priors)
+    parts: Parts = NO_PARTS
+    finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
+    reached: int = 0  # samples, by the job that came furthest
+    largest: int = 1  # slots that any of them ran on
+    edition: int = 0  # of the model
+    model: SpeedModel | None = None
+    before: SpeedModel | None = None  # where the next fit begins
+    noise: dict[int, SmoothedNoise] = field(default_factory=dict)  # by stage of training
+
+    @property
+    def means(self) -> dict[Place, MeanStepTime]:
+        """Mean step times, wherever jobs of it were measured."""
+        return self.step_times.means
+
+    def observe_noise(self, epoch: int, noise_scale: float | None) -> None:
+        """One more measurement of phi, by a job that has finished so many epochs.
+
+        Args:
+            epoch: finished ones.
+            noise_scale: phi, samples; what nobody can have measured does not count.
+        """
+        if believable(noise_scale):
+            at = stage(epoch)
+            self.noise.setdefault(at, SmoothedNoise()).add(noise_scale)
+
+    def noise_at(self, epoch: int) -> float | None:
+        """Phi at this stage of training, as relatives had it; None: nobody came near.
+
+        Args:
+            epoch: finished ones.
+        """
+        at = stage(epoch)
+        for off in NEAR_STAGES:
+            found = self.noise.get(at + off)
+            if found is not None:
+                return found.value
+        return None
+
+    def add(
+        self,
+        nodes: int,
+        slots: int,
+        local_batch: int,
+        step_s: float,
+        *,
+        gpu_type: str = "",
+        colocation: Colocation | None = None,
+    ) -> None:
+        """One more measurement; the model is fitted again when it tells something new.
+
+        Args:
+            nodes: that the group was on.
+            slots: of the group.
+            local_batch: samples of one slot in a step.
+            step_s: mean seconds of a step.
+            gpu_type: of its slots; empty: all are alike.
+            colocation: class of the worst neighbour; None: it was alone.
+        """
+        if not 0.0 < step_s < LONGEST_S:
+            return
+        self.largest = max(self.largest, slots)
+        key = (nodes, slots, local_batch, gpu_type, colocation)
+        if self.step_times.add(key, step_s):
+            self.model = None
+
+    def speed_model(self, first_batch: int) -> SpeedModel:
+        """How long its steps take alone, on the type of GPU that is the fastest for it.
+
+        Args:
+            first_batch: global batch that the job began with, samples per step.
+        """
+        if self.model is None:
+            self.model = self.before = fit(self._alone(), first_batch, self.before)
+            self.edition += 1
+            self.step_times.mark_fitted()
+        return self.model
+
+    def costs(self, types: Sequence[str]) -> list[float]:
+        """Logarithms of a step on each type of GPU; where it never was, what others say.
+
+        Args:
+            types: of GPUs.
+        """
+        common, own = self.priors.gpu_types, self.parts.gpu_types
+        both = [own[gpu_type] - common.get(gpu_type, 0.0) for gpu_type in types if gpu_type in own]
+        level = sum(both) / len(both) if both else 0.0  # only differences were measured
+        return [own.get(gpu_type, common.get(gpu_type, 0.0) + level) for gpu_type in types]
+
+    def _alone(self) -> list[Sample]:
+        """Steps without what types and neighbours add to them."""
+        plain = all(colocation is None for *_, colocation in self.means)
+        gpu_types = {gpu_type for *_, gpu_type, _ in self.means}
+        if plain and len(gpu_types) <= 1 and not gpu_types & self.priors.gpu_types.keys():
+            self.parts = NO_PARTS
+            return [
+                Sample(nodes, slots, local, mean.step_s, mean.weight)
+                for (nodes, slots, local, _, _), mean in self.means.items()
+            ]
+        seen = [
+            Observation(key[:3], key[3], key[4], math.log(mean.step_s), mean.weight)
+            for key, mean in self.means.items()
+        ]
+        self.parts = separate(seen, self.priors.gpu_types, self.priors.colocations)
+        weight: dict[tuple[int, int, int], float] = {}
+        for (*size, _, colocation), mean in self.means.items():
+            at = (size[0], size[1], size[2])
+            sure = mean.weight * (1.0 if colocation is None else BESIDE)
+            weight[at] = min(FULL_WEIGHT, weight.get(at, 0.0) + sure)
+        fastest = min(self.costs(self.priors.types), default=0.0)
+        return [
+            Sample(*size, float(np.exp(self.parts.base[size] + fastest)), many)
+            for size, many in weight.items()
+        ]
+
+
+class FamilyHistories:
+    """All families, with the priors that they share."""
+
+    def __init__(self) -> None:
+        self.priors = Priors()
+        self._families: dict[str, FamilyHistory] = {}
+
+    def of(self, name: str) -> FamilyHistory:
+        """What is known of a family, from nothing on.
+
+        Args:
+            name: of the family.
+        """
+        found = self._families.get(name)
+        if found is None:
+            found = self._families[name] = FamilyHistory(priors=self.priors)
+        return found
+
+    def all(self) -> list[FamilyHistory]:
+        """In the order in which they were first met."""
+        return list(self._families.values())

@@ -1,0 +1,281 @@
+"""How far a job has come, as a Beta distribution learnt from finished jobs (ONES section 3.2.1)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+from numpy.random import Generator
+from scipy.optimize import minimize
+from scipy.special import betainc, digamma, gammaln
+
+from controlplane.prediction.array_types import FloatArray
+
+FEATURES: Final = 5  # ||D||, initial loss, Y_processed, loss improvement ratio, accuracy
+MARGIN: Final = 1e-3  # progress is kept so far from 0 and from 1, where a density may be infinite
+RIDGE: Final = 1e-3  # on coefficients of standardised features, for each point
+COVERED: Final = 0.9  # of the interval that calibration looks at
+BANDS: Final = 4  # of progress, in a calibration
+
+
+def features(
+    epoch_samples: float,
+    initial_loss: float | None,
+    samples_done: float,
+    loss: float | None,
+    accuracy: float | None = None,
+) -> FloatArray:
+    """The paper's x, shape (5,); what is unknown or not finite is nan, and counts as usual.
+
+    Args:
+        epoch_samples: ||D||.
+        initial_loss: L_initial; the paper takes it before training begins.
+        samples_done: Y_processed.
+        loss: the last that was reported; r_L = 1 - loss / L_initial.
+        accuracy: of validation, the last that was reported.
+    """
+    found = np.full(FEATURES, np.nan)
+    found[0], found[2] = epoch_samples, samples_done
+    if initial_loss is not None and np.isfinite(initial_loss):
+        found[1] = initial_loss
+        if loss is not None and np.isfinite(loss) and initial_loss:
+            found[3] = np.clip(1.0 - loss / initial_loss, -1.0, 1.0)
+    if accuracy is not None and np.isfinite(accuracy):
+        found[4] = accuracy
+    return found
+
+
+@dataclass(frozen=True)
+class Points:
+    """Moments in the lives of finished jobs."""
+
+    features: FloatArray  # x, shape (N, 5); nan where unknown
+    epochs: FloatArray  # processed, shape (N,)
+    progress: FloatArray  # rho, shape (N,): the share of its work that the job had done
+
+    def __len__(self) -> int:
+        """How many."""
+        return len(self.epochs)
+
+
+def points_of(rows: FloatArray, epochs: FloatArray) -> Points:
+    """The log of one finished job.
+
+    The last entry is where it finished. It is no point itself: its progress is 1, of which no
+    Beta distribution can say anything.
+
+    Args:
+        rows: x after each reported epoch, shape (E, 5).
+        epochs: their numbers, shape (E,), ascending.
+    """
+    total = epochs[-1] if len(epochs) else 1.0
+    before = epochs < total
+    return Points(rows[before], epochs[before], epochs[before] / total)
+
+
+@dataclass(frozen=True)
+class ProgressModel:
+    """rho ~ Be(alpha, beta); alpha = processed epochs, beta = A x + b, both at least 1 (eq. 6).
+
+    Features are standardised, which changes A and b but not what can be expressed.
+    """
+
+    weights: FloatArray  # A, shape (5,), epochs for each standard deviation
+    bias: float  # b, epochs
+    mean: FloatArray  # shape (5,)
+    scale: FloatArray  # shape (5,)
+
+    def shapes(self, rows: FloatArray, epochs: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """Alpha and beta, both of shape (N,).
+
+        Args:
+            rows: x, shape (N, 5); nan where unknown.
+            epochs: processed, shape (N,).
+        """
+        linear = _standard(rows, self.mean, self.scale) @ self.weights + self.bias
+        return np.maximum(epochs, 1.0), np.maximum(linear, 1.0)
+
+
+def prior(epochs: float) -> ProgressModel:
+    """Before any job has finished: so many epochs are always still to come.
+
+    Args:
+        epochs: that a job is taken to have left.
+    """
+    return ProgressModel(np.zeros(FEATURES), epochs, np.zeros(FEATURES), np.ones(FEATURES))
+
+
+def mean_progress(alpha: FloatArray, beta: FloatArray) -> FloatArray:
+    """The mean of Be(alpha, beta), shape (N,).
+
+    Args:
+        alpha: shape (N,), at least 1.
+        beta: shape (N,), at least 1.
+    """
+    return np.asarray(alpha / (alpha + beta))
+
+
+def fit(points: Points, start: ProgressModel | None = None) -> ProgressModel | None:
+    """A and b of the greatest likelihood; None if `points` tell nothing.
+
+    Args:
+        points: of finished jobs.
+        start: where to begin, if it is better than least squares.
+    """
+    sane = np.isfinite(points.progress) & np.isfinite(points.epochs) & (points.epochs > 0)
+    if not sane.any():
+        return None
+    rows, epochs = points.features[sane], points.epochs[sane]
+    progress = np.clip(points.progress[sane], MARGIN, 1.0 - MARGIN)
+    mean, scale = _moments(rows)
+    design = np.column_stack([_standard(rows, mean, scale), np.ones(len(rows))])
+    alpha = np.maximum(epochs, 1.0)
+    # Least squares on the epochs that were left, so that few points begin below the threshold.
+    left = np.maximum(alpha * (1.0 / progress - 1.0), 1.0)
+    gram = design.T @ design + RIDGE * len(rows) * np.eye(FEATURES + 1)
+    candidates = [np.linalg.solve(gram, design.T @ left)]
+    candidates.append(np.append(np.zeros(FEATURES), left.mean()))
+    if start is not None:  # the same function of x, in the new standard
+        both = np.isfinite(scale) & np.isfinite(start.scale)
+        weights = np.where(both, start.weights, 0.0) * np.where(both, scale, 1.0) / start.scale
+        shift = float(((mean - start.mean) / start.scale) @ start.weights)
+        candidates.append(np.append(weights, start.bias + shift))
+    tried = [(loss(one, design, alpha, progress)[0], place) for place, one in enumerate(candidates)]
+    found = minimize(
+        loss,
+        candidates[min(tried)[1]],
+        args=(design, alpha, progress),
+        jac=True,
+        method="L-BFGS-B",
+        options={"maxiter": 100},
+    )
+    best = np.asarray(found.x, dtype=np.float64)
+    if not np.isfinite(best).all():
+        return None
+    return ProgressModel(best[:-1], float(best[-1]), mean, scale)
+
+
+def loss(
+    parameters: FloatArray, design: FloatArray, alpha: FloatArray, progress: FloatArray
+) -> tuple[float, FloatArray]:
+    """Mean negative log likelihood with a ridge on A, and its gradient.
+
+    d/d beta of log Be(rho; alpha, beta) is log(1 - rho) + psi(alpha + beta) - psi(beta); below
+    the threshold beta does not depend on the parameters.
+
+    Args:
+        parameters: A and b, shape (6,).
+        design: standardised x and a column of ones, shape (N, 6).
+        alpha: shape (N,).
+        progress: rho, shape (N,), inside (0, 1).
+    """
+    linear = design @ parameters
+    beta = np.maximum(linear, 1.0)
+    likelihood = (
+        (alpha - 1.0) * np.log(progress)
+        + (beta - 1.0) * np.log1p(-progress)
+        + gammaln(alpha + beta)
+        - gammaln(alpha)
+        - gammaln(beta)
+    )
+    slope = np.log1p(-progress) + digamma(alpha + beta) - digamma(beta)
+    slope = np.where(linear > 1.0, slope, 0.0)
+    ridge = RIDGE * np.append(parameters[:-1], 0.0)
+    value = -float(likelihood.mean()) + 0.5 * float(ridge @ parameters)
+    return value, -(design.T @ slope) / len(alpha) + ridge
+
+
+def _moments(rows: FloatArray) -> tuple[FloatArray, FloatArray]:
+    """Mean and spread of each feature; a feature that never differs has no say."""
+    known = np.isfinite(rows)
+    many = np.maximum(known.sum(axis=0), 1)
+    filled = np.where(known, rows, 0.0)
+    mean = filled.sum(axis=0) / many
+    spread = np.sqrt((np.where(known, rows - mean, 0.0) ** 2).sum(axis=0) / many)
+    return mean, np.where(spread > 1e-9 * np.maximum(np.abs(mean), 1.0), spread, np.inf)
+
+
+def _standard(rows: FloatArray, mean: FloatArray, scale: FloatArray) -> FloatArray:
+    known = np.isfinite(rows)
+    return np.asarray(np.where(known, (np.where(known, rows, 0.0) - mean) / scale, 0.0))
+
+
+# --- a bounded sample
+
+
+class Reservoir:
+    """A uniform sample of all points that were ever offered (Vitter 1985, algorithm R)."""
+
+    def __init__(self, capacity: int) -> None:
+        self._rows = np.zeros((capacity, FEATURES + 2))
+        self.seen = 0
+
+    def offer(self, points: Points, rng: Generator) -> None:
+        """Take further points in; each of all is kept with the same chance.
+
+        Args:
+            points: of a finished job.
+            rng: draws what chance decides.
+        """
+        table = np.column_stack([points.features, points.epochs, points.progress])
+        capacity = len(self._rows)
+        free = table[: max(0, capacity - self.seen)]
+        self._rows[self.seen : self.seen + len(free)] = free
+        rest = table[len(free) :]
+        if len(rest):
+            numbers = self.seen + len(free) + np.arange(len(rest))
+            places = rng.integers(0, numbers + 1)
+            kept = places < capacity
+            self._rows[places[kept]] = rest[kept]  # of several at one place the last stays
+        self.seen += len(table)
+
+    @property
+    def points(self) -> Points:
+        """The sample."""
+        rows = self._rows[: min(self.seen, len(self._rows))]
+        return Points(rows[:, :FEATURES].copy(), rows[:, -2].copy(), rows[:, -1].copy())
+
+
+# --- is it right?
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """How well predictions match what came out, in all and by bands of progress."""
+
+    coverage: float  # share of points inside the 90% interval; 0.9 would be perfect
+    error: float  # mean absolute error of the mean progress
+    edges: FloatArray  # of the bands, shape (BANDS + 1,)
+    points: npt.NDArray[np.int64]  # in each band, shape (BANDS,)
+    coverages: FloatArray  # shape (BANDS,); nan where no point is
+    errors: FloatArray  # shape (BANDS,)
+
+
+def calibration(model: ProgressModel, points: Points) -> Calibration:
+    """Compare what `model` says of `points` with their progress.
+
+    Args:
+        model: fitted to others.
+        points: at least one.
+    """
+    alpha, beta = model.shapes(points.features, points.epochs)
+    tail = (1.0 - COVERED) / 2.0
+    rank = betainc(alpha, beta, np.clip(points.progress, 0.0, 1.0))  # probability of less
+    inside = (rank >= tail) & (rank <= 1.0 - tail)
+    error = np.abs(mean_progress(alpha, beta) - points.progress)
+    edges = np.linspace(0.0, 1.0, BANDS + 1)
+    band = np.clip(np.searchsorted(edges, points.progress, side="right") - 1, 0, BANDS - 1)
+    many = np.bincount(band, minlength=BANDS)
+    with np.errstate(invalid="ignore"):
+        coverages = np.bincount(band, weights=inside, minlength=BANDS) / many
+        errors = np.bincount(band, weights=error, minlength=BANDS) / many
+    return Calibration(
+        coverage=float(inside.mean()),
+        error=float(error.mean()),
+        edges=edges,
+        points=many,
+        coverages=coverages,
+        errors=errors,
+    )

@@ -1,0 +1,44 @@
+"""What the policy learns while jobs run: from announcements of the core, and from telemetry."""
+
+from __future__ import annotations
+
+from controlplane.core import policy_events
+from controlplane.policy.api import JobEnded
+from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.planner.planner_interface import Planner
+from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.messages.agent import StepsReported
+from schemas.messages.feed import FeedEvent
+
+
+class PolicyObserver:
+    """Tells the planner what happened, and the telemetry table what workers report.
+
+    Args:
+        commit_loop: its state says which job an event is about, its clock when it was.
+        planner: learns.
+        telemetry: holds the latest report of each job.
+    """
+
+    def __init__(
+        self, commit_loop: CommitLoop, planner: Planner, telemetry: TelemetryTable
+    ) -> None:
+        self._commit_loop = commit_loop
+        self._planner = planner
+        self._telemetry = telemetry
+
+    def announced(self, event: FeedEvent) -> None:
+        """Tell the policy what an announcement teaches; of an ended job nothing more is shown."""
+        core = self._commit_loop.reactor
+        learnt = policy_events.of_event(event, core.state, core.histories)
+        if learnt is not None:
+            self._planner.observe(learnt, self._commit_loop.now())
+        if isinstance(learnt, JobEnded):
+            self._telemetry.forget(learnt.job)
+
+    def steps_reported(self, steps: StepsReported) -> None:
+        """Take telemetry of a running job."""
+        self._telemetry.take(steps, self._commit_loop.now())
+        learnt = policy_events.of_steps(steps, self._commit_loop.reactor.state)
+        if learnt is not None:
+            self._planner.observe(learnt, self._commit_loop.now())

@@ -1,0 +1,205 @@
+"""One simulation of a scenario under one policy, from the first submission to the last end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.random import default_rng
+
+from controlplane.policy.registry import Entry, entry, make
+from controlplane.sim.analysis.lower_bound import lower_bound_s
+from controlplane.sim.engine.event_queue import Kernel
+from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
+from controlplane.sim.engine.simulated_planner import SimulatedPlanner
+from controlplane.sim.engine.simulation import Recorder, Simulation
+from controlplane.sim.engine.simulator_oracle import SimulatorOracle
+from controlplane.sim.models.interference import (
+    DistributedInterference,
+    Interference,
+    PairwiseInterference,
+    parse_interference,
+)
+from controlplane.sim.models.job_model import TrainingModel
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.scenario_loading import model_of, options_of, trace_of
+from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, node_specs
+from controlplane.sim.simulation_result import SimulationResult
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.submissions import Trace
+from schemas.ids import JobId, NodeId, Seconds
+
+TELEMETRY_S: Final = 30.0  # between reports of a group's steps, at most
+LOSSES: Final = 1000  # of nodes that are drawn, at most
+LOSS_DRAWS: Final = 77  # which stream of a seed they are drawn from
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """What a simulation is made from, once everything that it names was read."""
+
+    policy: str
+    options: Mapping[str, Any]  # of the policy
+    scenario: Scenario
+    seed: int
+    model: TrainingModel
+    trace: Trace
+
+    @property
+    def entry(self) -> Entry:
+        """Of the policy, in the registry."""
+        return entry(self.policy)
+
+    @property
+    def uncounted(self) -> int:
+        """How many of the first jobs do not enter averages."""
+        return int(self.scenario.warm_up * len(self.trace.jobs))
+
+
+def simulate(
+    policy: str,
+    scenario: Scenario,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    *,
+    trace: Trace | None = None,
+    model: TrainingModel | None = None,
+    record: Recorder | None = None,
+) -> SimulationResult:
+    """Live through a scenario under one policy.
+
+    Args:
+        policy: as the registry calls it.
+        scenario: workload, cluster and costs.
+        seed: of the workload and the search.
+        options: of the policy.
+        trace: what is submitted, if not what the scenario says.
+        model: how jobs train, if not as the scenario says.
+        record: told of every input of the core and of its commands.
+
+    Raises:
+        TraceError: if the trace or the profiles cannot be simulated.
+        SettingsError: if the policy or its options are unknown.
+    """
+    began = time.perf_counter()
+    entry(policy)  # an unknown one is refused before anything is read
+    run = _Run(
+        policy=policy,
+        options=options_of(policy, scenario, options or {}),
+        scenario=scenario,
+        seed=seed,
+        model=model or model_of(scenario),
+        trace=trace or trace_of(scenario, seed),
+    )
+    _check_trace(run.trace, scenario)
+    simulation, planner = _built(run, record)
+    _schedule(run, simulation)
+    simulation.kernel.run()
+    return _result(run, simulation, planner, began)
+
+
+def _built(run: _Run, record: Recorder | None) -> tuple[Simulation, SimulatedPlanner]:
+    """The cluster, its policy and its interference, before anything happens."""
+    scenario, found, kernel = run.scenario, run.entry, Kernel()
+    sim_options = SimOptions(
+        instant_changes=scenario.instant_changes,
+        whole_seconds=run.model.whole_seconds,
+        telemetry_s=TELEMETRY_S if found.searches else 0.0,
+        round_s=scenario.round_s,
+        stall_s=scenario.stall_s,
+        first_stall_s=scenario.first_stall_s,
+        share_families=scenario.share_families,
+        record_allocations=scenario.record_allocations,
+    )
+    planner_options = PlannerOptions(
+        round_s=scenario.round_s,
+        latency_s=0.0 if scenario.instant_changes else scenario.latency_s,
+        generations=scenario.generations if found.searches else 0,
+        think_s=scenario.think_s if found.searches else 0.0,
+        asks_after_epochs=found.epochs,
+        seed=run.seed,
+    )
+    simulation = Simulation(kernel, node_specs(scenario.nodes), sim_options, record=record)
+    oracle = SimulatorOracle(kernel, simulation.jobs, scenario.widest)
+    planner = simulation.use_policy(make(run.policy, run.options, oracle), planner_options)
+    interference = _interference(run, simulation)
+    if interference is not None:
+        simulation.use_interference(interference)
+    return simulation, planner
+
+
+def _schedule(run: _Run, simulation: Simulation) -> None:
+    """Let the controller start, and everything come that comes from outside."""
+    simulation.begin()
+    for place, job in enumerate(run.trace.jobs):
+        make_model = partial(run.model.job_model, job, run.entry.batch, seed=run.seed)
+        simulation.submit(job, make_model, counted=place >= run.uncounted)
+    for at, node in _losses(run.scenario, run.seed):
+        simulation.lose_node(node, at, run.scenario.node_back_s)
+
+
+def _result(
+    run: _Run, simulation: Simulation, planner: SimulatedPlanner, began: float
+) -> SimulationResult:
+    jobs, scenario, now = simulation.results(), run.scenario, simulation.kernel.now
+    return SimulationResult(
+        policy=run.policy,
+        options=dict(run.options),
+        setting=msgspec.to_builtins(scenario) | {"trace": run.trace.name},
+        seed=run.seed,
+        slots=scenario.slots,
+        jobs=jobs,
+        ended_at=max((job.ended_at or now for job in jobs), default=Seconds(0.0)),
+        busy_slot_s=sum(job.slot_s for job in jobs),
+        decisions_ms=tuple(planner.decisions_ms),
+        events=simulation.events,
+        wall_s=time.perf_counter() - began,
+        bound_s=lower_bound_s(
+            run.trace.jobs[run.uncounted :],
+            run.model,
+            slots=scenario.slots,
+            widest=scenario.widest,
+            fastest=max(RELATIVE_SPEEDS.get(group.model, 1.0) for group in scenario.nodes),
+            seed=run.seed,
+        ),
+    )
+
+
+def _interference(run: _Run, simulation: Simulation) -> Interference | None:
+    kind, share = parse_interference(run.scenario.interference)
+    jobs = simulation.jobs
+
+    def spread(job: JobId) -> bool:
+        return job in jobs and len(jobs[job].placement()) > 1
+
+    def family(job: JobId) -> str:
+        return jobs[job].training.model.application if job in jobs else ""
+
+    if kind == "pollux":
+        return DistributedInterference(share, spread)
+    return PairwiseInterference(share, run.seed, family) if kind == "pairwise" else None
+
+
+def _losses(scenario: Scenario, seed: int) -> list[tuple[float, NodeId]]:
+    """When which node is lost: a Poisson process."""
+    if scenario.node_loss_s <= 0.0:
+        return []
+    nodes = [spec.node for spec in node_specs(scenario.nodes)]
+    rng = default_rng((seed, LOSS_DRAWS))
+    times = np.cumsum(rng.exponential(scenario.node_loss_s, LOSSES)).tolist()
+    places = rng.integers(len(nodes), size=LOSSES).tolist()
+    return [(at, nodes[place]) for at, place in zip(times, places, strict=True)]
+
+
+def _check_trace(trace: Trace, scenario: Scenario) -> None:
+    if not trace.jobs:
+        raise TraceError(f"trace {trace.name} has no jobs", "give one with at least one job")
+    for job in trace.jobs:
+        if job.slots > scenario.slots:
+            what = f"job {job.name} asks for {job.slots} slots, the cluster has {scenario.slots}"
+            raise TraceError(what, "give more nodes, or lower its num_replicas", "num_replicas")

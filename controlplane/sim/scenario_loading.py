@@ -1,0 +1,118 @@
+"""What a scenario names: its model of training, its trace, its costs, its policy's options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from controlplane.sim.models.job_model import ChangeCosts, TrainingModel
+from controlplane.sim.models.profiles.profiles_model import ProfilesModel
+from controlplane.sim.models.recorded.recorded_model import RecordedModel
+from controlplane.sim.models.recorded.recording import Recording
+from controlplane.sim.models.table2.table2_model import TYPICAL_COSTS, Table2Model
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.submissions import Trace
+from controlplane.sim.traces.recording_file import read_recording
+from controlplane.sim.traces.table2_generator import generate
+from controlplane.sim.traces.trace_csv import read_trace
+
+USUAL_STALL_S: Final = 30.0  # of every change, where neither the scenario nor a model says
+PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
+    # As in the simulator that was published with the profiles.
+    "tiresias": {"limits": [57_600.0], "placement": "emptiest"},
+    "optimus": {"remaining": "oracle", "interval_s": 0.0},
+}
+
+
+def model_of(scenario: Scenario) -> TrainingModel:
+    """How the scenario's jobs train.
+
+    Raises:
+        TraceError: if its tables or its recording cannot be used.
+    """
+    stated = scenario.knowledge == "L3"
+    if scenario.physics == "profiles":
+        return ProfilesModel(
+            Path(scenario.profiles),
+            costs_of(scenario),
+            stated=stated,
+            whole_seconds=scenario.instant_changes,
+        )
+    if scenario.physics == "recorded":
+        return RecordedModel(recording_of(scenario), costs_of(scenario), stated=stated)
+    return Table2Model(stated=stated, erratic=scenario.erratic)
+
+
+def recording_of(scenario: Scenario) -> Recording:
+    """What a cluster went through.
+
+    Raises:
+        TraceError: if there is no such file, or it is none.
+    """
+    if not scenario.workload:
+        what = "physics recorded needs what a cluster recorded"
+        raise TraceError(what, "give --workload FILE, from `ones sim import`", "workload")
+    return read_recording(Path(scenario.workload))
+
+
+def trace_of(scenario: Scenario, seed: int) -> Trace:
+    """What is submitted.
+
+    Args:
+        scenario: names a file, or says what to generate.
+        seed: of a generated trace.
+
+    Raises:
+        TraceError: if the file cannot be read, or nothing can be generated for this model.
+    """
+    if scenario.physics == "recorded":
+        return recording_of(scenario).as_trace()
+    if scenario.workload:
+        return read_trace(Path(scenario.workload))
+    if scenario.physics == "profiles":
+        raise TraceError("the profiles have no generator", "give --workload FILE.csv", "workload")
+    return generate(
+        jobs=scenario.jobs,
+        seed=seed,
+        mix=scenario.mix,
+        arrivals=scenario.arrivals,
+        mean_interval_s=scenario.interval_s,
+        crash_share=scenario.crash_share,
+        cancel_share=scenario.cancel_share,
+        most_slots=scenario.slots,
+    )
+
+
+def costs_of(scenario: Scenario) -> ChangeCosts:
+    """What changes take, as far as it does not depend on the job.
+
+    With the profiles 30 s for everything, unless it was said; of Table 2's models the middle.
+    """
+    if scenario.physics == "table2":
+        return TYPICAL_COSTS.overridden(scenario.stall_s, scenario.first_stall_s)
+    stall_s = USUAL_STALL_S if scenario.stall_s is None else scenario.stall_s
+    start_s = stall_s if scenario.first_stall_s is None else scenario.first_stall_s
+    return ChangeCosts(start_s=start_s, restart_s=start_s, prepare_s=start_s, switch_s=stall_s)
+
+
+def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a policy, and what an operator would tell it of this scenario's costs.
+
+    Args:
+        policy: its name.
+        scenario: with the costs of changes.
+        options: that were given; they win.
+    """
+    chosen: dict[str, Any] = {}
+    if scenario.physics == "profiles" and scenario.round_s > 0.0:
+        chosen |= PUBLISHED.get(policy, {})
+    costs = costs_of(scenario)
+    if policy in {"ones", "ones-paper"}:
+        chosen |= {"rescale_stall_s": costs.switch_s, "start_stall_s": costs.restart_s}
+    if policy == "ones" and not scenario.share_families:
+        chosen["share_lengths"] = False
+    if policy == "goodput":
+        chosen |= {"share_family": scenario.share_families, "reallocation_s": costs.switch_s}
+    return chosen | dict(options)

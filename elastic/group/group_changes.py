@@ -1,0 +1,345 @@
+"""Every change of this worker's group: it joins, resizes, recovers, leaves.
+
+All of it runs on the training thread, between two steps or where gradients are summed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from typing import Final, NoReturn
+
+from elastic import testing
+from elastic.collectives.control_words import AgreedWords
+from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
+from elastic.group.group_formation import await_group
+from elastic.group.join import await_join_plan, enter_at_boundary, start_together
+from elastic.group.membership import LeftGroup, Membership, report_formed
+from elastic.group.order_inbox import PendingGroup
+from elastic.group.order_receiver import ERROR_CHARACTERS, OrderListener
+from elastic.group.recovery import Recovered, Recovery
+from elastic.group.state_checksums import StateCheck
+from elastic.group.switch_boundary import BOUNDARY_LEAD, Resize
+from elastic.reporting.reporter import Report
+from elastic.reporting.sample_id_records import SampleRecords
+from elastic.samples.micro_batch import MicroBatch
+from elastic.state.epoch_reports import EpochReports
+from elastic.state.state_broadcast import broadcast_training
+from elastic.state.state_transfer import IncomingState, OutgoingState
+from elastic.state.training_state import TrainingState
+from elastic.training_errors import BrokenGroupError, CancelledError
+from schemas.messages.agent import JOIN, RECOVER, START, SUSPEND, GroupBroken, JoinFailed
+from schemas.messages.worker import GroupOrder
+
+LINGER_S: Final = 0.1  # a leaver's sockets stay until the others have read what it sent last
+
+
+class GroupTransitions:
+    """Acts on orders where it does not disturb the script, and on peers that are gone."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        listener: OrderListener,
+        training: TrainingState,
+        *,
+        epochs: EpochReports,
+        records: SampleRecords,
+        report: Report,
+    ) -> None:
+        """Begin outside of any group.
+
+        Args:
+            membership: of this worker; replaced with each change.
+            listener: hears orders.
+            training: what travels to newcomers and is recovered.
+            epochs: writes checkpoints.
+            records: of samples; written where it is sure that all committed them.
+            report: to the controller.
+        """
+        self._membership = membership
+        self._listener = listener
+        self._training = training
+        self._epochs = epochs
+        self._records = records
+        self._report = report
+        self._resize = Resize(membership, listener, training)
+        self._recovery = Recovery(membership, listener, training, report)
+        self._check = StateCheck()
+        self._lead = BOUNDARY_LEAD
+        self._transfer: OutgoingState | IncomingState | None = None
+        self._retired: ProcessGroup | None = None  # the former group, until the state is checked
+        self._new_batch: tuple[int, int] | None = None  # step from which on, global batch
+        self._recovered: Recovered | None = None  # whose lost members' records are to be written
+        self._stale = False  # what the loader drew ahead is void
+        self._left = False
+
+    @property
+    def called_off(self) -> threading.Event:
+        """Set when waits for peers are to end."""
+        return self._listener.called_off
+
+    def use(self, depth: int) -> None:
+        """A boundary must not be nearer than `depth` steps, which the loader draws ahead."""
+        self._lead = max(BOUNDARY_LEAD, depth)
+
+    # --- in
+
+    def join(self) -> None:
+        """Wait for the order to become a member, and become one."""
+        order = self._listener.await_order()
+        self._membership.has_full_state = order.kind == START
+        if order.kind == RECOVER:  # it is asked whether it has the state, which it has not
+            self.recover(None)
+            return
+        self._listener.take()
+        try:
+            group = await_group(order, self._membership, self.called_off)
+        except BrokenGroupError as error:
+            kind = JoinFailed if order.kind == JOIN else GroupBroken
+            self._report(kind, group=order.version, error=error.message[:ERROR_CHARACTERS])
+            self.recover(None)  # the controller ends it, or asks first what it has
+        except CancelledError:
+            self.recover(None)
+        else:
+            if order.kind == JOIN:
+                self._join_at_boundary(order, group)
+            else:
+                self._start(order, group)
+
+    def _start(self, order: GroupOrder, group: ProcessGroup) -> None:
+        try:
+            start_together(group, self._membership, self._training, self.called_off)
+        except (BrokenGroupError, CancelledError) as error:
+            self._report(GroupBroken, group=order.version, error=error.message)
+            threading.Event().wait()  # the state may be half another's: the controller ends this
+        report_formed(self._report, self._membership, self._training.position)
+
+    def _join_at_boundary(self, order: GroupOrder, group: ProcessGroup) -> None:
+        try:
+            plan = await_join_plan(
+                group,
+                self.called_off,
+                lambda error: self._listener.report_join_failed(order.version, error),
+            )
+        except CancelledError:
+            self.recover(None)
+            return
+        self._transfer = enter_at_boundary(order, group, plan, self._membership, self._training)
+        last = plan.position.step + plan.transfer_steps
+        self._check.schedule(last)
+        self._new_batch = (last + 1, sum(plan.new))
+
+    # --- between two steps
+
+    def before_step(self) -> bool:
+        """The next step is about to begin; whether what was drawn ahead is void.
+
+        Raises:
+            LeftGroup: if this worker is not in the group any more.
+        """
+        if self._left:
+            raise LeftGroup(0)
+        if self.called_off.is_set():
+            self.recover(None)
+        self._stand_in_for_lost()
+        step = self._training.position.step
+        try:
+            if self._check.differs:
+                self._resynchronise()
+            pending = self._listener.pending
+            if pending is not None and pending.boundary == step:
+                self._cross(pending)
+        except (CancelledError, BrokenGroupError) as error:
+            self.recover(error)
+        self._advance_transfer()
+        self._follow_batch()
+        stale, self._stale = self._stale, False
+        return stale
+
+    def _resynchronise(self) -> None:
+        """The checksums differ: give everybody the state of rank 0, while all wait."""
+        self._check.differs = False
+        membership, training = self._membership, self._training
+        if membership.rank == 0:
+            sys.stderr.write("[ones] the state of the workers differs: it is sent again\n")
+        metadata = broadcast_training(training, membership.group, 0, self.called_off)
+        if metadata is not None:
+            training.load_metadata(metadata)
+
+    def _cross(self, pending: PendingGroup) -> None:
+        """The boundary: from here on this worker is in the pending group, or in none."""
+        began = time.perf_counter()
+        membership, order = self._membership, pending.order
+        step = self._training.position.step
+        testing.reach("boundary", rank=membership.rank, step=step, version=order.version)
+        member = order.group.member(membership.me)
+        if member is None:
+            self._listener.cross(pending)
+            self._leave_by(order)
+            return
+        former, old = membership.workers, membership.group
+        self._transfer = self._resize.cross(pending)
+        last = step + pending.transfer_steps
+        self._new_batch = (last + 1, order.group.global_batch)
+        if self._transfer is not None:
+            self._check.schedule(last)
+            self._retired = old
+        elif membership.group is not old:
+            old.retire()
+        if member.rank == 0 and set(former) - set(membership.workers):
+            self._records.write_for_lost(former, frozenset(membership.workers))
+        testing.reach("swapped", rank=membership.rank, version=order.version)
+        pause_ms = (time.perf_counter() - began) * 1e3
+        report_formed(self._report, membership, self._training.position, pause_ms)
+
+    def _advance_transfer(self) -> None:
+        """Begin with the portion of the coming step, or end."""
+        transfer, membership, position = self._transfer, self._membership, self._training.position
+        if transfer is None:
+            return
+        if not transfer.is_over(position.step + 1):
+            transfer.begin_portion(position.step + 1)
+            return
+        self._transfer = None
+        if not membership.has_full_state:
+            membership.has_full_state = True
+            testing.reach("handed_over", rank=membership.rank, version=membership.version)
+            report_formed(self._report, membership, position)
+
+    def _follow_batch(self) -> None:
+        step = self._training.position.step
+        if self._new_batch is not None and step + 1 >= self._new_batch[0]:
+            self._training.lr_state.follow_batch(self._new_batch[1], step)
+            self._new_batch = None
+
+    # --- where gradients are summed
+
+    def compares_in(self, step: int) -> bool:
+        """Whether checksums of the state ride in the reduction of `step`."""
+        return self._check.is_due(step, transferring=self._transfer is not None)
+
+    def raise_flag(self) -> bool:
+        """Whether this worker says in the coming reduction that it is ready for what is pending."""
+        return self._listener.raise_flag()
+
+    def after_reduction(
+        self, micro_batch: MicroBatch, agreed: AgreedWords, *, compared: bool
+    ) -> None:
+        """Act on what all ranks know now, at the same step.
+
+        Args:
+            micro_batch: of the step that was reduced.
+            agreed: what all ranks know.
+            compared: checksums of the state were part of it.
+        """
+        if agreed.skipped > 0 or (compared and not agreed.same):
+            self._check.differs = True
+        self._records.write()
+        boundary = micro_batch.step + self._lead
+        unanimous = agreed.ready == self._membership.group.size
+        pending = self._listener.lower_flag(unanimous=unanimous, boundary=boundary)
+        if pending is not None:
+            self._resize.announce(pending, boundary, micro_batch, agreed.seconds)
+        if self._check.passed(micro_batch.step):
+            self._retire_former()
+
+    def take_portion(self, step: int) -> None:
+        """A newcomer waits for the portion of `step`, which the optimizer is to work on.
+
+        Raises:
+            CancelledError: if the wait was called off.
+            BrokenGroupError: if it did not arrive.
+        """
+        transfer = self._transfer
+        if isinstance(transfer, IncomingState) and not self._membership.has_full_state:
+            transfer.take_portion(step, self.called_off, self._training.load_metadata)
+
+    def await_sent(self) -> None:
+        """Parameters are about to change: what is being sent of them has to be on its way first."""
+        if isinstance(self._transfer, OutgoingState):
+            with contextlib.suppress(CancelledError):  # whoever waits for it is not wanted any more
+                self._transfer.await_sent(self.called_off)
+
+    def _retire_former(self) -> None:
+        if self._retired is not None:
+            self._retired.retire()
+            self._retired = None
+
+    # --- a member was lost
+
+    def recover(self, error: Exception | None) -> Recovered:
+        """Go on in the group that the controller makes of those who are left.
+
+        Args:
+            error: what was met, if nobody called this worker off.
+
+        Raises:
+            LeftGroup: if this worker is not in it.
+        """
+        recovered = self._recovery.run(error)
+        if recovered is None:
+            self._leave()
+        self._transfer, self._new_batch = None, None
+        self._check.reset()
+        self._check.schedule(recovered.step)
+        self._retire_former()
+        self._recovered = recovered
+        self._stale = True
+        return recovered
+
+    def _stand_in_for_lost(self) -> None:
+        """Write what those who are gone did not come to write."""
+        recovered, self._recovered = self._recovered, None
+        if recovered is None:
+            return
+        self._records.write()
+        if self._membership.rank == 0:
+            workers = frozenset(self._membership.workers)
+            self._records.write_for_lost(recovered.former, workers)
+            if recovered.became_first:
+                self._epochs.report_again(self._membership.version)
+
+    # --- out
+
+    def _leave_by(self, order: GroupOrder) -> None:
+        """This worker is not in the group of `order`.
+
+        Raises:
+            CancelledError: a suspended job's checkpoint was called off.
+            BrokenGroupError: a peer is gone before it was written.
+            LeftGroup: otherwise.
+        """
+        self._records.write()
+        if order.kind == SUSPEND:
+            self._suspend(order.version)
+        self._leave()
+
+    def _suspend(self, version: int) -> None:
+        """Rank 0 writes the checkpoint, the others wait for it."""
+        membership = self._membership
+        if membership.rank == 0:
+            self._records.write_for_lost(membership.workers, frozenset({membership.me}))
+            testing.reach("suspend", rank=0, version=version)
+            self._epochs.suspend(version)
+            testing.reach("suspended", rank=0, version=version)
+        broadcast_bytes(membership.group, b"", self.called_off)
+
+    def _leave(self) -> NoReturn:
+        """End this worker's part; its script unwinds from where it is."""
+        self._records.write()
+        if self._membership.group.size > 1 and not self._left:
+            time.sleep(LINGER_S)
+        self._left = True  # should the script's loop swallow it
+        raise LeftGroup(0)
+
+    def check_left(self) -> None:
+        """Raise once more if the script's loop swallowed it.
+
+        Raises:
+            LeftGroup: if this worker is not in the group any more.
+        """
+        if self._left:
+            raise LeftGroup(0)

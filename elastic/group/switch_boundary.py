@@ -1,0 +1,127 @@
+"""From the present group to the pending one: the boundary is announced, then crossed."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from elastic import testing
+from elastic.collectives.process_group import post_in_background
+from elastic.group.membership import Membership
+from elastic.group.order_inbox import PendingGroup
+from elastic.group.order_receiver import OrderListener
+from elastic.samples.micro_batch import MicroBatch
+from elastic.samples.sample_shares import ScheduleRow
+from elastic.samples.stream_position import TrainingPosition
+from elastic.state.state_portions import transfer_steps
+from elastic.state.state_transfer import OutgoingState
+from elastic.state.training_state import TrainingState
+
+BOUNDARY_LEAD: Final = 2  # steps from the agreement to the boundary, at least
+BYTES_PER_S: Final = 400e6  # of a transfer beside training, over sockets
+JOIN_PLAN: Final = "join plan"  # key in the new group's store
+
+
+class JoinPlan(msgspec.Struct, frozen=True):
+    """What newcomers have to know of the boundary."""
+
+    position: TrainingPosition  # that the new group begins at
+    transfer_steps: int  # in which the state comes
+    old: tuple[int, ...]  # local batches of the former group, by rank
+    new: tuple[int, ...]  # and those of the group, once the state is there
+
+
+class Resize:
+    """An incumbent's part in the change to the pending group."""
+
+    def __init__(
+        self, membership: Membership, listener: OrderListener, training: TrainingState
+    ) -> None:
+        self._membership = membership
+        self._listener = listener
+        self._training = training
+
+    def announce(
+        self, pending: PendingGroup, boundary: int, micro_batch: MicroBatch, step_s: float
+    ) -> None:
+        """All members are ready: deal out the samples behind the boundary anew.
+
+        Args:
+            pending: the group that follows.
+            boundary: last step of the present group, some steps ahead, where nothing is drawn yet.
+            micro_batch: of the step in which all agreed.
+            step_s: mean duration of a step, seconds.
+        """
+        membership, order = self._membership, pending.order
+        testing.reach(
+            "announce", rank=membership.rank, step=micro_batch.step, version=order.version
+        )
+        member = order.group.member(membership.me)
+        rank = member.rank if member else None
+        new = tuple(m.local_batch for m in order.group.members)
+        old = micro_batch.row.local_batches
+        rows = [ScheduleRow(boundary + 1, new, rank)]
+        newcomers = len({m.worker for m in order.group.members} - set(membership.workers))
+        if newcomers:
+            pending.transfer_steps = self._transfer_steps(step_s)
+            zeros = ScheduleRow(boundary + 1, (*old, *(0,) * newcomers), rank)
+            rows = [zeros, ScheduleRow(boundary + 1 + pending.transfer_steps, new, rank)]
+            if membership.rank == 0:
+                self._tell_newcomers(pending, boundary, micro_batch, new)
+        self._training.schedule.forget(self._training.position.step)
+        self._training.schedule.announce(rows)
+
+    def _transfer_steps(self, step_s: float) -> int:
+        state = self._training.tensors()
+        sizes = [unit.size for unit in state.units(self._membership.device)]
+        return transfer_steps(sum(sizes), step_s, BYTES_PER_S, len(sizes))
+
+    def _tell_newcomers(
+        self,
+        pending: PendingGroup,
+        boundary: int,
+        micro_batch: MicroBatch,
+        new: tuple[int, ...],
+    ) -> None:
+        group = self._listener.built(pending.version)
+        if group is None:
+            return
+        training, old = self._training, micro_batch.row.local_batches
+        here = TrainingPosition(
+            micro_batch.epoch,
+            micro_batch.cursor_before,
+            micro_batch.step - 1,
+            training.position.samples_done,
+        )
+        steps = boundary - here.step
+        there = here.advanced(steps, sum(old), training.stream.size)
+        plan = JoinPlan(there, pending.transfer_steps, old, new)
+        post_in_background(group, JOIN_PLAN, lambda: msgspec.msgpack.encode(plan))
+
+    def cross(self, pending: PendingGroup) -> OutgoingState | None:
+        """Be a member of the pending group from the coming step on.
+
+        Returns:
+            The state's transfer to newcomers, if there are any.
+        """
+        membership, training, order = self._membership, self._training, pending.order
+        built = self._listener.cross(pending)
+        senders = len(membership.workers)
+        newcomers = [m.rank for m in order.group.members if m.worker not in membership.workers]
+        if built is None:  # the same processes, with another batch
+            membership.group.version = order.version
+        membership.enter(order, built or membership.group)
+        if not newcomers:
+            return None
+        transfer = OutgoingState(
+            membership.group,
+            training.tensors(),
+            newcomers,
+            senders=senders,
+            first=training.position.step + 1,
+            steps=pending.transfer_steps,
+        )
+        if membership.rank == 0:
+            transfer.post_metadata(training.metadata())
+        return transfer

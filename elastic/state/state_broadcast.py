@@ -1,0 +1,67 @@
+"""A job's whole state to every rank at once, while training waits."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
+from elastic.collectives.tensor_bytes import as_byte_row
+from elastic.state.state_portions import IN_PLACE, contiguous_pairs
+from elastic.state.state_tensors import TensorState
+from elastic.state.training_state import TrainingState
+from elastic.state.transfer_metadata import decode_metadata, encode_metadata
+
+
+def broadcast_training(
+    training: TrainingState, group: ProcessGroup, source: int, cancel: threading.Event
+) -> dict[str, Any] | None:
+    """Give every rank the tensors and the metadata of rank `source`.
+
+    Returns:
+        The metadata, which is not loaded; None on the source itself.
+
+    Raises:
+        BrokenGroupError: if a peer is gone.
+        CancelledError: if `cancel` is set.
+    """
+    own = encode_metadata(training.metadata()) if group.rank == source else b""
+    metadata = broadcast_state(training.tensors(), group, source, own, cancel)
+    return None if group.rank == source else decode_metadata(metadata)
+
+
+def broadcast_state(
+    state: TensorState, group: ProcessGroup, source: int, metadata: bytes, cancel: threading.Event
+) -> bytes:
+    """Give every rank the tensors of rank `source`, and its `metadata` first.
+
+    Raises:
+        BrokenGroupError: if a peer is gone.
+        CancelledError: if `cancel` is set.
+    """
+    encoded = broadcast_bytes(group, metadata, cancel, source)
+    if group.rank != source:
+        state.adopt(decode_metadata(encoded)["structure"], group.device)
+    tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
+    small: list[torch.Tensor] = []
+    for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
+        if as_byte_row(travelling).numel() < IN_PLACE:
+            small.append(tensor)
+            continue
+        fresh = travelling.clone()  # an operation that is given up keeps what it was given
+        group.broadcast(as_byte_row(fresh), source, cancel)
+        if group.rank != source:
+            tensor.copy_(fresh)
+    if small:
+        together = torch.cat([as_byte_row(tensor.contiguous()) for tensor in small])
+        group.broadcast(together, source, cancel)
+        if group.rank != source:
+            start = 0
+            for tensor in small:
+                size = tensor.numel() * tensor.element_size()
+                chunk = together[start : start + size].clone()  # aligned for any type
+                tensor.copy_(chunk.view(tensor.dtype).view(tensor.shape))
+                start += size
+    return encoded

@@ -1,0 +1,143 @@
+"""The tensors of a job, in an order that all workers agree on without a word."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from elastic.collectives.control_words import DIGEST_BYTES
+from elastic.collectives.tensor_bytes import as_byte_row, as_bytes
+from elastic.training_errors import ElasticError
+
+SAMPLED: Final = 1024  # numbers of a tensor that its checksum looks at
+
+
+@dataclass(slots=True)
+class ParameterState:
+    """What belongs to one parameter: itself and what the optimizer keeps for it."""
+
+    tensors: list[torch.Tensor]
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
+
+
+class TensorState:
+    """The tensors of a job: parameters, buffers, and what the optimizer keeps.
+
+    The order of everything is that of the model and of the optimizer's groups, so two workers that
+    ran the same script agree on it without a word.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        self.model = model
+        self.optimizer = optimizer
+
+    def parameters(self) -> list[torch.Tensor]:
+        """Of the model, then what only the optimizer knows; each once."""
+        found: dict[int, torch.Tensor] = {id(p): p for p in self.model.parameters()}
+        for group in self.optimizer.param_groups:
+            found.update({id(p): p for p in group["params"] if id(p) not in found})
+        return list(found.values())
+
+    def trained(self) -> list[nn.Parameter]:
+        """Parameters that gradients are made for."""
+        return [p for p in self.parameters() if isinstance(p, nn.Parameter) and p.requires_grad]
+
+    def units(self, device: torch.device) -> list[ParameterState]:
+        """One for each parameter: itself and its optimizer state that lives on `device`."""
+        units = []
+        for parameter in self.parameters():
+            kept = self._kept(parameter)
+            tensors = [kept[key] for key in sorted(kept) if _travels(kept[key], device)]
+            units.append(ParameterState([parameter.detach(), *tensors]))
+        return units
+
+    def buffers(self) -> list[torch.Tensor]:
+        """Of the model, in its order."""
+        return [buffer.detach() for buffer in self.model.buffers()]
+
+    def structure(self, device: torch.device) -> list[dict[str, Any]]:
+        """What the optimizer keeps for each parameter, with values of what does not travel."""
+        described = []
+        for parameter in self.parameters():
+            entry: dict[str, Any] = {}
+            for key, value in sorted(self._kept(parameter).items()):
+                if _travels(value, device):
+                    entry[key] = {"shape": list(value.shape), "dtype": str(value.dtype)}
+                else:
+                    host = value.detach().clone() if isinstance(value, torch.Tensor) else value
+                    entry[key] = {"value": host}
+            described.append(entry)
+        return described
+
+    def adopt(self, structure: Sequence[Mapping[str, Any]], device: torch.device) -> None:
+        """Make room for the state that `structure` describes.
+
+        Raises:
+            ElasticError: if this worker's model is not that of the others.
+        """
+        parameters = self.parameters()
+        if len(structure) != len(parameters):
+            what = f"the group trains {len(structure)} parameters, this worker {len(parameters)}"
+            raise ElasticError(what, "build_model must build the same model in every worker")
+        for parameter, entry in zip(parameters, structure, strict=True):
+            kept = {}
+            for key, described in entry.items():
+                if "value" in described:
+                    kept[key] = described["value"]
+                    continue
+                dtype = getattr(torch, described["dtype"].removeprefix("torch."))
+                kept[key] = torch.zeros(
+                    described["shape"], dtype=dtype, device=device
+                )  # steps before it comes
+            if kept:
+                self.optimizer.state[parameter] = kept
+            else:
+                self.optimizer.state.pop(parameter, None)
+
+    def hyperparameters(self) -> list[dict[str, Any]]:
+        """Of the optimizer's groups."""
+        return [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in self.optimizer.param_groups
+        ]
+
+    def take_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """The reverse."""
+        for group, was in zip(self.optimizer.param_groups, groups, strict=True):
+            group.update(was)
+
+    def size(self) -> int:
+        """Bytes that a newcomer needs."""
+        device = self.parameters()[0].device
+        return sum(unit.size for unit in self.units(device))
+
+    def digest(self) -> bytes:
+        """A checksum of a sample of everything; equal where the state is equal."""
+        hashed = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        picked: dict[torch.dtype, list[torch.Tensor]] = {}
+        for unit in self.units(self.parameters()[0].device):
+            for tensor in unit.tensors:
+                flat = tensor.reshape(-1)
+                stride = max(1, flat.numel() // SAMPLED)
+                picked.setdefault(tensor.dtype, []).append(flat[::stride])
+        for dtype in sorted(picked, key=str):
+            joined = torch.cat(picked[dtype]).cpu().contiguous()
+            hashed.update(as_bytes(as_byte_row(joined)))
+        return hashed.digest()
+
+    def _kept(self, parameter: torch.Tensor) -> dict[str, Any]:
+        found = self.optimizer.state.get(parameter, {})
+        return dict(found)
+
+
+def _travels(value: Any, device: torch.device) -> bool:
+    return isinstance(value, torch.Tensor) and value.device == device

@@ -1,0 +1,223 @@
+"""One training step after the other, in whatever group the worker is in at the time.
+
+The loader asks for the next step (`before_batch`), gives out a micro-batch (`begin`) and says when
+the script is through with it (`finish`). In between the hooks call: `backward_over` where gradients
+are summed, `before_optimizer_step` where parameters change. All of it runs on the training thread.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from elastic import testing
+from elastic.collectives.process_group import broadcast_bytes
+from elastic.group.group_changes import GroupTransitions
+from elastic.group.membership import Membership
+from elastic.reporting.sample_id_records import SampleRecords
+from elastic.samples.micro_batch import MicroBatch, StepOutcome
+from elastic.state.training_state import TrainingState
+from elastic.step.gradient_reducer import Reducer
+from elastic.step.step_reduction import Contribution, StepReduction
+from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
+
+
+class StepExecutor:
+    """Carries micro-batches through a step; between steps and in trouble the transitions act."""
+
+    def __init__(
+        self,
+        membership: Membership,
+        transitions: GroupTransitions,
+        training: TrainingState,
+        records: SampleRecords,
+    ) -> None:
+        """Begin with nothing to train.
+
+        Args:
+            membership: whose samples and peers the step has.
+            transitions: change the group.
+            training: what is trained.
+            records: of samples.
+        """
+        self._membership = membership
+        self._transitions = transitions
+        self._training = training
+        self._records = records
+        self._reducer: Reducer | None = None
+        self._reduction: StepReduction | None = None
+        self._micro_batch: MicroBatch | None = None  # that the script has
+        self._outcome = StepOutcome.COMMITTED  # of the step that is under way
+        self._skips = False
+        self._reduced = False
+        self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
+
+    def use(self, reducer: Reducer, depth: int) -> None:
+        """From now on there is something to train.
+
+        Args:
+            reducer: sees the gradients.
+            depth: steps that a loader draws ahead.
+        """
+        self._reducer = reducer
+        self._reduction = StepReduction(reducer, self._training, self._transitions.called_off)
+        self._transitions.use(depth)
+
+    def check_trained(self) -> None:
+        """An epoch begins: what is trained must be what gradients are summed for.
+
+        Raises:
+            UsageError: if it is not.
+        """
+        if self._reducer is None or self._membership.group.size == 1:
+            return
+        trained = self._training.tensors().trained()
+        if [id(p) for p in trained] != [id(p) for p in self._reducer.parameters]:
+            what = "the parameters that are trained changed after load()"
+            raise UsageError(what, "freeze, unfreeze and add parameters in build_model")
+
+    # --- the loader
+
+    def before_batch(self) -> bool:
+        """The script asks for the next step's batch; True: what was drawn ahead is void."""
+        return self._transitions.before_step()
+
+    def begin(self, micro_batch: MicroBatch) -> None:
+        """The script gets `micro_batch`."""
+        self._micro_batch, self._outcome = micro_batch, StepOutcome.COMMITTED
+        self._reduced = False
+        if self._reducer is not None:
+            several = not (micro_batch.first and micro_batch.last)
+            self._reducer.active = self._membership.group.size > 1 or several
+            self._reducer.losses.clear()
+        if not micro_batch.last:
+            self._undo = self._training.snapshot()  # a script steps its schedulers in every pass
+
+    def finish(self, micro_batch: MicroBatch) -> bool:
+        """The script is through with `micro_batch`; whether it should go on."""
+        outcome = self._conclude(micro_batch)
+        training = self._training
+        if not training.epoch_open or micro_batch.epoch != training.position.epoch:
+            return False
+        if outcome is StepOutcome.ROLLED_BACK or not micro_batch.last:
+            return True
+        return training.commit_step(
+            micro_batch.step, micro_batch.cursor_after, self._membership.version
+        )
+
+    def _conclude(self, micro_batch: MicroBatch) -> StepOutcome:
+        if not self._reduced and micro_batch.last and self._membership.group.size > 1:
+            self._contribute_nothing(micro_batch)
+        self._skips, self._micro_batch = False, None
+        if self._reducer is not None:
+            self._reducer.active = False  # what the script does between batches is its own
+        if self._undo is not None:
+            self._training.restore(self._undo)
+            self._undo = None
+        outcome, self._outcome = self._outcome, StepOutcome.COMMITTED
+        if outcome is not StepOutcome.ROLLED_BACK and micro_batch.last:
+            self._records.add(micro_batch)
+            if self._membership.group.size == 1:
+                self._records.write()
+        return outcome
+
+    def _contribute_nothing(self, micro_batch: MicroBatch) -> None:
+        """The script passed over its batch, and the others wait for this worker's gradients.
+
+        What they agree on is then applied here too, as the optimizer's step was passed over; the
+        state is sent again to all, because the script's clipping and scaling was passed over too.
+        """
+        reducer = self._reducer
+        if reducer is None:
+            return
+        reducer.active = True
+        self._reduce(micro_batch, weight=0.0, skipped=True)
+        gradients = any(parameter.grad is not None for parameter in reducer.parameters)
+        if self._outcome is StepOutcome.COMMITTED and gradients:
+            optimizer = self._training.tensors().optimizer
+            optimizer.step()
+            optimizer.zero_grad()
+
+    # --- the hooks
+
+    def backward_over(self) -> None:
+        """An outermost backward pass reached the model."""
+        micro_batch, reducer, reduction = self._micro_batch, self._reducer, self._reduction
+        if micro_batch is None or reducer is None or reduction is None:
+            return
+        reduction.add_loss(micro_batch)
+        weight = micro_batch.count / micro_batch.total
+        if not micro_batch.last:
+            reducer.accumulate(weight)
+            self._skips = True
+            return
+        self._skips = False
+        self._reduce(micro_batch, weight)
+
+    @property
+    def skips(self) -> bool:
+        """Whether the optimizer must pass over the present batch."""
+        return self._skips
+
+    def before_optimizer_step(self) -> float:
+        """Wait until parameters may change; what the learning rates are multiplied with."""
+        self._transitions.await_sent()
+        return self._training.lr_factor()
+
+    def _reduce(self, micro_batch: MicroBatch, weight: float, *, skipped: bool = False) -> None:
+        reducer, reduction, membership = self._reducer, self._reduction, self._membership
+        if reducer is None or reduction is None:
+            return
+        self._reduced = True
+        compares = self._transitions.compares_in(micro_batch.step)
+        contribution = Contribution(
+            micro_batch,
+            weight,
+            ready=self._transitions.raise_flag(),
+            compares=compares and membership.has_full_state,
+            skipped=skipped,
+        )
+        try:
+            agreed = reduction.run(membership.group, contribution)
+        except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
+            reducer.discard()
+            self._recover(micro_batch, error)
+            return
+        self._transitions.after_reduction(micro_batch, agreed, compared=compares)
+        try:
+            self._transitions.take_portion(micro_batch.step)
+        except (CancelledError, BrokenGroupError) as error:
+            self._recover(micro_batch, error)
+
+    def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
+        """The group broke in the step of `micro_batch`, which the others finished or nobody did."""
+        self._skips = True
+        recovered = self._transitions.recover(error)
+        if micro_batch.step <= recovered.step:
+            self._outcome = StepOutcome.ADOPTED
+        else:
+            self._outcome = StepOutcome.ROLLED_BACK
+            self._undo = self._training.snapshot()
+
+    # --- the end of an epoch
+
+    def end_epoch(self, summary: bytes) -> bytes:
+        """What rank 0 says at the end of an epoch, on every rank, whatever is lost meanwhile.
+
+        Args:
+            summary: what this worker would say.
+        """
+        membership, reduction = self._membership, self._reduction
+        while True:
+            self._transitions.check_left()
+            try:
+                testing.reach("report", rank=membership.rank, version=membership.version)
+                if reduction is not None:
+                    reduction.end_epoch(membership.group)
+                first = broadcast_bytes(membership.group, summary, self._transitions.called_off)
+            except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
+                metadata = self._transitions.recover(error).metadata
+                if metadata is not None and metadata["epoch"] >= self._training.position.epoch:
+                    return str(metadata["report"]).encode("latin-1")
+            else:
+                self._records.write()
+                return first

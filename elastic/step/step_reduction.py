@@ -1,0 +1,171 @@
+"""What one step's backward passes come to: gradients and control words, summed over the group."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+
+import torch
+
+from elastic import testing
+from elastic.collectives.control_words import (
+    DIGEST_BYTES,
+    FIXED_WORDS,
+    STEP_MODULUS,
+    AgreedWords,
+    ControlWords,
+    read_agreed_words,
+)
+from elastic.collectives.process_group import ProcessGroup
+from elastic.metrics.noise_scale import EVERY
+from elastic.metrics.samples_per_second import StepTimer
+from elastic.samples.micro_batch import MicroBatch
+from elastic.state.training_state import TrainingState
+from elastic.step.gradient_reducer import Reducer
+from elastic.training_errors import OutOfStepError
+
+
+@dataclass(frozen=True, slots=True)
+class Contribution:
+    """What this worker brings to the sum, beside its gradients."""
+
+    micro_batch: MicroBatch  # the step's last one
+    weight: float  # of its gradients: its samples over the global batch
+    ready: bool  # for the group that is pending
+    compares: bool  # a checksum of the state rides along
+    skipped: bool  # the script passed over the batch
+
+
+class StepReduction:
+    """Sums what one worker and its peers have, once in each step."""
+
+    def __init__(
+        self, reducer: Reducer, training: TrainingState, called_off: threading.Event
+    ) -> None:
+        """Begin with nothing.
+
+        Args:
+            reducer: has the gradients.
+            training: has the state whose checksums are compared, and the meters.
+            called_off: set when a wait for peers is to end.
+        """
+        self._reducer = reducer
+        self._training = training
+        self._called_off = called_off
+        self._timer = StepTimer()
+        self._loss_sum: torch.Tensor | float | None = None  # over the samples of the step so far
+
+    def add_loss(self, micro_batch: MicroBatch) -> None:
+        """Take in the losses that were seen in a backward pass over `micro_batch`."""
+        loss = self._training.losses.of_pass(self._reducer.losses)
+        self._reducer.losses.clear()
+        if loss is not None and micro_batch.count:
+            total = loss * micro_batch.count
+            self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
+
+    def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
+        """Sum over `group`, and leave the summed gradients where the optimizer looks.
+
+        Returns:
+            What all ranks know now.
+
+        Raises:
+            BrokenGroupError: a peer is gone.
+            CancelledError: the wait was called off.
+            OutOfStepError: the ranks are not in the same step.
+        """
+        loss_sum, self._loss_sum = self._loss_sum, None
+        seconds = self._timer.lap(time.monotonic())
+        if group.size == 1:
+            return self._alone(contribution, loss_sum, seconds)
+        bucket, tail = self._fill(contribution, loss_sum, seconds)
+        gradients = bucket[: bucket.numel() - tail.numel()]
+        micro_batch, noise = contribution.micro_batch, self._training.noise
+        measured = group.rank == 0 and _measures_noise(contribution)
+        if measured:
+            noise.before(gradients, micro_batch.count, micro_batch.total)
+        step = micro_batch.step
+        testing.reach("reduce", rank=group.rank, step=step, version=group.version)
+        group.all_reduce(bucket, self._called_off)
+        testing.reach("reduced", rank=group.rank, step=step, version=group.version)
+        agreed = read_agreed_words(tail.tolist(), group.size)
+        _check_in_step(agreed, group.size, step)
+        if measured and not agreed.skipped:
+            noise.after(gradients, micro_batch.count, micro_batch.total)
+        self._reducer.unpack(agreed.used)
+        if agreed.samples:
+            self._training.losses.add(agreed.loss_sum / agreed.samples)
+        return agreed
+
+    def _fill(
+        self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The bucket, and its tail with this worker's words in it."""
+        micro_batch = contribution.micro_batch
+        digest = bytes(DIGEST_BYTES)
+        if contribution.compares:
+            digest = self._training.tensors().digest()
+        bucket, tail = self._reducer.pack(contribution.weight, FIXED_WORDS)
+        words = ControlWords(
+            micro_batch.count,
+            contribution.ready,
+            seconds,
+            digest,
+            step=micro_batch.step,
+            skipped=contribution.skipped,
+        )
+        tail[0] = 0.0 if loss_sum is None else loss_sum
+        tail[1:FIXED_WORDS] = torch.tensor(words.encode(), dtype=tail.dtype)
+        return bucket, tail
+
+    def _alone(
+        self, contribution: Contribution, loss_sum: torch.Tensor | float | None, seconds: float
+    ) -> AgreedWords:
+        """The same without peers: of one pass, gradients stay where they are."""
+        micro_batch = contribution.micro_batch
+        if self._reducer.active:
+            _, tail = self._reducer.pack(contribution.weight, FIXED_WORDS)
+            self._reducer.unpack(read_agreed_words(tail.tolist(), 1).used)
+        if loss_sum is not None:
+            self._training.losses.add(loss_sum / max(1, micro_batch.total))
+        return AgreedWords(
+            loss_sum=0.0,
+            samples=micro_batch.count,
+            ready=int(contribution.ready),
+            seconds=seconds,
+            same=True,
+            step=micro_batch.step % STEP_MODULUS,
+            ends=0,
+            skipped=0,
+            used=(),
+        )
+
+    def end_epoch(self, group: ProcessGroup) -> None:
+        """See to it that all ranks are through with the epoch.
+
+        Raises:
+            BrokenGroupError: a peer is gone.
+            CancelledError: the wait was called off.
+            OutOfStepError: if some are in a step instead.
+        """
+        if group.size == 1:
+            return
+        marker, tail = self._reducer.pack_nothing(FIXED_WORDS)
+        tail[1:FIXED_WORDS] = torch.tensor(ControlWords(ends=True).encode(), dtype=tail.dtype)
+        group.all_reduce(marker, self._called_off)
+        _check_in_step(read_agreed_words(tail.tolist(), group.size), group.size, None)
+
+
+def _measures_noise(contribution: Contribution) -> bool:
+    micro_batch = contribution.micro_batch
+    taken = micro_batch.first and micro_batch.count > 0 and not contribution.skipped
+    return taken and micro_batch.step % EVERY == 0
+
+
+def _check_in_step(agreed: AgreedWords, ranks: int, step: int | None) -> None:
+    """Raise unless all ranks are in `step`, or, for None, through with the epoch."""
+    if agreed.ends not in {0, ranks} or (step is None) != (agreed.ends == ranks):
+        raise OutOfStepError("some have ended the epoch, others take another batch")
+    if step is not None and agreed.step != step % STEP_MODULUS:
+        raise OutOfStepError(f"not all are in step {step}")

@@ -1,0 +1,612 @@
+"""What the search learns, and from what."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import default_rng
+
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, PlanTaken, StepsSeen
+from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.search.observed_families import Colocation
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, S1, T0, A, B, job_view
+from tests.support.sizes import examples
+from tests.support.views import row_of, view_of
+
+OPTIONS = OnesOptions(warmup_steps=10, report_interval_s=30.0)
+
+
+def epoch(job: JobId = A, **changes: Any) -> EpochSeen:
+    seen = EpochSeen(
+        job=job, family="f", slots=2, nodes=1, global_batch=64, samples_per_s=640.0, whole=True
+    )
+    return msgspec.structs.replace(seen, **changes)
+
+
+def steps(step: int, job: JobId = A, **changes: Any) -> StepsSeen:
+    seen = StepsSeen(
+        job=job, family="f", group=1, slots=1, nodes=1, global_batch=64, step=step,
+        samples_done=64 * step, samples_per_s=320.0,
+    )  # fmt: skip
+    return msgspec.structs.replace(seen, **changes)
+
+
+def knowing(*events: tuple[float, Any], options: OnesOptions = OPTIONS) -> Estimates:
+    estimates = Estimates(options)
+    for at, event in events:
+        estimates.observe(event, Seconds(at))
+    return estimates
+
+
+def running(**changes: Any) -> JobView:
+    how = {"family": "f", "batch_limit": 1024, "running_on": {S0: 64}, **changes}
+    return job_view(A, **how)
+
+
+def met(
+    estimates: Estimates,
+    *jobs: JobView,
+    now: float = 1.0,
+    contended: bool = False,
+    models: tuple[str, ...] = ("", ""),
+) -> Estimates:
+    """It is shown these jobs on two nodes with two slots each."""
+    view = view_of(row_of(2, 2, models=models), *jobs)
+    estimates.update(view, contended=contended, now=Seconds(now))
+    return estimates
+
+
+Size = tuple[int, int, int, str, Colocation | None]
+
+
+def sizes(estimates: Estimates) -> dict[Size, float]:
+    """Mean step times by nodes, slots, local batch, type of GPU and colocation."""
+    return {size: mean.step_s for size, mean in estimates.family("f").means.items()}
+
+
+# --- speeds
+
+
+def test_a_whole_epoch_is_a_measurement_of_its_size() -> None:
+    assert sizes(knowing((1.0, epoch()))) == {(1, 2, 32, "", None): 0.1}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"whole": False}, {"samples_per_s": 0.0}, {"slots": 0}], ids=lambda c: next(iter(c))
+)
+def test_an_epoch_that_tells_nothing_of_one_size_is_none(changes: dict[str, Any]) -> None:
+    assert sizes(knowing((1.0, epoch(**changes)))) == {}
+
+
+def test_the_second_report_of_a_group_is_a_measurement_by_the_workers_clock() -> None:
+    estimates = knowing((10.0, steps(2)))
+    assert sizes(estimates) == {}
+
+    estimates.observe(steps(4, samples_per_s=320.0), Seconds(10.01))  # held up, or early
+
+    assert sizes(estimates) == {(1, 1, 64, "", None): 0.2}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"group": 2}, {"global_batch": 128}, {"samples_done": 3}, {"samples_per_s": 0.0},
+        {"samples_per_s": float("inf")}, {"samples_per_s": float("nan")},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_report_of_another_group_or_of_no_progress_or_speed_measures_nothing(
+    other: dict[str, Any],
+) -> None:
+    estimates = knowing((10.0, steps(0, samples_done=5)), (13.0, steps(5, **other)))
+
+    assert sizes(estimates) == {}
+
+
+def test_an_epoch_without_a_finite_speed_measures_nothing() -> None:
+    assert sizes(knowing((1.0, epoch(samples_per_s=float("inf"))))) == {}
+
+
+def test_a_newer_measurement_of_one_size_counts_for_three_tenths() -> None:
+    estimates = knowing((1.0, epoch()), (2.0, epoch(samples_per_s=320.0)))
+
+    assert sizes(estimates) == {(1, 2, 32, "", None): pytest.approx(0.13)}
+
+
+def test_an_epoch_beside_neighbours_measures_nothing_for_they_may_come_and_go() -> None:
+    estimates = met(knowing(), running(), job_view(B, family="g", running_on={S1: 64}))
+
+    estimates.observe(epoch(), Seconds(2.0))
+
+    assert sizes(estimates) == {}
+
+
+def test_telemetry_tells_beside_whom_and_on_which_type_it_was_measured() -> None:
+    neighbour = job_view(B, family="g", running_on={S1: 64, T0: 64})
+    estimates = met(knowing(), running(), neighbour, models=("v100", "a100"))
+
+    for step in (2, 4):
+        estimates.observe(steps(step), Seconds(2.0))
+
+    assert sizes(estimates) == {(1, 1, 64, "v100", (False, "g", True)): 0.2}
+
+
+def test_where_types_and_neighbours_are_not_learnt_they_are_not_looked_at() -> None:
+    options = OnesOptions(gpu_types=False, interference=False)
+    neighbour = job_view(B, family="g", running_on={S1: 64})
+    estimates = met(knowing(options=options), running(), neighbour, models=("v100", "a100"))
+
+    for step in (2, 4):
+        estimates.observe(steps(step), Seconds(2.0))
+
+    assert sizes(estimates) == {(1, 1, 64, "", None): 0.2}
+    assert estimates.type_slowdowns(("v100", "a100"), ["f"]) is None
+    assert estimates.log_slowdowns(["f", "g"]) is None
+
+
+def test_while_a_job_is_being_moved_its_telemetry_measures_nothing() -> None:
+    """The view shows the slots that it is getting, the telemetry is of those that it has."""
+    estimates = met(knowing(), running(movable=False), models=("v100", "a100"))
+
+    for step in (2, 4):
+        estimates.observe(steps(step), Seconds(2.0))
+
+    assert sizes(estimates) == {}
+
+
+def test_families_learn_apart() -> None:
+    estimates = knowing((1.0, epoch()))
+
+    assert not estimates.family("g").speed_model(32).known
+    assert estimates.family("f").speed_model(32).known
+    assert (estimates.family("f").largest, estimates.family("g").largest) == (2, 1)
+
+
+# --- limits
+
+
+def test_a_job_is_warm_after_an_epoch_or_ten_steps_whose_speed_is_known() -> None:
+    job = running()
+
+    assert not knowing().warm(job)
+    assert not knowing((1.0, steps(4)), (2.0, steps(9))).warm(job)
+    assert not knowing((1.0, steps(10))).warm(job), "how long they took cannot be told yet"
+    assert knowing((1.0, steps(4)), (2.0, steps(10))).warm(job)
+    assert knowing((0.5, epoch(B)), (1.0, steps(10))).warm(job), "a relative was measured"
+    assert knowing().warm(running(epoch=1))
+
+
+def test_the_rate_of_arrivals_is_that_of_all_jobs_whoever_comes_first() -> None:
+    old = running(ran_s=9.0, submitted_at=Seconds(0.0))
+    late = [job_view(JobId(f"l-{n}"), submitted_at=Seconds(float(n))) for n in range(1, 10)]
+    limits = []
+    for jobs in ([old, *late], [*late, old]):
+        options = OnesOptions(scale_down="contended")
+        estimates = knowing((9.0, epoch(global_batch=512)), options=options)
+        met(estimates, *jobs, now=9.0, contended=True)
+        limits.append(estimates.limit(old))
+
+    assert limits == [256, 256]
+
+
+def test_a_limit_begins_at_the_first_batch_and_doubles_with_each_epoch() -> None:
+    estimates = met(knowing(), running(), now=10.0)
+    limits = [estimates.limit(running())]
+
+    for at in (11.0, 12.0, 13.0, 14.0, 15.0):
+        estimates.observe(epoch(), Seconds(at))
+        limits.append(met(estimates, running(), now=at).limit(running()))
+    assert limits == [64, 128, 256, 512, 1024, 1024]
+
+
+def test_an_epoch_moves_the_limit_once_however_often_the_job_is_looked_at() -> None:
+    estimates = met(knowing((1.0, epoch())), running(), running(), now=2.0)
+
+    assert met(estimates, running(), now=3.0).limit(running()) == 128
+
+
+def test_a_long_epoch_counts_in_report_intervals_once_the_job_is_warm() -> None:
+    estimates = met(knowing((1.0, steps(9))), running(), now=40.0)
+    assert estimates.limit(running()) == 64
+
+    estimates.observe(steps(10), Seconds(41.0))
+
+    times = (41.0, 60.0, 71.0, 71.1, 90.0, 101.2)
+    assert [met(estimates, running(), now=at).limit(running()) for at in times] == [
+        128,
+        128,
+        128,
+        256,
+        256,
+        512,
+    ]
+
+
+def test_each_plan_that_leaves_a_job_waiting_halves_its_limit() -> None:
+    estimates = met(knowing((1.0, epoch(global_batch=512))), running(), now=2.0)
+    waiting = msgspec.structs.replace(running(), running_on={})
+    limits = [estimates.limit(waiting)]
+
+    for _ in range(5):
+        estimates.observe(PlanTaken(waiting=(A, B)), Seconds(3.0))
+        limits.append(met(estimates, waiting, now=3.0).limit(waiting))
+    assert limits == [1024, 512, 256, 128, 64, 64]
+
+
+def test_a_plan_that_lets_a_job_run_leaves_its_limit() -> None:
+    estimates = met(knowing((1.0, epoch())), running(), now=2.0)
+
+    estimates.observe(PlanTaken(waiting=(B,)), Seconds(3.0))
+
+    assert estimates.limit(running()) == 128
+
+
+def test_where_scale_down_is_asked_for_a_limit_is_cut_while_others_wait() -> None:
+    others = [job_view(JobId(f"x-{n}"), at=float(n)) for n in range(4)]  # one a second
+    options = OnesOptions(scale_down="contended")
+    estimates = met(knowing(options=options), *others, now=5.0)
+    estimates.observe(epoch(global_batch=512), Seconds(6.0))
+
+    met(estimates, running(ran_s=9.0), now=6.0, contended=True)
+
+    assert estimates.limit(running()) == 256
+
+
+# --- when a job may be changed
+
+
+@pytest.mark.parametrize(
+    ("moved_at", "epoch_at", "now", "gated"),
+    [
+        (100.0, 90.0, 110.0, True),
+        (100.0, 100.0, 110.0, True),
+        (100.0, 105.0, 110.0, False),
+        (100.0, 90.0, 129.9, True),
+        (100.0, 90.0, 130.0, False),
+    ],
+    ids=["just moved", "an epoch before", "an epoch since", "almost an interval", "an interval"],
+)
+def test_a_job_that_was_moved_is_left_alone_for_an_epoch_or_a_report_interval(
+    moved_at: float,
+    epoch_at: float,
+    now: float,
+    gated: bool,  # noqa: FBT001
+) -> None:
+    job = running(moved_at=Seconds(moved_at), epoch_at=Seconds(epoch_at))
+
+    assert knowing().gated(job, Seconds(now)) is gated
+
+
+# --- how much is left, and who comes
+
+
+def test_jobs_arrive_at_the_mean_rate_of_the_latest_of_them() -> None:
+    estimates = knowing()
+    assert estimates.arrivals.per_s == 0.0
+
+    met(estimates, *(job_view(JobId(f"x-{n}"), at=5.0 * n) for n in (2, 0, 1)), now=20.0)
+    met(estimates, *(job_view(JobId(f"x-{n}"), at=5.0 * n) for n in (2, 0, 1)), now=30.0)
+
+    assert estimates.arrivals.per_s == 0.2
+
+
+def test_jobs_of_one_moment_tell_no_rate() -> None:
+    jobs = [job_view(JobId(f"x-{n}")) for n in range(3)]
+
+    assert met(knowing(), *jobs, now=1.0).arrivals.per_s == 0.0
+
+
+def test_what_is_left_is_told_by_the_user_or_by_relatives_or_by_nobody() -> None:
+    done = JobEnded(job=B, family="f", samples_done=900, succeeded=True)
+    failed = JobEnded(job=B, family="f", samples_done=900, succeeded=False)
+
+    assert knowing().remaining(running()) is None
+    assert knowing().remaining(running(stop_samples=500, samples_done=200)) == 300
+    assert knowing((1.0, done)).remaining(running(samples_done=200)) == 700
+    assert knowing((1.0, failed)).remaining(running(samples_done=200)) == 700
+    assert knowing((1.0, failed)).remaining(running(samples_done=500)) == 500
+    assert knowing((1.0, steps(5, B))).remaining(running()) == 320
+
+
+def ended(slot_s: float, family: str = "g") -> JobEnded:
+    return JobEnded(job=B, family=family, samples_done=900, succeeded=True, slot_s=slot_s)
+
+
+def test_a_job_without_a_past_takes_as_long_as_those_that_got_as_much_service() -> None:
+    estimates = knowing((1.0, ended(100.0)), (2.0, ended(300.0)), (3.0, ended(800.0)))
+    served = [running(slot_s=slot_s, running_on={}) for slot_s in (0.0, 100.0, 500.0, 800.0)]
+
+    left = [estimates.remaining_service(job, Seconds(9.0)) for job in served]
+
+    assert left == [400.0, 450.0, 300.0, None]
+
+
+def test_service_goes_on_while_a_job_runs() -> None:
+    estimates = knowing((1.0, ended(100.0)))
+    job = running(moved_at=Seconds(10.0), slot_s=20.0)
+
+    assert estimates.remaining_service(job, Seconds(40.0)) == 50.0
+
+
+def test_service_says_nothing_once_a_relative_has_finished_or_where_an_end_is_stated() -> None:
+    others, relative = (1.0, ended(100.0)), (2.0, ended(100.0, family="f"))
+
+    assert knowing(others).remaining_service(running(), Seconds(0.0)) == 100.0
+    assert knowing(others).remaining_service(running(stop_samples=9), Seconds(0.0)) is None
+    assert knowing(others, relative).remaining_service(running(), Seconds(0.0)) is None
+    assert knowing().remaining_service(running(), Seconds(0.0)) is None
+
+
+def test_where_lengths_are_not_shared_only_relatives_tell_of_them() -> None:
+    estimates = knowing((1.0, ended(100.0)), options=OnesOptions(share_lengths=False))
+
+    assert estimates.remaining_service(running(), Seconds(0.0)) is None
+
+
+def test_the_service_of_jobs_that_failed_does_not_count() -> None:
+    failed = JobEnded(job=B, family="g", samples_done=900, succeeded=False, slot_s=100.0)
+
+    assert knowing((1.0, failed)).remaining_service(running(), Seconds(0.0)) is None
+
+
+# --- noise scales
+
+
+def phi(*events: Any, **changes: Any) -> float:
+    """What is believed of a job that began with a batch of 64, after these reports."""
+    estimates = knowing(*((1.0, each) for each in events))
+    return estimates.noise_scale(running(**changes))
+
+
+def test_without_any_report_the_noise_scale_is_four_times_the_first_batch() -> None:
+    assert phi() == 256.0
+
+
+def test_relatives_at_the_same_stage_tell_more_than_the_prior() -> None:
+    relative = [epoch(B, epoch=1, noise_scale=32.0), epoch(B, epoch=9, noise_scale=2048.0)]
+
+    assert [phi(*relative, epoch=at) for at in (0, 2, 4, 8, 10)] == [32, 32, 256, 2048, 2048]
+
+
+def test_jobs_without_a_family_have_no_relatives() -> None:
+    relative = epoch(B, family="", epoch=1, noise_scale=32.0)
+
+    assert phi(relative, family="") == 256.0
+
+
+def test_a_jobs_own_telemetry_tells_more_than_its_view_and_its_relatives() -> None:
+    own = [steps(step, noise_scale=1024.0) for step in range(200)]
+
+    heard = phi(*own, epoch(B, epoch=1, noise_scale=32.0), noise_scale=16.0, noise_epochs=99)
+
+    assert heard == 1024.0
+
+
+def test_what_the_view_tells_counts_while_there_was_no_telemetry() -> None:
+    assert phi(noise_scale=1024.0, noise_epochs=999) == 1024.0
+
+
+@pytest.mark.parametrize(("heard", "believed"), [(1, 64.0), (3, 32.0), (7, 16.0 * 2**0.5)])
+def test_a_noise_scale_is_believed_as_it_is_measured_more_often(
+    heard: int, believed: float
+) -> None:
+    told = [steps(step, family="", noise_scale=16.0) for step in range(heard)]
+
+    # a half, three quarters, seven eighths of the way from 256, in logarithms
+    assert phi(*told, family="") == pytest.approx(believed)
+    assert phi(noise_scale=16.0, noise_epochs=heard) == pytest.approx(believed)
+
+
+def test_a_noise_scale_is_told_to_an_eighth_of_a_doubling() -> None:
+    told = [phi(noise_scale=at, noise_epochs=10**9) for at in (256.0, 260.0, 267.0, 268.0, 279.0)]
+
+    assert told == [256.0, 256.0, 256.0, 256 * 2 ** (1 / 8), 256 * 2 ** (1 / 8)]
+
+
+@given(
+    told=st.lists(st.floats() | st.none(), max_size=8),
+    relatives=st.lists(st.floats() | st.none(), max_size=4),
+    shown=st.floats() | st.none(),
+    epochs=st.integers(0, 5),
+)
+def test_whatever_is_told_the_noise_scale_is_a_number_above_zero(
+    told: list[float | None], relatives: list[float | None], shown: float | None, epochs: int
+) -> None:
+    events: list[Any] = [epoch(B, epoch=1, noise_scale=value) for value in relatives]
+    events += [steps(step, noise_scale=value) for step, value in enumerate(told)]
+
+    found = phi(*events, noise_scale=shown, noise_epochs=epochs)
+
+    assert 0.0 < found < 1e16
+    assert 8 * np.log2(found) == pytest.approx(round(8 * np.log2(found)), abs=1e-6)
+
+
+@pytest.mark.parametrize("hostile", [0.0, -5.0, float("nan"), float("inf"), 5e-324, 1e308])
+def test_noise_scales_that_nobody_can_have_measured_are_ignored(hostile: float) -> None:
+    reports = [epoch(noise_scale=hostile), steps(1, noise_scale=hostile)]
+
+    assert phi(*reports, noise_scale=hostile, noise_epochs=3) == 256.0
+
+
+# --- types of GPU, and neighbours
+
+
+class Told:
+    """Telemetry of whoever trains on two nodes of two slots, as long as their steps take."""
+
+    def __init__(self, *models: str, noise: float = 0.0) -> None:
+        self.estimates = knowing()
+        self.models = models or ("", "")
+        self.noise, self.rng, self.group = noise, default_rng(0), 0
+
+    def train(self, *jobs: JobView, reports: int = 12, **step_s: float) -> None:
+        """They train so for a while; a step takes a family 0.1 s if nothing else is said."""
+        met(self.estimates, *jobs, models=self.models)
+        self.group += 1
+        for job in jobs:
+            for step in range(reports + 1):
+                seconds = step_s.get(job.family, 0.1)
+                seconds *= 1.0 + self.noise * float(self.rng.standard_normal())
+                done = 10_000 * self.group + 64 * step
+                self.estimates.observe(
+                    steps(step, job.job, family=job.family, group=self.group, samples_done=done,
+                          samples_per_s=64 / seconds),
+                    Seconds(1.0),
+                )  # fmt: skip
+        for family in {job.family for job in jobs}:
+            self.estimates.family(family).speed_model(64)
+
+    def type_slowdowns(self, *families: str) -> list[list[float]] | None:
+        found = self.estimates.type_slowdowns(self.models, families)
+        return None if found is None else found.tolist()
+
+
+def at(slot: SlotId, family: str, number: int = 1) -> JobView:
+    return job_view(JobId(f"{family}-{number}"), family=family, running_on={slot: 64})
+
+
+def test_how_slow_a_type_of_gpu_is_is_learnt_for_each_family() -> None:
+    told = Told("fast", "slow", noise=0.05)
+    for _ in range(3):
+        told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.3)
+        told.train(at(T0, "f"), at(S0, "g"), f=0.2, g=0.2)
+
+    assert told.type_slowdowns("f", "g") == [
+        [1.0, pytest.approx(2.0, rel=0.1)],
+        [1.0, pytest.approx(1.5, rel=0.1)],
+    ]
+
+
+def test_a_family_that_was_not_on_a_type_takes_the_mean_of_the_others() -> None:
+    told = Told("fast", "slow")
+    told.train(at(S0, "h"), h=0.1)  # before anybody knew of types
+    for _ in range(3):
+        told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.3)
+        told.train(at(T0, "f"), at(S0, "g"), f=0.2, g=0.2)
+
+    mean = pytest.approx((2.0 * 1.5) ** 0.5, rel=0.05)
+    assert told.type_slowdowns("unseen", "h") == [[1.0, mean], [1.0, mean]]
+
+
+def test_a_type_that_a_family_was_not_on_is_so_much_slower_than_those_it_was_on() -> None:
+    """Only differences are measured: the level of a family's costs means nothing."""
+    told = Told("fast", "slow")
+    told.train(at(S0, "h"), at(S1, "g"), h=0.1)
+    told.train(at(S0, "h"), h=0.1)  # alone: neighbours are told apart, types are not
+    for _ in range(3):
+        told.train(at(S0, "f"), f=0.1)
+        told.train(at(T0, "f"), f=0.2)
+
+    assert told.type_slowdowns("h") == [[1.0, pytest.approx(2.0, rel=0.05)]]
+
+
+def test_on_one_type_or_where_types_are_alike_nobody_is_slow() -> None:
+    alike = Told("one", "other", noise=0.05)
+    for _ in range(3):
+        alike.train(at(S0, "f"), at(T0, "g"))
+        alike.train(at(T0, "f"), at(S0, "g"))
+    one = Told("one", "one", noise=0.05)
+    one.train(at(S0, "f"), at(T0, "g"))
+
+    assert alike.type_slowdowns("f", "g") is None
+    assert one.estimates.type_slowdowns(("one",), ["f", "g"]) is None
+
+
+def test_who_slows_down_whom_is_learnt_from_being_together_and_alone() -> None:
+    told = Told(noise=0.05)
+    for _ in range(3):
+        told.train(at(S0, "f"), at(T0, "g"), at(S1, "g", 2), f=0.15, g=0.1)
+        told.train(at(S0, "f"), at(T0, "g"))
+        told.train(at(S0, "g"), at(S1, "g", 2))
+
+    log_slowdowns = told.estimates.log_slowdowns(["f", "g"])
+
+    # classes: f on one node, on several, g on one node, on several
+    assert log_slowdowns is not None
+    assert np.exp(log_slowdowns[0, 2]) == pytest.approx(1.5, rel=0.1), "f beside g"
+    assert log_slowdowns[2, 0] == pytest.approx(0.0, abs=0.05), "g beside f"
+    assert log_slowdowns[2, 2] == pytest.approx(0.0, abs=0.05), "g beside g"
+    assert (log_slowdowns >= 0.0).all()
+
+
+def test_where_nobody_is_slowed_down_no_neighbour_matters() -> None:
+    told = Told(noise=0.05)
+    for _ in range(3):
+        told.train(at(S0, "f"), at(S1, "g"))
+        told.train(at(S0, "f"), at(T0, "g"))
+
+    assert told.estimates.log_slowdowns(["f", "g"]) is None
+
+
+def test_a_neighbour_who_seems_to_help_costs_nothing() -> None:
+    told = Told()
+    for _ in range(3):
+        told.train(at(S0, "f"), at(S1, "g"), f=0.07)
+        told.train(at(S0, "f"), at(T0, "g"), f=0.1)
+
+    assert told.estimates.log_slowdowns(["f", "g"]) is None
+
+
+def test_families_that_never_met_are_expected_to_cost_what_others_do() -> None:
+    told = Told()
+    for _ in range(3):
+        told.train(at(S0, "f"), at(S1, "g"), f=0.15, g=0.15)
+        told.train(at(S0, "f"), at(T0, "g"), f=0.1, g=0.1)
+
+    log_slowdowns = told.estimates.log_slowdowns(["new", "newer"])
+
+    assert log_slowdowns is not None
+    assert log_slowdowns[0, 2] == log_slowdowns[2, 0] == pytest.approx(np.log(1.5), rel=0.1)
+
+
+# --- from history
+
+PAST: list[tuple[float, Any]] = [
+    (1.0, epoch(slots=1)),
+    (3.0, epoch(slots=1, samples_per_s=600.0)),
+    (5.0, epoch(slots=2, global_batch=128, samples_per_s=1100.0)),
+    (6.0, JobEnded(job=B, family="f", samples_done=900, succeeded=True)),
+]
+
+
+def test_a_search_that_begins_anew_knows_the_speeds_and_the_length_that_the_last_one_knew() -> None:
+    lived = Estimates(OPTIONS)
+    for at, event in PAST:
+        lived.observe(event, Seconds(at))
+        met(lived, running(), now=at)
+        lived.family("f").speed_model(64)
+    again = met(knowing(*PAST), running(), now=7.0)
+
+    assert sizes(again) == sizes(lived)
+    assert again.remaining(running()) == lived.remaining(running()) == 900
+    assert again.family("f").largest == lived.family("f").largest == 2
+    size = (np.array([1, 1]), np.array([1, 2]), np.array([64.0, 64.0]))
+    one, other = (k.family("f").speed_model(64).step_s(*size) for k in (lived, again))
+    assert other == pytest.approx(one, rel=0.15)
+
+
+def test_a_search_that_begins_anew_allows_at_least_the_batch_that_a_job_had() -> None:
+    limit = met(knowing(*PAST), running(), now=7.0).limit(running())
+
+    assert limit == 256
+
+
+@settings(max_examples=examples(80))
+@given(
+    doublings=st.integers(0, 6), batch=st.sampled_from([64, 128, 512, 5000]), moment=st.floats(0, 9)
+)
+def test_a_limit_that_is_learnt_again_is_within_the_users_bounds(
+    doublings: int, batch: int, moment: float
+) -> None:
+    past = [(float(n), epoch(global_batch=batch)) for n in range(doublings)]
+
+    estimates = met(knowing(*past), running(), now=doublings + moment)
+
+    assert 64 <= estimates.limit(running()) <= 1024

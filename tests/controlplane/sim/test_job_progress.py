@@ -1,0 +1,102 @@
+"""One job's progress: piece by piece it is the same as at once."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from controlplane.sim.engine.job_progress import STOPPED, TrainingProgress
+from controlplane.sim.models.job_model import Throughput
+from tests.support.simulated import ToyModel, job
+
+
+def training(epoch_samples: int = 100, epochs: int = 4) -> TrainingProgress:
+    toy = ToyModel(epoch_samples=epoch_samples, epochs=epochs)
+    made = TrainingProgress(toy.job_model(job("a"), "fixed", seed=0))
+    made.batch = 10
+    return made
+
+
+TEN = Throughput(samples_per_s=20.0, progress_per_s=10.0)
+
+
+def test_progress_is_counted_at_the_speed_that_was_in_force() -> None:
+    job = training()
+    job.set_throughput(TEN, 5.0)
+    job.set_throughput(Throughput(40.0, 20.0), 8.0)
+    job.advance(9.0)
+
+    assert (job.progress, job.epoch_samples, job.steps) == (50.0, 100.0, 10.0)
+
+
+def test_nobody_trains_during_a_stall() -> None:
+    job = training()
+    job.set_throughput(TEN, 0.0)
+    job.stall(4.0, 2.0)
+
+    assert job.epoch_due(2.0) == 12.0
+    job.advance(3.0)
+    assert job.progress == 20.0
+    job.advance(5.0)
+    assert (job.progress, job.epoch_trained_s) == (30.0, 3.0)
+
+
+def test_an_epoch_is_never_due_while_nobody_trains() -> None:
+    job = training()
+    job.set_throughput(STOPPED, 0.0)
+
+    assert job.epoch_due(0.0) == math.inf
+
+
+def test_an_epoch_ends_where_it_should_and_tells_its_mean_speed() -> None:
+    job = training()
+    job.set_throughput(TEN, 0.0)
+    job.set_throughput(Throughput(10.0, 5.0), 5.0)
+
+    assert job.finish_epoch(15.0) == 200.0 / 15.0
+    assert (job.progress, job.epoch, job.epoch_samples, job.epoch_trained_s) == (100.0, 1, 0.0, 0.0)
+
+
+def test_every_change_makes_what_was_foreseen_void() -> None:
+    job = training()
+    editions = [job.revision]
+    job.set_throughput(TEN, 0.0)
+    editions.append(job.revision)
+    job.stall(2.0, 1.0)
+    editions.append(job.revision)
+    job.stop(3.0)
+    editions.append(job.revision)
+
+    assert sorted(set(editions)) == editions
+
+
+def test_it_falls_back_to_what_was_saved_and_never_below_nothing() -> None:
+    job = training()
+    job.set_throughput(TEN, 0.0)
+    job.advance(12.0)
+    job.save()
+    job.advance(15.0)
+    job.roll_back(job.saved)
+    assert job.progress == 120.0
+
+    job.roll_back(-5.0)
+    assert job.progress == 0.0
+
+
+@given(st.lists(st.floats(0.0, 10.0), max_size=20))
+def test_looking_often_changes_nothing(waits: list[float]) -> None:
+    often, once, now = training(), training(), 0.0
+    for each in (often, once):
+        each.set_throughput(TEN, 0.0)
+        each.stall(3.0, 0.0)
+    for wait in waits:
+        now += wait
+        often.advance(now)
+    once.advance(now)
+
+    assert often.progress == pytest.approx(once.progress, abs=1e-9)
+    assert often.steps == pytest.approx(once.steps, abs=1e-9)
+    assert often.epoch_due(now) == pytest.approx(once.epoch_due(now))

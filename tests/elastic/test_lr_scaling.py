@@ -1,0 +1,61 @@
+"""The rate follows the batch: down at once, up without a jump."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from elastic.state.lr_scaling import LrRamp, LrScaling, lr_factor
+
+FACTORS = st.floats(1e-3, 1e3)
+
+
+@pytest.mark.parametrize(
+    ("rule", "factor"), [("linear", 4.0), ("sqrt", 2.0), ("none", 1.0)]
+)  # fmt: skip
+def test_the_target_follows_the_rule(rule: LrScaling, factor: float) -> None:
+    assert lr_factor(rule, 64, 16) == factor
+
+
+def test_a_rate_that_belongs_to_no_batch_stays() -> None:
+    assert lr_factor("linear", 64, 0) == 1.0
+
+
+@given(FACTORS, FACTORS, st.integers(0, 1000), st.integers(1, 50))
+def test_a_ramp_goes_down_at_once_and_up_by_at_most_two_in_its_steps(
+    begin: float, to: float, since: int, doubling: int
+) -> None:
+    ramp = LrRamp(begin, to, since, doubling)
+    last = since + doubling * 21  # 2 ** 20 is more than the range of factors
+    values = [ramp.at(step) for step in range(since, last + 1)]
+
+    assert values[-1] == to
+    if to <= begin:
+        assert set(values) == {to}
+    else:
+        assert values[0] == begin
+        assert all(a <= b for a, b in itertools.pairwise(values))
+        for early, late in zip(values, values[doubling:], strict=False):
+            assert late <= 2 * early * (1 + 1e-12)
+
+
+@given(FACTORS, FACTORS, st.integers(0, 100), st.integers(0, 30))
+def test_a_new_target_begins_where_the_factor_is(
+    to: float, then: float, step: int, doubling: int
+) -> None:
+    ramp = LrRamp(1.0, to, 0, doubling)
+    after = ramp.towards(then, step)
+
+    if then >= ramp.at(step) and doubling and then != to:
+        assert after.at(step) == ramp.at(step)
+    elif then < ramp.at(step):
+        assert after.at(step) == then
+    assert after.at(step + 2000) == then
+    assert after.towards(then, step + 1) is after
+
+
+def test_without_a_ramp_the_rate_jumps_as_in_the_paper() -> None:
+    assert LrRamp(1.0, 16.0, since=5, doubling=0).at(5) == 16.0

@@ -1,0 +1,201 @@
+"""Orders in, what is to be done about them out: no process, no thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from elastic.group.order_inbox import (
+    BuildGroup,
+    CallOffWaits,
+    DropBuild,
+    OpenStore,
+    OrderInbox,
+    PendingGroup,
+)
+from schemas.groups import Group, Member
+from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
+from schemas.messages.agent import JOIN, PREPARE, RECOVER, SETTLED, START, SUSPEND, SWITCH
+from schemas.messages.worker import GroupOrder
+
+JOB = JobId("toy-1")
+A, B, C = (worker_id(JOB, Version(1), Rank(rank)) for rank in range(3))
+NOW = (A, B)  # the present group, of version 1
+
+
+def order(
+    version: int, stage: int = SWITCH, kind: str = JOIN, workers: Sequence[WorkerId] = (A, B, C)
+) -> GroupOrder:
+    members = tuple(
+        Member(rank=Rank(i), slot=slot_id(NodeId("n"), i), local_batch=4, worker=worker)
+        for i, worker in enumerate(workers)
+    )
+    group = Group(version=Version(version), members=members, lr=None)
+    return GroupOrder(version=Version(version), stage=stage, kind=kind, group=group)
+
+
+class Inbox(OrderInbox):
+    """That of worker A in version 1, unless told otherwise."""
+
+    def __init__(self, me: WorkerId = A, born: int = 1) -> None:
+        super().__init__(me, born)
+
+    def hear(self, heard: GroupOrder, version: int = 1) -> tuple[object, ...]:
+        return self.receive(heard, version=version, workers=NOW)
+
+
+def built(_: int) -> bool:
+    return True
+
+
+def agreed(inbox: Inbox, boundary: int = 12) -> PendingGroup | None:
+    pending, effects = inbox.lower_flag(unanimous=True, boundary=boundary)
+    assert effects == ()
+    return pending
+
+
+def test_a_group_that_is_ordered_is_built_and_its_boundary_agreed_on() -> None:
+    inbox = Inbox()
+
+    assert inbox.hear(order(2)) == (BuildGroup(order(2)),)
+    assert not inbox.raise_flag(lambda _: False)
+    assert inbox.lower_flag(unanimous=False, boundary=0) == (None, ())
+    assert inbox.raise_flag(built)
+    pending = agreed(inbox)
+    assert pending is inbox.pending
+    assert pending is not None
+    assert (pending.version, pending.boundary) == (2, 12)
+    assert not inbox.raise_flag(built)  # the others know it by now
+    inbox.cross(pending)
+    assert inbox.pending is None
+
+
+@pytest.mark.parametrize(
+    "heard",
+    [order(2, workers=NOW), order(2, workers=[B]), order(2, kind=SUSPEND, workers=[])],
+    ids=["another batch", "this worker leaves", "the job is suspended"],
+)
+def test_what_needs_no_process_group_of_this_worker_is_ready_at_once(heard: GroupOrder) -> None:
+    inbox = Inbox()
+
+    assert inbox.hear(heard) == ()
+    assert inbox.raise_flag(lambda _: False)
+
+
+def test_rank_0_opens_the_store_that_the_new_group_meets_at() -> None:
+    prepare = order(2, PREPARE)
+
+    assert Inbox().hear(prepare) == (OpenStore(2),)
+    assert Inbox(B).hear(prepare) == ()
+    assert Inbox(A, born=2).hear(prepare) == ()  # it says its port when it is ready
+
+
+@pytest.mark.parametrize(
+    "again", [order(2), order(2, PREPARE), order(1, SETTLED)], ids=["same", "stage", "version"]
+)
+def test_an_order_that_is_not_newer_changes_nothing(again: GroupOrder) -> None:
+    inbox = Inbox()
+    inbox.hear(order(2))
+    pending = inbox.pending
+
+    assert inbox.hear(again) == ()
+    assert inbox.pending is pending
+
+
+def test_the_newest_order_wins() -> None:
+    inbox = Inbox()
+    inbox.hear(order(2))
+
+    assert inbox.hear(order(3)) == (DropBuild(2), BuildGroup(order(3)))
+    assert inbox.pending is not None
+    assert inbox.pending.version == 3
+
+
+def test_an_order_for_a_group_that_was_passed_is_void() -> None:
+    inbox = Inbox()
+
+    assert inbox.hear(order(2), version=2) == ()
+    assert inbox.pending is None
+
+
+def test_a_group_that_is_given_up_is_dropped() -> None:
+    inbox = Inbox()
+    inbox.hear(order(2))
+
+    assert inbox.hear(order(2, SETTLED)) == (DropBuild(2),)
+    assert inbox.pending is None
+    assert not inbox.raise_flag(built)
+
+
+def test_a_group_that_is_given_up_behind_its_agreement_stays() -> None:
+    inbox = Inbox()
+    inbox.hear(order(2))
+    inbox.raise_flag(built)
+    pending = agreed(inbox)
+
+    assert inbox.hear(order(2, SETTLED)) == ()
+    assert inbox.pending is pending
+
+
+def test_a_group_that_is_given_up_while_its_flag_is_out_waits_for_the_sum() -> None:
+    dropped, kept = Inbox(), Inbox()
+    for inbox in (dropped, kept):
+        inbox.hear(order(2))
+        inbox.raise_flag(built)
+        assert inbox.hear(order(2, SETTLED)) == ()
+
+    assert dropped.lower_flag(unanimous=False, boundary=0) == (None, (DropBuild(2),))
+    assert dropped.pending is None
+    pending = agreed(kept)  # all others go there
+    assert pending is not None
+    assert pending.boundary == 12
+
+
+def test_what_all_agreed_on_wins_over_an_order_that_came_meanwhile() -> None:
+    inbox = Inbox()
+    inbox.hear(order(2))
+    flagged = inbox.pending
+    inbox.raise_flag(built)
+    assert inbox.hear(order(3)) == (BuildGroup(order(3)),)
+
+    assert inbox.lower_flag(unanimous=True, boundary=12) == (flagged, (DropBuild(3),))
+    assert inbox.pending is flagged
+
+
+def test_an_order_that_came_meanwhile_stays_if_the_others_were_not_ready() -> None:
+    inbox = Inbox()
+    inbox.hear(order(2))
+    inbox.raise_flag(built)
+    inbox.hear(order(3))
+
+    assert inbox.lower_flag(unanimous=False, boundary=0) == (None, (DropBuild(2),))
+    assert inbox.pending is not None
+    assert inbox.pending.version == 3
+
+
+def test_a_worker_that_waits_to_join_gets_its_order() -> None:
+    starts, joins = Inbox(C, born=1), Inbox(C, born=2)
+
+    assert starts.hear(order(1, PREPARE, START), version=0) == ()
+    assert starts.first() is None
+    assert starts.hear(order(1, SWITCH, START), version=0) == ()
+    assert starts.take() == order(1, SWITCH, START)
+    assert joins.hear(order(2), version=0) == ()
+    assert joins.first() == order(2)
+    assert joins.pending is None
+
+
+def test_recovery_calls_waits_off_and_leaves_nothing_pending() -> None:
+    inbox = Inbox()
+    inbox.hear(order(2))
+    inbox.raise_flag(built)
+
+    assert inbox.hear(order(3, PREPARE, RECOVER)) == (CallOffWaits(),)
+    assert inbox.hear(order(3, SWITCH, RECOVER)) == ()
+    assert inbox.abandon() == (DropBuild(2),)
+    assert inbox.pending is None
+    assert inbox.lower_flag(unanimous=True, boundary=12) == (None, ())
+    assert [inbox.take().stage, inbox.take().stage] == [PREPARE, SWITCH]
+    assert inbox.first() is None
+    assert inbox.hear(order(3, SETTLED, RECOVER)) == ()
