@@ -17,8 +17,6 @@ from controlplane.core.errors import IllegalTransitionError
 from schemas.groups import Group
 from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 
-MAX_RECOVERIES: Final = 5  # in a row, without a group between
-
 
 class RescalePhase(Enum):
     """Where a change stands."""
