@@ -55,7 +55,7 @@ from tests.elastic.peers import FORKS
 JOB: Final = JobId("toy-1")
 SEED: Final = 11
 SIZE: Final = 61  # the last step of an epoch has one sample, so some workers have none
-LIMIT_S: Final = 25.0
+LIMIT_S: Final = 120.0
 LOOK_MS: Final = 5
 FRAME: Final = struct.Struct(">I")
 R = TypeVar("R", bound=ScriptReport)

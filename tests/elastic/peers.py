@@ -21,7 +21,7 @@ FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["pytest", "torch._dynamo", "torch.utils.data", "elastic.worker.zygote"]
 )
-LIMIT_S: Final = 30.0
+LIMIT_S: Final = 120.0
 CPU: Final = torch.device("cpu")
 HERE: Final = "127.0.0.1"
 
