@@ -16,7 +16,7 @@ from elastic.state.state_tensors import ParameterState, TensorState
 from elastic.state.transfer_metadata import decode_metadata, encode_metadata
 from tests.elastic.peers import CPU, Meeting
 
-LIMIT_S: Final = 10.0
+LIMIT_S: Final = 120.0
 
 
 class Zoo(nn.Module):
