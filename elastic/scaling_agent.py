@@ -25,7 +25,7 @@ from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import describe_rule
 from elastic.reporting.agent_channel import Channel
 from elastic.reporting.sample_id_records import SampleRecords
-from elastic.samples.sample_shares import ScheduleRow, split
+from elastic.samples.local_batches import ScheduleRow, split
 from elastic.samples.sample_stream import SampleStream
 from elastic.state import checkpoint_writer
 from elastic.state.epoch_reports import EpochReports, EpochSummary
@@ -34,7 +34,7 @@ from elastic.state.lr_state import choose_lr_scaling, set_learning_rate
 from elastic.state.state_tensors import TensorState
 from elastic.state.training_state import training_of
 from elastic.step.batch_loader import ElasticLoader
-from elastic.step.gradient_reducer import Reducer
+from elastic.step.gradient_bucket import Reducer
 from elastic.step.step_executor import StepExecutor
 from elastic.training_errors import UsageError
 from elastic.usage_checks import dataset_size, metric_value, refuse_sharded

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from elastic.samples.sample_shares import ScheduleRow
+from elastic.samples.local_batches import ScheduleRow
 
 
 @dataclass(frozen=True, slots=True)

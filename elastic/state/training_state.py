@@ -11,7 +11,7 @@ from elastic.metrics.loss_meter import LossMeter
 from elastic.metrics.noise_scale import NoiseMeter
 from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import StopState
-from elastic.samples.sample_shares import Schedule, ScheduleRow
+from elastic.samples.local_batches import Schedule, ScheduleRow
 from elastic.samples.sample_stream import SampleStream
 from elastic.samples.stream_position import TrainingPosition
 from elastic.state.host_copy import copy_to_host

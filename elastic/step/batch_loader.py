@@ -10,8 +10,8 @@ from typing import Any, Final
 import torch
 from torch.utils.data import DataLoader, Dataset
 
+from elastic.samples.local_batches import ScheduleRow, passes
 from elastic.samples.micro_batch import MicroBatch
-from elastic.samples.sample_shares import ScheduleRow, passes
 from elastic.samples.sample_stream import share
 from elastic.state.training_state import TrainingState
 from elastic.step.step_executor import StepExecutor

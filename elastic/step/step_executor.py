@@ -16,8 +16,8 @@ from elastic.group.membership import Membership
 from elastic.reporting.sample_id_records import SampleRecords
 from elastic.samples.micro_batch import MicroBatch, StepOutcome
 from elastic.state.training_state import TrainingState
-from elastic.step.gradient_reducer import Reducer
-from elastic.step.step_reduction import Contribution, StepReduction
+from elastic.step.gradient_bucket import Reducer
+from elastic.step.gradient_reduction import Contribution, StepReduction
 from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
 
 

@@ -22,7 +22,7 @@ from elastic.metrics.noise_scale import EVERY
 from elastic.metrics.samples_per_second import StepTimer
 from elastic.samples.micro_batch import MicroBatch
 from elastic.state.training_state import TrainingState
-from elastic.step.gradient_reducer import Reducer
+from elastic.step.gradient_bucket import Reducer
 from elastic.training_errors import OutOfStepError
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.samples.sample_shares import Schedule, ScheduleRow, passes, split
+from elastic.samples.local_batches import Schedule, ScheduleRow, passes, split
 from elastic.samples.sample_stream import SampleStream, share
 from elastic.samples.stream_position import TrainingPosition
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.step.gradient_reducer import Reducer
+from elastic.step.gradient_bucket import Reducer
 from elastic.training_errors import UsageError
 from tests.elastic.peers import each
 from tests.elastic.reducing import SHARES, against_ddp, differences
