@@ -148,7 +148,7 @@ def run_tests(copy: Path, tests: list[str]) -> Result:
 
 
 def try_all(faults: list[Break], known: dict[str, Result], path: Path | None, copies: int) -> None:
-    """Try every fault that is not known, some at a time.
+    """Try every fault of which is not known whether it is noticed, some at a time.
 
     Args:
         faults: to try.
@@ -180,7 +180,8 @@ def try_all(faults: list[Break], known: dict[str, Result], path: Path | None, co
             copy = Path(folder) / str(number)
             copy_project(copy)
             free.put(copy)
-        list(threads.map(one, [fault for fault in faults if fault.id not in known]))
+        tried = {name for name, result in known.items() if result.result != "error"}
+        list(threads.map(one, [fault for fault in faults if fault.id not in tried]))
 
 
 def read(path: Path | None) -> dict[str, Result]:

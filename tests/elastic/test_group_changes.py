@@ -22,6 +22,11 @@ from tests.elastic.groups import (
     script,
 )
 
+DRAWN_AHEAD = LOOP.replace(
+    "batch_size=1",
+    "batch_size=1, num_workers=1, prefetch_factor=5, multiprocessing_context='fork'",
+)
+
 
 def every_sample_once(job: Crew, size: int = SIZE, *, reported: bool = True) -> None:
     """`reported`: rank 0 lived, so that no report waited for a checkpoint that it was to write."""
@@ -45,8 +50,8 @@ def as_alone(
 
 @pytest.mark.parametrize(
     ("source", "loop"),
-    [(PLAIN, LOOP), (SCHEDULED, SCHEDULED_LOOP), (WIDE, LOOP)],
-    ids=["momentum", "schedulers, scaler and clipping", "a handover over several steps"],
+    [(PLAIN, LOOP), (SCHEDULED, SCHEDULED_LOOP), (WIDE, LOOP), (PLAIN, DRAWN_AHEAD)],
+    ids=["momentum", "schedulers, scaler and clipping", "a handover over several steps", "loaders"],
 )
 def test_a_group_that_grows_and_shrinks_trains_as_one_process_would(
     tmp_path: Path, source: str, loop: str

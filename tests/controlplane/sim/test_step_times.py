@@ -39,6 +39,13 @@ def test_between_two_local_batches_a_step_lies_on_the_line_between_theirs() -> N
     assert times.step((2,), 2 * 40) == about(0.175, extrapolated=False)
 
 
+def test_between_two_local_batches_only_the_nearest_two_matter() -> None:
+    times = family(measured(1, 2, 32, 0.1), measured(1, 2, 64, 0.4), measured(1, 2, 128, 0.5))
+
+    assert times.step((2,), 2 * 40) == about(0.175, extrapolated=False)
+    assert times.step((2,), 2 * 96) == about(0.45, extrapolated=False)
+
+
 def test_between_two_sizes_a_step_lies_on_the_line_between_theirs_whatever_their_form() -> None:
     times = family(
         measured(1, 2, 64, 0.3), measured(1, 4, 64, 0.1), measured(1, 4, 32, 0.1),
@@ -56,6 +63,13 @@ def test_across_nodes_the_same_slots_on_other_nodes_are_the_same_size() -> None:
 
     assert times.step((2, 1, 1), 4 * 64) == about(0.2, extrapolated=False)
     assert times.step((3, 3), 6 * 64) == about(0.3, extrapolated=False)
+
+
+def test_a_size_that_was_measured_on_as_many_nodes_is_not_mixed_with_others() -> None:
+    times = family(measured(2, 4, 64, 0.2), measured(4, 4, 64, 0.6))
+
+    assert times.step((2, 2), 4 * 64) == about(0.2, extrapolated=False)
+    assert times.step((2, 1, 1), 4 * 64) == about(0.4, extrapolated=False)
 
 
 def test_beyond_the_local_batches_a_step_grows_as_it_did_between_the_two_nearest() -> None:
