@@ -40,7 +40,13 @@ class Deadlines(msgspec.Struct, kw_only=True):
     rescales: dict[JobId, Deadline] = {}
 
     def expect_start(self, job: JobId, version: Version, now: Seconds) -> None:
-        """A group was ordered: it has to form."""
+        """A group was ordered: it has to form.
+
+        Args:
+            job: that waits for its group; what was waited for before is replaced.
+            version: of the group that was ordered.
+            now: when, in seconds; the deadline is `START_LIMIT_S` later.
+        """
         at = Seconds(now + START_LIMIT_S)
         self.starts[job] = Deadline(at=at, limit_s=START_LIMIT_S, version=version)
 
@@ -60,12 +66,21 @@ class Deadlines(msgspec.Struct, kw_only=True):
         self.rescales[job] = Deadline(at=at, limit_s=limit_s, version=version)
 
     def clear(self, job: JobId) -> None:
-        """Nothing of `job` is waited for any more."""
+        """Nothing of `job` is waited for any more.
+
+        Args:
+            job: may have nothing to wait for.
+        """
         self.starts.pop(job, None)
         self.rescales.pop(job, None)
 
     def begin_anew(self, now: Seconds) -> None:
-        """Nothing could happen while no controller was there: every wait begins again."""
+        """Nothing could happen while no controller was there: every wait begins again.
+
+        Args:
+            now: when the new controller began, in seconds; each wait has its whole limit from then
+                on.
+        """
         for deadline in (*self.starts.values(), *self.rescales.values()):
             deadline.at = Seconds(now + deadline.limit_s)
 
@@ -87,5 +102,9 @@ class Deadlines(msgspec.Struct, kw_only=True):
 
 
 def pause_before(tries: int) -> float:
-    """Seconds before the next try, after `tries` that failed."""
+    """Seconds before the next try, after `tries` that failed.
+
+    Args:
+        tries: at least 1. The pause doubles from `RETRY_FIRST_S` up to `RETRY_LONGEST_S`.
+    """
     return float(min(RETRY_LONGEST_S, RETRY_FIRST_S * 2 ** min(tries - 1, 10)))

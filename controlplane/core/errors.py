@@ -17,6 +17,14 @@ class IllegalTransitionError(CoreError):
     """An arrow that the table does not draw."""
 
     def __init__(self, who: str, phase: str, happening: str, story: str) -> None:
+        """Say which arrow it would have been.
+
+        Args:
+            who: the job, node or process.
+            phase: where it stands.
+            happening: the trigger that finds no arrow there.
+            story: what came before, in words.
+        """
         super().__init__(f"{who} is {phase} and cannot take {happening}; before: {story}")
         self.who = who
         self.phase = phase

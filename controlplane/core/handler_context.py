@@ -39,16 +39,29 @@ class HandlerContext:
         self.changed_jobs: set[JobId] = set()
 
     def begin(self, now: Seconds) -> None:
-        """The next input comes."""
+        """The next input comes.
+
+        Args:
+            now: when, in seconds since the epoch. Commands of the input before are forgotten.
+        """
         self.out, self.now, self.ask, self.changed_jobs = [], now, False, set()
         self.state.slot_index.begin()
 
     def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
-        """Tell each of `nodes` what it should run of `job` now."""
+        """Tell each of `nodes` what it should run of `job` now.
+
+        Args:
+            job: as it is after the change.
+            nodes: each gets one message, even if nothing of the job is to run there.
+        """
         self.out += [SendDelta(node, desired(self.state, job, node)) for node in nodes]
 
     def send(self, job: Job) -> None:
-        """The same to every node of the job's group."""
+        """The same to every node of the job's group.
+
+        Args:
+            job: without a group, nothing is sent.
+        """
         if job.group is not None:
             self.send_to(job, dict.fromkeys(node_of(member.slot) for member in job.group.members))
 
@@ -83,7 +96,18 @@ class HandlerContext:
         why: str,
         detail: Detail | None = None,
     ) -> None:
-        """The same, silently: `announce_phase` has to follow."""
+        """The same, silently: `announce_phase` has to follow.
+
+        Args:
+            job: it is changed in place.
+            trigger: what happened.
+            status: what it is afterwards.
+            why: in words, for users.
+            detail: numbers for programs, kept in its history.
+
+        Raises:
+            IllegalTransitionError: if the arrow is not drawn; it tells the last changes.
+        """
         before = job.phase
         try:
             jobs.advance(job, trigger, status, why, self.now)
@@ -104,7 +128,12 @@ class HandlerContext:
         self.histories.phase_changed(job.job, change)
 
     def announce_phase(self, job: Job, detail: Detail | None = None) -> None:
-        """Tell everybody which phase `job` came to, and why."""
+        """Tell everybody which phase `job` came to, and why.
+
+        Args:
+            job: that was moved already.
+            detail: numbers for programs; they are told beside the reason.
+        """
         self.announce(f"job.{job.phase.value}", job, {"reason": job.why, **(detail or {})})
 
     def announce(
@@ -135,5 +164,12 @@ class HandlerContext:
 
 
 def place(worker: Worker) -> Detail:
-    """Which worker an announcement is about."""
+    """Which worker an announcement is about.
+
+    Args:
+        worker: of any phase.
+
+    Returns:
+        Its rank, slot and version, as numbers and names of the announcement.
+    """
     return {"rank": worker.rank, "slot": worker.slot, "version": worker.version}

@@ -38,17 +38,32 @@ class JobHistories(msgspec.Struct, kw_only=True):
     gains: list[tuple[float, float]] = []  # speed-ups of changes, predicted and realised
 
     def of(self, job: JobId) -> JobHistory:
-        """The past of `job`; empty if nothing happened to it yet."""
+        """The past of `job`; empty if nothing happened to it yet.
+
+        Args:
+            job: may be unknown. What is returned for it is not kept.
+        """
         return self.jobs.get(job) or JobHistory()
 
     def phase_changed(self, job: JobId, change: Change) -> None:
-        """A job moved along its table."""
+        """A job moved along its table.
+
+        Args:
+            job: that moved.
+            change: from where to where, when and why; the latest `KEPT_CHANGES` are kept.
+        """
         history = self._open(job)
         history.changes.append(change)
         del history.changes[:-KEPT_CHANGES]
 
     def group_ordered(self, job: JobId, decision: Decision, version: VersionInfo) -> None:
-        """A group was ordered."""
+        """A group was ordered.
+
+        Args:
+            job: that it is for.
+            decision: who decided and why; the latest `KEPT_CHANGES` are kept.
+            version: what the group is, and what it goes on from; all are kept.
+        """
         history = self._open(job)
         history.decisions.append(decision)
         del history.decisions[:-KEPT_CHANGES]
@@ -81,13 +96,24 @@ class JobHistories(msgspec.Struct, kw_only=True):
             history.decisions[-1] = msgspec.structs.replace(decided, outcome=outcome, took_s=took_s)
 
     def epoch_finished(self, job: JobId, epoch: EpochInfo) -> None:
-        """A job finished an epoch."""
+        """A job finished an epoch.
+
+        Args:
+            job: that trained it.
+            epoch: what came of it; the latest `KEPT_EPOCHS` are kept.
+        """
         history = self._open(job)
         history.epochs.append(epoch)
         del history.epochs[:-KEPT_EPOCHS]
 
     def process_started(self, job: JobId, worker: WorkerId, node: NodeId) -> None:
-        """A process exists."""
+        """A process exists.
+
+        Args:
+            job: that it works for.
+            worker: the name of the process.
+            node: where it is.
+        """
         self._open(job).processes[worker] = node
 
     def speed_measured(self, job: JobId, promise: SpeedPromise, samples_per_s: float) -> None:

@@ -16,6 +16,9 @@ from schemas.ids import SlotId
 def check(state: State) -> None:
     """Raise if `state` is one that must never be.
 
+    Args:
+        state: after an input was handled, never in the midst of one.
+
     Raises:
         InvariantBrokenError: naming what is broken.
     """

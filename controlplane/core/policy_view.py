@@ -17,6 +17,11 @@ class ViewBuilder:
     """Builds views of one state; of a job that nothing touched since, the last one is good."""
 
     def __init__(self, state: State) -> None:
+        """Build views of `state`.
+
+        Args:
+            state: as it is now and later; it is only read.
+        """
         self._state = state
         self._jobs: dict[JobId, JobView] = {}  # in order of arrival
         self._stale: dict[JobId, None] = {}
@@ -127,7 +132,12 @@ class ViewBuilder:
 
 
 def job_view(job: Job) -> JobView:
-    """One job as a policy may see it."""
+    """One job as a policy may see it.
+
+    Args:
+        job: in any phase. While it changes, the group that it changes to is the one that it runs
+            on.
+    """
     spec, status, progress = job.spec, job.status, job.progress
     account, attempts = job.accounting, job.attempts
     group = status.change.group if isinstance(status, Rescaling) else status.group

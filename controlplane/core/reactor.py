@@ -109,7 +109,15 @@ class Reactor:
         return ctx.out
 
     def due(self, now: Seconds) -> list[Input]:
-        """The deadlines that have passed, as inputs."""
+        """The deadlines that have passed, as inputs.
+
+        Args:
+            now: up to when, in seconds since the epoch.
+
+        Returns:
+            Groups that did not form, changes that took too long, and orders to be tried again.
+            Nothing is changed: `handle` takes them.
+        """
         state = self.state
         passed = state.deadlines.passed(now, state.jobs_with_processes)
         again: list[Input] = [

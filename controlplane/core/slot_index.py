@@ -85,11 +85,19 @@ class SlotIndex:
             self._hot = {}
 
     def touch(self, job: JobId) -> None:
-        """Workers, group or change of `job` may be different after this input."""
+        """Workers, group or change of `job` may be different after this input.
+
+        Args:
+            job: is looked at again at every question until the next input, and once more then.
+        """
         self._hot[job] = None
 
     def touch_node(self, node: NodeId) -> None:
-        """A node came, changed its phase, or what strange processes it has."""
+        """A node came, changed its phase, or what strange processes it has.
+
+        Args:
+            node: its slots are looked at again, and all readers look at everything.
+        """
         self._nodes[node] = None
         self.touch_phases()
 
@@ -140,7 +148,11 @@ class SlotIndex:
         return self._allocations
 
     def jobs_on(self, node: NodeId) -> list[Job]:
-        """Jobs with a process on `node` that may still exist, in order of their starts."""
+        """Jobs with a process on `node` that may still exist, in order of their starts.
+
+        Args:
+            node: may be unknown; it has no jobs then.
+        """
         self._sync()
         here = self._jobs_on.get(node)
         return (
@@ -148,7 +160,11 @@ class SlotIndex:
         )
 
     def workers_on(self, node: NodeId) -> list[tuple[Job, Worker]]:
-        """Every process that may exist on `node`, and its job."""
+        """Every process that may exist on `node`, and its job.
+
+        Args:
+            node: may be unknown; it has no processes then.
+        """
         return [
             (job, worker)
             for job in self.jobs_on(node)
@@ -157,7 +173,11 @@ class SlotIndex:
         ]
 
     def is_taken(self, slot: SlotId) -> bool:
-        """Whether somebody has a slot or is to have it next; after one of the above."""
+        """Whether somebody has a slot or is to have it next; after one of the above.
+
+        Args:
+            slot: of any node. Processes of jobs that are unknown here count, too.
+        """
         return slot in self._owner or slot in self._reservation or slot in self._foreign
 
     # --- keeping it
@@ -265,7 +285,12 @@ def _slots_of_job(job: Job) -> _JobSlots:
 
 
 def is_releasing(job: Job, worker: Worker) -> bool:
-    """Whether a change takes `worker` out of its group, and brings nobody new."""
+    """Whether a change takes `worker` out of its group, and brings nobody new.
+
+    Args:
+        job: False unless it changes.
+        worker: of `job`.
+    """
     change = job.change
     if change is None or change.group.member(worker.worker) is not None:
         return False

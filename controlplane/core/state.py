@@ -34,6 +34,9 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     def job(self, job: JobId) -> Job:
         """The job of that name.
 
+        Args:
+            job: its id; jobs that have ended are found, too.
+
         Raises:
             UnknownJobError: if there is none.
         """

@@ -63,7 +63,13 @@ def share_batch(workers: Sequence[Worker], batch: int) -> list[tuple[WorkerId, S
 
 
 def add_workers(job: Job, members: Sequence[Member], version: Version) -> None:
-    """Give `job` a worker for each of `members`, which are new with `version`."""
+    """Give `job` a worker for each of `members`, which are new with `version`.
+
+    Args:
+        job: it is changed in place, and remembers their nodes.
+        members: with their slots and local batches (samples per step).
+        version: of the group that brings them.
+    """
     for member in members:
         job.workers[member.worker] = Worker(
             worker=member.worker,
@@ -121,16 +127,28 @@ def _promise(version: Version, numbers: dict[str, float]) -> SpeedPromise | None
 
 
 def names_of(group: Group) -> list[WorkerId]:
-    """Its processes, in rank order."""
+    """Its processes, in rank order.
+
+    Args:
+        group: may be empty, as that of a suspension is.
+    """
     return [member.worker for member in group.members]
 
 
 def nodes_of(group: Group | None) -> list[NodeId]:
-    """Where its members are, in rank order; a node with several comes several times."""
+    """Where its members are, in rank order; a node with several comes several times.
+
+    Args:
+        group: None has no members.
+    """
     return [node_of(member.slot) for member in group.members] if group else []
 
 
 def trains_on(group: Group) -> str:
-    """What a job does, in words."""
+    """What a job does, in words.
+
+    Args:
+        group: of which slots and global batch (samples per step) are told.
+    """
     slots = len(group.members)
     return f"trains on {slots} slot{'s' * (slots != 1)}, batch {group.global_batch}"

@@ -161,7 +161,15 @@ def _survivors(job: Job, group: Group, change: Rescale | None) -> list[Worker]:
 
 
 def on_quiesced(ctx: HandlerContext, job: Job, worker: Worker, event: Quiesced) -> None:
-    """A survivor stands still."""
+    """A survivor stands still.
+
+    Args:
+        ctx: of this input.
+        job: nothing happens unless its recovery waits for such words.
+        worker: who stands still.
+        event: the step and epoch that it reached, and whether it has the whole state. One of
+            another group is late, and changes nothing.
+    """
     change = job.change
     if change is None or change.phase is not RescalePhase.QUIESCING:
         return
@@ -212,7 +220,14 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
 
 
 def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken) -> None:
-    """A member met a fault in a collective operation."""
+    """A member met a fault in a collective operation.
+
+    Args:
+        ctx: of this input.
+        job: it starts again if its first group could not form, and recovers otherwise.
+        event: the version of the group that broke, and the error in words. An older version than
+            that in force is late, and changes nothing.
+    """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting):
         if version == status.group.version:
@@ -232,7 +247,14 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
 
 
 def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) -> None:
-    """A member could not build a group; it goes on in the one that it has."""
+    """A member could not build a group; it goes on in the one that it has.
+
+    Args:
+        ctx: of this input.
+        job: it starts again, abandons its change or recovers anew, by where it stands.
+        event: the version that could not be built, and the error in words. One of another version
+            is late, and changes nothing.
+    """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting) and version == status.group.version:
         restart_from_checkpoint(ctx, job, f"the group could not form: {why}")
@@ -245,7 +267,13 @@ def on_join_failed(ctx: HandlerContext, job: Job, _: Worker, event: JoinFailed) 
 
 
 def on_rescale_expired(ctx: HandlerContext, event: RescaleExpired) -> None:
-    """A change took too long."""
+    """A change took too long.
+
+    Args:
+        ctx: of this input.
+        event: the job, and the version that its change leads to. Nothing happens if that change is
+            over.
+    """
     job = ctx.state.jobs.get(event.job)
     status = job.status if job is not None else None
     if job is None or not isinstance(status, Rescaling):

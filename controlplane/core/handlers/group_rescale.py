@@ -104,7 +104,13 @@ def _add_newcomers(ctx: HandlerContext, job: Job, change: Rescale, count: int) -
 
 
 def switch_when_prepared(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
-    """Switch when every newcomer is ready and the members can meet."""
+    """Switch when every newcomer is ready and the members can meet.
+
+    Args:
+        ctx: of this input.
+        job: that changes; nothing happens while somebody is missing.
+        status: of `job`; nothing happens unless its change is in phase PREPARING.
+    """
     change = status.change
     if change.phase is not RescalePhase.PREPARING:
         return
@@ -123,7 +129,14 @@ def switch_when_prepared(ctx: HandlerContext, job: Job, status: Rescaling) -> No
 
 
 def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreOpened) -> None:
-    """An incumbent that is the new rank 0 serves the store."""
+    """An incumbent that is the new rank 0 serves the store.
+
+    Args:
+        ctx: of this input.
+        job: nothing happens unless it changes.
+        worker: who serves the store.
+        event: the version of the group that is to meet there, and the port.
+    """
     status = job.status
     if not isinstance(status, Rescaling) or event.group != status.change.group.version:
         return
@@ -134,7 +147,14 @@ def on_store_opened(ctx: HandlerContext, job: Job, worker: Worker, event: StoreO
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: GroupFormed) -> None:
-    """A worker takes its steps in a group: when all do in the new one, the change is over."""
+    """A worker takes its steps in a group: when all do in the new one, the change is over.
+
+    Args:
+        ctx: of this input.
+        job: that changes.
+        status: of `job`.
+        event: the version that the worker is a member of; only that of the new group counts.
+    """
     change = status.change
     if event.group != change.group.version:
         return

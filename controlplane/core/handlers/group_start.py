@@ -63,7 +63,13 @@ def start(
 
 
 def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
-    """Let the group meet when all of its workers are ready."""
+    """Let the group meet when all of its workers are ready.
+
+    Args:
+        ctx: of this input.
+        job: that is started. It fails if one worker ended and all others wait for it.
+        status: of `job`; nothing happens if its group meets already.
+    """
     if status.meeting:
         return
     phases = {worker.phase for worker in job.group_workers()}
@@ -75,7 +81,14 @@ def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: GroupFormed) -> None:
-    """A worker of a group that is started is a member: when all are, the job trains."""
+    """A worker of a group that is started is a member: when all are, the job trains.
+
+    Args:
+        ctx: of this input.
+        job: that is started.
+        status: of `job`.
+        event: of the member that came last, with the epoch and step that it goes on from.
+    """
     group = status.group
     if any(worker.formed != group.version for worker in job.group_workers()):
         return
@@ -96,7 +109,14 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
 
 
 def on_worker_exited(ctx: HandlerContext, job: Job, status: Starting, event: WorkerExited) -> None:
-    """A worker of a group that is started ended; the group cannot do without it."""
+    """A worker of a group that is started ended; the group cannot do without it.
+
+    Args:
+        ctx: of this input.
+        job: that is started: it starts again, fails, ends, or waits for the others.
+        status: of `job`.
+        event: how the process ended.
+    """
     cause, why = exit_cause(event, status.script, job.progress.epoch)
     if cause is ExitCause.LOST:
         restart_from_checkpoint(ctx, job, why)
@@ -111,7 +131,12 @@ def on_worker_exited(ctx: HandlerContext, job: Job, status: Starting, event: Wor
 
 
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
-    """A group did not form in time."""
+    """A group did not form in time.
+
+    Args:
+        ctx: of this input.
+        event: the job, and the version that was waited for. Nothing happens if that wait is over.
+    """
     job = ctx.state.jobs.get(event.job)
     deadline = ctx.state.deadlines.starts.get(event.job)
     if job is None or deadline is None or deadline.version != event.version:

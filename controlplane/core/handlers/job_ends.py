@@ -22,7 +22,13 @@ _ENDS: Final = {
 
 
 def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
-    """Nobody has the state any more: start again from the last checkpoint."""
+    """Nobody has the state any more: start again from the last checkpoint.
+
+    Args:
+        ctx: of this input.
+        job: that lost its group. It fails for good at `MAX_LOSSES` losses without an epoch between.
+        why: in words, for users; what follows is added to it.
+    """
     job.attempts.losses += 1
     if job.attempts.losses >= MAX_LOSSES:
         why = f"{why}, for the {MAX_LOSSES}th time without an epoch"
@@ -34,7 +40,13 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
 
 
 def fail(ctx: HandlerContext, job: Job, why: str) -> None:
-    """The script failed: try again while retries are left."""
+    """The script failed: try again while retries are left.
+
+    Args:
+        ctx: of this input.
+        job: whose script failed. It ends if no retry is left; else it is tried again after a pause.
+        why: in words, for users; what follows is added to it.
+    """
     attempts = job.attempts
     attempts.failures += 1
     if job.failing_is_final:
@@ -100,7 +112,13 @@ def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
 
 
 def forget_exited(ctx: HandlerContext, job: Job) -> None:
-    """Forget processes that were seen gone, but for those that a group still counts on."""
+    """Forget processes that were seen gone, but for those that a group still counts on.
+
+    Args:
+        ctx: of this input.
+        job: it is changed in place; without a process left, it is off the list of those that have
+            any.
+    """
     counted = {member.worker for member in job.members()}
     job.workers = {
         name: worker

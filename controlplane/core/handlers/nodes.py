@@ -28,7 +28,12 @@ FORMER_BOOTS: Final = 8
 
 
 def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None:
-    """A new incarnation took over; every node has to greet it again."""
+    """A new incarnation took over; every node has to greet it again.
+
+    Args:
+        ctx: of this input.
+        event: its term and release.
+    """
     state = ctx.state
     state.term = event.term
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
@@ -39,7 +44,13 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
 
 
 def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
-    """An agent said hello: what it runs is held against what it should run."""
+    """An agent said hello: what it runs is held against what it should run.
+
+    Args:
+        ctx: of this input.
+        event: the node, its boot and hardware, and the workers that its agent has. One of a former
+            boot changes nothing.
+    """
     node = ctx.state.nodes.get(event.node)
     if node is None:
         node = Node(node=event.node, spec=event.spec, boot=event.boot, since=ctx.now)
@@ -97,13 +108,23 @@ def _reconcile_worker(
 
 
 def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:
-    """A suspect node spoke again."""
+    """A suspect node spoke again.
+
+    Args:
+        ctx: of this input.
+        event: of a node that has greeted before.
+    """
     _advance(ctx, ctx.state.nodes[event.node], NodeTrigger.HEARD, "node.up")
     ctx.ask = True
 
 
 def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
-    """A node has been silent for a while: nothing new goes there."""
+    """A node has been silent for a while: nothing new goes there.
+
+    Args:
+        ctx: of this input.
+        event: of a node that has greeted before, and how long it is silent, in seconds.
+    """
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     _advance(ctx, node, NodeTrigger.SUSPECTED, "node.suspect", detail)
@@ -111,7 +132,12 @@ def on_node_suspected(ctx: HandlerContext, event: NodeSuspected) -> None:
 
 
 def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
-    """A node has been silent for too long: jobs go on without it."""
+    """A node has been silent for too long: jobs go on without it.
+
+    Args:
+        ctx: of this input.
+        event: of a node that has greeted before, and how long it is silent, in seconds.
+    """
     detail: Detail = {"silent_s": event.silent_s}
     node = ctx.state.nodes[event.node]
     if not _advance(ctx, node, NodeTrigger.LOST, "node.lost", detail):
@@ -123,7 +149,13 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
 
 
 def on_input_skipped(ctx: HandlerContext, event: InputSkipped) -> None:
-    """An input could not be taken: its place in the node's stream is passed over."""
+    """An input could not be taken: its place in the node's stream is passed over.
+
+    Args:
+        ctx: of this input.
+        event: the input's sequence number, with its node and boot; nothing happens if it came from
+            no node, or from another boot.
+    """
     node = ctx.state.nodes.get(event.node) if event.node else None
     if node is not None and node.boot == event.boot:
         node.committed = max(node.committed, event.seq)

@@ -33,7 +33,16 @@ from schemas.messages.feed import Detail
 
 
 def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
-    """An operator asks for a size; what is not said stays as it was asked for before."""
+    """An operator asks for a size; what is not said stays as it was asked for before.
+
+    Args:
+        ctx: of this input.
+        event: the job, who asks, and what for; 0 slots are a pause. Nothing happens to a job that
+            has ended.
+
+    Raises:
+        UnknownJobError: if there is no such job.
+    """
     job = ctx.state.job(event.job)
     if job.ended:
         return
@@ -52,7 +61,15 @@ def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
 
 
 def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
-    """An operator takes a job's slots away."""
+    """An operator takes a job's slots away.
+
+    Args:
+        ctx: of this input.
+        event: the job, and who asks. Nothing happens to a job that has ended.
+
+    Raises:
+        UnknownJobError: if there is no such job.
+    """
     job = ctx.state.job(event.job)
     if job.ended:
         return
@@ -64,7 +81,16 @@ def on_pause_requested(ctx: HandlerContext, event: PauseRequested) -> None:
 
 
 def on_resume_requested(ctx: HandlerContext, event: ResumeRequested) -> None:
-    """An operator ends a pause, or gives a job back to the policy."""
+    """An operator ends a pause, or gives a job back to the policy.
+
+    Args:
+        ctx: of this input.
+        event: the job, and who asks; `auto` gives it back to the policy, whatever was ordered
+            before. Nothing happens to a job that has ended or is under nobody's override.
+
+    Raises:
+        UnknownJobError: if there is no such job.
+    """
     job = ctx.state.job(event.job)
     was = job.override
     if job.ended or was is None:
@@ -95,7 +121,12 @@ def _set_override(ctx: HandlerContext, job: Job, override: ManualOverride) -> No
 
 
 def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
-    """It is time to try an order again."""
+    """It is time to try an order again.
+
+    Args:
+        ctx: of this input.
+        event: the job, which may be unknown.
+    """
     job = ctx.state.jobs.get(event.job)
     if job is not None:
         job.attempts.change_at = Seconds(0.0)

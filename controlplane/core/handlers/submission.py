@@ -12,7 +12,12 @@ from schemas.ids import JobId
 
 
 def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
-    """A user asks for a job; the same key a second time is the same job."""
+    """A user asks for a job; the same key a second time is the same job.
+
+    Args:
+        ctx: of this input.
+        event: the job's description, its snapshot and user; without a key it is always a new job.
+    """
     state = ctx.state
     key = f"{event.user}/{event.key}" if event.key else ""
     known = state.keys.get(key)
@@ -40,7 +45,15 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
 
 
 def on_cancel_requested(ctx: HandlerContext, event: CancelRequested) -> None:
-    """A user ends a job."""
+    """A user ends a job.
+
+    Args:
+        ctx: of this input.
+        event: the job, and who asks. Nothing happens to a job that has ended.
+
+    Raises:
+        UnknownJobError: if there is no such job.
+    """
     job = ctx.state.job(event.job)
     if not job.ended:
         end(ctx, job, JobTrigger.CANCELLED, f"cancelled by {event.user}")

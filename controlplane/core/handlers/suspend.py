@@ -16,7 +16,13 @@ from schemas.messages.agent import Suspended
 
 
 def on_suspended(ctx: HandlerContext, job: Job, _: Worker, event: Suspended) -> None:
-    """The state is in a checkpoint; all workers are about to exit."""
+    """The state is in a checkpoint; all workers are about to exit.
+
+    Args:
+        ctx: of this input.
+        job: nothing happens unless it changes.
+        event: the version of the change, and the epoch, step and samples that the checkpoint holds.
+    """
     status = job.status
     if not isinstance(status, Rescaling) or event.group != status.change.group.version:
         return

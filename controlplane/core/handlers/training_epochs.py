@@ -19,7 +19,13 @@ NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch's
 
 
 def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochReported) -> None:
-    """An epoch is finished and its checkpoint is durable."""
+    """An epoch is finished and its checkpoint is durable.
+
+    Args:
+        ctx: of this input.
+        job: it is changed in place.
+        event: what the epoch came to; one that is known already changes nothing.
+    """
     group, progress = job.group, job.progress
     if group is None or event.epoch <= progress.epoch:
         return
@@ -63,7 +69,12 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
 def on_training_finished(
     _ctx: HandlerContext, job: Job, _: Worker, event: TrainingFinished
 ) -> None:
-    """The stop rule is met; the script may still evaluate or save before it exits."""
+    """The stop rule is met; the script may still evaluate or save before it exits.
+
+    Args:
+        job: remembers why, to say it when its processes have ended.
+        event: why the training is over, in words.
+    """
     if isinstance(job.status, Starting | Running | Rescaling):
         job.status.script.finished = event.why
 

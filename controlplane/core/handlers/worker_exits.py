@@ -19,7 +19,12 @@ from schemas.messages.feed import Detail
 
 
 def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
-    """A slot's owner is gone; who was prepared beside it owns the slot now."""
+    """A slot's owner is gone; who was prepared beside it owns the slot now.
+
+    Args:
+        ctx: of this input.
+        slot: nothing happens if somebody owns it after all, or nobody is prepared there.
+    """
     reservation = ctx.state.reservations().get(slot)
     if reservation is not None and slot not in ctx.state.owners():
         job, worker = reservation
@@ -28,7 +33,14 @@ def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
 
 
 def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerExited) -> None:
-    """A process is gone, and so is what it held."""
+    """A process is gone, and so is what it held.
+
+    Args:
+        ctx: of this input.
+        job: of the worker.
+        worker: nothing happens if it is known to be gone.
+        event: its exit code or signal; neither if only its absence was seen.
+    """
     was = worker.phase
     if was is WorkerPhase.GONE:
         return
@@ -49,7 +61,14 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
 
 
 def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerRefused) -> None:
-    """A node could not start a process at all."""
+    """A node could not start a process at all.
+
+    Args:
+        ctx: of this input.
+        job: it fails if the worker is of its group, and abandons its change if that is a newcomer.
+        worker: that has no process.
+        event: why, in words, and what helps.
+    """
     why = f"{event.error}; {event.hint}" if event.hint else event.error
     was = worker.phase
     workers.advance(worker, WorkerTrigger.GONE)
@@ -70,6 +89,12 @@ def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared)
 
     One that began says so before; of those that the node counted as members when it said
     this, it says nothing.
+
+    Args:
+        ctx: of this input.
+        job: whose processes were called off.
+        node: that says so.
+        event: the version before which the node has none of the job's processes any more.
     """
     counted = {member.worker for member in job.members()}
     for worker in job.workers.values():

@@ -43,7 +43,13 @@ SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.
 
 
 def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
-    """The next event of a node's stream; one that was taken before changes nothing."""
+    """The next event of a node's stream; one that was taken before changes nothing.
+
+    Args:
+        ctx: of this input.
+        event: the node, its boot, the sequence number and the report. One of another boot, or one
+            that was taken before, is not handled; of an unknown process only its end counts.
+    """
     node = ctx.state.nodes.get(event.node)
     if node is None or node.boot != event.boot or event.seq <= node.committed:
         return
@@ -83,7 +89,14 @@ def _forget_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
 
 
 def on_worker_started(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerStarted) -> None:
-    """A process exists."""
+    """A process exists.
+
+    Args:
+        ctx: of this input.
+        job: of the worker.
+        worker: that was ordered.
+        event: the id of its process.
+    """
     note_process(ctx, job, worker, event.pid)
 
 
@@ -104,7 +117,14 @@ def note_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> Non
 
 
 def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerReady) -> None:
-    """A worker has built everything and waits for its group."""
+    """A worker has built everything and waits for its group.
+
+    Args:
+        ctx: of this input.
+        job: of the worker; it may form its group or switch to it now.
+        worker: that is ready.
+        event: the samples of an epoch, and the port of the store that it would serve.
+    """
     if worker.phase is WorkerPhase.ORDERED:
         workers.advance(worker, WorkerTrigger.STARTED)
     if not workers.advance(worker, WorkerTrigger.READY) or job.group is None:
@@ -118,7 +138,14 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
-    """A worker takes its steps in a group."""
+    """A worker takes its steps in a group.
+
+    Args:
+        ctx: of this input.
+        job: of the worker. It recovers if the group is one that was abandoned.
+        worker: that is a member now.
+        event: the version of the group, and the step that it begins at.
+    """
     if not workers.advance(worker, WorkerTrigger.FORMED) or job.group is None:
         return
     worker.formed, worker.formed_step = event.group, event.step
@@ -132,7 +159,13 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
 
 
 def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptFailed) -> None:
-    """The script raised; its process is about to exit."""
+    """The script raised; its process is about to exit.
+
+    Args:
+        job: remembers the error, to say it when the process has ended.
+        worker: one that was told to leave is not blamed.
+        event: the error in words, and where in the script it was.
+    """
     if worker.phase is not WorkerPhase.LEAVING and isinstance(
         job.status, Starting | Running | Rescaling
     ):

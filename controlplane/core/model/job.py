@@ -192,6 +192,10 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Sec
 def with_group(job: Job, group: Group) -> WithGroup:
     """The status of a job that trains, the same but for its group.
 
+    Args:
+        job: it is left as it is.
+        group: takes the place of the one that trains or is started.
+
     Raises:
         IllegalTransitionError: if it has no group.
     """
@@ -202,7 +206,12 @@ def with_group(job: Job, group: Group) -> WithGroup:
 
 
 def settle_accounts(job: Job, now: Seconds) -> None:
-    """Add the time since the last change to what the job waited or used."""
+    """Add the time since the last change to what the job waited or used.
+
+    Args:
+        job: it is changed in place; call this before its phase or group changes.
+        now: up to when, in seconds since the epoch.
+    """
     account = job.accounting
     queued_s, running_s = times(job, now)
     account.slot_s += (running_s - account.running_s) * (len(job.group.members) if job.group else 0)
