@@ -168,7 +168,11 @@ class SearchStats(msgspec.Struct, frozen=True, kw_only=True):
     decision_ms: float = 0.0  # that the last answer took
 
     def in_ms(self, took_s: float) -> SearchStats:
-        """The same, with the time that the last answer took."""
+        """The same, with the time that the last answer took.
+
+        Args:
+            took_s: seconds.
+        """
         return msgspec.structs.replace(self, decision_ms=took_s * 1000.0)
 
 

@@ -209,6 +209,11 @@ class Reservoir:
     """A uniform sample of all points that were ever offered (Vitter 1985, algorithm R)."""
 
     def __init__(self, capacity: int) -> None:
+        """Keep at most `capacity` points; none are held yet.
+
+        Args:
+            capacity: points, each a row of features, epochs and progress.
+        """
         self._rows = np.zeros((capacity, FEATURES + 2))
         self.seen = 0
 

@@ -45,6 +45,11 @@ class Fair(ImmediatePolicy):
     """
 
     def __init__(self, options: FairOptions | None = None) -> None:
+        """Begin with no job known.
+
+        Args:
+            options: of its settings; None for the defaults.
+        """
         self.options = options or FairOptions()
         self._placer = Placer(self.options.placement, self.options.moves)
         self._stays: dict[JobId, tuple[bool, Seconds]] = {}  # whether it runs, and since when

@@ -38,6 +38,11 @@ class History:
     """Service that ended jobs took in all, slot seconds."""
 
     def __init__(self, kept: int) -> None:
+        """Remember nothing yet.
+
+        Args:
+            kept: how many jobs are remembered, those that ended last.
+        """
         self._recent: deque[float] = deque()
         self._kept = kept
         self._sorted: list[float] = []
@@ -87,6 +92,11 @@ class Gittins(ImmediatePolicy):
     """
 
     def __init__(self, options: GittinsOptions | None = None) -> None:
+        """Begin with no job known.
+
+        Args:
+            options: of its settings; None for the defaults.
+        """
         self.options = options or GittinsOptions()
         self._placer = Placer(self.options.placement)
         self._history = History(self.options.history)

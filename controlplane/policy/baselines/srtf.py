@@ -25,6 +25,12 @@ class Srtf(ImmediatePolicy):
     """
 
     def __init__(self, options: SrtfOptions, oracle: Oracle) -> None:
+        """Ask `oracle` at every plan.
+
+        Args:
+            options: of its settings.
+            oracle: knows how many seconds each job has left on a gang of its size.
+        """
         self.options = options
         self._oracle = oracle
         self._placer = Placer(options.placement)

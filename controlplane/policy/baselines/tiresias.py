@@ -60,6 +60,11 @@ class Tiresias(ImmediatePolicy):
     """
 
     def __init__(self, options: TiresiasOptions | None = None) -> None:
+        """Begin with empty queues, one more than there are limits.
+
+        Args:
+            options: of its settings; None for the defaults.
+        """
         self.options = options or TiresiasOptions()
         self._placer = Placer(self.options.placement)
         self._standing: dict[JobId, _Standing] = {}

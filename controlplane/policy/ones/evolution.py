@@ -35,6 +35,11 @@ class EvolutionarySearch(Evolution):
     """Holds K candidates; the best of them is never worse than greedy or than doing nothing."""
 
     def __init__(self, options: OnesOptions) -> None:
+        """Begin without a problem: `update` brings the first.
+
+        Args:
+            options: size of the population, kind of search, mutation rate and patience.
+        """
         super().__init__(options.patience)
         self._options = options
         self._problem: Problem | None = None
@@ -100,7 +105,11 @@ class EvolutionarySearch(Evolution):
         return 2.0 * differ / (len(levels) * (len(levels) - 1))
 
     def advance(self, rng: Generator) -> None:
-        """One step of a generation: renew a former candidate, or have one child."""
+        """One step of a generation: renew a former candidate, or have one child.
+
+        Args:
+            rng: draws parents and mutations; a step that only renews draws nothing.
+        """
         problem = self._problem
         if problem is None or not problem.job_rows or not self.population:
             self._give_up()

@@ -52,6 +52,11 @@ class Estimates:
     """Takes policy events in; answers what is known of a job."""
 
     def __init__(self, options: OnesOptions) -> None:
+        """Begin with nothing learnt.
+
+        Args:
+            options: what of relatives, neighbours and GPU types counts.
+        """
         self._options = options
         self._families = FamilyHistories()
         self._slowdowns = LearntSlowdowns(self._families)
@@ -64,7 +69,12 @@ class Estimates:
     # --- what happens
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from `event`."""
+        """Learn from `event`.
+
+        Args:
+            event: an epoch, telemetry, the end of a job, or a plan that was put in force.
+            now: seconds on the controller's clock.
+        """
         match event:
             case EpochSeen():
                 self._epoch(event, now)
@@ -313,11 +323,26 @@ class Estimates:
         return sum(longer) / len(longer) - served if longer else None
 
     def type_slowdowns(self, types: Sequence[str], families: Sequence[str]) -> FloatArray | None:
-        """See `LearntSlowdowns.by_type`; None if the policy does not tell types apart."""
+        """See `LearntSlowdowns.by_type`; None if the policy does not tell types apart.
+
+        Args:
+            types: of the cluster's GPUs.
+            families: of jobs, shape (J,).
+
+        Returns:
+            Shape (J, types), factors of 1 or more; None also if no type is slower.
+        """
         return self._slowdowns.by_type(types, families) if self._options.gpu_types else None
 
     def log_slowdowns(self, families: Sequence[str]) -> FloatArray | None:
-        """See `LearntSlowdowns.by_neighbour`; None if the policy does not look at neighbours."""
+        """See `LearntSlowdowns.by_neighbour`; None if the policy does not look at neighbours.
+
+        Args:
+            families: F of them, which give the classes their numbers.
+
+        Returns:
+            Shape (2 F, 2 F), logarithms; None also if nobody slows anybody down.
+        """
         return self._slowdowns.by_neighbour(families) if self._options.interference else None
 
     def _history(self, name: JobId) -> OnesJobHistory:

@@ -27,6 +27,11 @@ class Ones(SearchPolicy[Problem]):
     """
 
     def __init__(self, options: OnesOptions | None = None) -> None:
+        """Begin with nothing learnt and no schedule.
+
+        Args:
+            options: of its settings; None for the defaults.
+        """
         self.options = options or OnesOptions()
         estimates = Estimates(self.options)
         self._builder = ProblemBuilder(estimates, self.options)

@@ -50,6 +50,11 @@ class EvolutionarySearch(Evolution):
     """Evolves K candidates, generation by generation, in three steps each."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
+        """Begin without a problem: `update` brings the first.
+
+        Args:
+            options: size of the population, mutation rate, order and patience.
+        """
         super().__init__(options.patience)
         self._options = options
         self._now: _State | None = None
@@ -122,7 +127,11 @@ class EvolutionarySearch(Evolution):
         self._settle(problem, scorer_for(problem, options), genes, many, rng)
 
     def advance(self, rng: Generator) -> None:
-        """One step of a generation: crossover, mutation, or reorder and selection."""
+        """One step of a generation: crossover, mutation, or reorder and selection.
+
+        Args:
+            rng: draws parents, mutations and the progress that candidates are scored with.
+        """
         now, options = self._now, self._options
         if now is None or not now.genes.size or not now.problem.jobs:
             self._give_up()

@@ -64,6 +64,12 @@ class Estimates:
     """Takes policy events in; answers what is known of a job."""
 
     def __init__(self, options: OnesPaperOptions) -> None:
+        """Begin with nothing learnt: progress is that of the prior.
+
+        Args:
+            options: the prior, the size of the sample of logs (points), and whether R is halved for
+                jobs left waiting.
+        """
         self._options = options
         self._families: dict[str, FamilyHistory] = {}
         self._histories: dict[JobId, PaperJobHistory] = {}
@@ -76,7 +82,12 @@ class Estimates:
     # --- what happens
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Learn from `event`."""
+        """Learn from `event`.
+
+        Args:
+            event: an epoch, telemetry, the end of a job, or a plan that was put in force.
+            now: seconds on the controller's clock.
+        """
         match event:
             case EpochSeen():
                 self._epoch(event, now)

@@ -30,6 +30,11 @@ class OnesPaper(SearchPolicy[Problem]):
     """
 
     def __init__(self, options: OnesPaperOptions | None = None) -> None:
+        """Begin with nothing learnt and no schedule.
+
+        Args:
+            options: of its settings; None for the defaults.
+        """
         self.options = options or OnesPaperOptions()
         self._estimates = Estimates(self.options)
         self._builder = ProblemBuilder(self._estimates, self.options)

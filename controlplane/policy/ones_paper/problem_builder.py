@@ -24,6 +24,12 @@ class ProblemBuilder:
     """Builds problems; the table of a job that stands as before is not worked out again."""
 
     def __init__(self, estimates: Estimates, options: OnesPaperOptions) -> None:
+        """Begin with no table kept.
+
+        Args:
+            estimates: what is learnt of jobs, now and later; `build` brings them up to date.
+            options: gates, and what else problems are made by.
+        """
         self._estimates = estimates
         self._options = options
         self._clusters = ClusterIndexCache()

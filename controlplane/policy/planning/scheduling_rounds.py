@@ -16,6 +16,12 @@ class Rounds:
     """
 
     def __init__(self, interval_s: float) -> None:
+        """Begin before the first round.
+
+        Args:
+            interval_s: seconds from round to round; 0: decide at every moment that is new, or that
+                shows a new job.
+        """
         self._interval_s = interval_s  # 0: at every moment that is new, or shows a new job
         self._begun_at = Seconds(0.0)
 

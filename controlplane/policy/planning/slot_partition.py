@@ -117,7 +117,11 @@ def compose_plan(
 
 
 def slots_in_words(many: int) -> str:
-    """So many slots, in words."""
+    """So many slots, in words.
+
+    Args:
+        many: a count of slots, 0 or more.
+    """
     return f"{many} slot{'s' * (many != 1)}"
 
 

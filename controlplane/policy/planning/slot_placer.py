@@ -33,6 +33,13 @@ class Placer:
     """
 
     def __init__(self, mode: Mode = "consolidate", moves: Moves = "elastic") -> None:
+        """Begin with nothing promised to anybody.
+
+        Args:
+            mode: which nodes are taken first; see the class.
+            moves: "elastic": a job whose size changes keeps what it can; "restart": it is placed
+                anew.
+        """
         self.mode = mode
         self.moves = moves
         self._promised: dict[JobId, list[SlotId]] = {}

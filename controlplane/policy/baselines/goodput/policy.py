@@ -71,6 +71,11 @@ class Goodput(ImmediatePolicy):
     """
 
     def __init__(self, options: GoodputOptions | None = None) -> None:
+        """Begin with nothing learnt; the first plan begins a round.
+
+        Args:
+            options: of its settings; None for the defaults.
+        """
         self.options = options or GoodputOptions()
         self._placer = Placer(self.options.placement, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)

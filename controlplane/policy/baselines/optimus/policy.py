@@ -56,6 +56,15 @@ class Optimus(ImmediatePolicy):
     """
 
     def __init__(self, options: OptimusOptions | None = None, oracle: Oracle | None = None) -> None:
+        """Begin with nothing learnt; the first plan begins a round.
+
+        Args:
+            options: of its settings; None for the defaults.
+            oracle: knows how long jobs last; needed, and asked, only with `remaining` "oracle".
+
+        Raises:
+            SettingsError: if `remaining` is "oracle" and there is none.
+        """
         self.options = options or OptimusOptions()
         self._estimates = Estimates(self.options.convergence)
         self._lengths: Lengths = self._estimates

@@ -35,13 +35,24 @@ class Estimates:
     """Answers as an oracle would, from what jobs and their relatives reported."""
 
     def __init__(self, convergence: float) -> None:
+        """Begin with nothing learnt.
+
+        Args:
+            convergence: share of the loss, in (0, 1): a job whose next epoch takes less away has
+                converged.
+        """
         self._convergence = convergence
         self._families: dict[str, _Family] = {}
         self._losses: dict[JobId, dict[int, float]] = {}  # epoch -> loss
         self._curves: dict[JobId, LossCurve | None] = {}
 
     def observe(self, event: PolicyEvent) -> None:
-        """Learn from `event`."""
+        """Learn from `event`.
+
+        Args:
+            event: an epoch teaches speed and loss, telemetry speed, a job's end how long relatives
+                last.
+        """
         match event:
             case EpochSeen():
                 if event.whole:
