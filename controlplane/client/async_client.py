@@ -124,7 +124,17 @@ class Client:
         return accepted.job
 
     async def submit_accepted(self, spec: JobSpec, key: str | None = None) -> JobAccepted:
-        """The same as `submit`, with the state that the job is in."""
+        """The same as `submit`, with the state that the job is in.
+
+        Args:
+            spec: what to run; relative paths are relative to the current directory.
+            key: makes a repetition harmless: the same key gives the same job. None: a new job each
+                time.
+
+        Raises:
+            BadFieldError: if a field cannot be accepted; nothing was submitted.
+            TooLargeError: if the working directory packs to more than the cluster takes.
+        """
         spec = checked(spec, Path.cwd())
         archive = await asyncio.to_thread(pack, Path(spec.workdir))
         digest = digest_of(archive)
@@ -133,11 +143,18 @@ class Client:
         return await self._call(request, JobAccepted)
 
     async def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
-        """Summaries, oldest first; with `ended`, of ended jobs too."""
+        """Summaries, oldest first; with `ended`, of ended jobs too.
+
+        Args:
+            ended: False: only jobs that have not ended.
+        """
         return (await self._call(ListJobs(ended=ended), Jobs)).jobs
 
     async def job(self, job: str) -> JobDetail:
         """Everything about one job.
+
+        Args:
+            job: its name, as `submit` returned it.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -146,6 +163,9 @@ class Client:
 
     async def explain(self, job: str) -> Explanation:
         """Why a job has the slots and the batch that it has: every decision about it.
+
+        Args:
+            job: its name, as `submit` returned it.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -158,6 +178,12 @@ class Client:
 
     async def cancel(self, job: str) -> JobDetail:
         """End a job; one that has ended stays as it is.
+
+        Args:
+            job: its name, as `submit` returned it.
+
+        Returns:
+            The job as it stands then; an end that is under way may not show yet.
 
         Raises:
             UnknownJobError: if there is no such job.
@@ -190,11 +216,30 @@ class Client:
         return await self._call(request, JobDetail)
 
     async def pause(self, job: str) -> JobDetail:
-        """Take a job's slots away; its state is kept in a checkpoint."""
+        """Take a job's slots away; its state is kept in a checkpoint.
+
+        Args:
+            job: its name, as `submit` returned it.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            DeniedError: if it is somebody else's.
+            BadFieldError: if it has ended.
+        """
         return await self._call(PauseJob(job=JobId(job)), JobDetail)
 
     async def resume(self, job: str, *, auto: bool = False) -> JobDetail:
-        """End a pause; with `auto`, give the job back to the policy."""
+        """End a pause; with `auto`, give the job back to the policy.
+
+        Args:
+            job: its name, as `submit` returned it.
+            auto: False: the slots and the batch that were asked for by hand stay in force.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            DeniedError: if it is somebody else's.
+            BadFieldError: if it has ended, or was neither resized nor paused by hand.
+        """
         return await self._call(ResumeJob(job=JobId(job), auto=auto), JobDetail)
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
@@ -254,6 +299,12 @@ class Client:
         """Records `{"epoch", "step", "rank", "ids"}` of committed steps, each sample once an epoch.
 
         Steps that were lost with a worker, and done again from a checkpoint, are left out.
+
+        Args:
+            job: its name; its spec has to ask for `record_samples`, else there are none.
+
+        Raises:
+            UnknownJobError: if there is no such job.
         """
         async for page in self.sample_pages(job):
             for record in page:
@@ -264,7 +315,15 @@ class Client:
     async def event_pages(
         self, from_seq: int, *, follow: bool
     ) -> AsyncIterator[tuple[FeedEvent, ...]]:
-        """Feed events as they come from the controller."""
+        """Feed events as they come from the controller.
+
+        Args:
+            from_seq: number of the first one, 1-based.
+            follow: go on for ever; else end behind the last one there is.
+
+        Yields:
+            Events in order, without gaps; no page is empty.
+        """
         while True:
             wait_s = POLL_S if follow else 0.0
             request = ReadEvents(from_seq=from_seq, wait_s=wait_s)
@@ -276,7 +335,17 @@ class Client:
                 return
 
     async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
-        """Sample records as they come from the controller."""
+        """Sample records as they come from the controller.
+
+        Args:
+            job: its name.
+
+        Yields:
+            Records as `samples` gives them; a page may be empty.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+        """
         detail = await self.job(job)
         restarts = [(v.version, v.resumed_step) for v in detail.versions if v.kind == "start"]
         seen: set[tuple[int, int, int]] = set()
@@ -314,7 +383,21 @@ class Client:
     async def pieces(
         self, job: str, stream: Stream, rank: int | None, *, follow: bool
     ) -> AsyncIterator[LogPiece]:
-        """Raw pieces of a stream in the order in which they were stored."""
+        """Raw pieces of a stream in the order in which they were stored.
+
+        Args:
+            job: its name.
+            stream: log or samples.
+            rank: only of workers of this rank; None: of all.
+            follow: until the job has ended; else end behind the last piece there is.
+
+        Yields:
+            Pieces of the stream, which may break lines; behind a log, one line for each worker
+            whose output did not all arrive.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+        """
         cursor = 0
         while True:
             state = "" if follow else (await self.job(job)).summary.state

@@ -73,23 +73,45 @@ class BlockingClient:
         return self._run(self._client.cluster())
 
     def submit(self, spec: JobSpec, key: str | None = None) -> JobId:
-        """See `Client.submit`."""
+        """See `Client.submit`.
+
+        Args:
+            spec: what to run; relative paths are relative to the current directory.
+            key: the same key gives the same job; None: a new job each time.
+        """
         return self._run(self._client.submit(spec, key))
 
     def submit_accepted(self, spec: JobSpec, key: str | None = None) -> JobAccepted:
-        """See `Client.submit_accepted`."""
+        """See `Client.submit_accepted`.
+
+        Args:
+            spec: what to run; relative paths are relative to the current directory.
+            key: the same key gives the same job; None: a new job each time.
+        """
         return self._run(self._client.submit_accepted(spec, key))
 
     def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
-        """See `Client.jobs`."""
+        """See `Client.jobs`.
+
+        Args:
+            ended: False: only jobs that have not ended.
+        """
         return self._run(self._client.jobs(ended=ended))
 
     def job(self, job: str) -> JobDetail:
-        """See `Client.job`."""
+        """See `Client.job`.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
         return self._run(self._client.job(job))
 
     def explain(self, job: str) -> Explanation:
-        """See `Client.explain`."""
+        """See `Client.explain`.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
         return self._run(self._client.explain(job))
 
     def search(self) -> SearchInfo:
@@ -97,7 +119,11 @@ class BlockingClient:
         return self._run(self._client.search())
 
     def cancel(self, job: str) -> JobDetail:
-        """See `Client.cancel`."""
+        """See `Client.cancel`.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
         return self._run(self._client.cancel(job))
 
     def resize(
@@ -107,15 +133,31 @@ class BlockingClient:
         batch: int | None = None,
         on: Sequence[str] = (),
     ) -> JobDetail:
-        """See `Client.resize`."""
+        """See `Client.resize`.
+
+        Args:
+            job: its name, as `submit` returned it.
+            slots: how many; 0 pauses the job; None: as many as it has now.
+            batch: global batch, samples per step; None: as it is now.
+            on: exactly these slots, NODE/INDEX.
+        """
         return self._run(self._client.resize(job, slots, batch, on))
 
     def pause(self, job: str) -> JobDetail:
-        """See `Client.pause`."""
+        """See `Client.pause`.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
         return self._run(self._client.pause(job))
 
     def resume(self, job: str, *, auto: bool = False) -> JobDetail:
-        """See `Client.resume`."""
+        """See `Client.resume`.
+
+        Args:
+            job: its name, as `submit` returned it.
+            auto: give the job back to the policy.
+        """
         return self._run(self._client.resume(job, auto=auto))
 
     def nodes(self) -> tuple[NodeInfo, ...]:
@@ -123,22 +165,42 @@ class BlockingClient:
         return self._run(self._client.nodes())
 
     def wait(self, job: str, timeout: float | None = None) -> JobDetail:
-        """See `Client.wait`."""
+        """See `Client.wait`.
+
+        Args:
+            job: its name, as `submit` returned it.
+            timeout: seconds; None: for ever.
+        """
         return self._run(self._client.wait(job, timeout))
 
     def events(self, from_seq: int = 1, follow: bool = False) -> Iterator[FeedEvent]:
-        """See `Client.events`."""
+        """See `Client.events`.
+
+        Args:
+            from_seq: number of the first one, 1-based.
+            follow: go on for ever; else end at the last one there is.
+        """
         for page in self._each(self._client.event_pages(from_seq, follow=follow)):
             yield from page
 
     def tail(self, job: str, rank: int | None = None, follow: bool = True) -> Iterator[str]:
-        """See `Client.tail`."""
+        """See `Client.tail`.
+
+        Args:
+            job: its name, as `submit` returned it.
+            rank: only of this worker; None: of all, as they arrived.
+            follow: go on until the job has ended; else end at the last line there is.
+        """
         for page in self._each(self._client.line_pages(job, LOG, rank, follow=follow)):
             for _, line in page:
                 yield line.decode("utf-8", "replace")
 
     def samples(self, job: str) -> Iterator[dict[str, Any]]:
-        """See `Client.samples`."""
+        """See `Client.samples`.
+
+        Args:
+            job: its name; its spec has to ask for `record_samples`, else there are none.
+        """
         for page in self._each(self._client.sample_pages(job)):
             yield from page
 

@@ -39,6 +39,9 @@ class Home:
 def find_home(folder: Path | str | None = None) -> Home:
     """The cluster in `folder`, else in $ONES_HOME, else in ~/.ones.
 
+    Args:
+        folder: may begin with `~`; None: $ONES_HOME decides.
+
     Raises:
         SettingsError: if there is none.
     """

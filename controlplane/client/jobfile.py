@@ -14,6 +14,9 @@ from schemas.settings import convert, read_toml
 def load_job(path: Path) -> JobSpec:
     """The job in a TOML file; its relative paths are relative to the file.
 
+    Args:
+        path: a TOML file, UTF-8.
+
     Raises:
         SettingsError: if the file cannot be read, a key is unknown or of the wrong type.
         BadFieldError: if a value cannot be accepted.

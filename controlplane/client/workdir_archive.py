@@ -28,6 +28,12 @@ def pack(folder: Path) -> bytes:
     Left out: version control, caches, virtual environments, cluster folders with their keys, and
     what the patterns of `.onesignore` match (one a line, against name or relative path).
 
+    Args:
+        folder: the working directory; links to files are followed, links to folders refused.
+
+    Returns:
+        The archive's bytes, the same for the same files.
+
     Raises:
         BadFieldError: if `folder` is none or a file cannot be read.
         TooLargeError: if it packs to more than a cluster takes.
@@ -50,7 +56,14 @@ def pack(folder: Path) -> bytes:
 
 
 def digest_of(archive: bytes) -> str:
-    """The name of an archive: its sha256."""
+    """The name of an archive: its sha256.
+
+    Args:
+        archive: as `pack` returned it.
+
+    Returns:
+        64 hexadecimal digits.
+    """
     return hashlib.sha256(archive).hexdigest()
 
 
