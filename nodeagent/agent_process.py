@@ -104,7 +104,11 @@ class Agent:
         self._bulk_receiving: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
-        """Be the agent until `stop`."""
+        """Be the agent until `stop`.
+
+        Args:
+            stop: set to end the agent; its workers go on.
+        """
         self._manager.adopt()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks

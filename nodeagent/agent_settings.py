@@ -39,6 +39,9 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
 def load(path: Path) -> AgentSettings:
     """The settings in `path`, overridden by `ONES__KEY` variables.
 
+    Args:
+        path: a TOML file; relative paths in it are left as they stand.
+
     Raises:
         SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
     """

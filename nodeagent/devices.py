@@ -47,7 +47,14 @@ def inventory(settings: AgentSettings) -> NodeSpec:
 
 
 def cpu_slots(count: int) -> tuple[SlotSpec, ...]:
-    """`count` declared slots without a device."""
+    """`count` declared slots without a device.
+
+    Args:
+        count: how many; 0 or less gives none.
+
+    Returns:
+        Slots with the host's memory in equal shares, bytes, index from 0.
+    """
     share = psutil.virtual_memory().total // max(1, count)
     return tuple(
         SlotSpec(index=i, kind="cpu", model="CPU", memory_bytes=share) for i in range(count)

@@ -28,7 +28,12 @@ UNPACKING: Final = (  # what the tar, gzip, xz and zlib modules raise of strange
 
 
 def is_laid_out(folder: Path, digest: str) -> bool:
-    """Whether `folder` was made from this snapshot."""
+    """Whether `folder` was made from this snapshot.
+
+    Args:
+        folder: a job's working directory, which need not exist.
+        digest: sha256 of the archive, hexadecimal.
+    """
     try:
         return (folder / MARK).read_text(encoding="ascii") == digest
     except OSError:

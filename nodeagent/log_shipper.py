@@ -70,7 +70,11 @@ class LogShipper:
         self._connected = asyncio.Event()
 
     def use(self, socket: Socket) -> None:
-        """Send over `socket` from now on; what was under way on another is asked for again."""
+        """Send over `socket` from now on; what was under way on another is asked for again.
+
+        Args:
+            socket: connected to the log relay; the caller closes it.
+        """
         self._socket = socket
         for stream in self._by_key.values():
             stream.sent, stream.asked_at = -1, -1e9
@@ -93,12 +97,20 @@ class LogShipper:
             self._by_key[key] = stream
 
     def worker_ended(self, worker: WorkerId) -> None:
-        """The files of this worker will not grow any more."""
+        """The files of this worker will not grow any more.
+
+        Args:
+            worker: its name; one that is not watched is passed over.
+        """
         for stream in self._streams.get(worker, []):
             stream.ended = True
 
     def forget(self, worker: WorkerId) -> None:
-        """Stop looking at this worker's files."""
+        """Stop looking at this worker's files.
+
+        Args:
+            worker: its name; one that is not watched is passed over.
+        """
         for stream in self._streams.pop(worker, []):
             a = stream.assignment
             self._by_key.pop((a.job, a.version, a.rank, stream.name), None)
@@ -115,7 +127,12 @@ class LogShipper:
             await asyncio.sleep(0 if busy else LOOK_S)
 
     def receive(self, message: LogStored) -> None:
-        """Take the relay's answer: how far a stream is stored there."""
+        """Take the relay's answer: how far a stream is stored there.
+
+        Args:
+            message: `size` is what is stored, bytes from the stream's start; `credit` is how many
+                bytes may be sent beyond that. One about an unknown stream is passed over.
+        """
         stream = self._by_key.get((message.job, message.version, message.rank, message.stream))
         if stream is None:
             return

@@ -8,7 +8,14 @@ from pathlib import Path
 
 
 def start_ticks(pid: int) -> int | None:
-    """Field 22 of /proc/PID/stat, which with the pid names a process for ever; None if gone."""
+    """Field 22 of /proc/PID/stat, which with the pid names a process for ever; None if gone.
+
+    Args:
+        pid: on this host.
+
+    Returns:
+        Start time, clock ticks since the host came up (proc(5), field `starttime`).
+    """
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -17,7 +24,14 @@ def start_ticks(pid: int) -> int | None:
 
 
 def session_members(leader: int) -> list[int]:
-    """Processes of the session that `leader` led, if it is gone; what a worker left behind."""
+    """Processes of the session that `leader` led, if it is gone; what a worker left behind.
+
+    Args:
+        leader: its pid, which is the number of its session too.
+
+    Returns:
+        Their pids; none while the leader is there, or while its pid is another process's.
+    """
     if start_ticks(leader) is not None:
         return []
     found = []

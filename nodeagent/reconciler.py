@@ -109,7 +109,12 @@ class Reconciler:
     workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
 
     def handle(self, event: Event) -> list[Action]:
-        """Apply one event and return what to do about it, in order."""
+        """Apply one event and return what to do about it, in order.
+
+        Args:
+            event: `Desired` makes a job known here, `Adopted` a worker; another event about one
+                that is not known changes nothing.
+        """
         match event:
             case Desired(delta=delta):
                 self._job(delta.job).delta = delta

@@ -32,12 +32,21 @@ class SnapshotFetcher:
         self._connected = asyncio.Event()
 
     def use(self, socket: Socket) -> None:
-        """Ask over `socket` from now on."""
+        """Ask over `socket` from now on.
+
+        Args:
+            socket: connected to the log relay; the caller closes it.
+        """
         self._socket = socket
         self._connected.set()
 
     def receive(self, message: SnapshotPiece) -> None:
-        """Take the relay's answer: the next piece for whoever waits for it."""
+        """Take the relay's answer: the next piece for whoever waits for it.
+
+        Args:
+            message: goes to every fetch of this archive that waits at this offset; it is dropped if
+                none does.
+        """
         for fetch in self._fetches:
             if fetch.digest == message.digest and fetch.offset == message.offset:
                 fetch.pieces.put_nowait(message)

@@ -39,11 +39,18 @@ class WorkerFolder:
         return WorkerId(self.path.name)
 
     def stream(self, name: str) -> Path:
-        """The file behind a shipped stream."""
+        """The file behind a shipped stream.
+
+        Args:
+            name: `LOG` or `SAMPLES`.
+        """
         return self.path / {LOG: "log", SAMPLES: "samples"}[name]
 
     def write_assignment(self, assignment: Assignment) -> None:
         """Make the folder; the assignment is there whole or not at all.
+
+        Args:
+            assignment: replaces one that is there.
 
         Raises:
             OSError: if the disk does not take it.
@@ -142,7 +149,11 @@ class NodeFolders:
         return f"ipc://{self.sockets}/agent.sock"
 
     def worker(self, worker: WorkerId) -> WorkerFolder:
-        """The folder of one worker."""
+        """The folder of one worker.
+
+        Args:
+            worker: its name; the folder need not exist.
+        """
         return WorkerFolder(self.run / "workers" / worker)
 
     def workers(self) -> Iterator[WorkerFolder]:
@@ -152,5 +163,9 @@ class NodeFolders:
                 yield WorkerFolder(path)
 
     def job(self, job: JobId) -> Path:
-        """The working directory of a job on this node."""
+        """The working directory of a job on this node.
+
+        Args:
+            job: its name; the directory need not exist.
+        """
         return self.work / job

@@ -110,7 +110,12 @@ class WorkerManager:
     def perform(
         self, action: FetchWorkspace | StartWorker | AwaitExit | Terminate | Kill | RemoveWorker
     ) -> None:
-        """Begin to do it; the outcome comes as an event."""
+        """Begin to do it; the outcome comes as an event.
+
+        Args:
+            action: a signal to a process that is gone is passed over, and so is a `StartWorker`
+                without group and spec in its delta.
+        """
         match action:
             case FetchWorkspace(job=job, digest=digest):
                 self._spawn(self._fetch_workspace(job, digest))
@@ -144,7 +149,12 @@ class WorkerManager:
             log.info("worker adopted", worker=folder.worker, pid=pid)
 
     def read_reports(self, worker: WorkerId) -> None:
-        """Read what is new in a worker's report file, and hand it on as events."""
+        """Read what is new in a worker's report file, and hand it on as events.
+
+        Args:
+            worker: its name; one that is not watched is passed over. Nothing is read while
+                `may_read` says no.
+        """
         watched = self._watched.get(worker)
         if watched is None or not self._may_read():
             return

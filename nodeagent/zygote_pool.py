@@ -25,7 +25,12 @@ PROBE_S: Final = 0.05
 
 
 class ZygoteConnection:
-    """One connection to one zygote."""
+    """One connection to one zygote.
+
+    Args:
+        reader: of the zygote's Unix socket.
+        writer: of the same; closed by `close`.
+    """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -41,6 +46,9 @@ class ZygoteConnection:
 
     async def fork(self, folder: Path) -> Forked:
         """Have it start the worker of `folder`.
+
+        Args:
+            folder: of the worker, with its assignment in it.
 
         Returns:
             Its pid and start time.
@@ -92,7 +100,11 @@ class ZygoteConnection:
 
 
 class ZygotePool:
-    """Finds running zygotes again and starts missing ones; never ends one."""
+    """Finds running zygotes again and starts missing ones; never ends one.
+
+    Args:
+        folders: of the node; sockets and output of zygotes lie in its `sockets`.
+    """
 
     def __init__(self, folders: NodeFolders) -> None:
         self._folder = folders.sockets
@@ -126,6 +138,9 @@ class ZygotePool:
 
     async def get(self, python: str) -> ZygoteConnection:
         """The zygote of an interpreter, running: one that is found, or a new one.
+
+        Args:
+            python: path or name of the interpreter; each spelling has a zygote of its own.
 
         Raises:
             StartError: naming the interpreter and what it said.

@@ -14,7 +14,14 @@ from schemas.messages.feed import FeedEvent
 
 
 class Reader:
-    """A second connection to a journal: sees what is committed, changes nothing."""
+    """A second connection to a journal: sees what is committed, changes nothing.
+
+    Args:
+        path: the database file; one that is not there is made, without entries.
+
+    Raises:
+        JournalError: if it cannot be opened, or a release with another schema wrote it.
+    """
 
     def __init__(self, path: Path) -> None:
         self._database = connect(path)

@@ -41,6 +41,9 @@ _feed: Final = msgspec.msgpack.Decoder(FeedEvent)
 def input_from(body: bytes) -> Input:
     """The input that was written as `body`.
 
+    Args:
+        body: MessagePack, from the table `inputs`.
+
     Raises:
         ValueError: if it is none of this release.
     """
@@ -50,6 +53,9 @@ def input_from(body: bytes) -> Input:
 
 def feed_from(body: bytes) -> FeedEvent:
     """The feed event that was written as `body`.
+
+    Args:
+        body: MessagePack, from the table `feed`.
 
     Raises:
         ValueError: if it is none of this release.

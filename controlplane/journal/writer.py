@@ -83,7 +83,11 @@ class Writer:
         self._thread.start()
 
     def append(self, entry: Entry) -> None:
-        """Queue `entry`; `committed` will be called when it is durable."""
+        """Queue `entry`; `committed` will be called when it is durable.
+
+        Args:
+            entry: committed behind those of earlier calls, maybe together with later ones.
+        """
         self._queue.put(entry)
 
     def close(self) -> None:
