@@ -132,7 +132,11 @@ class Controller:
         )
 
     async def serve(self, stop: asyncio.Event) -> None:
-        """Run all tasks until `stop` is set."""
+        """Run all tasks until `stop` is set.
+
+        Args:
+            stop: set by whoever ends the controller, as a signal does.
+        """
         listen = self._settings.listen
         with (metrics := Metrics()).served(listen.host, listen.metrics):
             async with asyncio.TaskGroup() as tasks:

@@ -40,14 +40,22 @@ class EventFeed:
                 self._audit.refused("subscription", f"{incoming.identity} may not read", now)
 
     def publish(self, event: FeedEvent) -> None:
-        """Send `event` under its job's or node's topic and wake who waits."""
+        """Send `event` under its job's or node's topic and wake who waits.
+
+        Args:
+            event: with a number above that of the one before.
+        """
         self.last_seq = event.seq
         self._socket.send(_topic(event).encode(), encode(event))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     async def wait(self, wait_s: float) -> None:
-        """Return at the next event, or after `wait_s` seconds."""
+        """Return at the next event, or after `wait_s` seconds.
+
+        Args:
+            wait_s: seconds, at most.
+        """
         if self._waiter is None or self._waiter.done():
             self._waiter = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._waiter], timeout=wait_s)

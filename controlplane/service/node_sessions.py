@@ -168,7 +168,11 @@ class NodeSessions:
     # --- what leaves
 
     def send(self, command: SendDelta) -> None:
-        """Send a delta, if the node is there; if not, it is cut again when the node says hello."""
+        """Send a delta, if the node is there; if not, it is cut again when the node says hello.
+
+        Args:
+            command: the delta and its node, which may be unknown.
+        """
         session = self._sessions.get(command.node)
         if session is not None:
             self._apply(command.node, session.order(command.delta, self._now()))

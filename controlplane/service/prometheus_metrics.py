@@ -96,7 +96,12 @@ class Metrics:
             await asyncio.sleep(EVERY_S)
 
     def write(self, state: State, search: SearchInfo) -> None:
-        """Take the numbers of now."""
+        """Take the numbers of now.
+
+        Args:
+            state: the core's, which is only read.
+            search: how the scheduler stands; a count below that of the last time began anew.
+        """
         states = Counter(job.phase.value for job in state.jobs.values())
         for name in STATES:
             self._jobs.labels(name).set(states[name])

@@ -30,7 +30,11 @@ class SnapshotStore:
             left_over.unlink()
 
     def has(self, digest: str) -> bool:
-        """Whether the whole archive is here."""
+        """Whether the whole archive is here.
+
+        Args:
+            digest: sha256 of the archive, hexadecimal; False for anything else.
+        """
         return bool(DIGEST.fullmatch(digest)) and (self._folder / digest).is_file()
 
     def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:

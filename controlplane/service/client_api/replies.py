@@ -168,7 +168,14 @@ def _geometric_mean(values: list[float]) -> float | None:
 
 
 def node_infos(state: State) -> tuple[NodeInfo, ...]:
-    """The lines of `ones node list`."""
+    """The lines of `ones node list`.
+
+    Args:
+        state: the core's, which is only read.
+
+    Returns:
+        One for each node that ever joined, in that order; lost ones, too.
+    """
     owners = state.owners()
     return tuple(_node_info(node, {s: j for s, j in owners.items() if node_of(s) == node.node})
                  for node in state.nodes.values())  # fmt: skip

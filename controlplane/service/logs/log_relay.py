@@ -203,7 +203,11 @@ class LogRelay:
             waiter.set_result(None)
 
     def job_changed(self, job: JobId) -> None:
-        """Wake followers of a job whose state changed."""
+        """Wake followers of a job whose state changed.
+
+        Args:
+            job: nothing happens if nobody waits for it.
+        """
         self._wake(job)
 
     def _refused(self, incoming: Incoming, error: OnesError) -> None:

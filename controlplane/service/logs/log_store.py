@@ -47,7 +47,13 @@ class LogStore:
         self._streams: dict[tuple[JobId, str], _Stream] = {}
 
     def stored(self, job: JobId, stream: str, who: Who) -> tuple[int, bool]:
-        """How far a worker's output is here, in bytes, and whether that is its end."""
+        """How far a worker's output is here, in bytes, and whether that is its end.
+
+        Args:
+            job: whose output it is.
+            stream: log or samples.
+            who: version and rank of the worker; one that sent nothing has 0 bytes here.
+        """
         found = self._open(job, stream)
         return found.stored.get(who, 0), who in found.ended
 
@@ -84,7 +90,17 @@ class LogStore:
         return found.stored[who]
 
     def end(self, job: JobId, stream: str, who: Who, size: int) -> bool:
-        """Note that a worker's output ends at `size` bytes; False while some of it is missing."""
+        """Note that a worker's output ends at `size` bytes; False while some of it is missing.
+
+        Args:
+            job: whose output it is.
+            stream: log or samples.
+            who: version and rank of the worker.
+            size: of the worker's own file, bytes.
+
+        Raises:
+            OSError: if the disk does not take it.
+        """
         found = self._open(job, stream)
         have = found.stored.setdefault(who, 0)
         if have < size:

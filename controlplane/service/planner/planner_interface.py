@@ -32,7 +32,12 @@ class Planner(Protocol):
         ...
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
-        """Something happened at `now` (seconds since the epoch) that the policy can learn from."""
+        """Something happened at `now` (seconds since the epoch) that the policy can learn from.
+
+        Args:
+            event: of a job, as policies see it.
+            now: seconds since the epoch.
+        """
         ...
 
     async def run(self) -> None:

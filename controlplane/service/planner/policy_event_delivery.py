@@ -28,7 +28,11 @@ class PolicyObserver:
         self._telemetry = telemetry
 
     def announced(self, event: FeedEvent) -> None:
-        """Tell the policy what an announcement teaches; of an ended job nothing more is shown."""
+        """Tell the policy what an announcement teaches; of an ended job nothing more is shown.
+
+        Args:
+            event: of any kind; most teach nothing.
+        """
         core = self._commit_loop.reactor
         learnt = policy_events.of_event(event, core.state, core.histories)
         if learnt is not None:
@@ -37,7 +41,11 @@ class PolicyObserver:
             self._telemetry.forget(learnt.job)
 
     def steps_reported(self, steps: StepsReported) -> None:
-        """Take telemetry of a running job."""
+        """Take telemetry of a running job.
+
+        Args:
+            steps: of a group's rank 0, about once a second.
+        """
         self._telemetry.take(steps, self._commit_loop.now())
         learnt = policy_events.of_steps(steps, self._commit_loop.reactor.state)
         if learnt is not None:

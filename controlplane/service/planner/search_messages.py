@@ -78,7 +78,14 @@ FROM_SEARCH: Final[msgspec.msgpack.Decoder[FromSearch]] = msgspec.msgpack.Decode
 
 
 def frame(message: ToSearch | FromSearch) -> bytes:
-    """One message with its length before it."""
+    """One message with its length before it.
+
+    Args:
+        message: to or from the search process.
+
+    Returns:
+        The length of the body in bytes (4 bytes, big-endian), and the body as MessagePack.
+    """
     body = msgspec.msgpack.encode(message)
     return HEAD.pack(len(body)) + body
 
