@@ -31,7 +31,14 @@ class CsvRow:
     values: Mapping[str, str]  # column -> what is there, without blanks around it
 
     def text(self, column: str) -> str:
-        """A name: not empty, printable, at most `MOST_TEXT` characters."""
+        """A name: not empty, printable, at most `MOST_TEXT` characters.
+
+        Args:
+            column: that holds it.
+
+        Raises:
+            TraceError: if it is empty, too long or cannot be printed.
+        """
         value = self.values[column]
         if not value:
             raise self.error(column, "is empty", "write a value there, or delete the line")
@@ -48,6 +55,9 @@ class CsvRow:
             column: that holds it.
             least: it may be.
             most: it may be.
+
+        Raises:
+            TraceError: if it is empty, no number or out of range.
         """
         value = self.values[column]
         if not value:
@@ -67,6 +77,9 @@ class CsvRow:
             column: that holds it.
             least: it may be.
             most: it may be.
+
+        Raises:
+            TraceError: if it is empty, no whole number or out of range.
         """
         number = self.number(column, least, most)
         if not number.is_integer():
@@ -75,7 +88,11 @@ class CsvRow:
         return int(number)
 
     def given(self, column: str) -> bool:
-        """Whether the column is there and not empty."""
+        """Whether the column is there and not empty.
+
+        Args:
+            column: that the file may not have.
+        """
         return bool(self.values.get(column))
 
     def error(self, column: str, what: str, hint: str) -> TraceError:

@@ -79,6 +79,13 @@ class CellsFailedError(OnesError):
     def __init__(
         self, failures: Sequence[Failure], results: Sequence[SimulationResult], path: Path | None
     ) -> None:
+        """Say why, for the first few, and how to go on.
+
+        Args:
+            failures: at least one.
+            results: of all other cells.
+            path: of the file that keeps those; None: nothing does.
+        """
         reasons = "; ".join(f"{failure.cell}: {failure.why}" for failure in failures[:SHOWN])
         more = f"; and {len(failures) - SHOWN} more" if len(failures) > SHOWN else ""
         kept = f"the {len(results)} others are kept"
@@ -89,7 +96,14 @@ class CellsFailedError(OnesError):
 
 
 def cell_key(cell: Cell) -> str:
-    """The same for equal cells, on every machine."""
+    """The same for equal cells, on every machine.
+
+    Args:
+        cell: its scenario is something that msgspec can write.
+
+    Returns:
+        32 hexadecimal digits.
+    """
     return hashlib.sha256(msgspec.json.encode(cell, order="deterministic")).hexdigest()[:32]
 
 
@@ -171,7 +185,11 @@ def _how_to_resume(experiment: _Experiment) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def bar(title: str = "simulating") -> Iterator[OnProgress]:
-    """A progress bar on stderr for as long as the context lasts; give it to `run`."""
+    """A progress bar on stderr for as long as the context lasts; give it to `run`.
+
+    Args:
+        title: words in front of it.
+    """
     from rich import progress  # noqa: PLC0415 - slow to import
     from rich.console import Console  # noqa: PLC0415
 

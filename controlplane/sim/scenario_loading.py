@@ -29,6 +29,9 @@ PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
 def model_of(scenario: Scenario) -> TrainingModel:
     """How the scenario's jobs train.
 
+    Args:
+        scenario: its physics, and what they need.
+
     Raises:
         TraceError: if its tables or its recording cannot be used.
     """
@@ -47,6 +50,9 @@ def model_of(scenario: Scenario) -> TrainingModel:
 
 def recording_of(scenario: Scenario) -> Recording:
     """What a cluster went through.
+
+    Args:
+        scenario: its `workload` names the file.
 
     Raises:
         TraceError: if there is no such file, or it is none.
@@ -89,6 +95,9 @@ def costs_of(scenario: Scenario) -> ChangeCosts:
     """What changes take, as far as it does not depend on the job.
 
     With the profiles 30 s for everything, unless it was said; of Table 2's models the middle.
+
+    Args:
+        scenario: with the seconds that it states; None: the usual ones.
     """
     if scenario.physics == "table2":
         return TYPICAL_COSTS.overridden(scenario.stall_s, scenario.first_stall_s)

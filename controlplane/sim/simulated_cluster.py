@@ -30,7 +30,11 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
-    """Nodes n0000, n0001, ... in the order of `groups`."""
+    """Nodes n0000, n0001, ... in the order of `groups`.
+
+    Args:
+        groups: of nodes alike, in this order.
+    """
     found: list[NodeSpec] = []
     for group in groups:
         for _ in range(group.count):

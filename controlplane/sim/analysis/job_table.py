@@ -33,7 +33,14 @@ COLUMNS: Final = (
 
 
 def job_rows(results: Iterable[SimulationResult]) -> list[dict[str, Any]]:
-    """A flat table: one row for each job of each result, `COLUMNS` and which simulation it was."""
+    """A flat table: one row for each job of each result, `COLUMNS` and which simulation it was.
+
+    Args:
+        results: of any policies, sizes and seeds.
+
+    Returns:
+        Times in seconds; options and setting as JSON text.
+    """
     return [
         {
             "policy": result.policy,
@@ -67,6 +74,9 @@ def write_parquet(results: Iterable[SimulationResult], path: Path) -> None:
 
 def read_parquet(path: Path) -> list[dict[str, Any]]:
     """The rows that `write_parquet` wrote.
+
+    Args:
+        path: of the file.
 
     Raises:
         ResultsError: if pyarrow is not installed, or the file cannot be read.

@@ -65,6 +65,9 @@ def grouped(results: Sequence[SimulationResult]) -> dict[str, list[SimulationRes
 
     The name of a policy is followed by those of its options in which its results differ.
 
+    Args:
+        results: of any policies, sizes and seeds.
+
     Raises:
         ResultsError: if there are none.
     """
@@ -87,7 +90,11 @@ def _label(result: SimulationResult, results: Sequence[SimulationResult]) -> str
 
 
 def styles(labels: Sequence[str]) -> dict[str, Style]:
-    """A style for each label; two of the same policy get different ones."""
+    """A style for each label; two of the same policy get different ones.
+
+    Args:
+        labels: names of policies, each followed by its options or not, as `grouped` makes them.
+    """
     found: dict[str, Style] = {}
     for label in labels:
         policy = label.partition(" ")[0]
@@ -180,7 +187,11 @@ def policy_legend(figure: Figure, axes: Axes, count: int) -> None:
 
 
 def time_unit(longest_s: float) -> tuple[float, str]:
-    """Seconds in a unit of time that suits an axis up to `longest_s`, and its name."""
+    """Seconds in a unit of time that suits an axis up to `longest_s`, and its name.
+
+    Args:
+        longest_s: seconds, above 5 hours for hours and above 10 minutes for minutes.
+    """
     if longest_s > 5.0 * HOUR:
         return HOUR, "hours"
     return (MINUTE, "minutes") if longest_s > 10.0 * MINUTE else (1.0, "seconds")

@@ -35,7 +35,11 @@ EXTRAPOLATED: Final = (
 
 
 def print_result(result: SimulationResult) -> None:
-    """One simulation, for people."""
+    """One simulation, for people.
+
+    Args:
+        result: shown as `summary` tells it.
+    """
     console, figures = _console(), summary(result)
     table = _table(f"{result.policy} on {result.slots} slots, seed {result.seed}")
     table.add_column("measure")

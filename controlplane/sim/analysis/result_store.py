@@ -26,13 +26,23 @@ class _Key(msgspec.Struct, frozen=True):
 
 
 def key(result: SimulationResult | _Key) -> str:
-    """What two results of the same simulation have in common: policy, options, setting, seed."""
+    """What two results of the same simulation have in common: policy, options, setting, seed.
+
+    Args:
+        result: only those four fields of it count.
+
+    Returns:
+        JSON text, the same in whichever order options were given.
+    """
     parts = (result.policy, result.options, result.setting, result.seed)
     return msgspec.json.encode(parts, order="deterministic").decode()
 
 
 def create(path: Path) -> None:
     """Make an empty file if there is none, to know in advance that results can be kept.
+
+    Args:
+        path: of the file; what it holds is left as it is.
 
     Raises:
         ResultsError: if it cannot be written.
@@ -81,6 +91,9 @@ def load(path: Path) -> list[SimulationResult]:
     """The results in a file, each simulation once; none if there is no file.
 
     A last line without an end was torn by a crash and does not count.
+
+    Args:
+        path: of the file.
 
     Raises:
         ResultsError: if it cannot be read, or a line is no result.

@@ -20,7 +20,14 @@ MEANS = (
 
 
 def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[SimulationResult]]]:
-    """Results by size of the cluster, smallest first, and by policy."""
+    """Results by size of the cluster, smallest first, and by policy.
+
+    Args:
+        results: of any sizes and seeds.
+
+    Returns:
+        Slots of the cluster -> policy -> its results, in their order; the options do not count.
+    """
     found: dict[int, dict[str, list[SimulationResult]]] = {}
     for size in sorted({result.slots for result in results}):
         here = found[size] = {}
@@ -31,7 +38,14 @@ def by_size(results: Sequence[SimulationResult]) -> dict[int, dict[str, list[Sim
 
 
 def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
-    """Figures of one policy, means over seeds; None where a seed has none."""
+    """Figures of one policy, means over seeds; None where a seed has none.
+
+    Args:
+        results: at least one.
+
+    Returns:
+        The figures `MEANS` of `summary`, in its units.
+    """
     sums = [summary(result) for result in results]
     found: dict[str, float | None] = {}
     for name in MEANS:

@@ -17,6 +17,9 @@ def summary(result: SimulationResult) -> dict[str, Any]:
     their user did not ask for. `unfinished`, `failed` and `cancelled` say how many of the counted
     jobs those averages lack, or (`failed`) hold although they came to nothing.
 
+    Args:
+        result: of one simulation.
+
     Returns:
         Times in seconds, `decision_ms_*` in milliseconds. `jct_s` has an entry for each counted
         job, None where there is no completion time. `makespan_s`, from the first submission to
@@ -60,7 +63,11 @@ def summary(result: SimulationResult) -> dict[str, Any]:
 
 
 def finished(result: SimulationResult) -> list[JobResult]:
-    """The counted jobs that have a completion time."""
+    """The counted jobs that have a completion time.
+
+    Args:
+        result: of one simulation.
+    """
     return [job for job in result.jobs if job.counted and job.jct_s is not None]
 
 

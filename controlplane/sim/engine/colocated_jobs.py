@@ -13,23 +13,39 @@ class SharedNodes:
     """Keeps who trains where, and asks the model of interference what that costs."""
 
     def __init__(self, interference: Interference) -> None:
-        """Begin with nobody training."""
+        """Begin with nobody training.
+
+        Args:
+            interference: is asked anew for every speed.
+        """
         self._interference = interference
         self._training_on: dict[NodeId, dict[JobId, None]] = {}
 
     def enter(self, job: JobProcesses) -> None:
-        """The job's group trains on its nodes from now on, and nowhere else."""
+        """The job's group trains on its nodes from now on, and nowhere else.
+
+        Args:
+            job: without a group, it trains nowhere.
+        """
         self.leave(job.id)
         for member in job.group.members if job.group is not None else ():
             self._training_on.setdefault(node_of(member.slot), {})[job.id] = None
 
     def leave(self, job: JobId) -> None:
-        """It trains nowhere."""
+        """It trains nowhere.
+
+        Args:
+            job: may train nowhere already.
+        """
         for here in self._training_on.values():
             here.pop(job, None)
 
     def neighbours(self, job: JobId) -> list[JobId]:
-        """The other jobs that train on any of its nodes, each once."""
+        """The other jobs that train on any of its nodes, each once.
+
+        Args:
+            job: itself is not among them; if it trains nowhere, it has none.
+        """
         return list(dict.fromkeys(
             other
             for here in self._training_on.values() if job in here
@@ -37,7 +53,11 @@ class SharedNodes:
         ))  # fmt: skip
 
     def remaining_speed(self, job: JobProcesses) -> float:
-        """The share of its speed that a training job keeps, in (0, 1]."""
+        """The share of its speed that a training job keeps, in (0, 1].
+
+        Args:
+            job: that has entered.
+        """
         at: Mapping[NodeId, dict[JobId, None]] = {
             node: self._training_on[node] for node in job.nodes()
         }

@@ -28,7 +28,11 @@ class JobLog:
     """A record for each job, in order of submission."""
 
     def __init__(self, *, record_allocations: bool) -> None:
-        """Begin without jobs; `record_allocations`: write down who had which slot when."""
+        """Begin without jobs; `record_allocations`: write down who had which slot when.
+
+        Args:
+            record_allocations: if not, jobs have no allocations in the end.
+        """
         self._record_allocations = record_allocations
         self._records: dict[JobId, _Record] = {}
 

@@ -39,7 +39,11 @@ class TrainingProgress:
         return self.throughput.progress_per_s > 0.0
 
     def advance(self, now: float) -> None:
-        """Count what was trained up to `now`."""
+        """Count what was trained up to `now`.
+
+        Args:
+            now: virtual seconds; an earlier time than the last one counts nothing.
+        """
         trained_s = now - max(self.since, self.stalled_until)
         if trained_s > 0.0 and self.throughput is not STOPPED:
             self.progress += self.throughput.progress_per_s * trained_s
@@ -52,19 +56,33 @@ class TrainingProgress:
         self.since = max(self.since, now)
 
     def set_throughput(self, throughput: Throughput, now: float) -> None:
-        """Train at another speed from now on (virtual seconds)."""
+        """Train at another speed from now on (virtual seconds).
+
+        Args:
+            throughput: of the group from now on; `STOPPED` if there is none.
+            now: virtual seconds; up to then the old speed counts.
+        """
         self.advance(now)
         self.throughput = throughput
         self.revision += 1
 
     def stall(self, until: float, now: float) -> None:
-        """Nobody trains before `until` (virtual seconds)."""
+        """Nobody trains before `until` (virtual seconds).
+
+        Args:
+            until: virtual seconds; a longer stall that is under way stays.
+            now: virtual seconds.
+        """
         self.advance(now)
         self.stalled_until = max(self.stalled_until, until)
         self.revision += 1
 
     def stop(self, now: float) -> None:
-        """No group trains any more."""
+        """No group trains any more.
+
+        Args:
+            now: virtual seconds.
+        """
         self.set_throughput(STOPPED, now)
 
     def save(self) -> None:
@@ -72,11 +90,22 @@ class TrainingProgress:
         self.saved, self.saved_steps = self.progress, self.steps
 
     def roll_back(self, progress: float) -> None:
-        """Go on from an earlier place, perhaps below where the running epoch began."""
+        """Go on from an earlier place, perhaps below where the running epoch began.
+
+        Args:
+            progress: samples at the first batch; below 0 counts as 0.
+        """
         self.progress = max(0.0, progress)
 
     def epoch_due(self, now: float) -> float:
-        """When the running epoch will be finished, if nothing changes; infinite if it will not."""
+        """When the running epoch will be finished, if nothing changes; infinite if it will not.
+
+        Args:
+            now: virtual seconds.
+
+        Returns:
+            Virtual seconds.
+        """
         if not self.is_training:
             return math.inf
         return self.due_at(self.model.epoch_ends_at(self.epoch), now)
@@ -94,6 +123,9 @@ class TrainingProgress:
 
     def finish_epoch(self, now: float) -> float:
         """The running epoch is over.
+
+        Args:
+            now: virtual seconds; the progress becomes that of the epoch's end.
 
         Returns:
             Samples per second over the time that it trained.

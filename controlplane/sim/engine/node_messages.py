@@ -31,7 +31,11 @@ class SimulatedNodes:
             self.greet(node)
 
     def greet(self, node: NodeId) -> None:
-        """It begins a new life, empty."""
+        """It begins a new life, empty.
+
+        Args:
+            node: of the cluster; its reports are counted from 1 again.
+        """
         life = int(self._boots.get(node, BootId("0"))) + 1
         self._boots[node], self._reported[node] = BootId(str(life)), 0
         self._handle(
@@ -39,7 +43,12 @@ class SimulatedNodes:
         )
 
     def report(self, node: NodeId, event: AgentEvent) -> None:
-        """Its agent reports something."""
+        """Its agent reports something.
+
+        Args:
+            node: that has greeted.
+            event: gets the next number of this life.
+        """
         self._reported[node] += 1
         boot, seq = self._boots[node], self._reported[node]
         self._handle(NodeReported(node=node, boot=boot, seq=seq, event=event))

@@ -228,11 +228,18 @@ class NodeAgents:
     # --- nodes
 
     def is_down(self, node: NodeId) -> bool:
-        """Whether a node is gone, and has not come back yet."""
+        """Whether a node is gone, and has not come back yet.
+
+        Args:
+            node: of the cluster.
+        """
         return node in self._down
 
     def lose_node(self, node: NodeId) -> list[JobProcesses]:
         """Take a node away with all processes on it.
+
+        Args:
+            node: of the cluster. Its processes end without a word.
 
         Returns:
             The jobs whose groups had workers there.
@@ -251,7 +258,11 @@ class NodeAgents:
         return hit
 
     def return_node(self, node: NodeId) -> None:
-        """Let a node come back empty; it obeys again."""
+        """Let a node come back empty; it obeys again.
+
+        Args:
+            node: nothing happens if it is not gone.
+        """
         self._down.discard(node)
 
 

@@ -54,7 +54,11 @@ class SimulatedPlanner:
         self._ask_after_it = False  # and another question follows
 
     def observe(self, event: PolicyEvent) -> None:
-        """Let the policy take in what happened."""
+        """Let the policy take in what happened.
+
+        Args:
+            event: of the present moment of virtual time.
+        """
         self._policy.observe(event, self._kernel.now)
 
     def ask(self, at: float | None = None, *, can_wait: bool = False) -> None:

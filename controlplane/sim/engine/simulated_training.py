@@ -84,7 +84,11 @@ class GroupTraining:
             self.telemetry.begin(job)
 
     def stop(self, job: JobProcesses) -> None:
-        """Nobody trains this job any more: nothing of it is to come."""
+        """Nobody trains this job any more: nothing of it is to come.
+
+        Args:
+            job: its neighbours are faster from now on, where nodes are shared.
+        """
         job.training.stop(self._kernel.now)
         if self.shared_nodes is not None:
             neighbours = self.shared_nodes.neighbours(job.id)
@@ -92,7 +96,11 @@ class GroupTraining:
             self._refresh(neighbours)
 
     def break_group(self, job: JobProcesses) -> None:
-        """The group lost a member: the others stand still, and one of them says so."""
+        """The group lost a member: the others stand still, and one of them says so.
+
+        Args:
+            job: if none of its members is left, it has no group any more, and nobody says so.
+        """
         group = job.group
         self.stop(job)
         left = [m.worker for m in group.members if m.worker in job.workers] if group else []

@@ -83,7 +83,12 @@ class WorkerProcesses:
         self._send(node_of(worker.slot), exited)
 
     def remove(self, job: JobProcesses, name: WorkerId) -> None:
-        """End a worker without a word; its slot is free for whoever waits for it."""
+        """End a worker without a word; its slot is free for whoever waits for it.
+
+        Args:
+            job: whose worker it is; an ended job is forgotten with its last one.
+            name: of a worker that is there.
+        """
         worker = job.workers.pop(name)
         if job.ended and not job.workers:
             del self._jobs[job.id]
@@ -133,6 +138,10 @@ class WorkerProcesses:
 
 
 def born_as(name: WorkerId) -> tuple[Version, Rank]:
-    """The version and rank that a worker is named after."""
+    """The version and rank that a worker is named after.
+
+    Args:
+        name: as `schemas.ids.worker_id` makes it.
+    """
     _, version, rank = name.rsplit(".", 2)
     return Version(int(version[1:])), Rank(int(rank[1:]))

@@ -104,7 +104,11 @@ class Simulation:
         return self.planner
 
     def use_interference(self, interference: Interference) -> None:
-        """Let jobs that share nodes slow each other down."""
+        """Let jobs that share nodes slow each other down.
+
+        Args:
+            interference: says what share of its speed each keeps.
+        """
         self._training.shared_nodes = SharedNodes(interference)
 
     def begin(self) -> None:

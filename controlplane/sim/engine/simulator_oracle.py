@@ -46,7 +46,11 @@ class SimulatorOracle:
         return total
 
     def remaining_steps(self, job: JobView) -> float:
-        """Steps that are left, as the job's model counts them."""
+        """Steps that are left, as the job's model counts them.
+
+        Args:
+            job: that is there.
+        """
         training = self._jobs[job.job].training
         training.advance(self._kernel.now)
         return training.model.remaining_steps(training.epoch, training.progress)

@@ -38,7 +38,11 @@ class StepTelemetry:
         self._longest_s = longest_s
 
     def begin(self, job: JobProcesses) -> None:
-        """A group of `job` trains from now on, or from the end of its stall."""
+        """A group of `job` trains from now on, or from the end of its stall.
+
+        Args:
+            job: without a group, nothing happens. It reports until that group is gone.
+        """
         training, group = job.training, job.group
         if group is None:
             return

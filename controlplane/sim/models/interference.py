@@ -73,6 +73,9 @@ class PairwiseInterference:
 def parse_interference(text: str) -> tuple[str, float]:
     """The kind and the share, in [0, 1), of `none`, `pollux:0.25` or `pairwise:0.25`.
 
+    Args:
+        text: as an option of a command has it.
+
     Raises:
         TraceError: if it is none of these.
     """

@@ -22,7 +22,11 @@ class Throughput:
     extrapolated: bool = False  # whether nothing like this group was ever measured
 
     def times(self, factor: float) -> Throughput:
-        """The same group at `factor` times its speed, which is above 0."""
+        """The same group at `factor` times its speed, which is above 0.
+
+        Args:
+            factor: above 0; below 1 is slower.
+        """
         return Throughput(
             self.samples_per_s * factor,
             self.progress_per_s * factor,
@@ -106,7 +110,14 @@ class JobModel(Protocol):
         ...
 
     def epoch_ends_at(self, epoch: int) -> float:
-        """Progress at which epoch `epoch` (0-based) is finished."""
+        """Progress at which epoch `epoch` (0-based) is finished.
+
+        Args:
+            epoch: 0-based.
+
+        Returns:
+            Samples at the first batch, since the job began.
+        """
         ...
 
     def lost_progress(self, before: int, batch: int, epoch: int) -> float:

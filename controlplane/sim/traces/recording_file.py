@@ -70,6 +70,9 @@ def write_recording(recording: Recording, path: Path) -> None:
 def read_recording(path: Path) -> Recording:
     """The recording in a file.
 
+    Args:
+        path: of the file.
+
     Raises:
         TraceError: if it cannot be read or is no recording; it names file and line.
     """

@@ -28,6 +28,9 @@ LEAST_SHARE: Final = 1e-9  # of a job's work, in front of a crash and behind it
 def read_trace(path: Path) -> Trace:
     """The trace in a file, in order of time; jobs of the same moment stay in the file's order.
 
+    Args:
+        path: of a CSV file; its stem is the trace's name.
+
     Raises:
         TraceError: if it cannot be read, or a line is no job; it names file, line and column.
     """

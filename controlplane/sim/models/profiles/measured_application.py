@@ -39,6 +39,9 @@ class MeasuredApplication:
     def __init__(self, folder: Path) -> None:
         """Read the tables of a folder, which is named after the application.
 
+        Args:
+            folder: of one application, with the tables of Pollux' published profiles.
+
         Raises:
             TraceError: if one is missing or damaged, or nobody knows the application.
         """

@@ -38,12 +38,23 @@ class EpochProfile:
 
 
 def smallest_rotation(placement: Placement) -> Placement:
-    """Of all ways to begin around the ring, the lexicographically smallest."""
+    """Of all ways to begin around the ring, the lexicographically smallest.
+
+    Args:
+        placement: slots on each node, at least one node.
+    """
     return min(placement[at:] + placement[:at] for at in range(len(placement)))
 
 
 def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
     """Times by local batch, for each placement.
+
+    Args:
+        file: with columns placement, local_bsz, step_time and sync_time; times in seconds.
+
+    Returns:
+        Placement, as its smallest rotation -> local batch (samples) -> seconds of a pass and of its
+        synchronisation, means over the lines that have both.
 
     Raises:
         TraceError: if a line is wrong, or nothing was measured on one slot.
@@ -66,6 +77,9 @@ def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
 
 def read_sizes(file: Path) -> dict[Size, NDArray[np.float64]]:
     """(pass, synchronisation) seconds, shape (2,), by nodes, slots and local batch.
+
+    Args:
+        file: with columns num_nodes, num_replicas, local_bsz, step_time and sync_time.
 
     Raises:
         TraceError: if a line is wrong.

@@ -125,6 +125,9 @@ class RecordedJob:
             learns: whether a sample is worth less at larger batches; else each counts the same.
             costs: of its changes.
             stated: whether policies know its length.
+
+        Raises:
+            TraceError: if it has more epochs than a simulation can count.
         """
         self._step_times = step_times
         self._slowdown = step_times.slowdown(job)

@@ -21,7 +21,11 @@ class Curve:
     values: Sequence[float] = ()
 
     def at(self, share: float) -> float | None:
-        """The value there."""
+        """The value there.
+
+        Args:
+            share: of the job's progress, in [0, 1].
+        """
         if not self.shares:
             return None
         place = bisect_left(self.shares, share)

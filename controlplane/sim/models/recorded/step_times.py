@@ -69,7 +69,12 @@ class StepTimes:
     """Steps of one family."""
 
     def __init__(self, family: Family) -> None:
-        """Take in what was measured, at least one whole epoch on one group."""
+        """Take in what was measured, at least one whole epoch on one group.
+
+        Args:
+            family: with its speeds: nodes, slots, global batch and samples per second of each
+                epoch.
+        """
         seen: dict[_Size, list[float]] = {}
         for speed in family.speeds:
             size = _Size(speed.nodes, speed.slots, speed.batch)
@@ -105,7 +110,14 @@ class StepTimes:
         return known
 
     def slowdown(self, job: Submission) -> float:
-        """How much longer one job's steps took than its family's; the less sure, the fewer."""
+        """How much longer one job's steps took than its family's; the less sure, the fewer.
+
+        Args:
+            job: of this family, as it was recorded.
+
+        Returns:
+            A factor; 1 if no epoch of the job was measured.
+        """
         seen = [epoch.speed for epoch in job.epochs if epoch.speed is not None]
         if not seen:
             return 1.0

@@ -15,7 +15,11 @@ from controlplane.sim.models.table2.constants import (
 
 
 def model_bytes(row: Row) -> float:
-    """Of its gradients in fp32, as all of them go through a ring."""
+    """Of its gradients in fp32, as all of them go through a ring.
+
+    Args:
+        row: of Table 2, with its parameters in millions.
+    """
     return row.parameters * 1e6 * 4
 
 

@@ -100,7 +100,18 @@ class Table2Job:
         stated: bool,
         erratic: bool,
     ) -> None:
-        """Draw what differs from job to job: its length and its noise, from `seed` and its name."""
+        """Draw what differs from job to job: its length and its noise, from `seed` and its name.
+
+        Args:
+            job: of a trace; one that was recorded says how many samples it took.
+            workload: that it trains.
+            steps: application -> (placement, global batch) -> seconds; filled as they are needed,
+                and shared by all jobs.
+            batch: "fixed" or "elastic", as for `TrainingModel.job_model`.
+            seed: of what differs from job to job.
+            stated: whether its user states the epochs; else a target accuracy.
+            erratic: whether its losses have plateaus, spikes and more noise.
+        """
         row = workload.row
         rng = default_rng((seed, crc32(job.name.encode())))
         usual = row.epochs * math.exp(EPOCHS_SPREAD * rng.standard_normal())
@@ -198,7 +209,11 @@ class Table2Job:
 
 
 def costs_of(row: Row) -> ChangeCosts:
-    """Starting from a checkpoint takes longer the larger the model is."""
+    """Starting from a checkpoint takes longer the larger the model is.
+
+    Args:
+        row: of Table 2.
+    """
     sizes = [model_bytes(other) for other in ROWS.values()]
     share = (model_bytes(row) - min(sizes)) / (max(sizes) - min(sizes))
     quick, slow = RESTART_S

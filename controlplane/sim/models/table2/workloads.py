@@ -46,6 +46,9 @@ WORKLOADS: Final[Mapping[str, Workload]] = {
 def workload_of(name: str) -> Workload:
     """The workload of that name.
 
+    Args:
+        name: the application, a dash, its samples in thousands, and k.
+
     Raises:
         TraceError: if there is none.
     """
