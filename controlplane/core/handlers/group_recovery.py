@@ -224,9 +224,9 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
 
     Args:
         ctx: of this input.
-        job: it starts again if its first group could not form, and recovers otherwise.
+        job: it starts again if the group that is started could not form; else it recovers.
         event: the version of the group that broke, and the error in words. An older version than
-            that in force is late, and changes nothing.
+            that in force is late, and so is any while the others come to rest.
     """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting):

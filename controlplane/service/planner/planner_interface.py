@@ -35,7 +35,7 @@ class Planner(Protocol):
         """Something happened at `now` (seconds since the epoch) that the policy can learn from.
 
         Args:
-            event: of a job, as policies see it.
+            event: an epoch, telemetry, the end of a job, or a plan that was put in force.
             now: seconds since the epoch.
         """
         ...
