@@ -124,7 +124,12 @@ class NodeFolders:
     checkpoints: Path
 
     def make(self) -> None:
-        """Make what is missing; others than the owner may not enter."""
+        """Make what is missing; others than the owner may not enter.
+
+        Raises:
+            SettingsError: if the folder of sockets belongs to another user.
+            OSError: if one cannot be made.
+        """
         for path in (self.run, self.run / "workers"):
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.run.chmod(0o700)
