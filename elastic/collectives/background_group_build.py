@@ -9,7 +9,12 @@ from elastic.collectives.process_group import ProcessGroup
 
 
 class BackgroundBuild:
-    """A group that is built in a thread of its own, while training goes on."""
+    """A group that is built in a thread of its own, while training goes on.
+
+    Args:
+        make: builds the group, in the new thread; may wait.
+        failed: told why, in the same thread, unless the group was dropped before.
+    """
 
     def __init__(self, make: Callable[[], ProcessGroup], failed: Callable[[str], None]) -> None:
         self._make = make

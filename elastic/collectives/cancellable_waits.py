@@ -29,6 +29,10 @@ def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | N
 
 
 def first_line(error: BaseException) -> str:
-    """What a backend's error says, without its source lines and stack; at most 300 characters."""
+    """What a backend's error says, without its source lines and stack; at most 300 characters.
+
+    Args:
+        error: of torch or a backend of it; one without text gives the name of its class.
+    """
     line = next((part for part in str(error).splitlines() if part.strip()), type(error).__name__)
     return line.rpartition("] ")[2].partition(". This is")[0][:300]

@@ -29,7 +29,14 @@ def connect_nccl(
 
 
 def interface_of(address: str) -> str:
-    """The network interface that has `address`; NCCL wants it by name."""
+    """The network interface that has `address`; NCCL wants it by name.
+
+    Args:
+        address: an IPv4 or IPv6 address, as text.
+
+    Returns:
+        Its name; where none has the address, `lo` for 127.0.0.0/8 and else an empty text.
+    """
     import psutil  # noqa: PLC0415 - only where NCCL is used
 
     for name, found in psutil.net_if_addrs().items():

@@ -59,7 +59,18 @@ class ProcessGroup:
             self._finish(lambda: self._backends[0].allreduce([tensor]), cancel)
 
     def broadcast(self, tensor: torch.Tensor, source: int, cancel: threading.Event) -> None:
-        """Give all ranks the `tensor` of rank `source`; errors as `all_reduce`."""
+        """Give all ranks the `tensor` of rank `source`; errors as `all_reduce`.
+
+        Args:
+            tensor: of the same shape and type on every rank; written in place on all but
+                `source`.
+            source: rank whose values count.
+            cancel: set when the wait is to end.
+
+        Raises:
+            CancelledError: `cancel` was set meanwhile; the operation still owns `tensor`.
+            BrokenGroupError: a peer is gone; the same.
+        """
         if self.size > 1:
             options = dist.BroadcastOptions()
             options.rootRank = source
@@ -67,11 +78,22 @@ class ProcessGroup:
             self._finish(lambda: self._backends[0].broadcast([tensor], options), cancel)
 
     def send(self, tensor: torch.Tensor, to: int) -> Any:
-        """Begin to send `tensor`; returns torch's work, to be waited for in a helper thread."""
+        """Begin to send `tensor`; returns torch's work, to be waited for in a helper thread.
+
+        Args:
+            tensor: contiguous; not to be changed until the work is over.
+            to: rank that receives it.
+        """
         return self._backends[1].send([tensor], to, 0)
 
     def receive(self, tensor: torch.Tensor, source: int) -> Any:
-        """Begin to receive into `tensor`; the same."""
+        """Begin to receive into `tensor`; the same.
+
+        Args:
+            tensor: contiguous, of the shape and type that is sent; not to be read until the work
+                is over.
+            source: rank that sends it.
+        """
         return self._backends[1].recv([tensor], source, 0)
 
     def _finish(self, begin: Callable[[], Any], cancel: threading.Event) -> None:
@@ -133,7 +155,13 @@ def broadcast_bytes(
 
 
 def post_in_background(group: ProcessGroup, key: str, make: Callable[[], bytes]) -> None:
-    """Put what `make` returns into the group's store, off the training thread."""
+    """Put what `make` returns into the group's store, off the training thread.
+
+    Args:
+        group: of more than one member, so that it has a store.
+        key: name in that store, and of the thread.
+        make: gives the value, in a thread of its own.
+    """
 
     def put() -> None:
         # who should read it may be gone, which the next reduction finds out

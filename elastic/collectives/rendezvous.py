@@ -22,7 +22,15 @@ OPERATION_LIMIT_S: Final = 1800.0  # a rank may evaluate for long while the othe
 
 
 class StoreServer:
-    """The TCPStore that the members of one version meet at, on this worker's address only."""
+    """The TCPStore that the members of one version meet at, on this worker's address only.
+
+    Args:
+        address: of this host, IPv4 or IPv6; the system chooses the port.
+
+    Raises:
+        OSError: if this host has no such address, or no port left.
+        RuntimeError: if torch cannot serve it.
+    """
 
     def __init__(self, address: str) -> None:
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -35,7 +43,11 @@ class StoreServer:
 
 
 class StoreServers:
-    """The stores that this worker serves, by version of the group that meets at them."""
+    """The stores that this worker serves, by version of the group that meets at them.
+
+    Args:
+        address: of this host, IPv4 or IPv6, where the other members reach it.
+    """
 
     def __init__(self, address: str) -> None:
         self._address = address

@@ -82,7 +82,11 @@ class GroupTransitions:
         return self._listener.called_off
 
     def use(self, depth: int) -> None:
-        """A boundary must not be nearer than `depth` steps, which the loader draws ahead."""
+        """A boundary must not be nearer than `depth` steps, which the loader draws ahead.
+
+        Args:
+            depth: steps whose samples may have been drawn already.
+        """
         self._lead = max(BOUNDARY_LEAD, depth)
 
     # --- in
@@ -218,7 +222,11 @@ class GroupTransitions:
     # --- where gradients are summed
 
     def compares_in(self, step: int) -> bool:
-        """Whether checksums of the state ride in the reduction of `step`."""
+        """Whether checksums of the state ride in the reduction of `step`.
+
+        Args:
+            step: that is under way, 1-based.
+        """
         return self._check.is_due(step, transferring=self._transfer is not None)
 
     def raise_flag(self) -> bool:
@@ -248,6 +256,9 @@ class GroupTransitions:
 
     def take_portion(self, step: int) -> None:
         """A newcomer waits for the portion of `step`, which the optimizer is to work on.
+
+        Args:
+            step: that is under way, 1-based; its gradients are summed.
 
         Raises:
             CancelledError: if the wait was called off.

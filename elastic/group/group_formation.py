@@ -17,6 +17,10 @@ from schemas.messages.worker import GroupOrder
 def form_group(order: GroupOrder, membership: Membership) -> ProcessGroup:
     """The process group of `order`; blocks until all its members have come.
 
+    Args:
+        order: names the members and their store.
+        membership: of this worker; is not changed.
+
     Raises:
         BrokenGroupError: if they did not all come in time.
     """
@@ -39,6 +43,11 @@ def await_group(
     order: GroupOrder, membership: Membership, called_off: threading.Event
 ) -> ProcessGroup:
     """The process group of `order`, which the training thread has to wait for.
+
+    Args:
+        order: names the members and their store.
+        membership: of this worker; is not changed.
+        called_off: set when the wait is to end; the group is dropped then.
 
     Raises:
         BrokenGroupError: if it could not be built.

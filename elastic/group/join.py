@@ -26,6 +26,12 @@ def start_together(
 ) -> None:
     """Begin in a group that starts: every rank takes the state of rank 0.
 
+    Args:
+        group: which was just built.
+        membership: takes `group`; its workers are known already.
+        training: of this worker; rank 0's replaces it.
+        called_off: set when the wait is to end.
+
     Raises:
         BrokenGroupError: if a peer is gone.
         CancelledError: if `called_off` is set.
@@ -75,6 +81,13 @@ def enter_at_boundary(
     training: TrainingState,
 ) -> IncomingState:
     """Be a newcomer in a running group: no samples until the state is there.
+
+    Args:
+        order: names the members.
+        group: of incumbents and newcomers, which was built meanwhile.
+        plan: what the incumbents say of the boundary.
+        membership: enters `group`, without the whole state.
+        training: begins at the plan's position, with samples from the end of the transfer on.
 
     Returns:
         The state's transfer, which waits for its first portion already.

@@ -63,7 +63,12 @@ class Membership:
         return self.group.version
 
     def enter(self, order: GroupOrder, group: ProcessGroup) -> None:
-        """Be a member of the group that `order` describes."""
+        """Be a member of the group that `order` describes.
+
+        Args:
+            order: names the members, by rank.
+            group: of these members; the present one if only the batch changes.
+        """
         self.group = group
         self.workers = tuple(member.worker for member in order.group.members)
 

@@ -208,7 +208,11 @@ class OrderInbox:
     # --- the end of what is pending
 
     def cross(self, pending: PendingGroup) -> None:
-        """The boundary is reached: `pending` is present."""
+        """The boundary is reached: `pending` is present.
+
+        Args:
+            pending: whose boundary was agreed on; a newer one that follows it stays.
+        """
         if self.pending is pending:
             self.pending = None
 

@@ -55,7 +55,11 @@ class OrderListener:
     # --- the channel's thread
 
     def receive(self, message: GroupOrder | SlotGranted) -> None:
-        """Take in what the agent says; never waits for training."""
+        """Take in what the agent says; never waits for training.
+
+        Args:
+            message: an order, or the word that the slot's device is free.
+        """
         if isinstance(message, SlotGranted):
             self._granted.set()
             return
@@ -89,7 +93,12 @@ class OrderListener:
         )
 
     def report_join_failed(self, version: int, error: str) -> None:
-        """The group of `version` cannot be met."""
+        """The group of `version` cannot be met.
+
+        Args:
+            version: of the group.
+            error: why; cut at `ERROR_CHARACTERS`.
+        """
         self._report(JoinFailed, group=version, error=error[:ERROR_CHARACTERS])
 
     def _open_store(self, version: int) -> None:
@@ -140,7 +149,15 @@ class OrderListener:
         return self._inbox.pending
 
     def built(self, version: int) -> ProcessGroup | None:
-        """The process group that follows, if it is there."""
+        """The process group that follows, if it is there.
+
+        Args:
+            version: of the group.
+
+        Returns:
+            None while it is being built, if that failed, and if it was dropped, crossed or never
+            begun.
+        """
         build = self._builds.get(version)
         return build.group if build is not None else None
 
@@ -163,7 +180,14 @@ class OrderListener:
         return agreed
 
     def cross(self, pending: PendingGroup) -> ProcessGroup | None:
-        """The boundary is reached: `pending` is present; its process group, if it has a new one."""
+        """The boundary is reached: `pending` is present; its process group, if it has a new one.
+
+        Args:
+            pending: whose boundary was agreed on; a newer one that follows it stays.
+
+        Returns:
+            None if the same processes go on with another batch, or this worker leaves.
+        """
         with self._changed:
             self._inbox.cross(pending)
             build = self._builds.pop(pending.version, None)

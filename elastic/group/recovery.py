@@ -31,7 +31,14 @@ class Recovered:
 
 
 class Recovery:
-    """A survivor's part in the recovery of its group."""
+    """A survivor's part in the recovery of its group.
+
+    Args:
+        membership: of this worker; enters the new group.
+        listener: hears the controller's orders, and serves a store for the new group.
+        training: takes the state of whoever came furthest.
+        report: to the controller.
+    """
 
     def __init__(
         self,

@@ -16,7 +16,11 @@ class StateCheck:
         self._at = 0  # step; 0: none
 
     def schedule(self, step: int) -> None:
-        """Compare some steps behind `step`, in which the last change comes to its end."""
+        """Compare some steps behind `step`, in which the last change comes to its end.
+
+        Args:
+            step: 1-based; a check that was scheduled before is forgotten.
+        """
         self._at = step + CHECK_AFTER
 
     def is_due(self, step: int, *, transferring: bool) -> bool:
@@ -29,7 +33,11 @@ class StateCheck:
         return step == self._at or (step % CHECK_EVERY == 0 and not transferring)
 
     def passed(self, step: int) -> bool:
-        """Whether `step` was the one that was scheduled; none is then."""
+        """Whether `step` was the one that was scheduled; none is then.
+
+        Args:
+            step: that was reduced, 1-based.
+        """
         if step != self._at:
             return False
         self._at = 0

@@ -33,7 +33,13 @@ class JoinPlan(msgspec.Struct, frozen=True):
 
 
 class Resize:
-    """An incumbent's part in the change to the pending group."""
+    """An incumbent's part in the change to the pending group.
+
+    Args:
+        membership: of this worker; enters the pending group.
+        listener: has the process group that was built meanwhile.
+        training: whose schedule changes, and whose state goes to newcomers.
+    """
 
     def __init__(
         self, membership: Membership, listener: OrderListener, training: TrainingState
@@ -101,6 +107,10 @@ class Resize:
 
     def cross(self, pending: PendingGroup) -> OutgoingState | None:
         """Be a member of the pending group from the coming step on.
+
+        Args:
+            pending: announced before; its boundary is the step that is done, and this worker
+                stays.
 
         Returns:
             The state's transfer to newcomers, if there are any.

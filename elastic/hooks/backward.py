@@ -28,7 +28,12 @@ _original: Any = None
 
 
 def listen(listener: BackwardListener) -> None:
-    """From now on, tell `listener` of every outermost backward pass."""
+    """From now on, tell `listener` of every outermost backward pass.
+
+    Args:
+        listener: is called in the order in which listeners came; one that comes twice is told
+            twice.
+    """
     global _original  # noqa: PLW0603 - one engine in a process
     _listeners.append(listener)
     if _original is None:
@@ -37,7 +42,11 @@ def listen(listener: BackwardListener) -> None:
 
 
 def unlisten(listener: BackwardListener) -> None:
-    """Tell it no more."""
+    """Tell it no more.
+
+    Args:
+        listener: one that does not listen is passed over.
+    """
     if listener in _listeners:
         _listeners.remove(listener)
 

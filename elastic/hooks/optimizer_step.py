@@ -25,7 +25,12 @@ class StepGate(Protocol):
 
 
 def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
-    """Ask `gate` before each step of `optimizer`."""
+    """Ask `gate` before each step of `optimizer`.
+
+    Args:
+        optimizer: this object only; others of its class keep their step.
+        gate: asked in the thread that calls `step`; its factor holds for that call.
+    """
     original = type(optimizer).step
 
     def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
