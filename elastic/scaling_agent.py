@@ -54,7 +54,12 @@ WORKER: Final = "ONES_WORKER"  # the worker's folder, when an agent started the 
 
 
 class ScalingAgent:
-    """One worker of a job: under a cluster what the job file says, else what the script says."""
+    """One worker of a job: under a cluster what the job file says, else what the script says.
+
+    Args:
+        assignment: of this worker; None: it is alone, and the script decides everything.
+        folder: the worker's files; None without an assignment.
+    """
 
     def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
         self._assignment = assignment
@@ -299,6 +304,18 @@ class ScalingAgent:
 
         A resumed job begins with the first epoch that is not finished. Under a cluster the first
         epoch begins when this worker's group is there.
+
+        Args:
+            count: of the whole job, also in a resumed one; passed over if the job file has a stop
+                rule.
+
+        Yields:
+            The number of the epoch that begins, from 0.
+
+        Raises:
+            UsageError: before `load`, or if the parameters that are trained changed since, or if
+                a tracked state cannot be handed over.
+            LeftGroup: where this worker is not in the group any more; its script ends with it.
         """
         training = self._training
         if not training.is_loaded:

@@ -50,7 +50,14 @@ class Fault:
     version: int | None = None
 
     def meets(self, point: str, rank: int | None, step: int | None, version: int | None) -> bool:
-        """Whether this is the place."""
+        """Whether this is the place.
+
+        Args:
+            point: one of `POINTS`.
+            rank: of the worker that is there.
+            step: 1-based, the fault's or a later one counts; None: the point knows of no step.
+            version: of the group.
+        """
         return (
             self.point == point
             and self.rank in {None, rank}
@@ -65,6 +72,9 @@ class InjectedError(Exception):
 
 def parse(text: str) -> list[Fault]:
     """The faults of `text`.
+
+    Args:
+        text: as in the module's docstring; empty: no faults.
 
     Raises:
         ValueError: naming the part that cannot be read.
@@ -88,6 +98,12 @@ def reach(
     point: str, *, rank: int | None = None, step: int | None = None, version: int | None = None
 ) -> bool:
     """A worker comes to `point`; True asks the caller to corrupt what it is about to send.
+
+    Args:
+        point: one of `POINTS`.
+        rank: of this worker; None fits only faults without a rank.
+        step: 1-based; None fits only faults without a step.
+        version: of the group; None fits only faults without a version.
 
     Raises:
         InjectedError: if the fault is to fail.

@@ -16,7 +16,12 @@ class UsageError(ElasticError):
 
 
 class MissingMetricError(ElasticError):
-    """The stop rule looks at a metric that the script did not report."""
+    """The stop rule looks at a metric that the script did not report.
+
+    Args:
+        metric: that the rule names.
+        reported: names of the metrics that came.
+    """
 
     def __init__(self, metric: str, reported: tuple[str, ...]) -> None:
         known = ", ".join(reported) or "nothing"
@@ -32,7 +37,11 @@ class CheckpointError(ElasticError):
 
 
 class OutOfStepError(ElasticError):
-    """The workers of a group do different things at the same time."""
+    """The workers of a group do different things at the same time.
+
+    Args:
+        what: how they differ, in words.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__(

@@ -13,6 +13,9 @@ from elastic.training_errors import UsageError
 def refuse_sharded(model: nn.Module) -> None:
     """Workers hold whole models: gradients are reduced here, and nowhere else.
 
+    Args:
+        model: what `build_model` gave.
+
     Raises:
         UsageError: if something else of torch distributes the model already.
     """
@@ -26,6 +29,9 @@ def refuse_sharded(model: nn.Module) -> None:
 
 def dataset_size(dataset: Dataset[Any]) -> int:
     """||D||, samples.
+
+    Args:
+        dataset: map-style.
 
     Raises:
         UsageError: if `dataset` has no length or is empty.

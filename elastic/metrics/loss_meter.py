@@ -30,7 +30,11 @@ class LossMeter:
         return total / self.scale()
 
     def add(self, loss: torch.Tensor | float) -> None:
-        """Count one step's loss."""
+        """Count one step's loss.
+
+        Args:
+            loss: mean over the step's samples; a tensor has one element.
+        """
         self._sum = loss if self._sum is None else self._sum + loss
         self._count += 1
 

@@ -35,7 +35,13 @@ class NoiseMeter:
         self._own = float(torch.dot(share, share)) * (whole / own) ** 2
 
     def after(self, total: torch.Tensor, own: int, whole: int) -> None:
-        """Look at it after the reduction, shape (scalars,): the mean gradient of the batch."""
+        """Look at the sum after the reduction, and take in what both say of the noise.
+
+        Args:
+            total: shape (scalars,), the mean gradient of the batch.
+            own: samples that this worker took.
+            whole: samples of the step; where it is no more than `own`, nothing is measured.
+        """
         if not own < whole:
             return
         large = float(torch.dot(total, total))

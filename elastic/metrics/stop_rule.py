@@ -65,7 +65,12 @@ def _metric_reason(rule: StopRule, state: StopState, metrics: Mapping[str, float
 
 
 def describe_rule(rule: StopRule) -> str:
-    """What a rule says, in the words of a job file."""
+    """What a rule says, in the words of a job file.
+
+    Args:
+        rule: its fields that are None are left out, and so is a `consecutive` that says
+            nothing.
+    """
     fields = {k: v for k, v in msgspec.to_builtins(rule).items() if v is not None}
     if rule.metric is None or rule.consecutive == 1:
         fields.pop("consecutive", None)

@@ -54,12 +54,23 @@ class Channel:
         self._started.wait()
 
     def report(self, make: Callable[[int], ScriptReport]) -> None:
-        """Write a report that nothing can lose, and hint at it."""
+        """Write a report that nothing can lose, and hint at it.
+
+        Args:
+            make: builds the report from its index, 1-based, in the calling thread.
+
+        Raises:
+            OSError: if the disk takes nothing, and more waits than `append_file.LIMIT` bytes.
+        """
         self._reports.append(make)
         self._wake()
 
     def tell_steps(self, telemetry: Telemetry) -> None:
-        """Ask `telemetry` about once a second, from the channel's thread."""
+        """Ask `telemetry` about once a second, from the channel's thread.
+
+        Args:
+            telemetry: gives what is to be sent; None: nothing now.
+        """
         self._telemetry = telemetry
 
     def close(self) -> None:

@@ -11,7 +11,14 @@ LIMIT: Final = 64 << 20  # bytes that wait for room
 
 
 class AppendFile:
-    """Whole records at the end of a file, in order; those that find no room wait in memory."""
+    """Whole records at the end of a file, in order; those that find no room wait in memory.
+
+    Args:
+        path: of the file; made if it is not there, for its owner only.
+
+    Raises:
+        OSError: if it cannot be opened.
+    """
 
     def __init__(self, path: Path) -> None:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -20,6 +27,10 @@ class AppendFile:
 
     def append(self, record: bytes) -> None:
         """Write `record`, now or when there is room.
+
+        Args:
+            record: bytes with whatever tells them from the next; never written in part only,
+                unless the process ends while it waits.
 
         Raises:
             OSError: when more than `LIMIT` bytes wait.

@@ -17,7 +17,11 @@ FRAME: Final = struct.Struct(">I")
 
 
 class ReportFile:
-    """The worker's own append-only file of reports."""
+    """The worker's own append-only file of reports.
+
+    Args:
+        path: of the file; reports that are there already are counted.
+    """
 
     def __init__(self, path: Path) -> None:
         self._file = AppendFile(path)
@@ -26,7 +30,14 @@ class ReportFile:
         self.count = _frames(path.read_bytes())
 
     def append(self, make: Callable[[int], ScriptReport]) -> None:
-        """Append the report that `make` builds for the next index; not in a forked child."""
+        """Append the report that `make` builds for the next index; not in a forked child.
+
+        Args:
+            make: builds the report from its index, 1-based; what an earlier process wrote counts.
+
+        Raises:
+            OSError: if the disk takes nothing, and more waits than `append_file.LIMIT` bytes.
+        """
         if os.getpid() != self._pid:
             return
         with self._lock:
@@ -43,7 +54,11 @@ _files: dict[Path, ReportFile] = {}
 
 
 def report_file(path: Path) -> ReportFile:
-    """The one `ReportFile` of this process for `path`: two would count apart."""
+    """The one `ReportFile` of this process for `path`: two would count apart.
+
+    Args:
+        path: compared as it is written, not as the file it names.
+    """
     return _files.setdefault(path, ReportFile(path)) if path not in _files else _files[path]
 
 

@@ -29,15 +29,27 @@ class SampleRecords:
         self._unwritten: deque[MicroBatch] = deque()
 
     def use(self, stream: SampleStream) -> None:
-        """The samples are those of `stream`."""
+        """The samples are those of `stream`.
+
+        Args:
+            stream: of the job; tells which samples a lost member took.
+        """
         self._stream = stream
 
     def open(self, path: Path) -> None:
-        """From now on, write records to `path`."""
+        """From now on, write records to `path`.
+
+        Args:
+            path: of the file, one JSON object a line; made if it is not there.
+        """
         self._file = AppendFile(path)
 
     def add(self, last: MicroBatch) -> None:
-        """A step is over; `last` is the last of its micro-batches and stands for all."""
+        """A step is over; `last` is the last of its micro-batches and stands for all.
+
+        Args:
+            last: has the cursors, and the split over the ranks, of the whole step.
+        """
         self._recent.append(last)
         self._unwritten.append(last)
 

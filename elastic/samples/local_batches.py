@@ -9,6 +9,10 @@ from dataclasses import dataclass
 def split(batch: int, workers: int) -> tuple[int, ...]:
     """`batch` samples over `workers`, with differences of at most one, low ranks first.
 
+    Args:
+        batch: global, samples per step.
+        workers: how many share it, 1 or more.
+
     Returns:
         Local batches by rank, shape (workers,), samples.
     """
@@ -48,13 +52,21 @@ class ScheduleRow:
 
 
 class Schedule:
-    """The rows that are in force or announced, oldest first."""
+    """The rows that are in force or announced, oldest first.
+
+    Args:
+        row: in force from the first step on, whatever its own `first` says.
+    """
 
     def __init__(self, row: ScheduleRow) -> None:
         self._rows = [row]
 
     def at(self, step: int) -> ScheduleRow:
-        """The row in force at `step`."""
+        """The row in force at `step`.
+
+        Args:
+            step: 1-based, of all epochs.
+        """
         found = self._rows[0]
         for row in self._rows:
             if row.first <= step:
@@ -62,12 +74,20 @@ class Schedule:
         return found
 
     def announce(self, rows: Sequence[ScheduleRow]) -> None:
-        """These follow; they replace rows that begin as late."""
+        """These follow; they replace rows that begin as late.
+
+        Args:
+            rows: one or more, oldest first.
+        """
         first = min(row.first for row in rows)
         self._rows = [row for row in self._rows if row.first < first] + list(rows)
 
     def forget(self, step: int) -> None:
-        """Drop what was over before `step`: a long job changes often."""
+        """Drop what was over before `step`: a long job changes often.
+
+        Args:
+            step: 1-based, of all epochs; rows in force at it or later stay.
+        """
         self._rows = [
             row
             for row, after in zip(self._rows, [*self._rows[1:], None], strict=True)

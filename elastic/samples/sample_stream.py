@@ -26,7 +26,11 @@ class SampleStream:
     size: int
 
     def order(self, epoch: int) -> list[int]:
-        """All ids of `epoch` (1-based), shape (size,), each exactly once."""
+        """All ids of `epoch` (1-based), shape (size,), each exactly once.
+
+        Args:
+            epoch: 1-based; with seed and size it decides alone.
+        """
         digest = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=8).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
         ids: list[int] = torch.randperm(self.size, generator=generator).tolist()
@@ -60,6 +64,14 @@ def share(step: Sequence[int], local_batches: Sequence[int], rank: int) -> list[
     A short step is dealt out with differences of at most one sample, low ranks first, to as many
     ranks as can have two: layers that look at a batch as a whole refuse a single one. A newcomer
     without the whole state takes none.
+
+    Args:
+        step: ids of the step, in the order of the epoch.
+        local_batches: by rank, samples per step; 0 for a newcomer without the whole state.
+        rank: whose part to give.
+
+    Returns:
+        Ids of this rank; in a whole step, `local_batches[rank]` of them.
     """
     if len(step) == sum(local_batches):
         start = sum(local_batches[:rank])

@@ -17,12 +17,24 @@ KEPT: Final = 2  # the newest, and the one before it
 
 
 def checkpoint_path(folder: Path, point: ResumePoint) -> Path:
-    """Where the checkpoint of an epoch lies."""
+    """Where the checkpoint of an epoch lies.
+
+    Args:
+        folder: of the job's checkpoints.
+        point: epochs that are done, and version of the group that wrote it.
+    """
     return folder / f"epoch-{point.epoch:06d}.v{point.version}.pt"
 
 
 def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
-    """All checkpoints in `folder`, oldest first."""
+    """All checkpoints in `folder`, oldest first.
+
+    Args:
+        folder: of the job's checkpoints; one that is not there has none.
+
+    Returns:
+        Files and what their names say, by epoch, then by version.
+    """
     found = []
     for path in folder.glob("epoch-*.v*.pt"):
         epoch, _, version = path.stem.removeprefix("epoch-").partition(".v")
@@ -36,6 +48,13 @@ def find_checkpoint(folder: Path, point: ResumePoint) -> Path:
 
     A worker whose node was cut off goes on and drops old epochs, while its reports wait. What it
     wrote meanwhile continues `point`, so nothing is lost by starting from there.
+
+    Args:
+        folder: of the job's checkpoints.
+        point: what the controller knows of.
+
+    Returns:
+        The file; if there is neither, the one of `point`, which is not there.
     """
     exact = checkpoint_path(folder, point)
     if exact.exists():
@@ -50,6 +69,9 @@ def find_checkpoint(folder: Path, point: ResumePoint) -> Path:
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """The checkpoint in `path`; nothing in it is executed.
+
+    Args:
+        path: of the file; its tensors come to the host.
 
     Raises:
         CheckpointError: if it is not there or damaged.
@@ -73,6 +95,13 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
 
     Without the archive's own checksums: they cost half of the write or more, under the lock that
     the training thread needs, and the rename keeps half a file from being taken for a whole.
+
+    Args:
+        content: tensors, numbers, text and their containers, `format` among them.
+        path: of the file, which is replaced in place; the caller renames it.
+
+    Raises:
+        OSError: if the disk does not take it.
     """
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
@@ -85,7 +114,14 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable."""
+    """Make the names in `folder` durable.
+
+    Args:
+        folder: in which a file was made or renamed.
+
+    Raises:
+        OSError: if the disk does not take it.
+    """
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

@@ -55,6 +55,9 @@ class CheckpointWriter:
     The training thread waits only when two epochs have ended since the disk took the last one. A
     disk that takes nothing (full, away) does not stop training: the newest state is tried again
     and stands for those before it, whose epochs are reported with it.
+
+    Args:
+        folder: of the job's checkpoints; made with the first of them.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -73,6 +76,11 @@ class CheckpointWriter:
         self, point: ResumePoint, content: dict[str, Any], durable: Callable[[], None]
     ) -> None:
         """Write `content`, already copied, and call `durable` in the writer's thread.
+
+        Args:
+            point: epochs that are done, and version of the group that writes.
+            content: all tensors on the host; nobody changes it any more.
+            durable: called in the writer's thread, once this state or a newer one is on the disk.
 
         Raises:
             CheckpointError: if an earlier state could not be written, whatever the disk.

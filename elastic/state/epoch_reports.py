@@ -32,7 +32,12 @@ class EpochSummary(msgspec.Struct, frozen=True):
 
 
 class EpochReports:
-    """Checkpoints and reports of one worker's epochs."""
+    """Checkpoints and reports of one worker's epochs.
+
+    Args:
+        training: whose position and stop state go on with each epoch.
+        report: to the controller.
+    """
 
     def __init__(self, training: TrainingState, report: Report) -> None:
         self._training = training
@@ -41,7 +46,11 @@ class EpochReports:
         self._last: dict[str, Any] = {}  # the last epoch's report
 
     def open(self, folder: Path) -> None:
-        """Checkpoints go to `folder`."""
+        """Checkpoints go to `folder`.
+
+        Args:
+            folder: of the job's checkpoints; made with the first of them.
+        """
         self._writer = CheckpointWriter(folder)
 
     def close(self) -> bool:
@@ -57,6 +66,13 @@ class EpochReports:
 
     def resume(self, folder: Path, point: ResumePoint) -> int:
         """Go back to the checkpoint of `point`; returns its epoch.
+
+        Args:
+            folder: of the job's checkpoints.
+            point: what the controller knows of; a later checkpoint of that group may be taken.
+
+        Returns:
+            Epochs that are done.
 
         Raises:
             CheckpointError: if it cannot be used.

@@ -10,7 +10,16 @@ import torch
 
 
 def copy_to_host(state: Any) -> Any:
-    """`state` with every tensor copied to the host, so that training may go on meanwhile."""
+    """`state` with every tensor copied to the host, so that training may go on meanwhile.
+
+    Args:
+        state: mappings, lists and tuples of tensors, numpy's arrays and scalars, and anything
+            else.
+
+    Returns:
+        The same containers, with mappings as dicts; arrays become tensors, numpy's scalars
+        Python's. What is neither is not copied.
+    """
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
     numpy = sys.modules.get("numpy")

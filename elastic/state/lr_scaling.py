@@ -19,6 +19,11 @@ def lr_factor(rule: LrScaling, batch: int, base: int) -> float:
 
     Linear is the paper's, for SGD; the square root is for optimizers that divide by the gradient's
     own size (Adam and its kin), which the paper does not treat.
+
+    Args:
+        rule: "linear" (ONES section 3.3.2), "sqrt" or "none".
+        batch: global batch, samples per step.
+        base: samples per step that the rate is meant for; 0 or less: nothing is scaled.
     """
     if rule == "none" or base <= 0:
         return 1.0
@@ -40,7 +45,11 @@ class LrRamp:
     doubling: int = DOUBLING_STEPS
 
     def at(self, step: int) -> float:
-        """The factor in force for `step`."""
+        """The factor in force for `step`.
+
+        Args:
+            step: 1-based, of all epochs.
+        """
         if self.to <= self.begin or self.doubling <= 0:
             return self.to
         doublings = max(0, step - self.since) / self.doubling
@@ -49,7 +58,12 @@ class LrRamp:
         return float(self.begin * 2.0**doublings)
 
     def towards(self, to: float, step: int) -> LrRamp:
-        """From where the factor is at `step`, to another target."""
+        """From where the factor is at `step`, to another target.
+
+        Args:
+            to: factor in the end.
+            step: behind which the new way begins, 1-based.
+        """
         if to == self.to:
             return self
         return LrRamp(self.at(step), to, step, self.doubling)

@@ -39,11 +39,20 @@ class LrState:
         self._ramp = LrRamp(min(1.0, to), to, 0, doubling)
 
     def follow_batch(self, batch: int, step: int) -> None:
-        """The global batch changes behind `step`: the rate follows (ONES section 3.3.2)."""
+        """The global batch changes behind `step`: the rate follows (ONES section 3.3.2).
+
+        Args:
+            batch: global, samples per step.
+            step: the last one with the old batch.
+        """
         self._ramp = self._ramp.towards(lr_factor(self._scaling, batch, self._base_batch), step)
 
     def at(self, step: int) -> float:
-        """The factor in force for `step`."""
+        """The factor in force for `step`.
+
+        Args:
+            step: 1-based, of all epochs.
+        """
         return self._ramp.at(step)
 
     def state_list(self) -> list[Any]:
@@ -52,7 +61,12 @@ class LrState:
         return [ramp.begin, ramp.to, ramp.since, ramp.doubling]
 
     def load_state_list(self, state: list[Any]) -> None:
-        """The reverse."""
+        """The reverse.
+
+        Args:
+            state: what `state_list` gave: factor at first, factor in the end, step at which it
+                began, steps for 2x. Rule and base batch stay.
+        """
         begin, to, since, doubling = state
         self._ramp = LrRamp(begin, to, since, doubling)
 
@@ -61,12 +75,21 @@ class LrState:
         return msgspec.msgpack.encode(self.state_list())
 
     def decode(self, data: bytes) -> None:
-        """The reverse."""
+        """The reverse.
+
+        Args:
+            data: what `encode` gave.
+        """
         self.load_state_list(msgspec.msgpack.decode(data))
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give `optimizer` this rate, with the ratios that its parameter groups have."""
+    """Give `optimizer` this rate, with the ratios that its parameter groups have.
+
+    Args:
+        optimizer: its groups' rates are taken against the default that it was made with.
+        lr: of a group whose rate is that default.
+    """
     own = float(optimizer.defaults["lr"])
     for group in optimizer.param_groups:
         group["lr"] = lr * (float(group["lr"]) / own if own else 1.0)

@@ -33,7 +33,15 @@ class Transfer:
 
 
 class Sending(Transfer):
-    """This member's part of a portion, to every newcomer; buffers are rank 0's alone."""
+    """This member's part of a portion, to every newcomer; buffers are rank 0's alone.
+
+    Args:
+        group: which members and newcomers are in.
+        portion: parameters with what the optimizer keeps for them.
+        members: ranks below this one send, about as many bytes each.
+        newcomers: their ranks; each gets the whole portion.
+        buffers: of the model, which travel with this portion; none: they travel with another.
+    """
 
     def __init__(
         self,
@@ -67,7 +75,14 @@ class Sending(Transfer):
 
 
 class Receiving(Transfer):
-    """A portion from all members, as far as possible into its place."""
+    """A portion from all members, as far as possible into its place.
+
+    Args:
+        group: which members and newcomers are in.
+        portion: parameters with what the optimizer keeps for them, to be written to.
+        members: ranks below this one send, about as many bytes each.
+        buffers: that rank 0 sends with this portion, to be written to.
+    """
 
     def __init__(
         self,

@@ -23,7 +23,12 @@ def random_state() -> dict[str, Any]:
 
 
 def restore_random_state(state: Mapping[str, Any]) -> None:
-    """Undo what was drawn since `random_state` gave `state`."""
+    """Undo what was drawn since `random_state` gave `state`.
+
+    Args:
+        state: of torch, Python, and, where it was in use, CUDA and numpy; CUDA's is passed
+            over on a host without.
+    """
     torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))

@@ -20,6 +20,12 @@ def broadcast_training(
 ) -> dict[str, Any] | None:
     """Give every rank the tensors and the metadata of rank `source`.
 
+    Args:
+        training: of this worker; its tensors are overwritten on all but `source`.
+        group: of which all ranks call this.
+        source: rank whose state counts.
+        cancel: set when the wait is to end; the tensors may be half overwritten then.
+
     Returns:
         The metadata, which is not loaded; None on the source itself.
 
@@ -36,6 +42,16 @@ def broadcast_state(
     state: TensorState, group: ProcessGroup, source: int, metadata: bytes, cancel: threading.Event
 ) -> bytes:
     """Give every rank the tensors of rank `source`, and its `metadata` first.
+
+    Args:
+        state: of this worker; overwritten on all but `source`.
+        group: of which all ranks call this.
+        source: rank whose state counts.
+        metadata: encoded; read on `source` only.
+        cancel: set when the wait is to end; the tensors may be half overwritten then.
+
+    Returns:
+        The metadata of `source`, encoded.
 
     Raises:
         BrokenGroupError: if a peer is gone.

@@ -55,7 +55,11 @@ class ByteShare:
     small: list[torch.Tensor]
 
     def and_then(self, other: ByteShare) -> ByteShare:
-        """Both, this one first."""
+        """Both, this one first.
+
+        Args:
+            other: what travels behind it.
+        """
         return ByteShare([*self.large, *other.large], [*self.small, *other.small])
 
 
@@ -85,6 +89,13 @@ def byte_share(tensors: Sequence[torch.Tensor], member: int, members: int) -> By
 def contiguous_pairs(
     tensors: Sequence[torch.Tensor],
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """(what travels, what it stands for): the same, but for tensors with gaps."""
+    """(what travels, what it stands for): the same, but for tensors with gaps.
+
+    Args:
+        tensors: of any shape and type.
+
+    Yields:
+        A contiguous tensor, and the one of `tensors` that it is, or is a copy of.
+    """
     for tensor in tensors:
         yield (tensor if tensor.is_contiguous() else tensor.contiguous()), tensor

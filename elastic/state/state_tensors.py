@@ -34,6 +34,10 @@ class TensorState:
 
     The order of everything is that of the model and of the optimizer's groups, so two workers that
     ran the same script agree on it without a word.
+
+    Args:
+        model: whole, on the device that it is trained on.
+        optimizer: of its parameters, maybe of others too.
     """
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
@@ -52,7 +56,11 @@ class TensorState:
         return [p for p in self.parameters() if isinstance(p, nn.Parameter) and p.requires_grad]
 
     def units(self, device: torch.device) -> list[ParameterState]:
-        """One for each parameter: itself and its optimizer state that lives on `device`."""
+        """One for each parameter: itself and its optimizer state that lives on `device`.
+
+        Args:
+            device: of the group's transfers; state elsewhere travels as metadata.
+        """
         units = []
         for parameter in self.parameters():
             kept = self._kept(parameter)
@@ -65,7 +73,14 @@ class TensorState:
         return [buffer.detach() for buffer in self.model.buffers()]
 
     def structure(self, device: torch.device) -> list[dict[str, Any]]:
-        """What the optimizer keeps for each parameter, with values of what does not travel."""
+        """What the optimizer keeps for each parameter, with values of what does not travel.
+
+        Args:
+            device: of the group's transfers; what lives there is described by shape and type.
+
+        Returns:
+            One entry for each parameter, in the order of `parameters`.
+        """
         described = []
         for parameter in self.parameters():
             entry: dict[str, Any] = {}
@@ -80,6 +95,10 @@ class TensorState:
 
     def adopt(self, structure: Sequence[Mapping[str, Any]], device: torch.device) -> None:
         """Make room for the state that `structure` describes.
+
+        Args:
+            structure: what `structure` gave on another member.
+            device: where the room is made; it holds zeros until the values come.
 
         Raises:
             ElasticError: if this worker's model is not that of the others.
@@ -111,7 +130,11 @@ class TensorState:
         ]
 
     def take_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
-        """The reverse."""
+        """The reverse.
+
+        Args:
+            groups: what `hyperparameters` gave, one for each of the optimizer's groups.
+        """
         for group, was in zip(self.optimizer.param_groups, groups, strict=True):
             group.update(was)
 

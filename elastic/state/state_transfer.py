@@ -48,7 +48,11 @@ class StateTransfer:
         self._buffers: list[torch.Tensor] = []
 
     def is_over(self, step: int) -> bool:
-        """Whether nothing travels in `step` any more."""
+        """Whether nothing travels in `step` any more.
+
+        Args:
+            step: 1-based, of all epochs.
+        """
         return step - self._first >= self._steps
 
     def _plan(self) -> None:
@@ -93,11 +97,19 @@ class OutgoingState(StateTransfer):
         self._buffers = [buffer.clone() for buffer in state.buffers()]
 
     def post_metadata(self, metadata: dict[str, Any]) -> None:
-        """Give the newcomers what is no tensor; rank 0 does."""
+        """Give the newcomers what is no tensor; rank 0 does.
+
+        Args:
+            metadata: what `TrainingState.metadata` gave; nobody changes it any more.
+        """
         post_in_background(self._group, METADATA, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
-        """Begin to send what travels in `step`."""
+        """Begin to send what travels in `step`.
+
+        Args:
+            step: that comes, 1-based; one of the transfer's.
+        """
         place = step - self._first
         self._sending = Sending(
             self._group,
@@ -109,6 +121,9 @@ class OutgoingState(StateTransfer):
 
     def await_sent(self, called_off: threading.Event) -> None:
         """Wait until this step's portion is sent, because the optimizer is about to change it.
+
+        Args:
+            called_off: set when the wait is to end.
 
         Raises:
             CancelledError: if the wait was called off.
@@ -123,7 +138,15 @@ class IncomingState(StateTransfer):
     def __init__(
         self, group: ProcessGroup, state: TensorState, *, senders: int, first: int, steps: int
     ) -> None:
-        """Wait for the metadata in a thread, make room, and begin to receive."""
+        """Wait for the metadata in a thread, make room, and begin to receive.
+
+        Args:
+            group: which incumbents and newcomers are members of.
+            state: that is written to; its optimizer's state is replaced.
+            senders: ranks below this one send.
+            first: step in which the first portion travels.
+            steps: how many, one portion in each.
+        """
         super().__init__(group, state, senders=senders, first=first, steps=steps)
         self._metadata: dict[str, Any] | None = None
         self._described = threading.Event()  # the metadata is there, or an error
@@ -145,7 +168,11 @@ class IncomingState(StateTransfer):
         self._described.set()
 
     def begin_portion(self, step: int) -> None:
-        """Begin to receive what travels in `step`; the first portion began by itself."""
+        """Begin to receive what travels in `step`; the first portion began by itself.
+
+        Args:
+            step: that comes, 1-based; one of the transfer's.
+        """
         if step > self._first:
             self._receive_portion(step - self._first)
 

@@ -55,7 +55,12 @@ class TrainingState:
         self._resumed_groups: list[dict[str, Any]] = []  # of the optimizer
 
     def use(self, tensors: TensorState, stream: SampleStream) -> None:
-        """There is something to train, and something to train on."""
+        """There is something to train, and something to train on.
+
+        Args:
+            tensors: of model and optimizer.
+            stream: of the training set's samples.
+        """
         self._tensors, self.stream = tensors, stream
 
     @property
@@ -110,7 +115,12 @@ class TrainingState:
     # --- what the script tracks: schedulers, scalers
 
     def track(self, stateful: dict[str, Any]) -> None:
-        """Keep these too; in a resumed job they have their state back when this returns."""
+        """Keep these too; in a resumed job they have their state back when this returns.
+
+        Args:
+            stateful: by name; each has `state_dict` and `load_state_dict`. One named `scaler`
+                tells what losses are multiplied with.
+        """
         self._tracked.update(stateful)
         for name, thing in stateful.items():
             if name in self._resumed:
@@ -138,7 +148,11 @@ class TrainingState:
         return {"tracked": self._tracked_states(), "hyper": copy_to_host(hyper)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
-        """The reverse."""
+        """The reverse.
+
+        Args:
+            snapshot: what `snapshot` gave.
+        """
         self._load_tracked(snapshot["tracked"])
         if self._tensors is not None:
             self._tensors.take_hyperparameters(snapshot["hyper"])
@@ -173,7 +187,12 @@ class TrainingState:
         }
 
     def load_metadata(self, metadata: dict[str, Any]) -> None:
-        """Take over what the others have; tensors come beside it."""
+        """Take over what the others have; tensors come beside it.
+
+        Args:
+            metadata: what `metadata` gave on another member; position and batch in it are passed
+                over.
+        """
         if self._tensors is None:
             return
         self.stop = msgspec.convert(metadata["stop"], StopState)
@@ -213,7 +232,15 @@ class TrainingState:
         return {**facts, "random": random_state(), **copy_to_host(states)}
 
     def load_checkpoint(self, content: dict[str, Any]) -> None:
-        """The reverse."""
+        """The reverse.
+
+        Args:
+            content: what `checkpoint` gave; states of what is not tracked yet are kept for
+                `track`.
+
+        Raises:
+            UsageError: if nothing is loaded yet.
+        """
         tensors = self.tensors()
         tensors.model.load_state_dict(content["model"])
         tensors.optimizer.load_state_dict(content["optimizer"])

@@ -10,13 +10,24 @@ import torch
 
 
 def encode_metadata(metadata: Mapping[str, Any]) -> bytes:
-    """Bytes of `metadata`: tensors, numbers, text and their containers."""
+    """Bytes of `metadata`: tensors, numbers, text and their containers.
+
+    Args:
+        metadata: what else can be pickled is encoded too, but `decode_metadata` refuses it.
+    """
     out = io.BytesIO()
     torch.save(dict(metadata), out)
     return out.getvalue()
 
 
 def decode_metadata(data: bytes) -> dict[str, Any]:
-    """The reverse of `encode_metadata`."""
+    """The reverse of `encode_metadata`.
+
+    Args:
+        data: of another worker; nothing in it is executed.
+
+    Returns:
+        The metadata, its tensors on the host.
+    """
     metadata: dict[str, Any] = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
     return metadata

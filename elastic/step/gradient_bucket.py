@@ -120,7 +120,15 @@ class Reducer:
         return flat, flat[end:]
 
     def pack_nothing(self, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """What `pack` gives, empty, and apart from the gradients."""
+        """What `pack` gives, empty, and apart from the gradients.
+
+        Args:
+            extra: numbers behind the gradients, before one number for each parameter.
+
+        Returns:
+            Zeros, shape (scalars + extra + parameters,), and a view of the last `extra +
+            parameters`.
+        """
         flat = torch.zeros_like(self._allocated(extra))
         return flat, flat[sum(p.numel() for p in self.parameters) :]
 

@@ -57,7 +57,11 @@ class StepReduction:
         self._loss_sum: torch.Tensor | float | None = None  # over the samples of the step so far
 
     def add_loss(self, micro_batch: MicroBatch) -> None:
-        """Take in the losses that were seen in a backward pass over `micro_batch`."""
+        """Take in the losses that were seen in a backward pass over `micro_batch`.
+
+        Args:
+            micro_batch: its `count` weighs the losses, which are means over samples.
+        """
         loss = self._training.losses.of_pass(self._reducer.losses)
         self._reducer.losses.clear()
         if loss is not None and micro_batch.count:
@@ -66,6 +70,10 @@ class StepReduction:
 
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
         """Sum over `group`, and leave the summed gradients where the optimizer looks.
+
+        Args:
+            group: the present one.
+            contribution: of this worker to this step.
 
         Returns:
             What all ranks know now.
@@ -143,6 +151,9 @@ class StepReduction:
 
     def end_epoch(self, group: ProcessGroup) -> None:
         """See to it that all ranks are through with the epoch.
+
+        Args:
+            group: the present one, of which all ranks call this.
 
         Raises:
             BrokenGroupError: a peer is gone.

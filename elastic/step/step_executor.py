@@ -82,7 +82,11 @@ class StepExecutor:
         return self._transitions.before_step()
 
     def begin(self, micro_batch: MicroBatch) -> None:
-        """The script gets `micro_batch`."""
+        """The script gets `micro_batch`.
+
+        Args:
+            micro_batch: of the step that is under way.
+        """
         self._micro_batch, self._outcome = micro_batch, StepOutcome.COMMITTED
         self._reduced = False
         if self._reducer is not None:
@@ -93,7 +97,15 @@ class StepExecutor:
             self._undo = self._training.snapshot()  # a script steps its schedulers in every pass
 
     def finish(self, micro_batch: MicroBatch) -> bool:
-        """The script is through with `micro_batch`; whether it should go on."""
+        """The script is through with `micro_batch`; whether it should go on.
+
+        Args:
+            micro_batch: what `begin` got last.
+
+        Returns:
+            False where the epoch is over: the script reported, the group is in another epoch by
+            now, or the job has all its samples.
+        """
         outcome = self._conclude(micro_batch)
         training = self._training
         if not training.epoch_open or micro_batch.epoch != training.position.epoch:

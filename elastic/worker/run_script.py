@@ -32,7 +32,11 @@ def main() -> None:
 
 
 def run_worker(folder: Path) -> int:
-    """Be the worker of `folder`, whose process this already is; returns the exit code."""
+    """Be the worker of `folder`, whose process this already is; returns the exit code.
+
+    Args:
+        folder: with the assignment in it.
+    """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
     os.environ.update(assignment.env)
     os.environ["ONES_WORKER"] = str(folder)
@@ -70,7 +74,17 @@ class _Failures:
 
 
 def run_script(script: Path, args: Sequence[str], failures: _Failures | None) -> int:
-    """Run `script` as `__main__`; returns its exit code, with a traceback printed if it raised."""
+    """Run `script` as `__main__`; returns its exit code, with a traceback printed if it raised.
+
+    Args:
+        script: its folder goes to the front of `sys.path`.
+        args: what it finds in `sys.argv` behind its own path.
+        failures: told what it died of; None: nobody is.
+
+    Returns:
+        2 if it is not there, 130 for a KeyboardInterrupt, 1 for any other exception, else its
+        own.
+    """
     if not script.is_file():
         sys.stderr.write(f"[ones] script {script.name} is not there\n")
         if failures:

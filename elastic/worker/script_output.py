@@ -11,7 +11,11 @@ FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO})
 
 
 class LossyOutput(io.RawIOBase):
-    """A script's stdout: where there is no room, output is dropped and counted, not raised."""
+    """A script's stdout: where there is no room, output is dropped and counted, not raised.
+
+    Args:
+        descriptor: open for writing; not closed here.
+    """
 
     def __init__(self, descriptor: int) -> None:
         super().__init__()
@@ -27,7 +31,17 @@ class LossyOutput(io.RawIOBase):
         return self._descriptor
 
     def write(self, data: object) -> int:
-        """Write what there is room for; the rest is lost, and the next line that fits says so."""
+        """Write what there is room for; the rest is lost, and the next line that fits says so.
+
+        Args:
+            data: anything with the buffer protocol.
+
+        Returns:
+            Bytes of `data`, those that were lost among them.
+
+        Raises:
+            OSError: for any other reason than a full or broken disk.
+        """
         view = memoryview(data)  # type: ignore[arg-type] # whatever the text layer hands down
         size = view.nbytes
         try:

@@ -39,7 +39,11 @@ RECEIVE: Final = 65536
 
 
 class Zygote:
-    """The zygote's loop: fork requests in, children's ends out."""
+    """The zygote's loop: fork requests in, children's ends out.
+
+    Args:
+        path: of its Unix socket; one that is there is replaced.
+    """
 
     def __init__(self, path: Path) -> None:
         self._selector = selectors.DefaultSelector()
