@@ -233,11 +233,11 @@ class ThreadDealer:
     def poll(self, timeout_s: float) -> tuple[list[bytes], bool]:
         """Wait for messages, a wake or the end of `timeout_s`.
 
-        Returns:
-            The messages that arrived, and whether a connection was made anew.
-
         Args:
             timeout_s: seconds, whole milliseconds of them.
+
+        Returns:
+            The messages that arrived, and whether a connection was made anew.
         """
         ready = dict(self._poller.poll(int(timeout_s * 1000)))
         connected = self._monitor in ready

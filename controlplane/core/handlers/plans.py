@@ -64,5 +64,5 @@ def _first_step(job: Job, move: Move) -> dict[SlotId, int]:
     new = [slot for slot in move.local_batch if slot not in have]
     if not new or all(slot in move.local_batch for slot in have):
         return dict(move.local_batch)
-    union = [*have, *new]  # not above the limit of its batch: `commit.check` saw to that
+    union = [*have, *new]  # not above the limit of its batch: `plan_check.check` saw to that
     return split(max(sum(move.local_batch.values()), len(union)), union)

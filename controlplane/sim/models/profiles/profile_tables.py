@@ -63,7 +63,9 @@ def read_placements(file: Path) -> dict[Placement, dict[int, PassTimes]]:
     for row in with_header(file, ("placement", "local_bsz", "step_time", "sync_time")):
         digits = row.text("placement")
         if not digits.isdecimal() or "0" in digits:
-            raise row.error("placement", f"{digits[:40]!r} is no row of digits 1 to 9", "mend it")
+            raise row.error(
+                "placement", f"{digits[:40]!r} is no row of digits 1 to 9", "correct it"
+            )
         placement = smallest_rotation(tuple(int(digit) for digit in digits))
         times = _times(row)
         seen.setdefault(placement, {}).setdefault(row.whole("local_bsz", 1), []).append(times)
