@@ -46,8 +46,10 @@ class LossyOutput(io.RawIOBase):
         size = view.nbytes
         try:
             if self._lost:
-                note = f"\n[ones] {self._lost} bytes of output were lost: the disk was full\n"
-                os.write(self._descriptor, note.encode())
+                text = f"\n[ones] {self._lost} bytes of output were lost: the disk was full\n"
+                note = memoryview(text.encode())
+                while note:
+                    note = note[os.write(self._descriptor, note) :]
                 self._lost = 0
             while view:
                 view = view[os.write(self._descriptor, view) :]

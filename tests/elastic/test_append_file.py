@@ -73,3 +73,20 @@ def test_output_without_room_is_dropped_and_counted(disk: Disk, tmp_path: Path) 
     assert (tmp_path / "log").read_text() == (
         "before\nlo\n[ones] 3 bytes of output were lost: the disk was full\nafter\n"
     )
+
+
+def test_a_note_of_lost_output_that_finds_room_for_its_half_comes_again(
+    disk: Disk, tmp_path: Path
+) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        output = LossyOutput(log.fileno())
+        disk.room = 0
+        assert output.write(b"lost\n") == 5
+        disk.room = 8
+        assert output.write(b"this too\n") == 9
+        disk.room = 1000
+        assert output.write(b"after\n") == 6
+
+    assert (tmp_path / "log").read_text() == (
+        "\n[ones] \n[ones] 14 bytes of output were lost: the disk was full\nafter\n"
+    )
