@@ -215,7 +215,8 @@ class ScalingAgent:
         """Keep these in checkpoints and transfers too: scalers, anything with a `state_dict`.
 
         Call it after `load` and before the first epoch; in a resumed job they have their state back
-        when it returns. Schedulers of torch that are made after `load` are tracked by themselves.
+        when it returns, with mappings as dicts and named tuples as tuples. Schedulers of torch that
+        are made after `load` are tracked by themselves.
         """
         self._training.track(stateful)
 

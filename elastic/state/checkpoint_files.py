@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+from io import BufferedWriter, FileIO
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from elastic.state.host_copy import plain_containers
 from elastic.training_errors import CheckpointError
 from schemas.groups import ResumePoint
 from schemas.ids import Version
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 FORMAT: Final = 1
 KEPT: Final = 2  # the newest, and the one before it
@@ -97,7 +102,8 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     the training thread needs, and the rename keeps half a file from being taken for a whole.
 
     Args:
-        content: tensors, numbers, text and their containers, `format` among them.
+        content: tensors, numbers, text and their containers, `format` among them; a named tuple
+            is read back as a tuple.
         path: of the file, which is replaced in place; the caller renames it.
 
     Raises:
@@ -106,11 +112,32 @@ def save_checkpoint(content: dict[str, Any], path: Path) -> None:
     checksums = torch.serialization.get_crc32_options()
     torch.serialization.set_crc32_options(False)
     try:
-        with path.open("wb", buffering=0) as file:
-            torch.save(content, file)
+        with _ArchiveFile(FileIO(path, "wb")) as file:  # a raw file takes 2 GiB a call at most
+            _save_archive(content, file)
+            file.flush()
             os.fsync(file.fileno())
     finally:
         torch.serialization.set_crc32_options(checksums)
+
+
+class _ArchiveFile(BufferedWriter):
+    """Takes all that is written; it keeps the disk's error, which torch may not raise."""
+
+    error: OSError | None = None
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            self.error = self.error or error
+            raise
+
+
+def _save_archive(content: dict[str, Any], file: _ArchiveFile) -> None:
+    try:
+        torch.save(plain_containers(content), file)
+    except RuntimeError as error:  # torch ends the archive all the same and finds that it is short
+        raise (file.error or error) from None
 
 
 def sync_folder(folder: Path) -> None:

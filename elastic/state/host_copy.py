@@ -17,8 +17,8 @@ def copy_to_host(state: Any) -> Any:
             else.
 
     Returns:
-        The same containers, with mappings as dicts; arrays become tensors, numpy's scalars
-        Python's. What is neither is not copied.
+        The same containers, named tuples too, with mappings as dicts; arrays become tensors,
+        numpy's scalars Python's. What is neither is not copied.
     """
     if isinstance(state, torch.Tensor):
         return state.detach().to("cpu", copy=True)
@@ -30,5 +30,25 @@ def copy_to_host(state: Any) -> Any:
     if isinstance(state, Mapping):
         return {key: copy_to_host(value) for key, value in state.items()}
     if isinstance(state, list | tuple):
-        return type(state)(copy_to_host(value) for value in state)
+        copies = (copy_to_host(value) for value in state)
+        make = getattr(state, "_make", type(state))  # a named tuple's class wants one by one
+        return make(copies)
+    return state
+
+
+def plain_containers(state: Any) -> Any:
+    """`state` with named tuples as tuples, since what reads it back knows no class of a script.
+
+    Args:
+        state: a copy of `copy_to_host`, or containers of such.
+
+    Returns:
+        Dicts, lists and tuples of the same values; nothing is copied.
+    """
+    if isinstance(state, Mapping):
+        return {key: plain_containers(value) for key, value in state.items()}
+    if isinstance(state, list):
+        return [plain_containers(value) for value in state]
+    if isinstance(state, tuple) and not isinstance(state, torch.Size):
+        return tuple(plain_containers(value) for value in state)
     return state

@@ -8,15 +8,18 @@ from typing import Any
 
 import torch
 
+from elastic.state.host_copy import plain_containers
+
 
 def encode_metadata(metadata: Mapping[str, Any]) -> bytes:
     """Bytes of `metadata`: tensors, numbers, text and their containers.
 
     Args:
-        metadata: what else can be pickled is encoded too, but `decode_metadata` refuses it.
+        metadata: a named tuple in it is decoded as a tuple; what else can be pickled is encoded
+            too, but `decode_metadata` refuses it.
     """
     out = io.BytesIO()
-    torch.save(dict(metadata), out)
+    torch.save(plain_containers(metadata), out)
     return out.getvalue()
 
 

@@ -5,14 +5,17 @@ from __future__ import annotations
 import errno
 import random
 import threading
+from collections import OrderedDict, defaultdict
 from functools import partial
+from io import FileIO
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import torch
 
-from elastic.state import checkpoint_writer
+from elastic.state import checkpoint_files, checkpoint_writer
 from elastic.state.checkpoint_files import (
     FORMAT,
     checkpoint_path,
@@ -23,6 +26,7 @@ from elastic.state.checkpoint_files import (
 from elastic.state.checkpoint_writer import CheckpointWriter
 from elastic.state.host_copy import copy_to_host
 from elastic.state.random_state import random_state, restore_random_state
+from elastic.state.transfer_metadata import decode_metadata, encode_metadata
 from elastic.training_errors import CheckpointError
 from schemas.groups import ResumePoint
 from schemas.ids import Version
@@ -58,6 +62,38 @@ def test_a_copy_does_not_change_when_training_goes_on() -> None:
 
     assert copy["a"][0].tolist() == [0, 0, 0]
     assert copy["a"][1][0].tolist() == [0, 0, 0]
+
+
+class Moments(NamedTuple):
+    mean: torch.Tensor
+    count: int
+
+
+def test_a_copy_has_the_same_containers_and_mappings_as_dicts() -> None:
+    state = {
+        "named": Moments(torch.ones(1), 2),
+        "shape": torch.Size([2, 3]),
+        "ordered": OrderedDict(a=[(1, 2.0)]),
+        "missing": defaultdict(int, b=None),
+        "largest": torch.tensor([1, 3]).max(0),
+    }
+
+    copy = copy_to_host(state)
+
+    assert copy == {**state, "ordered": {"a": [(1, 2.0)]}, "missing": {"b": None}}
+    kinds = [type(value) for value in copy.values()]
+    assert kinds == [Moments, torch.Size, dict, dict, torch.return_types.max]
+    assert copy["named"].mean is not state["named"].mean
+
+
+def test_a_named_tuple_is_read_back_as_a_tuple(tmp_path: Path) -> None:
+    state = {"average": Moments(torch.ones(2), 3), "shapes": [torch.Size([2])]}
+    save_checkpoint({"format": FORMAT, **state}, tmp_path / "x.pt")
+
+    for read in (load_checkpoint(tmp_path / "x.pt"), decode_metadata(encode_metadata(state))):
+        mean, count = read["average"]
+        assert (type(read["average"]), mean.tolist(), count) == (tuple, [1, 1], 3)
+        assert read["shapes"] == [torch.Size([2])]
 
 
 def test_an_epoch_is_durable_only_when_its_file_is_there(tmp_path: Path) -> None:
@@ -103,20 +139,88 @@ def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
     assert load_checkpoint(newest)["epoch"] == 4
 
 
-def test_a_disk_that_stays_full_is_told_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: object) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
+class OnlyHalf(FileIO):
+    """Takes a part of each write, as Linux does of more than 2 GiB."""
 
-    monkeypatch.setattr(checkpoint_writer, "save_checkpoint", full)
-    monkeypatch.setattr(checkpoint_writer, "RETRY_S", 0.01)
+    def write(self, data: bytes) -> int:  # type: ignore[override]
+        return super().write(memoryview(data)[: -(-len(data) // 2)])
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_file_that_takes_a_part_of_each_write_gets_the_whole_checkpoint(
+    size: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoint_files, "FileIO", OnlyHalf)
+    weights = torch.arange(size)
+
+    save_checkpoint({"format": FORMAT, "w": weights}, tmp_path / "x.pt")
+
+    assert load_checkpoint(tmp_path / "x.pt")["w"].equal(weights)
+
+
+class Disk:
+    """A disk with room for `room` bytes at first; while it is full, its files take nothing."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int) -> None:
+        disk = self
+        self.room = room
+        self.full = threading.Event()
+
+        class File(FileIO):
+            def write(self, data: bytes) -> int:  # type: ignore[override]
+                taken = memoryview(data)[: disk.room]
+                if not taken:
+                    disk.full.set()
+                    raise OSError(errno.ENOSPC, "No space left on device")
+                disk.room -= len(taken)
+                return super().write(taken)
+
+        monkeypatch.setattr(checkpoint_files, "FileIO", File)
+        monkeypatch.setattr(checkpoint_writer, "RETRY_S", 0.01)
+
+
+@pytest.mark.parametrize("room", [0, 1000, 100_000], ids=["nothing", "a header", "a part"])
+def test_on_a_disk_that_fills_up_the_old_checkpoint_stays_and_the_new_one_is_not_reported(
+    room: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable: list[int] = []
+    weights = torch.zeros(100_000)
+    writer = CheckpointWriter(tmp_path)
+    writer.write(point(1), {"epoch": 1, "w": weights}, partial(durable.append, 1))
+    writer.close()
+    Disk(monkeypatch, room)
     monkeypatch.setattr(checkpoint_writer, "CLOSE_S", 0.05)
     writer = CheckpointWriter(tmp_path)
-    writer.write(point(1), {"epoch": 1}, lambda: None)
+    writer.write(point(2), {"epoch": 2, "w": weights}, partial(durable.append, 2))
 
     with pytest.raises(CheckpointError, match=r"No space left on device; free space at"):
         writer.close()
+    assert durable == [1]
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch-000001.v3.pt"]
+    assert load_checkpoint(find_checkpoint(tmp_path, point(1)))["w"].equal(weights)
+
+
+@pytest.mark.parametrize("size", [3, 100_000])
+def test_a_device_without_room_says_so(size: int, tmp_path: Path) -> None:
+    (tmp_path / "x.pt").symlink_to("/dev/full")
+
+    with pytest.raises(OSError, match="No space left on device"):
+        save_checkpoint({"format": FORMAT, "w": torch.zeros(size)}, tmp_path / "x.pt")
+
+
+def test_a_checkpoint_is_written_when_a_disk_that_filled_up_under_it_has_room_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    durable: list[int] = []
+    disk = Disk(monkeypatch, room=100_000)
+    writer = CheckpointWriter(tmp_path)
+    writer.write(point(1), {"epoch": 1, "w": torch.ones(100_000)}, partial(durable.append, 1))
+    assert disk.full.wait(5)
+    disk.room = 1 << 30
+    writer.close()
+
+    assert durable == [1]
+    assert load_checkpoint(checkpoint_path(tmp_path, point(1)))["w"].equal(torch.ones(100_000))
 
 
 def test_a_state_that_cannot_be_read_back_is_told(tmp_path: Path) -> None:
