@@ -25,7 +25,8 @@ from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import describe_rule
 from elastic.reporting.agent_channel import Channel
 from elastic.reporting.sample_id_records import SampleRecords
-from elastic.samples.local_batches import ScheduleRow, split
+from elastic.samples.batch_schedule import ScheduleRow
+from elastic.samples.local_batches import split
 from elastic.samples.sample_stream import SampleStream
 from elastic.state import checkpoint_writer
 from elastic.state.epoch_reports import EpochReports, EpochSummary
@@ -203,6 +204,7 @@ class ScalingAgent:
         loader = ElasticLoader(
             train_set,
             training=self._training,
+            transitions=self._transitions,
             executor=executor,
             bound=bound,
             device=self.device,

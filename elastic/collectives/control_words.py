@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
+from elastic.training_errors import OutOfStepError
+
 DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each rides with its square
 FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 3
 STEP_MODULUS: Final = 1024  # a step is said modulo this, which any float adds up exactly
@@ -56,6 +58,21 @@ class AgreedWords:
     ends: int  # ranks that are through with the epoch
     skipped: int  # ranks whose script passed over the batch
     used: tuple[bool, ...]  # by parameter: some rank has a gradient for it
+
+    def check_in_step(self, ranks: int, step: int | None) -> None:
+        """See to it that all ranks reduced the same.
+
+        Args:
+            ranks: how many were summed.
+            step: that this rank is in, 1-based; None: it is through with the epoch.
+
+        Raises:
+            OutOfStepError: if they did not.
+        """
+        if self.ends not in {0, ranks} or (step is None) != (self.ends == ranks):
+            raise OutOfStepError("some have ended the epoch, others take another batch")
+        if step is not None and self.step != step % STEP_MODULUS:
+            raise OutOfStepError(f"not all are in step {step}")
 
 
 def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:

@@ -5,10 +5,10 @@ All of it runs on the training thread, between two steps or where gradients are 
 
 from __future__ import annotations
 
-import contextlib
 import sys
 import threading
 import time
+from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from elastic import testing
@@ -34,6 +34,14 @@ from schemas.messages.agent import JOIN, RECOVER, START, SUSPEND, GroupBroken, J
 from schemas.messages.worker import GroupOrder
 
 LINGER_S: Final = 0.1  # a leaver's sockets stay until the others have read what it sent last
+
+
+@dataclass(frozen=True, slots=True)
+class ReductionTerms:
+    """What rides with the gradients of a step, beside what the step itself has to say."""
+
+    ready: bool  # this worker is ready for the group that is pending
+    compares: bool  # checksums of the states, on every rank alike
 
 
 class GroupTransitions:
@@ -69,7 +77,6 @@ class GroupTransitions:
         self._recovery = Recovery(membership, listener, training, report)
         self._check = StateCheck()
         self._lead = BOUNDARY_LEAD
-        self._transfer: OutgoingState | IncomingState | None = None
         self._retired: ProcessGroup | None = None  # the former group, until the state is checked
         self._new_batch: tuple[int, int] | None = None  # step from which on, global batch
         self._recovered: Recovered | None = None  # whose lost members' records are to be written
@@ -131,7 +138,8 @@ class GroupTransitions:
         except CancelledError:
             self.recover(None)
             return
-        self._transfer = enter_at_boundary(order, group, plan, self._membership, self._training)
+        training = self._training
+        training.transfer = enter_at_boundary(order, group, plan, self._membership, training)
         last = plan.position.step + plan.transfer_steps
         self._check.schedule(last)
         self._new_batch = (last + 1, sum(plan.new))
@@ -148,7 +156,8 @@ class GroupTransitions:
             raise LeftGroup(0)
         if self.called_off.is_set():
             self.recover(None)
-        self._stand_in_for_lost()
+        if self._recovered is not None:
+            self._stand_in_for_lost(self._recovered)
         step = self._training.position.step
         try:
             if self._check.differs:
@@ -158,8 +167,10 @@ class GroupTransitions:
                 self._cross(pending)
         except (CancelledError, BrokenGroupError) as error:
             self.recover(error)
-        self._advance_transfer()
-        self._follow_batch()
+        if self._training.transfer is not None:
+            self._advance_transfer(self._training.transfer)
+        if self._new_batch is not None:
+            self._follow_batch(*self._new_batch)
         stale, self._stale = self._stale, False
         return stale
 
@@ -185,10 +196,10 @@ class GroupTransitions:
             self._leave_by(order)
             return
         former, old = membership.workers, membership.group
-        self._transfer = self._resize.cross(pending)
+        transfer = self._training.transfer = self._resize.cross(pending)
         last = step + pending.transfer_steps
         self._new_batch = (last + 1, order.group.global_batch)
-        if self._transfer is not None:
+        if transfer is not None:
             self._check.schedule(last)
             self._retired = old
         elif membership.group is not old:
@@ -199,80 +210,75 @@ class GroupTransitions:
         pause_ms = (time.perf_counter() - began) * 1e3
         report_formed(self._report, membership, self._training.position, pause_ms)
 
-    def _advance_transfer(self) -> None:
+    def _advance_transfer(self, transfer: OutgoingState | IncomingState) -> None:
         """Begin with the portion of the coming step, or end."""
-        transfer, membership, position = self._transfer, self._membership, self._training.position
-        if transfer is None:
-            return
+        membership, position = self._membership, self._training.position
         if not transfer.is_over(position.step + 1):
             transfer.begin_portion(position.step + 1)
             return
-        self._transfer = None
+        self._training.transfer = None
         if not membership.has_full_state:
             membership.has_full_state = True
             testing.reach("handed_over", rank=membership.rank, version=membership.version)
             report_formed(self._report, membership, position)
 
-    def _follow_batch(self) -> None:
+    def _follow_batch(self, first: int, batch: int) -> None:
+        """The learning rate follows the batch from the step on in which all have the state."""
         step = self._training.position.step
-        if self._new_batch is not None and step + 1 >= self._new_batch[0]:
-            self._training.lr_state.follow_batch(self._new_batch[1], step)
+        if step + 1 >= first:
+            self._training.lr_state.follow_batch(batch, step)
             self._new_batch = None
 
     # --- where gradients are summed
 
-    def compares_in(self, step: int) -> bool:
-        """Whether checksums of the state ride in the reduction of `step`.
+    def before_reduction(self, step: int) -> ReductionTerms:
+        """What this worker says in the reduction of `step`, and hears from the others.
 
         Args:
             step: that is under way, 1-based.
         """
-        return self._check.is_due(step, transferring=self._transfer is not None)
-
-    def raise_flag(self) -> bool:
-        """Whether this worker says in the coming reduction that it is ready for what is pending."""
-        return self._listener.raise_flag()
+        listener, transferring = self._listener, self._training.transfer is not None
+        return ReductionTerms(
+            ready=listener.pending is not None and listener.raise_flag(),
+            compares=self._check.is_due(step, transferring=transferring),
+        )
 
     def after_reduction(
-        self, micro_batch: MicroBatch, agreed: AgreedWords, *, compared: bool
+        self, micro_batch: MicroBatch, terms: ReductionTerms, agreed: AgreedWords
     ) -> None:
         """Act on what all ranks know now, at the same step.
 
+        A newcomer then waits for the step's portion of the state, which the optimizer is to work
+        on.
+
         Args:
             micro_batch: of the step that was reduced.
+            terms: of this worker in it.
             agreed: what all ranks know.
-            compared: checksums of the state were part of it.
+
+        Raises:
+            CancelledError: if the wait was called off.
+            BrokenGroupError: if the portion did not arrive.
         """
-        if agreed.skipped > 0 or (compared and not agreed.same):
+        if agreed.skipped > 0 or (terms.compares and not agreed.same):
             self._check.differs = True
         self._records.write()
+        if terms.ready:
+            self._agree(micro_batch, agreed)
+        if self._check.passed(micro_batch.step):
+            self._retire_former()
+        transfer = self._training.transfer
+        if isinstance(transfer, IncomingState) and not self._membership.has_full_state:
+            load = self._training.load_metadata
+            transfer.take_portion(micro_batch.step, self.called_off, load)
+
+    def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
+        """If all are ready for what this worker is ready for, its boundary lies ahead now."""
         boundary = micro_batch.step + self._lead
         unanimous = agreed.ready == self._membership.group.size
         pending = self._listener.lower_flag(unanimous=unanimous, boundary=boundary)
         if pending is not None:
             self._resize.announce(pending, boundary, micro_batch, agreed.seconds)
-        if self._check.passed(micro_batch.step):
-            self._retire_former()
-
-    def take_portion(self, step: int) -> None:
-        """A newcomer waits for the portion of `step`, which the optimizer is to work on.
-
-        Args:
-            step: that is under way, 1-based; its gradients are summed.
-
-        Raises:
-            CancelledError: if the wait was called off.
-            BrokenGroupError: if it did not arrive.
-        """
-        transfer = self._transfer
-        if isinstance(transfer, IncomingState) and not self._membership.has_full_state:
-            transfer.take_portion(step, self.called_off, self._training.load_metadata)
-
-    def await_sent(self) -> None:
-        """Parameters are about to change: what is being sent of them has to be on its way first."""
-        if isinstance(self._transfer, OutgoingState):
-            with contextlib.suppress(CancelledError):  # whoever waits for it is not wanted any more
-                self._transfer.await_sent(self.called_off)
 
     def _retire_former(self) -> None:
         if self._retired is not None:
@@ -293,7 +299,7 @@ class GroupTransitions:
         recovered = self._recovery.run(error)
         if recovered is None:
             self._leave()
-        self._transfer, self._new_batch = None, None
+        self._training.transfer, self._new_batch = None, None
         self._check.reset()
         self._check.schedule(recovered.step)
         self._retire_former()
@@ -301,11 +307,9 @@ class GroupTransitions:
         self._stale = True
         return recovered
 
-    def _stand_in_for_lost(self) -> None:
+    def _stand_in_for_lost(self, recovered: Recovered) -> None:
         """Write what those who are gone did not come to write."""
-        recovered, self._recovered = self._recovered, None
-        if recovered is None:
-            return
+        self._recovered = None
         self._records.write()
         if self._membership.rank == 0:
             workers = frozenset(self._membership.workers)

@@ -11,7 +11,7 @@ from elastic.collectives.cancellable_waits import wait_for
 from elastic.collectives.process_group import LONG, ProcessGroup
 from elastic.group.membership import Membership
 from elastic.group.switch_boundary import JOIN_PLAN, JoinPlan
-from elastic.samples.local_batches import Schedule, ScheduleRow
+from elastic.samples.batch_schedule import Schedule, ScheduleRow
 from elastic.state.state_broadcast import broadcast_training
 from elastic.state.state_transfer import IncomingState
 from elastic.state.training_state import TrainingState

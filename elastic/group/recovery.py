@@ -11,7 +11,7 @@ from elastic.group.group_formation import await_group
 from elastic.group.membership import Membership, report_formed
 from elastic.group.order_receiver import ERROR_CHARACTERS, OrderListener
 from elastic.reporting.reporter import Report
-from elastic.samples.local_batches import Schedule, ScheduleRow
+from elastic.samples.batch_schedule import Schedule, ScheduleRow
 from elastic.state.state_broadcast import broadcast_training
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import BrokenGroupError, CancelledError

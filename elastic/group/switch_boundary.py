@@ -11,7 +11,7 @@ from elastic.collectives.process_group import post_in_background
 from elastic.group.membership import Membership
 from elastic.group.order_inbox import PendingGroup
 from elastic.group.order_receiver import OrderListener
-from elastic.samples.local_batches import ScheduleRow
+from elastic.samples.batch_schedule import ScheduleRow
 from elastic.samples.micro_batch import MicroBatch
 from elastic.samples.stream_position import TrainingPosition
 from elastic.state.state_portions import transfer_steps

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from elastic.samples.local_batches import ScheduleRow
+from elastic.samples.batch_schedule import ScheduleRow
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,11 @@ class MicroBatch:
     first: bool  # of the step's micro-batches
     last: bool
     row: ScheduleRow  # in force at this step
+
+    @property
+    def weight(self) -> float:
+        """Of its gradients in the step's: its samples over the global batch."""
+        return self.count / self.total
 
 
 class StepOutcome(Enum):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from typing import Any
 
@@ -11,15 +13,16 @@ from elastic.metrics.loss_meter import LossMeter
 from elastic.metrics.noise_scale import NoiseMeter
 from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import StopState
-from elastic.samples.local_batches import Schedule, ScheduleRow
+from elastic.samples.batch_schedule import Schedule, ScheduleRow
 from elastic.samples.sample_stream import SampleStream
 from elastic.samples.stream_position import TrainingPosition
 from elastic.state.host_copy import copy_to_host
 from elastic.state.lr_state import LrState
 from elastic.state.random_state import random_state, restore_random_state, seed_apart
 from elastic.state.state_tensors import TensorState
+from elastic.state.state_transfer import IncomingState, OutgoingState
 from elastic.state.transfer_metadata import decode_metadata, encode_metadata
-from elastic.training_errors import UsageError
+from elastic.training_errors import CancelledError, UsageError
 from schemas.jobs import StopRule
 from schemas.messages.worker import Assignment
 
@@ -44,6 +47,7 @@ class TrainingState:
         self.epoch_open = False  # the script is in the loop of an epoch
         self.epoch_summary = b""  # what rank 0 said last at the end of an epoch
         self.lr_state = LrState()
+        self.transfer: OutgoingState | IncomingState | None = None  # of the state, under way
         self.losses = LossMeter()
         self.noise = NoiseMeter()
         self.speed = SpeedMeter(time.monotonic())
@@ -85,6 +89,11 @@ class TrainingState:
         """Samples of the step that comes or is under way, over all workers."""
         return self.schedule.at(self.position.step + 1).batch
 
+    @property
+    def epoch_left(self) -> int:
+        """Samples of the running epoch that no committed step took."""
+        return max(0, self.stream.size - self.position.cursor)
+
     def commit_step(self, step: int, cursor: int, version: int) -> bool:
         """A step is done; whether the job goes on behind it.
 
@@ -102,15 +111,26 @@ class TrainingState:
         limit = self.stop_rule.samples if self.stop_rule is not None else None
         return limit is None or self.position.samples_done < limit
 
-    def lr_factor(self) -> float:
-        """What learning rates are multiplied with in the step that is under way."""
+    def before_update(self, called_off: threading.Event) -> float:
+        """Parameters are about to change: what is being sent of them is on its way first.
+
+        Args:
+            called_off: set when the wait is to end.
+
+        Returns:
+            What learning rates are multiplied with in the step that is under way.
+        """
+        if isinstance(self.transfer, OutgoingState):
+            with contextlib.suppress(CancelledError):  # whoever waits for it is not wanted any more
+                self.transfer.await_sent(called_off)
         return self.lr_state.at(self.position.step + 1)
 
     def learning_rate(self) -> float:
         """The rate in force, of the optimizer's first group."""
         if self._tensors is None:
             return 0.0
-        return float(self._tensors.optimizer.param_groups[0]["lr"]) * self.lr_factor()
+        rate = float(self._tensors.optimizer.param_groups[0]["lr"])
+        return rate * self.lr_state.at(self.position.step + 1)
 
     # --- what the script tracks: schedulers, scalers
 

@@ -5,26 +5,26 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from elastic.samples.local_batches import ScheduleRow, passes
+from elastic.group.group_changes import GroupTransitions
+from elastic.samples.epoch_plan import rest_of_epoch
 from elastic.samples.micro_batch import MicroBatch
-from elastic.samples.sample_stream import share
 from elastic.state.training_state import TrainingState
+from elastic.step.device_batch import to_device
 from elastic.step.step_executor import StepExecutor
 from elastic.training_errors import UsageError
 
 RESERVED_OPTIONS = frozenset(
     {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"}
 )
-PLACEHOLDER_SAMPLES: Final = 2  # samples of a batch that only keeps the script's loop going
 
 
 class _MicroBatchSampler:
-    """The batch sampler: the rest of the running epoch, as the schedule deals it out."""
+    """The batch sampler: the rest of the running epoch, and who was given what of it."""
 
     def __init__(self, training: TrainingState, bound: int) -> None:
         self._training = training
@@ -33,48 +33,14 @@ class _MicroBatchSampler:
 
     def __iter__(self) -> Iterator[list[int]]:
         self.handed_out = deque()
-        for micro_batch in self._plan():
+        training = self._training
+        plan = rest_of_epoch(training.position, training.stream, training.schedule, self._bound)
+        for micro_batch in plan:
             self.handed_out.append(micro_batch)
             yield micro_batch.ids
 
     def __len__(self) -> int:
-        position = self._training.position
-        left = self._training.stream.size - position.cursor
-        return math.ceil(max(0, left) / max(1, self._training.global_batch))
-
-    def _plan(self) -> Iterator[MicroBatch]:
-        position = self._training.position
-        epoch, cursor, step = position.epoch, position.cursor, position.step
-        order = self._training.stream.order(epoch)
-        while cursor < len(order):
-            step += 1
-            row = self._training.schedule.at(step)
-            if row.rank is None:
-                return  # this worker has left by then
-            ids = order[cursor : cursor + row.batch]
-            yield from self._micro_batches(ids, row, epoch, cursor, step)
-            cursor += len(ids)
-
-    def _micro_batches(
-        self, ids: list[int], row: ScheduleRow, epoch: int, cursor: int, step: int
-    ) -> Iterator[MicroBatch]:
-        mine = share(ids, row.local_batches, row.rank or 0)
-        counts = passes(len(mine), self._bound) if mine else (0,)
-        start = 0
-        for place, count in enumerate(counts):
-            yield MicroBatch(
-                step=step,
-                epoch=epoch,
-                cursor_before=cursor,
-                cursor_after=cursor + len(ids),
-                ids=mine[start : start + count] or ids[:PLACEHOLDER_SAMPLES],
-                count=count,
-                total=len(ids),
-                first=place == 0,
-                last=place + 1 == len(counts),
-                row=row,
-            )
-            start += count
+        return math.ceil(self._training.epoch_left / max(1, self._training.global_batch))
 
 
 class ElasticLoader:
@@ -85,6 +51,7 @@ class ElasticLoader:
         dataset: Dataset[Any],
         *,
         training: TrainingState,
+        transitions: GroupTransitions,
         executor: StepExecutor,
         bound: int,
         device: torch.device,
@@ -95,7 +62,8 @@ class ElasticLoader:
         Args:
             dataset: map-style.
             training: the ids of every epoch, whose they are, and where an iteration begins.
-            executor: told of each micro-batch, before and after the script has it.
+            transitions: change the group between two steps.
+            executor: hears of each micro-batch, before and after the script has it.
             bound: samples that fit the device at once; larger shares are taken in passes.
             device: where batches are moved to.
             options: of torch's DataLoader, but for those that choose samples.
@@ -112,7 +80,9 @@ class ElasticLoader:
             options = {"persistent_workers": True, **options}
         self.dataset = dataset
         self.depth = workers * int(options.get("prefetch_factor") or 2)  # batches drawn ahead
+        self._training = training
         self._sampler = _MicroBatchSampler(training, bound)
+        self._transitions = transitions
         self._executor = executor
         self._device = device
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
@@ -126,21 +96,21 @@ class ElasticLoader:
         whole = True  # no step is under way
         while True:
             if whole:
-                if not len(self._sampler):
+                if not self._training.epoch_left:
                     return  # the epoch's report comes first, in the group that trained it
-                stale = self._executor.before_batch()
+                stale = self._transitions.before_step()
                 source = iter(self._loader) if source is None or stale else source
             if source is None:
                 return
             try:
-                batch = next(source)
+                batch = to_device(next(source), self._device)
             except StopIteration:
                 return
             micro_batch = self._sampler.handed_out.popleft()
             self._executor.begin(micro_batch)
             go_on = False
             try:
-                yield _moved(batch, self._device)
+                yield batch
             finally:
                 go_on = self._executor.finish(micro_batch)
             if not go_on:
@@ -150,15 +120,3 @@ class ElasticLoader:
     def __len__(self) -> int:
         """Steps to the end of the epoch."""
         return len(self._sampler)
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    if device.type == "cpu":
-        return batch
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {key: _moved(value, device) for key, value in batch.items()}
-    if isinstance(batch, list | tuple):
-        return type(batch)(_moved(value, device) for value in batch)
-    return batch

@@ -18,12 +18,12 @@ from elastic.collectives.control_words import (
     read_agreed_words,
 )
 from elastic.collectives.process_group import ProcessGroup
+from elastic.group.group_changes import ReductionTerms
 from elastic.metrics.noise_scale import EVERY
-from elastic.metrics.samples_per_second import StepTimer
+from elastic.metrics.step_timer import StepTimer
 from elastic.samples.micro_batch import MicroBatch
 from elastic.state.training_state import TrainingState
 from elastic.step.gradient_bucket import Reducer
-from elastic.training_errors import OutOfStepError
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,10 +31,14 @@ class Contribution:
     """What this worker brings to the sum, beside its gradients."""
 
     micro_batch: MicroBatch  # the step's last one
-    weight: float  # of its gradients: its samples over the global batch
-    ready: bool  # for the group that is pending
-    compares: bool  # a checksum of the state rides along
-    skipped: bool  # the script passed over the batch
+    terms: ReductionTerms
+    has_full_state: bool  # so its checksum counts
+    skipped: bool = False  # the script passed over the batch
+
+    @property
+    def weight(self) -> float:
+        """Of the gradients: the pass's samples over the global batch; 0 takes nothing of them."""
+        return 0.0 if self.skipped else self.micro_batch.weight
 
 
 class StepReduction:
@@ -56,12 +60,17 @@ class StepReduction:
         self._timer = StepTimer()
         self._loss_sum: torch.Tensor | float | None = None  # over the samples of the step so far
 
-    def add_loss(self, micro_batch: MicroBatch) -> None:
-        """Take in the losses that were seen in a backward pass over `micro_batch`.
+    def accumulate(self, micro_batch: MicroBatch) -> None:
+        """Keep what a pass gave that is not the step's last one.
 
         Args:
-            micro_batch: its `count` weighs the losses, which are means over samples.
+            micro_batch: of the pass.
         """
+        self._add_loss(micro_batch)
+        self._reducer.accumulate(micro_batch.weight)
+
+    def _add_loss(self, micro_batch: MicroBatch) -> None:
+        """Take in the losses of a pass; they are means over its samples."""
         loss = self._training.losses.of_pass(self._reducer.losses)
         self._reducer.losses.clear()
         if loss is not None and micro_batch.count:
@@ -83,6 +92,8 @@ class StepReduction:
             CancelledError: the wait was called off.
             OutOfStepError: the ranks are not in the same step.
         """
+        if not contribution.skipped:
+            self._add_loss(contribution.micro_batch)
         loss_sum, self._loss_sum = self._loss_sum, None
         seconds = self._timer.lap(time.monotonic())
         if group.size == 1:
@@ -98,7 +109,7 @@ class StepReduction:
         group.all_reduce(bucket, self._called_off)
         testing.reach("reduced", rank=group.rank, step=step, version=group.version)
         agreed = read_agreed_words(tail.tolist(), group.size)
-        _check_in_step(agreed, group.size, step)
+        agreed.check_in_step(group.size, step)
         if measured and not agreed.skipped:
             noise.after(gradients, micro_batch.count, micro_batch.total)
         self._reducer.unpack(agreed.used)
@@ -112,12 +123,12 @@ class StepReduction:
         """The bucket, and its tail with this worker's words in it."""
         micro_batch = contribution.micro_batch
         digest = bytes(DIGEST_BYTES)
-        if contribution.compares:
+        if contribution.terms.compares and contribution.has_full_state:
             digest = self._training.tensors().digest()
         bucket, tail = self._reducer.pack(contribution.weight, FIXED_WORDS)
         words = ControlWords(
             micro_batch.count,
-            contribution.ready,
+            contribution.terms.ready,
             seconds,
             digest,
             step=micro_batch.step,
@@ -140,7 +151,7 @@ class StepReduction:
         return AgreedWords(
             loss_sum=0.0,
             samples=micro_batch.count,
-            ready=int(contribution.ready),
+            ready=int(contribution.terms.ready),
             seconds=seconds,
             same=True,
             step=micro_batch.step % STEP_MODULUS,
@@ -165,18 +176,10 @@ class StepReduction:
         marker, tail = self._reducer.pack_nothing(FIXED_WORDS)
         tail[1:FIXED_WORDS] = torch.tensor(ControlWords(ends=True).encode(), dtype=tail.dtype)
         group.all_reduce(marker, self._called_off)
-        _check_in_step(read_agreed_words(tail.tolist(), group.size), group.size, None)
+        read_agreed_words(tail.tolist(), group.size).check_in_step(group.size, None)
 
 
 def _measures_noise(contribution: Contribution) -> bool:
     micro_batch = contribution.micro_batch
     taken = micro_batch.first and micro_batch.count > 0 and not contribution.skipped
     return taken and micro_batch.step % EVERY == 0
-
-
-def _check_in_step(agreed: AgreedWords, ranks: int, step: int | None) -> None:
-    """Raise unless all ranks are in `step`, or, for None, through with the epoch."""
-    if agreed.ends not in {0, ranks} or (step is None) != (agreed.ends == ranks):
-        raise OutOfStepError("some have ended the epoch, others take another batch")
-    if step is not None and agreed.step != step % STEP_MODULUS:
-        raise OutOfStepError(f"not all are in step {step}")

@@ -1,8 +1,9 @@
 """One training step after the other, in whatever group the worker is in at the time.
 
-The loader asks for the next step (`before_batch`), gives out a micro-batch (`begin`) and says when
-the script is through with it (`finish`). In between the hooks call: `backward_over` where gradients
-are summed, `before_optimizer_step` where parameters change. All of it runs on the training thread.
+The loader gives out a micro-batch (`begin`) and says when the script is through with it
+(`finish`); between two steps the group may change. In between the hooks call: `backward_over` where
+gradients are summed, `before_optimizer_step` where parameters change. All of it runs on the
+training thread.
 """
 
 from __future__ import annotations
@@ -77,10 +78,6 @@ class StepExecutor:
 
     # --- the loader
 
-    def before_batch(self) -> bool:
-        """The script asks for the next step's batch; True: what was drawn ahead is void."""
-        return self._transitions.before_step()
-
     def begin(self, micro_batch: MicroBatch) -> None:
         """The script gets `micro_batch`.
 
@@ -142,7 +139,7 @@ class StepExecutor:
         if reducer is None:
             return
         reducer.active = True
-        self._reduce(micro_batch, weight=0.0, skipped=True)
+        self._reduce(micro_batch, skipped=True)
         gradients = any(parameter.grad is not None for parameter in reducer.parameters)
         if self._outcome is StepOutcome.COMMITTED and gradients:
             optimizer = self._training.tensors().optimizer
@@ -153,17 +150,14 @@ class StepExecutor:
 
     def backward_over(self) -> None:
         """An outermost backward pass reached the model."""
-        micro_batch, reducer, reduction = self._micro_batch, self._reducer, self._reduction
-        if micro_batch is None or reducer is None or reduction is None:
+        micro_batch, reduction = self._micro_batch, self._reduction
+        if micro_batch is None or reduction is None:
             return
-        reduction.add_loss(micro_batch)
-        weight = micro_batch.count / micro_batch.total
-        if not micro_batch.last:
-            reducer.accumulate(weight)
-            self._skips = True
-            return
-        self._skips = False
-        self._reduce(micro_batch, weight)
+        self._skips = not micro_batch.last
+        if micro_batch.last:
+            self._reduce(micro_batch)
+        else:
+            reduction.accumulate(micro_batch)
 
     @property
     def skips(self) -> bool:
@@ -172,31 +166,23 @@ class StepExecutor:
 
     def before_optimizer_step(self) -> float:
         """Wait until parameters may change; what the learning rates are multiplied with."""
-        self._transitions.await_sent()
-        return self._training.lr_factor()
+        return self._training.before_update(self._transitions.called_off)
 
-    def _reduce(self, micro_batch: MicroBatch, weight: float, *, skipped: bool = False) -> None:
+    def _reduce(self, micro_batch: MicroBatch, *, skipped: bool = False) -> None:
         reducer, reduction, membership = self._reducer, self._reduction, self._membership
         if reducer is None or reduction is None:
             return
         self._reduced = True
-        compares = self._transitions.compares_in(micro_batch.step)
-        contribution = Contribution(
-            micro_batch,
-            weight,
-            ready=self._transitions.raise_flag(),
-            compares=compares and membership.has_full_state,
-            skipped=skipped,
-        )
+        terms = self._transitions.before_reduction(micro_batch.step)
+        contribution = Contribution(micro_batch, terms, membership.has_full_state, skipped)
         try:
             agreed = reduction.run(membership.group, contribution)
         except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
             reducer.discard()
             self._recover(micro_batch, error)
             return
-        self._transitions.after_reduction(micro_batch, agreed, compared=compares)
         try:
-            self._transitions.take_portion(micro_batch.step)
+            self._transitions.after_reduction(micro_batch, terms, agreed)
         except (CancelledError, BrokenGroupError) as error:
             self._recover(micro_batch, error)
 
