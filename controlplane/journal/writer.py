@@ -12,43 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
-from controlplane.journal.record import SCHEMA, SCHEMA_VERSION, Entry, JournalError
+from controlplane.journal.database import open_for_writing
+from controlplane.journal.record import Entry, JournalError
 from schemas.codec import encode
 
 RETRY_S: Final = 0.5
 MAX_BATCH: Final = 2000  # entries in one transaction
-
-
-def connect(path: Path) -> sqlite3.Connection:
-    """Open the database of a journal, made if there is none.
-
-    Args:
-        path: of the SQLite file.
-
-    Returns:
-        A connection of its own, to be used by one thread at a time.
-
-    Raises:
-        JournalError: if it cannot be opened, or a release with another schema wrote it.
-    """
-    try:
-        database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
-        database.execute("PRAGMA journal_mode=WAL")
-        database.execute("PRAGMA synchronous=FULL")
-        database.executescript(SCHEMA)
-        insert = "INSERT OR IGNORE INTO meta VALUES ('schema', ?)"
-        database.execute(insert, (str(SCHEMA_VERSION),))
-        (found,) = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
-    except sqlite3.Error as error:
-        raise JournalError(f"{path}: {error}", "check the disk and the file's owner") from None
-    if int(found) != SCHEMA_VERSION:
-        database.close()
-        remedy = (
-            f"this release reads schema {SCHEMA_VERSION}: let its jobs end under the release that "
-            "wrote it, move the file away, and start with a new one"
-        )
-        raise JournalError(f"{path} is of schema {found}", remedy)
-    return database
 
 
 class Writer:
@@ -66,11 +35,11 @@ class Writer:
             committed: called from the writer's thread with the number of durable entries.
 
         Raises:
-            JournalError: if another process has it.
+            JournalError: if another process has it, or it cannot be used.
         """
         self._lock = _take_lock(path.with_suffix(".lock"))
         try:
-            self._database = connect(path)
+            self._database = open_for_writing(path)
         except JournalError:
             os.close(self._lock)
             raise

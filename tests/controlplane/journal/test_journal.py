@@ -437,26 +437,86 @@ def test_a_journal_that_was_refused_is_not_held(path: Path) -> None:
             Writer(path, Durable())
 
 
-def test_a_file_that_is_no_journal_is_refused(path: Path) -> None:
+def test_a_journal_that_is_not_there_is_not_made_by_who_reads_it(path: Path) -> None:
+    path.parent.mkdir()
+
+    with pytest.raises(JournalError) as refused:
+        Reader(path)
+
+    assert refused.value.message == f"{path}: there is no such file"
+    assert refused.value.hint == "name the file journal.sqlite in a controller's state folder"
+    assert list(path.parent.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [(b"", "no such table: meta"), (b"no database" * 1000, "file is not a database")],
+    ids=["empty", "text"],
+)
+def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(
+    content: bytes, why: str, path: Path
+) -> None:
+    path.parent.mkdir()
+    path.write_bytes(content)
+
+    with pytest.raises(JournalError) as refused:
+        Reader(path)
+
+    assert refused.value.message == f"{path}: {why}"
+    assert refused.value.hint == (
+        "check the disk and the file's owner, "
+        "or name the file journal.sqlite in a controller's state folder"
+    )
+    assert path.read_bytes() == content
+
+
+def test_a_file_that_is_no_journal_is_not_written_to(path: Path) -> None:
     path.parent.mkdir()
     path.write_bytes(b"no database" * 1000)
 
     with pytest.raises(JournalError, match=r"file is not a database; check the disk"):
-        Reader(path)
+        Writer(path, Durable())
 
 
-def test_an_input_that_cannot_be_read_is_named(path: Path) -> None:
+@contextmanager
+def damaged(path: Path, change: str, *values: bytes | str) -> Iterator[Reader]:
+    """A reader of a journal with one input, in which `change` was made."""
     with journal(path) as (writer, durable):
         writer.append(entry(0))
         durable.wait_for(1)
         with sqlite3.connect(path) as database:
-            database.execute("INSERT INTO inputs (at, body) VALUES (1.0, x'81a474797065a16e')")
+            database.execute(change, values)
         database.close()
         reader = Reader(path)
+        try:
+            yield reader
+        finally:
+            reader.close()
+
+
+@pytest.mark.parametrize("body", [b"\x81\xa4type\xa1n", "text"], ids=["other", "no bytes"])
+def test_an_input_that_cannot_be_read_is_named(body: bytes | str, path: Path) -> None:
+    with damaged(path, "INSERT INTO inputs (at, body) VALUES (1.0, ?)", body) as reader:
         read = reader.inputs()
         next(read)
 
-        with pytest.raises(JournalError, match=r"input 2: .*restore a backup"):
+        with pytest.raises(JournalError, match=rf"^{path}: input 2: .*; restore a backup"):
             next(read)
         read.close()  # type: ignore[attr-defined] # a generator
-        reader.close()
+
+
+@pytest.mark.parametrize("body", [b"\x81\xa4type\xa1n", "text"], ids=["other", "no bytes"])
+def test_a_feed_event_that_cannot_be_read_is_named(body: bytes | str, path: Path) -> None:
+    with (
+        damaged(path, "INSERT INTO feed VALUES (7, ?)", body) as reader,
+        pytest.raises(JournalError, match=rf"^{path}: feed event 7: .*; restore a backup"),
+    ):
+        reader.feed(1, 10)
+
+
+def test_a_journal_whose_feed_is_lost_is_named(path: Path) -> None:
+    with (
+        damaged(path, "DROP TABLE feed") as reader,
+        pytest.raises(JournalError, match=rf"^{path}: no such table: feed; restore a backup"),
+    ):
+        reader.feed(1, 10)
