@@ -3,31 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any
 
-from controlplane.client.cluster_home import Home, find_home
 from controlplane.client.jobfile import checked
-from controlplane.client.request_channel import RequestChannel
+from controlplane.client.stream_pages import POLL_S, StreamPages
 from controlplane.client.workdir_archive import digest_of, pack
-from schemas.codec import LOG_REPLY, REPLY, Codec
-from schemas.errors import TimedOutError, UnreachableError
-from schemas.ids import JobId, Rank, SlotId, Version
+from schemas.errors import TimedOutError
+from schemas.ids import JobId, SlotId
 from schemas.jobs import ENDED, JobSpec
-from schemas.link import Link, load_keys, load_public
-from schemas.messages import Message
 from schemas.messages.client import (
     CancelJob,
-    Cluster,
-    EventsPage,
     ExplainJob,
     Explanation,
-    GetCluster,
     GetJob,
     GetSearch,
     JobAccepted,
@@ -39,26 +29,16 @@ from schemas.messages.client import (
     NodeInfo,
     Nodes,
     PauseJob,
-    PutSnapshot,
-    ReadEvents,
     ResizeJob,
     ResumeJob,
     SearchInfo,
-    SnapshotStored,
     SubmitJob,
 )
 from schemas.messages.feed import FeedEvent
-from schemas.messages.logs import LOG, SAMPLES, LogPage, LogPiece, ReadLog, Stream
-
-PIECE: Final = 1 << 20
-PATIENCE_S: Final = 60.0  # how long those who wait and follow bear an absent controller
-POLL_S: Final = 3.0  # of one long poll; an answer that a crash took is asked for again after it
-ANSWER_S: Final = 3.0  # beyond a long poll's own wait
-TIMEOUT: Final = "ONES_TIMEOUT_S"
-R = TypeVar("R", bound=Message)
+from schemas.messages.logs import LOG
 
 
-class Client:
+class Client(StreamPages):
     """A connection to one cluster; an async context manager.
 
     A call raises `UnreachableError` when nothing answers for `timeout` seconds, and the error that
@@ -73,38 +53,6 @@ class Client:
     Raises:
         SettingsError: if there is no cluster in that folder, or its keys cannot be used.
     """
-
-    def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
-        self._home = home if isinstance(home, Home) else find_home(home)
-        self._timeout = float(os.environ.get(TIMEOUT, "10")) if timeout is None else timeout
-        self._link = Link(load_keys(self._home.key))
-        self._server_key = load_public(self._home.server_key)
-        self._calls: RequestChannel | None = None
-        self._logs: RequestChannel | None = None
-
-    async def __aenter__(self) -> Self:
-        """Open the socket; the first call finds out whether anybody is there."""
-        self._calls = self._open_channel(self._home.endpoint, REPLY)
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """Close all sockets."""
-        for channel in (self._calls, self._logs):
-            if channel is not None:
-                channel.close()
-        await asyncio.sleep(0)
-        self._link.close()
-
-    # --- calls
-
-    async def cluster(self) -> Cluster:
-        """Who answers, and as whom you are known."""
-        return await self._call(GetCluster(), Cluster)
 
     async def submit(self, spec: JobSpec, key: str | None = None) -> JobId:
         """Ship the working directory and submit.
@@ -149,17 +97,6 @@ class Client:
             ended: False: only jobs that have not ended.
         """
         return (await self._call(ListJobs(ended=ended), Jobs)).jobs
-
-    async def job(self, job: str) -> JobDetail:
-        """Everything about one job.
-
-        Args:
-            job: its name, as `submit` returned it.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-        """
-        return await self._call(GetJob(job=JobId(job)), JobDetail)
 
     async def explain(self, job: str) -> Explanation:
         """Why a job has the slots and the batch that it has: every decision about it.
@@ -309,155 +246,3 @@ class Client:
         async for page in self.sample_pages(job):
             for record in page:
                 yield record
-
-    # --- the same, a page at a time
-
-    async def event_pages(
-        self, from_seq: int, *, follow: bool
-    ) -> AsyncIterator[tuple[FeedEvent, ...]]:
-        """Feed events as they come from the controller.
-
-        Args:
-            from_seq: number of the first one, 1-based.
-            follow: go on for ever; else end behind the last one there is.
-
-        Yields:
-            Events in order, without gaps; no page is empty.
-        """
-        while True:
-            wait_s = POLL_S if follow else 0.0
-            request = ReadEvents(from_seq=from_seq, wait_s=wait_s)
-            page = await self._call(request, EventsPage, wait_s)
-            from_seq = page.next_seq
-            if page.events:
-                yield page.events
-            elif not follow:
-                return
-
-    async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
-        """Sample records as they come from the controller.
-
-        Args:
-            job: its name.
-
-        Yields:
-            Records as `samples` gives them; a page may be empty.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-        """
-        detail = await self.job(job)
-        restarts = [(v.version, v.resumed_step) for v in detail.versions if v.kind == "start"]
-        seen: set[tuple[int, int, int]] = set()
-        async for page in self.line_pages(job, SAMPLES, None, follow=False):
-            fresh = []
-            for born, line in page:
-                if line[-1:] != b"}":
-                    continue
-                record = json.loads(line)
-                taken_back = any(v > born and record["step"] > step for v, step in restarts)
-                key = (record["epoch"], record["step"], record["rank"])
-                if not taken_back and key not in seen:
-                    seen.add(key)
-                    fresh.append(record)
-            yield fresh
-
-    async def line_pages(
-        self, job: str, stream: Stream, rank: int | None, *, follow: bool
-    ) -> AsyncIterator[list[tuple[Version, bytes]]]:
-        """Whole lines with the version of their worker, as they come from the log relay.
-
-        Args:
-            job: its name.
-            stream: log or samples.
-            rank: only of this worker; None: of all.
-            follow: until the job has ended.
-        """
-        rest: dict[tuple[Version, Rank], bytes] = {}
-        async for piece in self.pieces(job, stream, rank, follow=follow):
-            who = (piece.version, piece.rank)
-            *lines, rest[who] = (rest.get(who, b"") + piece.data).split(b"\n")
-            yield [(piece.version, line) for line in lines]
-        yield [(version, left) for (version, _), left in rest.items() if left]
-
-    async def pieces(
-        self, job: str, stream: Stream, rank: int | None, *, follow: bool
-    ) -> AsyncIterator[LogPiece]:
-        """Raw pieces of a stream in the order in which they were stored.
-
-        Args:
-            job: its name.
-            stream: log or samples.
-            rank: only of workers of this rank; None: of all.
-            follow: until the job has ended; else end behind the last piece there is.
-
-        Yields:
-            Pieces of the stream, which may break lines; behind a log, one line for each worker
-            whose output did not all arrive.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-        """
-        cursor = 0
-        while True:
-            state = "" if follow else (await self.job(job)).summary.state
-            wait_s = POLL_S if follow or state in ENDED else 0.0
-            page = await self._page(
-                ReadLog(
-                    job=JobId(job),
-                    stream=stream,
-                    rank=None if rank is None else Rank(rank),
-                    cursor=cursor,
-                    max_bytes=PIECE,
-                    wait_s=wait_s,
-                )
-            )
-            for piece in page.pieces:
-                yield piece
-            cursor = page.cursor
-            if page.ended or (not page.pieces and not follow):
-                for worker in page.missing if stream == LOG else ():
-                    note = f"[ones] output of {worker} ends early: not all of it arrived\n"
-                    yield LogPiece(version=Version(0), rank=Rank(0), offset=0, data=note.encode())
-                return
-
-    # --- helpers
-
-    async def _put(self, digest: str, archive: bytes) -> None:
-        offset = 0
-        while offset < len(archive) or offset == 0:
-            piece = archive[offset : offset + PIECE]
-            request = PutSnapshot(digest=digest, offset=offset, data=piece, total=len(archive))
-            stored = await self._call(request, SnapshotStored)
-            offset = stored.size
-            if offset == len(archive):
-                return
-
-    async def _call(self, request: Message, kind: type[R], wait_s: float = 0.0) -> R:
-        if self._calls is None:
-            raise UnreachableError("the client is not open", "use `async with Client() as client`")
-        answer_s = wait_s + ANSWER_S
-        limit_s = PATIENCE_S if wait_s else self._timeout
-        reply = await self._calls.call(request, answer_s, limit_s)
-        return _expected(reply, kind)
-
-    async def _page(self, request: ReadLog) -> LogPage:
-        if self._logs is None:
-            cluster = await self.cluster()
-            endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
-            self._logs = self._open_channel(endpoint, LOG_REPLY)
-        answer_s = request.wait_s + ANSWER_S
-        limit_s = PATIENCE_S if request.wait_s else self._timeout
-        reply = await self._logs.call(request, answer_s, limit_s)
-        return _expected(reply, LogPage)
-
-    def _open_channel(self, endpoint: str, codec: Codec[Any]) -> RequestChannel:
-        return RequestChannel(self._link.connect("DEALER", endpoint, self._server_key), codec)
-
-
-def _expected(reply: Any, kind: type[R]) -> R:
-    if not isinstance(reply, kind):
-        raise UnreachableError(
-            f"the controller answered {type(reply).__name__}", "compare releases"
-        )
-    return reply
