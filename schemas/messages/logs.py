@@ -85,7 +85,7 @@ class LogPage(Message, tag="logs.page.1"):
     pieces: tuple[LogPiece, ...]
     cursor: int  # ask from here next
     ended: bool  # nothing can follow
-    missing: tuple[str, ...] = ()  # workers whose output ends early, and why
+    missing: tuple[str, ...] = ()  # workers of that rank whose output ends early, and why
 
 
 class GetSnapshot(Message, tag="logs.get_snapshot.1"):

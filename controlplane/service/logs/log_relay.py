@@ -16,7 +16,7 @@ from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.daemon import Audit
 from schemas.errors import DeniedError, OnesError, UnknownJobError
-from schemas.ids import JobId, Seconds, worker_id
+from schemas.ids import JobId, Rank, Seconds, worker_id
 from schemas.link import Incoming, Socket
 from schemas.messages.client import Failed
 from schemas.messages.logs import (
@@ -157,7 +157,7 @@ class LogRelay:
 
     def _page(self, request: ReadLog) -> LogPage:
         job = self._state().job(request.job)
-        missing, final = self._missing(job, request.stream)
+        missing, final = self._missing(job, request.stream, request.rank)
         pieces, cursor = self._store.read(
             request.job,
             request.stream,
@@ -173,8 +173,11 @@ class LogRelay:
             missing=missing if job.ended else (),
         )
 
-    def _missing(self, job: Job, stream: str) -> tuple[tuple[str, ...], bool]:
-        """Workers whose output is not complete yet, and whether nothing more can be expected."""
+    def _missing(self, job: Job, stream: str, asked: Rank | None) -> tuple[tuple[str, ...], bool]:
+        """Workers whose output is not complete yet, and whether nothing more can be expected.
+
+        Those of all ranks are waited for; named are those of the rank that was asked for.
+        """
         missing, final = [], job.ended
         processes = self._histories().of(job.job).processes
         for name, node in processes.items():
@@ -184,7 +187,8 @@ class LogRelay:
             host = self._state().nodes.get(node)
             gone = host is None or host.phase is NodePhase.LOST
             lost = gone or (job.ended and self._now() - job.accounting.since > MISSING_S)
-            missing.append(f"{name} on {node}" + (", which is lost" if gone else ""))
+            if asked in (None, int(rank)):
+                missing.append(f"{name} on {node}" + (", which is lost" if gone else ""))
             final = final and lost
         for worker in job.workers.values():
             name = worker_id(job.job, worker.version, worker.rank)

@@ -1,0 +1,66 @@
+"""A follower hears of the output that it asked for, and of no other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from controlplane.service.logs.log_relay import LogRelay
+from controlplane.service.logs.log_store import LogStore
+from schemas.ids import Rank, Seconds
+from schemas.messages.logs import LOG, LogPage, ReadLog
+from tests.support import builders
+from tests.support.builders import N1, N2, S0, T0, A
+from tests.support.controller import Controller, cluster_of
+
+NONE = cast("Any", None)
+
+
+def ended_on_two_nodes() -> Controller:
+    """Job a, whose workers of ranks 0 and 1 ran on a node each, until it was cancelled."""
+    controller = cluster_of(n1=1, n2=1)
+    controller.submit("a", slots=(1, 2))
+    controller.place({A: {S0: 32, T0: 32}})
+    for rank, node in enumerate((N1, N2)):
+        controller.tell(node, builders.started(A, rank=rank))
+    controller.take(builders.cancelled(A))
+    for rank, node in enumerate((N1, N2)):
+        controller.tell(node, builders.exited(A, rank=rank))
+    assert controller.job(A).ended
+    return controller
+
+
+def relay(controller: Controller, store: LogStore) -> LogRelay:
+    return LogRelay(
+        shippers=NONE,
+        followers=NONE,
+        store=store,
+        snapshots=NONE,
+        state=lambda: controller.state,
+        histories=lambda: controller.reactor.histories,
+        now=lambda: Seconds(controller.now),
+        audit=NONE,
+    )
+
+
+@pytest.mark.parametrize(
+    ("rank", "missing"),
+    [
+        (None, ("a-1.v1.r0 on n1", "a-1.v1.r1 on n2, which is lost")),
+        (0, ("a-1.v1.r0 on n1",)),
+        (1, ("a-1.v1.r1 on n2, which is lost",)),
+        (2, ()),
+    ],
+)
+def test_a_page_of_one_rank_names_only_workers_of_that_rank_whose_output_is_missing(
+    rank: int | None, missing: tuple[str, ...], tmp_path: Path
+) -> None:
+    controller = ended_on_two_nodes()
+    controller.lose(N2)
+    asked = ReadLog(job=A, stream=LOG, rank=None if rank is None else Rank(rank))
+
+    page = relay(controller, LogStore(tmp_path, 1 << 30))._page(asked)
+
+    assert page == LogPage(job=A, pieces=(), cursor=0, ended=False, missing=missing)
