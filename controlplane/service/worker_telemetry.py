@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from schemas.ids import JobId, Seconds
+from schemas.ids import JobId
 from schemas.messages.agent import StepsReported
 
 
@@ -10,18 +10,17 @@ class TelemetryTable:
     """What workers said last about a job that runs; lost when the controller restarts."""
 
     def __init__(self) -> None:
-        self._latest: dict[JobId, tuple[Seconds, StepsReported]] = {}
+        self._latest: dict[JobId, StepsReported] = {}
 
-    def take(self, steps: StepsReported, now: Seconds) -> None:
-        """Remember a report that came at `now`; a late one of an older group tells nothing.
+    def take(self, steps: StepsReported) -> None:
+        """Remember a report; a late one of an older group tells nothing.
 
         Args:
-            steps: the report; it replaces the one before of its job.
-            now: seconds since the epoch.
+            steps: the report, of a job that has not ended; it replaces the one before of its job.
         """
         known = self.of(steps.job)
         if known is None or steps.group >= known.group:
-            self._latest[steps.job] = (now, steps)
+            self._latest[steps.job] = steps
 
     def of(self, job: JobId) -> StepsReported | None:
         """The latest report of `job`.
@@ -29,8 +28,7 @@ class TelemetryTable:
         Args:
             job: if nothing was reported of it since the controller began, the answer is None.
         """
-        found = self._latest.get(job)
-        return found[1] if found else None
+        return self._latest.get(job)
 
     def forget(self, job: JobId) -> None:
         """Drop an ended job.

@@ -41,12 +41,16 @@ class PolicyObserver:
             self._telemetry.forget(learnt.job)
 
     def steps_reported(self, steps: StepsReported) -> None:
-        """Take telemetry of a running job.
+        """Take telemetry of a running job; what arrives after its job's end is passed over.
 
         Args:
             steps: of a group's rank 0, about once a second.
         """
-        self._telemetry.take(steps, self._commit_loop.now())
-        learnt = policy_events.of_steps(steps, self._commit_loop.reactor.state)
+        state = self._commit_loop.reactor.state
+        job = state.jobs.get(steps.job)
+        if job is None or job.ended:
+            return
+        self._telemetry.take(steps)
+        learnt = policy_events.of_steps(steps, state)
         if learnt is not None:
             self._planner.observe(learnt, self._commit_loop.now())

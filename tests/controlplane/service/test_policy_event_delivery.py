@@ -1,0 +1,92 @@
+"""What is shown of a running job, and what its end leaves."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controlplane.core.commands import Announce, Command
+from controlplane.policy.api import JobEnded, PolicyEvent, StepsSeen
+from controlplane.service.planner.policy_event_delivery import PolicyObserver
+from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.ids import JobId, Rank, Seconds, Version
+from schemas.messages.agent import StepsReported
+from tests.support import builders
+from tests.support.builders import N1, A
+from tests.support.controller import Controller, running
+
+
+class Service:
+    """A job that trains, its telemetry, and all that the policy hears."""
+
+    def __init__(self) -> None:
+        self.controller: Controller = running()
+        self.telemetry = TelemetryTable()
+        self.heard: list[type[PolicyEvent]] = []
+        commit_loop = SimpleNamespace(
+            reactor=self.controller.reactor, now=lambda: Seconds(self.controller.now)
+        )
+        planner = SimpleNamespace(observe=lambda event, _: self.heard.append(type(event)))
+        self.observer = PolicyObserver(
+            cast("Any", commit_loop), cast("Any", planner), self.telemetry
+        )
+
+    def announce(self, commands: list[Command]) -> None:
+        for command in commands:
+            if isinstance(command, Announce):
+                self.observer.announced(command.event)
+
+    def end(self) -> list[Command]:
+        """The job ends; what is announced of it has not been delivered."""
+        cancelled = self.controller.take(builders.cancelled(A))
+        return cancelled + self.controller.tell(N1, builders.exited(A, code=0))
+
+
+def steps(step: int, *, job: JobId = A, group: int = 1) -> StepsReported:
+    return StepsReported(
+        job=job,
+        version=Version(1),
+        rank=Rank(0),
+        group=Version(group),
+        epoch=1,
+        step=step,
+        samples_done=step * 64,
+        samples_per_s=100.0,
+        train_loss=0.5,
+        global_batch=64,
+        lr=0.1,
+        noise_scale=None,
+    )
+
+
+@pytest.fixture
+def service() -> Service:
+    return Service()
+
+
+def test_the_latest_report_of_a_running_job_is_shown(service: Service) -> None:
+    for report in (steps(5), steps(6), steps(9, group=0)):
+        service.observer.steps_reported(report)
+
+    assert service.telemetry.of(A) == steps(6)
+    assert service.heard == [StepsSeen, StepsSeen]
+
+
+def test_of_an_ended_job_nothing_is_kept_however_late_its_telemetry_comes(service: Service) -> None:
+    service.observer.steps_reported(steps(5))
+    ended = service.end()
+    service.observer.steps_reported(steps(6))
+    service.announce(ended)
+    service.observer.steps_reported(steps(7))
+
+    assert service.telemetry.of(A) is None
+    assert service.heard == [StepsSeen, JobEnded]
+
+
+def test_of_a_job_that_nobody_submitted_nothing_is_kept(service: Service) -> None:
+    service.observer.steps_reported(steps(5, job=JobId("z-9")))
+
+    assert service.telemetry.of(JobId("z-9")) is None
+    assert service.heard == []
