@@ -14,7 +14,8 @@ from typing import Final
 
 from schemas.errors import BadFieldError, TooLargeError
 
-MAX_BYTES: Final = 512 << 20
+MAX_BYTES: Final = 512 << 20  # of the archive
+MAX_RATIO: Final = 4  # so many times as large may its files be together
 IGNORE_FILE: Final = ".onesignore"
 IGNORED: Final = (
     ".git", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules",
@@ -36,7 +37,7 @@ def pack(folder: Path) -> bytes:
 
     Raises:
         BadFieldError: if `folder` is none or a file cannot be read.
-        TooLargeError: if it packs to more than a cluster takes.
+        TooLargeError: if it packs to more than a cluster takes, or its files are too large.
     """
     if not folder.is_dir():
         raise BadFieldError(f"workdir {folder} is no folder", "correct the path", "workdir")
@@ -48,11 +49,20 @@ def pack(folder: Path) -> bytes:
     ):
         for path in _files(folder, _patterns(folder)):
             total += _add(tar, folder, path)
-            if total > 4 * MAX_BYTES or packed.tell() > MAX_BYTES:
-                what = f"workdir {folder} is larger than {MAX_BYTES >> 20} MiB"
-                hint = f"name large data in {folder / IGNORE_FILE} and read it from its own place"
-                raise TooLargeError(what, hint, "workdir")
+            _refuse_large(folder, total, packed.tell())
     return packed.getvalue()
+
+
+def _refuse_large(folder: Path, unpacked: int, packed: int) -> None:
+    if packed > MAX_BYTES:
+        what = f"workdir {folder} packs to more than {MAX_BYTES >> 20} MiB"
+    elif unpacked > MAX_RATIO * MAX_BYTES:
+        limit = MAX_RATIO * MAX_BYTES >> 20
+        what = f"the files of workdir {folder} are larger than {limit} MiB together"
+    else:
+        return
+    hint = f"name large data in {folder / IGNORE_FILE} and read it from its own place"
+    raise TooLargeError(what, hint, "workdir")
 
 
 def digest_of(archive: bytes) -> str:
@@ -118,5 +128,6 @@ def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> int:
             tar.addfile(entry, file)
     except OSError as error:
         hint = f"correct it or name it in {IGNORE_FILE}"
-        raise BadFieldError(f"workdir: {path}: {error.strerror}", hint, "workdir") from None
+        why = error.strerror or error  # tarfile's own have no number
+        raise BadFieldError(f"workdir: {path}: {why}", hint, "workdir") from None
     return entry.size

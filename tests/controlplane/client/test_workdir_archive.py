@@ -139,11 +139,42 @@ def test_a_folder_that_is_none_is_refused(tmp_path: Path) -> None:
         pack(tmp_path / "nowhere")
 
 
-def test_a_folder_that_is_too_large_is_refused_with_a_remedy(
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (os.urandom(3 << 20), "workdir {folder} packs to more than 2 MiB"),
+        (bytes(9 << 20), "the files of workdir {folder} are larger than 8 MiB together"),
+    ],
+    ids=["packed", "unpacked"],
+)
+def test_a_folder_that_is_too_large_is_refused_with_the_limit_and_a_remedy(
+    content: bytes, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workdir_archive, "MAX_BYTES", 2 << 20)
+    folder = tree(tmp_path, {"train.py": "", "data.bin": content})
+
+    with pytest.raises(TooLargeError) as refused:
+        pack(folder)
+
+    assert refused.value.message == what.format(folder=folder)
+    assert refused.value.hint == (
+        f"name large data in {folder}/.onesignore and read it from its own place"
+    )
+
+
+def test_a_file_that_shrinks_while_it_is_packed_is_named_with_the_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(workdir_archive, "MAX_BYTES", 1000)
-    folder = tree(tmp_path, {"train.py": "", "data.txt": b"0" * 5000})
+    folder = tree(tmp_path, {"train.log": b"0" * 5000})
+    add = tarfile.TarFile.addfile
 
-    with pytest.raises(TooLargeError, match=r"name large data in .*\.onesignore"):
+    def shortened(tar: tarfile.TarFile, entry: tarfile.TarInfo, file: io.BufferedReader) -> None:
+        os.truncate(folder / "train.log", 10)
+        add(tar, entry, file)
+
+    monkeypatch.setattr(tarfile.TarFile, "addfile", shortened)
+
+    with pytest.raises(
+        BadFieldError, match=r"train.log: unexpected end of data; correct it or name it in"
+    ):
         pack(folder)
