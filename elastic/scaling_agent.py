@@ -16,6 +16,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from elastic import testing
+from elastic.collectives.backends import slot_device
 from elastic.group.group_changes import GroupTransitions
 from elastic.group.membership import Membership
 from elastic.group.order_receiver import OrderListener
@@ -67,7 +68,7 @@ class ScalingAgent:
         self._folder = folder
         self._training = training = training_of(assignment)
         self._epochs = EpochReports(training, self._report)
-        self._membership = Membership.begin(assignment, self.device)
+        self._membership = Membership.begin(assignment, slot_device())
         granted = assignment is None or assignment.granted
         self._listener = OrderListener(self._membership, self._report, granted=granted)
         self._records = SampleRecords()
@@ -133,7 +134,7 @@ class ScalingAgent:
     @property
     def device(self) -> torch.device:
         """Where model and batches live: the slot's GPU, or the CPU."""
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return self._membership.device
 
     @property
     def batch_size(self) -> int:

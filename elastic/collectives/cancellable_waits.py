@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from datetime import timedelta
 from typing import Final
 
 from elastic.training_errors import CancelledError
 
 LOOK_S: Final = 0.02  # how often a wait looks whether it was called off
+BUILD_LIMIT_S: Final = 30.0  # meeting the other members
+OPERATION_LIMIT_S: Final = 1800.0  # a rank may evaluate for long while the others wait
+LONG: Final = timedelta(seconds=OPERATION_LIMIT_S)
 
 
 def wait_for(ready: threading.Event, cancel: threading.Event, limit_s: float | None = None) -> None:

@@ -1,31 +1,190 @@
-"""NCCL, for tensors on GPUs."""
+"""NCCL, for gradients on GPUs, as it really behaves (PyTorch 2.13, NCCL 2.29).
+
+- A `wait` with a limit counts from the operation's beginning and aborts the communicator when it
+  is over: so an operation is looked at, and waited for only when it is complete.
+- After an abort an operation is complete without an error, and its tensor is garbage: so the own
+  flag is looked at before the result counts.
+- Communicators connect lazily and block: they are connected eagerly, without blocking, and the
+  object is there before, so that another thread can abort it.
+"""
 
 from __future__ import annotations
 
 import os
+import threading
+import time
 from datetime import timedelta
-from typing import Any
+from typing import Any, Final
 
+import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+
+from elastic.collectives.backend import Meeting
+from elastic.collectives.cancellable_waits import BUILD_LIMIT_S, LOOK_S, OPERATION_LIMIT_S
+
+SPIN_S: Final = 0.0001  # a look at an operation that has just begun
+LONGEST_SPIN_S: Final = 0.001
+IDLE_LIMIT_S: Final = 30.0  # a communicator that is retired may have something under way so long
+ABORTED: Final = "the group was aborted"
 
 
-def connect_nccl(
-    store: PrefixStore, rank: int, size: int, address: str, *, operation_s: float
-) -> Any:
-    """Prepare to meet the other ranks, over the interface that has `address`.
+class NcclOperation:
+    """A collective on the device.
 
     Args:
-        store: where the ranks meet.
-        rank: of this worker.
-        size: ranks.
-        address: of this host, where the others reach it.
-        operation_s: how long one operation may take.
+        work: torch's.
+        aborted: set when the communicator is aborted.
     """
-    os.environ.setdefault("NCCL_SOCKET_IFNAME", interface_of(address))
-    options = dist.ProcessGroupNCCL.Options()
-    options._timeout = timedelta(seconds=operation_s)  # noqa: SLF001 - no public name
-    return dist.ProcessGroupNCCL(store, rank, size, options)
+
+    def __init__(self, work: Any, aborted: threading.Event) -> None:
+        self._work = work
+        self._aborted = aborted
+
+    def is_complete(self) -> bool:
+        """Whether the device is through with it, however it ended."""
+        return bool(self._work.is_completed())
+
+    def is_over(self) -> bool:
+        """Look for a little while; then what follows on the current stream follows it.
+
+        Raises:
+            RuntimeError: if it failed or was aborted.
+        """
+        end, pause = time.monotonic() + LOOK_S, SPIN_S
+        while not self.is_complete():
+            if self._aborted.is_set():
+                raise RuntimeError(ABORTED)
+            if time.monotonic() > end:
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_SPIN_S)
+        if self._aborted.is_set():
+            raise RuntimeError(ABORTED)
+        if (error := self._work.exception()) is not None:
+            raise RuntimeError(str(error))
+        self._work.wait()
+        return True
+
+
+class NcclBackend:
+    """Ranks whose devices are connected; one operation at a time.
+
+    Args:
+        meeting: where and whom to meet, and the device with its index.
+        make: torch's class, or what behaves like it.
+    """
+
+    def __init__(self, meeting: Meeting, make: Any = None) -> None:
+        self._meeting = meeting
+        self._make = make if make is not None else dist.ProcessGroupNCCL
+        self._group: Any = None
+        self._aborted = threading.Event()
+        self._last: NcclOperation | None = None
+        self._lock = threading.Lock()
+
+    def connect(self) -> None:
+        """Meet the other ranks, within `BUILD_LIMIT_S`.
+
+        Raises:
+            RuntimeError: if they did not all come, or it was aborted meanwhile.
+            ValueError: if there is no GPU.
+        """
+        meeting = self._meeting
+        os.environ.update(environment(meeting.address))
+        torch.accelerator.set_device_index(meeting.device.index)
+        options = self._make.Options()
+        options._timeout = timedelta(seconds=OPERATION_LIMIT_S)  # noqa: SLF001 - no public name
+        options.config.blocking = 0
+        group = self._make(meeting.store, meeting.rank, meeting.size, options)
+        with self._lock:
+            self._group = group  # from here on it can be aborted
+        self._check_wanted()
+        group.eager_connect_single_device(meeting.device)
+        end = time.monotonic() + BUILD_LIMIT_S
+        while not group._is_initialized():  # noqa: SLF001 - no public name
+            self._check_wanted()
+            if time.monotonic() > end:
+                self.abort()
+                raise RuntimeError(f"not all ranks came within {BUILD_LIMIT_S:.0f} s")
+            time.sleep(LONGEST_SPIN_S)
+        self._check_wanted()
+
+    def _check_wanted(self) -> None:
+        if self._aborted.is_set():
+            self.abort()  # it may have come after the object was made and before it was known
+            raise RuntimeError(ABORTED)
+
+    def all_reduce(self, tensor: torch.Tensor) -> NcclOperation:
+        """Begin to sum `tensor` over all ranks, in place, behind the current stream.
+
+        Args:
+            tensor: on the device, dense and contiguous.
+
+        Raises:
+            RuntimeError: if it was aborted.
+        """
+        return self._begun(self._connected().allreduce([tensor]))
+
+    def broadcast(self, tensor: torch.Tensor, source: int) -> NcclOperation:
+        """Begin to give all ranks the `tensor` of rank `source`, behind the current stream.
+
+        Args:
+            tensor: on the device, dense and contiguous.
+            source: rank whose values count.
+
+        Raises:
+            RuntimeError: if it was aborted.
+        """
+        options = dist.BroadcastOptions()
+        options.rootRank = source
+        options.rootTensor = 0
+        return self._begun(self._connected().broadcast([tensor], options))
+
+    def _connected(self) -> Any:
+        group = self._group
+        if group is None or self._aborted.is_set():
+            raise RuntimeError(ABORTED)
+        return group
+
+    def _begun(self, work: Any) -> NcclOperation:
+        self._last = NcclOperation(work, self._aborted)
+        return self._last
+
+    def abort(self) -> None:
+        """End what is under way; a peer that is gone would keep it on the device for ever."""
+        self._aborted.set()
+        with self._lock:
+            if self._group is not None:
+                self._group.abort()
+
+    def retire(self) -> None:
+        """Wait until nothing is under way, then give up the communicator; aborts it in the end."""
+        last, end = self._last, time.monotonic() + IDLE_LIMIT_S
+        while last is not None and not last.is_complete() and time.monotonic() < end:
+            time.sleep(LOOK_S)
+        self.abort()
+        with self._lock:
+            self._group = None
+
+
+def environment(address: str) -> dict[str, str]:
+    """What NCCL and torch's watchdog read from the environment when a communicator is made.
+
+    Args:
+        address: of this host, where the other members reach it.
+
+    Returns:
+        Variables to set. Only a network interface that is chosen already stays.
+    """
+    interface = os.environ.get("NCCL_SOCKET_IFNAME") or f"={interface_of(address)}"
+    return {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else one death ends the survivors, a minute later
+        "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a watchdog that waits kills the process
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else another rank's dump is waited for
+        "TORCH_NCCL_BLOCKING_WAIT": "0",  # else a plain wait has a limit, and aborts
+        "NCCL_RUNTIME_CONNECT": "0",  # connect when it is built, not in the first operation
+        "NCCL_SOCKET_IFNAME": interface,  # a name by itself is a prefix: `=` makes it exact
+    }
 
 
 def interface_of(address: str) -> str:

@@ -13,7 +13,7 @@ from typing import Final, NoReturn
 
 from elastic import testing
 from elastic.collectives.control_words import AgreedWords
-from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
+from elastic.collectives.process_group import ProcessGroup
 from elastic.group.group_formation import await_group
 from elastic.group.join import await_join_plan, enter_at_boundary, start_together
 from elastic.group.membership import LeftGroup, Membership, report_formed
@@ -296,6 +296,7 @@ class GroupTransitions:
         Raises:
             LeftGroup: if this worker is not in it.
         """
+        self._abort_groups()
         recovered = self._recovery.run(error)
         if recovered is None:
             self._leave()
@@ -306,6 +307,12 @@ class GroupTransitions:
         self._recovered = recovered
         self._stale = True
         return recovered
+
+    def _abort_groups(self) -> None:
+        """The device has to be free of what will never end before anything else is asked of it."""
+        for group in (self._membership.group, self._retired):
+            if group is not None:
+                group.abort()
 
     def _stand_in_for_lost(self, recovered: Recovered) -> None:
         """Write what those who are gone did not come to write."""
@@ -340,7 +347,7 @@ class GroupTransitions:
             testing.reach("suspend", rank=0, version=version)
             self._epochs.suspend(version)
             testing.reach("suspended", rank=0, version=version)
-        broadcast_bytes(membership.group, b"", self.called_off)
+        membership.group.broadcast_bytes(b"", self.called_off)
 
     def _leave(self) -> NoReturn:
         """End this worker's part; its script unwinds from where it is."""

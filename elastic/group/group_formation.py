@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from elastic import testing
 from elastic.collectives.background_group_build import BackgroundBuild
@@ -14,12 +15,15 @@ from elastic.training_errors import BrokenGroupError, CancelledError
 from schemas.messages.worker import GroupOrder
 
 
-def form_group(order: GroupOrder, membership: Membership) -> ProcessGroup:
+def form_group(
+    order: GroupOrder, membership: Membership, publish: Callable[[ProcessGroup], None]
+) -> ProcessGroup:
     """The process group of `order`; blocks until all its members have come.
 
     Args:
         order: names the members and their store.
         membership: of this worker; is not changed.
+        publish: gets the group before it meets anybody, so that it can be aborted.
 
     Raises:
         BrokenGroupError: if they did not all come in time.
@@ -34,6 +38,7 @@ def form_group(order: GroupOrder, membership: Membership) -> ProcessGroup:
         size=len(order.group.members),
         address=membership.address,
         device=membership.device,
+        publish=publish,
     )
     testing.reach("built", rank=rank, version=order.version)
     return group
@@ -54,7 +59,9 @@ def await_group(
         CancelledError: if the wait was called off.
     """
     failures: list[str] = []
-    building = BackgroundBuild(lambda: form_group(order, membership), failures.append)
+    building = BackgroundBuild(
+        lambda publish: form_group(order, membership, publish), failures.append
+    )
     try:
         wait_for(building.over, called_off)
     except CancelledError:

@@ -8,13 +8,14 @@ from collections.abc import Callable
 import msgspec
 
 from elastic.collectives.cancellable_waits import wait_for
-from elastic.collectives.process_group import LONG, ProcessGroup
+from elastic.collectives.process_group import ProcessGroup
 from elastic.group.membership import Membership
 from elastic.group.switch_boundary import JOIN_PLAN, JoinPlan
 from elastic.samples.batch_schedule import Schedule, ScheduleRow
 from elastic.state.state_broadcast import broadcast_training
 from elastic.state.state_transfer import IncomingState
 from elastic.state.training_state import TrainingState
+from elastic.training_errors import BrokenGroupError
 from schemas.messages.worker import GroupOrder
 
 
@@ -61,9 +62,8 @@ def await_join_plan(
 
     def ask() -> None:
         try:
-            group.store.wait([JOIN_PLAN], LONG)
-            plans.append(msgspec.msgpack.decode(group.store.get(JOIN_PLAN), type=JoinPlan))
-        except RuntimeError as error:
+            plans.append(msgspec.msgpack.decode(group.store.ask(JOIN_PLAN), type=JoinPlan))
+        except (RuntimeError, BrokenGroupError) as error:
             failed(str(error).partition("\n")[0])
             return
         there.set()

@@ -74,7 +74,7 @@ class Membership:
 
 
 def _alone(rank: int, device: torch.device) -> ProcessGroup:
-    return ProcessGroup(0, rank, 1, device, [])
+    return ProcessGroup(0, rank, 1, device)
 
 
 def report_formed(

@@ -11,7 +11,7 @@ import threading
 
 from elastic.collectives.background_group_build import BackgroundBuild
 from elastic.collectives.process_group import ProcessGroup
-from elastic.collectives.rendezvous import StoreServers
+from elastic.collectives.store import StoreServers
 from elastic.group.group_formation import form_group
 from elastic.group.membership import Membership
 from elastic.group.order_inbox import (
@@ -88,7 +88,7 @@ class OrderListener:
 
     def _build(self, order: GroupOrder) -> BackgroundBuild:
         return BackgroundBuild(
-            lambda: form_group(order, self._membership),
+            lambda publish: form_group(order, self._membership, publish),
             lambda error: self.report_join_failed(order.version, error),
         )
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from elastic import testing
-from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
+from elastic.collectives.process_group import ProcessGroup
 from elastic.group.group_formation import await_group
 from elastic.group.membership import Membership, report_formed
 from elastic.group.order_receiver import ERROR_CHARACTERS, OrderListener
@@ -108,10 +108,11 @@ class Recovery:
         group = await_group(order, membership, called_off)
         try:
             metadata = self._level(order, group)
-            lr_state = broadcast_bytes(
-                group, training.lr_state.encode(), called_off, int(order.source or 0)
+            lr_state = group.broadcast_bytes(
+                training.lr_state.encode(), called_off, int(order.source or 0)
             )
         except (CancelledError, BrokenGroupError):
+            group.abort()
             group.retire()  # not here: what is under way in it would hold this thread up
             raise
         step = training.position.step if metadata is None else int(metadata["step"])

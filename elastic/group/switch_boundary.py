@@ -7,7 +7,6 @@ from typing import Final
 import msgspec
 
 from elastic import testing
-from elastic.collectives.process_group import post_in_background
 from elastic.group.membership import Membership
 from elastic.group.order_inbox import PendingGroup
 from elastic.group.order_receiver import OrderListener
@@ -103,7 +102,7 @@ class Resize:
         steps = boundary - here.step
         there = here.advanced(steps, sum(old), training.stream.size)
         plan = JoinPlan(there, pending.transfer_steps, old, new)
-        post_in_background(group, JOIN_PLAN, lambda: msgspec.msgpack.encode(plan))
+        group.store.post(JOIN_PLAN, lambda: msgspec.msgpack.encode(plan))
 
     def cross(self, pending: PendingGroup) -> OutgoingState | None:
         """Be a member of the pending group from the coming step on.

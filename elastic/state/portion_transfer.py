@@ -9,9 +9,12 @@ from typing import Any
 import torch
 
 from elastic import testing
-from elastic.collectives.process_group import LONG, ProcessGroup
+from elastic.collectives.cancellable_waits import LONG
+from elastic.collectives.process_group import ProcessGroup
+from elastic.state.host_staging import HostStaging, host_buffer
 from elastic.state.state_portions import byte_share, contiguous_pairs
 from elastic.state.state_tensors import ParameterState
+from elastic.training_errors import BrokenGroupError
 
 
 class Transfer:
@@ -24,7 +27,7 @@ class Transfer:
     def _run(self, work: Any) -> None:
         try:
             work()
-        except (RuntimeError, testing.InjectedError) as error:
+        except (RuntimeError, BrokenGroupError, testing.InjectedError) as error:
             self.error = str(error).partition("\n")[0][:300] or type(error).__name__
         self.done.set()
 
@@ -37,6 +40,7 @@ class Sending(Transfer):
 
     Args:
         group: which members and newcomers are in.
+        staging: of the transfer.
         portion: parameters with what the optimizer keeps for them.
         members: ranks below this one send, about as many bytes each.
         newcomers: their ranks; each gets the whole portion.
@@ -46,12 +50,15 @@ class Sending(Transfer):
     def __init__(
         self,
         group: ProcessGroup,
+        staging: HostStaging,
         portion: Sequence[ParameterState],
         members: int,
         newcomers: Sequence[int],
+        *,
         buffers: Sequence[torch.Tensor] = (),
     ) -> None:
         super().__init__()
+        self.released = threading.Event()  # what is sent may change
         tensors = [tensor for unit in portion for tensor in unit.tensors]
         held = [travelling for travelling, _ in contiguous_pairs(tensors)]
         mine = byte_share(held, group.rank, members)
@@ -63,15 +70,23 @@ class Sending(Transfer):
         corrupt = testing.reach("handover.send", rank=group.rank, version=group.version)
         if corrupt and together is not None:
             together = -together - 1  # whatever it is, it is something else now
+        marks = staging.mark()
 
         def work() -> None:
             chunks = [*mine.large, *([] if together is None else [together])]
+            copies = staging.to_host(chunks, marks)
+            if group.device.type != "cpu":
+                self.released.set()  # before anybody has it: the copies are what travels
             for to in newcomers:
-                for pending in [group.send(chunk, to) for chunk in chunks]:
+                for pending in [group.send(copy, to) for copy in copies]:
                     pending.wait(LONG)
             held.clear()
 
         self._start(work, "send")
+
+    def _run(self, work: Any) -> None:
+        super()._run(work)
+        self.released.set()
 
 
 class Receiving(Transfer):
@@ -97,19 +112,26 @@ class Receiving(Transfer):
         received = [
             byte_share([to for to, _ in pairs], member, members) for member in range(members)
         ]
+        device = group.device
+        direct = device.type == "cpu"
         of_first = list(contiguous_pairs(buffers))
         received[0] = received[0].and_then(byte_share([to for to, _ in of_first], 0, 1))
         pairs += of_first
         together = [
-            torch.empty(sum(p.numel() for p in part.small), dtype=torch.uint8, device=group.device)
+            host_buffer(sum(p.numel() for p in part.small), torch.uint8, device)
+            for part in received
+        ]
+        landing = [
+            part.large if direct else [host_buffer(p.numel(), p.dtype, device) for p in part.large]
             for part in received
         ]
         self._pairs, self._received, self._together = pairs, received, together
+        self._landing = landing
 
         def work() -> None:
             testing.reach("handover.receive", rank=group.rank, version=group.version)
             for member, part in enumerate(received):
-                chunks = [*part.large, *([together[member]] if part.small else [])]
+                chunks = [*landing[member], *([together[member]] if part.small else [])]
                 for pending in [group.receive(chunk, member) for chunk in chunks]:
                     pending.wait(LONG)
 
@@ -117,6 +139,10 @@ class Receiving(Transfer):
 
     def put_in_place(self) -> None:
         """Deal out what came together; on the training thread, when `done`."""
+        for part, landed in zip(self._received, self._landing, strict=True):
+            for chunk, came in zip(part.large, landed, strict=True):
+                if chunk is not came:
+                    chunk.copy_(came, non_blocking=True)
         for part, together in zip(self._received, self._together, strict=True):
             start = 0
             for chunk in part.small:

@@ -10,12 +10,14 @@ from typing import Any
 
 import torch
 
+from elastic.collectives.backends import slot_device
+
 
 def random_state() -> dict[str, Any]:
     """The state of every generator that a script is likely to use."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state()
+    if (device := slot_device()).type != "cpu":
+        state["device"] = torch.get_device_module(device).get_rng_state()
     if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, position, has_gauss, gauss = numpy.random.get_state()
         state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss)
@@ -26,14 +28,14 @@ def restore_random_state(state: Mapping[str, Any]) -> None:
     """Undo what was drawn since `random_state` gave `state`.
 
     Args:
-        state: of torch, Python, and, where it was in use, CUDA and numpy; CUDA's is passed
-            over on a host without.
+        state: of torch, Python, and, where it was in use, numpy and the slot's device; the
+            device's is passed over on a host without.
     """
     torch.set_rng_state(state["torch"])
     version, internal, gauss = state["python"]
     random.setstate((version, tuple(internal), gauss))
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state(state["cuda"])
+    if "device" in state and (device := slot_device()).type != "cpu":
+        torch.get_device_module(device).set_rng_state(state["device"])
     if "numpy" in state:
         import numpy as np  # noqa: PLC0415 - only where the script used it before
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
+from elastic.collectives.backends import finish_device_work
+from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.tensor_bytes import as_byte_row
 from elastic.state.state_portions import IN_PLACE, contiguous_pairs
 from elastic.state.state_tensors import TensorState
@@ -57,9 +58,10 @@ def broadcast_state(
         BrokenGroupError: if a peer is gone.
         CancelledError: if `cancel` is set.
     """
-    encoded = broadcast_bytes(group, metadata, cancel, source)
+    encoded = group.broadcast_bytes(metadata, cancel, source)
     if group.rank != source:
         state.adopt(decode_metadata(encoded)["structure"], group.device)
+    finish_device_work(group.device)  # on whatever stream the script trains
     tensors = [tensor for unit in state.units(group.device) for tensor in unit.tensors]
     small: list[torch.Tensor] = []
     for travelling, tensor in contiguous_pairs([*tensors, *state.buffers()]):
@@ -80,4 +82,5 @@ def broadcast_state(
                 chunk = together[start : start + size].clone()  # aligned for any type
                 tensor.copy_(chunk.view(tensor.dtype).view(tensor.shape))
                 start += size
+    finish_device_work(group.device)
     return encoded

@@ -14,7 +14,8 @@ from typing import Any, Final
 import torch
 
 from elastic.collectives.cancellable_waits import wait_for
-from elastic.collectives.process_group import LONG, ProcessGroup, post_in_background
+from elastic.collectives.process_group import ProcessGroup
+from elastic.state.host_staging import HostStaging
 from elastic.state.portion_transfer import Receiving, Sending
 from elastic.state.state_portions import portions
 from elastic.state.state_tensors import ParameterState, TensorState
@@ -44,6 +45,7 @@ class StateTransfer:
         self._senders = senders
         self._first = first
         self._steps = steps
+        self._staging = HostStaging(group.device)
         self._order: list[list[int]] = []  # parameters of each portion
         self._buffers: list[torch.Tensor] = []
 
@@ -102,7 +104,7 @@ class OutgoingState(StateTransfer):
         Args:
             metadata: what `TrainingState.metadata` gave; nobody changes it any more.
         """
-        post_in_background(self._group, METADATA, lambda: encode_metadata(metadata))
+        self._group.store.post(METADATA, lambda: encode_metadata(metadata))
 
     def begin_portion(self, step: int) -> None:
         """Begin to send what travels in `step`.
@@ -113,10 +115,11 @@ class OutgoingState(StateTransfer):
         place = step - self._first
         self._sending = Sending(
             self._group,
+            self._staging,
             self._portion(place),
             self._senders,
             self._newcomers,
-            self._buffers_of(place),
+            buffers=self._buffers_of(place),
         )
 
     def await_sent(self, called_off: threading.Event) -> None:
@@ -128,8 +131,9 @@ class OutgoingState(StateTransfer):
         Raises:
             CancelledError: if the wait was called off.
         """
+        self._staging.note_update()
         if self._sending is not None:
-            wait_for(self._sending.done, called_off)
+            wait_for(self._sending.released, called_off)
 
 
 class IncomingState(StateTransfer):
@@ -157,12 +161,12 @@ class IncomingState(StateTransfer):
 
     def _take_metadata(self) -> None:
         try:
-            self._group.store.wait([METADATA], LONG)
-            metadata = decode_metadata(self._group.store.get(METADATA))
-            self._state.adopt(metadata["structure"], self._group.device)
-            self._plan()
-            self._metadata = metadata
-            self._receive_portion(0)
+            metadata = decode_metadata(self._group.store.ask(METADATA))
+            with self._staging.as_training():
+                self._state.adopt(metadata["structure"], self._group.device)
+                self._plan()
+                self._metadata = metadata
+                self._receive_portion(0)
         except Exception as error:  # noqa: BLE001 - the training thread waits, and says it
             self._error = str(error).partition("\n")[0] or type(error).__name__
         self._described.set()
@@ -215,3 +219,4 @@ class IncomingState(StateTransfer):
             for buffer, came in zip(self._state.buffers(), self._buffers, strict=True):
                 buffer.copy_(came)
             take_metadata(self._metadata)
+        self._staging.settle()  # a script may train on a stream of its own

@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import Any
 
 from elastic import testing
-from elastic.collectives.process_group import broadcast_bytes
 from elastic.group.group_changes import GroupTransitions
 from elastic.group.membership import Membership
 from elastic.reporting.sample_id_records import SampleRecords
@@ -211,7 +210,7 @@ class StepExecutor:
                 testing.reach("report", rank=membership.rank, version=membership.version)
                 if reduction is not None:
                     reduction.end_epoch(membership.group)
-                first = broadcast_bytes(membership.group, summary, self._transitions.called_off)
+                first = membership.group.broadcast_bytes(summary, self._transitions.called_off)
             except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
                 metadata = self._transitions.recover(error).metadata
                 if metadata is not None and metadata["epoch"] >= self._training.position.epoch:

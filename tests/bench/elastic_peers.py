@@ -81,7 +81,8 @@ def blocking_regroup_ms(times: int) -> float:
 def _regroup(rank: int, times: int, ports: Queue[int], told: Queue[float]) -> None:
     import torch  # noqa: PLC0415 - in the child only
 
-    from elastic.collectives.rendezvous import StoreServer, build_process_group  # noqa: PLC0415
+    from elastic.collectives.rendezvous import build_process_group  # noqa: PLC0415
+    from elastic.collectives.store import StoreServer  # noqa: PLC0415
     from elastic.state.state_broadcast import broadcast_state  # noqa: PLC0415
     from elastic.state.state_tensors import TensorState  # noqa: PLC0415
     from elastic.state.transfer_metadata import encode_metadata  # noqa: PLC0415
@@ -144,7 +145,8 @@ def _side_by_side(
     from torch.nn.parallel import DistributedDataParallel  # noqa: PLC0415
 
     from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words  # noqa: PLC0415
-    from elastic.collectives.rendezvous import StoreServer, build_process_group  # noqa: PLC0415
+    from elastic.collectives.rendezvous import build_process_group  # noqa: PLC0415
+    from elastic.collectives.store import StoreServer  # noqa: PLC0415
     from elastic.step.gradient_bucket import Reducer  # noqa: PLC0415
 
     torch.set_num_threads(1)

@@ -9,6 +9,7 @@ from typing import Any, Final
 import torch
 from torch import nn
 
+from elastic.state.host_staging import HostStaging
 from elastic.state.portion_transfer import Receiving, Sending
 from elastic.state.state_broadcast import broadcast_state
 from elastic.state.state_portions import portions
@@ -102,18 +103,18 @@ def hand_over(
     full = meeting.rank < members
     state = zoo(make, 1) if full else zoo(make, 50 + meeting.rank, steps=0)
     if meeting.rank == 0:
-        group.store.set("header", encode_metadata({"structure": state.structure(CPU)}))
+        header = encode_metadata({"structure": state.structure(CPU)})
+        group.store.post("header", lambda: header)
     if not full:
-        group.store.wait(["header"])
-        state.adopt(decode_metadata(group.store.get("header"))["structure"], CPU)
-    units = state.units(CPU)
+        state.adopt(decode_metadata(group.store.ask("header"))["structure"], CPU)
+    units, staging = state.units(CPU), HostStaging(CPU)
     for place, portion in enumerate(portions([unit.size for unit in units], steps)):
         part = [units[index] for index in portion]
         if place == 0:
             part.append(ParameterState(state.buffers()))
         transfer: Sending | Receiving
         if full:
-            transfer = Sending(group, part, members, newcomers)
+            transfer = Sending(group, staging, part, members, newcomers)
         else:
             transfer = Receiving(group, part, members)
         assert transfer.done.wait(LIMIT_S)

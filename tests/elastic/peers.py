@@ -15,7 +15,8 @@ from typing import Any, Final
 import torch
 
 from elastic.collectives.process_group import ProcessGroup
-from elastic.collectives.rendezvous import StoreServer, build_process_group
+from elastic.collectives.rendezvous import build_process_group
+from elastic.collectives.store import StoreServer
 
 FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from elastic.collectives.background_group_build import BackgroundBuild
 from elastic.collectives.cancellable_waits import wait_for
-from elastic.collectives.process_group import ProcessGroup, broadcast_bytes
-from elastic.collectives.rendezvous import connect_store
+from elastic.collectives.gloo import GlooBackend
+from elastic.collectives.process_group import Links, ProcessGroup
+from elastic.collectives.store import GroupWords, connect_store
 from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.peers import CPU, LIMIT_S, Meeting, Parent, each, peers
 
@@ -90,9 +92,9 @@ def _agree(meeting: Meeting) -> list[object]:
     group = meeting.group()
     cancel = threading.Event()
     words = [
-        broadcast_bytes(group, bytes([meeting.rank]) * 5, cancel, source) for source in range(3)
+        group.broadcast_bytes(bytes([meeting.rank]) * 5, cancel, source) for source in range(3)
     ]
-    words.append(broadcast_bytes(group, b"", cancel))
+    words.append(group.broadcast_bytes(b"", cancel))
     tensor = torch.arange(3.0) * meeting.rank
     group.broadcast(tensor, 2, cancel)
     return [*words, tensor.tolist()]
@@ -118,23 +120,49 @@ def test_a_group_that_is_taken_apart_does_not_disturb_the_next_one() -> None:
     assert each(_retire, 2) == [[2.0, 2.0]] * 2
 
 
+class _Idle(GlooBackend):
+    """A backend that is not connected; taking it apart waits for a word, if it is given one."""
+
+    def __init__(self, go: threading.Event | None = None) -> None:
+        self._group = None
+        self.go = go
+        self.retired, self.aborted = threading.Event(), threading.Event()
+
+    def abort(self) -> None:
+        self.aborted.set()
+
+    def retire(self) -> None:
+        if self.go is not None:
+            self.go.wait(LIMIT_S)
+        self.retired.set()
+
+
+def _unconnected(training: _Idle) -> ProcessGroup:
+    links = Links(training, _Idle(), training, GroupWords("127.0.0.1:1", 1))
+    return ProcessGroup(1, 0, 2, CPU, links)
+
+
 def test_a_group_is_taken_apart_beside_the_training_thread() -> None:
-    go, over = threading.Event(), threading.Event()
+    backend = _Idle(threading.Event())
 
-    class Backend:
-        def __del__(self) -> None:
-            go.wait(LIMIT_S)
-            over.set()
+    _unconnected(backend).retire()
 
-    ProcessGroup(1, 0, 2, CPU, [Backend()]).retire()
+    assert not backend.retired.is_set()
+    assert backend.go is not None
+    backend.go.set()
+    assert backend.retired.wait(LIMIT_S)
 
-    assert not over.is_set()
-    go.set()
-    assert over.wait(LIMIT_S)
+
+def test_a_group_that_was_taken_apart_says_so() -> None:
+    group = _unconnected(_Idle())
+    group.retire()
+
+    with pytest.raises(BrokenGroupError, match="taken apart"):
+        group.all_reduce(torch.ones(1), threading.Event())
 
 
 def test_a_group_of_one_needs_nobody() -> None:
-    group = ProcessGroup(1, 0, 1, CPU, [])
+    group = ProcessGroup(1, 0, 1, CPU)
     cancel = threading.Event()
     tensor = torch.ones(2)
 
@@ -143,7 +171,7 @@ def test_a_group_of_one_needs_nobody() -> None:
     group.retire()
 
     assert tensor.tolist() == [1.0, 1.0]
-    assert broadcast_bytes(group, b"word", cancel) == b"word"
+    assert group.broadcast_bytes(b"word", cancel) == b"word"
 
 
 def test_a_store_that_nobody_serves_is_told() -> None:
@@ -152,10 +180,11 @@ def test_a_store_that_nobody_serves_is_told() -> None:
 
 
 def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
-    go, failures = threading.Event(), list[str]()
-    group = ProcessGroup(1, 0, 2, CPU, [object()])
+    go, failures, backend = threading.Event(), list[str](), _Idle()
+    group = _unconnected(backend)
 
-    def make() -> ProcessGroup:
+    def make(publish: Callable[[ProcessGroup], None]) -> ProcessGroup:
+        publish(group)
         go.wait(LIMIT_S)
         return group
 
@@ -165,7 +194,25 @@ def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:
     go.set()
     assert building.over.wait(LIMIT_S)
 
-    assert (building.group, group._backends, failures) == (None, [], [])
+    assert backend.retired.wait(LIMIT_S)
+    assert (building.group, failures) == (None, [])
+
+
+def test_a_group_that_meets_nobody_is_freed_when_it_is_not_wanted_any_more() -> None:
+    met, failures, backend = threading.Event(), list[str](), _Idle()
+
+    def make(publish: Callable[[ProcessGroup], None]) -> ProcessGroup:
+        publish(_unconnected(backend))
+        met.set()
+        backend.aborted.wait(LIMIT_S)
+        raise BrokenGroupError("the group was aborted")
+
+    building = BackgroundBuild(make, failures.append)
+    assert met.wait(LIMIT_S)
+    building.drop()
+
+    assert building.over.wait(LIMIT_S)
+    assert (building.group, failures) == (None, [])
 
 
 def test_a_wait_ends_when_it_is_called_off_or_late() -> None:
