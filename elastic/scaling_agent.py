@@ -39,7 +39,7 @@ from elastic.step.batch_loader import ElasticLoader
 from elastic.step.gradient_bucket import Reducer
 from elastic.step.step_executor import StepExecutor
 from elastic.training_errors import UsageError
-from elastic.usage_checks import dataset_size, metric_value, refuse_sharded
+from elastic.usage_checks import dataset_size, metric_value, refuse_sharded, refuse_unreduced
 from schemas.codec import ASSIGNMENT
 from schemas.ids import Version
 from schemas.jobs import StopRule
@@ -173,7 +173,7 @@ class ScalingAgent:
             Model and optimizer, from the last checkpoint if there is one, and the loader.
 
         Raises:
-            UsageError: if the dataset has no length or an option chooses samples.
+            UsageError: if the group cannot train this exactly; the error says what to do.
             CheckpointError: if the job should resume and cannot.
         """
         testing.reach("load", rank=self.rank, version=self._version)
@@ -184,6 +184,7 @@ class ScalingAgent:
         model = model.to(self.device)
         optimizer = build_optimizer(model.parameters())
         tensors = TensorState(model, optimizer)
+        refuse_unreduced(tensors.parameters())
         self._training.use(tensors, SampleStream(self._seed, size))
         self._records.use(self._training.stream)
         self._choose_batch_and_rate(optimizer, batch_size, lr, lr_scaling, lr_doubling_steps)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 from torch.utils.data import Dataset
 
@@ -25,6 +27,25 @@ def refuse_sharded(model: nn.Module) -> None:
         if found or any(type(p).__name__ == "DTensor" for p in part.parameters(recurse=False)):
             what = f"build_model() gave a model that {min(found or {'DTensor'})} distributes"
             raise UsageError(what, "give the plain module: the agent's group reduces gradients")
+
+
+def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
+    """Gradients are summed as real numbers, in one piece of memory.
+
+    Args:
+        parameters: of model and optimizer.
+
+    Raises:
+        UsageError: if they lie on several devices, or some are complex.
+    """
+    held = list(parameters)
+    places = sorted({str(parameter.device) for parameter in held})
+    if len(places) > 1:
+        what = f"parameters lie on several devices: {', '.join(places)}"
+        raise UsageError(what, "leave them where build_model makes them: load() moves the model")
+    if any(parameter.is_complex() for parameter in held):
+        what = "the model has complex parameters"
+        raise UsageError(what, "keep the real view (torch.view_as_real) as the parameter")
 
 
 def dataset_size(dataset: Dataset[Any]) -> int:

@@ -76,7 +76,8 @@ class TensorState:
         """What the optimizer keeps for each parameter, with values of what does not travel.
 
         Args:
-            device: of the group's transfers; what lives there is described by shape and type.
+            device: of the group's transfers; what lives there is described by shape,
+                strides and type.
 
         Returns:
             One entry for each parameter, in the order of `parameters`.
@@ -86,7 +87,11 @@ class TensorState:
             entry: dict[str, Any] = {}
             for key, value in sorted(self._kept(parameter).items()):
                 if _travels(value, device):
-                    entry[key] = {"shape": list(value.shape), "dtype": str(value.dtype)}
+                    entry[key] = {
+                        "shape": list(value.shape),
+                        "strides": list(dense_strides(value)),
+                        "dtype": str(value.dtype),
+                    }
                 else:
                     host = value.detach().clone() if isinstance(value, torch.Tensor) else value
                     entry[key] = {"value": host}
@@ -114,9 +119,10 @@ class TensorState:
                     kept[key] = described["value"]
                     continue
                 dtype = getattr(torch, described["dtype"].removeprefix("torch."))
-                kept[key] = torch.zeros(
-                    described["shape"], dtype=dtype, device=device
-                )  # steps before it comes
+                room = torch.empty_strided(
+                    described["shape"], described["strides"], dtype=dtype, device=device
+                )
+                kept[key] = room.zero_()  # steps before it comes
             if kept:
                 self.optimizer.state[parameter] = kept
             else:
@@ -160,6 +166,15 @@ class TensorState:
     def _kept(self, parameter: torch.Tensor) -> dict[str, Any]:
         found = self.optimizer.state.get(parameter, {})
         return dict(found)
+
+
+def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides of what belongs to `tensor`, element by element: fused optimizers look at memory.
+
+    Args:
+        tensor: of any layout; where it has gaps, what belongs to it has none.
+    """
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 def _travels(value: Any, device: torch.device) -> bool:

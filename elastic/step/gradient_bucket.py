@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from elastic.hooks.backward import listen, unlisten
+from elastic.state.state_tensors import dense_strides
 from elastic.training_errors import UsageError
 
 
@@ -197,7 +198,7 @@ class Reducer:
             flat = torch.zeros(size, dtype=wide or torch.float32, device=first.device)
             self._flat, self._views, start = flat, [], 0
             for parameter in self.parameters:
-                view = flat[start : start + parameter.numel()].view(parameter.shape)
-                self._views.append(view)
+                strides = dense_strides(parameter)
+                self._views.append(flat.as_strided(parameter.shape, strides, start))
                 start += parameter.numel()
         return self._flat

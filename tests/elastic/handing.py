@@ -58,6 +58,11 @@ def amsgrad(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, amsgrad=True)
 
 
+def fused(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    """One that looks at memory element by element, whatever the strides."""
+    return torch.optim.AdamW(parameters, lr=0.01, fused=True)
+
+
 def extra(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     """Beside the model's, one that only the optimizer knows."""
     own = nn.Parameter(torch.full((4,), 2.0))
@@ -66,7 +71,7 @@ def extra(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.Adam(groups, lr=0.01)
 
 
-MAKERS: Final = {maker.__name__: maker for maker in (momentum, adam, amsgrad, extra)}
+MAKERS: Final = {maker.__name__: maker for maker in (momentum, adam, amsgrad, fused, extra)}
 
 
 def zoo(make: Maker, seed: int, steps: int = 2) -> TensorState:

@@ -107,9 +107,27 @@ class Endless(IterableDataset[int]):
         yield from range(3)
 
 
+def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    elsewhere = nn.Parameter(torch.zeros(1, device="meta"))
+    return torch.optim.SGD([*parameters, elsewhere], lr=0.1)
+
+
 @pytest.mark.parametrize(
     ("wrong", "text"),
     [
+        (
+            lambda agent: agent.load(lambda: nn.Linear(1, 1), on_two_devices, IDS, batch_size=2),
+            "several devices: cpu, meta",
+        ),
+        (
+            lambda agent: agent.load(
+                lambda: nn.Linear(1, 1, dtype=torch.complex64),
+                lambda p: torch.optim.SGD(p, lr=0.1),
+                IDS,
+                batch_size=2,
+            ),
+            "torch.view_as_real",
+        ),
         (lambda agent: list(agent.epochs(1)), "call agent.load"),
         (lambda agent: agent.report(), "outside of an epoch"),
         (lambda agent: loaded(agent, Endless()), "map-style"),
