@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -33,7 +32,9 @@ from elastic.state import checkpoint_writer
 from elastic.state.epoch_reports import EpochReports, EpochSummary
 from elastic.state.lr_scaling import DOUBLING_STEPS
 from elastic.state.lr_state import choose_lr_scaling, set_learning_rate
+from elastic.state.random_state import seed_generators
 from elastic.state.state_tensors import TensorState
+from elastic.state.step_telemetry import steps_report
 from elastic.state.training_state import training_of
 from elastic.step.batch_loader import ElasticLoader
 from elastic.step.gradient_bucket import Reducer
@@ -106,10 +107,7 @@ class ScalingAgent:
             seed = assignment.spec.seed
         agent = cls(assignment, folder)
         agent._seed = seed
-        torch.manual_seed(seed)
-        random.seed(seed)
-        if (numpy := sys.modules.get("numpy")) is not None:
-            numpy.random.seed(seed % 2**32)
+        seed_generators(seed)
         return agent
 
     # --- what a script may ask
@@ -372,25 +370,10 @@ class ScalingAgent:
     # --- steps
 
     def _steps(self) -> StepsReported | None:
-        assignment = self._assignment
-        if assignment is None or not self._training.epoch_open or self.rank:
+        assignment, training = self._assignment, self._training
+        if assignment is None or not training.epoch_open or self.rank:
             return None
-        training = self._training
-        position = training.position
-        return StepsReported(
-            job=assignment.job,
-            version=assignment.version,
-            rank=assignment.rank,
-            group=Version(self._membership.version),
-            epoch=position.epoch,
-            step=position.step,
-            samples_done=position.samples_done,
-            samples_per_s=training.speed.recent(time.monotonic()),
-            train_loss=training.losses.mean(),
-            global_batch=self.batch_size,
-            lr=training.learning_rate(),
-            noise_scale=training.noise.scale(),
-        )
+        return steps_report(training, assignment, Version(self._membership.version))
 
     # --- helpers
 

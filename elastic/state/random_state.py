@@ -51,7 +51,15 @@ def seed_apart(state: torch.Tensor, rank: int) -> None:
         rank: of this worker when it started.
     """
     digest = hashlib.blake2b(bytes(state.tolist()) + rank.to_bytes(4, "big"), digest_size=8)
-    seed = int.from_bytes(digest.digest(), "big") >> 1
+    seed_generators(int.from_bytes(digest.digest(), "big") >> 1)
+
+
+def seed_generators(seed: int) -> None:
+    """Begin all random numbers anew: torch's, Python's, and numpy's where it is in use.
+
+    Args:
+        seed: not negative, below 2^63.
+    """
     torch.manual_seed(seed)
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:

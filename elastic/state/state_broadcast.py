@@ -73,14 +73,22 @@ def broadcast_state(
         if group.rank != source:
             tensor.copy_(fresh)
     if small:
-        together = torch.cat([as_byte_row(tensor.contiguous()) for tensor in small])
-        group.broadcast(together, source, cancel)
-        if group.rank != source:
-            start = 0
-            for tensor in small:
-                size = tensor.numel() * tensor.element_size()
-                chunk = together[start : start + size].clone()  # aligned for any type
-                tensor.copy_(chunk.view(tensor.dtype).view(tensor.shape))
-                start += size
+        _broadcast_together(small, group, source, cancel)
     finish_device_work(group.device)
     return encoded
+
+
+def _broadcast_together(
+    tensors: list[torch.Tensor], group: ProcessGroup, source: int, cancel: threading.Event
+) -> None:
+    """Small ones, in one operation of the group."""
+    together = torch.cat([as_byte_row(tensor.contiguous()) for tensor in tensors])
+    group.broadcast(together, source, cancel)
+    if group.rank == source:
+        return
+    start = 0
+    for tensor in tensors:
+        size = tensor.numel() * tensor.element_size()
+        chunk = together[start : start + size].clone()  # aligned for any type
+        tensor.copy_(chunk.view(tensor.dtype).view(tensor.shape))
+        start += size

@@ -1,0 +1,36 @@
+"""Where training is between two epochs, for those who look on."""
+
+from __future__ import annotations
+
+import time
+
+from elastic.state.training_state import TrainingState
+from schemas.ids import Version
+from schemas.messages.agent import StepsReported
+from schemas.messages.worker import Assignment
+
+
+def steps_report(training: TrainingState, assignment: Assignment, group: Version) -> StepsReported:
+    """What rank 0 reports of the steps that were done lately.
+
+    Args:
+        training: read from another thread than the one that trains: its figures may be of two
+            steps that follow each other.
+        assignment: of this worker.
+        group: version of the group that trains.
+    """
+    position = training.position
+    return StepsReported(
+        job=assignment.job,
+        version=assignment.version,
+        rank=assignment.rank,
+        group=group,
+        epoch=position.epoch,
+        step=position.step,
+        samples_done=position.samples_done,
+        samples_per_s=training.speed.recent(time.monotonic()),
+        train_loss=training.losses.mean(),
+        global_batch=training.global_batch,
+        lr=training.learning_rate(),
+        noise_scale=training.noise.scale(),
+    )
