@@ -67,6 +67,33 @@ def archive_of(folder: Path) -> bytes:
     return packed.getvalue()
 
 
+def store(client: Caller, archive: bytes) -> str:
+    """Send what the cluster does not have of `archive`; its digest names it."""
+    digest = hashlib.sha256(archive).hexdigest()
+    stored = -1
+    while stored < len(archive):
+        offset = max(stored, 0)
+        piece = archive[offset : offset + PIECE]
+        reply = client.call(
+            "client.put_snapshot.1", digest=digest, offset=offset, data=piece, total=len(archive)
+        )
+        stored = reply["size"]
+    return digest
+
+
+def follow(client: Caller, job: str) -> None:
+    """Print the output of `job` until it has ended."""
+    cursor = 0
+    while True:
+        page = client.call("logs.read.1", job=job, cursor=cursor, wait_s=10.0)
+        for piece in page["pieces"]:
+            sys.stdout.write(piece["data"].decode("utf-8", "replace"))
+        sys.stdout.flush()
+        cursor = page["cursor"]
+        if page["ended"]:
+            return
+
+
 def main() -> int:
     """Submit the job file of the command line; the exit code says how the job ended."""
     if len(sys.argv) != 2:
@@ -81,32 +108,14 @@ def main() -> int:
 
     spec = tomllib.loads(job_file.read_text())
     workdir = (job_file.parent / spec.get("workdir", ".")).resolve()
-    archive = archive_of(workdir)
-    digest = hashlib.sha256(archive).hexdigest()
-    stored = -1
-    while stored < len(archive):
-        offset = max(stored, 0)
-        piece = archive[offset : offset + PIECE]
-        reply = client.call(
-            "client.put_snapshot.1", digest=digest, offset=offset, data=piece, total=len(archive)
-        )
-        stored = reply["size"]
+    digest = store(client, archive_of(workdir))
     spec["workdir"] = str(workdir)
     key = f"plain-{os.getpid()}"  # a repeated request with the same key is the same job
     job = client.call("client.submit_job.1", spec=spec, snapshot=digest, key=key)["job"]
     print(f"submitted {job}")
 
     host = endpoint.rpartition(":")[0]
-    follower = Caller(context, home, f"{host}:{cluster['log_port']}")
-    cursor = 0
-    while True:
-        page = follower.call("logs.read.1", job=job, cursor=cursor, wait_s=10.0)
-        for piece in page["pieces"]:
-            sys.stdout.write(piece["data"].decode("utf-8", "replace"))
-        sys.stdout.flush()
-        cursor = page["cursor"]
-        if page["ended"]:
-            break
+    follow(Caller(context, home, f"{host}:{cluster['log_port']}"), job)
     summary = client.call("client.get_job.1", job=job, wait_s=10.0)["summary"]
     print(f"{job} {summary['state']}: {summary['reason']}")
     context.destroy(linger=0)

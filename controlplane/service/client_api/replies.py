@@ -8,11 +8,12 @@ from controlplane.core.history_read_model import JobHistories, JobHistory
 from controlplane.core.model.job import Job, times
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import Node
+from controlplane.core.model.worker import Worker
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
 from controlplane.service.planner.planner_interface import Planner
 from controlplane.service.worker_telemetry import TelemetryTable
-from schemas.ids import JobId, Seconds, node_of, slot_id
+from schemas.ids import JobId, Rank, Seconds, node_of, slot_id
 from schemas.messages.agent import StepsReported
 from schemas.messages.client import (
     Decision,
@@ -80,26 +81,15 @@ def job_detail(
         now: seconds since the epoch.
     """
     live = telemetry.of(job.job) if job.group else None
-    ranks = {m.worker: m for m in job.group.members} if job.group else {}
-    workers = tuple(
-        WorkerInfo(
-            rank=ranks[worker.worker].rank if worker.worker in ranks else worker.rank,
-            node=node_of(worker.slot),
-            slot=worker.slot,
-            pid=worker.pid,
-            version=worker.formed or worker.version,
-            phase=worker.phase.value,
-            local_batch=worker.local_batch,
-            worker=worker.worker,
-            step=worker.formed_step,
-        )
-        for worker in job.workers.values()
-    )
+    ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
     return JobDetail(
         summary=job_summary(job, reason, telemetry, now),
         spec=job.spec,
         snapshot=job.snapshot,
-        workers=workers,
+        workers=tuple(
+            _worker_info(worker, ranks.get(worker.worker, worker.rank))
+            for worker in job.workers.values()
+        ),
         history=tuple(history.changes),
         epochs=tuple(history.epochs),
         versions=tuple(history.versions),
@@ -107,6 +97,21 @@ def job_detail(
         exit_code=job.attempts.exit_code,
         samples_done=max(job.progress.samples_done, live.samples_done if live else 0),
         version=job.version,
+    )
+
+
+def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
+    """One process of a job, with its rank in the group that trains."""
+    return WorkerInfo(
+        rank=rank,
+        node=node_of(worker.slot),
+        slot=worker.slot,
+        pid=worker.pid,
+        version=worker.formed or worker.version,
+        phase=worker.phase.value,
+        local_batch=worker.local_batch,
+        worker=worker.worker,
+        step=worker.formed_step,
     )
 
 

@@ -34,12 +34,27 @@ def lower_bound_s(
     Returns:
         Seconds; None if there are no jobs, or some crash or are cancelled.
     """
+    if not jobs or any(
+        job.crashes_at is not None or job.cancelled_after_s is not None for job in jobs
+    ):
+        return None
+    costs = _min_costs(jobs, model, slots=slots, widest=widest, seed=seed)
+    return fluid_srpt(
+        np.array([float(job.at) for job in jobs]),
+        np.array([cost.slot_s for cost in costs]) / fastest,
+        np.array([cost.slot_s / cost.least_s for cost in costs]),
+        float(slots),
+    )
+
+
+def _min_costs(
+    jobs: Sequence[TraceJob], model: TrainingModel, *, slots: int, widest: int, seed: int
+) -> list[MinCost]:
+    """The least that each job can cost, worked out once for those that are alike."""
     known: dict[tuple[str, int, int, int], MinCost] = {}
     batches: dict[tuple[str, int, int], int] = {}
     costs = []
     for job in jobs:
-        if job.crashes_at is not None or job.cancelled_after_s is not None:
-            return None
         job_model = model.job_model(job, "elastic", seed=seed)
         tuned = (job.workload, job.slots, job.batch)
         if tuned not in batches:
@@ -51,11 +66,4 @@ def lower_bound_s(
         if key not in known:
             known[key] = min_cost(job_model, fixed, slots, widest)
         costs.append(known[key])
-    if not costs:
-        return None
-    return fluid_srpt(
-        np.array([float(job.at) for job in jobs]),
-        np.array([cost.slot_s for cost in costs]) / fastest,
-        np.array([cost.slot_s / cost.least_s for cost in costs]),
-        float(slots),
-    )
+    return costs

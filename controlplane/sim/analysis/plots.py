@@ -57,30 +57,33 @@ def box_plots(results: Sequence[SimulationResult], path: Path) -> None:
     for axes, (name, measure) in zip(panels, PANELS, strict=True):
         for place, (label, group) in enumerate(groups.items()):
             values = np.maximum(_values(group, measure), LEAST_S)
-            if not len(values):
-                continue
-            drawn = axes.boxplot(
-                [values],
-                positions=[place],
-                widths=0.6,
-                whis=(5, 95),
-                showfliers=False,
-                showmeans=True,
-                patch_artist=True,
-                medianprops={"color": "black", "linewidth": 1.4},
-                meanprops={
-                    "marker": "D",
-                    "markersize": 4,
-                    "markerfacecolor": "white",
-                    "markeredgecolor": "black",
-                },
-            )
-            drawn["boxes"][0].set(facecolor=look[label].colour, hatch=look[label].hatch, alpha=0.85)
+            if len(values):
+                _draw_box(axes, place, values, look[label])
         axes.set_yscale("log")
         axes.set_ylabel(f"{name} (s)")
         _name_places(axes, list(groups))
         tidy(axes)
     save(figure, path)
+
+
+def _draw_box(axes: Axes, place: int, values: np.ndarray, look: Style) -> None:
+    drawn = axes.boxplot(
+        [values],
+        positions=[place],
+        widths=0.6,
+        whis=(5, 95),
+        showfliers=False,
+        showmeans=True,
+        patch_artist=True,
+        medianprops={"color": "black", "linewidth": 1.4},
+        meanprops={
+            "marker": "D",
+            "markersize": 4,
+            "markerfacecolor": "white",
+            "markeredgecolor": "black",
+        },
+    )
+    drawn["boxes"][0].set(facecolor=look.colour, hatch=look.hatch, alpha=0.85)
 
 
 def cumulative(results: Sequence[SimulationResult], path: Path) -> None:

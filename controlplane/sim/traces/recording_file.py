@@ -84,22 +84,10 @@ def read_recording(path: Path) -> Recording:
         raise TraceError(what, f"this release reads version {VERSION}: export it again")
     header = _decoded(path, 1, first, Header, NO_RECORDING)
     _check_nodes(path, header.nodes)
-    number = 1
-    families: dict[str, Family] = {}
-    jobs: dict[str, Submission] = {}
-    for _ in range(header.families):
-        number += 1
-        family = _decoded(path, number, _next(path, lines, number), Family)
-        _only_once(path, number, family.name, families)
-        families[family.name] = family
-    for _ in range(header.jobs):
-        number += 1
-        job = _decoded(path, number, _next(path, lines, number), Submission)
-        _only_once(path, number, job.name, jobs)
-        _check_job(path, number, job, families)
-        jobs[job.name] = job
+    families = _read_families(path, lines, header)
+    jobs = _read_jobs(path, lines, header, families)
     if next(lines, b"").strip():
-        what = f"{path}:{number + 1}: more lines than the first one says"
+        what = f"{path}:{2 + len(families) + len(jobs)}: more lines than the first one says"
         raise TraceError(what, "export it again")
     if not jobs:
         raise TraceError(f"{path}:1: no jobs", "record a window in which some were submitted")
@@ -111,6 +99,30 @@ def read_recording(path: Path) -> Recording:
         jobs=tuple(sorted(jobs.values(), key=lambda job: job.at)),
         left_out=header.left_out,
     )
+
+
+def _read_families(path: Path, lines: Iterator[bytes], header: Header) -> dict[str, Family]:
+    """The families, by name: they stand behind the header."""
+    families: dict[str, Family] = {}
+    for number in range(2, 2 + header.families):
+        family = _decoded(path, number, _next(path, lines, number), Family)
+        _only_once(path, number, family.name, families)
+        families[family.name] = family
+    return families
+
+
+def _read_jobs(
+    path: Path, lines: Iterator[bytes], header: Header, families: dict[str, Family]
+) -> dict[str, Submission]:
+    """The jobs, by name: they stand behind the families."""
+    jobs: dict[str, Submission] = {}
+    first = 2 + len(families)
+    for number in range(first, first + header.jobs):
+        job = _decoded(path, number, _next(path, lines, number), Submission)
+        _only_once(path, number, job.name, jobs)
+        _check_job(path, number, job, families)
+        jobs[job.name] = job
+    return jobs
 
 
 def _lines(path: Path) -> Iterator[bytes]:

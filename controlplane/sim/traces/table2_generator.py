@@ -76,18 +76,26 @@ def generate(
     return Trace(
         name=f"table2-{mix}-{jobs}-{seed}",
         jobs=tuple(
-            TraceJob(
-                name=f"job-{number:04d}",
-                at=Seconds(at),
-                workload=name,
-                slots=many,
-                crashes_at=crash,
-                cancelled_after_s=None if waits is None else waits * duration_s(name, many),
-            )
+            _trace_job(f"job-{number:04d}", at, name, many, crash=crash, patience=waits)
             for number, (at, name, many, crash, waits) in enumerate(
                 zip(times, names, slots, crashes, patience, strict=True), 1
             )
         ),
+    )
+
+
+def _trace_job(
+    name: str, at: float, workload: str, slots: int, *, crash: float | None, patience: float | None
+) -> TraceJob:
+    """A job whose user gives up after `patience` times its duration."""
+    waits_s = None if patience is None else patience * duration_s(workload, slots)
+    return TraceJob(
+        name=name,
+        at=Seconds(at),
+        workload=workload,
+        slots=slots,
+        crashes_at=crash,
+        cancelled_after_s=waits_s,
     )
 
 
