@@ -52,7 +52,7 @@ class OutOfStepError(ElasticError):
 
 
 class BrokenGroupError(ElasticError):
-    """A process group could not be built, or a peer of it is gone."""
+    """A process group could not be built, or a peer of it is lost."""
 
 
 class CancelledError(ElasticError):

@@ -44,7 +44,7 @@ class _Stream:
     asked_at: float = -1e9
     grown_at: float = 0.0
     size: int = 0
-    ended: bool = False  # the process is gone, the file is final
+    ended: bool = False  # the process has exited, the file is final
     done: bool = False  # the relay has it all
 
     @property

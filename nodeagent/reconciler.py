@@ -84,7 +84,7 @@ class WorkerState:
     signal: int | None = None
     granted: bool = True  # the slot's device is its own
     adopted: bool = False  # an earlier life of this agent may have granted it since it began
-    leaving: bool = False  # was told of a group without it
+    leaving: bool = False  # was notified of a group without it
     newest_order: tuple[Version, int] = (Version(0), 0)  # the newest order that was sent to it
     stored: bool = False
 

@@ -78,7 +78,7 @@ class ReportRead:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A worker's process is gone, and all of its reports were read."""
+    """A worker's process has exited, and all of its reports were read."""
 
     worker: WorkerId
     code: int | None

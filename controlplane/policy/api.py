@@ -28,7 +28,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # of the GPU, as its driver names it
     usable: bool  # its node is up and no process is on it
     up: bool = True  # its node is; else whoever is on it cannot hand it on
-    leaving: bool = False  # its process is on its way out, and the slot was promised to nobody
+    leaving: bool = False  # its process is on its way out, and the slot is reserved for nobody
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,7 +56,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float = 0.0  # X_j
     stop_samples: int | None = None  # stated work since the job began; None: it depends
     noise_scale: float | None = None  # of its gradients, samples; None: it reports none
-    noise_epochs: int = 0  # that told of it
+    noise_epochs: int = 0  # that measured it
     last_batch: int = 0  # global, of its present or last group; 0: never trained
     ran_s: float = 0.0  # with slots, up to `moved_at`
     slot_s: float = 0.0  # attained service: slots times seconds, up to `moved_at`

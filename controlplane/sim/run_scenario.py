@@ -80,7 +80,7 @@ def simulate(
         options: of the policy.
         trace: what is submitted, if not what the scenario says.
         model: how jobs train, if not as the scenario says.
-        record: told of every input of the core and of its commands.
+        record: called with every input of the core and its commands.
 
     Raises:
         TraceError: if the trace or the profiles cannot be simulated.

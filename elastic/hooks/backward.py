@@ -13,7 +13,7 @@ import torch
 
 
 class BackwardListener(Protocol):
-    """Who is told of outermost backward passes."""
+    """Who is notified of outermost backward passes."""
 
     losses: list[torch.Tensor]  # scalars that `backward` was called on, detached
 
@@ -28,10 +28,10 @@ _original: Any = None
 
 
 def listen(listener: BackwardListener) -> None:
-    """From now on, tell `listener` of every outermost backward pass.
+    """From now on, notify `listener` of every outermost backward pass.
 
     Args:
-        listener: is called in the order in which listeners came; one that comes twice is told
+        listener: is called in the order in which listeners came; one that comes twice is called
             twice.
     """
     global _original  # noqa: PLW0603 - one engine in a process

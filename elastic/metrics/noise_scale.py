@@ -58,7 +58,7 @@ class NoiseMeter:
         )
 
     def scale(self) -> float | None:
-        """The ratio of noise and signal, in samples; None while it cannot be told.
+        """The ratio of noise and signal, in samples; None while it cannot be estimated.
 
         Any thread may ask.
         """

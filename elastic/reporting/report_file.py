@@ -1,4 +1,4 @@
-"""A worker's reports, in a file: still there when the agent, or the worker, is gone."""
+"""A worker's reports, in a file: still there when the agent or the worker has exited."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ REMEMBERED: Final = 4  # steps that a lost member may not have written
 
 
 class SampleRecords:
-    """One worker's records, and those of members that are gone."""
+    """One worker's records, and those of lost members."""
 
     def __init__(self) -> None:
         self._stream = SampleStream(0, 0)
@@ -65,7 +65,7 @@ class SampleRecords:
                 self._append(micro_batch, rank, whole)
 
     def write_for_lost(self, before: tuple[WorkerId, ...], now: frozenset[WorkerId]) -> None:
-        """Write what members that are gone took in the last steps, in case they did not.
+        """Write what lost members took in the last steps, in case they did not.
 
         Args:
             before: the former members, by rank.

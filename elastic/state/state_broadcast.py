@@ -31,7 +31,7 @@ def broadcast_training(
         The metadata, which is not loaded; None on the source itself.
 
     Raises:
-        BrokenGroupError: if a peer is gone.
+        BrokenGroupError: if a peer is lost.
         CancelledError: if `cancel` is set.
     """
     own = encode_metadata(training.metadata()) if group.rank == source else b""
@@ -55,7 +55,7 @@ def broadcast_state(
         The metadata of `source`, encoded.
 
     Raises:
-        BrokenGroupError: if a peer is gone.
+        BrokenGroupError: if a peer is lost.
         CancelledError: if `cancel` is set.
     """
     encoded = group.broadcast_bytes(metadata, cancel, source)

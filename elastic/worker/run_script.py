@@ -79,7 +79,7 @@ def run_script(script: Path, args: Sequence[str], failures: _Failures | None) ->
     Args:
         script: its folder goes to the front of `sys.path`.
         args: what it finds in `sys.argv` behind its own path.
-        failures: told what it died of; None: nobody is.
+        failures: notified of what it died of; None: nobody is.
 
     Returns:
         2 if it is not there, 130 for a KeyboardInterrupt, 1 for any other exception, else its

@@ -75,13 +75,13 @@ class Socket:
     def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
         identity = None
         if self._identified:
-            # libzmq itself says "unsubscribed" for a peer that is gone, and for nobody's key.
+            # libzmq itself says "unsubscribed" for a peer that is lost, and for nobody's key.
             with contextlib.suppress(zmq.ZMQError):
                 identity = Identity.parse(str(frames[-1].get("User-Id")))
         return Incoming(tuple(frame.bytes for frame in frames), identity)
 
     def send(self, *frames: bytes) -> bool:
-        """Send now or not at all; False when the peer is gone or its queue is full.
+        """Send now or not at all; False when the peer is lost or its queue is full.
 
         Args:
             frames: of one message; on a ROUTER the first one is the `route` of its peer.
@@ -103,7 +103,7 @@ class Socket:
         Args:
             topic: as it was granted.
         """
-        with contextlib.suppress(zmq.ZMQError):  # its peer may be gone, or was never granted it
+        with contextlib.suppress(zmq.ZMQError):  # its peer may be lost, or was never granted it
             self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
 
     def subscribe(self, topic: bytes) -> None:

@@ -126,7 +126,7 @@ class ScriptFailed(ScriptReport, tag="worker.script_failed.1"):
 
 
 class WorkerExited(WorkerEvent, tag="worker.exited.1"):
-    """The process is gone."""
+    """The process has exited."""
 
     code: int | None  # exit status; None when a signal ended it or nobody could see it
     signal: int | None
@@ -190,7 +190,7 @@ class Numbered(Message, tag="agent.numbered.1"):
 
 
 class Telemetry(Message, tag="agent.telemetry.2"):
-    """Unnumbered news of a node's workers."""
+    """What a node's workers report about once a second; unnumbered, and may be lost."""
 
     node: NodeId
     steps: StepsReported

@@ -37,7 +37,7 @@ class LogChunk(Message, tag="logs.chunk.1"):
 
 
 class LogEnded(Message, tag="logs.ended.1"):
-    """Agent to relay: the worker is gone and its file ends at `size`."""
+    """Agent to relay: the worker has exited and its file ends at `size`."""
 
     job: JobId
     version: Version
@@ -59,7 +59,7 @@ class LogStored(Message, tag="logs.stored.1"):
 
 
 class ReadLog(Message, tag="logs.read.1"):
-    """Follower to relay: one page from `cursor`, at most `max_bytes`; wait for news if none."""
+    """Follower to relay: one page from `cursor`, at most `max_bytes`; waits if there is none."""
 
     job: JobId
     stream: Stream = LOG

@@ -74,7 +74,7 @@ class GroupOrder(Message, tag="worker.group_order.2"):
 
 
 class SlotGranted(Message, tag="worker.slot_granted.1"):
-    """Agent to worker: the process that had the slot before is gone, the device is yours."""
+    """Agent to worker: the process that had the slot before has exited, the device is yours."""
 
 
 class Fork(Message, tag="zygote.fork.1"):

@@ -67,7 +67,7 @@ class ControllerSession:
     last_heard: Seconds = Seconds(0.0)
     _early: dict[int, Numbered] = field(default_factory=dict)
     _asked_at: Seconds = Seconds(-1e9)
-    _behind_at: int | None = None  # what was received when the last heartbeat told of more
+    _behind_at: int | None = None  # what was received when the last heartbeat announced more
     _sessions: int = 0
 
     def greeted(

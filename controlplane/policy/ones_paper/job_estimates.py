@@ -30,7 +30,7 @@ from schemas.ids import JobId, Seconds
 
 KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
 KEPT_EPOCHS: Final = 1000  # of one job's log: a bound on memory
-MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never told how long one is
+MANY_SAMPLES: Final = 100  # first batches in an epoch of a job that never reported how long one is
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class FamilyHistory:
 
     speeds: Speeds = field(default_factory=Speeds)
     totals: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))  # samples
-    epoch_samples: int = 0  # ||D|| of the last that told
+    epoch_samples: int = 0  # ||D||, as reported last
 
 
 class Estimates:

@@ -43,7 +43,7 @@ class OnesPaper(SearchPolicy[Problem]):
         super().__init__(self._estimates, self._search)
 
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
-        """Fit what finished jobs told, and evolve; whether to go on could find something better."""
+        """Fit to finished jobs, and evolve; whether to go on could find something better."""
         self._estimates.learn(rng)
         return super().improve(view, budget, rng, now)
 

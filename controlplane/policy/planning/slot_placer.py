@@ -20,7 +20,7 @@ class Placer:
     """Gives slots to jobs by node, and moves as few as it can.
 
     A job whose size stays keeps its slots. One whose size changes grows around or shrinks within
-    its own (`elastic`), or gives them all up and is placed anew (`restart`). What was promised to
+    its own (`elastic`), or gives them all up and is placed anew (`restart`). What is reserved for
     a job whose slots were not free yet is kept for it, so that the plan that follows when they
     are gives the same slots.
 
@@ -33,7 +33,7 @@ class Placer:
     """
 
     def __init__(self, mode: Mode = "consolidate", moves: Moves = "elastic") -> None:
-        """Begin with nothing promised to anybody.
+        """Begin without reservations.
 
         Args:
             mode: which nodes are taken first; see the class.
@@ -42,7 +42,7 @@ class Placer:
         """
         self.mode = mode
         self.moves = moves
-        self._promised: dict[JobId, list[SlotId]] = {}
+        self._reserved: dict[JobId, list[SlotId]] = {}
 
     def place(
         self, partition: Partition, sizes: Mapping[JobId, int], packed: Collection[JobId] = ()
@@ -71,7 +71,7 @@ class Placer:
                     placed[job.job] = rooms.pack(own, size)
                 else:
                     placed[job.job] = rooms.grow(own, size) if own else rooms.start(size)
-        self._promised = {job.job: placed[job.job] for job, _ in todo}
+        self._reserved = {job.job: placed[job.job] for job, _ in todo}
         return placed
 
     def restarts(
@@ -113,12 +113,12 @@ class Placer:
     ) -> dict[JobId, list[SlotId]]:
         kept: dict[JobId, list[SlotId]] = {}
         for job, size in todo:
-            promised = self._promised.get(job.job, [])
+            reserved = self._reserved.get(job.job, [])
             stays = self.moves == "elastic" and job.job not in packed
             own = job.running_on if stays else {}
-            new = [slot for slot in promised if slot not in own]
-            if len(promised) == size == len(own) + len(new) and rooms.claim(new):
-                kept[job.job] = promised
+            new = [slot for slot in reserved if slot not in own]
+            if len(reserved) == size == len(own) + len(new) and rooms.claim(new):
+                kept[job.job] = reserved
         return kept
 
 

@@ -59,7 +59,7 @@ def believable(noise_scale: float | None) -> TypeGuard[float]:
     """Whether somebody can have measured this.
 
     Args:
-        noise_scale: phi, samples; None: nothing was told.
+        noise_scale: phi, samples; None: nothing was measured.
     """
     return noise_scale is not None and LEAST_NOISE <= noise_scale <= MOST_NOISE
 

@@ -19,7 +19,7 @@ class JobHistory:
 
     bounds: LimitBounds = LimitBounds(1, 1, 1)
     limit: int = 0  # R, samples per step; 0: never seen in a view
-    steps: int = 0  # that telemetry told of
+    steps: int = 0  # that telemetry reported
     samples: int = 0  # Y_processed, by telemetry
     epoch_due: bool = False  # an epoch ended since R was last looked at
     counted_at: Seconds = Seconds(0.0)  # when the last epoch, or piece of a long one, was counted

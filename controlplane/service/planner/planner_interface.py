@@ -1,4 +1,4 @@
-"""What a planner is to the rest of the service: asked for plans, told what happened."""
+"""What a planner is to the rest of the service: asked for plans; observes what happened."""
 
 from __future__ import annotations
 

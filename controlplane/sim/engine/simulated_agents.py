@@ -228,7 +228,7 @@ class NodeAgents:
     # --- nodes
 
     def is_down(self, node: NodeId) -> bool:
-        """Whether a node is gone, and has not come back yet.
+        """Whether a node is lost, and has not come back yet.
 
         Args:
             node: of the cluster.
@@ -261,7 +261,7 @@ class NodeAgents:
         """Let a node come back empty; it obeys again.
 
         Args:
-            node: nothing happens if it is not gone.
+            node: nothing happens if it is not lost.
         """
         self._down.discard(node)
 

@@ -16,7 +16,7 @@ SendReport = Callable[[NodeId, AgentEvent], None]
 
 
 class WorkerProcesses:
-    """A slot has one process at a time; the next one waits until it is gone."""
+    """A slot has one process at a time; the next one waits until it has exited."""
 
     def __init__(
         self, kernel: Kernel, send: SendReport, jobs: MutableMapping[JobId, JobProcesses]
@@ -39,7 +39,7 @@ class WorkerProcesses:
 
         Args:
             job: whose worker it is.
-            member: its name and slot; if another process is there, it is ready when that is gone.
+            member: its name and slot; where another process is, it is ready when that has exited.
             start_s: seconds until it is ready.
         """
         version, rank = born_as(member.worker)

@@ -65,7 +65,7 @@ class Simulation:
             kernel: virtual time.
             nodes: of the cluster.
             options: how time passes.
-            record: told of every input of the core and of its commands.
+            record: called with every input of the core and its commands.
         """
         self.kernel = kernel
         self.reactor = Reactor()
@@ -188,7 +188,7 @@ class Simulation:
             self._job_ended(name)
 
     def _job_ended(self, name: JobId) -> None:
-        self.jobs[name].ended = True  # newcomers may still be told to stop
+        self.jobs[name].ended = True  # newcomers may still be ordered to stop
         if not self.jobs[name].workers:
             del self.jobs[name]
         self._left -= 1

@@ -29,7 +29,7 @@ class StepTelemetry:
         Args:
             kernel: virtual time.
             reactor: the core, which knows each job's present group.
-            planner: who is told, and asked again when a group's speed is known.
+            planner: observes it, and is asked again when a group's speed is known.
             longest_s: seconds between two reports, at most.
         """
         self._kernel = kernel
@@ -41,7 +41,7 @@ class StepTelemetry:
         """A group of `job` trains from now on, or from the end of its stall.
 
         Args:
-            job: without a group, nothing happens. It reports until that group is gone.
+            job: without a group, nothing happens. It reports as long as that group trains.
         """
         training, group = job.training, job.group
         if group is None:

@@ -81,7 +81,7 @@ class Goodput(ImmediatePolicy):
         self._rounds = Rounds(self.options.interval_s)
         self._clusters = ClusterIndexCache()
         self._speeds: dict[str, FamilyHistory] = {}
-        self._noise_scales: dict[JobId, float] = {}  # as telemetry told them, smoothed
+        self._noise_scales: dict[JobId, float] = {}  # from telemetry, smoothed
         self._histories: dict[JobId, _JobHistory] = {}
         self._tables: dict[JobId, tuple[object, SizeTable]] = {}
         self._targets: dict[JobId, _Target] = {}
@@ -151,11 +151,11 @@ class Goodput(ImmediatePolicy):
         key = f"family {family}" if family and self.options.share_family else f"job {job}"
         return self._speeds.setdefault(key, FamilyHistory())
 
-    def _observe_noise(self, job: JobId, told: float | None) -> None:
+    def _observe_noise(self, job: JobId, reported: float | None) -> None:
         """Means are of logarithms: noise scales span orders of magnitude."""
-        if told is not None and math.isfinite(told) and told > 0.0:
-            before = self._noise_scales.get(job, told)
-            self._noise_scales[job] = before * (told / before) ** NOISE_SMOOTHING
+        if reported is not None and math.isfinite(reported) and reported > 0.0:
+            before = self._noise_scales.get(job, reported)
+            self._noise_scales[job] = before * (reported / before) ** NOISE_SMOOTHING
 
     def _follow(self, view: ClusterView) -> None:
         """Count changes of slots; a picture that was seen before changes nothing."""
