@@ -15,7 +15,6 @@ from elastic.training_errors import OutOfStepError
 DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each rides with its square
 FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 3
 STEP_MODULUS: Final = 1024  # a step is said modulo this, which any float adds up exactly
-BOUNDARY_LEAD: Final = 2  # steps from the agreement to the swap, at least
 
 
 @dataclass(frozen=True, slots=True)

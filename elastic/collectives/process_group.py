@@ -38,7 +38,14 @@ class ProcessGroup:
     """The members of one version. A group of one needs no sockets."""
 
     def __init__(
-        self, version: int, rank: int, size: int, device: torch.device, links: Links | None = None
+        self,
+        version: int,
+        rank: int,
+        size: int,
+        device: torch.device,
+        links: Links | None = None,
+        *,
+        drawn_ahead: int = 0,
     ) -> None:
         """Wrap what connects the members.
 
@@ -48,11 +55,13 @@ class ProcessGroup:
             size: ranks.
             device: where gradients live, with its index.
             links: to the others; None for a group of one.
+            drawn_ahead: steps whose samples the loader of some member may have drawn already.
         """
         self.version = version
         self.rank = rank
         self.size = size
         self.device = device
+        self.drawn_ahead = drawn_ahead
         self._links = links
 
     def _linked(self) -> Links:

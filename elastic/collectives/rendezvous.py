@@ -24,6 +24,7 @@ def build_process_group(
     size: int,
     address: str,
     device: torch.device,
+    drawn_ahead: int = 0,
     publish: Callable[[ProcessGroup], None] = lambda _: None,
 ) -> ProcessGroup:
     """Meet the other members; blocks up to `BUILD_LIMIT_S` for each backend.
@@ -35,13 +36,14 @@ def build_process_group(
         size: members.
         address: of this host, where the others reach it; binds the sockets.
         device: where gradients live, which chooses their backend.
+        drawn_ahead: steps whose samples this worker's loader may have drawn already.
         publish: called with the group before it meets anybody, so that it can be aborted.
 
     Raises:
         BrokenGroupError: if they did not all come, or it was aborted.
     """
     if size == 1:
-        return ProcessGroup(version, rank, size, device)
+        return ProcessGroup(version, rank, size, device, drawn_ahead=drawn_ahead)
     use_device(device)
 
     def meeting(name: str, where: torch.device) -> Meeting:
@@ -57,16 +59,18 @@ def build_process_group(
     try:
         for backend in links.backends():
             backend.connect()
-        if words is not training:  # sockets connect all to all, a device's backend may lag behind
-            _await_all(words)
+        group.drawn_ahead = _most(words, rank, size, drawn_ahead)
     except (RuntimeError, ValueError) as error:
         group.abort()
         raise BrokenGroupError(first_line(error)) from None
     return group
 
 
-def _await_all(words: Backend) -> None:
-    """Return when every rank has come here: the others are connected, too."""
-    operation = words.all_reduce(torch.ones(1))
+def _most(words: Backend, rank: int, size: int, mine: int) -> int:
+    """The largest number of all ranks; they all have connected when it is known."""
+    said = torch.zeros(size, dtype=torch.int64)
+    said[rank] = mine
+    operation = words.all_reduce(said)
     while not operation.is_over():
         pass
+    return int(said.max())

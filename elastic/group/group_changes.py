@@ -76,7 +76,6 @@ class GroupTransitions:
         self._resize = Resize(membership, listener, training)
         self._recovery = Recovery(membership, listener, training, report)
         self._check = StateCheck()
-        self._lead = BOUNDARY_LEAD
         self._retired: ProcessGroup | None = None  # the former group, until the state is checked
         self._new_batch: tuple[int, int] | None = None  # step from which on, global batch
         self._recovered: Recovered | None = None  # whose lost members' records are to be written
@@ -89,12 +88,12 @@ class GroupTransitions:
         return self._listener.called_off
 
     def use(self, depth: int) -> None:
-        """A boundary must not be nearer than `depth` steps, which the loader draws ahead.
+        """A boundary must not be nearer than `depth` steps; members agree on it when they meet.
 
         Args:
             depth: steps whose samples may have been drawn already.
         """
-        self._lead = max(BOUNDARY_LEAD, depth)
+        self._membership.drawn_ahead = depth
 
     # --- in
 
@@ -274,8 +273,9 @@ class GroupTransitions:
 
     def _agree(self, micro_batch: MicroBatch, agreed: AgreedWords) -> None:
         """If all are ready for what this worker is ready for, its boundary lies ahead now."""
-        boundary = micro_batch.step + self._lead
-        unanimous = agreed.ready == self._membership.group.size
+        group = self._membership.group
+        boundary = micro_batch.step + max(BOUNDARY_LEAD, group.drawn_ahead)
+        unanimous = agreed.ready == group.size
         pending = self._listener.lower_flag(unanimous=unanimous, boundary=boundary)
         if pending is not None:
             self._resize.announce(pending, boundary, micro_batch, agreed.seconds)

@@ -38,6 +38,7 @@ def form_group(
         size=len(order.group.members),
         address=membership.address,
         device=membership.device,
+        drawn_ahead=membership.drawn_ahead,
         publish=publish,
     )
     testing.reach("built", rank=rank, version=order.version)

@@ -28,6 +28,7 @@ class Membership:
     device: torch.device
     workers: tuple[WorkerId, ...]  # by rank
     group: ProcessGroup
+    drawn_ahead: int = 0  # steps whose samples this worker's loader may have drawn already
     has_full_state: bool = True  # False for a newcomer until the state has come
 
     @classmethod

@@ -22,9 +22,10 @@ from tests.elastic.groups import (
     script,
 )
 
-DRAWN_AHEAD = LOOP.replace(
+DRAWN_AHEAD = LOOP.replace(  # by as many loader workers as a host has cores, say
     "batch_size=1",
-    "batch_size=1, num_workers=1, prefetch_factor=5, multiprocessing_context='fork'",
+    "batch_size=1, num_workers=1 + agent.rank % 2, prefetch_factor=5,"
+    " multiprocessing_context='fork'",
 )
 
 
@@ -51,7 +52,12 @@ def as_alone(
 @pytest.mark.parametrize(
     ("source", "loop"),
     [(PLAIN, LOOP), (SCHEDULED, SCHEDULED_LOOP), (WIDE, LOOP), (PLAIN, DRAWN_AHEAD)],
-    ids=["momentum", "schedulers, scaler and clipping", "a handover over several steps", "loaders"],
+    ids=[
+        "momentum",
+        "schedulers, scaler and clipping",
+        "a handover over several steps",
+        "loaders that differ",
+    ],
 )
 def test_a_group_that_grows_and_shrinks_trains_as_one_process_would(
     tmp_path: Path, source: str, loop: str
