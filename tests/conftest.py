@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,10 +20,19 @@ TOGETHER = {  # files that share a cluster, which one process should start
     "tests/integration/test_training.py": "cluster",
     "tests/integration/test_bad_input.py": "cluster",
     "tests/examples/test_examples.py": "cluster",
-    "tests/integration/test_scheduling.py": "nodes",
-    "tests/integration/test_rescale.py": "nodes",
+    # and files whose processes are forked from a server that has torch
+    "tests/elastic/test_gradient_bucket.py": "peers",
+    "tests/elastic/test_launch.py": "peers",
+    "tests/elastic/test_process_group.py": "peers",
+    "tests/elastic/test_state_transfer.py": "peers",
 }
-FIRST = ("integration/", "test_member", "core/test_properties", "test_quiet", "elastic/")
+LONGEST = (  # in this order
+    "integration/test_rescale", "integration/test_training", "test_group_changes",
+    "integration/test_scheduling", "integration/test_two_nodes", "integration/test_survival",
+    "test_launch", "ones/test_steady_cluster", "cli/test_simulate", "core/test_properties",
+    "integration/", "sim/test_simulated_planner", "service/test_search_planner", "sim/test_recorded_model",
+    "ones/test_evolution", "sim/test_scenario", "sim/test_plots", "sim/", "elastic/",
+)  # fmt: skip
 MORE_THAN_CORES = 2  # clusters wait more than they compute
 MOST_WORKERS = 16
 
@@ -37,6 +47,17 @@ class ByFile(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return TOGETHER.get(file, file)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Nothing that is imported is ever freed: the garbage collector need not look through it."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -58,7 +79,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def _rank(item: pytest.Item) -> int:
-    return next((n for n, part in enumerate(FIRST) if part in item.nodeid), len(FIRST))
+    return next((n for n, part in enumerate(LONGEST) if part in item.nodeid), len(LONGEST))
 
 
 @pytest.fixture(scope="session")
@@ -69,20 +90,3 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     running.up()
     yield running
     running.down()
-
-
-@pytest.fixture(scope="session")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two nodes of two slots under the search."""
-    base: Path = tmp_path_factory.mktemp("n")
-    running = Cluster(base / "home", base / "jobs", slots=2, agents=2, policy="ones")
-    running.up()
-    yield running
-    running.down()
-
-
-@pytest.fixture
-def pair(nodes: Cluster) -> Iterator[Cluster]:
-    """Two nodes of two slots under the search, on which no job is left behind."""
-    yield nodes
-    nodes.clear()

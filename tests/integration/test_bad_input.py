@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import tomllib
 import venv
 from collections.abc import Iterator
@@ -18,7 +17,7 @@ import pytest
 import zmq
 import zmq.auth
 
-from tests.support.cluster import TOY, Cluster
+from tests.support.cluster import TOY, Cluster, await_gone
 from tests.support.sizes import examples
 
 
@@ -137,10 +136,7 @@ def test_a_script_that_forks_leaves_no_child_behind(cluster: Cluster) -> None:
     )
 
     assert cluster.wait(job).code == 0
-    child = int(cluster.output(job)[0])
-    deadline = time.monotonic() + 5
-    while Path(f"/proc/{child}/stat").exists():
-        assert time.monotonic() < deadline
+    await_gone(int(cluster.output(job)[0]))
 
 
 def test_a_flood_of_output_arrives_complete(cluster: Cluster) -> None:

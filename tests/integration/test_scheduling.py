@@ -2,37 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from tests.support.cluster import Cluster, await_gone, kill
-
-SAMPLES = 240
-SCRIPT = """
-import time, torch
-from torch import nn
-from torch.utils.data import TensorDataset
-from elastic import ScalingAgent
-
-agent = ScalingAgent.from_env()
-inputs = torch.randn(240, 8)
-data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
-model, optimizer, loader = agent.load(
-    lambda: nn.Linear(8, 1), lambda p: torch.optim.SGD(p, lr=0.01), data, batch_size=24)
-for epoch in agent.epochs(1000):
-    for x, y in loader:
-        optimizer.zero_grad()
-        nn.functional.mse_loss(model(x), y).backward()
-        optimizer.step()
-        time.sleep(0.004 + 0.001 * len(x))  # like a device of its own
-"""
+from tests.support.searching import check_all_done, search_process, submit
 
 
 @pytest.fixture(scope="module")
@@ -49,63 +27,6 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
     """Four slots of one node under `ones`; no job is left behind."""
     yield house
     house.clear()
-
-
-def submit(cluster: Cluster, epochs: int, **fields: Any) -> str:
-    return cluster.submit(
-        SCRIPT,
-        **{
-            "batch_size": 24,
-            "max_batch_size": 96,
-            "max_local_batch": 48,
-            "slots": [1, 4],
-            "record_samples": True,
-            "stop": {"epochs": epochs},
-            **fields,
-        },
-    )
-
-
-def explained(cluster: Cluster, job: str) -> list[dict[str, Any]]:
-    decisions: list[dict[str, Any]] = cluster.ones("explain", job, "-o", "json").json["decisions"]
-    return decisions
-
-
-def search_process(cluster: Cluster) -> int:
-    """The child that thinks for the controller."""
-    controller = int((cluster.home / "run" / "controller.pid").read_text())
-    (child,) = psutil.Process(controller).children()
-    return child.pid
-
-
-def check_all_done(cluster: Cluster, jobs: list[str], epochs: int) -> list[dict[str, Any]]:
-    """All succeeded, every sample was seen once an epoch, every group was explained."""
-    ids = list(range(SAMPLES))
-    told = []
-    for job in jobs:
-        assert cluster.wait(job).code == 0, cluster.show(job)["history"]
-        assert cluster.samples(job) == dict.fromkeys(range(1, epochs + 1), ids)
-        decisions = explained(cluster, job)
-        assert all(decision["why"] for decision in decisions)
-        ordered = [version["version"] for version in cluster.show(job)["versions"]]
-        assert [decision["version"] for decision in decisions] == ordered
-        told += decisions
-    assert slots_had_one_owner(cluster)
-    return told
-
-
-def slots_had_one_owner(cluster: Cluster) -> bool:
-    """No two members of groups on one slot, at any event of the history."""
-    members: dict[tuple[Any, ...], str] = {}
-    for event in cluster.events():
-        who = (event["job"], event.get("version"), event.get("rank"))
-        if event["type"] == "worker.ready":
-            members[who] = event["slot"]
-        elif event["type"] == "worker.exited":
-            members.pop(who, None)
-        if max(Counter(members.values()).values(), default=0) > 1:
-            return False
-    return True
 
 
 def test_jobs_grow_make_room_and_finish(cluster: Cluster) -> None:
@@ -131,29 +52,6 @@ def test_jobs_grow_make_room_and_finish(cluster: Cluster) -> None:
     assert {d["code"] for d in rest} <= {"fill", "lost"}, [(d["code"], d["why"]) for d in rest]
 
 
-def test_a_quiet_cluster_stays_quiet(pair: Cluster) -> None:
-    jobs = [submit(pair, 10_000, slots=[1, 1], max_batch_size=24) for _ in range(4)]
-    for job in jobs:
-        pair.until_epoch(job, 3)
-    before = pair.events()
-
-    for job in jobs:
-        pair.until_epoch(job, 15)
-
-    kinds = {event["type"] for event in pair.events()[len(before) :]}
-    assert kinds == {"job.epoch"}
-
-
-def test_a_job_that_waits_says_what_it_waits_for(pair: Cluster) -> None:
-    pair.until_epoch(submit(pair, 10_000), 1)
-
-    late = submit(pair, 5, slots=[5, 6])
-
-    (waits,) = explained(pair, late)
-    assert (waits["code"], waits["outcome"]) == ("too_large", "waits")
-    assert waits["numbers"] == {"needs": 5.0, "slots": 4.0}
-
-
 def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:
     jobs = [submit(cluster, 14)]
     cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
@@ -166,19 +64,6 @@ def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:
 
     assert any(decision["code"] == "grow" for decision in decisions)
     assert "search process ended" in (cluster.home / "logs" / "controller.log").read_text()
-
-
-def test_a_search_that_hangs_leaves_no_slot_idle(pair: Cluster) -> None:
-    first = submit(pair, 10_000, slots=[1, 1])
-    pair.until_epoch(first, 1)
-    hanging = search_process(pair)
-    os.kill(hanging, signal.SIGSTOP)
-
-    second = submit(pair, 3, slots=[1, 1])
-    decisions = check_all_done(pair, [second], 3)
-    kill(hanging)
-
-    assert decisions[0]["code"] == "fill"
 
 
 @pytest.mark.parametrize("victim", ["controller", "agents"])
@@ -195,19 +80,6 @@ def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) ->
         cluster.up()
 
     check_all_done(cluster, jobs, 18)
-
-
-def test_jobs_whose_workers_on_a_node_die_go_on(pair: Cluster) -> None:
-    jobs = [submit(pair, 40), submit(pair, 40)]
-    pair.until(jobs[1], lambda shown: shown["slots"] >= 1)
-    pair.until(jobs[0], lambda shown: shown["slots"] >= 2)
-    here = pair.show(jobs[0])["workers"][0]
-
-    for worker in pair.show(jobs[0])["workers"] + pair.show(jobs[1])["workers"]:
-        if worker["node"] == here["node"] and worker["pid"]:
-            os.kill(worker["pid"], signal.SIGKILL)
-
-    check_all_done(pair, jobs, 40)
 
 
 def _another(cluster: Cluster, dead: int) -> int:

@@ -137,8 +137,12 @@ def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster, tmp_path: Pa
 def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(
     house: Cluster, tmp_path: Path
 ) -> None:
-    job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
+    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
+    leaves_on_term = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n"
+    job = house.submit(env=held, record_samples=True)
+    polite = house.submit(leaves_on_term + TOY, env=held)
     house.until_epoch(job, 1)
+    house.until_epoch(polite, 2)
 
     house.down()
     house.up()
@@ -146,6 +150,8 @@ def test_a_whole_cluster_that_goes_down_resumes_when_it_is_up_again(
     (tmp_path / "go on").touch()
     assert house.wait(job).code == 0, house.said()
     assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
+    assert house.wait(polite).code == 0, house.said()
+    assert house.show(polite)["failures"] == 0
 
 
 def test_a_tracked_scheduler_goes_on_where_it_was(house: Cluster, tmp_path: Path) -> None:
@@ -186,21 +192,6 @@ def test_a_forked_child_that_fails_takes_no_report_of_its_parent(house: Cluster)
 
     assert house.wait(job).code == 0
     assert [e["epoch"] for e in house.show(job)["epochs"]] == [1, 2, 3, 4]
-
-
-def test_a_script_that_exits_on_term_resumes_after_down_and_up(
-    house: Cluster, tmp_path: Path
-) -> None:
-    polite = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(1))\n" + TOY
-    job = house.submit(polite, env={**SLOW, "HOLD": str(tmp_path / "go on")})
-    house.until_epoch(job, 2)
-
-    house.down()
-    (tmp_path / "go on").touch()
-    house.up()
-
-    assert house.wait(job).code == 0
-    assert house.show(job)["failures"] == 0
 
 
 def test_an_exit_code_is_known_even_if_the_zygote_died_before(

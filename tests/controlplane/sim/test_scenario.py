@@ -34,12 +34,12 @@ from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
 
 scenario = Scenario(
-    jobs=7, interval_s=20.0, generations=2, crash_share=0.3, cancel_share=0.2, warm_up=0.0,
+    jobs=5, interval_s=20.0, generations=1, crash_share=0.3, cancel_share=0.2, warm_up=0.0,
     node_loss_s=400.0, node_back_s=60.0, interference="pairwise:0.2", record_allocations=True,
     nodes=(NodeGroup(count=2, slots=4, model="v100"), NodeGroup(count=1, slots=4, model="p100")),
 )
 for policy in sys.argv[1:]:
-    result = simulate(policy, scenario, 7)
+    result = simulate(policy, scenario, 8)
     timeless = msgspec.structs.replace(result, decisions_ms=(), wall_s=0.0)
     print(msgspec.json.encode([len(result.decisions_ms), timeless]).decode())
 """

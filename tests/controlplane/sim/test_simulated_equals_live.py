@@ -51,7 +51,7 @@ Event = tuple[Seconds, Input, list[Command]]
 POLICIES: Final = ("fifo", "tiresias", "ones")
 SAME: Final = 1e-6  # seconds between a timer of the loop and the moment that it was set for
 SCENARIO: Final = Scenario(
-    jobs=14,
+    jobs=8,
     interval_s=20.0,
     nodes=(NodeGroup(count=4, slots=2),),
     crash_share=0.2,
@@ -59,7 +59,7 @@ SCENARIO: Final = Scenario(
     node_loss_s=500.0,
     node_back_s=60.0,
     latency_s=0.0,
-    generations=2,
+    generations=1,
     warm_up=0.0,
 )
 
@@ -171,7 +171,7 @@ def simulated(policy: str) -> tuple[SimulationResult, tuple[Event, ...]]:
     result = simulate(
         policy,
         SCENARIO,
-        6,
+        17,
         record=lambda now, event, commands: found.append((now, event, list(commands))),
     )
     return result, tuple(found)

@@ -1,0 +1,91 @@
+"""Two real nodes under the search: quiet when nothing happens, whole when workers of one die."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, kill
+from tests.support.resizing import assert_nothing_lost, further, kinds, resize, training
+from tests.support.searching import check_all_done, explained, search_process, submit
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    base: Path = tmp_path_factory.mktemp("n")
+    made = Cluster(base / "home", base / "jobs", slots=2, agents=2, policy="ones")
+    made.up()
+    yield made
+    made.down()
+
+
+@pytest.fixture
+def pair(nodes: Cluster) -> Iterator[Cluster]:
+    """Two nodes of two slots, on which no job is left behind."""
+    yield nodes
+    nodes.clear()
+
+
+def test_a_quiet_cluster_stays_quiet(pair: Cluster) -> None:
+    jobs = [submit(pair, 10_000, slots=[1, 1], max_batch_size=24) for _ in range(4)]
+    for job in jobs:
+        pair.until_epoch(job, 3)
+    before = pair.events()
+
+    for job in jobs:
+        pair.until_epoch(job, 15)
+
+    kinds = {event["type"] for event in pair.events()[len(before) :]}
+    assert kinds == {"job.epoch"}
+
+
+def test_a_job_that_waits_says_what_it_waits_for(pair: Cluster) -> None:
+    pair.until_epoch(submit(pair, 10_000), 1)
+
+    late = submit(pair, 5, slots=[5, 6])
+
+    (waits,) = explained(pair, late)
+    assert (waits["code"], waits["outcome"]) == ("too_large", "waits")
+    assert waits["numbers"] == {"needs": 5.0, "slots": 4.0}
+
+
+def test_a_search_that_hangs_leaves_no_slot_idle(pair: Cluster) -> None:
+    first = submit(pair, 10_000, slots=[1, 1])
+    pair.until_epoch(first, 1)
+    hanging = search_process(pair)
+    os.kill(hanging, signal.SIGSTOP)
+
+    second = submit(pair, 3, slots=[1, 1])
+    decisions = check_all_done(pair, [second], 3)
+    kill(hanging)
+
+    assert decisions[0]["code"] == "fill"
+
+
+def test_jobs_whose_workers_on_a_node_die_go_on(pair: Cluster) -> None:
+    jobs = [submit(pair, 40), submit(pair, 40)]
+    pair.until(jobs[1], lambda shown: shown["slots"] >= 1)
+    pair.until(jobs[0], lambda shown: shown["slots"] >= 2)
+    here = pair.show(jobs[0])["workers"][0]
+
+    for worker in pair.show(jobs[0])["workers"] + pair.show(jobs[1])["workers"]:
+        if worker["node"] == here["node"] and worker["pid"]:
+            os.kill(worker["pid"], signal.SIGKILL)
+
+    check_all_done(pair, jobs, 40)
+
+
+def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(pair: Cluster) -> None:
+    job = training(pair, 2)
+    shown = resize(pair, job, 4)
+    far = [w for w in shown["workers"] if w["node"] != shown["workers"][0]["node"]]
+    kill(far[-1]["pid"])
+    pair.until(job, lambda s: ("recover", "formed") in kinds(s) and s["slots"] == 4)
+    further(pair, job)
+
+    assert len(far) == 2
+    assert_nothing_lost(pair, job)
