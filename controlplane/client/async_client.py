@@ -141,9 +141,10 @@ class Client(StreamPages):
 
         Args:
             job: its name.
-            slots: how many; 0 pauses the job; None: as many as it has now.
-            batch: global batch, samples per step; None: as it is now.
-            on: exactly these slots, NODE/INDEX.
+            slots: how many; 0 pauses the job; None: as an order before this one said, without one
+                as many as it has.
+            batch: global batch, samples per step; None: the same.
+            on: exactly these slots, NODE/INDEX; an order for the batch alone keeps those of before.
 
         Raises:
             BadFieldError: if it could never be followed, naming the field and the bound.

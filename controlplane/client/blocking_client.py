@@ -137,9 +137,10 @@ class BlockingClient:
 
         Args:
             job: its name, as `submit` returned it.
-            slots: how many; 0 pauses the job; None: as many as it has now.
-            batch: global batch, samples per step; None: as it is now.
-            on: exactly these slots, NODE/INDEX.
+            slots: how many; 0 pauses the job; None: as an order before this one said, without one
+                as many as it has.
+            batch: global batch, samples per step; None: the same.
+            on: exactly these slots, NODE/INDEX; an order for the batch alone keeps those of before.
         """
         return self._run(self._client.resize(job, slots, batch, on))
 

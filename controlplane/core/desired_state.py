@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import Starting
+from controlplane.core.model.job_phases import JobStatus, Starting
 from controlplane.core.model.rescale import Rescale, RescalePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
@@ -25,9 +25,10 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
     Returns:
         With a group if something of the job runs there, without one if nothing may.
     """
-    change, group = job.change, job.group
+    status = job.status
+    change, group = status.change, status.group
     if change is None:
-        version, stage = job.version, _stage(job)
+        version, stage = job.version, _stage(status)
     elif node in change.notified_nodes or change.kind == RECOVER:
         return _in_change(state, job, change, node)
     else:
@@ -63,7 +64,8 @@ def _has_member_on(job: Job, group: Group, node: NodeId) -> bool:
 
 
 def _in_change(state: State, job: Job, change: Rescale, node: NodeId) -> GroupDelta:
-    former = job.group.members if job.group is not None and change.kind != RECOVER else ()
+    group = job.status.group
+    former = group.members if group is not None and change.kind != RECOVER else ()
     leaving = tuple(member for member in former if change.group.member(member.worker) is None)
     begun = change.phase in BEGUN
     stage = SWITCH if begun else PREPARE
@@ -91,17 +93,18 @@ def _in_change(state: State, job: Job, change: Rescale, node: NodeId) -> GroupDe
     )
 
 
-def _stage(job: Job) -> int:
-    if isinstance(job.status, Starting):
-        return SWITCH if job.status.meeting else PREPARE
+def _stage(status: JobStatus) -> int:
+    if isinstance(status, Starting):
+        return SWITCH if status.meeting else PREPARE
     return SETTLED
 
 
 def _store_of(state: State, job: Job) -> str:
     """HOST:PORT of the store that a started group meets at; empty for one worker."""
-    if job.group is None or len(job.group.members) == 1:
+    group = job.status.group
+    if group is None or len(group.members) == 1:
         return ""
-    first = job.workers[job.group.members[0].worker]
+    first = job.workers[group.members[0].worker]
     return address_of(state, first, first.store_port)
 
 

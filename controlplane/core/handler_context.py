@@ -9,10 +9,11 @@ from controlplane.core.desired_state import desired
 from controlplane.core.errors import IllegalTransitionError
 from controlplane.core.history_read_model import JobHistories
 from controlplane.core.model import job as jobs
+from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobStatus, JobTrigger
 from controlplane.core.model.node import Node
-from controlplane.core.model.worker import Worker
+from controlplane.core.model.worker import Worker, WorkerTrigger
 from controlplane.core.state import State
 from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.messages.client import Change
@@ -36,7 +37,7 @@ class HandlerContext:
         self.out: list[Command] = []
         self.now = Seconds(0.0)
         self.ask = False  # for a plan, when the input is handled
-        self.changed_jobs: set[JobId] = set()
+        self.changed_jobs: dict[JobId, None] = {}  # of which a policy may see something else
 
     def begin(self, now: Seconds) -> None:
         """The next input comes.
@@ -44,8 +45,7 @@ class HandlerContext:
         Args:
             now: when, in seconds since the epoch. Commands of the input before are forgotten.
         """
-        self.out, self.now, self.ask, self.changed_jobs = [], now, False, set()
-        self.state.slot_index.begin()
+        self.out, self.now, self.ask, self.changed_jobs = [], now, False, {}
 
     def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
         """Tell each of `nodes` what it should run of `job` now.
@@ -108,7 +108,7 @@ class HandlerContext:
         Raises:
             IllegalTransitionError: if the arrow is not drawn; it tells the last changes.
         """
-        before = job.phase
+        before = job.status.phase
         try:
             jobs.advance(job, trigger, status, why, self.now)
         except IllegalTransitionError as error:
@@ -116,16 +116,35 @@ class HandlerContext:
             story = "; ".join(f"{change.to_state}: {change.why}" for change in latest)
             raise IllegalTransitionError(error.who, error.phase, error.happening, story) from None
         job.changed_at = self.state.version
-        self.changed_jobs.add(job.job)
+        self.changed_jobs[job.job] = None
         self.state.slot_index.touch(job.job)
         change = Change(
             time=self.now,
             from_state=before.value,
-            to_state=job.phase.value,
+            to_state=status.phase.value,
             why=why,
             detail=detail or {},
         )
         self.histories.phase_changed(job.job, change)
+
+    def advance_worker(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
+        """Move a worker along its table.
+
+        Args:
+            job: of the worker.
+            worker: it is changed in place.
+            trigger: what happened.
+
+        Returns:
+            False when that is known: the worker is already there, further, or leaving.
+
+        Raises:
+            IllegalTransitionError: if the arrow is not drawn.
+        """
+        moved = workers.advance(worker, trigger)
+        if moved:
+            self.state.slot_index.touch(job.job)
+        return moved
 
     def announce_phase(self, job: Job, detail: Detail | None = None) -> None:
         """Tell everybody which phase `job` came to, and why.
@@ -134,7 +153,7 @@ class HandlerContext:
             job: that was moved already.
             detail: numbers for programs; they are told beside the reason.
         """
-        self.announce(f"job.{job.phase.value}", job, {"reason": job.why, **(detail or {})})
+        self.announce(f"job.{job.status.phase.value}", job, {"reason": job.why, **(detail or {})})
 
     def announce(
         self,

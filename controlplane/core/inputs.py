@@ -93,12 +93,15 @@ class RescaleExpired(Message, tag="core.rescale_expired.1"):
 
 
 class ResizeRequested(Message, tag="core.resize_requested.1"):
-    """An operator overrides the policy: this size, whatever it thinks."""
+    """An operator overrides the policy: this size, whatever it thinks.
+
+    What is None stays as an earlier override said, or as it is if there is none.
+    """
 
     job: JobId
     user: str
-    slots: int | None  # 0: pause; None: as it is
-    batch: int | None
+    slots: int | None  # 0: pause
+    batch: int | None  # global, samples per step
     on: tuple[SlotId, ...] = ()
 
 

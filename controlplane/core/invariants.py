@@ -59,7 +59,7 @@ def _deadlines_have_their_reason(state: State) -> None:
 def _one_owner_per_slot(state: State) -> None:
     owner: dict[SlotId, str] = {}
     heir: dict[SlotId, str] = {}
-    slots = state.slots()
+    slots = state.slot_index.slots()
     for job, worker in state.living():
         other = (heir if worker.reserved else owner).setdefault(worker.slot, worker.worker)
         _require(other == worker.worker, f"{worker.slot} has two owners in {job.job}: {other}")
@@ -68,7 +68,7 @@ def _one_owner_per_slot(state: State) -> None:
         _require(
             not early, f"{worker.worker} has the device of {worker.slot} before its owner left"
         )
-    owned = state.owners() if heir else {}  # by jobs that are unknown here, too
+    owned = state.slot_index.owners() if heir else {}  # by jobs that are unknown here, too
     for slot, name in heir.items():
         _require(slot in owned, f"{name} waits for {slot}, which nobody has")
 

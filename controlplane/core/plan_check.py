@@ -114,11 +114,12 @@ class _Slots:
     """Which slots may be taken, while entries take them."""
 
     def __init__(self, state: State) -> None:
-        self._nodes = state.slots()
-        self._reservations = state.reservations()
-        self._held = state.slot_index.is_taken
+        index = state.slot_index
+        self._nodes = index.slots()
+        self._reservations = index.reservations()
+        self._held = index.is_taken
         self._taken: set[SlotId] = set()  # by entries of this plan
-        self._soon = state.releasing()  # slot -> who leaves it
+        self._soon = index.releasing()  # slot -> who leaves it
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
         """Take what `job` does not have of `placed`; why not, or nothing."""

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Final
 
 from controlplane.core.history_read_model import JobHistories
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import ENDED, Phase
+from controlplane.core.model.noise_scale import first_noise_scale
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of
@@ -65,11 +65,6 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
         samples_per_s=steps.samples_per_s,
         noise_scale=first_noise_scale(steps.noise_scale),
     )
-
-
-def first_noise_scale(*scales: float | None) -> float | None:
-    """The first of `scales` that can be one: a number of samples above 0."""
-    return next((v for v in scales if v is not None and math.isfinite(v) and v > 0), None)
 
 
 def history(state: State, histories: JobHistories) -> list[tuple[Seconds, PolicyEvent]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import Paused, Queued, Rescaling, Running
+from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
@@ -24,7 +24,7 @@ class ViewBuilder:
         """
         self._state = state
         self._jobs: dict[JobId, JobView] = {}  # in order of arrival
-        self._stale: dict[JobId, None] = {}
+        self._stale: dict[JobId, None] = {}  # in the order of their changes
         self._whole = True  # any job may have changed
         self._overrides = False  # there were jobs under a manual override
         self._row: list[SlotView] = []  # of the last view
@@ -33,13 +33,9 @@ class ViewBuilder:
         self._dirty = state.slot_index.dirty_slots()
         self._slots: dict[tuple[SlotId, str, str, bool, bool, bool], SlotView] = {}
 
-    def touch(self, *jobs: JobId) -> None:
+    def touch(self, jobs: Mapping[JobId, None]) -> None:
         """These may have changed."""
-        self._stale |= dict.fromkeys(jobs)
-
-    def touch_all(self) -> None:
-        """Any job may have changed."""
-        self._whole = True
+        self._stale |= jobs
 
     def view(self) -> ClusterView:
         """Active jobs, and slots of nodes that are not lost.
@@ -139,12 +135,8 @@ def job_view(job: Job) -> JobView:
             on.
     """
     spec, status, progress = job.spec, job.status, job.progress
-    account, attempts = job.accounting, job.attempts
-    group = status.change.group if isinstance(status, Rescaling) else status.group
-    if isinstance(status, Running):
-        movable = not status.script.finished
-    else:
-        movable = isinstance(status, Queued | Paused)
+    account, attempts, group = job.accounting, job.attempts, status.group
+    runs_on = status.change.group if status.change else group
     return JobView(
         job=job.job,
         submitted_at=job.submitted_at,
@@ -154,10 +146,10 @@ def job_view(job: Job) -> JobView:
         least=spec.slots[0],
         most=spec.slots[1],
         wanted=spec.wanted,
-        running_on={member.slot: member.local_batch for member in group.members} if group else {},
+        running_on={m.slot: m.local_batch for m in runs_on.members} if runs_on else {},
         priority=spec.priority,
         family=job.family,
-        movable=movable,
+        movable=_is_movable(status),
         ready_at=attempts.start_at,
         retry_at=attempts.change_at,
         moved_at=account.since,
@@ -172,6 +164,13 @@ def job_view(job: Job) -> JobView:
         ran_s=account.running_s,
         slot_s=account.slot_s,
         waited_s=account.queued_s,
-        last_batch=status.group.global_batch if status.group else progress.last_batch,
+        last_batch=group.global_batch if group else progress.last_batch,
         start_s=account.started_s,
     )
+
+
+def _is_movable(status: JobStatus) -> bool:
+    """Whether a plan may start the job, or change its group."""
+    if isinstance(status, Running):
+        return not status.script.finished
+    return isinstance(status, Queued | Paused)

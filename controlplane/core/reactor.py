@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from controlplane.core.commands import AskForPlan, Command
@@ -39,9 +39,8 @@ from controlplane.core.inputs import (
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView
-from schemas.ids import JobId, Seconds
+from schemas.ids import Seconds
 
-NODE_EVENTS: Final = (ControllerStarted, NodeGreeted, NodeHeard, NodeSuspected, NodeLost)
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     ControllerStarted: nodes.on_controller_started,
     NodeGreeted: nodes.on_node_greeted,
@@ -92,18 +91,10 @@ class Reactor:
         ctx = self._ctx
         ctx.begin(now)
         self.state.version += 1
-        if isinstance(event, NodeReported):
-            self.state.slot_index.touch(event.event.job)
-        elif isinstance(event, NODE_EVENTS):
-            self.state.slot_index.touch_phases()
         HANDLERS[type(event)](ctx, event)
         if self.state.overrides:
             overrides.reconcile_all(ctx)
-        touched = _touched(event)
-        if touched is None:
-            self._views.touch_all()
-        else:
-            self._views.touch(*touched, *ctx.changed_jobs)
+        self._views.touch(ctx.changed_jobs)
         if ctx.ask:
             ctx.out.append(AskForPlan())
         return ctx.out
@@ -126,26 +117,3 @@ class Reactor:
             if 0 < state.jobs[name].attempts.change_at <= now
         ]
         return [*passed, *again]
-
-
-def _touched(event: Input) -> Iterable[JobId] | None:
-    """The jobs that an input is about, beside those that it moves; None: any."""
-    match event:
-        case NodeReported(event=report):
-            return (report.job,)
-        case PlanProposed(plan=plan):
-            return plan.local_batch
-        case (
-            CancelRequested(job=job)
-            | StartExpired(job=job)
-            | RescaleExpired(job=job)
-            | ResizeRequested(job=job)
-            | PauseRequested(job=job)
-            | ResumeRequested(job=job)
-            | OverrideDue(job=job)
-        ):
-            return (job,)
-        case JobSubmitted():
-            return ()
-        case _:
-            return None

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from weakref import WeakSet
 
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
-from schemas.ids import JobId, NodeId, SlotId, node_of, slot_id
+from schemas.ids import JobId, NodeId, SlotId, WorkerId, node_of, slot_id
 
 _GOING = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
+
+
+@dataclass(frozen=True, slots=True)
+class AvailableSlots:
+    """What a job could be given now."""
+
+    free: list[SlotId]  # of nodes that are up, without owner and reservation
+    releasing: dict[SlotId, JobId]  # may be prepared for somebody; and who leaves them
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +27,14 @@ class _JobSlots:
     """One job's part in it."""
 
     owned: tuple[SlotId, ...] = ()
-    reserved: tuple[SlotId, ...] = ()
+    reserved: tuple[Worker, ...] = ()
     releasing: tuple[SlotId, ...] = ()
     allocation: dict[SlotId, int] = field(default_factory=dict)  # slot -> local batch
 
     @property
-    def nodes(self) -> set[NodeId]:
-        """Where it has processes."""
-        return {node_of(slot) for slot in (*self.owned, *self.reserved)}
+    def slots(self) -> tuple[SlotId, ...]:
+        """Where it has processes; `releasing` is a part of what it owns."""
+        return (*self.owned, *(worker.slot for worker in self.reserved))
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -41,8 +48,9 @@ class DirtySlots:
 class SlotIndex:
     """Slots, their owners and the workers of each node: derived from the state, never written down.
 
-    What an input touches stays *hot* until the next input, because it may change again; invariants
-    hold all of it against a look at every worker.
+    Whoever changes the workers, the group or the change of a job says so (`touch`). A job that was
+    touched is looked at again at the next question, once; invariants hold all of it against a look
+    at every worker.
     """
 
     def __init__(
@@ -70,7 +78,6 @@ class SlotIndex:
         self._slots_of: dict[NodeId, dict[SlotId, Node]] = {}
         self._foreign: dict[SlotId, JobId] = {}
         self._dirty: dict[JobId, None] = dict.fromkeys(jobs_with_processes)
-        self._hot: dict[JobId, None] = {}
         self._foreign_of: dict[NodeId, dict[SlotId, JobId]] = {}  # slots of unknown processes
         self._nodes: dict[NodeId, None] = dict.fromkeys(nodes)  # to be looked at again
         self._jobs_on: dict[NodeId, dict[JobId, None]] = {}
@@ -78,19 +85,13 @@ class SlotIndex:
 
     # --- what happens
 
-    def begin(self) -> None:
-        """Another input: what the last one touched is looked at once more."""
-        if self._hot:
-            self._dirty |= self._hot
-            self._hot = {}
-
     def touch(self, job: JobId) -> None:
-        """Workers, group or change of `job` may be different after this input.
+        """Workers, group or change of `job` are different now.
 
         Args:
-            job: is looked at again at every question until the next input, and once more then.
+            job: that was changed. It is looked at when the next question comes.
         """
-        self._hot[job] = None
+        self._dirty[job] = None
 
     def touch_node(self, node: NodeId) -> None:
         """A node came, changed its phase, or what strange processes it has.
@@ -102,7 +103,7 @@ class SlotIndex:
         self.touch_phases()
 
     def touch_phases(self) -> None:
-        """Nodes may be up that were not, or the other way round."""
+        """Nodes are up that were not, or the other way round."""
         for reader in self._readers:
             reader.everything = True
 
@@ -136,6 +137,16 @@ class SlotIndex:
             if slot not in self._reservation and slot in self._slots
             and self._slots[slot].phase is NodePhase.UP
         }  # fmt: skip
+
+    def available(self) -> AvailableSlots:
+        """Slots that nobody has or reserves, and those that somebody leaves already."""
+        releasing = self.releasing()
+        free = [
+            slot
+            for slot, node in self._slots.items()
+            if node.phase is NodePhase.UP and not self.is_taken(slot)
+        ]
+        return AvailableSlots(free, releasing)
 
     def slots(self) -> Mapping[SlotId, Node]:
         """Every slot and its node."""
@@ -185,9 +196,10 @@ class SlotIndex:
     def _sync(self) -> None:
         if self._nodes:
             self._look_at_nodes()
-        for name in (*self._dirty, *self._hot):
-            self._look_at(name)
-        self._dirty.clear()
+        if self._dirty:
+            for name in self._dirty:
+                self._look_at(name)
+            self._dirty.clear()
 
     def _look_at_nodes(self) -> None:
         for name in self._nodes:
@@ -213,26 +225,27 @@ class SlotIndex:
         was = self._parts.get(name, _NONE)
         job = self._jobs.get(name) if name in self._jobs_with_processes else None
         part = _slots_of_job(job) if job is not None else _NONE
-        if part == was and not part.reserved:
+        if part == was:
             return
         self._take_out(name, was)
         if job is not None:
             self._put_in(job, part)
-        parts = (was.owned, was.reserved, was.releasing, part.owned, part.reserved, part.releasing)
+        slots = dict.fromkeys((*was.slots, *part.slots))
         for reader in self._readers:
-            reader.slots |= dict.fromkeys(chain(*parts))
+            reader.slots |= slots
 
     def _take_out(self, name: JobId, part: _JobSlots) -> None:
         for slot in part.owned:
             if self._owner.get(slot) == name:
                 del self._owner[slot]
-        for slot in part.reserved:
+        for worker in part.reserved:
+            slot = worker.slot
             if slot in self._reservation and self._reservation[slot][0].job == name:
                 del self._reservation[slot]
         for slot in part.releasing:
             if self._releasing.get(slot) == name:
                 del self._releasing[slot]
-        for node in part.nodes:
+        for node in {node_of(slot) for slot in part.slots}:
             del self._jobs_on[node][name]
         self._parts.pop(name, None)
         self._allocations.pop(name, None)
@@ -241,8 +254,8 @@ class SlotIndex:
         name = job.job
         self._owner.update(dict.fromkeys(part.owned, name))
         self._releasing.update(dict.fromkeys(part.releasing, name))
-        self._reservation.update(_reserving(job, part.reserved))
-        for node in part.nodes:
+        self._reservation.update({worker.slot: (job, worker) for worker in part.reserved})
+        for node in map(node_of, part.slots):
             self._jobs_on.setdefault(node, {})[name] = None
         if part != _NONE:
             self._parts[name] = part
@@ -253,48 +266,34 @@ class SlotIndex:
 _NONE = _JobSlots()
 
 
-def _reserving(job: Job, slots: Iterable[SlotId]) -> dict[SlotId, tuple[Job, Worker]]:
-    if not slots:
-        return {}
-    return {
-        worker.slot: (job, worker)
-        for worker in job.workers.values()
-        if _lives(worker) and worker.reserved
-    }
-
-
 def _lives(worker: Worker) -> bool:
     return worker.phase is not WorkerPhase.GONE
 
 
 def _slots_of_job(job: Job) -> _JobSlots:
+    group, staying = job.status.group, _staying(job)
     owned, reserved, releasing = [], [], []
     for worker in job.workers.values():
         phase = worker.phase
         if phase is WorkerPhase.GONE:
             continue
         if worker.reserved:
-            reserved.append(worker.slot)
+            reserved.append(worker)
             continue
         owned.append(worker.slot)
-        if phase in _GOING or (phase is WorkerPhase.MEMBER and is_releasing(job, worker)):
+        released = staying is not None and worker.worker not in staying
+        if phase in _GOING or (phase is WorkerPhase.MEMBER and released):
             releasing.append(worker.slot)
-    members = job.group.members if job.group else ()
-    placed = {member.slot: member.local_batch for member in members}
+    placed = {m.slot: m.local_batch for m in group.members} if group else {}
     return _JobSlots(tuple(owned), tuple(reserved), tuple(releasing), placed)
 
 
-def is_releasing(job: Job, worker: Worker) -> bool:
-    """Whether a change takes `worker` out of its group, and brings nobody new.
-
-    Args:
-        job: False unless it changes.
-        worker: of `job`.
-    """
-    change = job.change
-    if change is None or change.group.member(worker.worker) is not None:
-        return False
-    return not any(
-        job.workers[member.worker].version == change.group.version
-        for member in change.group.members
-    )
+def _staying(job: Job) -> set[WorkerId] | None:
+    """Who stays in a group that only gets smaller; None if there is no such change."""
+    change = job.status.change
+    if change is None:
+        return None
+    members = change.group.members
+    if any(job.workers[m.worker].version == change.group.version for m in members):
+        return None  # it waits for newcomers itself
+    return {member.worker for member in members}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import cached_property
 
 import msgspec
@@ -13,7 +13,7 @@ from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.slot_index import SlotIndex
 from schemas.errors import UnknownJobError
-from schemas.ids import JobId, NodeId, SlotId, Term
+from schemas.ids import JobId, NodeId, Term
 
 
 class State(msgspec.Struct, kw_only=True, dict=True):
@@ -57,19 +57,3 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     def slot_index(self) -> SlotIndex:
         """Who has which slot: derived from the rest, and no part of what states are compared by."""
         return SlotIndex(self.jobs, self.jobs_with_processes, self.nodes)
-
-    def owners(self) -> Mapping[SlotId, JobId]:
-        """Who owns each slot that has an owner."""
-        return self.slot_index.owners()
-
-    def reservations(self) -> Mapping[SlotId, tuple[Job, Worker]]:
-        """Who is prepared beside the owner of a slot, to have it next."""
-        return self.slot_index.reservations()
-
-    def releasing(self) -> dict[SlotId, JobId]:
-        """Slots that may be prepared for somebody, and who leaves them."""
-        return self.slot_index.releasing()
-
-    def slots(self) -> Mapping[SlotId, Node]:
-        """Every slot and its node."""
-        return self.slot_index.slots()

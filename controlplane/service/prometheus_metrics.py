@@ -110,7 +110,7 @@ class Metrics:
             self._nodes.labels(phase.value).set(phases[phase])
         up = [node for node in state.nodes.values() if node.phase is NodePhase.UP]
         self._slots.set(sum(len(node.spec.slots) for node in up))
-        self._busy.set(len(state.owners()))
+        self._busy.set(len(state.slot_index.owners()))
         self._up.set(search.running)
         self._best.set(search.best_fitness)
         self._mean.set(search.mean_fitness)

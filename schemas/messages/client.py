@@ -46,11 +46,14 @@ class CancelJob(Message, tag="client.cancel_job.1"):
 
 
 class ResizeJob(Message, tag="client.resize_job.1"):
-    """A manual override: this many slots, and this batch; the policy leaves the job alone."""
+    """A manual override: this many slots, and this batch; the policy leaves the job alone.
+
+    What is left out stays as an earlier override said, or as it is if there is none.
+    """
 
     job: JobId
-    slots: int | None = None  # None: as many as it has
-    batch: int | None = None  # global, samples per step; None: as it is
+    slots: int | None = None  # 0: pause
+    batch: int | None = None  # global, samples per step
     on: tuple[SlotId, ...] = ()  # exactly these slots
 
 

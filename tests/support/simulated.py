@@ -176,7 +176,7 @@ class SimulatedRun:
         assert self.simulation.reactor.due(now) == [], "a deadline passed"
         known = self.simulation.jobs
         self.trainings |= {name: processes.training for name, processes in known.items()}
-        owners, busy = self.state.owners(), dict[SlotId, JobId]()
+        owners, busy = self.state.slot_index.owners(), dict[SlotId, JobId]()
         for name, processes in known.items():
             if processes.group is not None and processes.training.is_training:
                 for member in processes.group.members:

@@ -21,7 +21,6 @@ from controlplane.core.handlers.group_orders import (
 from controlplane.core.handlers.job_ends import forget_exited, restart_from_checkpoint
 from controlplane.core.inputs import RescaleExpired
 from controlplane.core.model import rescale as rescales
-from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
 from controlplane.core.model.rescale import QuiescePoint, Rescale, RescalePhase, RescaleTrigger
@@ -55,7 +54,7 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) ->
     for member in change.group.members:
         worker = job.workers[member.worker]
         if group.member(member.worker) is None and worker.phase not in STOPPING:
-            workers.advance(worker, WorkerTrigger.DISMISSED)
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     status.script.error = ""
     ctx.state.deadlines.clear(job.job)
     ctx.histories.group_concluded(job.job, "abandoned", ctx.now)
@@ -75,7 +74,9 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) ->
 def _release_reservations(ctx: HandlerContext, group: Group) -> None:
     """Those who reserved slots that are kept after all stop waiting for them."""
     kept = {member.slot for member in group.members}
-    waiting = [job for slot, (job, _) in ctx.state.reservations().items() if slot in kept]
+    waiting = [
+        job for slot, (job, _) in ctx.state.slot_index.reservations().items() if slot in kept
+    ]
     for job in {job.job: job for job in waiting}.values():
         if job.change is not None and job.change.phase is RescalePhase.PREPARING:
             abandon(ctx, job, RescaleTrigger.EXPIRED, "the slots it was promised are kept")
@@ -117,7 +118,7 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
     for worker in job.workers.values():
         going = worker.phase in STOPPING or worker.phase is WorkerPhase.RETIRING
         if worker not in survivors and not going:
-            workers.advance(worker, WorkerTrigger.DISMISSED)
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     recovery = _quiesce(ctx, job, status.group, survivors, why)
     many = len(survivors) != 1
     why = f"{why}; {len(survivors)} {'workers go' if many else 'worker goes'} on"
@@ -203,13 +204,15 @@ def rejoin_when_quiesced(ctx: HandlerContext, job: Job, change: Rescale) -> None
         return
     for worker in survivors:
         if worker not in full:
-            workers.advance(worker, WorkerTrigger.DISMISSED)
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     rescales.advance(job.job, change, RescaleTrigger.QUIESCED)
     points = [change.points[worker.worker] for worker in full]
     places = [(point.step, point.epoch) for point in points]
     change.source = None if len(set(places)) == 1 else places.index(max(places))
     version = change.group.version
     change.group = make_group(job, version, share_batch(full, change.group.global_batch))
+    ctx.state.slot_index.touch(job.job)
+    ctx.changed_jobs[job.job] = None
     ctx.state.deadlines.expect_rescale(job.job, version, change.phase, ctx.now)
     if len(full) > 1:
         change.store = desired_state.address_of(ctx.state, full[0], points[0].port)
@@ -320,7 +323,6 @@ def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
     ]
     if not here or job.group is None:
         return
-    ctx.state.slot_index.touch(job.job)
     counted = {member.worker for member in job.members()}
     touched = [worker for worker in here if worker.worker in counted]
     if isinstance(job.status, Starting) and touched:
@@ -329,7 +331,7 @@ def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
     incumbent = any(job.group.member(worker.worker) for worker in touched)
     for worker in here:
         if worker.phase is not WorkerPhase.LEAVING:
-            workers.advance(worker, WorkerTrigger.DISMISSED)
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     change = job.change
     if change is not None and change.phase is RescalePhase.QUIESCING and touched:
         if any(worker.phase is WorkerPhase.MEMBER for worker in job.workers.values()):

@@ -21,7 +21,6 @@ from controlplane.core.handlers.group_orders import (
 )
 from controlplane.core.handlers.job_ends import forget_exited
 from controlplane.core.model import rescale as rescales
-from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running
 from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
@@ -95,7 +94,7 @@ def _next_members(
 
 def _add_newcomers(ctx: HandlerContext, job: Job, change: Rescale, count: int) -> None:
     """Give `job` the newcomers' workers; one whose slot has an owner still reserves it."""
-    owners = ctx.state.owners()
+    owners = ctx.state.slot_index.owners()
     members = change.group.members[len(change.group.members) - count :]
     add_workers(job, members, change.group.version)
     for member in members:
@@ -171,7 +170,7 @@ def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
         if member is not None:
             worker.local_batch = member.local_batch
         elif worker.phase is WorkerPhase.MEMBER:
-            workers.advance(worker, WorkerTrigger.RETIRED)
+            ctx.advance_worker(job, worker, WorkerTrigger.RETIRED)
     job.attempts.recoveries = 0
     if names_of(old) == names_of(group):
         job.accounting.batch_changes += 1

@@ -6,7 +6,6 @@ from typing import Final
 
 from controlplane.core.deadlines import pause_before
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Ended, JobTrigger, Paused, Phase, Starting
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
@@ -107,7 +106,7 @@ def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
     ctx.state.deadlines.clear(job.job)
     for worker in job.workers.values():
         if worker.phase not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
-            workers.advance(worker, WorkerTrigger.DISMISSED)
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     return list(dict.fromkeys(node_of(worker.slot) for worker in job.workers.values()))
 
 

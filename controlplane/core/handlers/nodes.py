@@ -39,6 +39,7 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
     for node in state.nodes.values():
         nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)
+    state.slot_index.touch_phases()
     state.deadlines.begin_anew(ctx.now)
     ctx.ask = True
 
@@ -92,7 +93,6 @@ def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> N
 def _reconcile_worker(
     ctx: HandlerContext, job: Job, worker: Worker, seen: WorkerSeen | None
 ) -> None:
-    ctx.state.slot_index.touch(job.job)
     if seen is None:
         # One that was never heard of may not have begun: it is ordered or called off again.
         unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING}
@@ -170,5 +170,6 @@ def _advance(
 ) -> bool:
     changed = nodes.advance(node, trigger, ctx.now)
     if changed:
+        ctx.state.slot_index.touch_phases()
         ctx.announce(announced, node=node, detail=detail)
     return changed

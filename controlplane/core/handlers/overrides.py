@@ -20,9 +20,8 @@ from controlplane.core.inputs import (
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Phase
 from controlplane.core.model.manual_override import ManualOverride
-from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
-from controlplane.core.state import State
+from controlplane.core.slot_index import SlotIndex
 from controlplane.policy.api import Reason
 from controlplane.policy.planning.packing import split
 from schemas.ids import Seconds, SlotId, node_of
@@ -33,7 +32,7 @@ from schemas.messages.feed import Detail
 
 
 def on_resize_requested(ctx: HandlerContext, event: ResizeRequested) -> None:
-    """An operator asks for a size; what is not said stays as it was asked for before.
+    """An operator asks for a size; what is not said stays as an earlier override said.
 
     Args:
         ctx: of this input.
@@ -130,6 +129,7 @@ def on_override_due(ctx: HandlerContext, event: OverrideDue) -> None:
     job = ctx.state.jobs.get(event.job)
     if job is not None:
         job.attempts.change_at = Seconds(0.0)
+        ctx.changed_jobs[job.job] = None
 
 
 # --- what is done about it
@@ -154,11 +154,12 @@ def reconcile_all(ctx: HandlerContext) -> None:
 
 def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     job.override_waits = ""
+    phase = job.status.phase
     if override.paused or override.slots == 0:
         _pause(ctx, job, override)
-    elif job.phase in {Phase.QUEUED, Phase.PAUSED}:
+    elif phase in {Phase.QUEUED, Phase.PAUSED}:
         _start(ctx, job, override)
-    elif job.phase is Phase.RUNNING:
+    elif phase is Phase.RUNNING:
         _resize(ctx, job, override)
     elif _preparing(job) and _outdated(job, override):
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
@@ -167,9 +168,10 @@ def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
 
 def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     why = f"paused by {override.user}"
-    if job.phase is Phase.STARTING:
+    phase = job.status.phase
+    if phase is Phase.STARTING:
         withdraw(ctx, job, "paused", JobTrigger.SUSPENDED, why)
-    elif job.phase is Phase.RUNNING and job.attempts.change_at <= ctx.now:
+    elif phase is Phase.RUNNING and job.attempts.change_at <= ctx.now:
         order_change(ctx, job, {}, Reason("operator", why), by=OPERATOR)
     elif _preparing(job) and job.change is not None and job.change.kind != SUSPEND:
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
@@ -184,7 +186,8 @@ def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         )
         return
     size = _size(job, override)
-    free = [slot for slot in _free(ctx.state) if not override.on or slot in override.on]
+    free = ctx.state.slot_index.available().free
+    free = [slot for slot in free if not override.on or slot in override.on]
     if len(free) < size:
         job.override_waits = f"waits for {size} slots as {override.user} asked, {len(free)} free"
         return
@@ -202,16 +205,14 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     have = [member.slot for member in group.members]
     size = _size(job, override)
     batch = _batch(job, override, size)
+    new, missing = _slots_to_add(ctx.state.slot_index, job, override, have, size)
     if override.on:
-        new = [SlotId(slot) for slot in override.on if slot not in have]
         # Grow to the union first, shrink when that has settled: a migration.
         target = [*have, *new] if new else [slot for slot in have if slot in override.on]
     else:
-        new = _room(ctx.state, job, have, size - len(have))
         target = [*have[:size], *new]
-    room = {*_free(ctx.state), *_releasing(ctx.state, job)}
-    if len(target) < size or any(slot not in room for slot in new):
-        short = ", ".join(slot for slot in new if slot not in room) or f"{size - len(have)} more"
+    if missing or len(target) < size:
+        short = ", ".join(missing) or f"{size - len(have)} more"
         job.override_waits = f"waits for slots as {override.user} asked: {short}"
     elif target == have and group.global_batch == batch:
         job.override_waits = ""
@@ -222,25 +223,39 @@ def _resize(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
         order_change(ctx, job, split(batch, target), Reason("operator", why), by=OPERATOR)
 
 
-def _room(state: State, job: Job, have: list[SlotId], need: int) -> list[SlotId]:
-    """Up to `need` more slots: free ones close by, then ones that are about to be free."""
+def _slots_to_add(
+    index: SlotIndex, job: Job, override: ManualOverride, have: list[SlotId], size: int
+) -> tuple[list[SlotId], list[SlotId]]:
+    """Slots that the job is to get beside those that it has, and those of them that it cannot have.
+
+    Without names they are free ones close by, then ones that are about to be free.
+    """
+    named = [SlotId(slot) for slot in override.on if slot not in have]
+    need = len(named) if override.on else size - len(have)
     if need <= 0:
-        return []
-    free = _free(state)
+        return [], []
+    available = index.available()
+    free = available.free
+    soon = [slot for slot, owner in available.releasing.items() if owner != job.job]
+    if named:
+        room = {*free, *soon}
+        return named, [slot for slot in named if slot not in room]
     near = _close_together(free, have, need)
-    soon = [slot for slot in _releasing(state, job) if slot not in free]
-    return [*near, *soon[: need - len(near)]]
+    soon = [slot for slot in soon if slot not in free]
+    return [*near, *soon[: need - len(near)]], []
 
 
 def _preparing(job: Job) -> bool:
-    return job.change is not None and job.change.phase is RescalePhase.PREPARING
+    change = job.status.change
+    return change is not None and change.phase is RescalePhase.PREPARING
 
 
 def _outdated(job: Job, override: ManualOverride) -> bool:
     """Whether the change that is prepared leads to something else than what was ordered."""
-    if job.change is None or job.change.kind == SUSPEND:
+    change = job.status.change
+    if change is None or change.kind == SUSPEND:
         return True
-    group = job.change.group
+    group = change.group
     there = {member.slot for member in group.members}
     slots = not there >= set(override.on) if override.on else len(there) != _size(job, override)
     return slots or (override.batch is not None and override.batch != group.global_batch)
@@ -256,29 +271,16 @@ def _size(job: Job, override: ManualOverride) -> int:
         return len(override.on)
     if override.slots is not None:
         return override.slots
-    return len(job.group.members) if job.group else job.spec.wanted
+    group = job.status.group
+    return len(group.members) if group else job.spec.wanted
 
 
 def _batch(job: Job, override: ManualOverride, size: int) -> int:
     if override.batch is not None:
         return max(override.batch, size)
-    now = job.group.global_batch if job.group else job.spec.batch_size
+    group = job.status.group
+    now = group.global_batch if group else job.spec.batch_size
     return min(max(now, size), job.spec.batch_limit)
-
-
-def _free(state: State) -> list[SlotId]:
-    """Slots of nodes that are up, which nobody has or was promised."""
-    taken = {*state.owners(), *state.reservations()}
-    return [
-        slot
-        for slot, node in state.slots().items()
-        if node.phase is NodePhase.UP and slot not in taken
-    ]
-
-
-def _releasing(state: State, job: Job) -> list[SlotId]:
-    """Slots that others leave already."""
-    return [slot for slot, owner in state.releasing().items() if owner != job.job]
 
 
 def _close_together(free: list[SlotId], have: Sequence[SlotId], size: int) -> list[SlotId]:

@@ -36,7 +36,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
     )
     state.jobs[name] = job
     state.active[name] = None
-    ctx.changed_jobs.add(name)
+    ctx.changed_jobs[name] = None
     if key:
         state.keys[key] = name
     ctx.announce("job.submitted", job, {"name": event.spec.name, "user": event.user})

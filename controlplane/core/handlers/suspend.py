@@ -6,7 +6,6 @@ from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.group_orders import nodes_of
 from controlplane.core.handlers.job_ends import forget_exited
 from controlplane.core.model import rescale as rescales
-from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Paused, Rescaling
 from controlplane.core.model.rescale import RescaleTrigger
@@ -37,9 +36,9 @@ def on_suspended(ctx: HandlerContext, job: Job, _: Worker, event: Suspended) -> 
     job.accounting.rescales += 1
     for worker in job.workers.values():
         if worker.phase is WorkerPhase.MEMBER:
-            workers.advance(worker, WorkerTrigger.RETIRED)
+            ctx.advance_worker(job, worker, WorkerTrigger.RETIRED)
         elif worker.phase not in {WorkerPhase.GONE, WorkerPhase.LEAVING, WorkerPhase.RETIRING}:
-            workers.advance(worker, WorkerTrigger.DISMISSED)
+            ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     ctx.state.deadlines.clear(job.job)
     ctx.histories.group_concluded(job.job, "suspended", ctx.now)
     why = f"{change.why}, at step {event.step}"

@@ -7,9 +7,9 @@ from typing import Final
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.model.job import Job, Progress
 from controlplane.core.model.job_phases import Rescaling, Running, Starting
+from controlplane.core.model.noise_scale import first_noise_scale
 from controlplane.core.model.worker import Worker
-from controlplane.core.policy_events import first_noise_scale
-from schemas.groups import ResumePoint
+from schemas.groups import Group, ResumePoint
 from schemas.ids import Seconds, node_of
 from schemas.messages.agent import EpochReported, TrainingFinished
 from schemas.messages.client import EpochInfo
@@ -26,33 +26,20 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
         job: it is changed in place.
         event: what the epoch came to; one that is known already changes nothing.
     """
-    group, progress = job.group, job.progress
+    status, progress = job.status, job.progress
+    group, change = status.group, status.change
     if group is None or event.epoch <= progress.epoch:
         return
-    if job.change is not None and job.change.group.version == event.group:
-        group = job.change.group
-    whole = _is_whole(job, event)
+    whole = _is_whole(job, group, event)
+    if change is not None and change.group.version == event.group:
+        group = change.group
     if whole:
         _measure_speed(ctx, job, event)
     # What the script says itself, as the metric of that name, else what was measured.
     noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
     _take_over(progress, event, noise_scale, ctx.now)
     job.attempts.losses, job.attempts.changes = 0, 0
-    slots = [member.slot for member in group.members]
-    info = EpochInfo(
-        epoch=event.epoch,
-        time=ctx.now,
-        step=event.step,
-        global_batch=event.global_batch,
-        lr=event.lr,
-        samples_per_s=event.samples_per_s,
-        train_loss=event.train_loss,
-        metrics=event.metrics,
-        slots=len(slots),
-        nodes=len({node_of(slot) for slot in slots}),
-        whole=whole,
-        noise_scale=noise_scale,
-    )
+    info = _epoch_info(event, group, ctx.now, whole=whole, noise_scale=noise_scale)
     ctx.histories.epoch_finished(job.job, info)
     detail: Detail = {
         **event.metrics,
@@ -64,6 +51,27 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     }
     ctx.announce("job.epoch", job, detail)
     ctx.ask = True
+
+
+def _epoch_info(
+    event: EpochReported, group: Group, now: Seconds, *, whole: bool, noise_scale: float | None
+) -> EpochInfo:
+    """What a job's history keeps of an epoch."""
+    slots = [member.slot for member in group.members]
+    return EpochInfo(
+        epoch=event.epoch,
+        time=now,
+        step=event.step,
+        global_batch=event.global_batch,
+        lr=event.lr,
+        samples_per_s=event.samples_per_s,
+        train_loss=event.train_loss,
+        metrics=event.metrics,
+        slots=len(slots),
+        nodes=len({node_of(slot) for slot in slots}),
+        whole=whole,
+        noise_scale=noise_scale,
+    )
 
 
 def on_training_finished(
@@ -79,10 +87,9 @@ def on_training_finished(
         job.status.script.finished = event.why
 
 
-def _is_whole(job: Job, event: EpochReported) -> bool:
+def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
     """Whether one group, with one batch, did all of an epoch."""
-    group = job.group
-    if group is None or event.group != group.version or event.epoch != job.progress.epoch + 1:
+    if event.group != group.version or event.epoch != job.progress.epoch + 1:
         return False
     return all(
         worker.formed == group.version and worker.formed_step <= job.progress.epoch_step

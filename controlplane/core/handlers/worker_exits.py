@@ -6,7 +6,6 @@ from controlplane.core.handler_context import HandlerContext, place
 from controlplane.core.handlers import group_start
 from controlplane.core.handlers.group_recovery import abandon, recover, rejoin_when_quiesced
 from controlplane.core.handlers.job_ends import end, fail, forget_exited, restart_from_checkpoint
-from controlplane.core.model import worker as workers
 from controlplane.core.model.exit_cause import ExitCause, exit_cause
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
@@ -25,11 +24,12 @@ def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
         ctx: of this input.
         slot: nothing happens if somebody owns it after all, or nobody is prepared there.
     """
-    reservation = ctx.state.reservations().get(slot)
-    if reservation is not None and slot not in ctx.state.owners():
+    index = ctx.state.slot_index
+    reservation = index.reservations().get(slot)
+    if reservation is not None and slot not in index.owners():
         job, worker = reservation
         worker.reserved = False
-        ctx.state.slot_index.touch(job.job)
+        index.touch(job.job)
 
 
 def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerExited) -> None:
@@ -44,7 +44,7 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
     was = worker.phase
     if was is WorkerPhase.GONE:
         return
-    workers.advance(worker, WorkerTrigger.GONE)
+    ctx.advance_worker(job, worker, WorkerTrigger.GONE)
     slot_freed(ctx, worker.slot)
     detail: Detail = {**place(worker), "code": event.code, "signal": event.signal}
     ctx.announce("worker.exited", job, detail)
@@ -71,7 +71,7 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
     """
     why = f"{event.error}; {event.hint}" if event.hint else event.error
     was = worker.phase
-    workers.advance(worker, WorkerTrigger.GONE)
+    ctx.advance_worker(job, worker, WorkerTrigger.GONE)
     slot_freed(ctx, worker.slot)
     if job.group is not None and was not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
         change = job.change
@@ -100,7 +100,7 @@ def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared)
     for worker in job.workers.values():
         here = node_of(worker.slot) == node.node and worker.version < event.version
         if here and worker.pid is None and worker.worker not in counted:
-            workers.advance(worker, WorkerTrigger.GONE)
+            ctx.advance_worker(job, worker, WorkerTrigger.GONE)
             slot_freed(ctx, worker.slot)
     forget_exited(ctx, job)
     ctx.ask = True

@@ -15,7 +15,6 @@ from controlplane.core.handlers import (
     worker_exits,
 )
 from controlplane.core.inputs import NodeReported
-from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Rescaling, Running, Starting
 from controlplane.core.model.node import Node
@@ -73,6 +72,7 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     kind = type(report)
     if kind in FROM_MEMBERS and (worker.phase not in SPEAKING or job.group is None):
         return
+    ctx.changed_jobs[job.job] = None
     HANDLERS[kind](ctx, job, worker, report)
 
 
@@ -112,7 +112,7 @@ def note_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> Non
     if worker.pid is None:
         worker.pid = pid
         ctx.histories.process_started(job.job, worker.worker, node_of(worker.slot))
-        workers.advance(worker, WorkerTrigger.STARTED)
+        ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
         ctx.announce("worker.started", job, {**place(worker), "pid": pid})
 
 
@@ -126,8 +126,8 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
         event: the samples of an epoch, and the port of the store that it would serve.
     """
     if worker.phase is WorkerPhase.ORDERED:
-        workers.advance(worker, WorkerTrigger.STARTED)
-    if not workers.advance(worker, WorkerTrigger.READY) or job.group is None:
+        ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
+    if not ctx.advance_worker(job, worker, WorkerTrigger.READY) or job.group is None:
         return
     job.progress.epoch_samples, worker.store_port = event.epoch_samples, event.store_port
     ctx.announce("worker.ready", job, place(worker))
@@ -146,7 +146,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
         worker: that is a member now.
         event: the version of the group, and the step that it begins at.
     """
-    if not workers.advance(worker, WorkerTrigger.FORMED) or job.group is None:
+    if not ctx.advance_worker(job, worker, WorkerTrigger.FORMED) or job.group is None:
         return
     worker.formed, worker.formed_step = event.group, event.step
     status = job.status

@@ -122,22 +122,25 @@ class Job(msgspec.Struct, kw_only=True):
 
     def members(self) -> list[Member]:
         """Of the group that trains, and of the one that it changes to."""
-        members = list(self.group.members) if self.group else []
-        if self.change is not None:
+        group, change = self.status.group, self.status.change
+        members = list(group.members) if group else []
+        if change is not None:
             known = {member.worker for member in members}
-            members += [m for m in self.change.group.members if m.worker not in known]
+            members += [m for m in change.group.members if m.worker not in known]
         return members
 
     def group_workers(self) -> list[Worker]:
         """The processes of `group`, in rank order."""
-        return [self.workers[m.worker] for m in self.group.members] if self.group else []
+        group = self.status.group
+        return [self.workers[m.worker] for m in group.members] if group else []
 
     @property
     def size(self) -> Size:
         """Of the group that trains, or that is started."""
-        members = self.group.members if self.group else ()
-        batch = self.group.global_batch if self.group else 0
-        return Size(slots=tuple(member.slot for member in members), batch=batch)
+        group = self.status.group
+        if group is None:
+            return Size()
+        return Size(slots=tuple(m.slot for m in group.members), batch=group.global_batch)
 
     @property
     def family(self) -> str:
@@ -183,9 +186,10 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Sec
     Raises:
         IllegalTransitionError: if the arrow is not drawn, or leads to another phase than `status`.
     """
-    if NEXT.get((job.phase, trigger)) is not status.phase:
-        raise IllegalTransitionError(job.job, job.phase.value, trigger.value, job.why)
-    settle_accounts(job, now)
+    phase = job.status.phase
+    if NEXT.get((phase, trigger)) is not status.phase:
+        raise IllegalTransitionError(job.job, phase.value, trigger.value, job.why)
+    _settle_accounts(job, now)
     job.status, job.why = status, why
 
 
@@ -205,16 +209,11 @@ def with_group(job: Job, group: Group) -> WithGroup:
     raise IllegalTransitionError(job.job, job.phase.value, "another group", job.why)
 
 
-def settle_accounts(job: Job, now: Seconds) -> None:
-    """Add the time since the last change to what the job waited or used.
-
-    Args:
-        job: it is changed in place; call this before its phase or group changes.
-        now: up to when, in seconds since the epoch.
-    """
-    account = job.accounting
+def _settle_accounts(job: Job, now: Seconds) -> None:
+    """Add the time since the last change of its phase or group to what the job waited or used."""
+    account, group = job.accounting, job.status.group
     queued_s, running_s = times(job, now)
-    account.slot_s += (running_s - account.running_s) * (len(job.group.members) if job.group else 0)
+    account.slot_s += (running_s - account.running_s) * (len(group.members) if group else 0)
     account.queued_s, account.running_s, account.since = queued_s, running_s, now
 
 
@@ -225,10 +224,10 @@ def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:
         job: of which they are.
         now: up to when they are counted.
     """
-    account = job.accounting
+    account, phase = job.accounting, job.status.phase
     elapsed = max(0.0, now - account.since)
-    if job.ended:
+    if phase in ENDED:
         return account.queued_s, account.running_s
-    if job.phase in HOLDING:
+    if phase in HOLDING:
         return account.queued_s, Seconds(account.running_s + elapsed)
     return Seconds(account.queued_s + elapsed), account.running_s

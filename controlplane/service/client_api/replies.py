@@ -181,7 +181,7 @@ def node_infos(state: State) -> tuple[NodeInfo, ...]:
     Returns:
         One for each node that ever joined, in that order; lost ones, too.
     """
-    owners = state.owners()
+    owners = state.slot_index.owners()
     return tuple(_node_info(node, {s: j for s, j in owners.items() if node_of(s) == node.node})
                  for node in state.nodes.values())  # fmt: skip
 

@@ -29,7 +29,7 @@ def check_resize(state: State, job: Job, request: ResizeJob) -> None:
     if size is not None and size != 0 and not least <= size <= most:
         what = f"slots: {size} is outside the job's slots [{least}, {most}]"
         raise BadFieldError(what, f"choose {least} to {most}, or 0 to pause it", "slots")
-    known = state.slots()
+    known = state.slot_index.slots()
     for slot in request.on:
         if slot not in known:
             what = f"on: there is no slot {slot[:80]!r}"

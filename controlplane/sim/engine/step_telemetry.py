@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from controlplane.core import policy_events
+from controlplane.core.model.noise_scale import first_noise_scale
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import StepsSeen
 from controlplane.sim.engine.event_queue import Kernel
@@ -83,5 +83,5 @@ def _steps(job: JobProcesses, group: Group, family: str) -> StepsSeen:
         step=int(training.steps),
         samples_done=int(training.progress),
         samples_per_s=training.throughput.samples_per_s,
-        noise_scale=policy_events.first_noise_scale(scale),
+        noise_scale=first_noise_scale(scale),
     )

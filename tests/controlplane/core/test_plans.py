@@ -274,8 +274,10 @@ def test_slots_move_in_one_plan_and_the_newcomer_is_prepared_beside_the_leaver()
         send(N1, join),
         send(N2, join),
     ], "the shrink goes first"
-    assert controller.state.owners() == {S0: A, S1: A, T0: B}
-    assert {slot: job.job for slot, (job, _) in controller.state.reservations().items()} == {S1: B}
+    assert controller.state.slot_index.owners() == {S0: A, S1: A, T0: B}
+    assert {
+        slot: job.job for slot, (job, _) in controller.state.slot_index.reservations().items()
+    } == {S1: B}
 
 
 def test_the_newcomer_has_the_slot_when_the_leaver_is_gone() -> None:
@@ -283,11 +285,14 @@ def test_the_newcomer_has_the_slot_when_the_leaver_is_gone() -> None:
     controller.place({B: {T0: 32, S1: 32}, A: {S0: BATCH}})
     controller.tell(N1, formed(A, index=3, group=2))
     controller.tell(N1, started(B, 2, rank=1))
-    assert controller.state.owners()[S1] == A, "its process lives"
+    assert controller.state.slot_index.owners()[S1] == A, "its process lives"
 
     controller.tell(N1, exited(A, rank=1, code=0))
 
-    assert (controller.state.owners()[S1], controller.state.reservations()) == (B, {})
+    assert (
+        controller.state.slot_index.owners()[S1],
+        controller.state.slot_index.reservations(),
+    ) == (B, {})
     controller.tell(N1, ready(B, 2, rank=1))
     controller.tell(N2, store(B, index=3, group=2, port=29500))
     controller.tell(N1, formed(B, 2, rank=1))
@@ -301,7 +306,9 @@ def test_a_paused_job_gives_its_slots_to_one_that_grows_in_the_same_plan() -> No
 
     controller.place({B: {T0: 22, S0: 21, S1: 21}, A: {}})
 
-    assert {slot: job.job for slot, (job, _) in controller.state.reservations().items()} == {
+    assert {
+        slot: job.job for slot, (job, _) in controller.state.slot_index.reservations().items()
+    } == {
         S0: B,
         S1: B,
     }
@@ -330,11 +337,11 @@ def test_a_start_waits_until_a_slot_is_free() -> None:
 def test_what_one_job_gives_up_goes_to_one_job_only() -> None:
     controller = neighbours()
     controller.take(resized(A, 1))  # the second slot is left
-    assert controller.state.releasing() == {S1: A}
+    assert controller.state.slot_index.releasing() == {S1: A}
 
     controller.place({B: {T0: 32, S1: 32}})
 
-    assert controller.state.releasing() == {}
+    assert controller.state.slot_index.releasing() == {}
     assert controller.view().slots[1] == SlotView(
         slot=S1, node=N1, kind="cpu", usable=False, leaving=False
     )
@@ -358,7 +365,9 @@ def test_a_slot_is_not_promised_again_before_the_one_that_waited_for_it_is_gone(
     controller.tell(N2, started(B, 2, rank=1))
     controller.tell(N2, join_failed(A, index=3, group=2, error="no"))
     assert phases(controller) == dict.fromkeys((A, B, C), Phase.RUNNING)
-    assert list(controller.state.reservations()) == [T1], "the newcomer of b was told to stop"
+    assert list(controller.state.slot_index.reservations()) == [T1], (
+        "the newcomer of b was told to stop"
+    )
 
     controller.now = controller.job(A).attempts.change_at
     wanted = {A: {T0: BATCH}, C: {S1: 32, T1: 32}}
@@ -379,9 +388,9 @@ def test_a_newcomer_waits_for_a_worker_of_an_unknown_job_that_comes_to_light() -
 
     controller.tell(N2, cleared(B, 2))  # it never began
 
-    assert controller.state.owners() == {S0: A, T0: ghost}
+    assert controller.state.slot_index.owners() == {S0: A, T0: ghost}
     controller.tell(N2, exited(ghost, code=0))
-    assert controller.state.owners() == {S0: A, T0: A}
+    assert controller.state.slot_index.owners() == {S0: A, T0: A}
     controller.tell(N2, ready(A, 2, rank=1))
 
 
@@ -390,14 +399,14 @@ def test_two_jobs_never_wait_for_the_slots_of_each_other() -> None:
 
     commands = controller.place({A: {T0: BATCH}, B: {S0: BATCH}})
 
-    assert (commands, controller.state.reservations()) == ([AskForPlan()], {})
+    assert (commands, controller.state.slot_index.reservations()) == ([AskForPlan()], {})
 
 
 def test_a_job_does_not_wait_for_a_slot_that_it_just_left() -> None:
     controller = both()
     controller.place({A: {S0: BATCH}})
     controller.tell(N1, formed(A, index=3, group=2))
-    assert controller.state.releasing() == {T0: A}
+    assert controller.state.slot_index.releasing() == {T0: A}
 
     assert controller.place({A: HALVES}) == [AskForPlan()]
 
@@ -445,7 +454,7 @@ def test_slots_that_a_migration_leaves_are_not_promised_before_it_shrinks() -> N
 
     assert commands[-1] == AskForPlan()
     assert phases(controller) == {A: Phase.RESCALING, B: Phase.RUNNING}
-    assert controller.state.releasing() == {}
+    assert controller.state.slot_index.releasing() == {}
 
 
 # --- what is refused or left alone

@@ -464,7 +464,10 @@ class Cluster(RuleBasedStateMachine):
             for name, node in self.nodes.items()
             for worker in node.living()
         }
-        owners, claims = self.controller.state.owners(), self.controller.state.reservations()
+        owners, claims = (
+            self.controller.state.slot_index.owners(),
+            self.controller.state.slot_index.reservations(),
+        )
         assert set(owners) == living
         assert claims == {}
 

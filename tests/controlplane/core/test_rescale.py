@@ -635,7 +635,7 @@ def test_a_job_waits_until_somebody_leaves() -> None:
     training(controller, T0, name="b")
 
     assert deltas(controller.take(resized(A, 2))) == []
-    assert controller.state.reservations() == {}
+    assert controller.state.slot_index.reservations() == {}
 
 
 def test_a_newcomer_is_prepared_beside_a_worker_that_leaves() -> None:
@@ -648,7 +648,7 @@ def test_a_newcomer_is_prepared_beside_a_worker_that_leaves() -> None:
     prepare = order(run, 2, HALVES, [OLD, NEW], kind=JOIN)
     assert deltas(commands) == [send(N2, prepare), send(N1, prepare)]
     assert controller.job(A).workers[named(A, 2, 1)].reserved
-    assert controller.state.owners()[T0] == B
+    assert controller.state.slot_index.owners()[T0] == B
 
 
 def test_a_newcomer_owns_its_slot_when_the_owner_was_seen_gone() -> None:
@@ -658,8 +658,8 @@ def test_a_newcomer_owns_its_slot_when_the_owner_was_seen_gone() -> None:
 
     controller.tell(N2, exited(B, code=0))
 
-    assert controller.state.owners()[T0] == A
-    assert controller.state.reservations() == {}
+    assert controller.state.slot_index.owners()[T0] == A
+    assert controller.state.slot_index.reservations() == {}
     controller.tell(N2, ready(A, 2, rank=1))
     controller.tell(N1, store(A, index=3, group=2, port=29500))
     assert change(controller) is RescalePhase.SWITCHING
@@ -675,7 +675,7 @@ def test_a_slot_that_is_kept_after_all_is_no_longer_waited_for() -> None:
     commands = controller.tell(N2, join_failed(B, index=3, group=2, error="no"))
 
     assert "trains on 1 slot, batch 64: the slots it was promised are kept" in reasons(commands)
-    assert controller.state.owners()[T1] == B
+    assert controller.state.slot_index.owners()[T1] == B
     assert phase(controller) is Phase.RUNNING
 
 
@@ -686,7 +686,7 @@ def test_two_jobs_never_wait_for_the_slots_of_each_other() -> None:
     controller.take(resized(A, on=(T0,)))
     controller.take(resized(B, on=(S0,)))
 
-    assert controller.state.reservations() == {}
+    assert controller.state.slot_index.reservations() == {}
     assert [controller.job(job).override_waits for job in (A, B)] == [
         "waits for slots as ann asked: n2/0",
         "waits for slots as ann asked: n1/0",
@@ -702,7 +702,7 @@ def test_a_slot_is_promised_to_one_only() -> None:
 
     controller.take(resized(C, 2))
 
-    assert [job.job for job, _ in controller.state.reservations().values()] == [A]
+    assert [job.job for job, _ in controller.state.slot_index.reservations().values()] == [A]
     assert controller.job(C).override_waits == "waits for slots as ann asked: 1 more"
 
 
@@ -1113,7 +1113,7 @@ def test_a_worker_that_lives_is_not_cleared_by_what_its_node_said_when_it_was_a_
     controller.tell(N2, cleared(A, 2))
 
     assert controller.job(A).workers[named(A, 1, 1)].phase is WorkerPhase.LEAVING
-    assert T0 in controller.state.owners()
+    assert T0 in controller.state.slot_index.owners()
 
 
 def test_the_history_of_a_change_gives_the_same_state_again() -> None:
