@@ -23,8 +23,8 @@ class AvailableSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class _JobSlots:
-    """One job's part in it."""
+class JobSlots:
+    """One job's part in the index."""
 
     owned: tuple[SlotId, ...] = ()
     reserved: tuple[Worker, ...] = ()
@@ -69,7 +69,7 @@ class SlotIndex:
         self._jobs = jobs
         self._jobs_with_processes = jobs_with_processes
         self._all_nodes = nodes
-        self._parts: dict[JobId, _JobSlots] = {}
+        self._parts: dict[JobId, JobSlots] = {}
         self._allocations: dict[JobId, dict[SlotId, int]] = {}
         self._owner: dict[SlotId, JobId] = {}
         self._reservation: dict[SlotId, tuple[Job, Worker]] = {}
@@ -224,7 +224,7 @@ class SlotIndex:
     def _look_at(self, name: JobId) -> None:
         was = self._parts.get(name, _NONE)
         job = self._jobs.get(name) if name in self._jobs_with_processes else None
-        part = _slots_of_job(job) if job is not None else _NONE
+        part = slots_of_job(job) if job is not None else _NONE
         if part == was:
             return
         self._take_out(name, was)
@@ -234,7 +234,7 @@ class SlotIndex:
         for reader in self._readers:
             reader.slots |= slots
 
-    def _take_out(self, name: JobId, part: _JobSlots) -> None:
+    def _take_out(self, name: JobId, part: JobSlots) -> None:
         for slot in part.owned:
             if self._owner.get(slot) == name:
                 del self._owner[slot]
@@ -250,7 +250,7 @@ class SlotIndex:
         self._parts.pop(name, None)
         self._allocations.pop(name, None)
 
-    def _put_in(self, job: Job, part: _JobSlots) -> None:
+    def _put_in(self, job: Job, part: JobSlots) -> None:
         name = job.job
         self._owner.update(dict.fromkeys(part.owned, name))
         self._releasing.update(dict.fromkeys(part.releasing, name))
@@ -263,14 +263,19 @@ class SlotIndex:
             self._allocations[name] = part.allocation
 
 
-_NONE = _JobSlots()
+_NONE = JobSlots()
 
 
 def _lives(worker: Worker) -> bool:
     return worker.phase is not WorkerPhase.GONE
 
 
-def _slots_of_job(job: Job) -> _JobSlots:
+def slots_of_job(job: Job) -> JobSlots:
+    """What a job has, reserves and leaves, from a look at each of its workers.
+
+    Args:
+        job: of any phase.
+    """
     group, staying = job.status.group, _staying(job)
     owned, reserved, releasing = [], [], []
     for worker in job.workers.values():
@@ -285,7 +290,7 @@ def _slots_of_job(job: Job) -> _JobSlots:
         if phase in _GOING or (phase is WorkerPhase.MEMBER and released):
             releasing.append(worker.slot)
     placed = {m.slot: m.local_batch for m in group.members} if group else {}
-    return _JobSlots(tuple(owned), tuple(reserved), tuple(releasing), placed)
+    return JobSlots(tuple(owned), tuple(reserved), tuple(releasing), placed)
 
 
 def _staying(job: Job) -> set[WorkerId] | None:

@@ -15,6 +15,7 @@ from controlplane.core.inputs import ControllerStarted, Input, NodeLost, NodeRep
 from controlplane.core.model.job import Job
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.reactor import Reactor
+from controlplane.core.slot_index import JobSlots, SlotIndex, slots_of_job
 from controlplane.core.state import State
 from controlplane.journal.record import input_from
 from controlplane.journal.replay import replay
@@ -26,11 +27,21 @@ from tests.support import builders
 from tests.support.builders import N1, S0, A
 
 
+class WatchedSlotIndex(SlotIndex):
+    """Holds itself against a look at every worker at each question, in the midst of inputs, too."""
+
+    def _sync(self) -> None:
+        super()._sync()
+        now = {name: slots_of_job(self._jobs[name]) for name in self._jobs_with_processes}
+        assert self._parts == {name: part for name, part in now.items() if part != JobSlots()}
+
+
 class Controller:
     """Takes inputs as the service does; the invariants hold after each one, or it raises."""
 
     def __init__(self) -> None:
         self.reactor = Reactor()
+        self.state.slot_index.__class__ = WatchedSlotIndex
         self.now = 1000.0
         self.history: list[tuple[Seconds, bytes]] = []
         self.asked = False  # a plan was asked for and none was made since
