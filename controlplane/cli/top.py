@@ -287,7 +287,7 @@ def owners_of(
     found: dict[SlotId, tuple[bool, JobId]] = {}
     for job, crew in workers.items():
         for worker in crew:
-            if worker.phase == "gone" or job not in jobs_on.get(worker.node, ()):
+            if worker.phase == "exited" or job not in jobs_on.get(worker.node, ()):
                 continue
             newcomer = worker.phase in {"ordered", "started", "ready"}
             rival = found.get(worker.slot)

@@ -19,7 +19,7 @@ class SendDelta:
 
 @dataclass(frozen=True, slots=True)
 class Announce:
-    """Tell everybody who follows."""
+    """Publish this to the feed."""
 
     event: FeedEvent
 

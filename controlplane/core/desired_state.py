@@ -56,9 +56,9 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
 
 
 def _has_member_on(job: Job, group: Group, node: NodeId) -> bool:
-    """Whether a member may live there; one that was seen gone is not ordered again."""
+    """Whether a member may live there; one that has exited is not ordered again."""
     return any(
-        node_of(member.slot) == node and job.workers[member.worker].phase is not WorkerPhase.GONE
+        node_of(member.slot) == node and job.workers[member.worker].phase is not WorkerPhase.EXITED
         for member in group.members
     )
 

@@ -48,7 +48,7 @@ class HandlerContext:
         self.out, self.now, self.ask, self.changed_jobs = [], now, False, {}
 
     def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
-        """Tell each of `nodes` what it should run of `job` now.
+        """Send each of `nodes` what it should run of `job` now.
 
         Args:
             job: as it is after the change.
@@ -73,7 +73,7 @@ class HandlerContext:
         why: str,
         detail: Detail | None = None,
     ) -> None:
-        """Move `job` along its table, and say so.
+        """Move `job` along its table, and announce it.
 
         Args:
             job: it is changed in place.
@@ -106,7 +106,7 @@ class HandlerContext:
             detail: numbers for programs, kept in its history.
 
         Raises:
-            IllegalTransitionError: if the arrow is not drawn; it tells the last changes.
+            IllegalTransitionError: if the arrow is not drawn; its text has the last changes.
         """
         before = job.status.phase
         try:
@@ -147,11 +147,11 @@ class HandlerContext:
         return moved
 
     def announce_phase(self, job: Job, detail: Detail | None = None) -> None:
-        """Tell everybody which phase `job` came to, and why.
+        """Announce which phase `job` came to, and why.
 
         Args:
             job: that was moved already.
-            detail: numbers for programs; they are told beside the reason.
+            detail: numbers for programs, beside the reason.
         """
         self.announce(f"job.{job.status.phase.value}", job, {"reason": job.why, **(detail or {})})
 
@@ -162,7 +162,7 @@ class HandlerContext:
         detail: Detail | None = None,
         node: Node | None = None,
     ) -> None:
-        """Tell everybody who follows.
+        """Add an event to the feed.
 
         Args:
             event: such as job.epoch.

@@ -117,7 +117,7 @@ class JobHistories(msgspec.Struct, kw_only=True):
         self._open(job).processes[worker] = node
 
     def speed_measured(self, job: JobId, promise: SpeedPromise, samples_per_s: float) -> None:
-        """The first whole epoch of a group is held against what was promised of it.
+        """The first whole epoch of a group is held against the speed that its policy expected.
 
         Args:
             job: that changed.

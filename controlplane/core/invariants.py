@@ -28,7 +28,7 @@ def check(state: State) -> None:
         _require(job.job == name, f"{name} is filed under another name")
         _require((name in state.active) != job.ended, f"{name}: active and ended disagree")
         _group_and_workers_agree(job)
-        lives = any(worker.phase is not WorkerPhase.GONE for worker in job.workers.values())
+        lives = any(worker.phase is not WorkerPhase.EXITED for worker in job.workers.values())
         _require(
             lives <= (name in state.jobs_with_processes),
             f"{name}: its processes are forgotten",
@@ -95,7 +95,7 @@ def _index_is_right(state: State) -> None:
 def _group_and_workers_agree(job: Job) -> None:
     counted = {member.worker for member in job.members()}
     for worker in job.workers.values():
-        going = worker.phase in {WorkerPhase.LEAVING, WorkerPhase.RETIRING, WorkerPhase.GONE}
+        going = worker.phase in {WorkerPhase.LEAVING, WorkerPhase.RETIRING, WorkerPhase.EXITED}
         _require(going or worker.worker in counted, f"{worker.worker} works for no group")
     if job.change is not None:
         _require(job.change.phase in OPEN, f"{job.job}: its change is over")

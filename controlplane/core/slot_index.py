@@ -267,7 +267,7 @@ _NONE = JobSlots()
 
 
 def _lives(worker: Worker) -> bool:
-    return worker.phase is not WorkerPhase.GONE
+    return worker.phase is not WorkerPhase.EXITED
 
 
 def slots_of_job(job: Job) -> JobSlots:
@@ -280,7 +280,7 @@ def slots_of_job(job: Job) -> JobSlots:
     owned, reserved, releasing = [], [], []
     for worker in job.workers.values():
         phase = worker.phase
-        if phase is WorkerPhase.GONE:
+        if phase is WorkerPhase.EXITED:
             continue
         if worker.reserved:
             reserved.append(worker)

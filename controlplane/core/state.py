@@ -50,7 +50,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
         for name in self.jobs_with_processes:
             job = self.jobs[name]
             for worker in job.workers.values():
-                if worker.phase is not WorkerPhase.GONE:
+                if worker.phase is not WorkerPhase.EXITED:
                     yield job, worker
 
     @cached_property

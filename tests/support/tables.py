@@ -18,7 +18,7 @@ from schemas.ids import Rank, Version, worker_id
 from tests.support.builders import S0, A
 
 README: Final = Path(__file__).parents[2] / "controlplane" / "core" / "README.md"
-OLD_NEWS: Final = "(old news)"
+IGNORED: Final = "(ignored)"
 NO_ARROW: Final = "-"
 SECTION: Final = "<!-- table: {} -->\n{}<!-- end -->"
 
@@ -78,7 +78,7 @@ def _worker_cell(phase: worker.WorkerPhase, trigger: worker.WorkerTrigger) -> st
         moved = worker.advance(tried, trigger)
     except IllegalTransitionError:
         return NO_ARROW
-    return tried.phase.value if moved else OLD_NEWS
+    return tried.phase.value if moved else IGNORED
 
 
 def worker_in(phase: worker.WorkerPhase) -> worker.Worker:

@@ -148,7 +148,7 @@ def trains_on(group: Group) -> str:
     """What a job does, in words.
 
     Args:
-        group: of which slots and global batch (samples per step) are told.
+        group: its slots and its global batch (samples per step) are named.
     """
     slots = len(group.members)
     return f"trains on {slots} slot{'s' * (slots != 1)}, batch {group.global_batch}"

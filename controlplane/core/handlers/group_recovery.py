@@ -1,6 +1,6 @@
 """Something was lost: a change is abandoned, or the others go on from the furthest step.
 
-A recovery is a change without newcomers: the survivors come to rest and say where they are, build
+A recovery is a change without newcomers: the survivors quiesce and report where they are, build
 a group, and take the furthest state.
 """
 
@@ -31,7 +31,7 @@ from schemas.ids import NodeId, Seconds, SlotId, Version, node_of
 from schemas.messages.agent import RECOVER, GroupBroken, JoinFailed, Quiesced
 
 MAX_RECOVERIES: Final = 5  # in a row, without a group between
-STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.GONE})
+STOPPING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
 
 
 # --- a change is abandoned
@@ -79,7 +79,7 @@ def _release_reservations(ctx: HandlerContext, group: Group) -> None:
     ]
     for job in {job.job: job for job in waiting}.values():
         if job.change is not None and job.change.phase is RescalePhase.PREPARING:
-            abandon(ctx, job, RescaleTrigger.EXPIRED, "the slots it was promised are kept")
+            abandon(ctx, job, RescaleTrigger.EXPIRED, "the slots that it reserved are kept")
 
 
 def _back_off(ctx: HandlerContext, job: Job) -> None:
@@ -92,7 +92,7 @@ def _back_off(ctx: HandlerContext, job: Job) -> None:
 
 
 def recover(ctx: HandlerContext, job: Job, why: str) -> None:
-    """A member is gone or cut off: the others come to rest, agree on the furthest step, go on.
+    """A member is lost: the others quiesce, agree on the furthest step and go on.
 
     Args:
         ctx: of this input.
@@ -131,7 +131,7 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
 def _quiesce(
     ctx: HandlerContext, job: Job, group: Group, survivors: list[Worker], why: str
 ) -> Rescale:
-    """Order that the survivors come to rest, to be the next group."""
+    """Order that the survivors quiesce, to be the next group."""
     before, version = job.version, Version(job.version + 1)
     recovery = Rescale(
         group=make_group(job, version, share_batch(survivors, group.global_batch)),
@@ -143,7 +143,7 @@ def _quiesce(
         notified_nodes=dict.fromkeys(
             node_of(worker.slot)
             for worker in job.workers.values()
-            if worker.phase is not WorkerPhase.GONE
+            if worker.phase is not WorkerPhase.EXITED
         ),
     )
     note_order(ctx, job, recovery.group, RECOVER, Reason("lost", why), by=CLUSTER)
@@ -229,7 +229,7 @@ def on_group_broken(ctx: HandlerContext, job: Job, _: Worker, event: GroupBroken
         ctx: of this input.
         job: it starts again if the group that is started could not form; else it recovers.
         event: the version of the group that broke, and the error in words. An older version than
-            that in force is late, and so is any while the others come to rest.
+            that in force is late, and so is any while the others quiesce.
     """
     status, version, why = job.status, event.group, event.error
     if isinstance(status, Starting):
@@ -319,7 +319,7 @@ def lose_node(ctx: HandlerContext, job: Job, node: NodeId, why: str) -> None:
     here = [
         worker
         for worker in job.workers.values()
-        if node_of(worker.slot) == node and worker.phase is not WorkerPhase.GONE
+        if node_of(worker.slot) == node and worker.phase is not WorkerPhase.EXITED
     ]
     if not here or job.group is None:
         return

@@ -76,7 +76,7 @@ def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
     if phases == {WorkerPhase.READY}:
         status.meeting = True
         ctx.send(job)
-    elif phases >= {WorkerPhase.READY, WorkerPhase.GONE}:
+    elif phases >= {WorkerPhase.READY, WorkerPhase.EXITED}:
         fail(ctx, job, "its script ended on one slot, while another waited for it")
 
 
@@ -124,7 +124,7 @@ def on_worker_exited(ctx: HandlerContext, job: Job, status: Starting, event: Wor
     job.attempts.exit_code = 128 + event.signal if event.signal is not None else event.code
     if cause is ExitCause.FAILED:
         fail(ctx, job, why)
-    elif all(worker.phase is WorkerPhase.GONE for worker in job.group_workers()):
+    elif all(worker.phase is WorkerPhase.EXITED for worker in job.group_workers()):
         end(ctx, job, JobTrigger.FINISHED, why)
     else:
         form_when_ready(ctx, job, status)

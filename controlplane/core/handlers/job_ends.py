@@ -60,7 +60,7 @@ def fail(ctx: HandlerContext, job: Job, why: str) -> None:
 
 
 def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, why: str) -> None:
-    """Take the job's group away, and tell its nodes; it waits for another.
+    """Take the job's group away, and notify its nodes; it waits for another.
 
     Args:
         ctx: of this input.
@@ -98,20 +98,20 @@ def end(ctx: HandlerContext, job: Job, trigger: JobTrigger, why: str) -> None:
 
 
 def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
-    """Tell every worker to stop; returns the nodes that must hear of it."""
+    """Order every worker to stop; returns the nodes to notify."""
     ctx.histories.group_concluded(job.job, outcome, ctx.now)
     job.version = Version(job.version + 1)
     if job.group is not None:
         job.progress.last_batch = job.group.global_batch
     ctx.state.deadlines.clear(job.job)
     for worker in job.workers.values():
-        if worker.phase not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
+        if worker.phase not in {WorkerPhase.LEAVING, WorkerPhase.EXITED}:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     return list(dict.fromkeys(node_of(worker.slot) for worker in job.workers.values()))
 
 
 def forget_exited(ctx: HandlerContext, job: Job) -> None:
-    """Forget processes that were seen gone, but for those that a group still counts on.
+    """Forget processes that have exited, but for those that a group still counts on.
 
     Args:
         ctx: of this input.
@@ -122,7 +122,7 @@ def forget_exited(ctx: HandlerContext, job: Job) -> None:
     job.workers = {
         name: worker
         for name, worker in job.workers.items()
-        if worker.phase is not WorkerPhase.GONE or name in counted
+        if worker.phase is not WorkerPhase.EXITED or name in counted
     }
     if not job.workers:
         ctx.state.jobs_with_processes.pop(job.job, None)

@@ -59,7 +59,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         ctx.announce("node.joined", node=node, detail={"slots": len(event.spec.slots)})
     else:
         if event.boot in node.former:
-            return  # late words of a process that is gone
+            return  # late words of an agent that was replaced
         if node.boot != event.boot:
             node.former = [*node.former, node.boot][-FORMER_BOOTS:]
             node.boot, node.committed = event.boot, 0
@@ -70,7 +70,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
 
 
 def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> None:
-    """Hold what the node runs against what it should run, and tell it the difference."""
+    """Hold what the node runs against what it should run, and order the difference."""
     state = ctx.state
     present = {worker_id(s.job, s.version, s.rank): s for s in seen}
     node.foreign = {

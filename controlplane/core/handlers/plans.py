@@ -48,7 +48,7 @@ def _follow(ctx: HandlerContext, move: Move) -> bool:
         return True
     before = job.version
     placed, reason = _first_step(job, move), move.reason
-    if placed.keys() != move.local_batch.keys():  # what was promised is for the end of the way
+    if placed.keys() != move.local_batch.keys():  # the expected speed is that of the last step
         numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
         reason = Reason(reason.code, reason.text, numbers)
     order_change(ctx, job, placed, reason)

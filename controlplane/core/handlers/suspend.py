@@ -37,7 +37,7 @@ def on_suspended(ctx: HandlerContext, job: Job, _: Worker, event: Suspended) -> 
     for worker in job.workers.values():
         if worker.phase is WorkerPhase.MEMBER:
             ctx.advance_worker(job, worker, WorkerTrigger.RETIRED)
-        elif worker.phase not in {WorkerPhase.GONE, WorkerPhase.LEAVING, WorkerPhase.RETIRING}:
+        elif worker.phase not in {WorkerPhase.EXITED, WorkerPhase.LEAVING, WorkerPhase.RETIRING}:
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     ctx.state.deadlines.clear(job.job)
     ctx.histories.group_concluded(job.job, "suspended", ctx.now)

@@ -98,7 +98,7 @@ def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
 
 
 def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    """Hold the speed of the first whole epoch of a group against what was promised of it."""
+    """Hold the speed of the first whole epoch of a group against the expected one."""
     promise = job.promise
     if promise is None or promise.version != event.group:
         return

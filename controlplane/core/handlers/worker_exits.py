@@ -18,7 +18,7 @@ from schemas.messages.feed import Detail
 
 
 def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
-    """A slot's owner is gone; who was prepared beside it owns the slot now.
+    """A slot's owner has exited; who was prepared beside it owns the slot now.
 
     Args:
         ctx: of this input.
@@ -33,18 +33,18 @@ def slot_freed(ctx: HandlerContext, slot: SlotId) -> None:
 
 
 def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerExited) -> None:
-    """A process is gone, and so is what it held.
+    """A process has ended, and what it held is free.
 
     Args:
         ctx: of this input.
         job: of the worker.
-        worker: nothing happens if it is known to be gone.
+        worker: nothing happens if it is known to have exited.
         event: its exit code or signal; neither if only its absence was seen.
     """
     was = worker.phase
-    if was is WorkerPhase.GONE:
+    if was is WorkerPhase.EXITED:
         return
-    ctx.advance_worker(job, worker, WorkerTrigger.GONE)
+    ctx.advance_worker(job, worker, WorkerTrigger.EXITED)
     slot_freed(ctx, worker.slot)
     detail: Detail = {**place(worker), "code": event.code, "signal": event.signal}
     ctx.announce("worker.exited", job, detail)
@@ -71,9 +71,9 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
     """
     why = f"{event.error}; {event.hint}" if event.hint else event.error
     was = worker.phase
-    ctx.advance_worker(job, worker, WorkerTrigger.GONE)
+    ctx.advance_worker(job, worker, WorkerTrigger.EXITED)
     slot_freed(ctx, worker.slot)
-    if job.group is not None and was not in {WorkerPhase.LEAVING, WorkerPhase.GONE}:
+    if job.group is not None and was not in {WorkerPhase.LEAVING, WorkerPhase.EXITED}:
         change = job.change
         if job.group.member(worker.worker) is not None:
             fail(ctx, job, why)
@@ -100,14 +100,14 @@ def on_job_cleared(ctx: HandlerContext, job: Job, node: Node, event: JobCleared)
     for worker in job.workers.values():
         here = node_of(worker.slot) == node.node and worker.version < event.version
         if here and worker.pid is None and worker.worker not in counted:
-            ctx.advance_worker(job, worker, WorkerTrigger.GONE)
+            ctx.advance_worker(job, worker, WorkerTrigger.EXITED)
             slot_freed(ctx, worker.slot)
     forget_exited(ctx, job)
     ctx.ask = True
 
 
 def _go_on_without(ctx: HandlerContext, job: Job, status: Rescaling, event: WorkerExited) -> None:
-    """One that was to come to rest ended instead."""
+    """One that was to quiesce ended instead."""
     if _nobody_left(job, status):
         _all_gone(ctx, job, status, event)
     else:
@@ -121,7 +121,7 @@ def _lose_worker(
     worker: Worker,
     event: WorkerExited,
 ) -> None:
-    """A worker ended that nobody had told to."""
+    """A worker ended that was not ordered to."""
     change = status.change
     cause, why = exit_cause(event, status.script, job.progress.epoch)
     incumbent = status.group.member(worker.worker) is not None
@@ -167,7 +167,9 @@ def _nobody_left(job: Job, status: Running | Rescaling) -> bool:
     names = {member.worker for member in heirs}
     return not any(
         worker.phase is WorkerPhase.MEMBER
-        or (worker.worker in names and worker.phase not in {WorkerPhase.GONE, WorkerPhase.LEAVING})
+        or (
+            worker.worker in names and worker.phase not in {WorkerPhase.EXITED, WorkerPhase.LEAVING}
+        )
         for worker in job.workers.values()
     )
 

@@ -77,7 +77,7 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
 
 
 def _forget_foreign(ctx: HandlerContext, node: Node, name: WorkerId) -> None:
-    """A process of an unknown job is gone: its slots may be used."""
+    """A process of an unknown job has exited: its slots may be used."""
     if name not in node.foreign.values():
         return
     was = list(node.foreign)
@@ -163,7 +163,7 @@ def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptF
 
     Args:
         job: remembers the error, to say it when the process has ended.
-        worker: one that was told to leave is not blamed.
+        worker: one that was ordered to stop is not blamed.
         event: the error in words, and where in the script it was.
     """
     if worker.phase is not WorkerPhase.LEAVING and isinstance(

@@ -34,7 +34,7 @@ class JobTrigger(Enum):
     RESCALE_ABANDONED = "re-scale abandoned"  # the old group goes on
     MEMBER_LOST = "member lost"  # and others have the state
     SUSPENDED = "suspended"  # its state is in a checkpoint, its workers leave
-    GROUP_LOST = "group lost"  # a worker or node is gone, through no fault of the script
+    GROUP_LOST = "group lost"  # a worker or node was lost, through no fault of the script
     SCRIPT_FAILED = "script failed"  # and may be tried again
     GAVE_UP = "gave up"  # no retry is left
     FINISHED = "finished"
@@ -96,7 +96,7 @@ class Starting(msgspec.Struct, kw_only=True):
     phase: ClassVar[Phase] = Phase.STARTING
     change: ClassVar[None] = None
     group: Group
-    meeting: bool = False  # all are ready and were told to form the group
+    meeting: bool = False  # all are ready and were ordered to form the group
     resumes: bool = False  # its last group was suspended
     script: ScriptReports = msgspec.field(default_factory=ScriptReports)
 

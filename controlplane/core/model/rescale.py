@@ -2,7 +2,7 @@
 
 ONES section 3.3, as a "shadow join": newcomers are prepared while the incumbents train, and all
 members swap groups at one agreed step. A recovery is the same change without newcomers, made when a
-member was lost: the survivors come to rest, agree on the furthest step and go on.
+member was lost: the survivors quiesce, agree on the furthest step and go on.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ class RescalePhase(Enum):
     """Where a change stands."""
 
     PREPARING = "preparing"  # newcomers start; the old group trains
-    SWITCHING = "switching"  # all members were told; the old group trains up to the boundary
-    QUIESCING = "quiescing"  # a member was lost; the others come to rest and say where they are
+    SWITCHING = "switching"  # all members are notified; the old group trains up to the boundary
+    QUIESCING = "quiescing"  # a member was lost; the others stand still and report their step
     REJOINING = "rejoining"  # the survivors build a group and take the furthest state
     SETTLED = "settled"
     ABANDONED = "abandoned"  # the old group goes on as if nothing had been asked
@@ -38,7 +38,7 @@ class RescaleTrigger(Enum):
     FORMED = "formed"  # every member of the new group takes its steps in it
     NEWCOMER_LOST = "newcomer lost"
     JOIN_FAILED = "join failed"  # a member could not build the new group
-    SUPERSEDED = "superseded"  # a newer order came before anybody was told of this one
+    SUPERSEDED = "superseded"  # a newer order came before anybody was notified of this one
     EXPIRED = "expired"
     MEMBER_LOST = "member lost"  # of the group that trains
     QUIESCED = "quiesced"  # every survivor said where it stands
@@ -89,7 +89,7 @@ class Rescale(msgspec.Struct, kw_only=True):
 
     group: Group  # what it leads to; its version is the change's
     kind: str  # join, recover or suspend
-    before: Version  # what nodes that were not told of this one hold
+    before: Version  # what nodes that were not notified of this one hold
     phase: RescalePhase
     why: str
     began: Seconds

@@ -13,15 +13,15 @@ from schemas.ids import Rank, SlotId, Version, WorkerId
 
 
 class WorkerPhase(Enum):
-    """Where one process stands, as far as the controller was told."""
+    """Where one process stands, as far as the controller knows."""
 
     ORDERED = "ordered"
     STARTED = "started"
     READY = "ready"
     MEMBER = "member"
     RETIRING = "retiring"  # left its group as agreed, is about to exit; still owns its slot
-    LEAVING = "leaving"  # told to stop; still owns its slot
-    GONE = "gone"
+    LEAVING = "leaving"  # ordered to stop; still owns its slot
+    EXITED = "exited"
 
 
 class WorkerTrigger(Enum):
@@ -31,8 +31,8 @@ class WorkerTrigger(Enum):
     READY = "said ready"
     FORMED = "joined its group"
     RETIRED = "left its group"
-    DISMISSED = "told to stop"
-    GONE = "seen gone"
+    DISMISSED = "ordered to stop"
+    EXITED = "process ended"
 
 
 _LIVING = (WorkerPhase.ORDERED, WorkerPhase.STARTED, WorkerPhase.READY, WorkerPhase.MEMBER)
@@ -46,12 +46,12 @@ NEXT: Final[Mapping[tuple[WorkerPhase, WorkerTrigger], WorkerPhase]] = {
     (WorkerPhase.MEMBER, WorkerTrigger.RETIRED): WorkerPhase.RETIRING,
     (WorkerPhase.RETIRING, WorkerTrigger.DISMISSED): WorkerPhase.LEAVING,
     **{(phase, WorkerTrigger.DISMISSED): WorkerPhase.LEAVING for phase in _LIVING},
-    **{(phase, WorkerTrigger.GONE): WorkerPhase.GONE for phase in (*_LIVING, *_GOING)},
+    **{(phase, WorkerTrigger.EXITED): WorkerPhase.EXITED for phase in (*_LIVING, *_GOING)},
 }
 
 
 class Worker(msgspec.Struct, kw_only=True):
-    """One process on one slot; the slot is its own until it is seen gone."""
+    """One process on one slot; the slot is its own until it is known to have ended."""
 
     worker: WorkerId
     version: Version  # that it was born with
@@ -84,6 +84,6 @@ def advance(worker: Worker, trigger: WorkerTrigger) -> bool:
     if phase is not None:
         worker.phase = phase
         return True
-    if worker.phase in {*_GOING, WorkerPhase.GONE} or trigger is WorkerTrigger.STARTED:
+    if worker.phase in {*_GOING, WorkerPhase.EXITED} or trigger is WorkerTrigger.STARTED:
         return False
     raise IllegalTransitionError(worker.worker, worker.phase.value, trigger.value, "")

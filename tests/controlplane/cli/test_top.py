@@ -226,7 +226,7 @@ def test_a_slot_is_its_owners_while_a_newcomer_is_prepared_beside_it() -> None:
 
 
 def test_a_job_that_owns_nothing_on_a_node_is_not_drawn_there() -> None:
-    crews = {A: [worker(S0), worker(T0, "ready"), worker(S1, "gone")]}
+    crews = {A: [worker(S0), worker(T0, "ready"), worker(S1, "exited")]}
 
     assert owners_of([node(N1, 2, 1, A), node(N2, 1, 1)], crews) == {S0: A}
 

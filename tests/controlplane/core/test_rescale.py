@@ -674,7 +674,7 @@ def test_a_slot_that_is_kept_after_all_is_no_longer_waited_for() -> None:
 
     commands = controller.tell(N2, join_failed(B, index=3, group=2, error="no"))
 
-    assert "trains on 1 slot, batch 64: the slots it was promised are kept" in reasons(commands)
+    assert "trains on 1 slot, batch 64: the slots that it reserved are kept" in reasons(commands)
     assert controller.state.slot_index.owners()[T1] == B
     assert phase(controller) is Phase.RUNNING
 

@@ -36,7 +36,7 @@ from tests.support import tables
 from tests.support.builders import N1, S0, SNAPSHOT, A, group, job_spec, news, node_spec
 from tests.support.tables import worker_in
 
-LEFT = {WorkerPhase.RETIRING, WorkerPhase.LEAVING, WorkerPhase.GONE}
+LEFT = {WorkerPhase.RETIRING, WorkerPhase.LEAVING, WorkerPhase.EXITED}
 MENDS = {RescalePhase.QUIESCING, RescalePhase.REJOINING}
 OLD_NEWS = {
     (phase, trigger)
@@ -283,8 +283,8 @@ def test_a_worker_that_left_is_at_most_told_to_stop_until_it_is_seen_gone() -> N
 
     assert from_left == {
         (WorkerPhase.RETIRING, WorkerTrigger.DISMISSED): WorkerPhase.LEAVING,
-        (WorkerPhase.RETIRING, WorkerTrigger.GONE): WorkerPhase.GONE,
-        (WorkerPhase.LEAVING, WorkerTrigger.GONE): WorkerPhase.GONE,
+        (WorkerPhase.RETIRING, WorkerTrigger.EXITED): WorkerPhase.EXITED,
+        (WorkerPhase.LEAVING, WorkerTrigger.EXITED): WorkerPhase.EXITED,
     }
 
 
