@@ -1,37 +1,46 @@
-"""GPU inventory through NVML; declared CPU slots where there is no GPU."""
+"""The slots of this host: GPUs that its agent may use; declared CPU slots where there are none."""
 
 from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Mapping, Sequence
 from importlib.metadata import version
+from typing import Final
 
 import psutil
 import structlog
 
 from nodeagent.agent_settings import AgentSettings
+from nodeagent.gpu_driver import list_gpus
+from nodeagent.visible_devices import Device, Gpu, select_visible
 from schemas.errors import SettingsError
 from schemas.ids import NodeId
 from schemas.nodes import NodeSpec, SlotSpec
 
 log = structlog.get_logger("devices")
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+ORDER: Final = "CUDA_DEVICE_ORDER"
+BUS_ORDER: Final = "PCI_BUS_ID"
 
 
-def inventory(settings: AgentSettings) -> NodeSpec:
+def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) -> NodeSpec:
     """What this host offers.
 
     Args:
         settings: whether GPUs are looked for, and how many CPU slots there are otherwise.
+        environ: the agent's environment; CUDA_VISIBLE_DEVICES restricts the GPUs.
 
     Returns:
         The node's slots, cores and memory (bytes).
 
     Raises:
-        SettingsError: if `devices` is neither "auto" nor "cpu", or no slot is offered.
+        SettingsError: if `devices` is neither "auto" nor "cpu", no slot is offered, the driver does
+            not answer, or CUDA_VISIBLE_DEVICES cannot be followed.
     """
     if settings.devices not in {"auto", "cpu"}:
         raise SettingsError(f"devices: {settings.devices!r}", 'choose "auto" or "cpu"', "devices")
-    slots = gpu_slots() if settings.devices == "auto" else ()
+    slots = gpu_slots(list_gpus(), environ) if settings.devices == "auto" else ()
     slots = slots or cpu_slots(settings.slots)
     if not slots:
         raise SettingsError("slots: the node offers none", "set slots to 1 or more", "slots")
@@ -61,36 +70,70 @@ def cpu_slots(count: int) -> tuple[SlotSpec, ...]:
     )
 
 
-def gpu_slots() -> tuple[SlotSpec, ...]:
-    """A slot for each GPU that NVML knows; none without the driver or the `gpu` extra."""
-    try:
-        import pynvml  # noqa: PLC0415 - an extra that most hosts of the test-suite lack
-    except ImportError:
-        return ()
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return ()
-    try:
-        found = []
-        for index in range(pynvml.nvmlDeviceGetCount()):
-            device = pynvml.nvmlDeviceGetHandleByIndex(index)
-            found.append(
-                SlotSpec(
-                    index=index,
-                    kind="gpu",
-                    model=_text(pynvml.nvmlDeviceGetName(device)),
-                    memory_bytes=int(pynvml.nvmlDeviceGetMemoryInfo(device).total),
-                    uuid=_text(pynvml.nvmlDeviceGetUUID(device)),
-                )
-            )
-        return tuple(found)
-    except pynvml.NVMLError as error:
-        log.warning("no GPU inventory", error=str(error))
-        return ()
-    finally:
-        pynvml.nvmlShutdown()
+def gpu_slots(gpus: Sequence[Gpu], environ: Mapping[str, str]) -> tuple[SlotSpec, ...]:
+    """A slot for each GPU or MIG instance that the agent may use.
+
+    A slot's index counts all devices of the host in the driver's order, visible or not, so that it
+    names the same device after a restart under another CUDA_VISIBLE_DEVICES, and is the GPU's
+    number in `nvidia-smi` where nothing is split.
+
+    Args:
+        gpus: of this host.
+        environ: the agent's environment.
+
+    Returns:
+        In the order of their indices; empty if CUDA_VISIBLE_DEVICES hides everything.
+
+    Raises:
+        SettingsError: if CUDA_VISIBLE_DEVICES names none of them, one twice, or counts GPUs of
+            several models in an order of CUDA's own.
+    """
+    value = environ.get(VISIBLE)
+    visible = None if value is None else _visible(value, gpus, environ.get(ORDER))
+    devices = [device for gpu in gpus for device in gpu.devices or (None,)]
+    return tuple(
+        SlotSpec(
+            index=index,
+            kind="gpu",
+            model=device.model,
+            memory_bytes=device.memory_bytes,
+            uuid=device.uuid,
+        )
+        for index, device in enumerate(devices)
+        if device is not None and (visible is None or device in visible)
+    )
 
 
-def _text(value: str | bytes) -> str:
-    return value.decode() if isinstance(value, bytes) else value
+def device_environment(slot: SlotSpec) -> dict[str, str]:
+    """The variables that make a slot's device the only one that its worker sees.
+
+    Args:
+        slot: of this node.
+
+    Returns:
+        They win over a job's own; a worker of a CPU slot sees no GPU.
+    """
+    return {VISIBLE: slot.uuid if slot.kind == "gpu" else "", ORDER: BUS_ORDER}
+
+
+def _visible(value: str, gpus: Sequence[Gpu], order: str | None) -> tuple[Device, ...]:
+    selection = select_visible(value, gpus)
+    if not gpus:
+        return ()
+    if selection.repeated is not None:
+        what = f"{selection.repeated} stands in it twice, and CUDA then shows no GPU"
+        raise _refuse(value, what, "name each GPU once")
+    models = {gpu.model for gpu in gpus if gpu.model}
+    if selection.by_index and len(models) > 1 and order != BUS_ORDER:
+        what = "CUDA counts GPUs of several models by speed, the driver by bus"
+        raise _refuse(value, what, f"set {ORDER}={BUS_ORDER} beside it, or name UUIDs")
+    hides = not value.strip() or (selection.ended_by or "").startswith("-")
+    if not selection.devices and not hides:
+        raise _refuse(value, "it names no GPU that can be used", "nvidia-smi -L lists their UUIDs")
+    if selection.ended_by is not None and not hides:
+        log.warning("CUDA_VISIBLE_DEVICES ends at what names no GPU", entry=selection.ended_by)
+    return selection.devices
+
+
+def _refuse(value: str, what: str, remedy: str) -> SettingsError:
+    return SettingsError(f"{VISIBLE}={value[:200]}: {what}", remedy, VISIBLE)

@@ -14,7 +14,8 @@ from typing import Final
 
 import structlog
 
-from nodeagent.agent_errors import AgentError
+from nodeagent.agent_errors import AgentError, StartError
+from nodeagent.devices import device_environment
 from nodeagent.job_workspaces import is_laid_out, lay_out
 from nodeagent.log_shipper import LogShipper
 from nodeagent.process_identity import open_process, session_members
@@ -216,13 +217,12 @@ class WorkerManager:
     def _assignment(self, action: StartWorker, group: Group, spec: JobSpec) -> Assignment:
         member = group.members[action.rank]
         index = int(member.slot.rpartition("/")[2])
-        slot = self._slots[index]
+        slot = self._slots.get(index)
+        if slot is None:
+            hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
+            raise StartError(f"slot {member.slot} is not offered any more", hint)
         threads = max(1, (os.cpu_count() or 1) // len(self._slots))
-        environ = {
-            "CUDA_VISIBLE_DEVICES": slot.uuid if slot.kind == "gpu" else "",
-            "OMP_NUM_THREADS": str(threads),
-            **spec.env,
-        }
+        environ = {"OMP_NUM_THREADS": str(threads), **spec.env, **device_environment(slot)}
         return Assignment(
             job=action.delta.job,
             version=group.version,

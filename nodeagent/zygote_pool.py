@@ -22,6 +22,14 @@ log = structlog.get_logger("zygotes")
 START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
 FORK_LIMIT_S: Final = 60.0
 PROBE_S: Final = 0.05
+NOT_PASSED_ON: Final = (
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "RANK",
+    "WORLD_SIZE",
+    "TORCH_DISTRIBUTED_DEBUG",  # DETAIL has torch end the process when another one of a group dies
+)
 
 
 class ZygoteConnection:
@@ -194,7 +202,7 @@ class ZygotePool:
 
 def _spawn(python: str, path: Path, output: Path) -> subprocess.Popen[bytes]:
     environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
-    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "RANK", "WORLD_SIZE"):
+    for name in NOT_PASSED_ON:
         environ.pop(name, None)
     environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not survive the fork
     # torch's store asks the name service for every peer; a lost answer should not cost 5 s.

@@ -26,6 +26,26 @@ MAX_ARGS: Final = 4096
 MAX_TEXT: Final = 32_768
 PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
+_NO_DEVICE: Final = "leave it out: a worker sees the device of its slot, as device 0, and no other"
+_NO_GROUP: Final = "leave it out: a group that changes relies on its value"
+CLUSTER_VARIABLES: Final = {  # set for each worker; the remedy for a job that sets one
+    "CUDA_VISIBLE_DEVICES": _NO_DEVICE,
+    "CUDA_DEVICE_ORDER": _NO_DEVICE,
+    "NVIDIA_VISIBLE_DEVICES": _NO_DEVICE,
+    "NCCL_ASYNC_ERROR_HANDLING": _NO_GROUP,  # this and the next two: older names of those below
+    "NCCL_BLOCKING_WAIT": _NO_GROUP,
+    "NCCL_DESYNC_DEBUG": _NO_GROUP,
+    "NCCL_COMM_BLOCKING": _NO_GROUP,
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": _NO_GROUP,
+    "TORCH_NCCL_BLOCKING_WAIT": _NO_GROUP,
+    "TORCH_NCCL_DESYNC_DEBUG": _NO_GROUP,
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": _NO_GROUP,
+    "TORCH_NCCL_ENABLE_MONITORING": _NO_GROUP,
+    "TORCH_NCCL_NONBLOCKING_TIMEOUT": _NO_GROUP,
+    "TORCH_NCCL_PROPAGATE_ERROR": _NO_GROUP,
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": _NO_GROUP,
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": _NO_GROUP,
+}
 
 
 class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -121,6 +141,9 @@ def _text(spec: JobSpec) -> list[Problem]:
         if name.startswith("ONES_"):
             remedy = "choose a name without the prefix ONES_"
             found.append(Problem(f"env.{name}", "is reserved for the cluster", remedy))
+        if name in CLUSTER_VARIABLES:
+            what = "is set by the cluster for each worker"
+            found.append(Problem(f"env.{name}", what, CLUSTER_VARIABLES[name]))
     return found
 
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from elastic.collectives.backend import Meeting
 from elastic.collectives.cancellable_waits import BUILD_LIMIT_S, LOOK_S, OPERATION_LIMIT_S
+from elastic.collectives.nccl_environment import nccl_environment
 
 SPIN_S: Final = 0.0001  # a look at an operation that has just begun
 LONGEST_SPIN_S: Final = 0.001
@@ -90,7 +91,7 @@ class NcclBackend:
             ValueError: if there is no GPU.
         """
         meeting = self._meeting
-        os.environ.update(environment(meeting.address))
+        os.environ.update(nccl_environment(meeting.address, os.environ))
         torch.accelerator.set_device_index(meeting.device.index)
         options = self._make.Options()
         options._timeout = timedelta(seconds=OPERATION_LIMIT_S)  # noqa: SLF001 - no public name
@@ -165,40 +166,3 @@ class NcclBackend:
         self.abort()
         with self._lock:
             self._group = None
-
-
-def environment(address: str) -> dict[str, str]:
-    """What NCCL and torch's watchdog read from the environment when a communicator is made.
-
-    Args:
-        address: of this host, where the other members reach it.
-
-    Returns:
-        Variables to set. Only a network interface that is chosen already stays.
-    """
-    interface = os.environ.get("NCCL_SOCKET_IFNAME") or f"={interface_of(address)}"
-    return {
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",  # else one death ends the survivors, a minute later
-        "TORCH_NCCL_ENABLE_MONITORING": "0",  # else a watchdog that waits kills the process
-        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",  # else another rank's dump is waited for
-        "TORCH_NCCL_BLOCKING_WAIT": "0",  # else a plain wait has a limit, and aborts
-        "NCCL_RUNTIME_CONNECT": "0",  # connect when it is built, not in the first operation
-        "NCCL_SOCKET_IFNAME": interface,  # a name by itself is a prefix: `=` makes it exact
-    }
-
-
-def interface_of(address: str) -> str:
-    """The network interface that has `address`; NCCL wants it by name.
-
-    Args:
-        address: an IPv4 or IPv6 address, as text.
-
-    Returns:
-        Its name; where none has the address, `lo` for 127.0.0.0/8 and else an empty text.
-    """
-    import psutil  # noqa: PLC0415 - only where NCCL is used
-
-    for name, found in psutil.net_if_addrs().items():
-        if any(entry.address == address for entry in found):
-            return str(name)
-    return "lo" if address.startswith("127.") else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 import torch
 
 import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
+from elastic.collectives.nccl_environment import nccl_environment
 from elastic.reporting.report_file import report_file
 from elastic.state.checkpoint_writer import drain_checkpoints
 from schemas.codec import ASSIGNMENT
@@ -39,6 +40,8 @@ def run_worker(folder: Path) -> int:
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
     os.environ.update(assignment.env)
+    if assignment.env.get("CUDA_VISIBLE_DEVICES"):
+        os.environ.update(nccl_environment(assignment.address, os.environ))
     os.environ["ONES_WORKER"] = str(folder)
     os.environ["ONES_JOB"] = assignment.job
     threads = assignment.env.get("OMP_NUM_THREADS", "")

@@ -5,22 +5,26 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import cast
 
+import msgspec
 import pytest
 
 from nodeagent import worker_manager as manager_module
+from nodeagent.agent_errors import StartError
 from nodeagent.log_shipper import LogShipper
 from nodeagent.process_identity import start_ticks
 from nodeagent.reconciler_actions import StartWorker, Terminate
-from nodeagent.reconciler_events import Ended, Event, Started
+from nodeagent.reconciler_events import Ended, Event, Started, StartFailed
 from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.worker_folders import NodeFolders
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
 from schemas.ids import WorkerId
 from schemas.messages.worker import Forked
+from schemas.nodes import SlotSpec
 from tests.support.builders import N1, A, node_spec, run
 
 FIRST = WorkerId(f"{A}.v1.r0")
@@ -47,6 +51,27 @@ class Forking:
         self.child.communicate()
 
 
+def manager_of(
+    folders: NodeFolders,
+    slots: tuple[SlotSpec, ...],
+    zygote: object,
+    on_event: Callable[[Event], None],
+) -> WorkerManager:
+    return WorkerManager(
+        node=N1,
+        address="127.0.0.1",
+        folders=folders,
+        slots=slots,
+        python=sys.executable,
+        grace_s=60.0,
+        zygotes=cast(ZygotePool, zygote),
+        shipper=LogShipper(N1, lambda _: None),
+        fetcher=SnapshotFetcher(),
+        on_event=on_event,
+        may_read=lambda: True,
+    )
+
+
 async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -61,22 +86,72 @@ async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
         if isinstance(event, Started):
             manager.perform(Terminate(event.worker))
 
-    manager = WorkerManager(
-        node=N1,
-        address="127.0.0.1",
-        folders=folders,
-        slots=node_spec().slots,
-        python=sys.executable,
-        grace_s=60.0,
-        zygotes=cast(ZygotePool, zygote),
-        shipper=LogShipper(N1, lambda _: None),
-        fetcher=SnapshotFetcher(),
-        on_event=on_event,
-        may_read=lambda: True,
-    )
+    manager = manager_of(folders, node_spec().slots, zygote, on_event)
     try:
         manager.perform(StartWorker(FIRST, 0, run(A)))
         events = [await asyncio.wait_for(heard.get(), 1.0) for _ in range(2)]
         assert [type(event) for event in events] == [Started, Ended]
     finally:
         manager.close()
+
+
+class NotForking:
+    """A zygote that fails, behind a folder that is written."""
+
+    async def fork(self, _: str, __: Path) -> Forked:
+        raise StartError("no")
+
+    def close(self) -> None:
+        pass
+
+
+async def started_on(
+    slot: SlotSpec, folders: NodeFolders, **env: str
+) -> tuple[Event, dict[str, str] | None]:
+    heard: asyncio.Queue[Event] = asyncio.Queue()
+    manager = manager_of(folders, (slot,), NotForking(), heard.put_nowait)
+    delta = run(A)
+    assert delta.spec is not None
+    delta = msgspec.structs.replace(delta, spec=msgspec.structs.replace(delta.spec, env=env))
+    manager.perform(StartWorker(FIRST, 0, delta))
+    event = await asyncio.wait_for(heard.get(), 1.0)
+    manager.close()
+    given = folders.worker(FIRST).assignment()
+    return event, None if given is None else given.env
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> NodeFolders:
+    made = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
+    made.make()
+    return made
+
+
+async def test_the_device_of_a_slot_wins_over_that_of_a_job(folders: NodeFolders) -> None:
+    slot = SlotSpec(index=0, kind="gpu", uuid="GPU-aa11")
+
+    _, given = await started_on(
+        slot,
+        folders,
+        CUDA_VISIBLE_DEVICES="7",
+        CUDA_DEVICE_ORDER="x",
+        OMP_NUM_THREADS="3",
+        MINE="1",
+    )
+
+    assert given == {
+        "CUDA_VISIBLE_DEVICES": "GPU-aa11",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "OMP_NUM_THREADS": "3",
+        "MINE": "1",
+    }
+
+
+async def test_a_worker_on_a_slot_that_is_not_offered_any_more_fails_to_start(
+    folders: NodeFolders,
+) -> None:
+    event, given = await started_on(SlotSpec(index=1, kind="gpu", uuid="GPU-aa22"), folders)
+
+    hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
+    assert event == StartFailed(FIRST, "slot n1/0 is not offered any more", hint)
+    assert given is None

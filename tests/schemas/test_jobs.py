@@ -149,6 +149,25 @@ def test_a_variable_of_the_cluster_is_reserved(name: str) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        (
+            "CUDA_VISIBLE_DEVICES",
+            "leave it out: a worker sees the device of its slot, as device 0, and no other",
+        ),
+        (
+            "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+            "leave it out: a group that changes relies on its value",
+        ),
+    ],
+)
+def test_a_variable_that_each_worker_is_given_is_refused(name: str, remedy: str) -> None:
+    assert problems(spec(env={"NCCL_SOCKET_IFNAME": "ib0", name: "0"})) == (
+        Problem(f"env.{name}", "is set by the cluster for each worker", remedy),
+    )
+
+
 # --- batches
 
 

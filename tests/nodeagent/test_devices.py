@@ -1,0 +1,199 @@
+"""The inventory of hosts whose driver library is a stand-in that `pynvml` loads."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Final
+
+import pytest
+
+from nodeagent.devices import device_environment
+from schemas.nodes import SlotSpec
+from tests.support.fake_nvml import Hosts, broken_driver, build_driver
+
+GIB: Final = 2**30
+H100: Final = f"gpu|GPU-aa11|NVIDIA H100|{80 * GIB}|0|0"
+SECOND: Final = f"gpu|GPU-aa22|NVIDIA H100|{80 * GIB}|0|-1"
+SPLIT: Final = f"""gpu|GPU-bb11|NVIDIA A100|{40 * GIB}|0|1
+mig|MIG-c1|NVIDIA A100 MIG 1g.5gb|{5 * GIB}
+mig|-|-|0
+mig|MIG-c2|NVIDIA A100 MIG 2g.10gb|{10 * GIB}"""
+UNMADE: Final = f"gpu|GPU-bb22|NVIDIA A100|{40 * GIB}|0|1"
+LOST: Final = "gpu|GPU-ff|NVIDIA H100|0|15|0"
+CPU: Final = [(0, "cpu", ""), (1, "cpu", "")]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+    with Hosts(build_driver(tmp_path_factory.mktemp("driver"))) as hosts:
+        yield hosts
+
+
+def offered(answer: dict[str, Any]) -> list[tuple[int, str, str]]:
+    assert not answer["open"]
+    return [(slot["index"], slot["kind"], slot["uuid"]) for slot in answer["slots"]]
+
+
+def test_each_gpu_is_a_slot(hosts: Hosts) -> None:
+    answer = hosts.inventory(f"{H100}\n{SECOND}")
+
+    assert answer == {
+        "slots": [
+            {
+                "index": index,
+                "kind": "gpu",
+                "model": "NVIDIA H100",
+                "memory_bytes": 80 * GIB,
+                "uuid": uuid,
+            }
+            for index, uuid in enumerate(("GPU-aa11", "GPU-aa22"))
+        ],
+        "logged": [],
+        "open": False,
+    }
+
+
+def test_each_mig_instance_is_a_slot_of_its_own_size(hosts: Hosts) -> None:
+    answer = hosts.inventory(f"{H100}\n{SPLIT}\n{SECOND}")
+
+    assert [(s["index"], s["uuid"], s["memory_bytes"] // GIB) for s in answer["slots"]] == [
+        (0, "GPU-aa11", 80),
+        (1, "MIG-c1", 5),
+        (2, "MIG-c2", 10),
+        (3, "GPU-aa22", 80),
+    ]
+
+
+def test_a_gpu_with_mig_on_and_no_instance_is_no_slot_and_is_logged(hosts: Hosts) -> None:
+    answer = hosts.inventory(f"{UNMADE}\n{H100}")
+
+    assert offered(answer) == [(1, "gpu", "GPU-aa11")]
+    assert answer["logged"] == ["MIG is on and has no instance: nothing is offered"]
+
+
+def test_a_gpu_that_does_not_answer_is_left_out_and_the_others_keep_their_numbers(
+    hosts: Hosts,
+) -> None:
+    answer = hosts.inventory(f"{H100}\n{LOST}\n{SECOND}")
+
+    assert offered(answer) == [(0, "gpu", "GPU-aa11"), (2, "gpu", "GPU-aa22")]
+    assert answer["logged"] == ["a GPU does not answer, and is not offered"]
+
+
+@pytest.mark.parametrize(
+    ("driver", "why"),
+    [
+        ("init|18", "RM has detected an NVML/RM version mismatch"),
+        (LOST, "none of its 1 GPUs answers"),
+    ],
+)
+def test_a_host_whose_driver_fails_does_not_pass_for_one_without_gpus(
+    hosts: Hosts, driver: str, why: str
+) -> None:
+    assert hosts.inventory(driver)["error"] == [
+        "devices",
+        f"devices: the GPU driver cannot be used: {why}",
+        'see what nvidia-smi says, or offer CPU slots with devices = "cpu"',
+    ]
+
+
+@pytest.mark.parametrize("driver", ["init|9", ""])
+def test_a_driver_that_is_not_loaded_or_has_no_gpu_leaves_cpu_slots(
+    hosts: Hosts, driver: str
+) -> None:
+    assert offered(hosts.inventory(driver, CUDA_VISIBLE_DEVICES="0")) == CPU
+
+
+def test_without_a_driver_there_are_cpu_slots(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    with Hosts(broken_driver(tmp_path_factory.mktemp("none"))) as hosts:
+        assert offered(hosts.inventory(H100)) == CPU
+
+
+# --- the agent's own CUDA_VISIBLE_DEVICES
+
+
+@pytest.mark.parametrize(
+    ("value", "slots"),
+    [
+        ("0", [(0, "gpu", "GPU-aa11")]),
+        ("1", [(1, "gpu", "GPU-aa22")]),
+        ("1,0", [(0, "gpu", "GPU-aa11"), (1, "gpu", "GPU-aa22")]),
+        ("1,-1,0", [(1, "gpu", "GPU-aa22")]),
+        ("GPU-aa2", [(1, "gpu", "GPU-aa22")]),
+        ("", CPU),
+        ("-1", CPU),
+    ],
+)
+def test_an_agent_offers_what_its_own_environment_shows_it(
+    hosts: Hosts, value: str, slots: list[tuple[int, str, str]]
+) -> None:
+    answer = hosts.inventory(f"{H100}\n{SECOND}", CUDA_VISIBLE_DEVICES=value)
+
+    assert offered(answer) == slots
+    assert answer["logged"] == []
+
+
+@pytest.mark.parametrize(
+    ("value", "slots"), [("MIG-c2", ["MIG-c2"]), ("GPU-bb", ["MIG-c1", "MIG-c2"])]
+)
+def test_mig_instances_are_named_one_by_one_or_by_their_gpu(
+    hosts: Hosts, value: str, slots: list[str]
+) -> None:
+    answer = hosts.inventory(f"{H100}\n{SPLIT}", CUDA_VISIBLE_DEVICES=value)
+
+    assert [slot["uuid"] for slot in answer["slots"]] == slots
+
+
+def test_an_entry_that_names_no_gpu_ends_the_list_and_is_logged(hosts: Hosts) -> None:
+    answer = hosts.inventory(f"{H100}\n{SECOND}", CUDA_VISIBLE_DEVICES="1,7,0")
+
+    assert offered(answer) == [(1, "gpu", "GPU-aa22")]
+    assert answer["logged"] == ["CUDA_VISIBLE_DEVICES ends at what names no GPU"]
+
+
+@pytest.mark.parametrize(
+    ("value", "what", "remedy"),
+    [
+        ("7", "it names no GPU that can be used", "nvidia-smi -L lists their UUIDs"),
+        ("GPU-ff", "it names no GPU that can be used", "nvidia-smi -L lists their UUIDs"),
+        ("0,0", "0 stands in it twice, and CUDA then shows no GPU", "name each GPU once"),
+    ],
+)
+def test_a_value_that_shows_nothing_by_mistake_is_refused(
+    hosts: Hosts, value: str, what: str, remedy: str
+) -> None:
+    assert hosts.inventory(f"{H100}\n{SECOND}", CUDA_VISIBLE_DEVICES=value)["error"] == [
+        "CUDA_VISIBLE_DEVICES",
+        f"CUDA_VISIBLE_DEVICES={value}: {what}",
+        remedy,
+    ]
+
+
+def test_indices_among_gpus_of_several_models_need_an_order(hosts: Hosts) -> None:
+    mixed = f"{H100}\ngpu|GPU-dd|NVIDIA T4|{15 * GIB}|0|-1"
+
+    assert hosts.inventory(mixed, CUDA_VISIBLE_DEVICES="1")["error"] == [
+        "CUDA_VISIBLE_DEVICES",
+        "CUDA_VISIBLE_DEVICES=1: CUDA counts GPUs of several models by speed, the driver by bus",
+        "set CUDA_DEVICE_ORDER=PCI_BUS_ID beside it, or name UUIDs",
+    ]
+    ordered = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert offered(hosts.inventory(mixed, **ordered)) == [(1, "gpu", "GPU-dd")]
+
+
+# --- what a worker sees
+
+
+def test_a_worker_sees_the_device_of_its_slot_and_no_other() -> None:
+    gpu = SlotSpec(index=3, kind="gpu", uuid="MIG-c2")
+
+    assert device_environment(gpu) == {
+        "CUDA_VISIBLE_DEVICES": "MIG-c2",
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+    }
+
+
+def test_a_worker_of_a_cpu_slot_sees_no_gpu() -> None:
+    assert device_environment(SlotSpec(index=0, kind="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
