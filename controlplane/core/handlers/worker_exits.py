@@ -129,7 +129,8 @@ def _lose_worker(
     if _nobody_left(job, status):
         _all_gone(ctx, job, status, event)
     elif not incumbent and (change is None or change.kind != RECOVER):
-        if stays:
+        # A script that is through may end before its node says that it has joined.
+        if stays and not (cause is ExitCause.DONE and _leaves(change)):
             what = why if cause is not ExitCause.DONE else "a newcomer ended"
             abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, f"a newcomer is lost: {what}")
     elif cause is ExitCause.FAILED:
@@ -175,7 +176,7 @@ def _nobody_left(job: Job, status: Running | Rescaling) -> bool:
 
 
 def _leaves(change: Rescale | None) -> bool:
-    """Whether some members leave by agreement, and may exit before all is settled."""
+    """Whether some members leave or join by agreement, and may exit before all is settled."""
     return change is not None and change.phase is RescalePhase.SWITCHING
 
 

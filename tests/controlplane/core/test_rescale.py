@@ -472,6 +472,20 @@ def test_a_newcomer_that_ends_is_no_failure_of_the_job(code: int) -> None:
     assert (job.phase, job.attempts.failures, job.attempts.losses) == (Phase.RUNNING, 0, 0)
 
 
+def test_a_newcomer_whose_script_is_through_first_is_not_lost() -> None:
+    """The job's last epoch ends in the group that it has just joined; its node says so first."""
+    controller = switching()
+    controller.tell(N1, formed(A, index=4, group=2))
+    controller.tell(N1, finished(A, index=5, why="10 of 10 epochs"))
+
+    early = controller.tell(N2, exited(A, 2, rank=1, code=0))
+    last = controller.tell(N1, exited(A, code=0))
+
+    assert reasons(early) == []
+    assert (reasons(last), phase(controller)) == (["10 of 10 epochs"], Phase.SUCCEEDED)
+    assert controller.job(A).attempts.recoveries == 0
+
+
 def test_a_newcomer_that_cannot_be_started_leaves_the_old_group_training() -> None:
     controller = growing()
 
