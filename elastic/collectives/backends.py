@@ -7,7 +7,7 @@ from typing import Final
 
 import torch
 
-from elastic.collectives.backend import Backend, Meeting
+from elastic.collectives.backend_protocol import Backend, Meeting
 from elastic.collectives.gloo import GlooBackend
 from elastic.collectives.nccl import NcclBackend
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from elastic.collectives.backend import Meeting
+from elastic.collectives.backend_protocol import Meeting
 from elastic.collectives.cancellable_waits import BUILD_LIMIT_S, LOOK_S, OPERATION_LIMIT_S
 from elastic.collectives.nccl_environment import nccl_environment
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 import torch
 
-from elastic.collectives.backend import Backend, Operation
+from elastic.collectives.backend_protocol import Backend, Operation
 from elastic.collectives.cancellable_waits import first_line
 from elastic.collectives.gloo import GlooBackend
 from elastic.collectives.store import GroupWords

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch._C._distributed_c10d import PrefixStore
 
-from elastic.collectives.backend import Backend, Meeting
+from elastic.collectives.backend_protocol import Backend, Meeting
 from elastic.collectives.backends import CPU, backend_for, use_device
 from elastic.collectives.cancellable_waits import first_line
 from elastic.collectives.gloo import GlooBackend
