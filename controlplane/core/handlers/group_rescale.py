@@ -165,10 +165,10 @@ def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
     """The new group trains; what is not in it is about to exit."""
     change, old, group = status.change, status.group, status.change.group
     rescales.advance(job.job, change, RescaleTrigger.FORMED)
+    shares = {member.worker: member.local_batch for member in group.members}
     for worker in job.workers.values():
-        member = group.member(worker.worker)
-        if member is not None:
-            worker.local_batch = member.local_batch
+        if worker.worker in shares:
+            worker.local_batch = shares[worker.worker]
         elif worker.phase is WorkerPhase.MEMBER:
             ctx.advance_worker(job, worker, WorkerTrigger.RETIRED)
     job.attempts.recoveries = 0
