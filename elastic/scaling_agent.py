@@ -19,6 +19,7 @@ from elastic.collectives.backends import slot_device
 from elastic.group.group_changes import GroupTransitions
 from elastic.group.membership import Membership
 from elastic.group.order_receiver import OrderListener
+from elastic.hooks.grad_scalers import track_grad_scalers
 from elastic.hooks.lr_schedulers import track_lr_schedulers
 from elastic.hooks.optimizer_step import patch_optimizer_step
 from elastic.metrics.samples_per_second import SpeedMeter
@@ -191,6 +192,7 @@ class ScalingAgent:
         self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(optimizer, self.track)
+        track_grad_scalers(self._training.found_scaler)
         self._training.speed = SpeedMeter(time.monotonic())
         return model, optimizer, loader
 
@@ -214,11 +216,12 @@ class ScalingAgent:
         return loader
 
     def track(self, **stateful: Any) -> None:
-        """Keep these in checkpoints and transfers too: scalers, anything with a `state_dict`.
+        """Keep these in checkpoints and transfers too: anything with a `state_dict`.
 
         Call it after `load` and before the first epoch; in a resumed job they have their state back
-        when it returns, with mappings as dicts and named tuples as tuples. Schedulers of torch that
-        are made after `load` are tracked by themselves.
+        when it returns, with mappings as dicts and named tuples as tuples. Schedulers of torch, and
+        classes derived from them, are tracked by themselves if they are made after `load`; so are
+        torch's gradient scalers.
         """
         self._training.track(stateful)
 

@@ -1,10 +1,15 @@
-"""See every scheduler of torch that a script makes for its optimizer."""
+"""See every scheduler of torch that a script makes for its optimizer.
+
+Some call their base class's constructor, some do not, some are made of others: so the constructor
+of every class is wrapped, and the outermost one tells.
+"""
 
 from __future__ import annotations
 
+import functools
 import itertools
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -13,6 +18,8 @@ from torch.optim.lr_scheduler import LRScheduler
 _trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRScheduler], None]] = (
     weakref.WeakKeyDictionary()
 )
+_watched: weakref.WeakSet[type] = weakref.WeakSet()
+_being_made: list[int] = []  # schedulers whose constructor is running
 
 
 def track_lr_schedulers(optimizer: torch.optim.Optimizer, track: Callable[..., None]) -> None:
@@ -24,14 +31,57 @@ def track_lr_schedulers(optimizer: torch.optim.Optimizer, track: Callable[..., N
     """
     count = itertools.count(1)
     _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
-    if LRScheduler.__init__.__name__ == "made":
+    if LRScheduler in _watched:
         return
-    original: Any = LRScheduler.__init__
+    for kind in [*_below(LRScheduler)]:
+        _watch(kind)
 
+    def derive(cls: type) -> None:
+        _watch(cls)
+
+    later: Any = classmethod(derive)
+    LRScheduler.__init_subclass__ = later  # type: ignore[method-assign]
+
+
+def _below(kind: type) -> Iterator[type]:
+    yield kind
+    derived: list[type] = kind.__subclasses__()
+    for each in derived:
+        yield from _below(each)
+
+
+def _watch(kind: type) -> None:
+    if kind in _watched:
+        return
+    _watched.add(kind)
+    original: Any = vars(kind).get("__init__")
+    if original is None:
+        return
+
+    @functools.wraps(original)
     def made(self: LRScheduler, *args: Any, **options: Any) -> None:
-        original(self, *args, **options)
-        tracker = _trackers.get(self.optimizer)
+        outermost = id(self) not in _being_made
+        _being_made.append(id(self))
+        try:
+            original(self, *args, **options)
+        finally:
+            _being_made.remove(id(self))
+        optimizer = _optimizer_of(self) if outermost else None
+        tracker = _trackers.get(optimizer) if optimizer is not None else None
         if tracker is not None:
             tracker(self)
 
-    LRScheduler.__init__ = made  # type: ignore[method-assign]
+    kind.__init__ = made  # type: ignore[misc]
+
+
+def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:
+    """Its own, or that of the schedulers that it is made of."""
+    parts = list(vars(made).values())
+    for part in parts:
+        if isinstance(part, torch.optim.Optimizer):
+            return part
+        if isinstance(part, LRScheduler) and (found := _optimizer_of(part)) is not None:
+            return found
+        if isinstance(part, list | tuple):
+            parts.extend(part)
+    return None

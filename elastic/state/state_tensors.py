@@ -161,6 +161,8 @@ class TensorState:
         for dtype in sorted(picked, key=str):
             joined = torch.cat(picked[dtype]).cpu().contiguous()
             hashed.update(as_bytes(as_byte_row(joined)))
+        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        hashed.update(repr(rates).encode())  # a scheduler may look at what differs by rank
         return hashed.digest()
 
     def _kept(self, parameter: torch.Tensor) -> dict[str, Any]:

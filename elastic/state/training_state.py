@@ -8,6 +8,7 @@ import time
 from typing import Any
 
 import msgspec
+from torch.amp.grad_scaler import GradScaler
 
 from elastic.metrics.loss_meter import LossMeter
 from elastic.metrics.noise_scale import NoiseMeter
@@ -21,6 +22,7 @@ from elastic.state.lr_state import LrState
 from elastic.state.random_state import random_state, restore_random_state, seed_apart
 from elastic.state.state_tensors import TensorState
 from elastic.state.state_transfer import IncomingState, OutgoingState
+from elastic.state.tracked_states import TrackedStates
 from elastic.state.transfer_metadata import decode_metadata, encode_metadata
 from elastic.training_errors import CancelledError, UsageError
 from schemas.jobs import StopRule
@@ -54,8 +56,8 @@ class TrainingState:
         self._rank = rank
         self._tensors: TensorState | None = None
         self._timed = -1  # version of the group whose speed is measured
-        self._tracked: dict[str, Any] = {}  # schedulers, scalers: by name
-        self._resumed: dict[str, Any] = {}  # states of what is tracked later
+        self._tracked = TrackedStates()
+        self._scalers = 0  # that were found
         self._resumed_groups: list[dict[str, Any]] = []  # of the optimizer
 
     def use(self, tensors: TensorState, stream: SampleStream) -> None:
@@ -141,10 +143,8 @@ class TrainingState:
             stateful: by name; each has `state_dict` and `load_state_dict`. One named `scaler`
                 tells what losses are multiplied with.
         """
-        self._tracked.update(stateful)
         for name, thing in stateful.items():
-            if name in self._resumed:
-                thing.load_state_dict(self._resumed.pop(name))
+            self._tracked.add(name, thing)
         if self._tensors is not None and self._resumed_groups:
             # a scheduler's constructor sets rates as if it were new
             self._tensors.take_hyperparameters(self._resumed_groups)
@@ -152,20 +152,23 @@ class TrainingState:
         if scaler is not None:
             self.losses.scale = scaler.get_scale
 
-    def _tracked_states(self) -> Any:
-        return copy_to_host({name: thing.state_dict() for name, thing in self._tracked.items()})
+    def found_scaler(self, scaler: GradScaler) -> None:
+        """The script is about to scale a loss.
 
-    def _load_tracked(self, states: dict[str, Any]) -> None:
-        for name, state in states.items():
-            if name in self._tracked:
-                self._tracked[name].load_state_dict(state)
-            else:
-                self._resumed[name] = state
+        Args:
+            scaler: tracked from now on, if it is not yet.
+        """
+        if scaler in self._tracked:
+            return
+        self._scalers += 1
+        self._tracked.add(f"scaler {self._scalers}", scaler)
+        if self._scalers == 1:
+            self.losses.scale = scaler.get_scale
 
     def snapshot(self) -> dict[str, Any]:
         """Schedulers, scalers and rates as they are, to undo a step that is rolled back."""
         hyper = self._tensors.hyperparameters() if self._tensors else []
-        return {"tracked": self._tracked_states(), "hyper": copy_to_host(hyper)}
+        return {"tracked": self._tracked.states(), "hyper": copy_to_host(hyper)}
 
     def restore(self, snapshot: dict[str, Any]) -> None:
         """The reverse.
@@ -173,7 +176,7 @@ class TrainingState:
         Args:
             snapshot: what `snapshot` gave.
         """
-        self._load_tracked(snapshot["tracked"])
+        self._tracked.load(snapshot["tracked"])
         if self._tensors is not None:
             self._tensors.take_hyperparameters(snapshot["hyper"])
 
@@ -203,7 +206,7 @@ class TrainingState:
             "stop": msgspec.to_builtins(self.stop),
             "why_done": self.why_done,
             "ramp": self.lr_state.state_list(),
-            "tracked": self._tracked_states(),
+            "tracked": self._tracked.states(),
         }
 
     def load_metadata(self, metadata: dict[str, Any]) -> None:
@@ -218,7 +221,7 @@ class TrainingState:
         self.stop = msgspec.convert(metadata["stop"], StopState)
         self.epoch_summary = metadata["report"].encode("latin-1")
         self.lr_state.load_state_list(metadata["ramp"])
-        self._load_tracked(metadata["tracked"])
+        self._tracked.load(metadata["tracked"])
         self._tensors.take_hyperparameters(metadata["hyper"])
         seed_apart(metadata["random"]["torch"], self._rank)
 
@@ -276,7 +279,7 @@ class TrainingState:
         self.why_done = content["why_done"]
         if "ramp" in content:
             self.lr_state.load_state_list(content["ramp"])
-        self._resumed = dict(content["tracked"])
+        self._tracked.await_states(content["tracked"])
         restore_random_state(content["random"])
 
 

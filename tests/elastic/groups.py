@@ -128,11 +128,24 @@ def build_model():
 def build_optimizer(parameters):
     return torch.optim.Adam(parameters, lr=0.01)
 
+class Both(torch.optim.lr_scheduler.LRScheduler):
+    def __init__(self, *parts):  # a script's own, without its base's
+        self.parts = list(parts)
+
+    def step(self):
+        self.parts[0].step()
+        self.parts[1].step(1.0)
+
 def schedules(optimizer):
-    per_batch = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.97)
-    per_epoch = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.98**epoch)
+    every = torch.optim.lr_scheduler
+    warm = every.LinearLR(optimizer, 0.3, total_iters=11)
+    falling = every.MultiStepLR(optimizer, (7, 19, 31), 0.9)
+    per_batch = every.SequentialLR(optimizer, [warm, falling], [11])
+    slowly = every.LambdaLR(optimizer, lambda epoch: 0.98**epoch)
+    plateau = every.ReduceLROnPlateau(optimizer, factor=0.8, patience=3)
+    chained = every.ChainedScheduler([slowly], optimizer)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=9)
-    return per_batch, per_epoch, scaler
+    return per_batch, Both(chained, plateau), scaler
 """
 
 SCHEDULED_LOOP: Final = """
@@ -140,7 +153,6 @@ model, optimizer, loader = agent.load(
     build_model, build_optimizer, data, batch_size=1, lr_scaling=SCALING
 )
 per_batch, per_epoch, scaler = schedules(optimizer)
-agent.track(scaler=scaler)
 for epoch in agent.epochs(1000):
     for x, y in loader:
         optimizer.zero_grad()

@@ -155,3 +155,29 @@ def test_a_metric_that_is_no_number_is_named(agent: ScalingAgent) -> None:
 
     with pytest.raises(UsageError, match=r"report\(accuracy=...\) got str"):
         agent.report(accuracy="good")  # type: ignore[arg-type]
+
+
+def test_schedulers_of_every_make_and_scalers_are_found(agent: ScalingAgent) -> None:
+    every = torch.optim.lr_scheduler
+
+    class Own(every.LRScheduler):  # its base's constructor is not called
+        def __init__(self, inner: every.LRScheduler) -> None:
+            self.inner = inner
+            self.calls = 3
+
+    _, optimizer, _ = loaded(agent)
+    other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+    made = [every.ConstantLR(optimizer), every.StepLR(optimizer, 3)]
+    every.StepLR(other, 3)
+    whole = every.SequentialLR(optimizer, made, [2])
+    found = [*made, whole, every.ReduceLROnPlateau(optimizer), Own(whole)]
+    scaler, off = torch.amp.GradScaler("cpu"), torch.amp.GradScaler("cpu", enabled=False)
+    for each in (scaler, scaler, off):
+        each.scale(torch.ones(()))
+
+    tracked = agent._training._tracked
+    assert tracked._things == {
+        **{f"scheduler {place}": each for place, each in enumerate(found, start=1)},
+        "scaler 1": scaler,
+    }
+    assert tracked.states()["scheduler 5"] == {"calls": 3}

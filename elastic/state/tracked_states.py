@@ -1,0 +1,106 @@
+"""The states of what stands beside model and optimizer: schedulers, scalers, a script's own."""
+
+from __future__ import annotations
+
+from collections import Counter, OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+
+from elastic.state.host_copy import copy_to_host
+
+
+class TrackedStates:
+    """By name; what is tracked later than its state came gets it then."""
+
+    def __init__(self) -> None:
+        self._things: dict[str, Any] = {}
+        self._waiting: dict[str, Any] = {}  # states of what is tracked later
+        self._copy: dict[str, Any] = {}  # that was given last
+
+    def __contains__(self, thing: Any) -> bool:
+        """Whether `thing` is tracked, under whatever name."""
+        return any(known is thing for known in self._things.values())
+
+    def add(self, name: str, thing: Any) -> None:
+        """Track `thing`; if its state came before, it has it when this returns.
+
+        Args:
+            name: the same on every worker, and in a resumed job.
+            thing: has `state_dict` and `load_state_dict`.
+        """
+        self._things[name] = thing
+        if name in self._waiting:
+            _load(thing, self._waiting.pop(name))
+        else:
+            self._copy.setdefault(name, copy_to_host(_state(thing)))  # its state when it began
+
+    def states(self) -> dict[str, Any]:
+        """Copies on the host, by name.
+
+        What is tracked later is added to the copies that were given last, as it was then: it is
+        new, and whoever goes back goes back to that.
+        """
+        copies: dict[str, Any] = copy_to_host(
+            {name: _state(thing) for name, thing in self._things.items()}
+        )
+        self._copy = copies
+        return copies
+
+    def load(self, states: Mapping[str, Any]) -> None:
+        """The reverse.
+
+        Args:
+            states: what `states` gave, here or on another worker.
+        """
+        for name, state in states.items():
+            if name in self._things:
+                _load(self._things[name], state)
+            else:
+                self._waiting[name] = state
+
+    def await_states(self, states: Mapping[str, Any]) -> None:
+        """These are of things that are tracked later.
+
+        Args:
+            states: of a checkpoint.
+        """
+        self._waiting = dict(states)
+
+
+def _state(thing: Any) -> Any:
+    """Its state; of a scheduler that keeps others in attributes, without them: they have theirs."""
+    state = thing.state_dict()
+    if isinstance(thing, LRScheduler) and type(thing).state_dict is LRScheduler.state_dict:
+        return {key: value for key, value in state.items() if not _is_object(value)}
+    return state
+
+
+def _is_object(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        return any(_is_object(part) for part in value)
+    return callable(value) or isinstance(value, LRScheduler | torch.optim.Optimizer)
+
+
+def _load(thing: Any, state: Any) -> None:
+    """Give it its state, with the containers that it had: copies hold plain ones."""
+    parts = [vars(part) for part in _schedulers(thing)]
+    kinds = [{key: type(value) for key, value in held.items()} for held in parts]
+    thing.load_state_dict(state)
+    for held, kind in zip(parts, kinds, strict=True):
+        for key, was in kind.items():
+            if was in {Counter, OrderedDict} and type(held.get(key)) is dict:
+                held[key] = was(held[key])
+
+
+def _schedulers(thing: Any) -> list[LRScheduler]:
+    """`thing` and those that it is made of, if it is a scheduler."""
+    if isinstance(thing, list | tuple):
+        return [found for part in thing for found in _schedulers(part)]
+    if not isinstance(thing, LRScheduler):
+        return []
+    return [thing, *_schedulers(list(vars(thing).values()))]
