@@ -30,7 +30,7 @@ LONGEST = (  # in this order
     "integration/test_rescale", "integration/test_training", "test_group_changes",
     "integration/test_scheduling", "integration/test_two_nodes", "integration/test_survival",
     "test_launch", "ones/test_steady_cluster", "cli/test_simulate", "core/test_properties",
-    "integration/", "sim/test_simulated_planner", "service/test_search_planner", "sim/test_recorded_model",
+    "integration/", "elastic/gpu/", "test_kinds_of_models", "sim/test_simulated_planner", "service/test_search_planner", "sim/test_recorded_model",
     "ones/test_evolution", "sim/test_scenario", "sim/test_plots", "sim/", "elastic/",
 )  # fmt: skip
 MORE_THAN_CORES = 2  # clusters wait more than they compute

@@ -9,7 +9,7 @@ from collections import OrderedDict, defaultdict
 from functools import partial
 from io import FileIO
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -66,11 +66,11 @@ def test_a_copy_does_not_change_when_training_goes_on() -> None:
 
 class Moments(NamedTuple):
     mean: torch.Tensor
-    count: int
+    samples: int
 
 
 def test_a_copy_has_the_same_containers_and_mappings_as_dicts() -> None:
-    state = {
+    state: dict[str, Any] = {
         "named": Moments(torch.ones(1), 2),
         "shape": torch.Size([2, 3]),
         "ordered": OrderedDict(a=[(1, 2.0)]),

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from elastic import launch
+from elastic.worker import run_script
 from elastic.worker.run_script import _where
 from tests.elastic.peers import FORKS
 from tests.support.cluster import TOY
@@ -34,7 +35,7 @@ def _launch(folder: Path, arguments: Sequence[str]) -> None:
     for name, descriptor in (("out", 1), ("err", 2)):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT), descriptor)
     sys.argv = ["elastic.launch", "train.py", *arguments]
-    launch.main()
+    run_script.main()
 
 
 def test_a_script_runs_stand_alone_beside_a_file_that_is_called_elastic(tmp_path: Path) -> None:

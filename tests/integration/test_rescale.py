@@ -182,13 +182,13 @@ def test_the_output_of_every_worker_that_ever_was_is_there(cluster: Cluster) -> 
     shown = cluster.show(job)
     cluster.ones("cancel", job)
 
-    by_epoch = defaultdict(set)
+    by_epoch: dict[int, set[int]] = defaultdict(set)
     for line in cluster.output(job):
         if line.startswith("epoch"):
             _, epoch, _, rank, _ = line.split()
             by_epoch[int(epoch)].add(int(rank))
-    for epoch in range(shown["epoch"]):
-        assert by_epoch[epoch] == set(range(len(by_epoch[epoch])))
+    for finished in range(shown["epoch"]):
+        assert by_epoch[finished] == set(range(len(by_epoch[finished])))
     assert max(len(ranks) for ranks in by_epoch.values()) == 3
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 from controlplane.client import Client, JobSpec
 from schemas.ids import Rank, Version
@@ -27,7 +28,7 @@ async def test_a_delta_goes_to_the_nodes_of_its_job_and_to_no_other_agent(tmp_pa
         node = detail.workers[0].node
         chosen = next(agent for agent in fleet.agents if agent.node == node)
         prepare = await chosen.delta(1)
-        who = {"job": job, "version": Version(1), "rank": Rank(0)}
+        who: dict[str, Any] = {"job": job, "version": Version(1), "rank": Rank(0)}
         chosen.happen(WorkerStarted(pid=1, started_ticks=1, **who))
         chosen.happen(WorkerReady(index=1, epoch_samples=10, resumed_epoch=0, parameters=1, **who))
         switch = await chosen.delta(2)

@@ -29,7 +29,16 @@ def build_driver(folder: Path) -> Path:
     compiler = next((found for name in ("cc", "gcc", "clang") if (found := shutil.which(name))), "")
     if not compiler:
         pytest.skip("no C compiler here to build the stand-in of the GPU driver with")
-    command = [compiler, "-Wall", "-Werror", "-shared", "-fPIC", "-o", folder / LIBRARY, SOURCE]
+    command = [
+        compiler,
+        "-Wall",
+        "-Werror",
+        "-shared",
+        "-fPIC",
+        "-o",
+        str(folder / LIBRARY),
+        str(SOURCE),
+    ]
     subprocess.run(command, check=True)
     return folder
 

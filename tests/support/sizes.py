@@ -13,6 +13,7 @@ FULL = 100  # hypothesis' own number, which is that of the profile `full`
 
 def examples(count: int) -> int:
     """`count` in the profile `full`, its part in a smaller one."""
+    assert settings.default is not None
     return max(1, count * settings.default.max_examples // FULL)
 
 

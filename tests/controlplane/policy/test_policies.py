@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -49,7 +50,7 @@ def answer(name: str, told: Shown) -> Plan:
     return fallback_plan(told[0], NOW) if name == "fill" else asked(made(name), told)
 
 
-def changed(plan: Plan, view: ClusterView) -> list[tuple[JobView, dict[SlotId, int]]]:
+def changed(plan: Plan, view: ClusterView) -> list[tuple[JobView, Mapping[SlotId, int]]]:
     """Jobs that get other slots or batches, and which; a job that stops or waits is not in it."""
     return [
         (view.jobs[name], placed)
