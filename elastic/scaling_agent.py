@@ -19,6 +19,7 @@ from elastic.collectives.backends import slot_device
 from elastic.group.group_changes import GroupTransitions
 from elastic.group.membership import Membership
 from elastic.group.order_receiver import OrderListener
+from elastic.hooks.device_use import hold_device
 from elastic.hooks.grad_scalers import track_grad_scalers
 from elastic.hooks.lr_schedulers import track_lr_schedulers
 from elastic.hooks.optimizer_step import patch_optimizer_step
@@ -73,8 +74,10 @@ class ScalingAgent:
         self._membership = Membership.begin(assignment, slot_device())
         granted = assignment is None or assignment.granted
         self._listener = OrderListener(self._membership, self._report, granted=granted)
+        if not granted:
+            hold_device(self._listener.await_slot)
         self._records = SampleRecords()
-        transitions = GroupTransitions(
+        transitions = self._transitions = GroupTransitions(
             self._membership,
             self._listener,
             training,
@@ -82,7 +85,6 @@ class ScalingAgent:
             records=self._records,
             report=self._report,
         )
-        self._transitions = transitions
         self._executor = StepExecutor(self._membership, transitions, training, self._records)
         self._channel: Channel | None = None
         if assignment is not None and folder is not None:
@@ -157,7 +159,7 @@ class ScalingAgent:
         """Build model, optimizer and loader.
 
         Args:
-            build_model: makes the module.
+            build_model: makes the module, best on the host; a `.cuda()` in it waits for the slot.
             build_optimizer: makes the optimizer of its parameters.
             train_set: map-style dataset.
             batch_size: global, samples per step; the job file's wins.

@@ -1,0 +1,105 @@
+"""The first use of a GPU waits for its slot, in a process whose torch believes it has one."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+from unittest.mock import Mock
+
+import msgspec
+import pytest
+import torch
+from torch import nn
+
+from elastic.hooks.device_use import TOO_LATE, hold_device
+from elastic.scaling_agent import ScalingAgent
+from schemas.codec import encode
+from schemas.messages.worker import SlotGranted
+from tests.elastic.peers import FORKS
+from tests.support.builders import A, assignment, run
+
+DATA: Any = [(torch.ones(1), torch.ones(1))]
+
+
+def believe_in_a_gpu() -> None:
+    """As far as torch gets without one: the device is opened, and nothing is on it."""
+    c: Any = torch._C
+    c._cuda_getDeviceCount = lambda: 1
+    c._cuda_init = lambda: None
+    torch.cuda._cudart = object()
+    torch.cuda._queued_calls.clear()  # looks at the device's properties
+    torch.cuda._lazy_seed_tracker = Mock(**{"get_calls.return_value": []})
+
+
+def build_on(device: bool, granted: bool, folder: Path) -> None:  # noqa: FBT001
+    """A newcomer's load; what happened when goes to a file."""
+    believe_in_a_gpu()
+    said: list[str] = []
+    os.environ["ONES_WORKER"] = str(folder)
+    given = msgspec.structs.replace(
+        assignment(run(A), granted=granted), socket=f"ipc://{folder}/agent"
+    )
+    (folder / "assignment").write_bytes(encode(given))
+    agent = ScalingAgent.from_env()
+    reached = threading.Event()
+
+    def grant() -> None:
+        reached.wait(30)
+        said.append("granted")
+        agent._listener.receive(SlotGranted())
+
+    threading.Thread(target=grant, daemon=True).start()
+
+    def build_model() -> nn.Module:
+        said.append("building")
+        reached.set()
+        if device:
+            torch.cuda.init()
+            said.append("on the GPU")
+        else:
+            said.append("on the host")
+        return nn.Linear(1, 1)
+
+    agent.load(build_model, lambda p: torch.optim.SGD(p, lr=0.1), DATA, batch_size=1)
+    (folder / "said").write_text(" ".join(said))
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def order_of(folder: Path, *, device: bool, granted: bool = False) -> str:
+    process = FORKS.Process(target=build_on, args=(device, granted, folder))
+    process.start()
+    process.join(60)
+    assert process.exitcode == 0
+    process.close()
+    return (folder / "said").read_text()
+
+
+def test_a_model_that_is_built_on_the_gpu_waits_for_the_slot(tmp_path: Path) -> None:
+    assert order_of(tmp_path, device=True) == "building granted on the GPU"
+
+
+def test_a_model_that_is_built_on_the_host_does_not(tmp_path: Path) -> None:
+    assert order_of(tmp_path, device=False) in {
+        "building on the host granted",
+        "building granted on the host",  # that thread came first: nobody waited for it
+    }
+
+
+def test_a_granted_slot_is_used_at_once(tmp_path: Path) -> None:
+    assert order_of(tmp_path, device=True, granted=True).replace(" granted", "") == (
+        "building on the GPU"
+    )
+
+
+def test_a_device_that_is_in_use_already_is_told_of(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+
+    hold_device(lambda: None)
+
+    assert capsys.readouterr().err == TOO_LATE
