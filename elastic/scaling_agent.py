@@ -42,7 +42,14 @@ from elastic.step.batch_loader import ElasticLoader
 from elastic.step.gradient_bucket import Reducer
 from elastic.step.step_executor import StepExecutor
 from elastic.training_errors import UsageError
-from elastic.usage_checks import dataset_size, metric_value, refuse_sharded, refuse_unreduced
+from elastic.usage_checks import (
+    dataset_size,
+    least_samples,
+    metric_value,
+    refuse_sharded,
+    refuse_unreduced,
+    without_choice,
+)
 from schemas.codec import ASSIGNMENT
 from schemas.ids import Version
 from schemas.jobs import StopRule
@@ -168,7 +175,8 @@ class ScalingAgent:
             lr_scaling: how the rate follows a batch that changes: "linear" with it, "sqrt" with its
                 square root, "none"; "auto": sqrt for Adam and its kin, else linear.
             lr_doubling_steps: steps in which the rate grows by at most 2x; 0: all at once.
-            loader_options: of torch's DataLoader.
+            loader_options: of torch's DataLoader. `drop_last=True` leaves out the samples of an
+                epoch that make no whole step: how many they are follows the batch of the moment.
 
         Returns:
             Model and optimizer, from the last checkpoint if there is one, and the loader.
@@ -186,11 +194,13 @@ class ScalingAgent:
         optimizer = build_optimizer(model.parameters())
         tensors = TensorState(model, optimizer)
         refuse_unreduced(tensors.parameters())
-        self._training.use(tensors, SampleStream(self._seed, size))
+        drop_last = bool(loader_options.get("drop_last"))
+        stream = SampleStream(self._seed, size, least_samples(model), drop_last)
+        self._training.use(tensors, stream)
         self._records.use(self._training.stream)
         self._choose_batch_and_rate(optimizer, batch_size, lr, lr_scaling, lr_doubling_steps)
         bound = self._assignment.spec.local_limit if self._assignment else batch_size
-        loader = self._hook(tensors, train_set, bound, loader_options)
+        loader = self._hook(tensors, train_set, bound, without_choice(loader_options))
         self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(optimizer, self.track)

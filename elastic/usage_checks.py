@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elastic.training_errors import UsageError
 
@@ -48,6 +49,42 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
         raise UsageError(what, "keep the real view (torch.view_as_real) as the parameter")
 
 
+def without_choice(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of torch's DataLoader, without those that say what happens anyway.
+
+    Args:
+        options: that the script gave.
+
+    Raises:
+        UsageError: if one chooses samples in another way than the agent does.
+    """
+    happens = {"shuffle": (True, None), "sampler": (None,), "batch_sampler": (None,)}
+    happens |= {"drop_last": (False, True), "in_order": (True,)}
+    chosen = sorted(
+        f"{name}={options[name]!r}"[:60]
+        for name, values in happens.items()
+        if name in options and not any(options[name] is value for value in values)
+    )
+    if chosen:
+        what = f"load() got {', '.join(chosen)}: which samples come when is the agent's"
+        raise UsageError(
+            what,
+            "leave it out: every epoch has every sample once, shuffled by the job's seed; put "
+            "weights and filters into the dataset",
+        )
+    return {name: value for name, value in options.items() if name not in happens}
+
+
+def least_samples(model: nn.Module) -> int:
+    """Samples that a step must have at least.
+
+    Args:
+        model: batch normalisation cannot be trained on one sample.
+    """
+    whole = any(isinstance(part, _BatchNorm) for part in model.modules())
+    return 2 if whole else 1
+
+
 def dataset_size(dataset: Dataset[Any]) -> int:
     """||D||, samples.
 
@@ -55,8 +92,12 @@ def dataset_size(dataset: Dataset[Any]) -> int:
         dataset: map-style.
 
     Raises:
-        UsageError: if `dataset` has no length or is empty.
+        UsageError: if `dataset` has no length, is empty, or does not say which sample it gives.
     """
+    if isinstance(dataset, IterableDataset | DataLoader):
+        what = f"train_set is of {type(dataset).__name__}, which chooses its samples itself"
+        hint = "give a map-style dataset, with __len__ and __getitem__, and load() its options"
+        raise UsageError(what, hint, "train_set")
     try:
         size = len(dataset)  # type: ignore[arg-type] # a map-style dataset has a length
     except TypeError:

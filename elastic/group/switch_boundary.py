@@ -100,7 +100,7 @@ class Resize:
             training.position.samples_done,
         )
         steps = boundary - here.step
-        there = here.advanced(steps, sum(old), training.stream.size)
+        there = here.advanced(steps, sum(old), training.stream)
         plan = JoinPlan(there, pending.transfer_steps, old, new)
         group.store.post(JOIN_PLAN, lambda: msgspec.msgpack.encode(plan))
 

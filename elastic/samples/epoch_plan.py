@@ -30,12 +30,13 @@ def rest_of_epoch(
     """
     cursor, step = position.cursor, position.step
     order = stream.order(position.epoch)
-    while cursor < len(order):
+    while True:
         step += 1
         row = schedule.at(step)
-        if row.rank is None:
-            return  # this worker has left by then
-        ids = order[cursor : cursor + row.batch]
+        taken = stream.taken(cursor, row.batch)
+        if row.rank is None or not taken:
+            return  # this worker has left by then, or the epoch is over
+        ids = order[cursor : cursor + taken]
         here = TrainingPosition(position.epoch, cursor, step)
         yield from _micro_batches(ids, share(ids, row.local_batches, row.rank), row, here, bound)
         cursor += len(ids)

@@ -20,10 +20,14 @@ class SampleStream:
     Attributes:
         seed: of the job.
         size: ||D||, samples of one pass over the training set.
+        least: samples that a step must have: a smaller remainder goes to the step before it.
+        drop_last: a remainder that is no whole step is left out, unless it is the whole epoch.
     """
 
     seed: int
     size: int
+    least: int = 1
+    drop_last: bool = False
 
     def order(self, epoch: int) -> list[int]:
         """All ids of `epoch` (1-based), shape (size,), each exactly once.
@@ -35,6 +39,18 @@ class SampleStream:
         generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
         ids: list[int] = torch.randperm(self.size, generator=generator).tolist()
         return ids
+
+    def taken(self, cursor: int, batch: int) -> int:
+        """Samples of the step that begins at `cursor`; 0 where the epoch is over.
+
+        Args:
+            cursor: samples of the epoch that are done.
+            batch: global, samples per step.
+        """
+        left = max(0, self.size - cursor)
+        if self.drop_last:
+            return batch if batch <= left else 0 if cursor else left
+        return left if left - batch < self.least else batch
 
     def batches(
         self, epoch: int, cursor: int, local_batches: Sequence[int], rank: int
@@ -48,12 +64,12 @@ class SampleStream:
             rank: whose share to give.
 
         Yields:
-            The cursor behind each step, and the rank's ids; the last step is short, never padded,
-            and may leave a rank with none.
+            The cursor behind each step, and the rank's ids; the last step is never padded, and may
+            leave a rank with none.
         """
         order = self.order(epoch)
-        while cursor < self.size:
-            step = order[cursor : cursor + sum(local_batches)]
+        while taken := self.taken(cursor, sum(local_batches)):
+            step = order[cursor : cursor + taken]
             cursor += len(step)
             yield cursor, share(step, local_batches, rank)
 
@@ -61,9 +77,9 @@ class SampleStream:
 def share(step: Sequence[int], local_batches: Sequence[int], rank: int) -> list[int]:
     """The part of a step's ids that `rank` takes.
 
-    A short step is dealt out with differences of at most one sample, low ranks first, to as many
-    ranks as can have two: layers that look at a batch as a whole refuse a single one. A newcomer
-    without the whole state takes none.
+    A step of another size, the last one, is dealt out with differences of at most one sample, low
+    ranks first, to as many ranks as can have two: layers that look at a batch as a whole refuse a
+    single one. A newcomer without the whole state takes none.
 
     Args:
         step: ids of the step, in the order of the epoch.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from elastic.samples.sample_stream import SampleStream
+
 
 @dataclass(frozen=True, slots=True)
 class TrainingPosition:
@@ -28,20 +30,20 @@ class TrainingPosition:
         """The beginning of the next epoch."""
         return replace(self, epoch=self.epoch + 1, cursor=0)
 
-    def advanced(self, steps: int, batch: int, size: int) -> TrainingPosition:
+    def advanced(self, steps: int, batch: int, stream: SampleStream) -> TrainingPosition:
         """Where training stands `steps` steps of `batch` samples further on.
 
         Args:
             steps: how many.
-            batch: global, samples per step; the last step of an epoch is short.
-            size: ||D||, samples of an epoch.
+            batch: global, samples per step.
+            stream: says how the last step of an epoch is.
         """
         epoch, cursor, done = self.epoch, self.cursor, self.samples_done
         for _ in range(steps):
-            if cursor >= size:
+            if not stream.taken(cursor, batch):
                 epoch, cursor = epoch + 1, 0
-            taken = min(batch, size - cursor)
+            taken = stream.taken(cursor, batch)
             cursor, done = cursor + taken, done + taken
-        if cursor >= size:
+        if not stream.taken(cursor, batch):
             epoch, cursor = epoch + 1, 0
         return TrainingPosition(epoch, cursor, self.step + steps, done)

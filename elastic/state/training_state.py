@@ -92,9 +92,10 @@ class TrainingState:
         return self.schedule.at(self.position.step + 1).batch
 
     @property
-    def epoch_left(self) -> int:
-        """Samples of the running epoch that no committed step took."""
-        return max(0, self.stream.size - self.position.cursor)
+    def epoch_is_over(self) -> bool:
+        """Whether no step of the running epoch is left."""
+        batch = max(1, self.global_batch)  # 0 where a suspended job is about to leave
+        return not self.stream.taken(self.position.cursor, batch)
 
     def commit_step(self, step: int, cursor: int, version: int) -> bool:
         """A step is done; whether the job goes on behind it.

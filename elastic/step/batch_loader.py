@@ -16,11 +16,6 @@ from elastic.samples.micro_batch import MicroBatch
 from elastic.state.training_state import TrainingState
 from elastic.step.device_batch import to_device
 from elastic.step.step_executor import StepExecutor
-from elastic.training_errors import UsageError
-
-RESERVED_OPTIONS = frozenset(
-    {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last", "in_order"}
-)
 
 
 class _MicroBatchSampler:
@@ -40,7 +35,8 @@ class _MicroBatchSampler:
             yield micro_batch.ids
 
     def __len__(self) -> int:
-        return math.ceil(self._training.epoch_left / max(1, self._training.global_batch))
+        left = self._training.stream.size - self._training.position.cursor
+        return math.ceil(max(0, left) / max(1, self._training.global_batch))
 
 
 class ElasticLoader:
@@ -67,14 +63,7 @@ class ElasticLoader:
             bound: samples that fit the device at once; larger shares are taken in passes.
             device: where batches are moved to.
             options: of torch's DataLoader, but for those that choose samples.
-
-        Raises:
-            UsageError: if an option chooses samples.
         """
-        chosen = RESERVED_OPTIONS & set(options)
-        if chosen:
-            what = f"load() got {', '.join(sorted(chosen))}: which samples come when is the agent's"
-            raise UsageError(what, "leave these out; batch_size is load's own argument")
         workers = int(options.get("num_workers", 0))
         if workers:
             options = {"persistent_workers": True, **options}
@@ -96,7 +85,7 @@ class ElasticLoader:
         whole = True  # no step is under way
         while True:
             if whole:
-                if not self._training.epoch_left:
+                if self._training.epoch_is_over:
                     return  # the epoch's report comes first, in the group that trained it
                 stale = self._transitions.before_step()
                 source = iter(self._loader) if source is None or stale else source

@@ -130,15 +130,30 @@ def test_telemetry_has_the_noise_scale_once_a_group_of_several_has_measured_it(
 
 
 def test_dropout_and_batch_norm_leave_all_ranks_with_the_same_parameters(tmp_path: Path) -> None:
-    with crew(tmp_path, script(NOISY, LOOP, size=72)) as job:
+    with crew(tmp_path, script(NOISY, LOOP, size=73)) as job:
         job.start(6, 6)
         job.change(3, 3, 3, 3)
         job.trains_on()
         job.change(4, 4, 4)
         job.finish()
 
-        every_sample_once(job, 72)
+        every_sample_once(job, 73)  # a last step of one sample would end it
         all_ranks_equal(job)
+
+
+def test_a_remainder_that_is_left_out_is_left_out_by_all(tmp_path: Path) -> None:
+    without = LOOP.replace("batch_size=1", "batch_size=1, drop_last=True, shuffle=True")
+    with crew(tmp_path, script(PLAIN, without)) as job:
+        job.start(12)
+        job.change(6, 6)
+        job.change(8)
+        job.trains_on()
+        job.finish()
+
+        all_ranks_equal(job)
+        taken = [len(set(ids)) for ids in job.samples().values()]
+        assert (taken[0], taken[-1]) == (SIZE // 12 * 12, SIZE // 8 * 8)
+        assert [len(ids) for ids in job.samples().values()] == taken
 
 
 def test_a_paused_job_goes_on_where_it_was(tmp_path: Path) -> None:

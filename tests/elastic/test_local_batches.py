@@ -33,21 +33,24 @@ def test_passes_are_as_few_as_fit_and_of_nearly_equal_size(count: int, bound: in
 
 
 @given(
-    st.integers(1, 50),
     st.integers(0, 49),
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 60)), min_size=1, max_size=5),
+    st.builds(SampleStream, st.just(1), st.integers(1, 50), st.integers(1, 3), st.booleans()),
 )
 def test_where_the_stream_stands_is_where_drawing_leads(
-    size: int, cursor: int, legs: list[tuple[int, int]]
+    cursor: int, legs: list[tuple[int, int]], stream: SampleStream
 ) -> None:
-    position = drawn = TrainingPosition(3, cursor % size, 7, 100)
-    stream = SampleStream(1, size)
+    position = drawn = TrainingPosition(3, cursor % stream.size, 7, 100)
     for steps, batch in legs:
-        position = position.advanced(steps, batch, size)
+        position = position.advanced(steps, batch, stream)
+        if steps == 0 and not stream.taken(drawn.cursor, batch):
+            drawn = drawn.next_epoch()
         for _ in range(steps):
+            if not stream.taken(drawn.cursor, batch):  # as the batch is now
+                drawn = drawn.next_epoch()
             after, ids = next(stream.batches(drawn.epoch, drawn.cursor, [batch], 0))
             done = drawn.samples_done + len(ids)
-            if after == size:
+            if not stream.taken(after, batch):
                 drawn = TrainingPosition(drawn.epoch + 1, 0, drawn.step + 1, done)
             else:
                 drawn = TrainingPosition(drawn.epoch, after, drawn.step + 1, done)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from elastic import ScalingAgent
 from elastic.hooks import backward
@@ -102,6 +102,64 @@ def test_the_loss_is_seen_in_backward_and_only_while_there_is_something_to_train
     assert agent._reducer not in backward._listeners
 
 
+def epoch_sizes(agent: ScalingAgent, net: nn.Module, batch: int, **options: Any) -> list[int]:
+    model, optimizer, loader = agent.load(
+        lambda: net, lambda p: torch.optim.SGD(p, lr=0.1), IDS, batch_size=batch, **options
+    )
+    sizes = []
+    for _ in agent.epochs(1):
+        for (x,) in loader:
+            sizes.append(len(x))
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+    return sizes
+
+
+def test_a_remainder_of_one_sample_goes_to_the_step_before_where_the_model_needs_two(
+    agent: ScalingAgent,
+) -> None:
+    assert epoch_sizes(agent, nn.BatchNorm1d(1), 3) == [3, 3, 2, 2]  # 4 are two passes
+
+
+def test_other_models_take_a_remainder_of_one_sample(agent: ScalingAgent) -> None:
+    assert epoch_sizes(agent, nn.Linear(1, 1), 3) == [3, 3, 3, 1]
+
+
+def test_a_remainder_is_left_out_if_the_script_says_so(agent: ScalingAgent) -> None:
+    assert epoch_sizes(agent, nn.Linear(1, 1), 4, drop_last=True) == [4, 4]
+
+
+def test_an_epoch_that_is_less_than_a_step_is_one(agent: ScalingAgent) -> None:
+    assert epoch_sizes(agent, nn.Linear(1, 1), 16, drop_last=True) == [10]
+
+
+def test_options_that_say_what_happens_anyway_are_accepted(agent: ScalingAgent) -> None:
+    said = {"shuffle": True, "sampler": None, "batch_sampler": None, "in_order": True}
+
+    assert epoch_sizes(agent, nn.Linear(1, 1), 8, drop_last=False, **said) == [8, 2]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [{"shuffle": False}, {"sampler": [1]}, {"batch_sampler": [[1]]}, {"in_order": False}],
+    ids=str,
+)
+def test_options_that_choose_samples_are_refused(
+    agent: ScalingAgent, option: dict[str, Any]
+) -> None:
+    with pytest.raises(UsageError, match=next(iter(option))):
+        epoch_sizes(agent, nn.Linear(1, 1), 8, **option)
+
+
+class Counted(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+
+    def __len__(self) -> int:
+        return 3
+
+
 class Endless(IterableDataset[int]):
     def __iter__(self) -> Iterator[int]:
         yield from range(3)
@@ -132,16 +190,8 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         (lambda agent: agent.report(), "outside of an epoch"),
         (lambda agent: loaded(agent, Endless()), "map-style"),
         (lambda agent: loaded(agent, TensorDataset(torch.zeros(0, 1))), "at least one sample"),
-        (
-            lambda agent: agent.load(
-                lambda: nn.Linear(1, 1),
-                lambda p: torch.optim.SGD(p, lr=0.1),
-                IDS,
-                batch_size=2,
-                shuffle=True,
-            ),
-            "shuffle",
-        ),
+        (lambda agent: loaded(agent, Counted()), "map-style"),
+        (lambda agent: loaded(agent, DataLoader(IDS)), "load.. its options"),
     ],
 )
 def test_wrong_use_says_what_to_do(agent: ScalingAgent, wrong: object, text: str) -> None:
