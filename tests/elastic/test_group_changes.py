@@ -42,16 +42,27 @@ def all_ranks_equal(job: Crew) -> None:
 
 
 def as_alone(
-    job: Crew, source: str, batch: int, within: float = 1e-9, *, reported: bool = True
+    job: Crew,
+    source: str,
+    batch: int,
+    within: float = 1e-9,
+    *,
+    reported: bool = True,
+    size: int = SIZE,
 ) -> None:
-    every_sample_once(job, reported=reported)
+    every_sample_once(job, size, reported=reported)
     all_ranks_equal(job)
-    assert furthest(job.final(), alone(source, job.epochs()[-1].epoch, batch)) < within
+    assert furthest(job.final(), alone(source, job.epochs()[-1].epoch, batch, size)) < within
 
 
 @pytest.mark.parametrize(
-    ("source", "loop"),
-    [(PLAIN, LOOP), (SCHEDULED, SCHEDULED_LOOP), (WIDE, LOOP), (PLAIN, DRAWN_AHEAD)],
+    ("source", "loop", "size"),
+    [
+        (PLAIN, LOOP, SIZE),
+        (SCHEDULED, SCHEDULED_LOOP, SIZE),
+        (WIDE, LOOP, SIZE),
+        (PLAIN, DRAWN_AHEAD, 5 * SIZE),  # enough of an epoch is left to be drawn ahead
+    ],
     ids=[
         "momentum",
         "schedulers, scaler and clipping",
@@ -60,9 +71,10 @@ def as_alone(
     ],
 )
 def test_a_group_that_grows_and_shrinks_trains_as_one_process_would(
-    tmp_path: Path, source: str, loop: str
+    tmp_path: Path, source: str, loop: str, size: int
 ) -> None:
-    with crew(tmp_path, script(source, loop)) as job:
+    late = "built:rank=1:version=3=stall 0.2"  # one is ready when another is not
+    with crew(tmp_path, script(source, loop, size=size), faults=late) as job:
         job.start(12)
         job.change(6, 6)
         job.change(3, 3, 3, 3)
@@ -70,7 +82,7 @@ def test_a_group_that_grows_and_shrinks_trains_as_one_process_would(
         job.change(12)
         job.finish()
 
-        as_alone(job, source, 12)
+        as_alone(job, source, 12, size=size)
 
 
 def test_a_group_of_several_starts_with_one_state(tmp_path: Path) -> None:
