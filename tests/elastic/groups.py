@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, ClassVar, Final, TypeVar
 
 import msgspec
 import torch
@@ -71,6 +71,7 @@ HOME = pathlib.Path(os.environ["CREW_HOME"])
 ME = pathlib.Path(os.environ["ONES_WORKER"]).name
 torch.set_default_dtype(torch.float64)
 agent = ScalingAgent.from_env()
+DEVICE = agent.device.type
 generator = torch.Generator().manual_seed(5)
 inputs = torch.randn(SIZE, 6, generator=generator)
 targets = inputs.sum(dim=1, keepdim=True).sin()
@@ -79,7 +80,7 @@ data = TensorDataset(inputs, targets)
 def digest(model):
     whole = hashlib.sha256()
     for parameter in model.parameters():
-        whole.update(parameter.detach().contiguous().numpy().tobytes())
+        whole.update(parameter.detach().cpu().contiguous().numpy().tobytes())
     return whole.hexdigest()[:16]
 
 def say(**words):
@@ -144,7 +145,7 @@ def schedules(optimizer):
     slowly = every.LambdaLR(optimizer, lambda epoch: 0.98**epoch)
     plateau = every.ReduceLROnPlateau(optimizer, factor=0.8, patience=3)
     chained = every.ChainedScheduler([slowly], optimizer)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=9)
+    scaler = torch.amp.GradScaler(DEVICE, init_scale=2.0**10, growth_interval=9)
     return per_batch, Both(chained, plateau), scaler
 """
 
@@ -198,7 +199,7 @@ class _Alone:
     """One plain process, without this library, that trains on the same batches epoch by epoch."""
 
     def __init__(self, source: str, batch: int, size: int) -> None:
-        names: dict[str, Any] = {"torch": torch, "nn": nn}
+        names: dict[str, Any] = {"torch": torch, "nn": nn, "DEVICE": "cpu"}
         exec(source, names)  # noqa: S102 - the part of the script that builds
         self._batch = batch
         self._inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(5))
@@ -263,6 +264,13 @@ def script(*parts: str, size: int = SIZE) -> str:
     return HEAD.replace("SIZE", str(size)) + "".join(textwrap.dedent(part) for part in parts)
 
 
+class Slots:
+    """What the workers of a crew train on."""
+
+    prelude = ""  # of their script
+    environment: ClassVar[dict[str, str]] = {}
+
+
 @dataclass
 class Worker:
     """One process and what it reported."""
@@ -285,7 +293,7 @@ class Crew:
 
     def __init__(self, home: Path, source: str, *, faults: str = "", bound: int = 1000) -> None:
         self.home = home
-        (home / "train.py").write_text(source)
+        (home / "train.py").write_text(Slots.prelude + source)
         (home / "checkpoints").mkdir()
         self._socket_path = home / "s"
         self._context = zmq.Context()
@@ -381,10 +389,19 @@ class Crew:
                 self.workers[name].process.kill()
             epochs = len(self.epochs())
             self.until(
-                lambda: self.broken() or len(self.epochs()) > epochs + 1, "the old group goes on"
+                lambda: self._lost(coming) or len(self.epochs()) > epochs + 1,
+                "the old group goes on",
             )
-        if self.broken():
+        if self._lost(coming):
             self.recover()
+
+    def _lost(self, abandoned: Group) -> bool:
+        """Whether a member is, for a controller: one that went on alone waits for the others."""
+        return self.broken() or any(
+            isinstance(report, GroupFormed) and report.group == abandoned.version
+            for worker in self._members()
+            for report in worker.reports
+        )
 
     def _hurt(self) -> bool:
         everybody = {m.worker for m in (*self.group.members, *self._coming.members)}
@@ -530,7 +547,9 @@ class Crew:
 
     def final(self) -> dict[str, torch.Tensor]:
         """The parameters that the job ended with."""
-        loaded: dict[str, torch.Tensor] = torch.load(self.home / "final.pt", weights_only=True)
+        loaded: dict[str, torch.Tensor] = torch.load(
+            self.home / "final.pt", map_location="cpu", weights_only=True
+        )
         return loaded
 
     def step(self) -> int:
@@ -610,7 +629,12 @@ class Crew:
             name="toy", script="train.py", batch_size=self._batch, max_local_batch=self._bound,
             record_samples=True, stop=StopRule(metric="enough", at_least=1.0), seed=SEED,
         )  # fmt: skip
-        env = {"OMP_NUM_THREADS": "1", "CREW_HOME": str(self.home), "ELASTIC_FAULTS": self.faults}
+        env = {
+            "OMP_NUM_THREADS": "1",
+            "CREW_HOME": str(self.home),
+            "ELASTIC_FAULTS": self.faults,
+            **Slots.environment,
+        }
         assignment = Assignment(
             job=JOB, version=Version(self.version), rank=rank, slot=rank, group=group, spec=spec,
             workdir=str(self.home), checkpoints=str(self.home / "checkpoints"),

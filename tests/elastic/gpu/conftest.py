@@ -6,7 +6,20 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.support.simgpu.processes import DeviceProcess, device_process
+from tests.elastic.groups import Slots
+from tests.support.simgpu.processes import DeviceProcess, device_process, require_library
+
+pytest.register_assert_rewrite("tests.elastic.test_group_changes")
+LATE_US = "300,0"  # that a copy is on its way
+
+
+@pytest.fixture
+def gpu_slots(monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    """Every crew of the test has a simulated device for each worker; `mode`: of NCCL's double."""
+    require_library()
+    monkeypatch.setattr(Slots, "prelude", "import tests.support.simgpu.worker\n")
+    environment = {"NCCL_DOUBLE": mode, "SIMGPU_LATE_US": LATE_US}
+    monkeypatch.setattr(Slots, "environment", environment)
 
 
 @pytest.fixture(scope="module")
