@@ -369,12 +369,23 @@ class ScalingAgent:
             raise UsageError("report() outside of an epoch", "call it once in each epoch")
         now = time.monotonic()
         training = self._training
+        self._say_left()
         numbers = {name: metric_value(name, value) for name, value in metrics.items()}
         loss = numbers.pop("loss", training.losses.take())
         summary = self._executor.end_epoch(EpochSummary(numbers, loss).encode())
         training.epoch_open = False
         version = self._membership.version
         self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)
+
+    def _say_left(self) -> None:
+        """An epoch is reported that the script left before its end."""
+        training = self._training
+        limit = training.stop_rule.samples if training.stop_rule is not None else None
+        enough = limit is not None and training.position.samples_done >= limit
+        if not training.epoch_is_over and not enough:
+            epoch, done = training.position.epoch, training.position.cursor
+            of = f"{done} of {training.stream.size} samples"
+            self._say(f"epoch {epoch} ends with {of}: the script left its loop")
 
     def _finish(self) -> None:
         if self._epochs.close() and self.rank == 0:

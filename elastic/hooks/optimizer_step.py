@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import types
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 
 class StepGate(Protocol):
@@ -19,9 +21,18 @@ class StepGate(Protocol):
         """Whether the optimizer must pass over the present batch."""
         ...
 
+    def refuse(self, what: str, remedy: str) -> None:
+        """The script does what a group cannot do exactly: an error, unless it is alone for ever."""
+        ...
+
     def before_optimizer_step(self) -> float:
         """Wait until parameters may change; what rates are multiplied with in this step."""
         ...
+
+
+_stepping: list[torch.optim.Optimizer] = []  # the agent's, while it steps
+_gates: list[StepGate] = []  # of the last agent in this process
+_hooked: list[Any] = []
 
 
 def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> None:
@@ -34,9 +45,23 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
     original = type(optimizer).step
 
     def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        closure, args, options = _closure_of(args, options)
+        loss = None
+        if closure is not None:  # its backward pass is where the group sums
+            with torch.enable_grad():
+                loss = closure()
         if gate.skips:
-            return None
+            return loss
+        if closure is not None:
+            options["closure"] = _evaluated(closure, loss, gate)
         factor = gate.before_optimizer_step()
+        _stepping.append(self)
+        try:
+            return scaled(self, factor, *args, **options)
+        finally:
+            _stepping.pop()
+
+    def scaled(self: torch.optim.Optimizer, factor: float, *args: Any, **options: Any) -> Any:
         if factor == 1.0:
             return original(self, *args, **options)
         rates = [group["lr"] for group in self.param_groups]
@@ -49,3 +74,48 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
                 group["lr"] = rate
 
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
+    _refuse_others(gate)
+
+
+def _closure_of(
+    args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[Callable[[], Any] | None, tuple[Any, ...], dict[str, Any]]:
+    """The closure that `step` was called with, and the other arguments."""
+    if args:
+        return args[0], args[1:], options
+    others = {name: value for name, value in options.items() if name != "closure"}
+    return options.get("closure"), (), others
+
+
+def _evaluated(closure: Callable[[], Any], loss: Any, gate: StepGate) -> Callable[[], Any]:
+    """`closure`, whose first evaluation is over already."""
+    losses = [loss]
+
+    def evaluate() -> Any:
+        if losses:
+            return losses.pop()
+        gate.refuse(
+            "the optimizer evaluates its closure several times in a step, each worker for itself",
+            "use an optimizer that evaluates it once; LBFGS is none",
+        )
+        return closure()
+
+    return evaluate
+
+
+def _refuse_others(gate: StepGate) -> None:
+    """From now on, refuse steps of other optimizers while a batch is trained on."""
+    _gates[:] = [gate]
+    if not _hooked:
+        _hooked.append(register_optimizer_step_pre_hook(_before_any))
+
+
+def _before_any(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
+    if _stepping:  # the agent's, or one inside of it
+        return
+    for gate in _gates:
+        gate.refuse(
+            f"a second optimizer ({type(optimizer).__name__}) steps in the loop",
+            "give build_optimizer's one all parameters, in groups: the others' gradients are not "
+            "summed over the workers",
+        )

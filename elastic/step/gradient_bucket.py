@@ -36,6 +36,8 @@ class Reducer:
         self._views: list[torch.Tensor] = []
         self._used_before = [False] * len(self.parameters)
         self.active = False  # a group of one needs nothing of all this
+        self.watches = False  # for gradients that the script had kept, other than zeros
+        self.found_kept = False
         self.losses: list[torch.Tensor] = []  # of this step, as `backward` saw them
         for index, parameter in enumerate(self.parameters):
             parameter.register_hook(self._before(index))  # type: ignore[no-untyped-call]
@@ -51,6 +53,9 @@ class Reducer:
 
     def _before(self, index: int) -> Callable[[torch.Tensor], None]:
         def before(_: torch.Tensor) -> None:
+            kept = self.parameters[index].grad
+            if self.watches and not self.found_kept and kept is not None:
+                self.found_kept = bool(kept.any())
             if self.active and not self._fired[index]:
                 self._set_aside(index)
 
@@ -83,6 +88,11 @@ class Reducer:
         if self._any:
             self._any = False
             self._finished()
+
+    def stop_watching(self) -> bool:
+        """Whether gradients were found that the script had kept, since `watches` was set."""
+        found, self.found_kept, self.watches = self.found_kept, False, False
+        return found
 
     # --- what a step's reduction does with it
 

@@ -49,6 +49,7 @@ class StepExecutor:
         self._outcome = StepOutcome.COMMITTED  # of the step that is under way
         self._skips = False
         self._reduced = False
+        self._updated = True  # the optimizer stepped since the last batch that counted
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
 
     def use(self, reducer: Reducer, depth: int) -> None:
@@ -89,6 +90,7 @@ class StepExecutor:
             several = not (micro_batch.first and micro_batch.last)
             self._reducer.active = self._membership.group.size > 1 or several
             self._reducer.losses.clear()
+            self._reducer.watches = micro_batch.first and not self._updated
         if not micro_batch.last:
             self._undo = self._training.snapshot()  # a script steps its schedulers in every pass
 
@@ -152,6 +154,7 @@ class StepExecutor:
         micro_batch, reduction = self._micro_batch, self._reduction
         if micro_batch is None or reduction is None:
             return
+        self._refuse_accumulation()
         self._skips = not micro_batch.last
         if micro_batch.last:
             self._reduce(micro_batch)
@@ -163,8 +166,35 @@ class StepExecutor:
         """Whether the optimizer must pass over the present batch."""
         return self._skips
 
+    def refuse(self, what: str, remedy: str) -> None:
+        """The script does what a group cannot do exactly, in the loop.
+
+        Args:
+            what: it does.
+            remedy: what it may do instead.
+
+        Raises:
+            UsageError: unless this worker is alone for ever.
+        """
+        if self._micro_batch is not None and self._membership.me:
+            raise UsageError(what, remedy)
+
+    def _refuse_accumulation(self) -> None:
+        """Gradients of earlier batches are no state that workers who join or recover could have."""
+        self._updated = False
+        if self._reducer is None:
+            return
+        found = self._reducer.stop_watching()
+        if found:
+            self.refuse(
+                "the script accumulates gradients over several batches",
+                "raise batch_size (`max_local_batch` is what fits a device: larger shares are "
+                "taken in passes), and step and empty the gradients in every batch",
+            )
+
     def before_optimizer_step(self) -> float:
         """Wait until parameters may change; what the learning rates are multiplied with."""
+        self._updated = True
         return self._training.before_update(self._transitions.called_off)
 
     def _reduce(self, micro_batch: MicroBatch, *, skipped: bool = False) -> None:

@@ -1,0 +1,83 @@
+"""What a group cannot train exactly is refused with what to do; closures are carried through."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from schemas.messages.agent import ScriptFailed
+from tests.elastic.groups import LOOP, PLAIN, alone, crew, furthest, script
+
+STEP = """\
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+"""
+CLOSURE = """\
+        def closure():
+            optimizer.zero_grad()
+            loss = nn.functional.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+        assert optimizer.step(closure).shape == ()
+"""
+MODEL = PLAIN[: PLAIN.index("def build_optimizer")]
+LBFGS = MODEL + textwrap.dedent("""
+    def build_optimizer(parameters):
+        return torch.optim.LBFGS(parameters, lr=0.1)
+    """)
+ACCUMULATED = """\
+        nn.functional.mse_loss(model(x), y).backward()
+        if agent.step % 2:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+SECOND = (
+    """\
+        second = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
+"""
+    + STEP
+    + """\
+        second.step()
+"""
+)
+
+
+def test_a_closure_is_evaluated_in_every_pass_and_every_worker(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, CLOSURE)), bound=4) as job:
+        job.start(12)
+        job.change(7, 5)
+        job.trains_on()
+        job.finish()
+
+        assert furthest(job.final(), alone(PLAIN, job.epochs()[-1].epoch, 12)) < 1e-9
+
+
+REFUSED = {
+    "closures that are evaluated several times": (LBFGS, CLOSURE, "LBFGS is none"),
+    "accumulation by hand": (PLAIN, ACCUMULATED, "accumulates gradients over several batches"),
+    "a second optimizer": (PLAIN, SECOND, r"second optimizer \(SGD\)"),
+}
+
+
+@pytest.mark.parametrize(("source", "step", "text"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_a_group_cannot_do_exactly_is_refused_at_once(
+    tmp_path: Path, source: str, step: str, text: str
+) -> None:
+    with crew(tmp_path, script(source, LOOP.replace(STEP, step))) as job:
+        job.start(12)
+        job.until(lambda: bool(job.reported(ScriptFailed)), "the script is told")
+
+        assert [re.search(text, failed.error) for failed in job.reported(ScriptFailed)] != [None]
+
+
+def test_an_epoch_that_the_script_left_is_said(tmp_path: Path) -> None:
+    left = LOOP.replace(STEP, STEP + "        if agent.step == 3:\n            break\n")
+    with crew(tmp_path, script(PLAIN, left)) as job:
+        job.start(12)
+        job.finish()
+
+        assert "epoch 1 ends with 48 of 61 samples: the script left its loop" in job.said()
