@@ -44,7 +44,6 @@ def build_process_group(
     """
     if size == 1:
         return ProcessGroup(version, rank, size, device, drawn_ahead=drawn_ahead)
-    use_device(device)
 
     def meeting(name: str, where: torch.device) -> Meeting:
         client = PrefixStore(name, connect_store(store, version))
@@ -57,6 +56,7 @@ def build_process_group(
     group = ProcessGroup(version, rank, size, device, links)
     publish(group)
     try:
+        use_device(device)
         for backend in links.backends():
             backend.connect()
         group.drawn_ahead = _most(words, rank, size, drawn_ahead)
