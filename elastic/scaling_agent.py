@@ -237,6 +237,20 @@ class ScalingAgent:
         """
         self._training.track(stateful)
 
+    def weight(self, items: float) -> None:
+        """Say what the loss of the present batch is a mean over, if not over its samples: tokens.
+
+        Call it in every batch, before `backward()`: gradients are then the mean over all items of
+        the global batch. It changes nothing for a worker that is alone with its batch.
+
+        Args:
+            items: of this worker's batch; a number, or a tensor with one element.
+
+        Raises:
+            UsageError: outside of the loop over the loader, or if `items` is no number from 0 on.
+        """
+        self._executor.weigh(metric_value("items", items))
+
     def _choose_batch_and_rate(
         self,
         optimizer: torch.optim.Optimizer,

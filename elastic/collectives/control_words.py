@@ -13,7 +13,7 @@ from typing import Final
 from elastic.training_errors import OutOfStepError
 
 DIGEST_BYTES: Final = 4  # bytes of a state's checksum; each rides with its square
-FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 3
+FIXED_WORDS: Final = 4 + 2 * DIGEST_BYTES + 4
 STEP_MODULUS: Final = 1024  # a step is said modulo this, which any float adds up exactly
 
 
@@ -28,6 +28,7 @@ class ControlWords:
     step: int = 0  # that this rank is in
     ends: bool = False  # it is through with the epoch instead
     skipped: bool = False  # its script passed over the batch
+    items: float = 0.0  # that its losses are means over, if the script weighs them
 
     def encode(self) -> list[float]:
         """Shape (FIXED_WORDS - 1,): all but the loss sum, which is a tensor and comes first."""
@@ -41,6 +42,7 @@ class ControlWords:
             float(self.step % STEP_MODULUS),
             float(self.ends),
             float(self.skipped),
+            self.items,
         ]
 
 
@@ -56,6 +58,7 @@ class AgreedWords:
     step: float  # mean over ranks, modulo STEP_MODULUS
     ends: int  # ranks that are through with the epoch
     skipped: int  # ranks whose script passed over the batch
+    items: float  # that the losses are means over; 0 where no script weighs them
     used: tuple[bool, ...]  # by parameter: some rank has a gradient for it
 
     def check_in_step(self, ranks: int, step: int | None) -> None:
@@ -83,7 +86,7 @@ def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
     """
     parts = numbers[4 : 4 + DIGEST_BYTES]
     squares = numbers[4 + DIGEST_BYTES : 4 + 2 * DIGEST_BYTES]
-    step, ends, skipped = numbers[4 + 2 * DIGEST_BYTES : FIXED_WORDS]
+    step, ends, skipped, items = numbers[4 + 2 * DIGEST_BYTES : FIXED_WORDS]
     same = all(ranks * square == part * part for part, square in zip(parts, squares, strict=True))
     return AgreedWords(
         loss_sum=numbers[0],
@@ -94,5 +97,6 @@ def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
         step=step / ranks,
         ends=round(ends),
         skipped=round(skipped),
+        items=items,
         used=tuple(count > 0 for count in numbers[FIXED_WORDS:]),
     )

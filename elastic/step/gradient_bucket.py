@@ -143,12 +143,15 @@ class Reducer:
         flat = torch.zeros_like(self._allocated(extra))
         return flat, flat[sum(p.numel() for p in self.parameters) :]
 
-    def unpack(self, used: Sequence[bool]) -> None:
+    def unpack(self, used: Sequence[bool], scale: float = 1.0) -> None:
         """Give every used parameter its part of the reduced bucket.
 
         Args:
             used: shape (parameters,): some rank has a gradient for it.
+            scale: what the sums are multiplied with.
         """
+        if scale != 1.0 and self._flat is not None:
+            self._flat[: sum(p.numel() for p in self.parameters)].mul_(scale)
         for index, parameter in enumerate(self.parameters):
             if not used[index]:
                 parameter.grad = self._prior.get(index)

@@ -24,6 +24,7 @@ from elastic.metrics.step_timer import StepTimer
 from elastic.samples.micro_batch import MicroBatch
 from elastic.state.training_state import TrainingState
 from elastic.step.gradient_bucket import Reducer
+from elastic.training_errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +35,26 @@ class Contribution:
     terms: ReductionTerms
     has_full_state: bool  # so its checksum counts
     skipped: bool = False  # the script passed over the batch
+    items: float | None = None  # that this pass's losses are means over, if the script says so
+    step_items: float = 0.0  # the same, of all passes of the step
 
     @property
     def weight(self) -> float:
-        """Of the gradients: the pass's samples over the global batch; 0 takes nothing of them."""
-        return 0.0 if self.skipped else self.micro_batch.weight
+        """Of the gradients; 0 takes nothing of them."""
+        return 0.0 if self.skipped else weight_of(self.micro_batch, self.items)
+
+
+def weight_of(micro_batch: MicroBatch, items: float | None) -> float:
+    """Of a pass's gradients in the step's sum.
+
+    Args:
+        micro_batch: of the pass.
+        items: that its losses are means over: the sum is divided by all items afterwards; None:
+            its samples over the global batch.
+    """
+    if items is None or not micro_batch.count:
+        return micro_batch.weight
+    return items
 
 
 class StepReduction:
@@ -60,14 +76,15 @@ class StepReduction:
         self._timer = StepTimer()
         self._loss_sum: torch.Tensor | float | None = None  # over the samples of the step so far
 
-    def accumulate(self, micro_batch: MicroBatch) -> None:
+    def accumulate(self, micro_batch: MicroBatch, items: float | None) -> None:
         """Keep what a pass gave that is not the step's last one.
 
         Args:
             micro_batch: of the pass.
+            items: that its losses are means over, if the script says so.
         """
         self._add_loss(micro_batch)
-        self._reducer.accumulate(micro_batch.weight)
+        self._reducer.accumulate(weight_of(micro_batch, items))
 
     def _add_loss(self, micro_batch: MicroBatch) -> None:
         """Take in the losses of a pass; they are means over its samples."""
@@ -91,6 +108,7 @@ class StepReduction:
             BrokenGroupError: a peer is gone.
             CancelledError: the wait was called off.
             OutOfStepError: the ranks are not in the same step.
+            UsageError: some weigh their losses and others do not.
         """
         if not contribution.skipped:
             self._add_loss(contribution.micro_batch)
@@ -112,7 +130,7 @@ class StepReduction:
         agreed.check_in_step(group.size, step)
         if measured and not agreed.skipped:
             noise.after(gradients, micro_batch.count, micro_batch.total)
-        self._reducer.unpack(agreed.used)
+        self._reducer.unpack(agreed.used, _scale(contribution, agreed))
         if agreed.samples:
             self._training.losses.add(agreed.loss_sum / agreed.samples)
         return agreed
@@ -133,6 +151,7 @@ class StepReduction:
             digest,
             step=micro_batch.step,
             skipped=contribution.skipped,
+            items=contribution.step_items,
         )
         tail[0] = 0.0 if loss_sum is None else loss_sum
         tail[1:FIXED_WORDS] = torch.tensor(words.encode(), dtype=tail.dtype)
@@ -144,8 +163,9 @@ class StepReduction:
         """The same without peers: of one pass, gradients stay where they are."""
         micro_batch = contribution.micro_batch
         if self._reducer.active:
-            _, tail = self._reducer.pack(contribution.weight, FIXED_WORDS)
-            self._reducer.unpack(read_agreed_words(tail.tolist(), 1).used)
+            _, tail = self._fill(contribution, None, seconds)
+            agreed = read_agreed_words(tail.tolist(), 1)
+            self._reducer.unpack(agreed.used, _scale(contribution, agreed))
         if loss_sum is not None:
             self._training.losses.add(loss_sum / max(1, micro_batch.total))
         return AgreedWords(
@@ -157,6 +177,7 @@ class StepReduction:
             step=micro_batch.step % STEP_MODULUS,
             ends=0,
             skipped=0,
+            items=contribution.step_items,
             used=(),
         )
 
@@ -179,7 +200,24 @@ class StepReduction:
         read_agreed_words(tail.tolist(), group.size).check_in_step(group.size, None)
 
 
+def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
+    """What the summed gradients are multiplied with.
+
+    Raises:
+        UsageError: if this worker's losses are no means over items, but others' are.
+    """
+    if agreed.items <= 0.0:
+        return 1.0
+    counts = contribution.micro_batch.count > 0 and not contribution.skipped
+    if counts and contribution.items is None:
+        what = "agent.weight(n) was called for some batches of a step and not for others"
+        raise UsageError(what, "call it for every batch, before backward()")
+    return 1.0 / agreed.items
+
+
 def _measures_noise(contribution: Contribution) -> bool:
+    if contribution.items is not None:
+        return False  # its gradients weigh otherwise than samples do
     micro_batch = contribution.micro_batch
     taken = micro_batch.first and micro_batch.count > 0 and not contribution.skipped
     return taken and micro_batch.step % EVERY == 0

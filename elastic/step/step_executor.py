@@ -49,6 +49,8 @@ class StepExecutor:
         self._outcome = StepOutcome.COMMITTED  # of the step that is under way
         self._skips = False
         self._reduced = False
+        self._items: float | None = None  # that the present batch's losses are means over
+        self._step_items = 0.0  # the same, of all passes of the step
         self._updated = True  # the optimizer stepped since the last batch that counted
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
 
@@ -86,6 +88,7 @@ class StepExecutor:
         """
         self._micro_batch, self._outcome = micro_batch, StepOutcome.COMMITTED
         self._reduced = False
+        self._items, self._step_items = None, 0.0 if micro_batch.first else self._step_items
         if self._reducer is not None:
             several = not (micro_batch.first and micro_batch.last)
             self._reducer.active = self._membership.group.size > 1 or several
@@ -147,6 +150,23 @@ class StepExecutor:
             optimizer.step()
             optimizer.zero_grad()
 
+    def weigh(self, items: float) -> None:
+        """The losses of the present batch are means over `items`, not over its samples.
+
+        Args:
+            items: 0 or more.
+
+        Raises:
+            UsageError: outside of the loop over the loader, or if `items` is below 0.
+        """
+        micro_batch = self._micro_batch
+        if micro_batch is None or not items >= 0.0:
+            what = f"weight({items}) outside of the loop, or no number of items"
+            raise UsageError(what, "call it in the loop over the loader, before backward()")
+        if micro_batch.count:
+            self._step_items += items - (self._items or 0.0)
+            self._items = items
+
     # --- the hooks
 
     def backward_over(self) -> None:
@@ -159,7 +179,7 @@ class StepExecutor:
         if micro_batch.last:
             self._reduce(micro_batch)
         else:
-            reduction.accumulate(micro_batch)
+            reduction.accumulate(micro_batch, self._items)
 
     @property
     def skips(self) -> bool:
@@ -203,7 +223,9 @@ class StepExecutor:
             return
         self._reduced = True
         terms = self._transitions.before_reduction(micro_batch.step)
-        contribution = Contribution(micro_batch, terms, membership.has_full_state, skipped)
+        contribution = Contribution(
+            micro_batch, terms, membership.has_full_state, skipped, self._items, self._step_items
+        )
         try:
             agreed = reduction.run(membership.group, contribution)
         except (CancelledError, BrokenGroupError, testing.InjectedError) as error:

@@ -195,56 +195,59 @@ def build_optimizer(parameters):
 """
 
 
-class _Alone:
+class Alone:
     """One plain process, without this library, that trains on the same batches epoch by epoch."""
 
     def __init__(self, source: str, batch: int, size: int) -> None:
         names: dict[str, Any] = {"torch": torch, "nn": nn, "DEVICE": "cpu"}
         exec(source, names)  # noqa: S102 - the part of the script that builds
-        self._batch = batch
-        self._inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(5))
-        self._targets = self._inputs.sum(dim=1, keepdim=True).sin()
-        self._model = names["build_model"]()
-        self._optimizer = names["build_optimizer"](self._model.parameters())
+        self.batch = batch
+        self.inputs = torch.randn(size, 6, generator=torch.Generator().manual_seed(5))
+        self.targets = self.inputs.sum(dim=1, keepdim=True).sin()
+        self.model = names["build_model"]()
+        self.optimizer = names["build_optimizer"](self.model.parameters())
         schedules = names.get("schedules")
-        self._schedules = schedules(self._optimizer) if schedules else None
-        self._stream = SampleStream(SEED, size)
+        self.schedules = schedules(self.optimizer) if schedules else None
+        self.stream = SampleStream(SEED, size)
         self.after: list[dict[str, torch.Tensor]] = []  # parameters, by epoch
 
     def train(self) -> None:
         """One more epoch."""
-        for _, ids in self._stream.batches(len(self.after) + 1, 0, [self._batch], 0):
-            self._step(ids)
-        if self._schedules is not None:
-            self._schedules[1].step()
-        self.after.append({name: kept.clone() for name, kept in self._model.state_dict().items()})
+        for _, ids in self.stream.batches(len(self.after) + 1, 0, [self.batch], 0):
+            self.step(ids)
+        if self.schedules is not None:
+            self.schedules[1].step()
+        self.after.append({name: kept.clone() for name, kept in self.model.state_dict().items()})
 
-    def _step(self, ids: Sequence[int]) -> None:
-        self._optimizer.zero_grad()
-        loss = nn.functional.mse_loss(self._model(self._inputs[ids]), self._targets[ids])
-        if self._schedules is None:
+    def step(self, ids: Sequence[int]) -> None:
+        """Train on the samples of one step."""
+        self.optimizer.zero_grad()
+        loss = nn.functional.mse_loss(self.model(self.inputs[ids]), self.targets[ids])
+        if self.schedules is None:
             loss.backward()  # type: ignore[no-untyped-call]
-            self._optimizer.step()
+            self.optimizer.step()
             return
-        per_batch, _, scaler = self._schedules
+        per_batch, _, scaler = self.schedules
         scaler.scale(loss).backward()
-        scaler.unscale_(self._optimizer)
-        nn.utils.clip_grad_norm_(self._model.parameters(), 0.5)
-        scaler.step(self._optimizer)
+        scaler.unscale_(self.optimizer)
+        nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
+        scaler.step(self.optimizer)
         scaler.update()
         per_batch.step()
 
 
-_alone = functools.cache(_Alone)  # many tests ask for the same training
+_known = functools.cache(lambda kind, *words: kind(*words))  # many tests ask for the same training
 
 
-def alone(source: str, epochs: int, batch: int, size: int = SIZE) -> dict[str, torch.Tensor]:
+def alone(
+    source: str, epochs: int, batch: int, size: int = SIZE, kind: type[Alone] = Alone
+) -> dict[str, torch.Tensor]:
     """What one plain process, without this library, makes of the same batches."""
     threads = torch.get_num_threads()
     torch.set_default_dtype(torch.float64)
     torch.set_num_threads(1)
     try:
-        process = _alone(source, batch, size)
+        process = _known(kind, source, batch, size)
         while len(process.after) < epochs:
             process.train()
     finally:

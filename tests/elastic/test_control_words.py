@@ -34,8 +34,8 @@ def summed(
 
 def test_all_ranks_read_the_same_from_the_sum() -> None:
     tails = [
-        ControlWords(3, ready=True, seconds=1.0, step=2051),
-        ControlWords(2, ready=False, seconds=3.0, step=2051, skipped=True),
+        ControlWords(3, ready=True, seconds=1.0, step=2051, items=70.5),
+        ControlWords(2, ready=False, seconds=3.0, step=2051, skipped=True, items=9.0),
         ControlWords(0, step=2051, ends=True),
     ]
 
@@ -51,6 +51,7 @@ def test_all_ranks_read_the_same_from_the_sum() -> None:
         step=3.0,
         ends=1,
         skipped=1,
+        items=79.5,
         used=(True, False, True),
     )
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from schemas.messages.agent import ScriptFailed
-from tests.elastic.groups import LOOP, PLAIN, alone, crew, furthest, script
+from tests.elastic.groups import LOOP, PLAIN, Alone, alone, crew, furthest, script
 
 STEP = """\
         optimizer.zero_grad()
@@ -56,9 +57,49 @@ def test_a_closure_is_evaluated_in_every_pass_and_every_worker(tmp_path: Path) -
         assert furthest(job.final(), alone(PLAIN, job.epochs()[-1].epoch, 12)) < 1e-9
 
 
+WEIGHTS = "1.0 + 2.0 * (x[:, :1] > 0.3)"  # of the samples: as if they had so many tokens
+WEIGHED = f"""\
+        weights = {WEIGHTS}
+        loss = (weights * (model(x) - y).square()).sum() / weights.sum()
+        agent.weight(weights.sum())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+"""
+
+
+class Weighed(Alone):
+    """One process whose loss is a mean over what samples weigh."""
+
+    def step(self, ids: Sequence[int]) -> None:
+        x, y = self.inputs[ids], self.targets[ids]
+        weights = 1.0 + 2.0 * (x[:, :1] > 0.3)
+        self.optimizer.zero_grad()
+        loss = (weights * (self.model(x) - y).square()).sum() / weights.sum()
+        loss.backward()
+        self.optimizer.step()
+
+
+def test_a_loss_over_tokens_is_one_over_all_tokens_of_the_global_batch(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, WEIGHED)), bound=5) as job:
+        job.start(12)
+        job.change(4, 8)
+        job.change(3, 3, 6)
+        job.trains_on()
+        job.finish()
+
+        one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=Weighed)
+        assert furthest(job.final(), one) < 1e-9
+
+
 REFUSED = {
     "closures that are evaluated several times": (LBFGS, CLOSURE, "LBFGS is none"),
     "accumulation by hand": (PLAIN, ACCUMULATED, "accumulates gradients over several batches"),
+    "weights for some batches only": (
+        PLAIN,
+        WEIGHED.replace("agent.weight", "agent.rank or agent.step or agent.weight"),
+        "called for some batches",
+    ),
     "a second optimizer": (PLAIN, SECOND, r"second optimizer \(SGD\)"),
 }
 
@@ -68,7 +109,7 @@ def test_what_a_group_cannot_do_exactly_is_refused_at_once(
     tmp_path: Path, source: str, step: str, text: str
 ) -> None:
     with crew(tmp_path, script(source, LOOP.replace(STEP, step))) as job:
-        job.start(12)
+        job.start(6, 6)
         job.until(lambda: bool(job.reported(ScriptFailed)), "the script is told")
 
         assert [re.search(text, failed.error) for failed in job.reported(ScriptFailed)] != [None]
