@@ -29,6 +29,7 @@ from elastic.reporting.agent_channel import Channel
 from elastic.reporting.sample_id_records import SampleRecords
 from elastic.samples.batch_schedule import ScheduleRow
 from elastic.samples.local_batches import split
+from elastic.samples.progress import Progress, progress_of
 from elastic.samples.sample_stream import SampleStream
 from elastic.state import checkpoint_writer
 from elastic.state.epoch_reports import EpochReports, EpochSummary
@@ -145,6 +146,14 @@ class ScalingAgent:
         return self._membership.device
 
     @property
+    def progress(self) -> Progress:
+        """How much of the epoch and of the job is done, each from 0 to 1."""
+        training = self._training
+        if training.why_done:
+            return Progress(1.0, 1.0)
+        return progress_of(training.position, training.stream.size, training.stop_rule)
+
+    @property
     def batch_size(self) -> int:
         """The global batch at present, samples per step."""
         return self._training.global_batch
@@ -203,7 +212,7 @@ class ScalingAgent:
         loader = self._hook(tensors, train_set, bound, without_choice(loader_options))
         self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        track_lr_schedulers(optimizer, self.track)
+        track_lr_schedulers(optimizer, self.track, self._executor.schedule_steps)
         track_grad_scalers(self._training.found_scaler)
         self._training.speed = SpeedMeter(time.monotonic())
         return model, optimizer, loader

@@ -1,4 +1,4 @@
-"""See every scheduler of torch that a script makes for its optimizer.
+"""See every scheduler of torch that a script makes for its optimizer, and scale its steps.
 
 Some call their base class's constructor, some do not, some are made of others: so the constructor
 of every class is wrapped, and the outermost one tells.
@@ -20,15 +20,23 @@ _trackers: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[LRSchedule
 )
 _watched: weakref.WeakSet[type] = weakref.WeakSet()
 _being_made: list[int] = []  # schedulers whose constructor is running
+_stepping: list[LRScheduler] = []  # those whose step is running
+_counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
-def track_lr_schedulers(optimizer: torch.optim.Optimizer, track: Callable[..., None]) -> None:
+def track_lr_schedulers(
+    optimizer: torch.optim.Optimizer, track: Callable[..., None], steps: Callable[[], int]
+) -> None:
     """Track every scheduler that is made for `optimizer` from now on.
 
     Args:
         optimizer: whose.
         track: gets each as a keyword argument, named `scheduler N`.
+        steps: how many a call of `step()` without arguments is to be, asked at each.
     """
+    _counts[optimizer] = steps
     count = itertools.count(1)
     _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
     if LRScheduler in _watched:
@@ -54,6 +62,7 @@ def _watch(kind: type) -> None:
     if kind in _watched:
         return
     _watched.add(kind)
+    _watch_steps(kind)
     original: Any = vars(kind).get("__init__")
     if original is None:
         return
@@ -72,6 +81,28 @@ def _watch(kind: type) -> None:
             tracker(self)
 
     kind.__init__ = made  # type: ignore[misc]
+
+
+def _watch_steps(kind: type) -> None:
+    original: Any = vars(kind).get("step")
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def step(self: LRScheduler, *args: Any, **options: Any) -> None:
+        if args or options or _stepping or _being_made:
+            original(self, *args, **options)
+            return
+        optimizer = _optimizer_of(self)
+        count = _counts.get(optimizer) if optimizer is not None else None
+        _stepping.append(self)
+        try:
+            for _ in range(1 if count is None else count()):
+                original(self)
+        finally:
+            _stepping.pop()
+
+    kind.step = step  # type: ignore[attr-defined]
 
 
 def _optimizer_of(made: LRScheduler) -> torch.optim.Optimizer | None:

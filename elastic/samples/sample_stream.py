@@ -52,6 +52,18 @@ class SampleStream:
             return batch if batch <= left else 0 if cursor else left
         return left if left - batch < self.least else batch
 
+    def steps(self, cursor: int, batch: int) -> int:
+        """Steps from the beginning of an epoch to `cursor`, if all had the same batch; rounded up.
+
+        Args:
+            cursor: samples of the epoch that are done; `size` or more: the whole epoch's steps.
+            batch: global, samples per step.
+        """
+        whole, rest = divmod(self.size, batch)
+        left_out = rest < self.least or self.drop_last
+        total = max(1, whole + (rest > 0 and not left_out))
+        return total if cursor >= self.size else min(total, -(-cursor // batch))
+
     def batches(
         self, epoch: int, cursor: int, local_batches: Sequence[int], rank: int
     ) -> Iterator[tuple[int, list[int]]]:

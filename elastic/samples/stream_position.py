@@ -15,6 +15,7 @@ class TrainingPosition:
     cursor: int = 0  # samples of it that are done
     step: int = 0  # steps that are done, of all epochs
     samples_done: int = 0  # of all epochs
+    epoch_step: int = 0  # steps of the running epoch that are done
 
     def after_step(self, step: int, cursor: int) -> TrainingPosition:
         """The same epoch, behind one more step.
@@ -24,11 +25,12 @@ class TrainingPosition:
             cursor: samples of the epoch that are done with it.
         """
         done = self.samples_done + cursor - self.cursor
-        return replace(self, step=step, cursor=cursor, samples_done=done)
+        within = self.epoch_step + 1
+        return replace(self, step=step, cursor=cursor, samples_done=done, epoch_step=within)
 
     def next_epoch(self) -> TrainingPosition:
         """The beginning of the next epoch."""
-        return replace(self, epoch=self.epoch + 1, cursor=0)
+        return replace(self, epoch=self.epoch + 1, cursor=0, epoch_step=0)
 
     def advanced(self, steps: int, batch: int, stream: SampleStream) -> TrainingPosition:
         """Where training stands `steps` steps of `batch` samples further on.
@@ -38,12 +40,12 @@ class TrainingPosition:
             batch: global, samples per step.
             stream: says how the last step of an epoch is.
         """
-        epoch, cursor, done = self.epoch, self.cursor, self.samples_done
+        epoch, cursor, done, within = self.epoch, self.cursor, self.samples_done, self.epoch_step
         for _ in range(steps):
             if not stream.taken(cursor, batch):
-                epoch, cursor = epoch + 1, 0
+                epoch, cursor, within = epoch + 1, 0, 0
             taken = stream.taken(cursor, batch)
-            cursor, done = cursor + taken, done + taken
+            cursor, done, within = cursor + taken, done + taken, within + 1
         if not stream.taken(cursor, batch):
-            epoch, cursor = epoch + 1, 0
-        return TrainingPosition(epoch, cursor, self.step + steps, done)
+            epoch, cursor, within = epoch + 1, 0, 0
+        return TrainingPosition(epoch, cursor, self.step + steps, done, within)

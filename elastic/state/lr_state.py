@@ -21,7 +21,7 @@ class LrState:
     def __init__(self) -> None:
         self._ramp = LrRamp()
         self._scaling: LrScaling = "linear"
-        self._base_batch = 1
+        self.base_batch = 1  # samples per step that the script's rate is meant for
 
     def begin(
         self, scaling: LrScaling, base_batch: int, batch: int, doubling: int = DOUBLING_STEPS
@@ -34,7 +34,7 @@ class LrState:
             batch: samples per step at first.
             doubling: steps in which the factor grows by at most 2x; 0: all at once.
         """
-        self._scaling, self._base_batch = scaling, base_batch
+        self._scaling, self.base_batch = scaling, base_batch
         to = lr_factor(scaling, batch, base_batch)
         self._ramp = LrRamp(min(1.0, to), to, 0, doubling)
 
@@ -45,7 +45,7 @@ class LrState:
             batch: global, samples per step.
             step: the last one with the old batch.
         """
-        self._ramp = self._ramp.towards(lr_factor(self._scaling, batch, self._base_batch), step)
+        self._ramp = self._ramp.towards(lr_factor(self._scaling, batch, self.base_batch), step)
 
     def at(self, step: int) -> float:
         """The factor in force for `step`.

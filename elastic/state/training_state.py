@@ -97,6 +97,22 @@ class TrainingState:
         batch = max(1, self.global_batch)  # 0 where a suspended job is about to leave
         return not self.stream.taken(self.position.cursor, batch)
 
+    def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
+        """How often a scheduler that counts steps is to step behind the one that is under way.
+
+        Schedules are in terms of the batch that the script's rate is meant for: a step of twice as
+        many samples counts as two of it, and half as many as every other one.
+
+        Args:
+            cursor_before: samples of the epoch that are done before the step.
+            cursor_after: and with it.
+        """
+        stream, base = self.stream, max(1, self.lr_state.base_batch)
+        following = max(1, self.schedule.at(self.position.step + 2).batch)
+        if not stream.taken(cursor_after, following):
+            cursor_after = stream.size  # what is left out counts as done
+        return stream.steps(cursor_after, base) - stream.steps(cursor_before, base)
+
     def commit_step(self, step: int, cursor: int, version: int) -> bool:
         """A step is done; whether the job goes on behind it.
 
@@ -203,6 +219,7 @@ class TrainingState:
             "cursor": position.cursor,
             "step": position.step,
             "samples_done": position.samples_done,
+            "epoch_step": position.epoch_step,
             "batch_size": self.global_batch,
             "stop": msgspec.to_builtins(self.stop),
             "why_done": self.why_done,
@@ -275,6 +292,7 @@ class TrainingState:
             cursor=0 if cursor >= self.stream.size > 0 else cursor,
             step=content["step"],
             samples_done=content["samples_done"],
+            epoch_step=content.get("epoch_step", 0),
         )
         self.stop = msgspec.convert(content["stop"], StopState)
         self.why_done = content["why_done"]

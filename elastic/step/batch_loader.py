@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from elastic.group.group_changes import GroupTransitions
 from elastic.samples.epoch_plan import rest_of_epoch
+from elastic.samples.local_batches import passes
 from elastic.samples.micro_batch import MicroBatch
 from elastic.state.training_state import TrainingState
 from elastic.step.device_batch import to_device
@@ -35,8 +35,17 @@ class _MicroBatchSampler:
             yield micro_batch.ids
 
     def __len__(self) -> int:
-        left = self._training.stream.size - self._training.position.cursor
-        return math.ceil(max(0, left) / max(1, self._training.global_batch))
+        """Micro-batches of the epoch, as planned now."""
+        training = self._training
+        stream, position = training.stream, training.position
+        if not training.epoch_open:
+            return stream.steps(stream.size, max(1, training.lr_state.base_batch))
+        row = training.schedule.at(position.step + 1)
+        left, cursor = 0, position.cursor
+        while taken := stream.taken(cursor, max(1, row.batch)):
+            cursor, left = cursor + taken, left + 1
+        mine = row.local_batches[row.rank] if row.rank is not None and row.local_batches else 0
+        return position.epoch_step + left * len(passes(max(1, mine), self._bound))
 
 
 class ElasticLoader:
@@ -107,5 +116,9 @@ class ElasticLoader:
             whole = micro_batch.last
 
     def __len__(self) -> int:
-        """Steps to the end of the epoch."""
+        """Batches of the running epoch, done and to come, as planned now.
+
+        Before the first epoch: those of an epoch with the batch that the script's rate is meant
+        for, which is what schedules count in.
+        """
         return len(self._sampler)

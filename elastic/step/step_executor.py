@@ -186,6 +186,13 @@ class StepExecutor:
         """Whether the optimizer must pass over the present batch."""
         return self._skips
 
+    def schedule_steps(self) -> int:
+        """How often a scheduler's step is one: in the loop, as its batch of samples says."""
+        micro_batch = self._micro_batch
+        if micro_batch is None or not micro_batch.last:
+            return 1  # one that counts epochs; or of a pass, undone behind it
+        return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
+
     def refuse(self, what: str, remedy: str) -> None:
         """The script does what a group cannot do exactly, in the loop.
 

@@ -49,11 +49,10 @@ def test_where_the_stream_stands_is_where_drawing_leads(
             if not stream.taken(drawn.cursor, batch):  # as the batch is now
                 drawn = drawn.next_epoch()
             after, ids = next(stream.batches(drawn.epoch, drawn.cursor, [batch], 0))
-            done = drawn.samples_done + len(ids)
+            assert len(ids) == after - drawn.cursor
+            drawn = drawn.after_step(drawn.step + 1, after)
             if not stream.taken(after, batch):
-                drawn = TrainingPosition(drawn.epoch + 1, 0, drawn.step + 1, done)
-            else:
-                drawn = TrainingPosition(drawn.epoch, after, drawn.step + 1, done)
+                drawn = drawn.next_epoch()
 
     assert position == drawn
 

@@ -9,6 +9,18 @@ from elastic.samples.sample_stream import SampleStream, share
 
 
 @given(
+    st.builds(SampleStream, st.just(1), st.integers(1, 90), st.integers(1, 3), st.booleans()),
+    st.integers(1, 100),
+)
+def test_steps_of_one_batch_are_counted_as_they_are_drawn(stream: SampleStream, batch: int) -> None:
+    drawn = [cursor for cursor, _ in stream.batches(1, 0, [batch], 0)]
+
+    assert [stream.steps(cursor, batch) for cursor in drawn] == list(range(1, len(drawn) + 1))
+    assert stream.steps(0, batch) == 0
+    assert stream.steps(stream.size, batch) == len(drawn)
+
+
+@given(
     st.integers(0, 2**62),
     st.integers(1, 400),
     st.integers(1, 50),

@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from elastic import ScalingAgent
 from elastic.hooks import backward
+from elastic.samples.batch_schedule import ScheduleRow
 from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
 
@@ -58,7 +59,7 @@ def test_a_loop_that_was_left_goes_on_where_it_was(agent: ScalingAgent) -> None:
         for (batch,) in loader:
             taken.extend(batch.flatten().tolist())
             break
-        assert len(loader) == 2
+        assert len(loader) == 3
         for (batch,) in loader:
             taken.extend(batch.flatten().tolist())
 
@@ -150,6 +151,49 @@ def test_options_that_choose_samples_are_refused(
 ) -> None:
     with pytest.raises(UsageError, match=next(iter(option))):
         epoch_sizes(agent, nn.Linear(1, 1), 8, **option)
+
+
+def of_batch(agent: ScalingAgent, batch: int) -> None:
+    """From the next step on."""
+    agent._training.schedule.announce([ScheduleRow(agent.step + 1, (batch,), 0)])
+
+
+@pytest.mark.parametrize("batches", [(4, 4, 4), (1, 8, 3), (10, 2, 5), (7, 16, 1)], ids=str)
+def test_a_schedule_of_steps_ends_at_its_end_whatever_the_batch_does(
+    agent: ScalingAgent, batches: tuple[int, int, int]
+) -> None:
+    every = torch.optim.lr_scheduler
+    _, optimizer, loader = loaded(agent)
+    total = 3 * len(loader)
+    warm = every.LinearLR(optimizer, 0.1, total_iters=2)
+    falling = every.CosineAnnealingLR(optimizer, total - 2)
+    per_step = every.SequentialLR(optimizer, [warm, falling], [2])
+    per_epoch = every.ConstantLR(optimizer, 1.0)
+    for epoch in agent.epochs(3):
+        of_batch(agent, batches[epoch])
+        for _ in loader:
+            optimizer.step()
+            per_step.step()
+        per_epoch.step()
+
+    assert (per_step.last_epoch, falling.last_epoch, per_epoch.last_epoch) == (9, 7, 3)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_an_epoch_is_as_long_as_it_is_planned_now(agent: ScalingAgent) -> None:
+    _, _, loader = loaded(agent)
+    seen = []
+    for epoch in agent.epochs(2):
+        for place, _ in enumerate(loader):
+            if (epoch, place) == (0, 0):
+                of_batch(agent, 2)  # behind the step that is under way
+            seen.append((place, len(loader), *agent.progress))
+
+    assert seen == [
+        (0, 5, 0.0, 0.0), (1, 4, 0.4, 0.2), (2, 4, 0.6, 0.3), (3, 4, 0.8, 0.4),
+        (0, 5, 0.0, 0.5), (1, 5, 0.2, 0.6), (2, 5, 0.4, 0.7), (3, 5, 0.6, 0.8), (4, 5, 0.8, 0.9),
+    ]  # fmt: skip
+    assert agent.progress == (1.0, 1.0)
 
 
 class Counted(IterableDataset[int]):
