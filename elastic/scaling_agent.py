@@ -32,7 +32,7 @@ from elastic.samples.local_batches import split
 from elastic.samples.progress import Progress, progress_of
 from elastic.samples.sample_stream import SampleStream
 from elastic.state import checkpoint_writer
-from elastic.state.epoch_reports import EpochReports, EpochSummary
+from elastic.state.epoch_reports import EpochReports
 from elastic.state.lr_scaling import DOUBLING_STEPS
 from elastic.state.lr_state import choose_lr_scaling, set_learning_rate
 from elastic.state.random_state import seed_generators
@@ -395,7 +395,7 @@ class ScalingAgent:
         self._say_left()
         numbers = {name: metric_value(name, value) for name, value in metrics.items()}
         loss = numbers.pop("loss", training.losses.take())
-        summary = self._executor.end_epoch(EpochSummary(numbers, loss).encode())
+        summary = self._executor.end_epoch(self._epochs.summary(numbers, loss))
         training.epoch_open = False
         version = self._membership.version
         self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)

@@ -25,6 +25,7 @@ class EpochSummary(msgspec.Struct, frozen=True):
 
     metrics: dict[str, float]
     loss: float | None
+    durable: int = 0  # last epoch whose report has left, as this worker knows
 
     def encode(self) -> bytes:
         """For the others, and for metadata."""
@@ -43,7 +44,16 @@ class EpochReports:
         self._training = training
         self._report = report
         self._writer: CheckpointWriter | None = None
-        self._last: dict[str, Any] = {}  # the last epoch's report
+        self._durable = 0  # last epoch whose checkpoint this worker wrote and reported
+
+    def summary(self, metrics: dict[str, float], loss: float | None) -> bytes:
+        """What this worker says at the end of an epoch, encoded.
+
+        Args:
+            metrics: that the script reports.
+            loss: mean over the epoch; None: nothing was seen.
+        """
+        return EpochSummary(metrics, loss, self._durable).encode()
 
     def open(self, folder: Path) -> None:
         """Checkpoints go to `folder`.
@@ -103,7 +113,7 @@ class EpochReports:
             rule, training.stop, epoch, position.samples_done, word.metrics
         )
         samples_per_s, seconds = training.speed.of_epoch(now)
-        self._last = {
+        values = {
             "epoch": epoch,
             "step": position.step,
             "samples_done": position.samples_done,
@@ -117,21 +127,35 @@ class EpochReports:
             "lr": training.learning_rate(),
             "noise_scale": training.noise.scale(),
         }
+        waiting = [known for known in training.unreported if known["epoch"] > word.durable]
+        training.unreported = [*waiting, values]
         if first:
-            self.report_again(version)
+            self._write([values], version)
 
     def report_again(self, version: int) -> None:
-        """Write a checkpoint of the present state, and report the last epoch when it is durable.
+        """Make the reports that the former rank 0 may not have come to make.
+
+        One checkpoint, of the present state, stands for all of them.
 
         Args:
             version: of the present group.
         """
-        if self._writer is None or not self._last:
+        self._write(self._training.unreported, version)
+
+    def _write(self, reports: list[dict[str, Any]], version: int) -> None:
+        """Write a checkpoint of the present state, and make `reports` when it is durable."""
+        if self._writer is None or not reports:
             return
-        values = dict(self._last, group=Version(version))
-        point = ResumePoint(epoch=values["epoch"], version=Version(version))
-        content = self._training.checkpoint()
-        self._writer.write(point, content, lambda: self._report(EpochReported, **values))
+        reports = [dict(values, group=Version(version)) for values in reports]
+        last = reports[-1]["epoch"]
+
+        def durable() -> None:
+            for values in reports:
+                self._report(EpochReported, **values)
+            self._durable = max(self._durable, last)
+
+        point = ResumePoint(epoch=last, version=Version(version))
+        self._writer.write(point, self._training.checkpoint(), durable)
 
     def suspend(self, version: int) -> None:
         """Write a checkpoint of this very step, wait until it is durable, and say so.

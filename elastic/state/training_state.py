@@ -47,6 +47,7 @@ class TrainingState:
         self.stop = StopState()
         self.why_done = ""
         self.epoch_open = False  # the script is in the loop of an epoch
+        self.unreported: list[dict[str, Any]] = []  # epochs whose reports may not have left yet
         self.epoch_summary = b""  # what rank 0 said last at the end of an epoch
         self.lr_state = LrState()
         self.transfer: OutgoingState | IncomingState | None = None  # of the state, under way
@@ -208,6 +209,7 @@ class TrainingState:
             "structure": copy_to_host(tensors.structure(tensors.parameters()[0].device)),
             "hyper": copy_to_host(tensors.hyperparameters()),
             "random": random_state(),
+            "unreported": [dict(values) for values in self.unreported],
             "report": self.epoch_summary.decode("latin-1"),  # bytes would not be read back
             **self._facts(),
         }
@@ -238,6 +240,7 @@ class TrainingState:
             return
         self.stop = msgspec.convert(metadata["stop"], StopState)
         self.epoch_summary = metadata["report"].encode("latin-1")
+        self.unreported = list(metadata["unreported"])
         self.lr_state.load_state_list(metadata["ramp"])
         self._tracked.load(metadata["tracked"])
         self._tensors.take_hyperparameters(metadata["hyper"])

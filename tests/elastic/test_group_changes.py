@@ -29,11 +29,10 @@ DRAWN_AHEAD = LOOP.replace(  # by as many loader workers as a host has cores, sa
 )
 
 
-def every_sample_once(job: Crew, size: int = SIZE, *, reported: bool = True) -> None:
-    """`reported`: rank 0 lived, so that no report waited for a checkpoint that it was to write."""
+def every_sample_once(job: Crew, size: int = SIZE) -> None:
     epochs = [report.epoch for report in job.epochs()]
     every = list(range(1, epochs[-1] + 1))
-    assert epochs == (every if reported else sorted(set(epochs)))
+    assert epochs == every
     assert job.samples() == {epoch: list(range(size)) for epoch in every}
 
 
@@ -47,10 +46,9 @@ def as_alone(
     batch: int,
     within: float = 1e-9,
     *,
-    reported: bool = True,
     size: int = SIZE,
 ) -> None:
-    every_sample_once(job, size, reported=reported)
+    every_sample_once(job, size)
     all_ranks_equal(job)
     assert furthest(job.final(), alone(source, job.epochs()[-1].epoch, batch, size)) < within
 
@@ -264,4 +262,4 @@ def test_a_member_lost_while_the_group_changes_costs_nothing(
         job.trains_on()
         job.finish()
 
-        as_alone(job, WIDE, 12, reported=rank != 0)
+        as_alone(job, WIDE, 12)

@@ -1,0 +1,79 @@
+"""An epoch's report leaves with its checkpoint, also if rank 0 dies before that."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from elastic.samples.sample_stream import SampleStream
+from elastic.state.epoch_reports import EpochReports, EpochSummary
+from elastic.state.state_tensors import TensorState
+from elastic.state.training_state import TrainingState, training_of
+from elastic.state.transfer_metadata import decode_metadata, encode_metadata
+from schemas.messages.agent import EpochReported
+
+
+def training() -> TrainingState:
+    made = training_of(None)
+    model = nn.Linear(1, 1)
+    made.use(TensorState(model, torch.optim.SGD(model.parameters(), lr=0.1)), SampleStream(0, 10))
+    return made
+
+
+class Told:
+    """What a worker reports."""
+
+    def __init__(self) -> None:
+        self.epochs: list[tuple[int, int, float]] = []
+
+    def __call__(self, kind: type[Any], **values: Any) -> None:
+        assert kind is EpochReported
+        self.epochs.append((values["epoch"], values["group"], values["metrics"]["accuracy"]))
+
+
+def end_three(reports: EpochReports, *, first: bool) -> None:
+    """Epochs, of which rank 0 is known to have reported one when the third ends."""
+    for epoch, durable in ((1, 0), (2, 0), (3, 1)):
+        summary = EpochSummary({"accuracy": epoch / 4}, None, durable).encode()
+        reports.end_epoch(summary, float(epoch), version=1, first=first)
+
+
+def test_whoever_leads_next_makes_the_reports_that_rank_0_may_not_have_made(
+    tmp_path: Path,
+) -> None:
+    told = Told()
+    survivor = EpochReports(training(), told)
+    survivor.open(tmp_path / "checkpoints")
+    end_three(survivor, first=False)
+
+    survivor.report_again(2)
+    survivor.close()
+
+    assert told.epochs == [(2, 2, 0.5), (3, 2, 0.75)]
+
+
+def test_a_newcomer_that_leads_next_makes_them_too(tmp_path: Path) -> None:
+    old, new, told = training(), training(), Told()
+    end_three(EpochReports(old, Told()), first=False)
+    newcomer = EpochReports(new, told)
+    newcomer.open(tmp_path / "checkpoints")
+    new.load_metadata(decode_metadata(encode_metadata(old.metadata())))
+
+    newcomer.report_again(2)
+    newcomer.close()
+
+    assert told.epochs == [(2, 2, 0.5), (3, 2, 0.75)]
+
+
+def test_rank_0_makes_each_report_once_and_says_which_have_left(tmp_path: Path) -> None:
+    told = Told()
+    first = EpochReports(training(), told)
+    first.open(tmp_path / "checkpoints")
+    end_three(first, first=True)
+    first.close()
+
+    assert told.epochs == [(1, 1, 0.25), (2, 1, 0.5), (3, 1, 0.75)]
+    assert first.summary({}, None) == EpochSummary({}, None, 3).encode()
