@@ -211,7 +211,7 @@ def test_a_broken_group_frees_the_device_and_its_sum_does_not_count(mode: str) -
 def sends_state_beside_a_reduction(_double: Any, meeting: Meeting) -> bool:
     """The ranks begin the two in different orders."""
     group = meet(meeting)
-    state = torch.ones(8)
+    state = torch.full((8,), 5.0 if meeting.rank == 0 else 0.0)
     summed = row(1.0)
 
     def travels() -> None:
@@ -227,7 +227,7 @@ def sends_state_beside_a_reduction(_double: Any, meeting: Meeting) -> bool:
         group.all_reduce(summed, threading.Event())
         beside.start()
     beside.join(10.0)
-    return not beside.is_alive() and summed.tolist() == [2.0] * 4
+    return not beside.is_alive() and (state.tolist(), summed.tolist()) == ([5.0] * 8, [2.0] * 4)
 
 
 def test_state_travels_beside_a_reduction_whatever_comes_first(mode: str) -> None:
