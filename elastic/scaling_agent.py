@@ -27,14 +27,12 @@ from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import describe_rule
 from elastic.reporting.agent_channel import Channel
 from elastic.reporting.sample_id_records import SampleRecords
-from elastic.samples.batch_schedule import ScheduleRow
-from elastic.samples.local_batches import split
 from elastic.samples.progress import Progress, progress_of
 from elastic.samples.sample_stream import SampleStream
 from elastic.state import checkpoint_writer
 from elastic.state.epoch_reports import EpochReports
+from elastic.state.first_terms import begin_batch_and_rate
 from elastic.state.lr_scaling import DOUBLING_STEPS
-from elastic.state.lr_state import choose_lr_scaling, set_learning_rate
 from elastic.state.random_state import seed_generators
 from elastic.state.state_tensors import TensorState
 from elastic.state.step_telemetry import steps_report
@@ -207,7 +205,16 @@ class ScalingAgent:
         stream = SampleStream(self._seed, size, least_samples(model), drop_last)
         self._training.use(tensors, stream)
         self._records.use(self._training.stream)
-        self._choose_batch_and_rate(optimizer, batch_size, lr, lr_scaling, lr_doubling_steps)
+        for both in begin_batch_and_rate(
+            self._training,
+            optimizer,
+            self._assignment,
+            batch_size=batch_size,
+            lr=lr,
+            scaling=lr_scaling,
+            doubling=lr_doubling_steps,
+        ):
+            self._say_wins(*both)
         bound = self._assignment.spec.local_limit if self._assignment else batch_size
         loader = self._hook(tensors, train_set, bound, without_choice(loader_options))
         self._resume()
@@ -259,32 +266,6 @@ class ScalingAgent:
             UsageError: outside of the loop over the loader, or if `items` is no number from 0 on.
         """
         self._executor.weigh(metric_value("items", items))
-
-    def _choose_batch_and_rate(
-        self,
-        optimizer: torch.optim.Optimizer,
-        batch_size: int,
-        lr: float | None,
-        scaling: str,
-        doubling: int,
-    ) -> None:
-        training, assignment = self._training, self._assignment
-        if batch_size < 1:
-            raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
-        rule = choose_lr_scaling(optimizer, scaling)
-        base_batch = batch_size
-        if assignment is None:
-            training.schedule.announce([ScheduleRow(1, split(batch_size, 1), 0)])
-        else:
-            group = assignment.group
-            base_batch = group.base_batch or group.global_batch
-            self._say_wins("batch_size", batch_size, assignment.spec.batch_size)
-            if group.lr is not None:
-                self._say_wins("lr", lr, group.lr)
-                lr = group.lr
-        if lr is not None:
-            set_learning_rate(optimizer, lr)
-        training.lr_state.begin(rule, base_batch, self.batch_size, doubling)
 
     def _resume(self) -> None:
         assignment, training = self._assignment, self._training
@@ -392,23 +373,14 @@ class ScalingAgent:
             raise UsageError("report() outside of an epoch", "call it once in each epoch")
         now = time.monotonic()
         training = self._training
-        self._say_left()
+        if left := training.left_early():
+            self._say(left)
         numbers = {name: metric_value(name, value) for name, value in metrics.items()}
         loss = numbers.pop("loss", training.losses.take())
         summary = self._executor.end_epoch(self._epochs.summary(numbers, loss))
         training.epoch_open = False
         version = self._membership.version
         self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)
-
-    def _say_left(self) -> None:
-        """An epoch is reported that the script left before its end."""
-        training = self._training
-        limit = training.stop_rule.samples if training.stop_rule is not None else None
-        enough = limit is not None and training.position.samples_done >= limit
-        if not training.epoch_is_over and not enough:
-            epoch, done = training.position.epoch, training.position.cursor
-            of = f"{done} of {training.stream.size} samples"
-            self._say(f"epoch {epoch} ends with {of}: the script left its loop")
 
     def _finish(self) -> None:
         if self._epochs.close() and self.rank == 0:

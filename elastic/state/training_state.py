@@ -98,6 +98,14 @@ class TrainingState:
         batch = max(1, self.global_batch)  # 0 where a suspended job is about to leave
         return not self.stream.taken(self.position.cursor, batch)
 
+    def left_early(self) -> str:
+        """What to say of an epoch that the script reports before its end; nothing at its end."""
+        position, limit = self.position, self.stop_rule.samples if self.stop_rule else None
+        if self.epoch_is_over or (limit is not None and position.samples_done >= limit):
+            return ""
+        of = f"{position.cursor} of {self.stream.size} samples"
+        return f"epoch {position.epoch} ends with {of}: the script left its loop"
+
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
         """How often a scheduler that counts steps is to step behind the one that is under way.
 

@@ -1,0 +1,61 @@
+"""The batch and the learning rate that a job begins with: the job file's win over the script's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from elastic.samples.batch_schedule import ScheduleRow
+from elastic.samples.local_batches import split
+from elastic.state.lr_state import choose_lr_scaling, set_learning_rate
+from elastic.state.training_state import TrainingState
+from elastic.training_errors import UsageError
+from schemas.messages.worker import Assignment
+
+
+def begin_batch_and_rate(
+    training: TrainingState,
+    optimizer: torch.optim.Optimizer,
+    assignment: Assignment | None,
+    *,
+    batch_size: int,
+    lr: float | None,
+    scaling: str,
+    doubling: int,
+) -> list[tuple[str, Any, Any]]:
+    """Set the optimizer's rate, and how it follows the batch.
+
+    Args:
+        training: of this worker; its schedule begins with the batch.
+        optimizer: whose rate is set.
+        assignment: of this worker; None: the script decides everything.
+        batch_size: the script's, samples per step.
+        lr: the script's; None: the optimizer's own.
+        scaling: rule that the rate follows the batch by.
+        doubling: steps in which it grows by at most 2x; 0: all at once.
+
+    Returns:
+        (name, the script's, the job's) of what the job file may win.
+
+    Raises:
+        UsageError: if the batch is below 1, or the rule is none.
+    """
+    if batch_size < 1:
+        raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
+    rule = choose_lr_scaling(optimizer, scaling)
+    base_batch = batch_size
+    both: list[tuple[str, Any, Any]] = []
+    if assignment is None:
+        training.schedule.announce([ScheduleRow(1, split(batch_size, 1), 0)])
+    else:
+        group = assignment.group
+        base_batch = group.base_batch or group.global_batch
+        both.append(("batch_size", batch_size, assignment.spec.batch_size))
+        if group.lr is not None:
+            both.append(("lr", lr, group.lr))
+            lr = group.lr
+    if lr is not None:
+        set_learning_rate(optimizer, lr)
+    training.lr_state.begin(rule, base_batch, training.global_batch, doubling)
+    return both
