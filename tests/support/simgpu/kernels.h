@@ -11,6 +11,7 @@
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/from_blob.h>
+#include <ATen/ops/mse_loss.h>
 #include <ATen/ops/ones_like.h>
 #include <ATen/ops/view_native.h>
 #include <torch/library.h>
@@ -259,6 +260,15 @@ inline int64_t sdp_choice(const Tensor&, const Tensor&, const Tensor&, const std
 inline void check_same(const Tensor& a, const Tensor& b) {
   TORCH_CHECK(a.device() == b.device(), "Expected all tensors to be on the same device, but found at least two devices, ",
               a.device(), " and ", b.device(), "!");
+}
+// The fallback would resize a result that it made too small, and warn of that.
+inline Tensor mse_loss(const Tensor& input, const Tensor& target, int64_t reduction) {
+  check_same(input, target);
+  OnDevice on(input.get_device());
+  Turn turn(current_stream());
+  Tensor result = at::mse_loss(on_host(input), on_host(target), reduction).to(input.device());
+  arrive_late(turn, {result}, current_stream().second);
+  return result;
 }
 inline Tensor convolution(const Tensor& input, const Tensor& weight, const std::optional<Tensor>& bias, at::IntArrayRef stride,
                           at::IntArrayRef padding, at::IntArrayRef dilation, bool transposed, at::IntArrayRef output_padding,

@@ -24,6 +24,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("_copy_from_and_resize", TORCH_FN(copy_from_and_resize));
   m.impl("_local_scalar_dense", TORCH_FN(local_scalar));
   m.impl("native_dropout", TORCH_FN(simgpu::native_dropout));
+  m.impl("mse_loss", TORCH_FN(simgpu::mse_loss));
   m.impl("_fused_sdp_choice", TORCH_FN(sdp_choice));
   m.impl("convolution_overrideable", TORCH_FN(simgpu::convolution));
   m.impl("convolution_backward_overrideable", TORCH_FN(simgpu::convolution_backward));
