@@ -19,6 +19,7 @@ from elastic.collectives.backends import slot_device
 from elastic.group.group_changes import GroupTransitions
 from elastic.group.membership import Membership
 from elastic.group.order_receiver import OrderListener
+from elastic.hooks.backward import warm_up
 from elastic.hooks.device_use import hold_device
 from elastic.hooks.grad_scalers import track_grad_scalers
 from elastic.hooks.lr_schedulers import track_lr_schedulers
@@ -297,7 +298,7 @@ class ScalingAgent:
         if assignment.spec.record_samples:
             self._records.open(self._folder / "samples")
         training.check_metadata()
-        _warm_up(self.device)
+        warm_up(self.device)
         testing.reach("ready", rank=assignment.rank, version=assignment.version)
         self._report(
             WorkerReady,
@@ -411,9 +412,3 @@ class ScalingAgent:
         if self.rank == 0:
             sys.stderr.write(f"[ones] {text}\n")
             sys.stderr.flush()
-
-
-def _warm_up(device: torch.device) -> None:
-    """A first backward pass starts threads and libraries: let that be before the others wait."""
-    weight = torch.ones(8, 8, device=device, requires_grad=True)
-    torch.autograd.grad((weight @ weight).sum(), weight)

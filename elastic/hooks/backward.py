@@ -51,6 +51,16 @@ def unlisten(listener: BackwardListener) -> None:
         _listeners.remove(listener)
 
 
+def warm_up(device: torch.device) -> None:
+    """A first backward pass starts threads and libraries: let that be before the others wait.
+
+    Args:
+        device: where the script will train.
+    """
+    weight = torch.ones(8, 8, device=device, requires_grad=True)
+    torch.autograd.grad((weight @ weight).sum(), weight)
+
+
 def _backward(tensors: Any, *args: Any, **options: Any) -> None:
     global _depth  # noqa: PLW0603
     if _depth == 0:

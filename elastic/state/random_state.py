@@ -13,18 +13,6 @@ import torch
 from elastic.collectives.backends import slot_device
 
 
-def seed_all(seed: int) -> None:
-    """Seed every generator that a script is likely to use.
-
-    Args:
-        seed: 0 or more; numpy's takes it modulo 2**32.
-    """
-    torch.manual_seed(seed)
-    random.seed(seed)
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed(seed % 2**32)
-
-
 def random_state() -> dict[str, Any]:
     """The state of every generator that a script is likely to use."""
     state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
@@ -72,4 +60,7 @@ def seed_generators(seed: int) -> None:
     Args:
         seed: not negative, below 2^63.
     """
-    seed_all(seed)
+    torch.manual_seed(seed)
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
