@@ -14,13 +14,13 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
-from elastic import testing
-from elastic.collectives.backends import slot_device
+from elastic import fault_points
+from elastic.collectives.device_backends import slot_device
 from elastic.group.group_changes import GroupTransitions
 from elastic.group.membership import Membership
 from elastic.group.order_receiver import OrderListener
-from elastic.hooks.backward import warm_up
-from elastic.hooks.device_use import hold_device
+from elastic.hooks.backward_passes import warm_up
+from elastic.hooks.delayed_device_use import hold_device
 from elastic.hooks.grad_scalers import track_grad_scalers
 from elastic.hooks.lr_schedulers import track_lr_schedulers
 from elastic.hooks.optimizer_step import patch_optimizer_step
@@ -28,11 +28,11 @@ from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import describe_rule
 from elastic.reporting.agent_channel import Channel
 from elastic.reporting.sample_id_records import SampleRecords
-from elastic.samples.progress import Progress, progress_of
+from elastic.samples.progress_shares import Progress, progress_of
 from elastic.samples.sample_stream import SampleStream
 from elastic.state import checkpoint_writer
 from elastic.state.epoch_reports import EpochReports
-from elastic.state.first_terms import begin_batch_and_rate
+from elastic.state.initial_batch_and_rate import begin_batch_and_rate
 from elastic.state.lr_scaling import DOUBLING_STEPS
 from elastic.state.random_state import seed_generators
 from elastic.state.state_tensors import TensorState
@@ -193,7 +193,7 @@ class ScalingAgent:
             UsageError: if the group cannot train this exactly; the error says what to do.
             CheckpointError: if the job should resume and cannot.
         """
-        testing.reach("load", rank=self.rank, version=self._version)
+        fault_points.reach("load", rank=self.rank, version=self._version)
         size = dataset_size(train_set)
         model = build_model()
         refuse_sharded(model)
@@ -299,7 +299,7 @@ class ScalingAgent:
             self._records.open(self._folder / "samples")
         training.check_metadata()
         warm_up(self.device)
-        testing.reach("ready", rank=assignment.rank, version=assignment.version)
+        fault_points.reach("ready", rank=assignment.rank, version=assignment.version)
         self._report(
             WorkerReady,
             epoch_samples=training.stream.size,

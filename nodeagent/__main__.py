@@ -11,8 +11,8 @@ import uvloop
 from nodeagent import agent_process, agent_settings
 from nodeagent.end_workers import end_workers
 from nodeagent.worker_folders import NodeFolders
-from schemas.daemon import configure_logging
 from schemas.errors import OnesError
+from schemas.logging_and_watchdog import configure_logging
 
 
 def main() -> None:

@@ -17,21 +17,21 @@ import structlog
 
 from nodeagent.agent_errors import StartError
 from nodeagent.agent_settings import AgentSettings
-from nodeagent.devices import inventory
 from nodeagent.job_workspaces import sweep
 from nodeagent.log_shipper import LogShipper
 from nodeagent.reconciler import Reconciler
 from nodeagent.reconciler_actions import Action, ForgetJob, GrantSlot, OrderGroup, PublishEvent
 from nodeagent.reconciler_events import Connected, Desired, Event, LogsStored
+from nodeagent.slot_devices import inventory
 from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.worker_folders import NodeFolders
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
 from schemas.codec import FROM_WORKER, TO_AGENT, TO_SHIPPER, encode
-from schemas.daemon import notify, watchdog
 from schemas.errors import OnesError
 from schemas.ids import BootId, NodeId, Seconds, WorkerId, worker_id
 from schemas.link import Link, Socket, load_keys, load_public
+from schemas.logging_and_watchdog import notify, watchdog
 from schemas.messages import Message
 from schemas.messages.agent import GroupDelta, Hello, StepsReported, Telemetry, Welcome
 from schemas.messages.logs import LogStored, SnapshotPiece

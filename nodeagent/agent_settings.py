@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from schemas import settings
+from schemas import toml_settings
 
 
 class Controller(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,4 +45,4 @@ def load(path: Path) -> AgentSettings:
     Raises:
         SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
     """
-    return settings.load(AgentSettings, path, os.environ)
+    return toml_settings.load(AgentSettings, path, os.environ)

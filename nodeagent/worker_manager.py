@@ -15,7 +15,6 @@ from typing import Final
 import structlog
 
 from nodeagent.agent_errors import AgentError, StartError
-from nodeagent.devices import device_environment
 from nodeagent.job_workspaces import is_laid_out, lay_out
 from nodeagent.log_shipper import LogShipper
 from nodeagent.process_identity import open_process, session_members
@@ -38,6 +37,7 @@ from nodeagent.reconciler_events import (
     WorkspaceFailed,
     WorkspaceReady,
 )
+from nodeagent.slot_devices import device_environment
 from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.worker_folders import NodeFolders, WorkerFolder
 from nodeagent.zygote_pool import ZygotePool

@@ -26,7 +26,7 @@ from controlplane.client import BlockingClient, find_home
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
 from schemas.link import write_keys
-from schemas.settings import read_toml
+from schemas.toml_settings import read_toml
 
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import msgspec
 
-from schemas import settings
+from schemas import toml_settings
 from schemas.errors import SettingsError
 
 DEFAULT = ".ones"
@@ -50,5 +50,5 @@ def find_home(folder: Path | str | None = None) -> Home:
     if not path.is_file():
         hint = "set ONES_HOME or --home, or start one with `ones local up --dir DIR`"
         raise SettingsError(f"no cluster in {chosen}", hint, "ONES_HOME")
-    loaded = settings.load(_ClientFile, path)
+    loaded = toml_settings.load(_ClientFile, path)
     return Home(chosen, loaded.endpoint, chosen / loaded.server_key, chosen / loaded.key)

@@ -8,7 +8,7 @@ import msgspec
 
 from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import JobSpec, problems
-from schemas.settings import convert, read_toml
+from schemas.toml_settings import convert, read_toml
 
 
 def load_job(path: Path) -> JobSpec:

@@ -9,8 +9,8 @@ from pathlib import Path
 import uvloop
 
 from controlplane.service import controller_process, controller_settings
-from schemas.daemon import configure_logging
 from schemas.errors import OnesError
+from schemas.logging_and_watchdog import configure_logging
 
 
 def main() -> None:

@@ -30,10 +30,10 @@ from controlplane.service.planner.policy_event_delivery import PolicyObserver
 from controlplane.service.prometheus_metrics import Metrics
 from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
-from schemas.daemon import Audit, notify, watchdog
 from schemas.errors import SettingsError
 from schemas.ids import Term
 from schemas.link import Identity, Link, Socket, load_authorised, load_keys
+from schemas.logging_and_watchdog import Audit, notify, watchdog
 from schemas.messages.client import Cluster, SearchInfo
 from schemas.session import SessionTimings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from schemas import settings
+from schemas import toml_settings
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,4 +73,4 @@ def load(path: Path) -> ControllerSettings:
     Raises:
         SettingsError: if the file cannot be read, a key is unknown or a value of the wrong type.
     """
-    return settings.load(ControllerSettings, path, os.environ)
+    return toml_settings.load(ControllerSettings, path, os.environ)

@@ -6,8 +6,8 @@ import asyncio
 
 from controlplane.service.role_permissions import READERS
 from schemas.codec import encode
-from schemas.daemon import Audit
 from schemas.link import Socket
+from schemas.logging_and_watchdog import Audit
 from schemas.messages.feed import FeedEvent
 
 

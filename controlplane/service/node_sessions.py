@@ -14,10 +14,10 @@ from controlplane.core.model.node import NodePhase
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.role_permissions import NODE
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
-from schemas.daemon import Audit
 from schemas.errors import OnesError, UnavailableError
 from schemas.ids import NodeId, Seconds, Term
 from schemas.link import Incoming, Socket
+from schemas.logging_and_watchdog import Audit
 from schemas.messages.agent import Hello, Numbered, Refused, StepsReported, Telemetry
 from schemas.session import (
     Condition,

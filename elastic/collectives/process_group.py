@@ -12,7 +12,7 @@ import torch
 from elastic.collectives.backend_protocol import Backend, Operation
 from elastic.collectives.cancellable_waits import first_line
 from elastic.collectives.gloo import GlooBackend
-from elastic.collectives.store import GroupWords
+from elastic.collectives.rendezvous_store import GroupWords
 from elastic.collectives.tensor_bytes import as_bytes
 from elastic.training_errors import BrokenGroupError, CancelledError
 

@@ -8,11 +8,11 @@ import torch
 from torch._C._distributed_c10d import PrefixStore
 
 from elastic.collectives.backend_protocol import Backend, Meeting
-from elastic.collectives.backends import CPU, backend_for, use_device
 from elastic.collectives.cancellable_waits import first_line
+from elastic.collectives.device_backends import CPU, backend_for, use_device
 from elastic.collectives.gloo import GlooBackend
 from elastic.collectives.process_group import Links, ProcessGroup
-from elastic.collectives.store import GroupWords, connect_store
+from elastic.collectives.rendezvous_store import GroupWords, connect_store
 from elastic.training_errors import BrokenGroupError
 
 

@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
-from elastic import testing
+from elastic import fault_points
 from elastic.collectives.control_words import AgreedWords
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.group_formation import await_group
@@ -22,7 +22,7 @@ from elastic.group.order_receiver import ERROR_CHARACTERS, OrderListener
 from elastic.group.recovery import Recovered, Recovery
 from elastic.group.state_checksums import StateCheck
 from elastic.group.switch_boundary import BOUNDARY_LEAD, Resize
-from elastic.reporting.reporter import Report
+from elastic.reporting.report_protocol import Report
 from elastic.reporting.sample_id_records import SampleRecords
 from elastic.samples.micro_batch import MicroBatch
 from elastic.state.epoch_reports import EpochReports
@@ -188,7 +188,7 @@ class GroupTransitions:
         began = time.perf_counter()
         membership, order = self._membership, pending.order
         step = self._training.position.step
-        testing.reach("boundary", rank=membership.rank, step=step, version=order.version)
+        fault_points.reach("boundary", rank=membership.rank, step=step, version=order.version)
         member = order.group.member(membership.me)
         if member is None:
             self._listener.cross(pending)
@@ -205,7 +205,7 @@ class GroupTransitions:
             old.retire()
         if member.rank == 0 and set(former) - set(membership.workers):
             self._records.write_for_lost(former, frozenset(membership.workers))
-        testing.reach("swapped", rank=membership.rank, version=order.version)
+        fault_points.reach("swapped", rank=membership.rank, version=order.version)
         pause_ms = (time.perf_counter() - began) * 1e3
         report_formed(self._report, membership, self._training.position, pause_ms)
 
@@ -218,7 +218,7 @@ class GroupTransitions:
         self._training.transfer = None
         if not membership.has_full_state:
             membership.has_full_state = True
-            testing.reach("handed_over", rank=membership.rank, version=membership.version)
+            fault_points.reach("handed_over", rank=membership.rank, version=membership.version)
             report_formed(self._report, membership, position)
 
     def _follow_batch(self, first: int, batch: int) -> None:
@@ -344,9 +344,9 @@ class GroupTransitions:
         membership = self._membership
         if membership.rank == 0:
             self._records.write_for_lost(membership.workers, frozenset({membership.me}))
-            testing.reach("suspend", rank=0, version=version)
+            fault_points.reach("suspend", rank=0, version=version)
             self._epochs.suspend(version)
-            testing.reach("suspended", rank=0, version=version)
+            fault_points.reach("suspended", rank=0, version=version)
         membership.group.broadcast_bytes(b"", self.called_off)
 
     def _leave(self) -> NoReturn:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from elastic import testing
+from elastic import fault_points
 from elastic.collectives.background_group_build import BackgroundBuild
 from elastic.collectives.cancellable_waits import wait_for
 from elastic.collectives.process_group import ProcessGroup
@@ -30,7 +30,7 @@ def form_group(
     """
     member = order.group.member(membership.me)
     rank = member.rank if member else 0
-    testing.reach("build", rank=rank, version=order.version)
+    fault_points.reach("build", rank=rank, version=order.version)
     group = build_process_group(
         version=order.version,
         store=order.store,
@@ -41,7 +41,7 @@ def form_group(
         drawn_ahead=membership.drawn_ahead,
         publish=publish,
     )
-    testing.reach("built", rank=rank, version=order.version)
+    fault_points.reach("built", rank=rank, version=order.version)
     return group
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from elastic.collectives.process_group import ProcessGroup
-from elastic.reporting.reporter import Report
+from elastic.reporting.report_protocol import Report
 from elastic.samples.stream_position import TrainingPosition
 from schemas.ids import WorkerId, worker_id
 from schemas.messages.agent import GroupFormed

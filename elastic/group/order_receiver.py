@@ -11,7 +11,7 @@ import threading
 
 from elastic.collectives.background_group_build import BackgroundBuild
 from elastic.collectives.process_group import ProcessGroup
-from elastic.collectives.store import StoreServers
+from elastic.collectives.rendezvous_store import StoreServers
 from elastic.group.group_formation import form_group
 from elastic.group.membership import Membership
 from elastic.group.order_inbox import (
@@ -23,7 +23,7 @@ from elastic.group.order_inbox import (
     OrderInbox,
     PendingGroup,
 )
-from elastic.reporting.reporter import Report
+from elastic.reporting.report_protocol import Report
 from schemas.messages.agent import RECOVER, JoinFailed, StoreOpened
 from schemas.messages.worker import GroupOrder, SlotGranted
 

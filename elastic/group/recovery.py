@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from elastic import testing
+from elastic import fault_points
 from elastic.collectives.process_group import ProcessGroup
 from elastic.group.group_formation import await_group
 from elastic.group.membership import Membership, report_formed
 from elastic.group.order_receiver import ERROR_CHARACTERS, OrderListener
-from elastic.reporting.reporter import Report
+from elastic.reporting.report_protocol import Report
 from elastic.samples.batch_schedule import Schedule, ScheduleRow
 from elastic.state.state_broadcast import broadcast_training
 from elastic.state.training_state import TrainingState
@@ -62,7 +62,7 @@ class Recovery:
             Where that group goes on; None if this worker is not in it.
         """
         membership, listener = self._membership, self._listener
-        if isinstance(error, BrokenGroupError | testing.InjectedError):
+        if isinstance(error, BrokenGroupError | fault_points.InjectedError):
             self._report_broken(membership.version, str(error)[:ERROR_CHARACTERS])
         listener.abandon_pending()
         while True:
@@ -85,7 +85,7 @@ class Recovery:
     def _quiesce(self, order: GroupOrder) -> None:
         """Say which step is done, and whether the whole state is here."""
         membership, position = self._membership, self._training.position
-        testing.reach("quiesce", rank=membership.rank, version=order.version)
+        fault_points.reach("quiesce", rank=membership.rank, version=order.version)
         self._report(
             Quiesced,
             group=order.version,
@@ -103,7 +103,7 @@ class Recovery:
             CancelledError: if the wait was called off.
         """
         membership, training = self._membership, self._training
-        testing.reach("recover", rank=membership.rank, version=order.version)
+        fault_points.reach("recover", rank=membership.rank, version=order.version)
         called_off = self._listener.called_off
         group = await_group(order, membership, called_off)
         try:
@@ -120,7 +120,7 @@ class Recovery:
         training.lr_state.follow_batch(order.group.global_batch, step)
         former, was = membership.workers, membership.rank
         self._enter(order, group)
-        testing.reach("recovered", rank=group.rank, version=order.version)
+        fault_points.reach("recovered", rank=group.rank, version=order.version)
         report_formed(self._report, membership, training.position)
         return Recovered(step, metadata, former, became_first=group.rank == 0 and was != 0)
 

@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from elastic import testing
+from elastic import fault_points
 from elastic.group.membership import Membership
 from elastic.group.order_inbox import PendingGroup
 from elastic.group.order_receiver import OrderListener
@@ -59,7 +59,7 @@ class Resize:
             step_s: mean duration of a step, seconds.
         """
         membership, order = self._membership, pending.order
-        testing.reach(
+        fault_points.reach(
             "announce", rank=membership.rank, step=micro_batch.step, version=order.version
         )
         member = order.group.member(membership.me)

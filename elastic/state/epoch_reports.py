@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from elastic.metrics.stop_rule import stop_reason
-from elastic.reporting.reporter import Report
+from elastic.reporting.report_protocol import Report
 from elastic.state.checkpoint_files import find_checkpoint, load_checkpoint
 from elastic.state.checkpoint_writer import CheckpointWriter
 from elastic.state.training_state import TrainingState

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from elastic.collectives.backends import finish_device_work, use_device
+from elastic.collectives.device_backends import finish_device_work, use_device
 
 
 def host_buffer(numbers: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:

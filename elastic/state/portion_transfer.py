@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from elastic import testing
+from elastic import fault_points
 from elastic.collectives.cancellable_waits import LONG
 from elastic.collectives.process_group import ProcessGroup
 from elastic.state.host_staging import HostStaging, host_buffer
@@ -27,7 +27,7 @@ class Transfer:
     def _run(self, work: Any) -> None:
         try:
             work()
-        except (RuntimeError, BrokenGroupError, testing.InjectedError) as error:
+        except (RuntimeError, BrokenGroupError, fault_points.InjectedError) as error:
             self.error = str(error).partition("\n")[0][:300] or type(error).__name__
         self.done.set()
 
@@ -67,7 +67,7 @@ class Sending(Transfer):
             held += own
             mine = mine.and_then(byte_share(own, 0, 1))
         together = torch.cat(mine.small) if mine.small else None
-        corrupt = testing.reach("handover.send", rank=group.rank, version=group.version)
+        corrupt = fault_points.reach("handover.send", rank=group.rank, version=group.version)
         if corrupt and together is not None:
             together = -together - 1  # whatever it is, it is something else now
         marks = staging.mark()
@@ -129,7 +129,7 @@ class Receiving(Transfer):
         self._landing = landing
 
         def work() -> None:
-            testing.reach("handover.receive", rank=group.rank, version=group.version)
+            fault_points.reach("handover.receive", rank=group.rank, version=group.version)
             for member, part in enumerate(received):
                 chunks = [*landing[member], *([together[member]] if part.small else [])]
                 for pending in [group.receive(chunk, member) for chunk in chunks]:

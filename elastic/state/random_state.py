@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from elastic.collectives.backends import slot_device
+from elastic.collectives.device_backends import slot_device
 
 
 def random_state() -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from elastic.collectives.backends import finish_device_work
+from elastic.collectives.device_backends import finish_device_work
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.tensor_bytes import as_byte_row
 from elastic.state.state_portions import IN_PLACE, contiguous_pairs

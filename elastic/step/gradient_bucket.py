@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import nn
 
-from elastic.hooks.backward import listen, unlisten
+from elastic.hooks.backward_passes import listen, unlisten
 from elastic.state.state_tensors import dense_strides
 from elastic.training_errors import UsageError
 

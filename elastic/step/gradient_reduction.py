@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from elastic import testing
+from elastic import fault_points
 from elastic.collectives.control_words import (
     DIGEST_BYTES,
     FIXED_WORDS,
@@ -123,9 +123,9 @@ class StepReduction:
         if measured:
             noise.before(gradients, micro_batch.count, micro_batch.total)
         step = micro_batch.step
-        testing.reach("reduce", rank=group.rank, step=step, version=group.version)
+        fault_points.reach("reduce", rank=group.rank, step=step, version=group.version)
         group.all_reduce(bucket, self._called_off)
-        testing.reach("reduced", rank=group.rank, step=step, version=group.version)
+        fault_points.reach("reduced", rank=group.rank, step=step, version=group.version)
         agreed = read_agreed_words(tail.tolist(), group.size)
         agreed.check_in_step(group.size, step)
         if measured and not agreed.skipped:

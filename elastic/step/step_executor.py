@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from elastic import testing
+from elastic import fault_points
 from elastic.group.group_changes import GroupTransitions
 from elastic.group.membership import Membership
 from elastic.reporting.sample_id_records import SampleRecords
@@ -235,7 +235,7 @@ class StepExecutor:
         )
         try:
             agreed = reduction.run(membership.group, contribution)
-        except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
+        except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
             reducer.discard()
             self._recover(micro_batch, error)
             return
@@ -266,11 +266,11 @@ class StepExecutor:
         while True:
             self._transitions.check_left()
             try:
-                testing.reach("report", rank=membership.rank, version=membership.version)
+                fault_points.reach("report", rank=membership.rank, version=membership.version)
                 if reduction is not None:
                     reduction.end_epoch(membership.group)
                 first = membership.group.broadcast_bytes(summary, self._transitions.called_off)
-            except (CancelledError, BrokenGroupError, testing.InjectedError) as error:
+            except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
                 metadata = self._transitions.recover(error).metadata
                 if metadata is not None and metadata["epoch"] >= self._training.position.epoch:
                     return str(metadata["report"]).encode("latin-1")

@@ -14,7 +14,7 @@ import zmq.auth
 
 from schemas.errors import SettingsError
 from schemas.link.key_owners import Identity
-from schemas.settings import convert, read_toml
+from schemas.toml_settings import convert, read_toml
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import torch
 
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import build_process_group
-from elastic.collectives.store import StoreServer
+from elastic.collectives.rendezvous_store import StoreServer
 
 FORKS: Final = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(

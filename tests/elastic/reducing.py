@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from elastic.collectives.control_words import FIXED_WORDS, ControlWords, read_agreed_words
 from elastic.collectives.process_group import ProcessGroup
-from elastic.collectives.store import connect_store
+from elastic.collectives.rendezvous_store import connect_store
 from elastic.samples.local_batches import passes
 from elastic.step.gradient_bucket import Reducer
 from tests.elastic.peers import Meeting

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from elastic.hooks.device_use import TOO_LATE, hold_device
+from elastic.hooks.delayed_device_use import TOO_LATE, hold_device
 from elastic.scaling_agent import ScalingAgent
 from schemas.codec import encode
 from schemas.messages.worker import SlotGranted

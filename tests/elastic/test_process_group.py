@@ -12,7 +12,7 @@ from elastic.collectives.background_group_build import BackgroundBuild
 from elastic.collectives.cancellable_waits import wait_for
 from elastic.collectives.gloo import GlooBackend
 from elastic.collectives.process_group import Links, ProcessGroup
-from elastic.collectives.store import GroupWords, connect_store
+from elastic.collectives.rendezvous_store import GroupWords, connect_store
 from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.peers import CPU, LIMIT_S, Meeting, Parent, each, peers
 

@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from elastic import ScalingAgent
-from elastic.hooks import backward
+from elastic.hooks import backward_passes
 from elastic.samples.batch_schedule import ScheduleRow
 from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
@@ -100,7 +100,7 @@ def test_the_loss_is_seen_in_backward_and_only_while_there_is_something_to_train
         assert agent._training.losses.mean() == 3.0
 
     assert agent._reducer is not None
-    assert agent._reducer not in backward._listeners
+    assert agent._reducer not in backward_passes._listeners
 
 
 def epoch_sizes(agent: ScalingAgent, net: nn.Module, batch: int, **options: Any) -> list[int]:

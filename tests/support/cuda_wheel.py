@@ -190,7 +190,7 @@ def check_behaviour() -> Iterator[Result]:
     from torch._C._distributed_c10d import HashStore, PrefixStore  # noqa: PLC0415
 
     from elastic.collectives.backend_protocol import Meeting  # noqa: PLC0415
-    from elastic.collectives.backends import backend_for, slot_device  # noqa: PLC0415
+    from elastic.collectives.device_backends import backend_for, slot_device  # noqa: PLC0415
 
     options = dist.ProcessGroupNCCL.Options()
     options.config.blocking = 0

@@ -15,7 +15,7 @@ from typing import Any, Final
 import torch
 
 from elastic.collectives.nccl_environment import nccl_environment
-from elastic.collectives.store import StoreServer
+from elastic.collectives.rendezvous_store import StoreServer
 from tests.support.gpu_parts import PARTS, Answer, Member, Part
 
 NO_GPU: Final = 77  # the exit code by which test runners know what was skipped

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import zmq.asyncio
 
-from nodeagent.devices import cpu_slots
+from nodeagent.slot_devices import cpu_slots
 from schemas.codec import TO_AGENT, encode
 from schemas.ids import BootId, NodeId, Seconds
 from schemas.link import KeyPair, Link, Socket

@@ -29,10 +29,10 @@ from controlplane.service.role_permissions import READERS, WRITERS
 from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import REQUEST, encode
-from schemas.daemon import Audit
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError
 from schemas.jobs import problems
 from schemas.link import Identity, Incoming, Socket
+from schemas.logging_and_watchdog import Audit
 from schemas.messages import Message
 from schemas.messages.client import (
     CancelJob,

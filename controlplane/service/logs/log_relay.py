@@ -14,10 +14,10 @@ from controlplane.service.logs.log_store import LogStore
 from controlplane.service.role_permissions import NODE, READERS
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
-from schemas.daemon import Audit
 from schemas.errors import DeniedError, OnesError, UnknownJobError
 from schemas.ids import JobId, Rank, Seconds, worker_id
 from schemas.link import Incoming, Socket
+from schemas.logging_and_watchdog import Audit
 from schemas.messages.client import Failed
 from schemas.messages.logs import (
     GetSnapshot,

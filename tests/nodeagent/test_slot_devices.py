@@ -7,7 +7,7 @@ from typing import Any, Final
 
 import pytest
 
-from nodeagent.devices import device_environment
+from nodeagent.slot_devices import device_environment
 from schemas.nodes import SlotSpec
 from tests.support.fake_nvml import Hosts, broken_driver, build_driver
 
