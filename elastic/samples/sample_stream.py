@@ -59,9 +59,10 @@ class SampleStream:
             cursor: samples of the epoch that are done; `size` or more: the whole epoch's steps.
             batch: global, samples per step.
         """
-        whole, rest = divmod(self.size, batch)
-        left_out = rest < self.least or self.drop_last
-        total = max(1, whole + (rest > 0 and not left_out))
+        if self.drop_last:
+            total = max(1, self.size // batch)
+        else:  # the last one begins where less than `least` would be left behind it
+            total = 1 + max(0, (self.size - self.least) // batch)
         return total if cursor >= self.size else min(total, -(-cursor // batch))
 
     def batches(

@@ -95,6 +95,9 @@ class TrainingState:
     @property
     def epoch_is_over(self) -> bool:
         """Whether no step of the running epoch is left."""
+        left = self.stream.size - self.position.cursor
+        if left <= 0 or not self.stream.drop_last:
+            return left <= 0
         batch = max(1, self.global_batch)  # 0 where a suspended job is about to leave
         return not self.stream.taken(self.position.cursor, batch)
 

@@ -116,10 +116,10 @@ class StepReduction:
         seconds = self._timer.lap(time.monotonic())
         if group.size == 1:
             return self._alone(contribution, loss_sum, seconds)
+        measured = group.rank == 0 and _measures_noise(contribution)
         bucket, tail = self._fill(contribution, loss_sum, seconds)
         gradients = bucket[: bucket.numel() - tail.numel()]
         micro_batch, noise = contribution.micro_batch, self._training.noise
-        measured = group.rank == 0 and _measures_noise(contribution)
         if measured:
             noise.before(gradients, micro_batch.count, micro_batch.total)
         step = micro_batch.step
@@ -130,7 +130,8 @@ class StepReduction:
         agreed.check_in_step(group.size, step)
         if measured and not agreed.skipped:
             noise.after(gradients, micro_batch.count, micro_batch.total)
-        self._reducer.unpack(agreed.used, _scale(contribution, agreed))
+        scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
+        self._reducer.unpack(agreed.used, scale)
         if agreed.samples:
             self._training.losses.add(agreed.loss_sum / agreed.samples)
         return agreed
@@ -165,7 +166,8 @@ class StepReduction:
         if self._reducer.active:
             _, tail = self._fill(contribution, None, seconds)
             agreed = read_agreed_words(tail.tolist(), 1)
-            self._reducer.unpack(agreed.used, _scale(contribution, agreed))
+            scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
+            self._reducer.unpack(agreed.used, scale)
         if loss_sum is not None:
             self._training.losses.add(loss_sum / max(1, micro_batch.total))
         return AgreedWords(
@@ -201,13 +203,11 @@ class StepReduction:
 
 
 def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
-    """What the summed gradients are multiplied with.
+    """What the summed gradients of weighed losses are multiplied with.
 
     Raises:
         UsageError: if this worker's losses are no means over items, but others' are.
     """
-    if agreed.items <= 0.0:
-        return 1.0
     counts = contribution.micro_batch.count > 0 and not contribution.skipped
     if counts and contribution.items is None:
         what = "agent.weight(n) was called for some batches of a step and not for others"

@@ -209,10 +209,8 @@ class StepExecutor:
     def _refuse_accumulation(self) -> None:
         """Gradients of earlier batches are no state that workers who join or recover could have."""
         self._updated = False
-        if self._reducer is None:
-            return
-        found = self._reducer.stop_watching()
-        if found:
+        reducer = self._reducer
+        if reducer is not None and reducer.watches and reducer.stop_watching():
             self.refuse(
                 "the script accumulates gradients over several batches",
                 "raise batch_size (`max_local_batch` is what fits a device: larger shares are "

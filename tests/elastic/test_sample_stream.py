@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from elastic.samples.sample_stream import SampleStream, share
@@ -12,6 +12,7 @@ from elastic.samples.sample_stream import SampleStream, share
     st.builds(SampleStream, st.just(1), st.integers(1, 90), st.integers(1, 3), st.booleans()),
     st.integers(1, 100),
 )
+@example(SampleStream(1, 2, 2), 1)  # the last step takes two that are no whole steps
 def test_steps_of_one_batch_are_counted_as_they_are_drawn(stream: SampleStream, batch: int) -> None:
     drawn = [cursor for cursor, _ in stream.batches(1, 0, [batch], 0)]
 
