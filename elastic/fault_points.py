@@ -28,8 +28,11 @@ POINTS: Final = frozenset(
         "handed_over",  # a newcomer has the whole state
         "reduce",  # before a step's reduction
         "reduced",  # after it, before anybody knows
+        "reduce.later",  # before a reduction of a step behind its first, with several optimizers
+        "reduced.later",  # after it
         "step",  # after the optimizer's step
         "report",  # before the epoch's report is agreed on
+        "agreed",  # after it, before the worker records its last samples
         "quiesce",  # before the worker says that it is at rest
         "recover",  # before the survivors' group is built
         "recovered",  # after it

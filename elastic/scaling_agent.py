@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, IterableDataset
 
 from elastic import fault_points
 from elastic.collectives.device_backends import slot_device
@@ -34,12 +34,15 @@ from elastic.state import checkpoint_writer
 from elastic.state.epoch_reports import EpochReports
 from elastic.state.initial_batch_and_rate import begin_batch_and_rate
 from elastic.state.lr_scaling import DOUBLING_STEPS
+from elastic.state.optimizers_by_name import Optimizers, optimizers_by_name
 from elastic.state.random_state import seed_generators
 from elastic.state.state_tensors import TensorState
 from elastic.state.step_telemetry import steps_report
 from elastic.state.training_state import training_of
 from elastic.step.batch_loader import ElasticLoader
 from elastic.step.gradient_bucket import Reducer
+from elastic.step.gradient_origins import GradientOrigins
+from elastic.step.optimizer_turns import OptimizerTurns
 from elastic.step.step_executor import StepExecutor
 from elastic.training_errors import UsageError
 from elastic.usage_checks import (
@@ -47,6 +50,7 @@ from elastic.usage_checks import (
     least_samples,
     metric_value,
     refuse_sharded,
+    refuse_single_samples,
     refuse_unreduced,
     without_choice,
 )
@@ -83,7 +87,7 @@ class ScalingAgent:
         self._listener = OrderListener(self._membership, self._report, granted=granted)
         if not granted:
             hold_device(self._listener.await_slot)
-        self._records = SampleRecords()
+        self._records = SampleRecords(training.recent)
         transitions = self._transitions = GroupTransitions(
             self._membership,
             self._listener,
@@ -162,7 +166,7 @@ class ScalingAgent:
     def load(
         self,
         build_model: Callable[[], nn.Module],
-        build_optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        build_optimizer: Callable[[Iterable[nn.Parameter]], Optimizers],
         train_set: Dataset[Any],
         *,
         batch_size: int,
@@ -170,24 +174,29 @@ class ScalingAgent:
         lr_scaling: str = "auto",
         lr_doubling_steps: int = DOUBLING_STEPS,
         **loader_options: Any,
-    ) -> tuple[nn.Module, torch.optim.Optimizer, ElasticLoader]:
+    ) -> tuple[nn.Module, Optimizers, ElasticLoader]:
         """Build model, optimizer and loader.
 
         Args:
             build_model: makes the module, best on the host; a `.cuda()` in it waits for the slot.
-            build_optimizer: makes the optimizer of its parameters.
-            train_set: map-style dataset.
+            build_optimizer: makes the optimizer of its parameters, or a tuple, list or dict of
+                several.
+            train_set: map-style dataset, which is shuffled, or an iterable one with a length, which
+                is not: each worker reads all of it, and takes its part.
             batch_size: global, samples per step; the job file's wins.
-            lr: learning rate at that batch; the job file's wins. Groups of parameters keep the
-                ratios that `build_optimizer` gave them. None keeps the optimizer's own.
+            lr: learning rate at that batch, of the first optimizer; the job file's wins. Groups of
+                parameters and other optimizers keep the ratios that `build_optimizer` gave them.
+                None keeps the optimizers' own.
             lr_scaling: how the rate follows a batch that changes: "linear" with it, "sqrt" with its
-                square root, "none"; "auto": sqrt for Adam and its kin, else linear.
+                square root, "none"; "auto": sqrt for Adam and its kin, else linear, each for
+                itself.
             lr_doubling_steps: steps in which the rate grows by at most 2x; 0: all at once.
             loader_options: of torch's DataLoader. `drop_last=True` leaves out the samples of an
                 epoch that make no whole step: how many they are follows the batch of the moment.
 
         Returns:
-            Model and optimizer, from the last checkpoint if there is one, and the loader.
+            The model and what `build_optimizer` gave, from the last checkpoint if there is one,
+            and the loader.
 
         Raises:
             UsageError: if the group cannot train this exactly; the error says what to do.
@@ -199,16 +208,17 @@ class ScalingAgent:
         refuse_sharded(model)
         self._listener.await_slot()  # what runs on the slot's device may be about to leave it
         model = model.to(self.device)
-        optimizer = build_optimizer(model.parameters())
-        tensors = TensorState(model, optimizer)
+        built = build_optimizer(model.parameters())
+        tensors = TensorState(model, optimizers_by_name(built, model))
         refuse_unreduced(tensors.parameters())
         drop_last = bool(loader_options.get("drop_last"))
-        stream = SampleStream(self._seed, size, least_samples(model), drop_last)
+        shuffled = not isinstance(train_set, IterableDataset)
+        stream = SampleStream(self._seed, size, least_samples(model), drop_last, shuffled)
         self._training.use(tensors, stream)
         self._records.use(self._training.stream)
         for both in begin_batch_and_rate(
             self._training,
-            optimizer,
+            tensors.optimizers,
             self._assignment,
             batch_size=batch_size,
             lr=lr,
@@ -216,21 +226,30 @@ class ScalingAgent:
             doubling=lr_doubling_steps,
         ):
             self._say_wins(*both)
-        bound = self._assignment.spec.local_limit if self._assignment else batch_size
-        loader = self._hook(tensors, train_set, bound, without_choice(loader_options))
+        alone = batch_size + stream.least - 1  # with a remainder: one process takes no passes
+        bound = self._assignment.spec.local_limit if self._assignment else alone
+        refuse_single_samples(min(self.batch_size, size), bound, stream.least)
+        options = without_choice(loader_options, shuffled=shuffled)
+        loader = self._hook(tensors, train_set, bound, options)
         self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        track_lr_schedulers(optimizer, self.track, self._executor.schedule_steps)
+        track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
         track_grad_scalers(self._training.found_scaler)
         self._training.speed = SpeedMeter(time.monotonic())
-        return model, optimizer, loader
+        return model, built, loader
 
     def _hook(
         self, tensors: TensorState, train_set: Dataset[Any], bound: int, options: dict[str, Any]
     ) -> ElasticLoader:
         """See gradients and optimizer steps from now on, and give out batches."""
-        executor = self._executor
-        patch_optimizer_step(tensors.optimizer, executor)
+        executor, turns = self._executor, None
+        for optimizer in tensors.optimizers:
+            patch_optimizer_step(optimizer, executor)
+        if len(tensors.optimizers) > 1:
+            if self._assignment is not None:  # a remainder must not make it several passes
+                bound += self._training.stream.least - 1
+            origins = GradientOrigins(tensors.trained()) if self._assignment else None
+            turns = OptimizerTurns(self._training, origins)
         self._reducer = Reducer(tensors.trained(), executor.backward_over)
         loader = ElasticLoader(
             train_set,
@@ -241,7 +260,7 @@ class ScalingAgent:
             device=self.device,
             options=options,
         )
-        executor.use(self._reducer, loader.depth)
+        executor.use(self._reducer, loader.depth, turns)
         return loader
 
     def track(self, **stateful: Any) -> None:

@@ -46,8 +46,9 @@ class OutOfStepError(ElasticError):
     def __init__(self, what: str) -> None:
         super().__init__(
             f"the workers of the group are out of step: {what}",
-            "every worker takes every batch of the loader, once: let the data or a stop rule end "
-            "epochs, not a count of batches in the script",
+            "every worker takes every batch of the loader, once, with as many backward passes as "
+            "the others: let the data or a stop rule end epochs, not a count of batches in the "
+            "script",
         )
 
 

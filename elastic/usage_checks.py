@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe
 
 from elastic.training_errors import UsageError
 
@@ -49,16 +49,17 @@ def refuse_unreduced(parameters: Iterable[torch.Tensor]) -> None:
         raise UsageError(what, "keep the real view (torch.view_as_real) as the parameter")
 
 
-def without_choice(options: Mapping[str, Any]) -> dict[str, Any]:
+def without_choice(options: Mapping[str, Any], *, shuffled: bool) -> dict[str, Any]:
     """Options of torch's DataLoader, without those that say what happens anyway.
 
     Args:
         options: that the script gave.
+        shuffled: the agent shuffles; else samples come in the order of the data.
 
     Raises:
         UsageError: if one chooses samples in another way than the agent does.
     """
-    happens = {"shuffle": (True, None), "sampler": (None,), "batch_sampler": (None,)}
+    happens = {"shuffle": (shuffled, None), "sampler": (None,), "batch_sampler": (None,)}
     happens |= {"drop_last": (False, True), "in_order": (True,)}
     chosen = sorted(
         f"{name}={options[name]!r}"[:60]
@@ -67,16 +68,14 @@ def without_choice(options: Mapping[str, Any]) -> dict[str, Any]:
     )
     if chosen:
         what = f"load() got {', '.join(chosen)}: which samples come when is the agent's"
-        raise UsageError(
-            what,
-            "leave it out: every epoch has every sample once, shuffled by the job's seed; put "
-            "weights and filters into the dataset",
-        )
+        order = "shuffled by the job's seed" if shuffled else "in the order of train_set's __iter__"
+        hint = f"leave it out: every epoch has every sample once, {order}; put weights and filters"
+        raise UsageError(what, f"{hint}{'' if shuffled else ', and shuffling,'} into the dataset")
     return {name: value for name, value in options.items() if name not in happens}
 
 
 def least_samples(model: nn.Module) -> int:
-    """Samples that a step must have at least.
+    """Samples that a step must have at least, and whoever takes any of it.
 
     Args:
         model: batch normalisation cannot be trained on one sample.
@@ -85,23 +84,46 @@ def least_samples(model: nn.Module) -> int:
     return 2 if whole else 1
 
 
+def refuse_single_samples(samples: int, bound: int, least: int) -> None:
+    """A model that looks at a batch as a whole cannot be trained on single samples.
+
+    Args:
+        samples: of a step, over all workers.
+        bound: samples that a worker takes at once.
+        least: samples that the model needs at once.
+
+    Raises:
+        UsageError: if there are too few.
+    """
+    if min(samples, bound) >= least:
+        return
+    name = "batch_size" if samples < least else "max_local_batch"
+    what = (
+        f"a step of {samples} samples, at most {bound} at once: batch normalisation needs {least}"
+    )
+    hint = f"raise {name} to {least} or more, or normalise each sample by itself (nn.GroupNorm)"
+    raise UsageError(what, hint, name)
+
+
 def dataset_size(dataset: Dataset[Any]) -> int:
     """||D||, samples.
 
     Args:
-        dataset: map-style.
+        dataset: map-style, or iterable with a length.
 
     Raises:
-        UsageError: if `dataset` has no length, is empty, or does not say which sample it gives.
+        UsageError: if `dataset` has no length or is empty, or is a loader or a data pipe.
     """
-    if isinstance(dataset, IterableDataset | DataLoader):
+    if isinstance(dataset, IterDataPipe | DataLoader):
         what = f"train_set is of {type(dataset).__name__}, which chooses its samples itself"
-        hint = "give a map-style dataset, with __len__ and __getitem__, and load() its options"
+        hint = "give a map-style dataset or an IterableDataset, and load() its options"
         raise UsageError(what, hint, "train_set")
     try:
-        size = len(dataset)  # type: ignore[arg-type] # a map-style dataset has a length
-    except TypeError:
+        size = len(dataset)  # type: ignore[arg-type] # most have a length
+    except (TypeError, NotImplementedError):
         hint = "give a map-style dataset, with __len__ and __getitem__"
+        if isinstance(dataset, IterableDataset):
+            hint = "give it __len__: the number of samples of one pass through __iter__"
         raise UsageError("train_set has no length", hint, "train_set") from None
     if size < 1:
         raise UsageError("train_set is empty", "give at least one sample", "train_set")

@@ -32,7 +32,8 @@ def list_gpus() -> tuple[Gpu, ...]:
         import pynvml  # noqa: PLC0415 - an extra that hosts without GPUs do without
     except ImportError:
         if DRIVER.exists():
-            log.warning("a GPU driver, and no way to ask it", remedy="pip install 'ones[gpu]'")
+            remedy = "in a checkout of ONES: pip install '.[gpu]'"
+            log.warning("a GPU driver, and no way to ask it", remedy=remedy)
         return ()
     try:
         pynvml.nvmlInit()

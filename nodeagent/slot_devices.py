@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Final
 
 import psutil
@@ -14,6 +13,7 @@ import structlog
 from nodeagent.agent_settings import AgentSettings
 from nodeagent.gpu_driver import list_gpus
 from nodeagent.visible_devices import Device, Gpu, select_visible
+from schemas import __version__
 from schemas.errors import SettingsError
 from schemas.ids import NodeId
 from schemas.nodes import NodeSpec, SlotSpec
@@ -51,7 +51,7 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
         slots=slots,
         cores=os.cpu_count() or 1,
         memory_bytes=psutil.virtual_memory().total,
-        release=version("ones"),
+        release=__version__,
     )
 
 

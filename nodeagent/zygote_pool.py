@@ -220,12 +220,12 @@ def _spawn(python: str, path: Path, output: Path) -> subprocess.Popen[bytes]:
                 start_new_session=True,
             )
     except OSError as error:
-        hint = "give an interpreter that exists on every node, with ones[train] installed"
+        hint = "give an interpreter that exists on every node and has torch and ONES"
         raise StartError(f"python {python!r}: {error.strerror}", hint) from None
 
 
 def _cannot(python: str, output: Path) -> StartError:
     lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
     said = lines[-1] if lines else "it said nothing"
-    hint = f"`{python} -m pip install 'ones[train]'` puts torch and the library there"
+    hint = f"in a checkout of ONES: {python} -m pip install '.[train]'"
     return StartError(f"python {python!r} cannot run workers: {said}", hint)

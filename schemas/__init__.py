@@ -1,1 +1,3 @@
 """What must agree on both ends of every wire."""
+
+__version__ = "0.1.0"  # of the release, all packages; `pyproject.toml` reads it here

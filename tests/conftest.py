@@ -14,8 +14,9 @@ from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.cluster import Cluster
 
-settings.register_profile("full")
-settings.register_profile("quick", max_examples=25)
+# No deadlines: suites run on busy machines too.
+settings.register_profile("full", deadline=None)
+settings.register_profile("quick", max_examples=25, deadline=None)
 TOGETHER = {  # files that share a cluster, which one process should start
     "tests/integration/test_training.py": "cluster",
     "tests/integration/test_bad_input.py": "cluster",

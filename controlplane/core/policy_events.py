@@ -93,6 +93,7 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
         samples_per_s=info.samples_per_s,
         whole=info.whole,
         epoch=info.epoch,
+        samples_done=info.samples_done,
         train_loss=info.train_loss,
         noise_scale=info.noise_scale,
     )

@@ -155,7 +155,7 @@ def job_view(job: Job) -> JobView:
         moved_at=account.since,
         epoch=progress.epoch,
         epoch_at=progress.epoch_at,
-        epoch_samples=progress.epoch_samples,
+        epoch_samples=progress.epoch_length,
         samples_done=progress.samples_done,
         samples_per_s=progress.samples_per_s,
         stop_samples=job.stop_samples,

@@ -51,7 +51,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     moved_at: Seconds = Seconds(0.0)  # since when it trains in its group, or waits
     epoch: int = 0  # finished
     epoch_at: Seconds = Seconds(0.0)  # when the last one was reported
-    epoch_samples: int = 0  # ||D||
+    epoch_samples: int = 0  # ||D||, less what the last epoch left out of it
     samples_done: int = 0  # Y_processed
     samples_per_s: float = 0.0  # X_j
     stop_samples: int | None = None  # stated work since the job began; None: it depends
@@ -94,6 +94,7 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
     samples_per_s: float  # X_j, mean over the epoch
     whole: bool  # the group was the same through all of it
     epoch: int = 0  # that it finished, 1-based
+    samples_done: int = 0  # since the job began; 0: not known
     train_loss: float | None = None
     noise_scale: float | None = None  # of its gradients, samples; as reported, not smoothed
 

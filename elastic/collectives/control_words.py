@@ -76,6 +76,18 @@ class AgreedWords:
         if step is not None and self.step != step % STEP_MODULUS:
             raise OutOfStepError(f"not all are in step {step}")
 
+    def check_shares(self, total: int) -> None:
+        """See to it that the ranks together took the step's samples.
+
+        Args:
+            total: samples of the step.
+
+        Raises:
+            OutOfStepError: if they took more or less.
+        """
+        if self.samples != total:
+            raise OutOfStepError(f"they took {self.samples} samples of a step of {total}")
+
 
 def read_agreed_words(numbers: Sequence[float], ranks: int) -> AgreedWords:
     """Read the summed tail; equal on all ranks to the last bit.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, NoReturn
 
@@ -204,7 +205,7 @@ class GroupTransitions:
         elif membership.group is not old:
             old.retire()
         if member.rank == 0 and set(former) - set(membership.workers):
-            self._records.write_for_lost(former, frozenset(membership.workers))
+            self._records.write_for_lost(frozenset(membership.workers))
         fault_points.reach("swapped", rank=membership.rank, version=order.version)
         pause_ms = (time.perf_counter() - began) * 1e3
         report_formed(self._report, membership, self._training.position, pause_ms)
@@ -239,7 +240,11 @@ class GroupTransitions:
         listener, transferring = self._listener, self._training.transfer is not None
         return ReductionTerms(
             ready=listener.pending is not None and listener.raise_flag(),
-            compares=self._check.is_due(step, transferring=transferring),
+            compares=self._check.is_due(
+                step,
+                transferring=transferring,
+                rates_may_differ=self._training.rates_may_differ,
+            ),
         )
 
     def after_reduction(
@@ -287,16 +292,21 @@ class GroupTransitions:
 
     # --- a member was lost
 
-    def recover(self, error: Exception | None) -> Recovered:
+    def recover(
+        self, error: Exception | None, take_back: Callable[[], None] | None = None
+    ) -> Recovered:
         """Go on in the group that the controller makes of those who are left.
 
         Args:
             error: what was met, if nobody called this worker off.
+            take_back: called first: brings the state back to the last step that is done.
 
         Raises:
             LeftGroup: if this worker is not in it.
         """
         self._abort_groups()
+        if take_back is not None:
+            take_back()
         recovered = self._recovery.run(error)
         if recovered is None:
             self._leave()
@@ -304,7 +314,7 @@ class GroupTransitions:
         self._check.reset()
         self._check.schedule(recovered.step)
         self._retire_former()
-        self._recovered = recovered
+        self._recovered = recovered.behind(self._recovered)
         self._stale = True
         return recovered
 
@@ -320,7 +330,7 @@ class GroupTransitions:
         self._records.write()
         if self._membership.rank == 0:
             workers = frozenset(self._membership.workers)
-            self._records.write_for_lost(recovered.former, workers)
+            self._records.write_for_lost(workers)
             if recovered.became_first:
                 self._epochs.report_again(self._membership.version)
 
@@ -343,7 +353,7 @@ class GroupTransitions:
         """Rank 0 writes the checkpoint, the others wait for it."""
         membership = self._membership
         if membership.rank == 0:
-            self._records.write_for_lost(membership.workers, frozenset({membership.me}))
+            self._records.write_for_lost(frozenset({membership.me}))
             fault_points.reach("suspend", rank=0, version=version)
             self._epochs.suspend(version)
             fault_points.reach("suspended", rank=0, version=version)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic import fault_points
@@ -15,7 +15,6 @@ from elastic.samples.batch_schedule import Schedule, ScheduleRow
 from elastic.state.state_broadcast import broadcast_training
 from elastic.state.training_state import TrainingState
 from elastic.training_errors import BrokenGroupError, CancelledError
-from schemas.ids import WorkerId
 from schemas.messages.agent import PREPARE, GroupBroken, Quiesced
 from schemas.messages.worker import GroupOrder
 
@@ -26,8 +25,17 @@ class Recovered:
 
     step: int  # that is done
     metadata: dict[str, Any] | None  # of the furthest member, if its state was taken
-    former: tuple[WorkerId, ...]  # members of the group that broke, by rank
     became_first: bool  # this worker is rank 0 now, and was not
+
+    def behind(self, earlier: Recovered | None) -> Recovered:
+        """The same, with what `earlier` left to do.
+
+        Args:
+            earlier: a recovery behind which no step was begun.
+        """
+        if earlier is None:
+            return self
+        return replace(self, became_first=self.became_first or earlier.became_first)
 
 
 class Recovery:
@@ -118,11 +126,11 @@ class Recovery:
         step = training.position.step if metadata is None else int(metadata["step"])
         training.lr_state.decode(lr_state)
         training.lr_state.follow_batch(order.group.global_batch, step)
-        former, was = membership.workers, membership.rank
+        was = membership.rank
         self._enter(order, group)
         fault_points.reach("recovered", rank=group.rank, version=order.version)
         report_formed(self._report, membership, training.position)
-        return Recovered(step, metadata, former, became_first=group.rank == 0 and was != 0)
+        return Recovered(step, metadata, became_first=group.rank == 0 and was != 0)
 
     def _level(self, order: GroupOrder, group: ProcessGroup) -> dict[str, Any] | None:
         """Take the furthest state, if not all are at the same step; its metadata, if it came."""

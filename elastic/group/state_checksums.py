@@ -23,14 +23,17 @@ class StateCheck:
         """
         self._at = step + CHECK_AFTER
 
-    def is_due(self, step: int, *, transferring: bool) -> bool:
+    def is_due(self, step: int, *, transferring: bool, rates_may_differ: bool) -> bool:
         """Whether checksums ride in the reduction of `step`.
 
         Args:
             step: that is under way.
             transferring: some members have not the whole state yet.
+            rates_may_differ: the scripts have just chosen rates by numbers of their own.
         """
-        return step == self._at or (step % CHECK_EVERY == 0 and not transferring)
+        return step == self._at or (
+            not transferring and (rates_may_differ or step % CHECK_EVERY == 0)
+        )
 
     def passed(self, step: int) -> bool:
         """Whether `step` was the one that was scheduled; none is then.

@@ -6,7 +6,7 @@ block runs a pass of its own inside. So `torch.autograd.backward` itself is wrap
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -16,6 +16,7 @@ class BackwardListener(Protocol):
     """Who is notified of outermost backward passes."""
 
     losses: list[torch.Tensor]  # scalars that `backward` was called on, detached
+    judge: Callable[[torch.Tensor], None] | None  # looks at each such scalar before its pass
 
     def backward_over(self) -> None:
         """An outermost backward pass is over."""
@@ -64,7 +65,8 @@ def warm_up(device: torch.device) -> None:
 def _backward(tensors: Any, *args: Any, **options: Any) -> None:
     global _depth  # noqa: PLW0603
     if _depth == 0:
-        _note_loss(tensors)
+        gradient = args[0] if args else options.get("grad_tensors")
+        _note_loss(tensors, by_itself=gradient is None)
     _depth += 1
     try:
         _original(tensors, *args, **options)
@@ -75,10 +77,13 @@ def _backward(tensors: Any, *args: Any, **options: Any) -> None:
             listener.backward_over()
 
 
-def _note_loss(tensors: Any) -> None:
+def _note_loss(tensors: Any, *, by_itself: bool) -> None:
+    """Tell of a loss; it is judged unless `backward` multiplies it with a gradient."""
     loss = tensors if isinstance(tensors, torch.Tensor) else None
     if loss is None and isinstance(tensors, Sequence) and len(tensors) == 1:
         loss = tensors[0]
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         for listener in _listeners:
             listener.losses.append(loss.detach().reshape(()))
+            if listener.judge is not None and by_itself:
+                listener.judge(loss)

@@ -1,4 +1,4 @@
-"""See every scheduler of torch that a script makes for its optimizer, and scale its steps.
+"""See every scheduler of torch that a script makes for its optimizers, and scale its steps.
 
 Some call their base class's constructor, some do not, some are made of others: so the constructor
 of every class is wrapped, and the outermost one tells.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -27,18 +27,22 @@ _counts: weakref.WeakKeyDictionary[torch.optim.Optimizer, Callable[[], int]] = (
 
 
 def track_lr_schedulers(
-    optimizer: torch.optim.Optimizer, track: Callable[..., None], steps: Callable[[], int]
+    optimizers: Sequence[torch.optim.Optimizer],
+    track: Callable[..., None],
+    steps: Callable[[], int],
 ) -> None:
-    """Track every scheduler that is made for `optimizer` from now on.
+    """Track every scheduler that is made for one of `optimizers` from now on.
 
     Args:
-        optimizer: whose.
-        track: gets each as a keyword argument, named `scheduler N`.
+        optimizers: whose.
+        track: gets each as a keyword argument, named `scheduler N`: in the order in which the
+            script makes them, for whichever optimizer.
         steps: how many a call of `step()` without arguments is to be, asked at each.
     """
-    _counts[optimizer] = steps
     count = itertools.count(1)
-    _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
+    for optimizer in optimizers:
+        _counts[optimizer] = steps
+        _trackers[optimizer] = lambda made: track(**{f"scheduler {next(count)}": made})
     if LRScheduler in _watched:
         return
     for kind in [*_below(LRScheduler)]:

@@ -1,4 +1,4 @@
-"""Let the optimizer's step wait, scale its rates, or pass over what is no step.
+"""Let an optimizer's step wait, scale its rates, or pass over what is no step.
 
 `optimizer.step` is replaced on the one object, so schedulers and scalers find what they expect.
 """
@@ -16,17 +16,16 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 class StepGate(Protocol):
     """Who decides about each call of `optimizer.step`."""
 
-    @property
-    def skips(self) -> bool:
-        """Whether the optimizer must pass over the present batch."""
+    def passes_over(self) -> bool:
+        """An optimizer is to step; whether it must pass over the present batch."""
         ...
 
     def refuse(self, what: str, remedy: str) -> None:
         """The script does what a group cannot do exactly: an error, unless it is alone for ever."""
         ...
 
-    def before_optimizer_step(self) -> float:
-        """Wait until parameters may change; what rates are multiplied with in this step."""
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
+        """Wait until its parameters may change; what rates are multiplied with in this step."""
         ...
 
 
@@ -50,11 +49,11 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
         if closure is not None:  # its backward pass is where the group sums
             with torch.enable_grad():
                 loss = closure()
-        if gate.skips:
+        if gate.passes_over():
             return loss
         if closure is not None:
             options["closure"] = _evaluated(closure, loss, gate)
-        factor = gate.before_optimizer_step()
+        factor = gate.before_optimizer_step(self)
         _stepping.append(self)
         try:
             return scaled(self, factor, *args, **options)
@@ -115,7 +114,8 @@ def _before_any(optimizer: torch.optim.Optimizer, _: Any, __: Any) -> None:
         return
     for gate in _gates:
         gate.refuse(
-            f"a second optimizer ({type(optimizer).__name__}) steps in the loop",
-            "give build_optimizer's one all parameters, in groups: the others' gradients are not "
-            "summed over the workers",
+            f"a second optimizer ({type(optimizer).__name__}) steps in the loop, which "
+            "build_optimizer() did not give",
+            "return all optimizers from build_optimizer, as a tuple, list or dict: what others "
+            "keep does not reach workers that join",
         )

@@ -9,24 +9,27 @@ from __future__ import annotations
 import json
 from collections import deque
 from pathlib import Path
-from typing import Final
 
 from elastic.reporting.append_file import AppendFile
+from elastic.samples.dealt_step import DealtStep
 from elastic.samples.micro_batch import MicroBatch
 from elastic.samples.sample_stream import SampleStream, share
 from schemas.ids import WorkerId
-
-REMEMBERED: Final = 4  # steps that a lost member may not have written
 
 
 class SampleRecords:
     """One worker's records, and those of lost members."""
 
-    def __init__(self) -> None:
+    def __init__(self, recent: deque[DealtStep]) -> None:
+        """Begin with nothing to write.
+
+        Args:
+            recent: the last steps, which newcomers are told of; new ones are added here.
+        """
         self._stream = SampleStream(0, 0)
         self._file: AppendFile | None = None
-        self._recent: deque[MicroBatch] = deque(maxlen=REMEMBERED)
-        self._unwritten: deque[MicroBatch] = deque()
+        self._recent = recent
+        self._unwritten: deque[tuple[DealtStep, int, list[int] | None]] = deque()
 
     def use(self, stream: SampleStream) -> None:
         """The samples are those of `stream`.
@@ -44,51 +47,68 @@ class SampleRecords:
         """
         self._file = AppendFile(path)
 
-    def add(self, last: MicroBatch) -> None:
+    def add(self, last: MicroBatch, workers: tuple[WorkerId, ...]) -> None:
         """A step is over; `last` is the last of its micro-batches and stands for all.
 
         Args:
             last: has the cursors, and the split over the ranks, of the whole step.
+            workers: by rank, of the group in which the step began.
         """
-        self._recent.append(last)
-        self._unwritten.append(last)
+        dealt = DealtStep(
+            epoch=last.epoch,
+            step=last.step,
+            cursor_before=last.cursor_before,
+            cursor_after=last.cursor_after,
+            local_batches=last.row.local_batches,
+            workers=workers,
+        )
+        if not self._recent or self._recent[-1].step < last.step:  # else another one told of it
+            self._recent.append(dealt)
+        if last.count:
+            ids = last.ids if last.first else None  # else all passes' together
+            self._unwritten.append((dealt, last.row.rank or 0, ids))
 
     def write(self) -> None:
         """Write what this worker took in the steps that are surely committed."""
         if self._file is None:
             self._unwritten.clear()
         while self._unwritten:
-            micro_batch = self._unwritten.popleft()
-            rank = micro_batch.row.rank or 0
-            if micro_batch.count:
-                whole = micro_batch.ids if micro_batch.first else self._share(micro_batch, rank)
-                self._append(micro_batch, rank, whole)
+            dealt, rank, ids = self._unwritten.popleft()
+            self._append(dealt, rank, self._share(dealt, rank) if ids is None else ids)
 
-    def write_for_lost(self, before: tuple[WorkerId, ...], now: frozenset[WorkerId]) -> None:
+    def write_for_lost(self, now: frozenset[WorkerId]) -> None:
         """Write what lost members took in the last steps, in case they did not.
 
+        Members may have been lost in several groups since the last step.
+
         Args:
-            before: the former members, by rank.
             now: those who are left.
         """
+        for dealt in self._recent:
+            self._write_for_others(dealt, now)
+
+    def write_last_step(self, me: WorkerId) -> None:
+        """Write what others took in the last step, which all ranks are known to have done.
+
+        Args:
+            me: this worker, which writes for itself.
+        """
+        if self._recent:
+            self._write_for_others(self._recent[-1], frozenset({me}))
+
+    def _write_for_others(self, dealt: DealtStep, now: frozenset[WorkerId]) -> None:
         if self._file is None:
             return
-        for micro_batch in self._recent:
-            for rank, worker in enumerate(before[: len(micro_batch.row.local_batches)]):
-                if worker not in now and (ids := self._share(micro_batch, rank)):
-                    self._append(micro_batch, rank, ids)
+        for rank, worker in enumerate(dealt.workers[: len(dealt.local_batches)]):
+            if worker not in now and (ids := self._share(dealt, rank)):
+                self._append(dealt, rank, ids)
 
-    def _share(self, micro_batch: MicroBatch, rank: int) -> list[int]:
-        order = self._stream.order(micro_batch.epoch)
-        ids = order[micro_batch.cursor_before : micro_batch.cursor_after]
-        return share(ids, micro_batch.row.local_batches, rank)
+    def _share(self, dealt: DealtStep, rank: int) -> list[int]:
+        order = self._stream.order(dealt.epoch)
+        ids = order[dealt.cursor_before : dealt.cursor_after]
+        return share(ids, dealt.local_batches, rank, self._stream.least)
 
-    def _append(self, micro_batch: MicroBatch, rank: int, ids: list[int]) -> None:
+    def _append(self, dealt: DealtStep, rank: int, ids: list[int]) -> None:
         if self._file is not None:
-            entry = {
-                "epoch": micro_batch.epoch,
-                "step": micro_batch.step,
-                "rank": rank,
-                "ids": ids,
-            }
+            entry = {"epoch": dealt.epoch, "step": dealt.step, "rank": rank, "ids": ids}
             self._file.append(json.dumps(entry).encode() + b"\n")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from elastic.samples.batch_schedule import Schedule, ScheduleRow
@@ -10,6 +10,7 @@ from elastic.samples.local_batches import passes
 from elastic.samples.micro_batch import MicroBatch
 from elastic.samples.sample_stream import SampleStream, share
 from elastic.samples.stream_position import TrainingPosition
+from elastic.usage_checks import refuse_single_samples
 
 PLACEHOLDER_SAMPLES: Final = 2  # samples of a batch that only keeps the script's loop going
 
@@ -27,6 +28,9 @@ def rest_of_epoch(
 
     Returns:
         Micro-batches to the end of the epoch, or of this worker's part in the job.
+
+    Raises:
+        UsageError: where a step has fewer samples than the model can be trained on.
     """
     cursor, step = position.cursor, position.step
     order = stream.order(position.epoch)
@@ -36,17 +40,23 @@ def rest_of_epoch(
         taken = stream.taken(cursor, row.batch)
         if row.rank is None or not taken:
             return  # this worker has left by then, or the epoch is over
+        refuse_single_samples(taken, bound, stream.least)
         ids = order[cursor : cursor + taken]
+        mine = share(ids, row.local_batches, row.rank, stream.least)
+        counts = passes(len(mine), bound, stream.least) if mine else (0,)
         here = TrainingPosition(position.epoch, cursor, step)
-        yield from _micro_batches(ids, share(ids, row.local_batches, row.rank), row, here, bound)
+        yield from _micro_batches(ids, mine, counts, row, here)
         cursor += len(ids)
 
 
 def _micro_batches(
-    ids: list[int], mine: list[int], row: ScheduleRow, here: TrainingPosition, bound: int
+    ids: Sequence[int],
+    mine: list[int],
+    counts: tuple[int, ...],
+    row: ScheduleRow,
+    here: TrainingPosition,
 ) -> Iterator[MicroBatch]:
     """A worker's share of a step, in as many passes as it takes."""
-    counts = passes(len(mine), bound) if mine else (0,)
     start = 0
     for place, count in enumerate(counts):
         yield MicroBatch(
@@ -54,7 +64,7 @@ def _micro_batches(
             epoch=here.epoch,
             cursor_before=here.cursor,
             cursor_after=here.cursor + len(ids),
-            ids=mine[start : start + count] or ids[:PLACEHOLDER_SAMPLES],
+            ids=mine[start : start + count] or list(ids[:PLACEHOLDER_SAMPLES]),
             count=count,
             total=len(ids),
             first=place == 0,

@@ -1,7 +1,8 @@
 """Every sample once per epoch, whatever the batch size and the number of workers.
 
-The order of an epoch is a pure function of (seed, epoch, size); a step takes the next B ids of it
-and deals them out by rank. So any cursor can be continued with any global batch and any split.
+The order of an epoch is a pure function of (seed, epoch, size), or that of the data; a step takes
+the next B ids of it and deals them out by rank. So any cursor can be continued with any global
+batch and any split.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 
 import torch
 
+from elastic.samples.local_batches import split
+
 
 @dataclass(frozen=True, slots=True)
 class SampleStream:
@@ -20,25 +23,38 @@ class SampleStream:
     Attributes:
         seed: of the job.
         size: ||D||, samples of one pass over the training set.
-        least: samples that a step must have: a smaller remainder goes to the step before it.
+        least: samples that a step, and a rank that takes any of it, must have: a smaller remainder
+            goes to the step before it.
         drop_last: a remainder that is no whole step is left out, unless it is the whole epoch.
+        shuffled: by seed and epoch; else ids are places in data that have an order of their own.
     """
 
     seed: int
     size: int
     least: int = 1
     drop_last: bool = False
+    shuffled: bool = True
 
-    def order(self, epoch: int) -> list[int]:
+    def order(self, epoch: int) -> Sequence[int]:
         """All ids of `epoch` (1-based), shape (size,), each exactly once.
 
         Args:
             epoch: 1-based; with seed and size it decides alone.
         """
-        digest = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=8).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest, "big") >> 1)
+        if not self.shuffled:
+            return range(self.size)
+        generator = torch.Generator().manual_seed(self.epoch_seed(epoch))
         ids: list[int] = torch.randperm(self.size, generator=generator).tolist()
         return ids
+
+    def epoch_seed(self, epoch: int) -> int:
+        """What the random numbers of an epoch's data begin with; below 2^63.
+
+        Args:
+            epoch: 1-based.
+        """
+        digest = hashlib.blake2b(f"{self.seed}/{epoch}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest, "big") >> 1
 
     def taken(self, cursor: int, batch: int) -> int:
         """Samples of the step that begins at `cursor`; 0 where the epoch is over.
@@ -84,33 +100,49 @@ class SampleStream:
         while taken := self.taken(cursor, sum(local_batches)):
             step = order[cursor : cursor + taken]
             cursor += len(step)
-            yield cursor, share(step, local_batches, rank)
+            yield cursor, share(step, local_batches, rank, self.least)
 
 
-def share(step: Sequence[int], local_batches: Sequence[int], rank: int) -> list[int]:
-    """The part of a step's ids that `rank` takes.
-
-    A step of another size, the last one, is dealt out with differences of at most one sample, low
-    ranks first, to as many ranks as can have two: layers that look at a batch as a whole refuse a
-    single one. A newcomer without the whole state takes none.
+def share(
+    step: Sequence[int], local_batches: Sequence[int], rank: int, least: int = 1
+) -> list[int]:
+    """The part of a step's ids that `rank` takes, as `share_sizes` deals it out.
 
     Args:
         step: ids of the step, in the order of the epoch.
         local_batches: by rank, samples per step; 0 for a newcomer without the whole state.
         rank: whose part to give.
+        least: samples that a rank must have if it has any.
 
     Returns:
-        Ids of this rank; in a whole step, `local_batches[rank]` of them.
+        Ids of this rank; the parts of all ranks, one behind the other, are the step.
     """
-    if len(step) == sum(local_batches):
-        start = sum(local_batches[:rank])
-        return list(step[start : start + local_batches[rank]])
-    if local_batches[rank] == 0:
-        return []
-    place = sum(1 for batch in local_batches[:rank] if batch)
-    takers = min(sum(1 for batch in local_batches if batch), max(1, len(step) // 2))
-    if place >= takers:
-        return []
-    each, rest = divmod(len(step), takers)
-    start = each * place + min(place, rest)
-    return list(step[start : start + each + (place < rest)])
+    sizes = share_sizes(len(step), local_batches, least)
+    start = sum(sizes[:rank])
+    return list(step[start : start + sizes[rank]])
+
+
+def share_sizes(samples: int, local_batches: Sequence[int], least: int = 1) -> tuple[int, ...]:
+    """How many samples of a step each rank takes.
+
+    In a whole step, its local batch. A step of another size, the last one, is dealt out with
+    differences of at most one sample, low ranks first, to as many ranks as can have two: layers
+    that look at a batch as a whole refuse a single one. So is a whole step in which a rank would
+    have some samples but less than `least`: no rank then has more than it must.
+
+    Args:
+        samples: of the step, over all ranks.
+        local_batches: by rank, samples per step; 0 for a newcomer without the whole state.
+        least: samples that a rank must have if it has any.
+
+    Returns:
+        By rank, shape (ranks,), summing up to `samples`; 0 for newcomers, and for high ranks where
+        there is not enough for all.
+    """
+    whole = samples == sum(local_batches)
+    if whole and not any(0 < batch < least for batch in local_batches):
+        return tuple(local_batches)
+    able = [rank for rank, batch in enumerate(local_batches) if batch]
+    takers = able[: max(1, samples // max(2, least))]
+    sizes = dict(zip(takers, split(samples, len(takers)), strict=True))
+    return tuple(sizes.get(rank, 0) for rank in range(len(local_batches)))

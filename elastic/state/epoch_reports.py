@@ -106,7 +106,8 @@ class EpochReports:
         word = msgspec.msgpack.decode(summary, type=EpochSummary)
         training = self._training
         training.epoch_summary = summary
-        epoch = training.position.epoch
+        epoch, trained = training.position.epoch, training.position.cursor
+        left_early = bool(training.left_early())
         training.position = position = training.position.next_epoch()
         rule = training.stop_rule or StopRule(epochs=epoch)
         training.why_done = stop_reason(
@@ -126,6 +127,8 @@ class EpochReports:
             "global_batch": training.global_batch,
             "lr": training.learning_rate(),
             "noise_scale": training.noise.scale(),
+            "trained_samples": trained,
+            "left_early": left_early,
         }
         waiting = [known for known in training.unreported if known["epoch"] > word.durable]
         training.unreported = [*waiting, values]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from schemas.messages.worker import Assignment
 
 def begin_batch_and_rate(
     training: TrainingState,
-    optimizer: torch.optim.Optimizer,
+    optimizers: Sequence[torch.optim.Optimizer],
     assignment: Assignment | None,
     *,
     batch_size: int,
@@ -24,15 +25,15 @@ def begin_batch_and_rate(
     scaling: str,
     doubling: int,
 ) -> list[tuple[str, Any, Any]]:
-    """Set the optimizer's rate, and how it follows the batch.
+    """Set the optimizers' rates, and how they follow the batch.
 
     Args:
         training: of this worker; its schedule begins with the batch.
-        optimizer: whose rate is set.
+        optimizers: whose rates are set.
         assignment: of this worker; None: the script decides everything.
         batch_size: the script's, samples per step.
-        lr: the script's; None: the optimizer's own.
-        scaling: rule that the rate follows the batch by.
+        lr: the script's, of the first optimizer; None: the optimizers' own.
+        scaling: rule that rates follow the batch by.
         doubling: steps in which it grows by at most 2x; 0: all at once.
 
     Returns:
@@ -43,7 +44,7 @@ def begin_batch_and_rate(
     """
     if batch_size < 1:
         raise UsageError(f"batch_size {batch_size} is below 1", "raise it", "batch_size")
-    rule = choose_lr_scaling(optimizer, scaling)
+    rules = [choose_lr_scaling(optimizer, scaling) for optimizer in optimizers]
     base_batch = batch_size
     both: list[tuple[str, Any, Any]] = []
     if assignment is None:
@@ -56,6 +57,6 @@ def begin_batch_and_rate(
             both.append(("lr", lr, group.lr))
             lr = group.lr
     if lr is not None:
-        set_learning_rate(optimizer, lr)
-    training.lr_state.begin(rule, base_batch, training.global_batch, doubling)
+        set_learning_rate(optimizers, lr)
+    training.lr_state.begin(rules, base_batch, training.global_batch, doubling)
     return both

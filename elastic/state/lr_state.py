@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
@@ -16,59 +17,69 @@ DIVIDES_BY_GRADIENT: Final = frozenset(
 
 
 class LrState:
-    """The factor that rates are multiplied with around each step of the optimizer."""
+    """The factors that rates are multiplied with around each step of an optimizer."""
 
     def __init__(self) -> None:
-        self._ramp = LrRamp()
-        self._scaling: LrScaling = "linear"
+        self._ramps = [LrRamp()]  # one for each optimizer
+        self._rules: list[LrScaling] = ["linear"]
         self.base_batch = 1  # samples per step that the script's rate is meant for
 
     def begin(
-        self, scaling: LrScaling, base_batch: int, batch: int, doubling: int = DOUBLING_STEPS
+        self,
+        rules: Sequence[LrScaling],
+        base_batch: int,
+        batch: int,
+        doubling: int = DOUBLING_STEPS,
     ) -> None:
-        """Say how the rate is to follow.
+        """Say how the rates are to follow.
 
         Args:
-            scaling: the rule.
+            rules: one for each optimizer.
             base_batch: samples per step that the script's rate is meant for.
             batch: samples per step at first.
             doubling: steps in which the factor grows by at most 2x; 0: all at once.
         """
-        self._scaling, self.base_batch = scaling, base_batch
-        to = lr_factor(scaling, batch, base_batch)
-        self._ramp = LrRamp(min(1.0, to), to, 0, doubling)
+        self._rules, self.base_batch = list(rules), base_batch
+        targets = [lr_factor(rule, batch, base_batch) for rule in rules]
+        self._ramps = [LrRamp(min(1.0, to), to, 0, doubling) for to in targets]
 
     def follow_batch(self, batch: int, step: int) -> None:
-        """The global batch changes behind `step`: the rate follows (ONES section 3.3.2).
+        """The global batch changes behind `step`: the rates follow (ONES section 3.3.2).
 
         Args:
             batch: global, samples per step.
             step: the last one with the old batch.
         """
-        self._ramp = self._ramp.towards(lr_factor(self._scaling, batch, self.base_batch), step)
+        self._ramps = [
+            ramp.towards(lr_factor(rule, batch, self.base_batch), step)
+            for ramp, rule in zip(self._ramps, self._rules, strict=True)
+        ]
 
-    def at(self, step: int) -> float:
+    def at(self, step: int, place: int = 0) -> float:
         """The factor in force for `step`.
 
         Args:
             step: 1-based, of all epochs.
+            place: of the optimizer, from 0.
         """
-        return self._ramp.at(step)
+        return self._ramps[place].at(step)
 
     def state_list(self) -> list[Any]:
         """What metadata and checkpoints keep of it."""
-        ramp = self._ramp
-        return [ramp.begin, ramp.to, ramp.since, ramp.doubling]
+        return [
+            value
+            for ramp in self._ramps
+            for value in (ramp.begin, ramp.to, ramp.since, ramp.doubling)
+        ]
 
     def load_state_list(self, state: list[Any]) -> None:
         """The reverse.
 
         Args:
-            state: what `state_list` gave: factor at first, factor in the end, step at which it
-                began, steps for 2x. Rule and base batch stay.
+            state: what `state_list` gave, four for each optimizer: factor at first, factor in the
+                end, step at which it began, steps for 2x. Rules and base batch stay.
         """
-        begin, to, since, doubling = state
-        self._ramp = LrRamp(begin, to, since, doubling)
+        self._ramps = [LrRamp(*state[start : start + 4]) for start in range(0, len(state), 4)]
 
     def encode(self) -> bytes:
         """The same as bytes, for a recovery."""
@@ -83,15 +94,15 @@ class LrState:
         self.load_state_list(msgspec.msgpack.decode(data))
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Give `optimizer` this rate, with the ratios that its parameter groups have.
+def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], lr: float) -> None:
+    """Give `optimizers` this rate, with the ratios that all their parameter groups have.
 
     Args:
-        optimizer: its groups' rates are taken against the default that it was made with.
+        optimizers: rates are taken against the default that the first was made with.
         lr: of a group whose rate is that default.
     """
-    own = float(optimizer.defaults["lr"])
-    for group in optimizer.param_groups:
+    own = float(optimizers[0].defaults["lr"])
+    for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = lr * (float(group["lr"]) / own if own else 1.0)
 
 

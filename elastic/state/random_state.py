@@ -15,9 +15,15 @@ from elastic.collectives.device_backends import slot_device
 
 def random_state() -> dict[str, Any]:
     """The state of every generator that a script is likely to use."""
-    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
+    state = host_random_state()
     if (device := slot_device()).type != "cpu":
         state["device"] = torch.get_device_module(device).get_rng_state()
+    return state
+
+
+def host_random_state() -> dict[str, Any]:
+    """The same, without the slot's device."""
+    state: dict[str, Any] = {"torch": torch.get_rng_state(), "python": random.getstate()}
     if (numpy := sys.modules.get("numpy")) is not None:
         name, keys, position, has_gauss, gauss = numpy.random.get_state()
         state["numpy"] = (name, torch.from_numpy(keys.astype("int64")), position, has_gauss, gauss)
@@ -61,6 +67,16 @@ def seed_generators(seed: int) -> None:
         seed: not negative, below 2^63.
     """
     torch.manual_seed(seed)
+    seed_host_generators(seed)
+
+
+def seed_host_generators(seed: int) -> None:
+    """The same, without devices.
+
+    Args:
+        seed: not negative, below 2^63.
+    """
+    torch.default_generator.manual_seed(seed)
     random.seed(seed)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)

@@ -30,24 +30,37 @@ class ParameterState:
 
 
 class TensorState:
-    """The tensors of a job: parameters, buffers, and what the optimizer keeps.
+    """The tensors of a job: parameters, buffers, and what the optimizers keep.
 
-    The order of everything is that of the model and of the optimizer's groups, so two workers that
+    The order of everything is that of the model and of the optimizers' groups, so two workers that
     ran the same script agree on it without a word.
 
     Args:
         model: whole, on the device that it is trained on.
-        optimizer: of its parameters, maybe of others too.
+        optimizers: of its parameters, maybe of others too; one, or several by name.
     """
 
-    def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer],
+    ) -> None:
         self.model = model
-        self.optimizer = optimizer
+        self.named = (
+            {"0": optimizers} if isinstance(optimizers, torch.optim.Optimizer) else dict(optimizers)
+        )
+        self.optimizers = list(self.named.values())
+        self.optimizer = self.optimizers[0]
+
+    @property
+    def groups(self) -> list[dict[str, Any]]:
+        """Of all optimizers."""
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def parameters(self) -> list[torch.Tensor]:
-        """Of the model, then what only the optimizer knows; each once."""
+        """Of the model, then what only the optimizers know; each once."""
         found: dict[int, torch.Tensor] = {id(p): p for p in self.model.parameters()}
-        for group in self.optimizer.param_groups:
+        for group in self.groups:
             found.update({id(p): p for p in group["params"] if id(p) not in found})
         return list(found.values())
 
@@ -58,6 +71,9 @@ class TensorState:
     def units(self, device: torch.device) -> list[ParameterState]:
         """One for each parameter: itself and its optimizer state that lives on `device`.
 
+        What is written to them is not noticed by a graph that the script holds: a state that comes
+        between two backward passes of a batch leaves the second one possible, which counts nothing.
+
         Args:
             device: of the group's transfers; state elsewhere travels as metadata.
         """
@@ -65,15 +81,15 @@ class TensorState:
         for parameter in self.parameters():
             kept = self._kept(parameter)
             tensors = [kept[key] for key in sorted(kept) if _travels(kept[key], device)]
-            units.append(ParameterState([parameter.detach(), *tensors]))
+            units.append(ParameterState([parameter.data, *tensors]))
         return units
 
     def buffers(self) -> list[torch.Tensor]:
-        """Of the model, in its order."""
-        return [buffer.detach() for buffer in self.model.buffers()]
+        """Of the model, in its order; written to unnoticed, as `units`."""
+        return [buffer.data for buffer in self.model.buffers()]
 
     def structure(self, device: torch.device) -> list[dict[str, Any]]:
-        """What the optimizer keeps for each parameter, with values of what does not travel.
+        """What the optimizers keep for each parameter, with values of what does not travel.
 
         Args:
             device: of the group's transfers; what lives there is described by shape,
@@ -113,7 +129,7 @@ class TensorState:
             what = f"the group trains {len(structure)} parameters, this worker {len(parameters)}"
             raise ElasticError(what, "build_model must build the same model in every worker")
         for parameter, entry in zip(parameters, structure, strict=True):
-            kept = {}
+            kept: dict[str, Any] = {}
             for key, described in entry.items():
                 if "value" in described:
                     kept[key] = described["value"]
@@ -123,25 +139,21 @@ class TensorState:
                     described["shape"], described["strides"], dtype=dtype, device=device
                 )
                 kept[key] = room.zero_()  # steps before it comes
-            if kept:
-                self.optimizer.state[parameter] = kept
-            else:
-                self.optimizer.state.pop(parameter, None)
+            self._keep(parameter, kept)
 
     def hyperparameters(self) -> list[dict[str, Any]]:
-        """Of the optimizer's groups."""
+        """Of the optimizers' groups."""
         return [
-            {key: value for key, value in group.items() if key != "params"}
-            for group in self.optimizer.param_groups
+            {key: value for key, value in group.items() if key != "params"} for group in self.groups
         ]
 
     def take_hyperparameters(self, groups: Sequence[Mapping[str, Any]]) -> None:
         """The reverse.
 
         Args:
-            groups: what `hyperparameters` gave, one for each of the optimizer's groups.
+            groups: what `hyperparameters` gave, one for each of the optimizers' groups.
         """
-        for group, was in zip(self.optimizer.param_groups, groups, strict=True):
+        for group, was in zip(self.groups, groups, strict=True):
             group.update(was)
 
     def size(self) -> int:
@@ -161,13 +173,34 @@ class TensorState:
         for dtype in sorted(picked, key=str):
             joined = torch.cat(picked[dtype]).cpu().contiguous()
             hashed.update(as_bytes(as_byte_row(joined)))
-        rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        rates = [float(group["lr"]) for group in self.groups]
         hashed.update(repr(rates).encode())  # a scheduler may look at what differs by rank
         return hashed.digest()
 
     def _kept(self, parameter: torch.Tensor) -> dict[str, Any]:
-        found = self.optimizer.state.get(parameter, {})
-        return dict(found)
+        """What the optimizers keep for it; of several, keys begin with the optimizer's place."""
+        if len(self.optimizers) == 1:
+            return dict(self.optimizer.state.get(parameter, {}))
+        return {
+            f"{place}:{key}": value
+            for place, optimizer in enumerate(self.optimizers)
+            for key, value in optimizer.state.get(parameter, {}).items()
+        }
+
+    def _keep(self, parameter: torch.Tensor, kept: dict[str, Any]) -> None:
+        """The reverse."""
+        parts: list[dict[str, Any]] = [{} for _ in self.optimizers]
+        if len(parts) == 1:
+            parts = [kept]
+        else:
+            for key, value in kept.items():
+                place, _, name = key.partition(":")
+                parts[int(place)][name] = value
+        for optimizer, own in zip(self.optimizers, parts, strict=True):
+            if own:
+                optimizer.state[parameter] = own
+            else:
+                optimizer.state.pop(parameter, None)
 
 
 def dense_strides(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from elastic.state.host_copy import copy_to_host
 
@@ -24,6 +24,15 @@ class TrackedStates:
         """Whether `thing` is tracked, under whatever name."""
         return any(known is thing for known in self._things.values())
 
+    @property
+    def follow_metrics(self) -> bool:
+        """Whether some choose rates by a number that the script computes."""
+        return any(
+            isinstance(part, ReduceLROnPlateau)
+            for thing in self._things.values()
+            for part in _schedulers(thing)
+        )
+
     def add(self, name: str, thing: Any) -> None:
         """Track `thing`; if its state came before, it has it when this returns.
 
@@ -34,8 +43,7 @@ class TrackedStates:
         self._things[name] = thing
         if name in self._waiting:
             _load(thing, self._waiting.pop(name))
-        else:
-            self._copy.setdefault(name, copy_to_host(_state(thing)))  # its state when it began
+        self._copy.setdefault(name, copy_to_host(_state(thing)))  # its state when it began here
 
     def states(self) -> dict[str, Any]:
         """Copies on the host, by name.

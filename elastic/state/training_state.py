@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from collections import deque
 from typing import Any
 
 import msgspec
+import torch
 from torch.amp.grad_scaler import GradScaler
 
 from elastic.metrics.loss_meter import LossMeter
@@ -15,10 +17,12 @@ from elastic.metrics.noise_scale import NoiseMeter
 from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import StopState
 from elastic.samples.batch_schedule import Schedule, ScheduleRow
+from elastic.samples.dealt_step import REMEMBERED, DealtStep
 from elastic.samples.sample_stream import SampleStream
 from elastic.samples.stream_position import TrainingPosition
 from elastic.state.host_copy import copy_to_host
 from elastic.state.lr_state import LrState
+from elastic.state.optimizers_by_name import load_optimizer_states, optimizer_states
 from elastic.state.random_state import random_state, restore_random_state, seed_apart
 from elastic.state.state_tensors import TensorState
 from elastic.state.state_transfer import IncomingState, OutgoingState
@@ -48,6 +52,7 @@ class TrainingState:
         self.why_done = ""
         self.epoch_open = False  # the script is in the loop of an epoch
         self.unreported: list[dict[str, Any]] = []  # epochs whose reports may not have left yet
+        self.recent: deque[DealtStep] = deque(maxlen=REMEMBERED)  # maybe not in all records yet
         self.epoch_summary = b""  # what rank 0 said last at the end of an epoch
         self.lr_state = LrState()
         self.transfer: OutgoingState | IncomingState | None = None  # of the state, under way
@@ -59,7 +64,7 @@ class TrainingState:
         self._timed = -1  # version of the group whose speed is measured
         self._tracked = TrackedStates()
         self._scalers = 0  # that were found
-        self._resumed_groups: list[dict[str, Any]] = []  # of the optimizer
+        self._resumed_groups: list[dict[str, Any]] = []  # of the optimizers
 
     def use(self, tensors: TensorState, stream: SampleStream) -> None:
         """There is something to train, and something to train on.
@@ -142,11 +147,12 @@ class TrainingState:
         limit = self.stop_rule.samples if self.stop_rule is not None else None
         return limit is None or self.position.samples_done < limit
 
-    def before_update(self, called_off: threading.Event) -> float:
+    def before_update(self, called_off: threading.Event, optimizer: torch.optim.Optimizer) -> float:
         """Parameters are about to change: what is being sent of them is on its way first.
 
         Args:
             called_off: set when the wait is to end.
+            optimizer: that changes them.
 
         Returns:
             What learning rates are multiplied with in the step that is under way.
@@ -154,10 +160,11 @@ class TrainingState:
         if isinstance(self.transfer, OutgoingState):
             with contextlib.suppress(CancelledError):  # whoever waits for it is not wanted any more
                 self.transfer.await_sent(called_off)
-        return self.lr_state.at(self.position.step + 1)
+        places = [id(each) for each in self.tensors().optimizers]
+        return self.lr_state.at(self.position.step + 1, places.index(id(optimizer)))
 
     def learning_rate(self) -> float:
-        """The rate in force, of the optimizer's first group."""
+        """The rate in force, of the first optimizer's first group."""
         if self._tensors is None:
             return 0.0
         rate = float(self._tensors.optimizer.param_groups[0]["lr"])
@@ -194,6 +201,11 @@ class TrainingState:
         if self._scalers == 1:
             self.losses.scale = scaler.get_scale
 
+    @property
+    def rates_may_differ(self) -> bool:
+        """Whether the workers' schedulers may have chosen rates by numbers that are not equal."""
+        return self.position.epoch_step == 0 and self._tracked.follow_metrics
+
     def snapshot(self) -> dict[str, Any]:
         """Schedulers, scalers and rates as they are, to undo a step that is rolled back."""
         hyper = self._tensors.hyperparameters() if self._tensors else []
@@ -221,6 +233,7 @@ class TrainingState:
             "hyper": copy_to_host(tensors.hyperparameters()),
             "random": random_state(),
             "unreported": [dict(values) for values in self.unreported],
+            "recent": msgspec.to_builtins(list(self.recent)),
             "report": self.epoch_summary.decode("latin-1"),  # bytes would not be read back
             **self._facts(),
         }
@@ -252,6 +265,8 @@ class TrainingState:
         self.stop = msgspec.convert(metadata["stop"], StopState)
         self.epoch_summary = metadata["report"].encode("latin-1")
         self.unreported = list(metadata["unreported"])
+        self.recent.clear()
+        self.recent.extend(msgspec.convert(metadata["recent"], list[DealtStep]))
         self.lr_state.load_state_list(metadata["ramp"])
         self._tracked.load(metadata["tracked"])
         self._tensors.take_hyperparameters(metadata["hyper"])
@@ -282,7 +297,7 @@ class TrainingState:
         facts = self._facts()
         states = {
             "model": tensors.model.state_dict(),
-            "optimizer": tensors.optimizer.state_dict(),
+            **optimizer_states(tensors.named),
         }
         return {**facts, "random": random_state(), **copy_to_host(states)}
 
@@ -295,10 +310,11 @@ class TrainingState:
 
         Raises:
             UsageError: if nothing is loaded yet.
+            CheckpointError: if it is of other optimizers.
         """
         tensors = self.tensors()
         tensors.model.load_state_dict(content["model"])
-        tensors.optimizer.load_state_dict(content["optimizer"])
+        load_optimizer_states(tensors.named, content)
         self._resumed_groups = tensors.hyperparameters()
         cursor = content.get("cursor", 0)
         self.position = TrainingPosition(

@@ -7,15 +7,17 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from elastic.group.group_changes import GroupTransitions
 from elastic.samples.epoch_plan import rest_of_epoch
 from elastic.samples.local_batches import passes
 from elastic.samples.micro_batch import MicroBatch
+from elastic.samples.sample_stream import share_sizes
 from elastic.state.training_state import TrainingState
 from elastic.step.device_batch import to_device
 from elastic.step.step_executor import StepExecutor
+from elastic.step.stream_reader import StreamReader
 
 
 class _MicroBatchSampler:
@@ -26,13 +28,14 @@ class _MicroBatchSampler:
         self._bound = bound
         self.handed_out: deque[MicroBatch] = deque()  # prefetched ones included
 
-    def __iter__(self) -> Iterator[list[int]]:
+    def __iter__(self) -> Iterator[list[Any]]:
         self.handed_out = deque()
         training = self._training
         plan = rest_of_epoch(training.position, training.stream, training.schedule, self._bound)
         for micro_batch in plan:
             self.handed_out.append(micro_batch)
-            yield micro_batch.ids
+            ids, epoch = micro_batch.ids, micro_batch.epoch
+            yield ids if training.stream.shuffled else [(epoch, place) for place in ids]
 
     def __len__(self) -> int:
         """Micro-batches of the epoch, as planned now."""
@@ -44,8 +47,10 @@ class _MicroBatchSampler:
         left, cursor = 0, position.cursor
         while taken := stream.taken(cursor, max(1, row.batch)):
             cursor, left = cursor + taken, left + 1
-        mine = row.local_batches[row.rank] if row.rank is not None and row.local_batches else 0
-        return position.epoch_step + left * len(passes(max(1, mine), self._bound))
+        mine = 0
+        if row.rank is not None and row.local_batches:
+            mine = share_sizes(row.batch, row.local_batches, stream.least)[row.rank]
+        return position.epoch_step + left * len(passes(max(1, mine), self._bound, stream.least))
 
 
 class ElasticLoader:
@@ -65,7 +70,7 @@ class ElasticLoader:
         """Wrap `dataset`.
 
         Args:
-            dataset: map-style.
+            dataset: map-style, or iterable where the training state's stream is not shuffled.
             training: the ids of every epoch, whose they are, and where an iteration begins.
             transitions: change the group between two steps.
             executor: hears of each micro-batch, before and after the script has it.
@@ -83,6 +88,8 @@ class ElasticLoader:
         self._transitions = transitions
         self._executor = executor
         self._device = device
+        if isinstance(dataset, IterableDataset):
+            dataset = StreamReader(dataset, training.stream)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def __iter__(self) -> Iterator[Any]:

@@ -31,14 +31,15 @@ class Reducer:
         self._fired = [False] * len(self.parameters)
         self._any = False
         self._prior: dict[int, torch.Tensor] = {}  # gradients that the script had kept
-        self._kept: torch.Tensor | None = None  # sum over the passes of one step
+        self._kept: dict[int, torch.Tensor] = {}  # sums over the passes of one step, by place
         self._flat: torch.Tensor | None = None
         self._views: list[torch.Tensor] = []
-        self._used_before = [False] * len(self.parameters)
+        self._used_before: dict[int, list[bool]] = {}  # in earlier passes, by place
         self.active = False  # a group of one needs nothing of all this
         self.watches = False  # for gradients that the script had kept, other than zeros
         self.found_kept = False
         self.losses: list[torch.Tensor] = []  # of this step, as `backward` saw them
+        self.judge: Callable[[torch.Tensor], None] | None = None  # of losses, before their pass
         for index, parameter in enumerate(self.parameters):
             parameter.register_hook(self._before(index))  # type: ignore[no-untyped-call]
             parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
@@ -96,36 +97,49 @@ class Reducer:
 
     # --- what a step's reduction does with it
 
-    def accumulate(self, weight: float) -> None:
+    def accumulate(self, weight: float, place: int = 0) -> None:
         """Add this pass's gradients to the step's, and leave nothing for the optimizer to see.
 
         Args:
             weight: of this pass: its samples over the global batch.
+            place: what is packed with the same place adds up.
         """
         flat = self._filled(weight)
-        self._kept = flat.clone() if self._kept is None else self._kept.add_(flat)
-        self._used_before = [a or b for a, b in zip(self._used_before, self._fired, strict=True)]
+        self._kept[place] = self._kept[place].add_(flat) if place in self._kept else flat.clone()
+        self._used_before[place] = self._used(place)
         self._empty_grads()
 
-    def pack(self, weight: float, extra: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def _used(self, place: int) -> list[bool]:
+        before = self._used_before.get(place)
+        if before is None:
+            return [*self._fired]
+        return [a or b for a, b in zip(before, self._fired, strict=True)]
+
+    @property
+    def has_kept(self) -> bool:
+        """Whether something was accumulated that was not packed since."""
+        return bool(self._kept)
+
+    def pack(self, weight: float, extra: int, place: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
         """All gradients of the step times `weight`, and room for `extra` numbers, in one tensor.
 
         Args:
             weight: of this pass: its samples over the global batch; 0 takes nothing of it.
             extra: numbers behind the gradients, before one number for each parameter.
+            place: takes what was accumulated with the same place.
 
         Returns:
             The bucket, shape (scalars + extra + parameters,), and a view of its last
             `extra + parameters` numbers.
         """
         flat = self._filled(weight, extra)
-        if self._kept is not None:
-            flat[: self._kept.numel()].add_(self._kept)
-            self._kept = None
-        used = [a or b for a, b in zip(self._used_before, self._fired, strict=True)]
-        if weight == 0 and not any(self._used_before):
+        kept = self._kept.pop(place, None)
+        if kept is not None:
+            flat[: kept.numel()].add_(kept)
+        used = self._used(place)
+        before = self._used_before.pop(place, [])
+        if weight == 0 and not any(before):
             used = [False] * len(used)
-        self._used_before = [False] * len(used)
         end = sum(p.numel() for p in self.parameters)
         flat[end + extra :].copy_(torch.tensor([float(u) for u in used], dtype=flat.dtype))
         return flat, flat[end:]
@@ -165,8 +179,8 @@ class Reducer:
 
     def discard(self) -> None:
         """Forget this step's gradients; an operation that was given up keeps its bucket."""
-        self._kept, self._flat, self._views = None, None, []
-        self._used_before = [False] * len(self.parameters)
+        self._kept, self._flat, self._views = {}, None, []
+        self._used_before = {}
         self._empty_grads()
 
     def _clear(self) -> None:

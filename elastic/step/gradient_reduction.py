@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -26,6 +27,8 @@ from elastic.state.training_state import TrainingState
 from elastic.step.gradient_bucket import Reducer
 from elastic.training_errors import UsageError
 
+POINTS: Final = (("reduce", "reduced"), ("reduce.later", "reduced.later"))
+
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
@@ -37,6 +40,7 @@ class Contribution:
     skipped: bool = False  # the script passed over the batch
     items: float | None = None  # that this pass's losses are means over, if the script says so
     step_items: float = 0.0  # the same, of all passes of the step
+    place: int = 0  # of the backward pass among those of its batch: 0 where they add up
 
     @property
     def weight(self) -> float:
@@ -75,22 +79,26 @@ class StepReduction:
         self._called_off = called_off
         self._timer = StepTimer()
         self._loss_sum: torch.Tensor | float | None = None  # over the samples of the step so far
+        self._samples = 0  # of the step's earlier passes
 
-    def accumulate(self, micro_batch: MicroBatch, items: float | None) -> None:
+    def accumulate(self, micro_batch: MicroBatch, items: float | None, place: int = 0) -> None:
         """Keep what a pass gave that is not the step's last one.
 
         Args:
             micro_batch: of the pass.
             items: that its losses are means over, if the script says so.
+            place: of the backward pass among those of its batch.
         """
-        self._add_loss(micro_batch)
-        self._reducer.accumulate(weight_of(micro_batch, items))
+        self._add_loss(micro_batch, place)
+        if place == 0:
+            self._samples = micro_batch.count + (0 if micro_batch.first else self._samples)
+        self._reducer.accumulate(weight_of(micro_batch, items), place)
 
-    def _add_loss(self, micro_batch: MicroBatch) -> None:
-        """Take in the losses of a pass; they are means over its samples."""
+    def _add_loss(self, micro_batch: MicroBatch, place: int) -> None:
+        """Take in the losses of a pass, means over its samples; those of the first place."""
         loss = self._training.losses.of_pass(self._reducer.losses)
         self._reducer.losses.clear()
-        if loss is not None and micro_batch.count:
+        if loss is not None and micro_batch.count and place == 0:
             total = loss * micro_batch.count
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
 
@@ -111,9 +119,9 @@ class StepReduction:
             UsageError: some weigh their losses and others do not.
         """
         if not contribution.skipped:
-            self._add_loss(contribution.micro_batch)
+            self._add_loss(contribution.micro_batch, contribution.place)
         loss_sum, self._loss_sum = self._loss_sum, None
-        seconds = self._timer.lap(time.monotonic())
+        seconds = 0.0 if contribution.place else self._timer.lap(time.monotonic())
         if group.size == 1:
             return self._alone(contribution, loss_sum, seconds)
         measured = group.rank == 0 and _measures_noise(contribution)
@@ -122,17 +130,19 @@ class StepReduction:
         micro_batch, noise = contribution.micro_batch, self._training.noise
         if measured:
             noise.before(gradients, micro_batch.count, micro_batch.total)
-        step = micro_batch.step
-        fault_points.reach("reduce", rank=group.rank, step=step, version=group.version)
+        step, points = micro_batch.step, POINTS[contribution.place > 0]
+        fault_points.reach(points[0], rank=group.rank, step=step, version=group.version)
         group.all_reduce(bucket, self._called_off)
-        fault_points.reach("reduced", rank=group.rank, step=step, version=group.version)
+        fault_points.reach(points[1], rank=group.rank, step=step, version=group.version)
         agreed = read_agreed_words(tail.tolist(), group.size)
         agreed.check_in_step(group.size, step)
+        if contribution.place == 0:
+            agreed.check_shares(micro_batch.total)
         if measured and not agreed.skipped:
             noise.after(gradients, micro_batch.count, micro_batch.total)
         scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
         self._reducer.unpack(agreed.used, scale)
-        if agreed.samples:
+        if agreed.samples and contribution.place == 0:
             self._training.losses.add(agreed.loss_sum / agreed.samples)
         return agreed
 
@@ -144,9 +154,10 @@ class StepReduction:
         digest = bytes(DIGEST_BYTES)
         if contribution.terms.compares and contribution.has_full_state:
             digest = self._training.tensors().digest()
-        bucket, tail = self._reducer.pack(contribution.weight, FIXED_WORDS)
+        bucket, tail = self._reducer.pack(contribution.weight, FIXED_WORDS, contribution.place)
+        earlier = 0 if micro_batch.first else self._samples
         words = ControlWords(
-            micro_batch.count,
+            earlier + micro_batch.count,
             contribution.terms.ready,
             seconds,
             digest,
@@ -216,8 +227,8 @@ def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
 
 
 def _measures_noise(contribution: Contribution) -> bool:
-    if contribution.items is not None:
-        return False  # its gradients weigh otherwise than samples do
+    if contribution.items is not None or contribution.place:
+        return False  # its gradients weigh otherwise than samples do, or are of another loss
     micro_batch = contribution.micro_batch
     taken = micro_batch.first and micro_batch.count > 0 and not contribution.skipped
     return taken and micro_batch.step % EVERY == 0

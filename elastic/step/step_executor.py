@@ -8,17 +8,27 @@ training thread.
 
 from __future__ import annotations
 
-from typing import Any
+import sys
+from typing import Any, Final
+
+import torch
 
 from elastic import fault_points
-from elastic.group.group_changes import GroupTransitions
+from elastic.group.group_changes import GroupTransitions, ReductionTerms
 from elastic.group.membership import Membership
 from elastic.reporting.sample_id_records import SampleRecords
 from elastic.samples.micro_batch import MicroBatch, StepOutcome
 from elastic.state.training_state import TrainingState
 from elastic.step.gradient_bucket import Reducer
 from elastic.step.gradient_reduction import Contribution, StepReduction
+from elastic.step.optimizer_turns import OptimizerTurns
+from elastic.step.summed_losses import Summed, how_summed
 from elastic.training_errors import BrokenGroupError, CancelledError, UsageError
+
+UNCLEAR_SUM: Final = (
+    "the loss ends in a sum; if it is one over the batch, and no weights in it add up to one, then "
+    "divide it by what it sums over: a group takes it as a mean (docs/exactness.md)"
+)
 
 
 class StepExecutor:
@@ -45,23 +55,29 @@ class StepExecutor:
         self._records = records
         self._reducer: Reducer | None = None
         self._reduction: StepReduction | None = None
+        self._turns: OptimizerTurns | None = None  # where there are several optimizers
         self._micro_batch: MicroBatch | None = None  # that the script has
+        self._workers = membership.workers  # when it got it
         self._outcome = StepOutcome.COMMITTED  # of the step that is under way
         self._skips = False
         self._reduced = False
         self._items: float | None = None  # that the present batch's losses are means over
-        self._step_items = 0.0  # the same, of all passes of the step
+        self._step_items: dict[int, float] = {}  # the same, of the step's earlier passes, by place
+        self._pass_items: dict[int, float] = {}  # and of the present one
         self._updated = True  # the optimizer stepped since the last batch that counted
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
+        self._judges = True  # losses, in the process's first batch
+        self._unclear = False  # one of them ended in a sum
 
-    def use(self, reducer: Reducer, depth: int) -> None:
+    def use(self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None) -> None:
         """From now on there is something to train.
 
         Args:
             reducer: sees the gradients.
             depth: steps that a loader draws ahead.
+            turns: of several optimizers; None: there is one.
         """
-        self._reducer = reducer
+        self._reducer, self._turns = reducer, turns
         self._reduction = StepReduction(reducer, self._training, self._transitions.called_off)
         self._transitions.use(depth)
 
@@ -73,8 +89,10 @@ class StepExecutor:
         """
         if self._reducer is None or self._membership.group.size == 1:
             return
-        trained = self._training.tensors().trained()
-        if [id(p) for p in trained] != [id(p) for p in self._reducer.parameters]:
+        trained = [id(p) for p in self._training.tensors().trained()]
+        summed = [id(p) for p in self._reducer.parameters]
+        for_a_while = self._turns is not None and set(trained) <= set(summed)  # frozen for another
+        if trained != summed and not for_a_while:
             what = "the parameters that are trained changed after load()"
             raise UsageError(what, "freeze, unfreeze and add parameters in build_model")
 
@@ -87,13 +105,25 @@ class StepExecutor:
             micro_batch: of the step that is under way.
         """
         self._micro_batch, self._outcome = micro_batch, StepOutcome.COMMITTED
-        self._reduced = False
-        self._items, self._step_items = None, 0.0 if micro_batch.first else self._step_items
+        self._reduced, self._workers = False, self._membership.workers
+        self._items = None
+        if micro_batch.first:
+            self._step_items.clear()
+            self._pass_items.clear()
+        for place, items in self._pass_items.items():
+            self._step_items[place] = self._step_items.get(place, 0.0) + items
+        self._pass_items.clear()
+        grouped = self._membership.group.size > 1
         if self._reducer is not None:
             several = not (micro_batch.first and micro_batch.last)
-            self._reducer.active = self._membership.group.size > 1 or several
+            self._reducer.active = grouped or several
             self._reducer.losses.clear()
-            self._reducer.watches = micro_batch.first and not self._updated
+            self._reducer.watches = micro_batch.first and not self._updated and self._turns is None
+            judges = self._judges and self._membership.me and len(micro_batch.ids) > 1
+            self._reducer.judge = self._judge_loss if judges else None
+        if self._turns is not None:
+            full = self._membership.has_full_state
+            self._turns.begin(micro_batch, may_break=grouped and full)
         if not micro_batch.last:
             self._undo = self._training.snapshot()  # a script steps its schedulers in every pass
 
@@ -126,9 +156,14 @@ class StepExecutor:
         if self._undo is not None:
             self._training.restore(self._undo)
             self._undo = None
+        if self._turns is not None:
+            unused = micro_batch.last and self._reducer is not None and self._reducer.has_kept
+            if unused and self._reducer is not None:
+                self._reducer.discard()
+            self._turns.conclude(micro_batch, unused=unused)
         outcome, self._outcome = self._outcome, StepOutcome.COMMITTED
         if outcome is not StepOutcome.ROLLED_BACK and micro_batch.last:
-            self._records.add(micro_batch)
+            self._records.add(micro_batch, self._workers)
             if self._membership.group.size == 1:
                 self._records.write()
         return outcome
@@ -143,7 +178,11 @@ class StepExecutor:
         if reducer is None:
             return
         reducer.active = True
-        self._reduce(micro_batch, skipped=True)
+        for parameter in reducer.parameters:
+            parameter.grad = None  # the others emptied what the batch before had left
+        self._reduce(micro_batch, 0, skipped=True)
+        if self._turns is not None:
+            return  # nobody had gradients, or that was an error
         gradients = any(parameter.grad is not None for parameter in reducer.parameters)
         if self._outcome is StepOutcome.COMMITTED and gradients:
             optimizer = self._training.tensors().optimizer
@@ -164,7 +203,6 @@ class StepExecutor:
             what = f"weight({items}) outside of the loop, or no number of items"
             raise UsageError(what, "call it in the loop over the loader, before backward()")
         if micro_batch.count:
-            self._step_items += items - (self._items or 0.0)
             self._items = items
 
     # --- the hooks
@@ -174,16 +212,23 @@ class StepExecutor:
         micro_batch, reduction = self._micro_batch, self._reduction
         if micro_batch is None or reduction is None:
             return
+        if self._outcome is not StepOutcome.COMMITTED:
+            if self._reducer is not None:
+                self._reducer.discard()  # the group broke in an earlier pass of this batch
+            return
         self._refuse_accumulation()
         self._skips = not micro_batch.last
+        place = self._turns.backward_over(micro_batch) if self._turns is not None else 0
         if micro_batch.last:
-            self._reduce(micro_batch)
+            self._reduce(micro_batch, place)
         else:
-            reduction.accumulate(micro_batch, self._items)
+            self._pass_items[place] = self._items or 0.0
+            reduction.accumulate(micro_batch, self._items, place)
 
-    @property
-    def skips(self) -> bool:
-        """Whether the optimizer must pass over the present batch."""
+    def passes_over(self) -> bool:
+        """An optimizer is to step; whether it must pass over the present batch."""
+        if self._turns is not None:
+            self._turns.has_turn()
         return self._skips
 
     def schedule_steps(self) -> int:
@@ -206,6 +251,25 @@ class StepExecutor:
         if self._micro_batch is not None and self._membership.me:
             raise UsageError(what, remedy)
 
+    def _judge_loss(self, loss: torch.Tensor) -> None:
+        """A loss that is a sum would count a worker's samples more, the more it has.
+
+        Looked at in the first batch of two samples or more, of one of which a sum is a mean. What
+        cannot be told for certain is said in the log.
+        """
+        micro_batch = self._micro_batch
+        if micro_batch is None:
+            return
+        self._judges = False  # of later batches
+        found = how_summed(loss, len(micro_batch.ids), self._training.losses.scale())
+        if found is Summed.SURELY:
+            what = "the loss is a sum over the batch"
+            remedy = "divide it by what it sums over: len(inputs), or a number for agent.weight too"
+            self.refuse(what, f"{remedy}; for SGD, multiply the learning rate with batch_size")
+        if found is Summed.PERHAPS and not self._unclear and self._membership.rank == 0:
+            sys.stderr.write(f"[ones] {UNCLEAR_SUM}\n")
+            self._unclear = True
+
     def _refuse_accumulation(self) -> None:
         """Gradients of earlier batches are no state that workers who join or recover could have."""
         self._updated = False
@@ -217,25 +281,55 @@ class StepExecutor:
                 "taken in passes), and step and empty the gradients in every batch",
             )
 
-    def before_optimizer_step(self) -> float:
-        """Wait until parameters may change; what the learning rates are multiplied with."""
-        self._updated = True
-        return self._training.before_update(self._transitions.called_off)
+    def before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> float:
+        """Wait until parameters may change; what the learning rates are multiplied with.
 
-    def _reduce(self, micro_batch: MicroBatch, *, skipped: bool = False) -> None:
+        Args:
+            optimizer: that is about to step.
+
+        Raises:
+            UsageError: if it is one of several, and takes gradients of earlier batches.
+        """
+        self._updated = True
+        factor = self._training.before_update(self._transitions.called_off, optimizer)
+        turns = self._turns
+        if turns is not None and self._micro_batch is not None:
+            if turns.takes_earlier(optimizer):
+                self.refuse(
+                    f"an optimizer ({type(optimizer).__name__}) steps on gradients of earlier "
+                    "batches",
+                    "empty its gradients in every batch, step it behind a backward pass of the "
+                    "same batch, and raise batch_size instead of accumulating",
+                )
+            turns.keep(optimizer)
+        return factor
+
+    def _reduce(self, micro_batch: MicroBatch, place: int, *, skipped: bool = False) -> None:
         reducer, reduction, membership = self._reducer, self._reduction, self._membership
         if reducer is None or reduction is None:
             return
         self._reduced = True
-        terms = self._transitions.before_reduction(micro_batch.step)
+        terms = ReductionTerms(ready=False, compares=False)  # all but a step's first ask nothing
+        if place == 0:
+            terms = self._transitions.before_reduction(micro_batch.step)
         contribution = Contribution(
-            micro_batch, terms, membership.has_full_state, skipped, self._items, self._step_items
+            micro_batch,
+            terms,
+            membership.has_full_state,
+            skipped,
+            self._items,
+            self._step_items.get(place, 0.0) + (self._items or 0.0),
+            place,
         )
         try:
             agreed = reduction.run(membership.group, contribution)
         except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
             reducer.discard()
             self._recover(micro_batch, error)
+            return
+        if self._turns is not None:
+            self._turns.check_skipped(agreed.skipped, membership.group.size)
+        if place:
             return
         try:
             self._transitions.after_reduction(micro_batch, terms, agreed)
@@ -245,12 +339,19 @@ class StepExecutor:
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:
         """The group broke in the step of `micro_batch`, which the others finished or nobody did."""
         self._skips = True
-        recovered = self._transitions.recover(error)
+        recovered = self._transitions.recover(error, self._take_back)
         if micro_batch.step <= recovered.step:
             self._outcome = StepOutcome.ADOPTED
+            if self._turns is not None:
+                self._turns.adopt()
         else:
             self._outcome = StepOutcome.ROLLED_BACK
             self._undo = self._training.snapshot()
+
+    def _take_back(self) -> None:
+        """The state is that of the last step that is done, or not whole any more."""
+        if self._turns is not None and not self._turns.take_back():
+            self._membership.has_full_state = False
 
     # --- the end of an epoch
 
@@ -273,5 +374,8 @@ class StepExecutor:
                 if metadata is not None and metadata["epoch"] >= self._training.position.epoch:
                     return str(metadata["report"]).encode("latin-1")
             else:
+                fault_points.reach("agreed", rank=membership.rank, version=membership.version)
                 self._records.write()
+                if membership.rank == 0:  # its checkpoint may soon be all that is left
+                    self._records.write_last_step(membership.me)
                 return first

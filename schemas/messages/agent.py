@@ -110,6 +110,8 @@ class EpochReported(ScriptReport, tag="worker.epoch_reported.2"):
     global_batch: int
     lr: float
     noise_scale: float | None = None  # of its gradients, samples; measured in groups of several
+    trained_samples: int | None = None  # of this epoch; None: an older library does not say
+    left_early: bool = False  # the script left its loop before the epoch's end
 
 
 class TrainingFinished(ScriptReport, tag="worker.training_finished.1"):

@@ -74,6 +74,11 @@ class ListJobs(Message, tag="client.list_jobs.1"):
     """Summaries, oldest first."""
 
     ended: bool = False  # also those that ended
+    states: tuple[
+        str, ...
+    ] = ()  # only those in one of these; ended ones too, whatever `ended` says
+    user: str = ""  # only this user's
+    name: str = ""  # NAME or NAME-N, or a pattern: `lr-*`
 
 
 class GetJob(Message, tag="client.get_job.1"):
@@ -162,6 +167,7 @@ class Jobs(Message, tag="client.jobs.1"):
     """Answer to ListJobs."""
 
     jobs: tuple[JobSummary, ...]
+    left_out: int = 0  # older ones, for which a message has no room
 
 
 class WorkerInfo(Message, tag="client.worker_info.2"):
@@ -225,6 +231,10 @@ class EpochInfo(Message, tag="client.epoch_info.1"):
     nodes: int = 0
     whole: bool = False  # the group was the same through all of it
     noise_scale: float | None = None  # of its gradients, samples
+    samples_done: int = 0  # Y_processed since the job began; 0: not known
+    epoch_samples: int = 0  # ||D||; 0: not known
+    trained_samples: int | None = None  # of this epoch; None: not known
+    left_early: bool = False  # the script left its loop before the epoch's end
 
 
 class VersionInfo(Message, tag="client.version_info.3"):

@@ -67,6 +67,7 @@ class ReadLog(Message, tag="logs.read.1"):
     cursor: Position = 0  # position in the job's store; 0 is the start
     max_bytes: int = 262_144
     wait_s: float = 0.0
+    since: float = 0.0  # seconds since the epoch; what was stored before is passed over
 
 
 class LogPiece(Message, tag="logs.piece.1"):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
+import signal
 import struct
 import textwrap
 import time
@@ -80,7 +82,7 @@ data = TensorDataset(inputs, targets)
 def digest(model):
     whole = hashlib.sha256()
     for parameter in model.parameters():
-        whole.update(parameter.detach().cpu().contiguous().numpy().tobytes())
+        whole.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
     return whole.hexdigest()[:16]
 
 def say(**words):
@@ -317,6 +319,18 @@ class Crew:
 
     def start(self, *batches: int, resume: ResumePoint | None = None) -> None:
         """Start the job's workers with these local batches."""
+        self.begin_start(*batches, resume=resume)
+        self.until(lambda: self._formed(self.group), "the group has started")
+        self._order([m.worker for m in self.group.members], SETTLED, START, self.group)
+
+    def refusal(self, *batches: int) -> str:
+        """The error that ends the script soon after such a start, perhaps before all train."""
+        self.begin_start(*batches)
+        self.until(lambda: bool(self.reported(ScriptFailed)), "the script is told")
+        return self.reported(ScriptFailed)[0].error
+
+    def begin_start(self, *batches: int, resume: ResumePoint | None = None) -> None:
+        """Order a start, without waiting until the group trains."""
         self._batch = self._batch or sum(batches)
         self.version += 1
         names = [self._named(rank) for rank in range(len(batches))]
@@ -326,8 +340,6 @@ class Crew:
         self.until(lambda: all(self._last(name, WorkerReady) for name in names), "all are ready")
         port = self._last(names[0], WorkerReady).store_port  # type: ignore[union-attr]
         self._order(names, SWITCH, START, self.group, store=f"127.0.0.1:{port}")
-        self.until(lambda: self._formed(self.group), "the group has started")
-        self._order(names, SETTLED, START, self.group)
 
     def change(self, *batches: int) -> None:
         """Bring the group to these local batches: newcomers join, the last ones leave."""
@@ -373,7 +385,8 @@ class Crew:
         self._order(kept, SETTLED, JOIN, coming)
         left = [m.worker for m in old.members if m.worker not in kept]
         self.until(lambda: not any(self.workers[n].alive for n in left), "the leavers left")
-        assert [self.workers[name].process.exitcode for name in left] == [0] * len(left)
+        codes = {self.workers[name].process.exitcode for name in left}
+        assert codes <= ({0, -signal.SIGKILL} if self._tolerant else {0})
 
     def change_if_it_can(self, *batches: int) -> None:
         """Change, and do what a controller does about whatever goes wrong meanwhile."""
@@ -419,17 +432,32 @@ class Crew:
 
     def suspend(self) -> ResumePoint:
         """Pause the job; returns where it is to be resumed."""
+        self.begin_suspend()
+        self.until(self.suspended, "the job is suspended")
+        return self.finish_suspend()
+
+    def begin_suspend(self) -> None:
+        """The same, without waiting for the end."""
         self.version += 1
         names = [member.worker for member in self.group.members]
         nobody = Group(version=Version(self.version), members=(), lr=None)
         self._order(names, SWITCH, SUSPEND, nobody)
-        self.until(lambda: self._last(names[0], Suspended) is not None, "the job is suspended")
+
+    def suspended(self) -> bool:
+        """Whether the checkpoint of a pause is written."""
+        last = self._last(self.group.members[0].worker, Suspended)
+        return last is not None and last.group == self.version
+
+    def finish_suspend(self) -> ResumePoint:
+        """Wait until all have left; where the job is to be resumed."""
+        names = [member.worker for member in self.group.members]
         self.until(lambda: not any(self.workers[n].alive for n in names), "the workers left")
-        assert [self.workers[name].process.exitcode for name in names] == [0] * len(names)
-        suspended = self._last(names[0], Suspended)
-        assert suspended is not None
-        self.group = nobody
-        return ResumePoint(epoch=suspended.epoch, version=suspended.group)
+        codes = {self.workers[name].process.exitcode for name in names}
+        assert codes <= ({0, -signal.SIGKILL} if self._tolerant else {0})
+        last = self._last(names[0], Suspended)
+        assert last is not None
+        self.group = Group(version=Version(self.version), members=(), lr=None)
+        return ResumePoint(epoch=last.epoch, version=last.group)
 
     def recover(self) -> None:
         """Those who are left come to rest, agree on the furthest step, and go on."""
@@ -441,12 +469,15 @@ class Crew:
                 ]
             )
         )
-        while True:
+        for attempt in itertools.count(1):
             self.recoveries += 1
-            assert self.recoveries < 6, "recovered again and again\n" + self.said()
+            assert attempt < 6, "recovered again and again\n" + self.said()
             self.version += 1
             version = Version(self.version)
             here = [name for name in candidates if self.workers[name].alive]
+            if not here:
+                self.nobody_has_the_state()
+                return
             asked = self._group(here, self._dealt(len(here)))
             self._order(here, PREPARE, RECOVER, asked)
             self.until(
@@ -457,7 +488,9 @@ class Crew:
             )
             rests = {name: self._rest(name, version) for name in here}
             full = [n for n, rest in rests.items() if rest and rest.full and self.workers[n].alive]
-            assert full, "nobody has the whole state\n" + self.said()
+            if not full:
+                self.nobody_has_the_state()
+                return
             for name in here:
                 if name not in full:
                     self.workers[name].process.kill()
@@ -477,6 +510,10 @@ class Crew:
                 self.group = self._coming = recovered
                 self._order(full, SETTLED, RECOVER, recovered)
                 return
+
+    def nobody_has_the_state(self) -> None:
+        """All members that had it are lost."""
+        raise AssertionError("nobody has the whole state\n" + self.said())
 
     def finish(self) -> list[EpochReported]:
         """Let the running epoch be the last; all reported epochs."""

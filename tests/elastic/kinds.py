@@ -134,6 +134,48 @@ NETS: Final[dict[str, Callable[[], nn.Module]]] = {
     "checkpoints without": NonReentrant,
     "compiled": compiled,
 }
+NARROW: Final = {  # by type
+    torch.bfloat16: ("channels_last", "tied", "unused parameters that change", "frozen"),
+    torch.float16: ("channels_last", "tied", "reentrant checkpoints"),
+    torch.float32: ("mixed types", "transposed", "unused parameters that change"),
+}
+
+
+class Together(nn.Module):
+    """Models of many kinds side by side: rows of six numbers go in, a number of each comes out."""
+
+    def __init__(self, step: Callable[[], int], *, narrow: bool, leave: Sequence[str] = ()) -> None:
+        """Build them; the same every time.
+
+        Args:
+            step: the number of the step that is under way.
+            narrow: in types of 2 and 4 bytes, and of several; else in float64.
+            leave: these kinds out.
+        """
+        super().__init__()
+        kinds = NARROW if narrow else {torch.float64: [k for k in NETS if k != "mixed types"]}
+        self._step = step
+        self.parts = nn.ModuleDict()
+        before = torch.get_default_dtype()
+        torch.set_default_dtype(torch.float32)
+        for dtype, names in kinds.items():
+            for name in names:
+                if name not in leave:
+                    part = NETS[name]()
+                    self.parts[f"{name} {dtype}".replace(".", " ")] = (
+                        part if name == "mixed types" else part.to(dtype)
+                    )
+        torch.set_default_dtype(before)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        rows = x.repeat(1, 8)
+        found = [
+            part(rows.to(next(part.parameters()).dtype), self._step()).to(x.dtype)
+            for part in self.parts.values()
+        ]
+        return torch.cat(found, dim=1)
+
+
 OPTIMIZERS: Final[dict[str, Callable[[Any], torch.optim.Optimizer]]] = {
     "SGD foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
     "SGD fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),

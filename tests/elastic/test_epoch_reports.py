@@ -77,3 +77,22 @@ def test_rank_0_makes_each_report_once_and_says_which_have_left(tmp_path: Path) 
 
     assert told.epochs == [(1, 1, 0.25), (2, 1, 0.5), (3, 1, 0.75)]
     assert first.summary({}, None) == EpochSummary({}, None, 3).encode()
+
+
+def test_a_report_says_how_many_samples_were_trained_and_whether_the_script_left(
+    tmp_path: Path,
+) -> None:
+    made = training()
+    told: list[tuple[Any, ...]] = []
+    names = ("epoch", "trained_samples", "epoch_samples", "left_early")
+    reports = EpochReports(made, lambda _, **values: told.append(tuple(map(values.get, names))))
+    reports.open(tmp_path / "checkpoints")
+    summary = EpochSummary({}, None).encode()
+
+    for cursors in ((4, 8, 10), (4, 8)):
+        for cursor in cursors:
+            made.commit_step(made.position.step + 1, cursor, version=1)
+        reports.end_epoch(summary, 1.0, version=1, first=True)
+    reports.close()
+
+    assert told == [(1, 10, 10, False), (2, 8, 10, True)]

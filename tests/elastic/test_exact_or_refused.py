@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from schemas.messages.agent import ScriptFailed
 from tests.elastic.groups import LOOP, PLAIN, Alone, alone, crew, furthest, script
 
 STEP = """\
@@ -100,6 +99,11 @@ REFUSED = {
         WEIGHED.replace("agent.weight", "agent.rank or agent.step or agent.weight"),
         "called for some batches",
     ),
+    "a loss that is a sum": (
+        PLAIN,
+        STEP.replace("(model(x), y)", '(model(x), y, reduction="sum")'),
+        r"the loss is a sum over the batch; divide it by what it sums over: len\(inputs\)",
+    ),
     "a second optimizer": (PLAIN, SECOND, r"second optimizer \(SGD\)"),
 }
 
@@ -109,10 +113,52 @@ def test_what_a_group_cannot_do_exactly_is_refused_at_once(
     tmp_path: Path, source: str, step: str, text: str
 ) -> None:
     with crew(tmp_path, script(source, LOOP.replace(STEP, step))) as job:
-        job.start(6, 6)
-        job.until(lambda: bool(job.reported(ScriptFailed)), "the script is told")
+        assert re.search(text, job.refusal(6, 6))
 
-        assert [re.search(text, failed.error) for failed in job.reported(ScriptFailed)] != [None]
+
+UNCLEAR = """\
+        optimizer.zero_grad()
+        shares = torch.full((len(x), 1), 1.0 / len(x))
+        (shares * nn.functional.mse_loss(model(x), y, reduction="none")).sum().backward()
+        optimizer.step()
+"""
+
+
+def test_a_loss_that_may_be_a_sum_is_said_once_and_trained(tmp_path: Path) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, UNCLEAR))) as job:
+        job.start(6, 6)
+        job.finish()
+
+        logs = [(worker.folder / "log").read_text() for worker in job.workers.values()]
+        assert [log.count("[ones] the loss ends in a sum") for log in logs] == [1, 0]
+        assert furthest(job.final(), alone(PLAIN, job.epochs()[-1].epoch, 12)) < 1e-9
+
+
+PASSED_OVER = "        if agent.rank == 0 and agent.step == 2:\n            continue\n" + STEP
+
+
+class PassedOver(Alone):
+    """One process that takes nothing of the first half of its third batch."""
+
+    def step(self, ids: Sequence[int]) -> None:
+        self.steps = getattr(self, "steps", 0) + 1
+        taken = ids[6:] if self.steps == 3 else ids
+        self.optimizer.zero_grad()
+        loss = (self.model(self.inputs[taken]) - self.targets[taken]).square().mean()
+        (loss * len(taken) / len(ids)).backward()
+        self.optimizer.step()
+
+
+def test_a_batch_that_one_worker_passes_over_counts_with_what_the_others_have(
+    tmp_path: Path,
+) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP.replace(STEP, PASSED_OVER))) as job:
+        job.start(6, 6)
+        job.trains_on()
+        job.finish()
+
+        one = alone(PLAIN, job.epochs()[-1].epoch, 12, kind=PassedOver)
+        assert furthest(job.final(), one) < 1e-9
 
 
 def test_an_epoch_that_the_script_left_is_said(tmp_path: Path) -> None:

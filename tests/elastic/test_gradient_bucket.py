@@ -38,6 +38,30 @@ def test_a_group_of_one_leaves_gradients_to_torch() -> None:
     assert [loss.shape for loss in reducer.losses] == [torch.Size([])] * 2
 
 
+def test_a_loss_is_judged_before_its_pass_unless_the_pass_weighs_it() -> None:
+    layer = nn.Linear(2, 1)
+    judged: list[float] = []
+
+    def refuse(loss: torch.Tensor) -> None:
+        judged.append(loss.item())
+        assert loss.grad_fn is not None
+        if loss > 5:
+            raise UsageError("it is too large", "")
+
+    reducer = Reducer(layer.parameters(), lambda: None)
+    reducer.judge = refuse
+    loss = layer(torch.ones(1, 2)).sum() * 0
+    loss.backward(retain_graph=True)
+    loss.backward(torch.tensor(0.5), retain_graph=True)
+    torch.autograd.backward(loss, grad_tensors=torch.tensor(0.5))
+    with pytest.raises(UsageError, match="too large"):
+        (layer(torch.ones(1, 2)).sum() * 0 + 6).backward()
+    torch.autograd.backward([layer(torch.ones(1, 2)).sum() * 0 + 3])
+    reducer.close()
+
+    assert judged == [0.0, 6.0, 3.0]
+
+
 def test_sparse_gradients_are_refused_with_a_remedy() -> None:
     table = nn.Embedding(4, 2, sparse=True)
     reducer = Reducer(table.parameters(), lambda: None)

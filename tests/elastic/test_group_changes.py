@@ -93,6 +93,29 @@ def test_a_group_of_several_starts_with_one_state(tmp_path: Path) -> None:
         as_alone(job, PLAIN, 12)
 
 
+def test_the_loss_that_is_reported_is_one_over_the_samples_also_in_passes(tmp_path: Path) -> None:
+    steady = PLAIN.replace("lr=0.05", "lr=0.0")  # so all epochs have the same loss
+    with crew(tmp_path, script(steady, LOOP, size=24), bound=4) as job:
+        job.start(6, 6)
+        job.trains_on()
+        job.change(12)
+        job.trains_on()
+        losses = [epoch.train_loss for epoch in job.finish()]
+
+        assert losses == [pytest.approx(losses[-1])] * len(losses)
+
+
+def test_a_scheduler_that_follows_a_metric_follows_rank_0_s_on_all_ranks(tmp_path: Path) -> None:
+    own = "self.parts[1].step(1.0 - agent.step * agent.rank)"  # others always get better
+    unlike = SCHEDULED.replace("self.parts[1].step(1.0)", own)
+    with crew(tmp_path, script(unlike, SCHEDULED_LOOP)) as job:
+        job.start(4, 4, 4)
+        job.trains_on(10)
+        job.finish()
+
+        as_alone(job, SCHEDULED, 12)
+
+
 def test_a_share_that_is_too_large_is_taken_in_passes(tmp_path: Path) -> None:
     with crew(tmp_path, script(SCHEDULED, SCHEDULED_LOOP), bound=4) as job:
         job.start(12)
@@ -104,13 +127,12 @@ def test_a_share_that_is_too_large_is_taken_in_passes(tmp_path: Path) -> None:
 
 
 def test_a_batch_changes_without_a_new_process(tmp_path: Path) -> None:
-    noisy = NOISY.replace("nn.BatchNorm1d(7),", "")  # which refuses a share of one sample
-    with crew(tmp_path, script(noisy, LOOP)) as job:
+    with crew(tmp_path, script(NOISY, LOOP), bound=4) as job:
         job.start(6, 6)
         job.trains_on()
-        job.change(12, 12)
+        job.change(13, 12)
         job.trains_on()
-        job.change(2, 1)
+        job.change(2, 1)  # batch normalisation refuses a share of one sample
         job.trains_on()
         epochs = job.finish()
 
@@ -200,6 +222,10 @@ KILLS = {
         ["reduce:rank=1:step=10:version=1=kill", "recover:rank=2:version=2=kill"],
         (3, 3, 3, 3),
     ),
+    "again before a step is done": (
+        ["reduce:rank=1:step=10:version=1=kill", "recovered:rank=0:version=2=kill"],
+        (3, 3, 3, 3),
+    ),
 }
 
 
@@ -215,6 +241,35 @@ def test_a_lost_member_costs_no_sample_and_no_step(
         job.finish()
 
         as_alone(job, SCHEDULED, 12)
+
+
+def test_newcomers_record_what_all_incumbents_took_who_died_one_behind_the_other(
+    tmp_path: Path,
+) -> None:
+    faults = (
+        "reduce:rank=0:version=2=stall 0.3",  # the newcomers have the state meanwhile
+        "reduced:rank=0:version=2=kill",
+        "recovered:rank=0:version=3=kill",
+    )
+    with crew(tmp_path, script(PLAIN, LOOP), faults=";".join(faults)) as job:
+        job.start(6, 6)
+        job.begin_change(3, 3, 3, 3)
+        job.until(job.broken, "rank 0 is lost")
+        job.recover()
+        job.trains_on()
+        job.finish()
+
+        assert len(job.group.members) == 2
+        as_alone(job, PLAIN, 12)
+
+
+def test_a_durable_epoch_has_all_its_records_if_everybody_dies_at_its_end(tmp_path: Path) -> None:
+    late = "agreed:rank=1:version=1=stall 60"  # and so has not written its last samples
+    with crew(tmp_path, script(PLAIN, LOOP, size=24), faults=late) as job:
+        job.start(6, 6)
+        job.trains_on()
+
+        assert job.samples() == {1: list(range(24))}
 
 
 def test_a_mended_group_grows_again(tmp_path: Path) -> None:

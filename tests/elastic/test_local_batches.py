@@ -32,6 +32,23 @@ def test_passes_are_as_few_as_fit_and_of_nearly_equal_size(count: int, bound: in
     assert max(found) - min(found) <= 1
 
 
+@given(st.integers(0, 10_000), st.integers(2, 200))
+def test_no_pass_has_one_sample_where_a_model_needs_two(count: int, bound: int) -> None:
+    found = passes(count, bound, 2)
+
+    assert sum(found) == count
+    assert min(found) >= min(2, count)
+    assert max(found) <= bound + (bound == 2)  # an odd count is no sum of twos
+    if bound > 2:
+        assert found == passes(count, bound)
+
+
+def test_five_samples_of_which_four_fit_are_three_and_two() -> None:
+    assert passes(5, 4, 2) == (3, 2)
+    assert passes(5, 2, 2) == (3, 2)
+    assert passes(5, 2) == (2, 2, 1)
+
+
 @given(
     st.integers(0, 49),
     st.lists(st.tuples(st.integers(0, 12), st.integers(1, 60)), min_size=1, max_size=5),

@@ -12,7 +12,7 @@ from elastic.collectives.background_group_build import BackgroundBuild
 from elastic.collectives.cancellable_waits import wait_for
 from elastic.collectives.gloo import GlooBackend
 from elastic.collectives.process_group import Links, ProcessGroup
-from elastic.collectives.rendezvous_store import GroupWords, connect_store
+from elastic.collectives.rendezvous_store import GroupWords, StoreServer, connect_store
 from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.peers import CPU, LIMIT_S, Meeting, Parent, each, peers
 
@@ -177,6 +177,30 @@ def test_a_group_of_one_needs_nobody() -> None:
 def test_a_store_that_nobody_serves_is_told() -> None:
     with pytest.raises(BrokenGroupError, match="cannot reach the group's store"):
         connect_store("127.0.0.1:1", 1, limit_s=0.2)
+
+
+def test_a_word_that_is_waited_for_holds_up_no_other() -> None:
+    served = StoreServer("127.0.0.1")
+    words, heard = GroupWords(f"127.0.0.1:{served.port}", 1), list[bytes]()
+    late = threading.Thread(target=lambda: heard.append(words.ask("late")), daemon=True)
+    late.start()
+
+    def speak() -> None:
+        for word in ("first", "second", "third"):  # the last of them while `late` is waited for
+            words.post(word, word.encode)
+            heard.append(words.ask(word))
+
+    speaks = threading.Thread(target=speak, daemon=True)
+    speaks.start()
+    speaks.join(LIMIT_S / 8)
+    before = list(heard)
+    words.post("late", lambda: b"late")
+    late.join(LIMIT_S / 8)
+    del served  # whoever still waits is freed
+    for thread in (late, speaks):
+        thread.join(LIMIT_S / 8)
+
+    assert (before, heard[3:]) == ([b"first", b"second", b"third"], [b"late"])
 
 
 def test_a_group_that_is_built_and_not_wanted_any_more_is_taken_apart() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from elastic.samples.sample_stream import SampleStream, share
+from elastic.samples.sample_stream import SampleStream, share, share_sizes
 
 
 @given(
@@ -60,6 +60,42 @@ def test_a_short_last_step_is_dealt_out_evenly(left: int, split: list[int]) -> N
         assert min(taking) >= min(2, len(step))
 
 
+ROWS = st.lists(st.integers(0, 6), min_size=1, max_size=6).filter(lambda row: sum(row) > 0)
+
+
+@given(ROWS, st.integers(1, 3), st.integers(-40, 3))
+@example([2, 1, 1, 1], 2, 0)
+def test_nobody_takes_less_than_a_model_needs(row: list[int], least: int, more: int) -> None:
+    step = list(range(max(least, sum(row) + more)))
+    shares = [share(step, row, rank, least) for rank in range(len(row))]
+    sizes = [len(part) for part in shares]
+
+    assert [sample for part in shares for sample in part] == step
+    assert [size for size in sizes if 0 < size < least] == []
+    assert all(size == 0 for size, batch in zip(sizes, row, strict=True) if not batch)
+
+
+@given(ROWS, st.integers(1, 3))
+def test_a_whole_step_is_dealt_anew_only_where_somebody_has_too_little(
+    row: list[int], least: int
+) -> None:
+    sizes = share_sizes(sum(row), row, least)
+
+    if min(batch for batch in row if batch) >= least:
+        assert list(sizes) == row
+    elif sum(row) >= least:
+        takers = min(sum(1 for batch in row if batch), sum(row) // max(2, least))
+        assert sum(1 for size in sizes if size) == max(1, takers)
+        assert max(sizes) == -(-sum(row) // max(1, takers))  # the least that this many can have
+
+
+def test_five_samples_of_four_ranks_go_to_two_where_a_model_needs_two() -> None:
+    assert share_sizes(5, (2, 1, 1, 1), 2) == (3, 2, 0, 0)
+    assert share_sizes(5, (2, 1, 1, 1)) == (2, 1, 1, 1)
+    assert share_sizes(17, (8, 8, 1), 2) == (6, 6, 5)
+    assert share_sizes(2, (1, 1, 0), 2) == (2, 0, 0)
+
+
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     orders = [
         SampleStream(seed, 8).order(epoch) for seed, epoch in ((7, 1), (7, 1), (7, 2), (8, 1))
@@ -67,3 +103,10 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
 
     assert orders[0] == orders[1] == [4, 5, 3, 0, 7, 1, 6, 2]
     assert len({tuple(order) for order in orders}) == 3
+
+
+def test_data_with_an_order_of_its_own_keeps_it() -> None:
+    stream = SampleStream(7, 8, shuffled=False)
+
+    assert [ids for _, ids in stream.batches(1, 2, [2, 1], 0)] == [[2, 3], [5, 6]]
+    assert [ids for _, ids in stream.batches(2, 2, [2, 1], 1)] == [[4], [7]]

@@ -3,32 +3,36 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, TensorDataset
 
 from elastic import ScalingAgent
 from elastic.hooks import backward_passes
 from elastic.samples.batch_schedule import ScheduleRow
 from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
+from elastic.usage_checks import refuse_single_samples
 
 IDS = TensorDataset(torch.arange(10.0).reshape(10, 1))
 
 
 def loaded(
-    agent: ScalingAgent, data: Dataset[object] = IDS, lr: float | None = 0.5
+    agent: ScalingAgent,
+    data: Dataset[object] = IDS,
+    lr: float | None = 0.5,
+    of: Callable[[], nn.Module] = lambda: nn.Linear(1, 1),
 ) -> tuple[nn.Module, torch.optim.Optimizer, ElasticLoader]:
     def optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        weight, bias = parameters
+        weight, bias, *_ = parameters
         groups: list[dict[str, Any]] = [{"params": [weight]}, {"params": [bias], "lr": 0.2}]
         return torch.optim.SGD(groups, lr=0.1)
 
-    return agent.load(lambda: nn.Linear(1, 1), optimizer, data, batch_size=4, lr=lr)
+    return agent.load(of, optimizer, data, batch_size=4, lr=lr)
 
 
 @pytest.fixture
@@ -103,9 +107,11 @@ def test_the_loss_is_seen_in_backward_and_only_while_there_is_something_to_train
     assert agent._reducer not in backward_passes._listeners
 
 
-def epoch_sizes(agent: ScalingAgent, net: nn.Module, batch: int, **options: Any) -> list[int]:
+def epoch_sizes(
+    agent: ScalingAgent, net: nn.Module, batch: int, data: Dataset[Any] = IDS, **options: Any
+) -> list[int]:
     model, optimizer, loader = agent.load(
-        lambda: net, lambda p: torch.optim.SGD(p, lr=0.1), IDS, batch_size=batch, **options
+        lambda: net, lambda p: torch.optim.SGD(p, lr=0.1), data, batch_size=batch, **options
     )
     sizes = []
     for _ in agent.epochs(1):
@@ -120,7 +126,27 @@ def epoch_sizes(agent: ScalingAgent, net: nn.Module, batch: int, **options: Any)
 def test_a_remainder_of_one_sample_goes_to_the_step_before_where_the_model_needs_two(
     agent: ScalingAgent,
 ) -> None:
-    assert epoch_sizes(agent, nn.BatchNorm1d(1), 3) == [3, 3, 2, 2]  # 4 are two passes
+    assert epoch_sizes(agent, nn.BatchNorm1d(1), 3) == [3, 3, 4]
+
+
+def test_steps_and_shares_of_one_sample_are_refused_where_the_model_needs_two(
+    agent: ScalingAgent,
+) -> None:
+    with pytest.raises(UsageError, match=r"raise batch_size to 2 or more, or .*GroupNorm"):
+        epoch_sizes(agent, nn.BatchNorm1d(1), 1)
+    with pytest.raises(UsageError, match=r"a step of 4 samples, .* raise max_local_batch to 2"):
+        refuse_single_samples(4, 1, 2)
+
+
+def test_a_batch_that_falls_to_one_sample_is_refused_where_the_model_needs_two(
+    agent: ScalingAgent,
+) -> None:
+    _, _, loader = loaded(agent, of=lambda: nn.Sequential(nn.Linear(1, 1), nn.BatchNorm1d(1)))
+    for _ in agent.epochs(1):
+        next(iter(loader))
+        of_batch(agent, 1)
+        with pytest.raises(UsageError, match="raise batch_size to 2 or more"):
+            list(loader)
 
 
 def test_other_models_take_a_remainder_of_one_sample(agent: ScalingAgent) -> None:
@@ -196,17 +222,22 @@ def test_an_epoch_is_as_long_as_it_is_planned_now(agent: ScalingAgent) -> None:
     assert agent.progress == (1.0, 1.0)
 
 
-class Counted(IterableDataset[int]):
+class Endless(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+
+
+class Counted(Endless):
+    def __len__(self) -> int:
+        return 3
+
+
+class Pipe(IterDataPipe[int]):
     def __iter__(self) -> Iterator[int]:
         yield from range(3)
 
     def __len__(self) -> int:
         return 3
-
-
-class Endless(IterableDataset[int]):
-    def __iter__(self) -> Iterator[int]:
-        yield from range(3)
 
 
 def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
@@ -232,9 +263,13 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         ),
         (lambda agent: list(agent.epochs(1)), "call agent.load"),
         (lambda agent: agent.report(), "outside of an epoch"),
-        (lambda agent: loaded(agent, Endless()), "map-style"),
+        (lambda agent: loaded(agent, Endless()), "give it __len__"),
+        (lambda agent: loaded(agent, Pipe()), "of Pipe, .* or an IterableDataset"),
         (lambda agent: loaded(agent, TensorDataset(torch.zeros(0, 1))), "at least one sample"),
-        (lambda agent: loaded(agent, Counted()), "map-style"),
+        (
+            lambda agent: epoch_sizes(agent, nn.Linear(1, 1), 2, data=Counted(), shuffle=True),
+            "shuffle=True.* in the order of train_set's __iter__; put weights and filters, and shu",
+        ),
         (lambda agent: loaded(agent, DataLoader(IDS)), "load.. its options"),
     ],
 )
@@ -254,12 +289,13 @@ def test_a_metric_that_is_no_number_is_named(agent: ScalingAgent) -> None:
 def test_schedulers_of_every_make_and_scalers_are_found(agent: ScalingAgent) -> None:
     every = torch.optim.lr_scheduler
 
-    class Own(every.LRScheduler):  # its base's constructor is not called
+    _, optimizer, _ = loaded(agent)
+
+    class Own(every.LRScheduler):  # made later, and its base's constructor is not called
         def __init__(self, inner: every.LRScheduler) -> None:
             self.inner = inner
             self.calls = 3
 
-    _, optimizer, _ = loaded(agent)
     other = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
     made = [every.ConstantLR(optimizer), every.StepLR(optimizer, 3)]
     every.StepLR(other, 3)

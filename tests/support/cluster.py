@@ -160,7 +160,7 @@ class Cluster:
 
     def output(self, job: str) -> list[str]:
         """What the job's script printed; notes of the library left out."""
-        lines = self.ones("logs", job).out.splitlines()
+        lines = self.ones("logs", job, "--no-prefix").out.splitlines()
         return [line for line in lines if not line.startswith("[ones]")]
 
     def samples(self, job: str) -> dict[int, list[int]]:

@@ -144,6 +144,10 @@ _EPOCH_INFO: Final = client.EpochInfo(
     nodes=1,
     whole=True,
     noise_scale=512.5,
+    samples_done=19_840,
+    epoch_samples=1797,
+    trained_samples=1024,
+    left_early=True,
 )
 _SIZE: Final = client.Size(slots=(SlotId("agent-1/0"), SLOT), batch=64)
 _DECISION: Final = client.Decision(
@@ -224,6 +228,8 @@ _OF_WORKERS: Final = (
         global_batch=64,
         lr=0.05,
         noise_scale=512.5,
+        trained_samples=1024,
+        left_early=True,
     ),
     agent.TrainingFinished(**_WORKER, index=4, why="40 epochs are done"),
     agent.ScriptFailed(**_WORKER, index=5, error="ValueError: no data", where="train.py:31"),
@@ -271,7 +277,7 @@ _OF_CLIENTS: Final = (
     client.ResizeJob(job=JOB, slots=2, batch=128, on=(SlotId("agent-1/0"), SLOT)),
     client.PauseJob(job=JOB),
     client.ResumeJob(job=JOB, auto=True),
-    client.ListJobs(ended=True),
+    client.ListJobs(ended=True, states=("running", "failed"), user="ann", name="lr-*"),
     client.GetJob(job=JOB, wait_s=10.5),
     client.ExplainJob(job=JOB),
     client.GetSearch(),
@@ -290,7 +296,7 @@ _OF_CLIENTS: Final = (
     client.SnapshotStored(digest=DIGEST, size=1028),
     client.JobAccepted(job=JOB, state="queued"),
     _SUMMARY,
-    client.Jobs(jobs=(_SUMMARY,)),
+    client.Jobs(jobs=(_SUMMARY,), left_out=40),
     _WORKER_INFO,
     _CHANGE,
     _SIZE,
@@ -338,7 +344,9 @@ _OF_LOGS: Final = (
     logs.LogChunk(**_WORKER, stream="log", offset=512, data=b"epoch 12\n"),
     logs.LogEnded(**_WORKER, stream="log", size=521),
     logs.LogStored(**_WORKER, stream="log", size=521, ended=True, credit=1 << 20),
-    logs.ReadLog(job=JOB, stream="samples", rank=RANK, cursor=512, max_bytes=4096, wait_s=10.5),
+    logs.ReadLog(
+        job=JOB, stream="samples", rank=RANK, cursor=512, max_bytes=4096, wait_s=10.5, since=1.7e9
+    ),
     _PIECE,
     logs.LogPage(job=JOB, pieces=(_PIECE,), cursor=521, ended=True, missing=("r2: lost",)),
     logs.GetSnapshot(digest=DIGEST, offset=1024),

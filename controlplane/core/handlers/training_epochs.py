@@ -38,6 +38,7 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     # What the script says itself, as the metric of that name, else what was measured.
     noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
     _take_over(progress, event, noise_scale, ctx.now)
+    _count_left_out(job, event)
     job.attempts.losses, job.attempts.changes = 0, 0
     info = _epoch_info(event, group, ctx.now, whole=whole, noise_scale=noise_scale)
     ctx.histories.epoch_finished(job.job, info)
@@ -49,6 +50,8 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
         "global_batch": event.global_batch,
         "lr": event.lr,
     }
+    if event.left_early:
+        detail |= {"trained_samples": event.trained_samples, "left_early": True}
     ctx.announce("job.epoch", job, detail)
     ctx.ask = True
 
@@ -71,6 +74,10 @@ def _epoch_info(
         nodes=len({node_of(slot) for slot in slots}),
         whole=whole,
         noise_scale=noise_scale,
+        samples_done=event.samples_done,
+        epoch_samples=event.epoch_samples,
+        trained_samples=event.trained_samples,
+        left_early=event.left_early,
     )
 
 
@@ -126,3 +133,13 @@ def _take_over(
         progress.noise_scale = before * (noise_scale / before) ** NOISE_SMOOTHING
         progress.noise_epochs += 1
     progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)
+
+
+def _count_left_out(job: Job, event: EpochReported) -> None:
+    """What the epoch did not train of its samples, unless that is because the job ends there."""
+    stop, progress = job.spec.stop, job.progress
+    trained, all_samples = event.trained_samples, event.epoch_samples
+    if trained is None or (stop is not None and stop.samples is not None):
+        return
+    progress.epoch_left_out = max(0, all_samples - trained)
+    progress.left_out += progress.epoch_left_out

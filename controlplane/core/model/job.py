@@ -42,6 +42,8 @@ class Progress(msgspec.Struct, kw_only=True):
     step: int = 0
     samples_done: int = 0  # Y_processed
     epoch_samples: int = 0  # ||D||
+    left_out: int = 0  # samples that finished epochs did not train, all in all
+    epoch_left_out: int = 0  # and the last of them
     epochs_stated: int | None = None  # of the stop rule in force
     samples_per_s: float = 0.0  # X_j
     lr: float | None = None
@@ -50,6 +52,11 @@ class Progress(msgspec.Struct, kw_only=True):
     noise_scale: float | None = None  # of its gradients, smoothed, samples
     noise_epochs: int = 0  # that reported a noise scale
     last_batch: int = 0  # global, of the last group that trained
+
+    @property
+    def epoch_length(self) -> int:
+        """Samples that the next epoch will train, if it ends where the last one did."""
+        return self.epoch_samples - self.epoch_left_out
 
 
 class Accounting(msgspec.Struct, kw_only=True):
@@ -153,14 +160,21 @@ class Job(msgspec.Struct, kw_only=True):
 
     @property
     def stop_samples(self) -> int | None:
-        """The work that was stated, in samples since the job began; None when it depends."""
+        """The work that was stated, in samples since the job began; None when it depends.
+
+        Epochs that are to come are taken for as long as the last one was: a script may leave its
+        loop early in each.
+        """
         stop, progress = self.spec.stop, self.progress
         if stop is not None and stop.metric is not None:
             return None
         if stop is not None and stop.samples is not None:
             return stop.samples
         epochs = stop.epochs if stop is not None else progress.epochs_stated
-        return epochs * progress.epoch_samples if epochs and progress.epoch_samples else None
+        if not epochs or not progress.epoch_samples:
+            return None
+        to_come = max(0, epochs - progress.epoch) * progress.epoch_left_out
+        return epochs * progress.epoch_samples - progress.left_out - to_come
 
     @property
     def ended(self) -> bool:

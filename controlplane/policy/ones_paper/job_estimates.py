@@ -117,7 +117,8 @@ class Estimates:
             if history.first_loss is None:
                 history.first_loss = event.train_loss
         if history.epoch_samples and len(history.log) < KEPT_EPOCHS:
-            row = history.features(float(event.epoch * history.epoch_samples))
+            done = event.samples_done or event.epoch * history.epoch_samples
+            row = history.features(float(done))
             history.log.append((event.epoch, row))
 
     def _end(self, event: JobEnded) -> None:

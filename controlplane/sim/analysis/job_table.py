@@ -98,5 +98,5 @@ def _pyarrow(part: str = "") -> Any:
     try:
         return importlib.import_module(f"pyarrow.{part}" if part else "pyarrow")
     except ImportError:
-        hint = f"pip install 'ones[{EXTRA}]'"
+        hint = f"in a checkout of ONES: pip install '.[{EXTRA}]'"
         raise ResultsError("Parquet files need pyarrow", hint) from None

@@ -129,7 +129,8 @@ def new_figure(width: float, height: float) -> Figure:
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - not always there
     except ImportError:
-        raise ResultsError("figures need matplotlib", "pip install 'ones[sim]'") from None
+        hint = "in a checkout of ONES: pip install '.[sim]'"
+        raise ResultsError("figures need matplotlib", hint) from None
     return Figure(figsize=(width, height), dpi=120, layout="constrained")
 
 

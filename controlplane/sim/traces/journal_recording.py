@@ -169,7 +169,7 @@ def _submission(
         ended_after_s=max(0.0, job.accounting.since - job.submitted_at) if job.ended else None,
         samples=job.progress.samples_done,
         stated_samples=_stated(job, family),
-        epoch_samples=job.progress.epoch_samples or family.epoch_samples,
+        epoch_samples=job.progress.epoch_length or family.epoch_samples,
         epochs=epochs,
     )
 
@@ -226,7 +226,7 @@ def _family(name: str, jobs: Sequence[Job], histories: JobHistories) -> Family:
         speeds=tuple(
             _speed(info) for job in jobs for info in histories.of(job.job).epochs if _measured(info)
         ),
-        epoch_samples=max(job.progress.epoch_samples for job in jobs),
+        epoch_samples=max(job.progress.epoch_length for job in jobs),
         took=_took(histories.of(job.job) for job in jobs),
         finished=tuple(samples for samples in succeeded if samples),
         furthest=max(job.progress.samples_done for job in jobs),

@@ -42,7 +42,8 @@ def seen(**changes: Any) -> EpochSeen:
         "job": A, "family": "ann/f", "slots": 1, "nodes": 1, "global_batch": BATCH,
         "samples_per_s": 500.0, "whole": True, "epoch": 1, "train_loss": 1.0,
     }  # fmt: skip
-    return EpochSeen(**{**first, **changes})
+    done = 1000 * changes.get("epoch", 1)
+    return EpochSeen(**{**first, "samples_done": done, **changes})
 
 
 # --- of events

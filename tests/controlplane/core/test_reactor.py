@@ -6,7 +6,7 @@ from signal import SIGKILL, SIGSEGV, SIGTERM
 
 import pytest
 
-from controlplane.core.commands import Accept, AskForPlan
+from controlplane.core.commands import Accept, Announce, AskForPlan
 from controlplane.core.deadlines import RETRY_FIRST_S, RETRY_LONGEST_S, START_LIMIT_S
 from controlplane.core.desired_state import desired
 from controlplane.core.handlers.job_ends import MAX_LOSSES
@@ -21,8 +21,11 @@ from controlplane.core.model.job_phases import Phase, Running, ScriptReports
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.policy.api import Reason
+from controlplane.service.client_api.replies import job_detail
+from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import UnknownJobError
 from schemas.ids import BootId, JobId, Seconds, SlotId, Version, WorkerId
+from schemas.jobs import StopRule
 from schemas.messages.agent import PREPARE, START, AgentEvent, GroupFormed, WorkerReady
 from schemas.messages.client import EpochInfo, VersionInfo
 from schemas.messages.worker import Report
@@ -244,8 +247,40 @@ def test_an_epoch_is_kept_and_announced() -> None:
             slots=1,
             nodes=1,
             whole=True,
+            samples_done=1000,
+            epoch_samples=1000,
         )
     ]
+
+
+def test_epochs_to_come_are_expected_to_end_where_the_last_one_did() -> None:
+    controller = running()  # ten epochs of 1000 samples are stated
+    controller.tell(N1, epoch_end(A, 1, trained_samples=1000))
+    whole = controller.view().jobs[A]
+
+    left = {"trained_samples": 512, "left_early": True}
+    commands = controller.tell(N1, epoch_end(A, 2, samples_done=1512, **left))
+
+    seen_of = controller.view().jobs[A]
+    assert (whole.epoch_samples, whole.stop_samples) == (1000, 10_000)
+    assert (seen_of.epoch_samples, seen_of.stop_samples) == (512, 1000 + 9 * 512)
+    info = controller.history_of(A).epochs[-1]
+    assert (info.trained_samples, info.epoch_samples, info.left_early) == (512, 1000, True)
+    told = [command.event.detail for command in commands if isinstance(command, Announce)]
+    assert [left.items() <= detail.items() for detail in told] == [True]
+    job, history = controller.job(A), controller.history_of(A)
+    summary = job_detail(job, history, None, TelemetryTable(), Seconds(controller.now)).summary
+    assert summary.progress == 1512 / (1000 + 9 * 512)
+
+
+def test_where_samples_end_the_job_a_short_last_epoch_says_nothing_of_others() -> None:
+    controller = running(stop=StopRule(samples=1500))
+
+    controller.tell(N1, epoch_end(A, 1, trained_samples=1000))
+    controller.tell(N1, epoch_end(A, 2, samples_done=1500, trained_samples=500))
+
+    seen_of = controller.view().jobs[A]
+    assert (seen_of.epoch_samples, seen_of.stop_samples) == (1000, 1500)
 
 
 # --- how jobs end

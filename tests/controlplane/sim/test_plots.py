@@ -100,7 +100,10 @@ def test_without_matplotlib_it_says_what_to_install(
 ) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
-    with pytest.raises(ResultsError, match=r"figures need matplotlib; pip install 'ones\[sim\]'"):
+    with pytest.raises(
+        ResultsError,
+        match=r"figures need matplotlib; in a checkout of ONES: pip install '.\[sim\]'",
+    ):
         plots.averages([times("ones", 1.0)], tmp_path / "f.svg")
 
 

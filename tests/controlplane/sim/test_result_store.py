@@ -132,7 +132,9 @@ def test_parquet_without_pyarrow_says_what_to_install(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
 
     for use in (lambda path: write_parquet([ONE], path), read_parquet):
-        with pytest.raises(ResultsError, match="need pyarrow; pip install 'ones"):
+        with pytest.raises(
+            ResultsError, match=r"need pyarrow; in a checkout of ONES: pip install '.\[parquet\]'"
+        ):
             use(tmp_path / "jobs.parquet")
 
 

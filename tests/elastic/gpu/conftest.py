@@ -9,7 +9,11 @@ import pytest
 from tests.elastic.groups import Slots
 from tests.support.simgpu.processes import DeviceProcess, device_process, require_library
 
-pytest.register_assert_rewrite("tests.elastic.test_group_changes")
+pytest.register_assert_rewrite(
+    "tests.elastic.test_group_changes",
+    "tests.elastic.test_random_changes",
+    "tests.elastic.test_several_optimizers",
+)
 LATE_US = "300,0"  # that a copy is on its way
 
 

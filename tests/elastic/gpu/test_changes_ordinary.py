@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from tests.elastic import test_group_changes
+from tests.elastic import test_group_changes, test_random_changes, test_several_optimizers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("gpu_slots")]
 globals().update(
-    {name: test for name, test in vars(test_group_changes).items() if name.startswith("test_")}
+    {
+        name: test
+        for module in (test_group_changes, test_random_changes, test_several_optimizers)
+        for name, test in vars(module).items()
+        if name.startswith("test_")
+    }
 )
 
 

@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from elastic.collectives.process_group import ProcessGroup
 from elastic.collectives.rendezvous import build_process_group
+from elastic.state.host_staging import HostStaging
 from elastic.step.device_batch import to_device
 from elastic.training_errors import BrokenGroupError, CancelledError
 from tests.elastic.groups import LOOP, PLAIN, WIDE, Slots, crew, script
@@ -68,12 +69,12 @@ def test_one_death_of_three_leaves_the_others_training(tmp_path: Path) -> None:
         job.until(job.broken, "a member is lost")
         time.sleep(WATCHDOG_S)
         codes = [worker.process.exitcode for worker in job.workers.values()]
+        assert codes == [None, -signal.SIGKILL, None]
         job.recover()
         time.sleep(WATCHDOG_S)
         job.trains_on()
         job.finish()
 
-        assert codes == [None, -signal.SIGKILL, None]
         assert [worker.process.exitcode for worker in job.workers.values()] == [0, -9, 0]
         as_alone(job, PLAIN, 12)
 
@@ -234,8 +235,39 @@ def test_state_travels_beside_a_reduction_whatever_comes_first(mode: str) -> Non
     assert on_ranks(sends_state_beside_a_reduction, 2, NCCL_DOUBLE=mode) == [True, True]
 
 
-def has_no_gpu(_double: Any, meeting: Meeting) -> str:
+@on_device
+def test_state_is_copied_beside_what_training_does_next(simgpu: Any) -> None:
+    staging, state, gate = HostStaging(here()), row(3.0), simgpu.Gate()
+    marks = staging.mark()
+    gate.block(torch.accelerator.current_stream())  # as a reduction does that waits for a peer
+    found: list[torch.Tensor] = []
+    copies = threading.Thread(target=lambda: found.extend(staging.to_host([state], marks)))
+    copies.start()
+    copies.join(5.0)
+    copied = not copies.is_alive()
+    gate.open()
+    copies.join()
+
+    assert (copied, [copy.tolist() for copy in found]) == (True, [[3.0] * 4])
+
+
+@on_device
+def test_a_copy_of_the_state_follows_what_computes_it(simgpu: Any) -> None:
+    state, own = row(1.0), torch.Stream(device=here())
+    staging = HostStaging(here())
+    simgpu.set_late(kernels_us=50_000)
+    with own:  # which a script may choose
+        state.add_(2.0)
+        marks = staging.mark()
+    copies = staging.to_host([state], marks)
+
+    assert [copy.tolist() for copy in copies] == [[3.0] * 4]
+
+
+def has_no_gpu(_double: Any, meeting: Meeting, opened: bool) -> str:  # noqa: FBT001
     group_error = ""
+    if opened:  # NCCL's own word is a ValueError
+        torch.accelerator.set_device_index = lambda _: None
     try:
         meet(meeting)
     except BrokenGroupError as error:
@@ -243,8 +275,9 @@ def has_no_gpu(_double: Any, meeting: Meeting) -> str:
     return group_error
 
 
-def test_a_gpu_that_is_missing_is_an_error_of_the_group() -> None:
-    said = on_ranks(has_no_gpu, 2, SIMGPU_DEVICES="0")
+@pytest.mark.parametrize("opened", [False, True], ids=["no driver", "a driver"])
+def test_a_gpu_that_is_missing_is_an_error_of_the_group(opened: bool) -> None:  # noqa: FBT001
+    said = on_ranks(has_no_gpu, 2, opened, SIMGPU_DEVICES="0")
 
     assert [bool(error) for error in said] == [True, True]
 

@@ -48,6 +48,20 @@ def test_the_progress_model_is_fitted_while_it_thinks_and_never_while_it_answers
     assert policy._estimates.progress is not before
 
 
+def test_an_epoch_counts_the_samples_that_it_trained() -> None:
+    policy = OnesPaper()
+    policy.plan(view_of(SLOTS, a_job()), Seconds(0.0))
+    for epoch, done in [(1, 1000), (2, 1512)]:  # the script left the second one
+        policy.observe(
+            EpochSeen(job=A, family="f", slots=1, nodes=1, global_batch=64, samples_per_s=1.0,
+                      whole=True, epoch=epoch, train_loss=1.0, samples_done=done),
+            NOW,
+        )  # fmt: skip
+
+    log = policy._estimates.history(A).log
+    assert [(epoch, row[2]) for epoch, row in log] == [(1, 1000.0), (2, 1512.0)]
+
+
 def test_a_job_that_failed_teaches_nothing_about_progress() -> None:
     policy = OnesPaper()
     view = view_of(SLOTS, a_job(B))
