@@ -10,11 +10,12 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import moment, plain, print_json, print_line, print_table, span
+from controlplane.cli.output import moment, plain, print_json, print_line
 from controlplane.cli.show_and_explain import print_decisions, print_job
 from controlplane.client import BlockingClient
 from controlplane.client.jobfile import load_job
-from schemas.messages.client import JobDetail, JobSummary
+from schemas.errors import UnreachableError
+from schemas.messages.client import JobDetail
 
 
 def submit(
@@ -45,30 +46,6 @@ def submit(
         return _code(client.wait(accepted.job))
 
 
-def ps(
-    *,
-    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended jobs too")] = False,
-    common: Common = COMMON,
-) -> int:
-    """List jobs, oldest first."""
-    with BlockingClient(common.home) as client:
-        jobs = client.jobs(ended=all_)
-    if common.output == "json":
-        print_json(jobs)
-    elif common.output == "jsonl":
-        for job in jobs:
-            print_line(job)
-    elif common.output == "quiet":
-        sys.stdout.writelines(f"{job.job}\n" for job in jobs)
-    else:
-        print_table(
-            ["job", "user", "state", "slots", "batch", "lr", "epoch", "progress", "samples/s",
-             "loss", "queued", "ran", "why"],
-            [_row(job) for job in jobs],
-        )  # fmt: skip
-    return Exit.OK
-
-
 def show(job: str, *, common: Common = COMMON) -> int:
     """Show everything about JOB: what it asked for, its workers, its history and its epochs."""
     with BlockingClient(common.home) as client:
@@ -97,46 +74,6 @@ def explain(
             print_line(decision)
     else:
         print_decisions(explanation, numbers=numbers)
-    return Exit.OK
-
-
-def logs(
-    job: str,
-    *,
-    follow: Annotated[bool, Parameter(name=["--follow", "-f"], help="until the job ends")] = False,
-    rank: Annotated[int | None, Parameter(help="only of this worker")] = None,
-    common: Common = COMMON,
-) -> int:
-    """Print the output of JOB from its start, across restarts of anything."""
-    with BlockingClient(common.home) as client:
-        for line in client.tail(job, rank, follow=follow):
-            sys.stdout.write(line + "\n")
-            if follow:
-                sys.stdout.flush()
-    return Exit.OK
-
-
-def wait(job: str, *, timeout: float | None = None, common: Common = COMMON) -> int:
-    """Wait until JOB has ended; exit 1 if it failed or was cancelled, 6 after TIMEOUT seconds."""
-    with BlockingClient(common.home) as client:
-        detail = client.wait(job, timeout)
-    if common.output == "json":
-        print_json({"job": job, "state": detail.summary.state, "reason": detail.summary.reason})
-    elif common.output == "table":
-        sys.stdout.write(f"{job} {detail.summary.state}: {detail.summary.reason}\n")
-    return _code(detail)
-
-
-def cancel(job: str, *, common: Common = COMMON) -> int:
-    """End JOB: TERM to its workers, KILL to those that do not go."""
-    with BlockingClient(common.home) as client:
-        detail = client.cancel(job)
-    state = detail.summary.state
-    if common.output == "json":
-        print_json({"job": job, "state": state})
-    elif common.output == "table":
-        note = "" if state == "cancelled" else ", had ended before"
-        sys.stdout.write(f"{job} {state}{note}\n")
     return Exit.OK
 
 
@@ -188,6 +125,8 @@ def events(
 ) -> int:
     """Print what happened in the cluster, from the journal, without gaps."""
     with BlockingClient(common.home) as client:
+        if follow:
+            say_if_absent(client)
         for event in client.events(from_, follow=follow):
             if common.output == "table":
                 detail = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
@@ -210,6 +149,18 @@ def events(
     return Exit.OK
 
 
+def say_if_absent(client: BlockingClient) -> None:
+    """Say at once that no controller is there; those who wait and follow go on for a minute.
+
+    Args:
+        client: open.
+    """
+    try:
+        client.cluster()
+    except UnreachableError as error:
+        sys.stderr.write(f"ones: {error}; trying for a minute\n")
+
+
 def _code(detail: JobDetail) -> int:
     return Exit.OK if detail.summary.state == "succeeded" else Exit.JOB_FAILED
 
@@ -221,21 +172,3 @@ def _moved(detail: JobDetail, common: Common) -> int:
     elif common.output == "table":
         sys.stdout.write(f"{job.job} {job.state}: {job.reason}\n")
     return Exit.OK
-
-
-def _row(job: JobSummary) -> list[object]:
-    return [
-        job.job,
-        job.user,
-        job.state,
-        job.slots or "",
-        job.global_batch or "",
-        f"{job.lr:g}" if job.lr is not None else "",
-        job.epoch,
-        f"{job.progress:.0%}" if job.progress is not None else "",
-        f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
-        f"{job.train_loss:.4g}" if job.train_loss is not None else "",
-        span(job.queued_s),
-        span(job.running_s),
-        job.reason,
-    ]

@@ -5,13 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from importlib.metadata import version
 
 from cyclopts import App, CycloptsError
 
-from controlplane.cli import job_commands, local_cluster, node_commands
+from controlplane.cli import (
+    job_commands,
+    job_list,
+    job_output,
+    local_cluster,
+    node_commands,
+    wait_and_cancel,
+)
 from controlplane.cli.exit_codes import Exit, exit_code
 from controlplane.cli.output import print_error
+from schemas import __version__
 from schemas.errors import OnesError
 
 DRAWN = {  # modules that draw, which takes long to import; loaded when they are asked for
@@ -32,18 +39,18 @@ class UsageError(OnesError):
 def build() -> App:
     """The command tree; job commands have short aliases at the top."""
     app = App(name="ones", help="Submit training jobs to a cluster and follow them.")
-    app.version = version("ones")
+    app.version = __version__
     job = App(name="job", help="Everything about jobs.")
     node = App(name="node", help="Everything about nodes.")
     here = App(name="local", help="A cluster in one folder of this host.")
     for command in (
         job_commands.submit,
-        job_commands.ps,
+        job_list.ps,
         job_commands.show,
         job_commands.explain,
-        job_commands.logs,
-        job_commands.wait,
-        job_commands.cancel,
+        job_output.logs,
+        wait_and_cancel.wait,
+        wait_and_cancel.cancel,
         job_commands.resize,
         job_commands.pause,
         job_commands.resume,

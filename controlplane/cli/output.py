@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+import math
 import sys
 from collections.abc import Sequence
 from typing import Any, Final
 
 import msgspec
 
-from schemas.errors import OnesError
+from schemas.errors import BadFieldError, OnesError
 
 
 def print_error(error: OnesError, output: str) -> None:
     """One line on stderr; as JSON if that was asked for, and then on a piped stdout too."""
     if output in {"json", "jsonl"}:
-        body = {"code": error.code, "message": error.message, "hint": error.hint}
-        if error.field:
-            body["field"] = error.field
-        line = json.dumps({"error": body})
+        line = json.dumps({"error": error_body(error)})
         if not sys.stdout.isatty():
             sys.stdout.write(line + "\n")
         sys.stderr.write(line + "\n")
     else:
         sys.stderr.write(f"ones: {' '.join(str(error).split())}\n")
+
+
+def error_body(error: OnesError) -> dict[str, str]:
+    """An error as JSON has it.
+
+    Args:
+        error: to be told.
+    """
+    body = {"code": error.code, "message": error.message, "hint": error.hint}
+    return {**body, "field": error.field} if error.field else body
 
 
 def plain(value: Any) -> Any:
@@ -89,10 +97,44 @@ STYLES: Final = {
     "starting": "cyan",
 }
 
+UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}  # seconds
+
+COLOURS: Final = {  # of the states of jobs, as terminals number them: 1 is bold
+    "running": "32",
+    "rescaling": "32",
+    "succeeded": "1;32",
+    "failed": "1;31",
+    "cancelled": "35",
+    "paused": "33",
+    "queued": "36",
+    "starting": "36",
+}
+
 
 def moment(time_s: float) -> str:
     """Seconds since the epoch as ISO 8601, UTC."""
     return dt.datetime.fromtimestamp(time_s, dt.UTC).isoformat(timespec="milliseconds")
+
+
+def seconds_of(text: str, option: str) -> float:
+    """A duration that a user wrote, in seconds.
+
+    Args:
+        text: such as `90`, `90s`, `5m`, `2h` or `1d`.
+        option: whose value it is.
+
+    Raises:
+        BadFieldError: if it is none.
+    """
+    unit = UNITS.get(text[-1:])
+    try:
+        seconds = float(text[:-1]) * unit if unit else float(text)
+    except ValueError:
+        seconds = -1.0
+    if not 0 <= seconds < math.inf:
+        hint = "write 90s, 5m, 2h or 1d"
+        raise BadFieldError(f"--{option} {text!r} is no duration", hint, option)
+    return seconds
 
 
 def span(seconds: float) -> str:

@@ -29,6 +29,10 @@ def print_job(detail: JobDetail) -> None:
     if detail.epochs:
         columns = ["epoch", "step", "batch", "lr", "samples/s", "loss", "metrics"]
         _section(columns, _epochs(detail))
+        for epoch in detail.epochs[-LAST_EPOCHS:]:
+            if epoch.left_early:
+                of = f"{epoch.trained_samples} of {epoch.epoch_samples} samples"
+                out(f"epoch {epoch.epoch}: {of} (the script left its loop)\n")
 
 
 def print_decisions(explanation: Explanation, *, numbers: bool) -> None:

@@ -54,7 +54,8 @@ def png(
     try:
         from matplotlib.figure import Figure  # noqa: PLC0415 - seldom needed, not always there
     except ImportError:
-        raise SettingsError("a PNG needs matplotlib", "pip install 'ones[sim]'") from None
+        hint = "in a checkout of ONES: pip install '.[sim]'"
+        raise SettingsError("a PNG needs matplotlib", hint) from None
     window = window or full_window(allocations)
     jobs = colour_indices(allocations)
     height = min(max(1.6 + 0.3 * len(slots), 2.5), 12.0)

@@ -35,7 +35,6 @@ from schemas.messages.client import (
     SubmitJob,
 )
 from schemas.messages.feed import FeedEvent
-from schemas.messages.logs import LOG
 
 
 class Client(StreamPages):
@@ -48,7 +47,7 @@ class Client(StreamPages):
 
     Args:
         home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds; default: $ONES_TIMEOUT_S, else 10.
+        timeout: seconds; default: $ONES_TIMEOUT_S, else 10, and 2 at most where nobody listens.
 
     Raises:
         SettingsError: if there is no cluster in that folder, or its keys cannot be used.
@@ -97,6 +96,23 @@ class Client(StreamPages):
             ended: False: only jobs that have not ended.
         """
         return (await self._call(ListJobs(ended=ended), Jobs)).jobs
+
+    async def find_jobs(
+        self, *, ended: bool = False, states: Sequence[str] = (), user: str = "", name: str = ""
+    ) -> Jobs:
+        """Some jobs, oldest first, and how many are left out because they fit into no message.
+
+        Args:
+            ended: ended ones too.
+            states: only those in one of these, ended or not; none: in any.
+            user: only this user's; empty: everybody's.
+            name: of the job file or the job, or a pattern such as `lr-*`; empty: any.
+
+        Raises:
+            BadFieldError: if one of `states` is none.
+        """
+        request = ListJobs(ended=ended, states=tuple(states), user=user, name=name)
+        return await self._call(request, Jobs)
 
     async def explain(self, job: str) -> Explanation:
         """Why a job has the slots and the batch that it has: every decision about it.
@@ -229,9 +245,9 @@ class Client(StreamPages):
         Raises:
             UnknownJobError: if there is no such job.
         """
-        async for page in self.line_pages(job, LOG, rank, follow=follow):
-            for _, line in page:
-                yield line.decode("utf-8", "replace")
+        async for page in self.output_pages(job, rank, follow=follow):
+            for line in page:
+                yield line.text
 
     async def samples(self, job: str) -> AsyncIterator[dict[str, Any]]:
         """Records `{"epoch", "step", "rank", "ids"}` of committed steps, each sample once an epoch.
@@ -239,10 +255,11 @@ class Client(StreamPages):
         Steps that were lost with a worker, and done again from a checkpoint, are left out.
 
         Args:
-            job: its name; its spec has to ask for `record_samples`, else there are none.
+            job: its name.
 
         Raises:
             UnknownJobError: if there is no such job.
+            BadFieldError: if its spec does not ask for `record_samples`.
         """
         async for page in self.sample_pages(job):
             for record in page:

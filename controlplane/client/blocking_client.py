@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from controlplane.client.async_client import Client
 from controlplane.client.cluster_home import Home
+from controlplane.client.stream_pages import OutputLine
 from schemas.ids import JobId
 from schemas.jobs import JobSpec
 from schemas.messages.client import (
@@ -18,12 +19,12 @@ from schemas.messages.client import (
     Explanation,
     JobAccepted,
     JobDetail,
+    Jobs,
     JobSummary,
     NodeInfo,
     SearchInfo,
 )
 from schemas.messages.feed import FeedEvent
-from schemas.messages.logs import LOG
 
 T = TypeVar("T")
 
@@ -33,7 +34,8 @@ class BlockingClient:
 
     Args:
         home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds without an answer until a call fails; default: $ONES_TIMEOUT_S, else 10.
+        timeout: seconds without an answer until a call fails; default: $ONES_TIMEOUT_S, else 10,
+            and 2 at most where nobody listens.
 
     Raises:
         SettingsError: if there is no cluster in that folder, or its keys cannot be used.
@@ -97,6 +99,19 @@ class BlockingClient:
             ended: False: only jobs that have not ended.
         """
         return self._run(self._client.jobs(ended=ended))
+
+    def find_jobs(
+        self, *, ended: bool = False, states: Sequence[str] = (), user: str = "", name: str = ""
+    ) -> Jobs:
+        """See `Client.find_jobs`.
+
+        Args:
+            ended: ended ones too.
+            states: only those in one of these, ended or not; none: in any.
+            user: only this user's; empty: everybody's.
+            name: of the job file or the job, or a pattern such as `lr-*`; empty: any.
+        """
+        return self._run(self._client.find_jobs(ended=ended, states=states, user=user, name=name))
 
     def job(self, job: str) -> JobDetail:
         """See `Client.job`.
@@ -192,15 +207,40 @@ class BlockingClient:
             rank: only of this worker; None: of all, as they arrived.
             follow: go on until the job has ended; else end at the last line there is.
         """
-        for page in self._each(self._client.line_pages(job, LOG, rank, follow=follow)):
-            for _, line in page:
-                yield line.decode("utf-8", "replace")
+        for page in self.output_pages(job, rank, follow=follow):
+            for line in page:
+                yield line.text
+
+    def output_pages(
+        self,
+        job: str,
+        rank: int | None = None,
+        *,
+        follow: bool,
+        since: float = 0.0,
+        last: int | None = None,
+        matching: str = "",
+    ) -> Iterator[list[OutputLine]]:
+        """See `Client.output_pages`.
+
+        Args:
+            job: its name, as `submit` returned it.
+            rank: only of this worker; None: of all.
+            follow: until the job has ended.
+            since: only what reached the controller then or later, seconds since the epoch.
+            last: of what there is now, only so many lines; None: all.
+            matching: a regular expression that a line has to have a match of.
+        """
+        pages = self._client.output_pages(
+            job, rank, follow=follow, since=since, last=last, matching=matching
+        )
+        return self._each(pages)
 
     def samples(self, job: str) -> Iterator[dict[str, Any]]:
         """See `Client.samples`.
 
         Args:
-            job: its name; its spec has to ask for `record_samples`, else there are none.
+            job: its name; its spec has to ask for `record_samples`.
         """
         for page in self._each(self._client.sample_pages(job)):
             yield from page

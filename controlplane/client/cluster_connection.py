@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
+from collections.abc import Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -21,6 +23,9 @@ PIECE: Final = 1 << 20
 PATIENCE_S: Final = 60.0  # how long those who wait and follow bear an absent controller
 ANSWER_S: Final = 3.0  # beyond a long poll's own wait
 TIMEOUT: Final = "ONES_TIMEOUT_S"
+TIMEOUT_S: Final = 10.0  # where nobody says how long a controller that is there may take
+ABSENT_S: Final = 0.2  # without an answer, before we look whether anybody listens
+CONNECT_S: Final = 0.5  # for that look
 R = TypeVar("R", bound=Message)
 
 
@@ -29,7 +34,7 @@ class ClusterConnection:
 
     Args:
         home: the cluster's folder; default: $ONES_HOME, else ~/.ones.
-        timeout: seconds; default: $ONES_TIMEOUT_S, else 10.
+        timeout: seconds; default: $ONES_TIMEOUT_S, else 10, and 2 at most where nobody listens.
 
     Raises:
         SettingsError: if there is no cluster in that folder, or its keys cannot be used.
@@ -37,7 +42,9 @@ class ClusterConnection:
 
     def __init__(self, home: Home | Path | str | None = None, timeout: float | None = None) -> None:
         self._home = home if isinstance(home, Home) else find_home(home)
-        self._timeout = float(os.environ.get(TIMEOUT, "10")) if timeout is None else timeout
+        asked = os.environ.get(TIMEOUT) if timeout is None else timeout
+        self._timeout = TIMEOUT_S if asked is None else float(asked)
+        self._looks = asked is None  # whether an absent controller is told from a slow one
         self._link = Link(load_keys(self._home.key))
         self._server_key = load_public(self._home.server_key)
         self._calls: RequestChannel | None = None
@@ -78,23 +85,50 @@ class ClusterConnection:
     async def _call(self, request: Message, kind: type[R], wait_s: float = 0.0) -> R:
         if self._calls is None:
             raise UnreachableError("the client is not open", "use `async with Client() as client`")
+        return _expected(await self._ask(self._calls, request, wait_s), kind)
+
+    async def _ask(self, channel: RequestChannel, request: Message, wait_s: float) -> Any:
         answer_s = wait_s + ANSWER_S
-        limit_s = PATIENCE_S if wait_s else self._timeout
-        reply = await self._calls.call(request, answer_s, limit_s)
-        return _expected(reply, kind)
+        if wait_s:
+            return await channel.call(request, answer_s, PATIENCE_S)
+        reply = channel.call(request, answer_s, self._timeout)
+        return await (self._unless_absent(reply) if self._looks else reply)
+
+    async def _unless_absent(self, reply: Coroutine[Any, Any, Any]) -> Any:
+        """The reply; its error is early where nobody listens at all."""
+        answer = asyncio.ensure_future(reply)
+        try:
+            await asyncio.wait([answer], timeout=ABSENT_S)
+            if not answer.done() and not await _listens(self._home.endpoint):
+                what = f"no controller answers at {self._home.endpoint}"
+                raise UnreachableError(what, self._home.remedy)
+            return await answer
+        finally:
+            answer.cancel()
 
     async def _page(self, request: ReadLog) -> LogPage:
         if self._logs is None:
             cluster = await self.cluster()
             endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
             self._logs = self._open_channel(endpoint, LOG_REPLY)
-        answer_s = request.wait_s + ANSWER_S
-        limit_s = PATIENCE_S if request.wait_s else self._timeout
-        reply = await self._logs.call(request, answer_s, limit_s)
-        return _expected(reply, LogPage)
+        return _expected(await self._ask(self._logs, request, request.wait_s), LogPage)
 
     def _open_channel(self, endpoint: str, codec: Codec[Any]) -> RequestChannel:
         return RequestChannel(self._link.connect("DEALER", endpoint, self._server_key), codec)
+
+
+async def _listens(endpoint: str) -> bool:
+    """Whether anybody takes connections at tcp://HOST:PORT."""
+    host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
+    try:
+        opening = asyncio.open_connection(host.strip("[]"), int(port))
+        _, writer = await asyncio.wait_for(opening, CONNECT_S)
+    except (OSError, ValueError, TimeoutError):
+        return False
+    writer.close()
+    with contextlib.suppress(OSError):
+        await writer.wait_closed()
+    return True
 
 
 def _expected(reply: Any, kind: type[R]) -> R:

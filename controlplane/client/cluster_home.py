@@ -13,6 +13,7 @@ from schemas.errors import SettingsError
 
 DEFAULT = ".ones"
 FILE = "client.toml"
+CONTROLLER = "controller.toml"  # in the folder of `ones local up`
 
 
 class _ClientFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -34,6 +35,13 @@ class Home:
     def host(self) -> str:
         """The controller's address."""
         return self.endpoint.removeprefix("tcp://").rpartition(":")[0]
+
+    @property
+    def remedy(self) -> str:
+        """What to do when nobody answers there."""
+        if (self.folder / CONTROLLER).is_file():
+            return f"`ones local up --dir {self.folder}` starts it"
+        return "is the controller up, and its port open from here?"
 
 
 def find_home(folder: Path | str | None = None) -> Home:

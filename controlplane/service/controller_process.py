@@ -6,7 +6,6 @@ import asyncio
 import os
 import signal
 from collections.abc import Coroutine
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
 
@@ -30,6 +29,7 @@ from controlplane.service.planner.policy_event_delivery import PolicyObserver
 from controlplane.service.prometheus_metrics import Metrics
 from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
+from schemas import __version__
 from schemas.errors import SettingsError
 from schemas.ids import Term
 from schemas.link import Identity, Link, Socket, load_authorised, load_keys
@@ -116,7 +116,7 @@ class Controller:
         self._feed = EventFeed(
             await self._bind("XPUB", listen.feed), self._audit, self._state().feed_seq
         )
-        self.term = self._commit_loop.begin(version("ones"))
+        self.term = self._commit_loop.begin(__version__)
         self._log_relay = await self._open_log_relay()
         self._node_sessions = await self._open_node_sessions()
         self._request_server = RequestServer(
@@ -243,7 +243,7 @@ class Controller:
 
     def _cluster_info(self, who: Identity) -> Cluster:
         return Cluster(
-            release=version("ones"),
+            release=__version__,
             term=self.term,
             policy=self._settings.policy.name,
             user=who.name,

@@ -63,10 +63,19 @@ def test_errors_are_one_line_with_the_documented_exit_codes(cluster: Cluster) ->
     assert all(len(done.err.splitlines()) == 1 for done in (usage, nowhere, late))
 
 
+def test_samples_of_a_job_that_records_none_are_refused_with_the_remedy(cluster: Cluster) -> None:
+    done = cluster.ones("samples", cluster.submit("pass"))
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith(
+        "does not record its samples; put `record_samples = true` into its job file, and submit it again\n"
+    )
+
+
 def test_a_cluster_that_is_down_is_unreachable(cluster: Cluster, tmp_path: Path) -> None:
     (tmp_path / "keys").symlink_to(cluster.home / "keys")
     (tmp_path / "client.toml").write_text('endpoint = "tcp://127.0.0.1:9"\n')
-    env = {**os.environ, "ONES_TIMEOUT_S": "0.5"}
+    env = {name: value for name, value in os.environ.items() if name != "ONES_TIMEOUT_S"}
 
     done = subprocess.run(
         [sys.executable, "-m", "controlplane.cli.main", "ps", "--home", str(tmp_path)],
@@ -74,11 +83,12 @@ def test_a_cluster_that_is_down_is_unreachable(cluster: Cluster, tmp_path: Path)
         text=True,
         env=env,
         check=False,
+        timeout=9,  # without the look at the port it would be 10
     )
 
     assert (done.returncode, done.stderr) == (
         4,
-        "ones: no controller answers; is the cluster up?\n",
+        "ones: no controller answers at tcp://127.0.0.1:9; is the controller up, and its port open from here?\n",
     )
 
 
@@ -192,7 +202,9 @@ def test_an_interpreter_without_torch_is_named(cluster: Cluster, tmp_path: Path)
     cluster.wait(absent)
 
     assert f"python '{python}' cannot run workers" in cluster.show(bare)["reason"]
-    assert "pip install 'ones[train]'" in cluster.show(bare)["reason"]
+    assert (
+        f"in a checkout of ONES: {python} -m pip install '.[train]'" in cluster.show(bare)["reason"]
+    )
     assert "No such file or directory" in cluster.show(absent)["reason"]
 
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from controlplane.client import BlockingClient, Client, JobSpec, StopRule
 from controlplane.client.jobfile import load_job
 from tests.support.cluster import TOY, Cluster
@@ -47,6 +49,74 @@ def test_logs_can_be_followed_while_the_job_runs(cluster: Cluster) -> None:
     lines = [line for line in followed.out.splitlines() if not line.startswith("[ones]")]
     assert (followed.code, lines) == (0, TOY_OUTPUT)
     assert cluster.show(job)["state"] == "succeeded"
+
+
+def test_of_a_log_the_wanted_lines_are_printed_with_their_ranks(cluster: Cluster) -> None:
+    script = TOY.replace('print("done")', 'print("done")\nagent.rank or print("no end", end="")')
+    job = cluster.submit(script, slots=[2, 2], batch_size=100)
+    assert cluster.wait(job).code == 0
+
+    def said(*options: str) -> list[str]:
+        done = cluster.ones("logs", job, *options)
+        assert done.code == 0
+        return done.out.splitlines()
+
+    assert sorted(said("--grep", "^epoch 3 step 16|done")) == [
+        "[0] done",
+        "[0] epoch 3 step 16",
+        "[1] done",
+        "[1] epoch 3 step 16",
+    ]
+    assert said("--rank", "0", "--tail", "2") == ["done", "no end"]
+    assert said("--rank", "0", "--tail", "1", "-f", "--prefix") == ["[0] no end"]
+    assert said("--rank", "1", "--grep", "done", "-o", "jsonl") == ['{"rank": 1, "text": "done"}']
+    assert said("--since", "1h") == said()
+    assert said("--since", "0s") == []
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        (("--since", "soon"), "--since 'soon' is no duration; write 90s, 5m, 2h or 1d"),
+        (("--tail", "-1"), "--tail -1 is below 0; give a number of lines"),
+        (("--grep", "a["), "'a[' is no regular expression: unterminated character set"),
+    ],
+)
+def test_a_log_option_that_means_nothing_is_explained(
+    cluster: Cluster, option: tuple[str, str], said: str
+) -> None:
+    done = cluster.ones("logs", "nobody-1", *option)
+
+    assert (done.code, done.out, said in done.err) == (2, "", True)
+
+
+def test_several_jobs_are_waited_for_and_cancelled_at_once(cluster: Cluster) -> None:
+    long, short, wrong = (
+        cluster.submit(f"import sys, time; time.sleep({time_s}); sys.exit({code})")
+        for time_s, code in ((300, 0), (0, 0), (0, 3))
+    )
+
+    ended = cluster.ones("wait", short, "nobody-1", short, "-o", "json")
+    cluster.wait(wrong)
+    late = cluster.ones("wait", wrong, long, "--timeout", "0.5")
+    listed = cluster.ones("ps", "--name", "toy", "--state", "running,starting", "-o", "quiet")
+    cancelled = cluster.ones("cancel", long, short)
+
+    assert ended.code == 3
+    assert [(end["job"], end.get("state", "unknown")) for end in ended.json] == [
+        (short, "succeeded"),
+        ("nobody-1", "unknown"),
+    ]
+    assert ended.err == "ones: no job 'nobody-1'; `ones ps --all` lists every job\n"
+    assert (late.code, late.out.split(":")[0]) == (6, f"{wrong} failed")
+    assert late.err.endswith(
+        f"{long} had not ended after 0.5 s; wait longer, or look with `ones show`\n"
+    )
+    assert listed.out.split() == [long]
+    assert (cancelled.code, cancelled.out.splitlines()) == (
+        0,
+        [f"{long} cancelled", f"{short} succeeded, had ended before"],
+    )
 
 
 def test_the_job_file_wins_over_the_script_and_the_log_says_so(cluster: Cluster) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from fnmatch import fnmatchcase
 
 from controlplane.core.history_read_model import JobHistories, JobHistory
 from controlplane.core.model.job import Job, times
@@ -13,13 +14,16 @@ from controlplane.core.state import State
 from controlplane.policy.api import Reason
 from controlplane.service.planner.planner_interface import Planner
 from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank, Seconds, node_of, slot_id
+from schemas.jobs import ENDED, STATES
 from schemas.messages.agent import StepsReported
 from schemas.messages.client import (
     Decision,
     Explanation,
     JobDetail,
     JobSummary,
+    ListJobs,
     NodeInfo,
     SearchInfo,
     WorkerInfo,
@@ -66,6 +70,36 @@ def job_summary(
         rescales=job.accounting.rescales,
         batch_changes=job.accounting.batch_changes,
     )
+
+
+def chosen_jobs(state: State, request: ListJobs) -> list[Job]:
+    """The jobs that a list is asked for, oldest first.
+
+    Args:
+        state: the core's, which is only read.
+        request: which ones.
+
+    Raises:
+        BadFieldError: if one of its states is none.
+    """
+    for wanted in request.states:
+        if wanted not in STATES:
+            raise BadFieldError(
+                f"no job is ever {wanted!r}", f"one of {', '.join(STATES)}", "state"
+            )
+    every = request.ended or not ENDED.isdisjoint(request.states)
+    jobs = state.jobs.values() if every else (state.jobs[name] for name in state.active)
+    return [
+        job
+        for job in jobs
+        if (not request.states or job.phase.value in request.states)
+        and request.user in ("", job.user)
+        and (
+            not request.name
+            or fnmatchcase(job.spec.name, request.name)
+            or fnmatchcase(job.job, request.name)
+        )
+    ]
 
 
 def job_detail(
@@ -217,16 +251,11 @@ def _speed(job: Job, live: StepsReported | None) -> float:
 
 
 def _progress(job: Job, live: StepsReported | None) -> float | None:
-    stop = job.spec.stop
+    stop, total = job.spec.stop, job.stop_samples
     if stop is not None and stop.metric is not None:
         return None
     if job.phase.value == "succeeded":
         return 1.0
-    if stop is not None and stop.samples is not None:
-        total = stop.samples
-    else:
-        epochs = stop.epochs if stop is not None else job.progress.epochs_stated
-        total = (epochs or 0) * job.progress.epoch_samples
     if not total:
         return 0.0
     done = max(job.progress.samples_done, live.samples_done if live else 0)

@@ -147,8 +147,8 @@ class RequestServer:
         match request:
             case GetCluster():
                 return self._cluster_info(who)
-            case ListJobs(ended=ended):
-                return self._jobs(ended=ended)
+            case ListJobs():
+                return self._jobs(request)
             case GetJob():
                 return await self._job(request)
             case ExplainJob(job=name):
@@ -259,17 +259,16 @@ class RequestServer:
         visible = tuple(event for event in events if event.seq <= self._feed.last_seq)
         return EventsPage(events=visible, next_seq=visible[-1].seq + 1 if visible else first)
 
-    def _jobs(self, *, ended: bool) -> Jobs:
-        state = self._state
-        chosen = list(state.jobs.values() if ended else (state.jobs[name] for name in state.active))
+    def _jobs(self, request: ListJobs) -> Jobs:
+        chosen = replies.chosen_jobs(self._state, request)
         now = self._commit_loop.now()
         lines = [
             replies.job_summary(job, self._plans.reasons.get(job.job), self._telemetry, now)
             for job in chosen
         ]
         while len(lines) > 1 and len(msgspec.msgpack.encode(lines)) > MAX_REPLY:
-            lines = lines[len(lines) // 4 :]  # the newest; older ones are in the event history
-        return Jobs(jobs=tuple(lines))
+            lines = lines[-(-len(lines) // 4) :]  # the newest
+        return Jobs(jobs=tuple(lines), left_out=len(chosen) - len(lines))
 
     def _detail(self, job: Job) -> Message:
         reason = self._plans.reasons.get(job.job)

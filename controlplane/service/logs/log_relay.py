@@ -164,6 +164,7 @@ class LogRelay:
             request.rank,
             request.cursor,
             max(1, min(request.max_bytes, MAX_PAGE)),
+            since=request.since,
         )
         return LogPage(
             job=request.job,

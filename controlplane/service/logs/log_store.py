@@ -1,14 +1,16 @@
 """A job's output as one file: pieces of its workers in the order in which they arrived.
 
 A file is a row of records: 4 bytes big-endian header length, a MessagePack header
-`[version, rank, offset, size, ended]`, then `size` bytes. A torn last record is cut off when the
-file is opened; its bytes come again, because the agent keeps them until they are stored.
+`[version, rank, offset, size, ended, time]`, then `size` bytes; older records have no time. A torn
+last record is cut off when the file is opened; its bytes come again, because the agent keeps them
+until they are stored.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
@@ -20,7 +22,18 @@ from schemas.messages.logs import LogPiece
 
 LENGTH: Final = struct.Struct(">I")
 Who = tuple[int, int]  # (version, rank)
-_header: Final = msgspec.msgpack.Decoder(tuple[int, int, int, int, bool])
+
+
+class _Header(msgspec.Struct, array_like=True, frozen=True):
+    version: int
+    rank: int
+    offset: int  # in the worker's own file, bytes
+    size: int  # of the data that follow, bytes
+    ended: bool
+    time: float = 0.0  # when it was stored, seconds since the epoch; 0: not known
+
+
+_header: Final = msgspec.msgpack.Decoder(_Header)
 
 
 @dataclass(slots=True)
@@ -38,12 +51,14 @@ class LogStore:
     Args:
         folder: where their files are; it is made if there is none.
         max_bytes: output kept of one stream of one job; what is beyond is taken and dropped.
+        now: seconds since the epoch, kept with what is stored.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(self, folder: Path, max_bytes: int, now: Callable[[], float] = time.time) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._max_bytes = max_bytes
+        self._now = now
         self._streams: dict[tuple[JobId, str], _Stream] = {}
 
     def stored(self, job: JobId, stream: str, who: Who) -> tuple[int, bool]:
@@ -111,7 +126,14 @@ class LogStore:
         return True
 
     def read(
-        self, job: JobId, stream: str, rank: Rank | None, cursor: int, max_bytes: int
+        self,
+        job: JobId,
+        stream: str,
+        rank: Rank | None,
+        cursor: int,
+        max_bytes: int,
+        *,
+        since: float = 0.0,
     ) -> tuple[list[LogPiece], int]:
         """One page of a stream, in the order in which it arrived.
 
@@ -121,6 +143,7 @@ class LogStore:
             rank: only of this worker; None: of all.
             cursor: position in the job's file, bytes; 0 is the start.
             max_bytes: of output; one piece may be larger.
+            since: only what was stored then or later, seconds since the epoch.
 
         Returns:
             Pieces from `cursor` on, and the cursor behind them.
@@ -133,17 +156,13 @@ class LogStore:
         with found.path.open("rb") as file:
             file.seek(max(cursor, 0))
             position = max(cursor, 0)
-            for (version, of, offset, size, _), end in _records(file, found.size):
-                wanted = size and (rank is None or rank == of)
-                if wanted and taken and taken + size > max_bytes:
+            for head, end in _records(file, found.size):
+                wanted = head.size and rank in (None, head.rank) and head.time >= since
+                if wanted and taken and taken + head.size > max_bytes:
                     break
                 if wanted:
-                    data = file.read(size)
-                    piece = LogPiece(
-                        version=Version(version), rank=Rank(of), offset=offset, data=data
-                    )
-                    pieces.append(piece)
-                    taken += size
+                    pieces.append(_piece(head, file.read(head.size)))
+                    taken += head.size
                 position = end
         return pieces, position
 
@@ -156,9 +175,8 @@ class LogStore:
             self._streams[job, stream] = found
         return found
 
-    @staticmethod
-    def _write(found: _Stream, who: Who, offset: int, data: bytes, *, ended: bool) -> None:
-        header = msgspec.msgpack.encode((*who, offset, len(data), ended))
+    def _write(self, found: _Stream, who: Who, offset: int, data: bytes, *, ended: bool) -> None:
+        header = msgspec.msgpack.encode(_Header(*who, offset, len(data), ended, self._now()))
         record = LENGTH.pack(len(header)) + header + data
         with found.path.open("ab", buffering=0) as file:
             try:
@@ -171,20 +189,25 @@ class LogStore:
         found.size += len(record)
 
 
+def _piece(head: _Header, data: bytes) -> LogPiece:
+    version, rank = Version(head.version), Rank(head.rank)
+    return LogPiece(version=version, rank=rank, offset=head.offset, data=data)
+
+
 def _scan(found: _Stream) -> None:
     size = found.path.stat().st_size
     with found.path.open("r+b") as file:
-        for (version, rank, offset, length, ended), end in _records(file, size):
-            who = (version, rank)
-            found.stored[who] = max(found.stored.get(who, 0), offset + length)
-            found.bytes_kept += length
-            if ended:
+        for head, end in _records(file, size):
+            who = (head.version, head.rank)
+            found.stored[who] = max(found.stored.get(who, 0), head.offset + head.size)
+            found.bytes_kept += head.size
+            if head.ended:
                 found.ended.add(who)
             found.size = end
         file.truncate(found.size)
 
 
-def _records(file: BinaryIO, size: int) -> Iterator[tuple[tuple[int, int, int, int, bool], int]]:
+def _records(file: BinaryIO, size: int) -> Iterator[tuple[_Header, int]]:
     """The headers of all whole records, each with the position behind its data."""
     position = file.tell()
     while position + LENGTH.size <= size:
@@ -194,8 +217,8 @@ def _records(file: BinaryIO, size: int) -> Iterator[tuple[tuple[int, int, int, i
             header = _header.decode(file.read(length))
         except msgspec.DecodeError:
             return
-        end = position + LENGTH.size + length + header[3]
-        if end > size or min(header[:4]) < 0:
+        end = position + LENGTH.size + length + header.size
+        if end > size or min(header.version, header.rank, header.offset, header.size) < 0:
             return
         yield header, end
         position = end

@@ -269,4 +269,6 @@ def test_a_png_without_matplotlib_says_what_to_install(
     with pytest.raises(SettingsError) as caught:
         png((), (), tmp_path / "t.png", "slots")
 
-    assert str(caught.value) == "a PNG needs matplotlib; pip install 'ones[sim]'"
+    assert (
+        str(caught.value) == "a PNG needs matplotlib; in a checkout of ONES: pip install '.[sim]'"
+    )

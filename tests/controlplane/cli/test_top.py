@@ -30,22 +30,13 @@ from schemas.ids import JobId, NodeId, SlotId, node_of
 from schemas.messages.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 from schemas.messages.feed import FeedEvent
 from tests.support.builders import N1, N2, S0, S1, T0, A, B, C, news
+from tests.support.summaries import summary
 
 CLUSTER = msgspec.convert(
     {"type": "client.cluster.1", "release": "1.2", "policy": "fifo", "term": 3, "user": "ann",
      "role": "user", "feed_port": 1, "log_port": 2, "last_seq": 10},
     Cluster,
 )  # fmt: skip
-
-
-def summary(job: JobId, **changes: Any) -> JobSummary:
-    fields = {
-        "type": "client.job_summary.1", "job": job, "name": job[:1], "user": "ann",
-        "state": "queued", "reason": "", "slots": 0, "global_batch": 0, "lr": None, "epoch": 0,
-        "samples_per_s": 0.0, "progress": 0.0, "train_loss": None, "metrics": {},
-        "submitted_at": 0.0, "queued_s": 0.0, "running_s": 0.0, "rescales": 0, "batch_changes": 0,
-    }  # fmt: skip
-    return msgspec.convert({**fields, **changes}, JobSummary)
 
 
 def node(name: NodeId, slots: int, free: int, *jobs: JobId, state: str = "up") -> NodeInfo:

@@ -74,6 +74,31 @@ def test_pieces_come_back_in_the_order_in_which_they_arrived(store: LogStore) ->
     ]
 
 
+def test_what_was_stored_before_a_moment_is_passed_over(tmp_path: Path) -> None:
+    clock = iter((100.0, 200.0, 300.0))
+    store = LogStore(tmp_path, MUCH, lambda: next(clock))
+    store.append(A, LOG, R0, 0, b"early\n")
+    store.append(A, LOG, R1, 0, b"then\n")
+    store.append(A, LOG, R0, 6, b"late\n")
+
+    pieces, cursor = LogStore(tmp_path, MUCH).read(A, LOG, None, 0, MUCH, since=200.0)
+
+    assert pieces == [piece(b"then\n", who=R1), piece(b"late\n", offset=6)]
+    assert store.read(A, LOG, None, cursor, MUCH) == ([], cursor)
+
+
+def test_records_of_a_time_when_they_had_none_are_old(tmp_path: Path) -> None:
+    header = msgspec.msgpack.encode((*R0, 0, 4, False))
+    (tmp_path / f"{A}.{LOG}").write_bytes(LENGTH.pack(len(header)) + header + b"old\n")
+    store = LogStore(tmp_path, MUCH)
+
+    store.append(A, LOG, R0, 4, b"new\n")
+
+    assert all_of(store) == [piece(b"old\n"), piece(b"new\n", offset=4)]
+    pieces, _ = store.read(A, LOG, None, 0, MUCH, since=1.0)
+    assert pieces == [piece(b"new\n", offset=4)]
+
+
 def test_jobs_and_streams_do_not_mix(store: LogStore) -> None:
     store.append(A, LOG, R0, 0, b"log of a")
     store.append(A, SAMPLES, R0, 0, b"samples of a")

@@ -1,0 +1,83 @@
+"""A controller that is not there is told from one that is slow."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.client import Client, cluster_connection
+from schemas.errors import UnreachableError
+from schemas.link import write_keys
+
+
+@pytest.fixture
+def port() -> Iterator[socket.socket]:
+    """A port of this host that nobody listens at yet."""
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        yield bound
+
+
+@pytest.fixture
+def home(tmp_path: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Of a cluster at that port."""
+    monkeypatch.delenv("ONES_TIMEOUT_S", raising=False)
+    for name in ("server", "admin"):
+        write_keys(tmp_path / "keys", name)
+    (tmp_path / "client.toml").write_text(f'endpoint = "tcp://127.0.0.1:{port.getsockname()[1]}"\n')
+    return tmp_path
+
+
+async def refusal(home: Path, timeout: float | None = None) -> str:  # noqa: ASYNC109
+    async with Client(home, timeout) as client:
+        with pytest.raises(UnreachableError) as caught:
+            await client.jobs()
+    return str(caught.value)
+
+
+async def test_where_nobody_listens_the_answer_comes_long_before_the_time_limit(
+    home: Path, port: socket.socket
+) -> None:
+    async with asyncio.timeout(cluster_connection.TIMEOUT_S / 2):
+        said = await refusal(home)
+
+    assert said == (
+        f"no controller answers at tcp://127.0.0.1:{port.getsockname()[1]}; "
+        "is the controller up, and its port open from here?"
+    )
+
+
+async def test_the_cluster_of_a_folder_is_started_with_a_command_that_is_named(home: Path) -> None:
+    (home / "controller.toml").touch()
+
+    assert (await refusal(home)).endswith(f"; `ones local up --dir {home}` starts it")
+
+
+async def test_one_that_listens_and_is_slow_has_its_whole_time(
+    home: Path, port: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_connection, "TIMEOUT_S", 0.6)
+    monkeypatch.setattr(cluster_connection, "ANSWER_S", 0.6)
+    port.listen()
+    loop = asyncio.get_running_loop()
+
+    began = loop.time()
+
+    assert await refusal(home) == "no controller answers; is the cluster up?"
+    assert loop.time() - began >= 0.6
+
+
+async def test_whoever_names_a_time_limit_waits_so_long_for_one_that_is_away(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cluster_connection, "ANSWER_S", 0.6)
+    loop = asyncio.get_running_loop()
+
+    began = loop.time()
+
+    assert await refusal(home, 0.6) == "no controller answers; is the cluster up?"
+    assert loop.time() - began >= 0.6
