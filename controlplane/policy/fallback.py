@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controlplane.policy.api import ClusterView, Plan, Reason
+from controlplane.policy.planning.least_slots import show_whole, tell_whole
 from controlplane.policy.planning.packing import consolidate, split
 from controlplane.policy.planning.wait_reasons import backs_off, too_large
 from schemas.ids import JobId, Seconds, SlotId
@@ -15,6 +16,11 @@ def fallback_plan(view: ClusterView, now: Seconds) -> Plan:
         view: the cluster.
         now: seconds on the controller's clock.
     """
+    shown = show_whole(view, now)  # but one that lost members grows back to its least, or stops
+    return tell_whole(shown, _filled(shown.view, now))
+
+
+def _filled(view: ClusterView, now: Seconds) -> Plan:
     placed = {job.job: dict(job.running_on) for job in view.jobs.values() if job.running_on}
     taken = {slot for slots in placed.values() for slot in slots}
     free = [slot for slot in view.slots if slot.usable and slot.slot not in taken]

@@ -10,6 +10,7 @@ from typing import Any, Final, Literal, cast
 import msgspec
 
 from controlplane.policy.api import Oracle, Policy
+from controlplane.policy.restoring_policy import RestoringPolicy
 from schemas.errors import SettingsError
 
 
@@ -23,10 +24,11 @@ class Entry:
     epochs: bool = False  # the end of an epoch may change its plan
     batch: Literal["fixed", "elastic"] = "fixed"  # whether it may choose another one than the user
     oracle: Literal["no", "may", "must"] = "no"  # ask one; "must": in a simulation only
+    gangs: bool = False  # of the wanted size, which it never changes
 
 
 POLICIES: Final[Mapping[str, Entry]] = {
-    "fifo": Entry("controlplane.policy.baselines.fifo:Fifo"),
+    "fifo": Entry("controlplane.policy.baselines.fifo:Fifo", gangs=True),
     "optimus": Entry(
         "controlplane.policy.baselines.optimus.policy:Optimus",
         options="controlplane.policy.baselines.optimus.options:OptimusOptions",
@@ -41,6 +43,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
     "gittins": Entry(
         "controlplane.policy.baselines.gittins:Gittins",
         options="controlplane.policy.baselines.gittins:GittinsOptions",
+        gangs=True,
     ),
     "goodput": Entry(
         "controlplane.policy.baselines.goodput.policy:Goodput",
@@ -52,11 +55,13 @@ POLICIES: Final[Mapping[str, Entry]] = {
     "srtf": Entry(
         "controlplane.policy.baselines.srtf:Srtf",
         options="controlplane.policy.baselines.srtf:SrtfOptions",
+        gangs=True,
         oracle="must",
     ),
     "tiresias": Entry(
         "controlplane.policy.baselines.tiresias:Tiresias",
         options="controlplane.policy.baselines.tiresias:TiresiasOptions",
+        gangs=True,
     ),
     "ones": Entry(
         "controlplane.policy.ones.policy:Ones",
@@ -96,7 +101,7 @@ def entry(name: str) -> Entry:
 def make(
     name: str, options: Mapping[str, Any] | None = None, oracle: Oracle | None = None
 ) -> Policy:
-    """A new policy of that name.
+    """A new policy of that name, which brings jobs that lost members back to their least slots.
 
     Args:
         name: as in `POLICIES`.
@@ -114,7 +119,8 @@ def make(
     chosen = check_options(name, options or {})
     given = [] if chosen is None else [chosen]
     known = {} if found.oracle == "no" else {"oracle": oracle}
-    return cast("Policy", factory(*given, **known))
+    policy = cast("Policy", factory(*given, **known))
+    return RestoringPolicy(policy, gangs=found.gangs)
 
 
 def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:

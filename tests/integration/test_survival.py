@@ -122,6 +122,27 @@ def test_a_killed_worker_resumes_from_its_last_finished_epoch(
     assert metrics[0] == metrics[1]
 
 
+def test_a_job_that_lost_a_worker_is_brought_back_to_its_least_slots(
+    house: Cluster, tmp_path: Path
+) -> None:
+    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
+    job = house.submit(env=held, record_samples=True, slots=[2, 2])
+    shown = house.until_epoch(job, 1)
+
+    kill(shown["workers"][1]["pid"])
+    (tmp_path / "go on").touch()
+
+    assert house.wait(job).code == 0
+    assert house.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)
+    after = house.show(job)
+    assert len(after["versions"][-1]["slots"]) == 2
+    back = [change["why"] for change in after["history"] if "grows back" in change["why"]]
+    assert back[0] == (
+        "grows back to 2 slots: it lost members, 1 of its least 2 slots left: "
+        "1 -> 2 slots, batch 20 -> 20"
+    )
+
+
 def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster, tmp_path: Path) -> None:
     job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     worker = house.until_epoch(job, 1)["workers"][0]

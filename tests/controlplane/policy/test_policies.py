@@ -18,6 +18,7 @@ from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.planning.packing import split
 from controlplane.policy.registry import POLICIES, check_options, entry, make
+from controlplane.policy.restoring_policy import RestoringPolicy
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.builders import job_view
@@ -124,6 +125,14 @@ def every_job_that_changes_or_waits_is_told_why_and_no_other(view: ClusterView, 
     assert all(reason.code and reason.text for reason in plan.reasons.values())
 
 
+def a_job_that_lost_members_has_its_least_again_or_stops(view: ClusterView, plan: Plan) -> None:
+    up = {slot.slot for slot in view.slots if slot.up}
+    for job in view.jobs.values():
+        if job.movable and job.retry_at <= NOW and job.running_on.keys() <= up:
+            placed = plan.local_batch.get(job.job, {})
+            assert not placed or len(placed) >= job.least
+
+
 def a_plan_says_which_view_it_is_based_on(view: ClusterView, plan: Plan) -> None:
     assert plan.based_on == view.version
 
@@ -137,6 +146,7 @@ PROMISES = (
     a_job_that_backs_off_is_not_started,
     a_running_job_whose_last_change_came_to_nothing_is_left_alone_for_a_while,
     every_job_that_changes_or_waits_is_told_why_and_no_other,
+    a_job_that_lost_members_has_its_least_again_or_stops,
     a_plan_says_which_view_it_is_based_on,
 )
 
@@ -144,7 +154,7 @@ PROMISES = (
 OVER_TIME = tuple(
     promise
     for promise in PROMISES
-    if "backs_off" not in promise.__name__ and "a_while" not in promise.__name__
+    if not any(word in promise.__name__ for word in ("backs_off", "a_while", "lost_members"))
 )
 
 
@@ -315,14 +325,18 @@ def service_of_a_large_job(name: str, options: dict[str, Any]) -> float:
 
 @pytest.mark.parametrize(("name", "type_"), [("fifo", Fifo), ("ones", Ones)])
 def test_a_policy_is_made_by_name(name: str, type_: type) -> None:
-    assert type(make(name)) is type_
+    made_by_name = make(name)
+
+    assert isinstance(made_by_name, RestoringPolicy)
+    assert type(made_by_name.policy) is type_
 
 
 def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
     made = make("ones", {"population": 4, "scale_down": "off"})
 
-    assert isinstance(made, Ones)
-    assert made.options == OnesOptions(population=4, scale_down="off")
+    assert isinstance(made, RestoringPolicy)
+    assert isinstance(made.policy, Ones)
+    assert made.policy.options == OnesOptions(population=4, scale_down="off")
 
 
 def test_only_a_policy_that_searches_is_given_a_process() -> None:
