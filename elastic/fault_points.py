@@ -28,6 +28,8 @@ POINTS: Final = frozenset(
         "handed_over",  # a newcomer has the whole state
         "reduce",  # before a step's reduction
         "reduced",  # after it, before anybody knows
+        "carry",  # before the rows of state that a script carries are summed
+        "carried",  # after it
         "reduce.later",  # before a reduction of a step behind its first, with several optimizers
         "reduced.later",  # after it
         "step",  # after the optimizer's step

@@ -31,6 +31,7 @@ from elastic.reporting.sample_id_records import SampleRecords
 from elastic.samples.progress_shares import Progress, progress_of
 from elastic.samples.sample_stream import SampleStream
 from elastic.state import checkpoint_writer
+from elastic.state.carried_state import CarriedState
 from elastic.state.epoch_reports import EpochReports
 from elastic.state.initial_batch_and_rate import begin_batch_and_rate
 from elastic.state.lr_scaling import DOUBLING_STEPS
@@ -40,6 +41,7 @@ from elastic.state.state_tensors import TensorState
 from elastic.state.step_telemetry import steps_report
 from elastic.state.training_state import training_of
 from elastic.step.batch_loader import ElasticLoader
+from elastic.step.carried_rows import LINE, CarriedRows
 from elastic.step.gradient_bucket import Reducer
 from elastic.step.gradient_origins import GradientOrigins
 from elastic.step.optimizer_turns import OptimizerTurns
@@ -49,6 +51,7 @@ from elastic.usage_checks import (
     dataset_size,
     least_samples,
     metric_value,
+    refuse_columns,
     refuse_sharded,
     refuse_single_samples,
     refuse_unreduced,
@@ -173,6 +176,8 @@ class ScalingAgent:
         lr: float | None = None,
         lr_scaling: str = "auto",
         lr_doubling_steps: int = DOUBLING_STEPS,
+        columns: int | None = None,
+        carried_dim: int = 1,
         **loader_options: Any,
     ) -> tuple[nn.Module, Optimizers, ElasticLoader]:
         """Build model, optimizer and loader.
@@ -191,6 +196,11 @@ class ScalingAgent:
                 square root, "none"; "auto": sqrt for Adam and its kin, else linear, each for
                 itself.
             lr_doubling_steps: steps in which the rate grows by at most 2x; 0: all at once.
+            columns: sequences that are read side by side: samples come in the order of the data,
+                and sample i goes on where sample i - columns ended; see `carried`. None: every
+                sample stands for itself.
+            carried_dim: dimension of `carried` tensors in which the samples lie: 1 in torch's LSTM
+                and GRU, 0 in their cells.
             loader_options: of torch's DataLoader. `drop_last=True` leaves out the samples of an
                 epoch that make no whole step: how many they are follows the batch of the moment.
 
@@ -212,7 +222,7 @@ class ScalingAgent:
         tensors = TensorState(model, optimizers_by_name(built, model))
         refuse_unreduced(tensors.parameters())
         drop_last = bool(loader_options.get("drop_last"))
-        shuffled = not isinstance(train_set, IterableDataset)
+        shuffled = not isinstance(train_set, IterableDataset) and columns is None
         stream = SampleStream(self._seed, size, least_samples(model), drop_last, shuffled)
         self._training.use(tensors, stream)
         self._records.use(self._training.stream)
@@ -226,6 +236,11 @@ class ScalingAgent:
             doubling=lr_doubling_steps,
         ):
             self._say_wins(*both)
+        largest = self._assignment.spec.batch_limit if self._assignment else batch_size
+        refuse_columns(columns, largest)
+        if columns is not None:
+            self._training.carried = CarriedState(columns, carried_dim, self.device)
+            self._executor.carried = CarriedRows(self._training.carried)
         alone = batch_size + stream.least - 1  # with a remainder: one process takes no passes
         bound = self._assignment.spec.local_limit if self._assignment else alone
         refuse_single_samples(min(self.batch_size, size), bound, stream.least)
@@ -286,6 +301,31 @@ class ScalingAgent:
             UsageError: outside of the loop over the loader, or if `items` is no number from 0 on.
         """
         self._executor.weigh(metric_value("items", items))
+
+    @property
+    def carried(self) -> Any:
+        """State that lives from batch to batch: of this batch's columns, before it.
+
+        `scores, agent.carried = model(inputs, agent.carried)`, in every batch and before
+        `backward()`. It comes back detached, with the parts of the samples that are in the batch
+        at hand; None where all their columns begin, as in the first batch of an epoch, and zeros
+        for those that begin beside others.
+
+        Raises:
+            UsageError: outside of the loop over the loader, or without `load(columns=...)`.
+        """
+        return self._carried_rows().give()
+
+    @carried.setter
+    def carried(self, state: Any) -> None:
+        """What they are behind it: a tensor, or tuples, lists and dicts of tensors."""
+        self._carried_rows().take(state)
+
+    def _carried_rows(self) -> CarriedRows:
+        if self._executor.carried is None:
+            what = "agent.carried without columns"
+            raise UsageError(what, f"say agent.load(..., columns=N), then {LINE}")
+        return self._executor.carried
 
     def _resume(self) -> None:
         assignment, training = self._assignment, self._training

@@ -105,6 +105,22 @@ def refuse_single_samples(samples: int, bound: int, least: int) -> None:
     raise UsageError(what, hint, name)
 
 
+def refuse_columns(columns: int | None, batch: int) -> None:
+    """A step must not have two samples of one column: the second goes on from the first.
+
+    Args:
+        columns: that the data is read in, side by side; None: samples stand for themselves.
+        batch: the largest that a step may have, over all workers.
+
+    Raises:
+        UsageError: if it may.
+    """
+    if columns is not None and not 1 <= batch <= columns:
+        what = f"batches may have {batch} samples, the data has {columns} columns"
+        hint = f"lower it to {columns}, or cut the data into {batch} columns"
+        raise UsageError(what, hint, "max_batch_size")
+
+
 def dataset_size(dataset: Dataset[Any]) -> int:
     """||D||, samples.
 

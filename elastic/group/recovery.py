@@ -136,8 +136,11 @@ class Recovery:
         """Take the furthest state, if not all are at the same step; its metadata, if it came."""
         if order.source is None:
             return None
-        called_off = self._listener.called_off
-        return broadcast_training(self._training, group, order.source, called_off)
+        training, called_off = self._training, self._listener.called_off
+        metadata = broadcast_training(training, group, order.source, called_off)
+        if metadata is not None and training.carried is not None:
+            training.carried.load(metadata["carried"])
+        return metadata
 
     def _enter(self, order: GroupOrder, group: ProcessGroup) -> None:
         membership = self._membership

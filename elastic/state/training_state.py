@@ -20,6 +20,7 @@ from elastic.samples.batch_schedule import Schedule, ScheduleRow
 from elastic.samples.dealt_step import REMEMBERED, DealtStep
 from elastic.samples.sample_stream import SampleStream
 from elastic.samples.stream_position import TrainingPosition
+from elastic.state.carried_state import CarriedState
 from elastic.state.host_copy import copy_to_host
 from elastic.state.lr_state import LrState
 from elastic.state.optimizers_by_name import load_optimizer_states, optimizer_states
@@ -55,6 +56,7 @@ class TrainingState:
         self.recent: deque[DealtStep] = deque(maxlen=REMEMBERED)  # maybe not in all records yet
         self.epoch_summary = b""  # what rank 0 said last at the end of an epoch
         self.lr_state = LrState()
+        self.carried: CarriedState | None = None  # from batch to batch, if the script does
         self.transfer: OutgoingState | IncomingState | None = None  # of the state, under way
         self.losses = LossMeter()
         self.noise = NoiseMeter()
@@ -251,7 +253,12 @@ class TrainingState:
             "why_done": self.why_done,
             "ramp": self.lr_state.state_list(),
             "tracked": self._tracked.states(),
+            "carried": self._carried_state(),
         }
+
+    def _carried_state(self) -> dict[str, Any]:
+        """Empty where the next step begins an epoch: its columns begin too."""
+        return {} if self.carried is None or self.epoch_is_over else self.carried.state()
 
     def load_metadata(self, metadata: dict[str, Any]) -> None:
         """Take over what the others have; tensors come beside it.
@@ -270,6 +277,8 @@ class TrainingState:
         self.lr_state.load_state_list(metadata["ramp"])
         self._tracked.load(metadata["tracked"])
         self._tensors.take_hyperparameters(metadata["hyper"])
+        if self.carried is not None:
+            self.carried.load(metadata["carried"])
         seed_apart(metadata["random"]["torch"], self._rank)
 
     def check_metadata(self) -> None:
@@ -329,6 +338,8 @@ class TrainingState:
         if "ramp" in content:
             self.lr_state.load_state_list(content["ramp"])
         self._tracked.await_states(content["tracked"])
+        if self.carried is not None:
+            self.carried.load(content.get("carried", {}))
         restore_random_state(content["random"])
 
 

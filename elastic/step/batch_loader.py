@@ -23,9 +23,10 @@ from elastic.step.stream_reader import StreamReader
 class _MicroBatchSampler:
     """The batch sampler: the rest of the running epoch, and who was given what of it."""
 
-    def __init__(self, training: TrainingState, bound: int) -> None:
+    def __init__(self, training: TrainingState, bound: int, *, reads: bool) -> None:
         self._training = training
         self._bound = bound
+        self._reads = reads  # an iterable dataset, whose places are counted anew in each epoch
         self.handed_out: deque[MicroBatch] = deque()  # prefetched ones included
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -35,7 +36,7 @@ class _MicroBatchSampler:
         for micro_batch in plan:
             self.handed_out.append(micro_batch)
             ids, epoch = micro_batch.ids, micro_batch.epoch
-            yield ids if training.stream.shuffled else [(epoch, place) for place in ids]
+            yield [(epoch, place) for place in ids] if self._reads else ids
 
     def __len__(self) -> int:
         """Micro-batches of the epoch, as planned now."""
@@ -70,7 +71,7 @@ class ElasticLoader:
         """Wrap `dataset`.
 
         Args:
-            dataset: map-style, or iterable where the training state's stream is not shuffled.
+            dataset: map-style, or iterable; the training state's stream says in which order.
             training: the ids of every epoch, whose they are, and where an iteration begins.
             transitions: change the group between two steps.
             executor: hears of each micro-batch, before and after the script has it.
@@ -84,7 +85,8 @@ class ElasticLoader:
         self.dataset = dataset
         self.depth = workers * int(options.get("prefetch_factor") or 2)  # batches drawn ahead
         self._training = training
-        self._sampler = _MicroBatchSampler(training, bound)
+        reads = isinstance(dataset, IterableDataset)
+        self._sampler = _MicroBatchSampler(training, bound, reads=reads)
         self._transitions = transitions
         self._executor = executor
         self._device = device

@@ -19,6 +19,7 @@ from elastic.group.membership import Membership
 from elastic.reporting.sample_id_records import SampleRecords
 from elastic.samples.micro_batch import MicroBatch, StepOutcome
 from elastic.state.training_state import TrainingState
+from elastic.step.carried_rows import CarriedRows
 from elastic.step.gradient_bucket import Reducer
 from elastic.step.gradient_reduction import Contribution, StepReduction
 from elastic.step.optimizer_turns import OptimizerTurns
@@ -56,6 +57,7 @@ class StepExecutor:
         self._reducer: Reducer | None = None
         self._reduction: StepReduction | None = None
         self._turns: OptimizerTurns | None = None  # where there are several optimizers
+        self.carried: CarriedRows | None = None  # where state lives from batch to batch
         self._micro_batch: MicroBatch | None = None  # that the script has
         self._workers = membership.workers  # when it got it
         self._outcome = StepOutcome.COMMITTED  # of the step that is under way
@@ -105,6 +107,8 @@ class StepExecutor:
             micro_batch: of the step that is under way.
         """
         self._micro_batch, self._outcome = micro_batch, StepOutcome.COMMITTED
+        if self.carried is not None:
+            self.carried.begin(micro_batch)
         self._reduced, self._workers = False, self._membership.workers
         self._items = None
         if micro_batch.first:
@@ -139,6 +143,8 @@ class StepExecutor:
         """
         outcome = self._conclude(micro_batch)
         training = self._training
+        if self.carried is not None:
+            self.carried.conclude(micro_batch, outcome)
         if not training.epoch_open or micro_batch.epoch != training.position.epoch:
             return False
         if outcome is StepOutcome.ROLLED_BACK or not micro_batch.last:
@@ -332,8 +338,11 @@ class StepExecutor:
         if place:
             return
         try:
+            if self.carried is not None:
+                called_off, skipped = self._transitions.called_off, agreed.skipped > 0
+                self.carried.exchange(membership.group, called_off, skipped=skipped)
             self._transitions.after_reduction(micro_batch, terms, agreed)
-        except (CancelledError, BrokenGroupError) as error:
+        except (CancelledError, BrokenGroupError, fault_points.InjectedError) as error:
             self._recover(micro_batch, error)
 
     def _recover(self, micro_batch: MicroBatch, error: Exception) -> None:

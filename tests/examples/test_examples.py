@@ -12,9 +12,10 @@ from tests.support.cluster import Cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "embedding", "language")
+PORTS = ("ports/classifier", "ports/recurrent", "ports/finetune")
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *PORTS])
 def test_an_example_is_at_most_six_lines_away_from_plain_pytorch(name: str) -> None:
     plain, train = (
         (EXAMPLES / name / script).read_text().splitlines() for script in ("plain.py", "train.py")
@@ -24,7 +25,7 @@ def test_an_example_is_at_most_six_lines_away_from_plain_pytorch(name: str) -> N
     assert 0 < len(changed) <= 6, "\n".join(changed)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *PORTS])
 def test_an_example_trains_two_epochs_on_a_cluster(
     cluster: Cluster, name: str, tmp_path: Path
 ) -> None:

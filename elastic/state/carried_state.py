@@ -1,0 +1,146 @@
+"""State that lives from batch to batch, such as a recurrent model's: a row for each column.
+
+Sample i of the data goes on where sample i - columns ended. Every worker has the rows of all
+columns behind the last step that is done, so a column may be taken by anybody next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import torch
+
+from elastic.collectives.tensor_bytes import as_byte_row
+from elastic.training_errors import UsageError
+
+TENSOR: Final = "row"  # key of a leaf's description: the shape of one sample's part
+
+
+class CarriedState:
+    """Rows of bytes, and how they make up what the script carries.
+
+    Args:
+        columns: texts, or other sequences, that are read side by side.
+        dim: of the script's tensors, in which its samples lie.
+        device: where the model lives.
+    """
+
+    def __init__(self, columns: int, dim: int, device: torch.device) -> None:
+        self.columns = columns
+        self.device = device
+        self._dim = dim
+        self._layout: Any = None  # of one sample's part; None: nothing was carried yet
+        self._rows: torch.Tensor | None = None  # (columns, bytes)
+
+    def before(self, samples: Sequence[int]) -> Any:
+        """What the samples go on from; zeros for those at the beginning of their column.
+
+        Args:
+            samples: places in the data, each of another column.
+
+        Returns:
+            What the script carried, detached, with the samples' parts in their order. None if all
+            are at their beginning, or nothing is known yet.
+        """
+        places = torch.tensor(samples, device=self.device)
+        begun = places >= self.columns
+        if self._rows is None or not any(place >= self.columns for place in samples):
+            return None
+        rows = self._rows[places % self.columns] * begun[:, None]
+        return self._unpacked(self._layout, rows, _Cursor())
+
+    def packed(self, state: Any, samples: int) -> torch.Tensor:
+        """What the script carries on, as rows of bytes.
+
+        Args:
+            state: a tensor, or tuples, lists and dicts of tensors.
+            samples: of the batch.
+
+        Returns:
+            Shape (samples, bytes).
+
+        Raises:
+            UsageError: if it is anything else, or has not one part for each sample, or not the
+                shape that it had before.
+        """
+        parts: list[torch.Tensor] = []
+        layout = self._described(state, samples, parts.append)
+        if not parts:
+            raise UsageError("agent.carried got no tensor", "give the state behind the batch")
+        if self._layout is None:
+            self._layout = layout
+        if layout != self._layout:
+            what = f"agent.carried got {layout}, before it was {self._layout}"
+            raise UsageError(what, "give tensors of the same shape and type for every sample")
+        return torch.cat(parts, dim=1)
+
+    def take(self, first: int, rows: torch.Tensor) -> None:
+        """A step is done.
+
+        Args:
+            first: place of its first sample.
+            rows: of all its samples, shape (samples, bytes).
+        """
+        if self._rows is None:
+            self._rows = rows.new_zeros(self.columns, rows.shape[1])
+        places = torch.arange(first, first + len(rows), device=self.device)
+        self._rows[places % self.columns] = rows
+
+    def state(self) -> dict[str, Any]:
+        """All of it, copied to the host; empty if nothing was carried yet."""
+        if self._rows is None:
+            return {}
+        return {"layout": self._layout, "rows": self._rows.to("cpu", copy=True)}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """The reverse.
+
+        Args:
+            state: what `state` gave, here or on another worker.
+        """
+        if state:
+            self._layout, self._rows = state["layout"], state["rows"].to(self.device)
+
+    def _described(self, state: Any, samples: int, add: Callable[[torch.Tensor], None]) -> Any:
+        if isinstance(state, torch.Tensor):
+            if state.dim() <= self._dim or state.shape[self._dim] != samples:
+                what = f"agent.carried got shape {tuple(state.shape)} for {samples} samples"
+                hint = f"samples lie in dimension {self._dim}; load(carried_dim=...) says another"
+                raise UsageError(what, hint)
+            rows = state.detach().to(self.device).movedim(self._dim, 0).contiguous()
+            add(as_byte_row(rows).view(samples, -1))
+            return {TENSOR: list(rows.shape[1:]), "dtype": str(rows.dtype).partition(".")[2]}
+        if isinstance(state, Mapping):
+            return {"dict": [[k, self._described(v, samples, add)] for k, v in state.items()]}
+        if isinstance(state, list | tuple):
+            kind = "list" if isinstance(state, list) else "tuple"
+            return {kind: [self._described(part, samples, add) for part in state]}
+        what = f"agent.carried got {type(state).__name__}"
+        raise UsageError(what, "give a tensor, or tuples, lists and dicts of tensors")
+
+    def _unpacked(self, layout: Any, rows: torch.Tensor, cursor: _Cursor) -> Any:
+        if TENSOR in layout:
+            dtype = getattr(torch, layout["dtype"])
+            shape = torch.Size(layout[TENSOR])
+            width = shape.numel() * dtype.itemsize
+            part = cursor.next(rows, width).view(dtype).view(len(rows), *shape)
+            return part.movedim(0, self._dim).contiguous()
+        if "dict" in layout:
+            return {k: self._unpacked(v, rows, cursor) for k, v in layout["dict"]}
+        kind = list if "list" in layout else tuple
+        parts = layout.get("list", layout.get("tuple"))
+        return kind(self._unpacked(part, rows, cursor) for part in parts)
+
+
+class _Cursor:
+    """Takes the bytes of one tensor after the other."""
+
+    def __init__(self) -> None:
+        self._at = 0
+
+    def next(self, rows: torch.Tensor, width: int) -> torch.Tensor:
+        """A copy, which is aligned for any type."""
+        part = rows[:, self._at : self._at + width]
+        self._at += width
+        return part.clone(memory_format=torch.contiguous_format)

@@ -1,0 +1,118 @@
+"""What a script carries from batch to batch, given out and taken in as its batches come."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any, Final
+
+import torch
+
+from elastic import fault_points
+from elastic.collectives.process_group import ProcessGroup
+from elastic.samples.micro_batch import MicroBatch, StepOutcome
+from elastic.state.carried_state import CarriedState
+from elastic.training_errors import UsageError
+
+LINE: Final = "scores, agent.carried = model(inputs, agent.carried)"
+
+
+class CarriedRows:
+    """A step's rows: this worker's come from its passes, the others' in a sum over the group.
+
+    They count when the step does, and every worker has all of them then: whoever takes a column
+    next, or stands in for a worker that was lost, goes on from the same state.
+
+    Args:
+        state: of all columns, behind the last step that is done.
+    """
+
+    def __init__(self, state: CarriedState) -> None:
+        self._state = state
+        self._micro_batch: MicroBatch | None = None
+        self._mine: list[tuple[list[int], torch.Tensor]] = []  # places, and their rows
+        self._width: int | None = None  # bytes of a row; None: nothing was given in this step
+        self._summed: torch.Tensor | None = None
+
+    def begin(self, micro_batch: MicroBatch) -> None:
+        """The script gets `micro_batch`.
+
+        Args:
+            micro_batch: of the step that is under way.
+        """
+        self._micro_batch = micro_batch
+        if micro_batch.first:
+            self._mine, self._width, self._summed = [], None, None
+
+    def give(self) -> Any:
+        """What the present batch goes on from.
+
+        Raises:
+            UsageError: outside of the loop, or if the step has two samples of one column.
+        """
+        micro_batch = self._present()
+        if micro_batch.total > self._state.columns:
+            what = f"a step of {micro_batch.total} samples, of {self._state.columns} columns"
+            raise UsageError(what, "lower the batch, or cut the data into more columns")
+        return self._state.before(micro_batch.ids)
+
+    def take(self, carried: Any) -> None:
+        """What the present batch ends with.
+
+        Args:
+            carried: tensors with a part for each sample of the batch.
+
+        Raises:
+            UsageError: outside of the loop, or if it has another shape than before.
+        """
+        micro_batch = self._present()
+        rows = self._state.packed(carried, len(micro_batch.ids))
+        self._width = rows.shape[1]
+        if micro_batch.count:
+            self._mine.append((micro_batch.ids, rows))
+
+    def _present(self) -> MicroBatch:
+        if self._micro_batch is None:
+            what = "agent.carried outside of the loop over the loader"
+            raise UsageError(what, "evaluate with a state of your own; it begins with None")
+        return self._micro_batch
+
+    def exchange(self, group: ProcessGroup, called_off: threading.Event, *, skipped: bool) -> None:
+        """Have the rows of all workers, behind the sum of their gradients.
+
+        Args:
+            group: the present one.
+            called_off: set when the wait is to end.
+            skipped: some worker passed over its batch.
+
+        Raises:
+            BrokenGroupError: a peer is gone.
+            CancelledError: the wait was called off.
+            UsageError: if the script carried nothing in this batch, or in a group passed over it.
+        """
+        micro_batch = self._present()
+        if skipped or self._width is None:
+            what = "a batch went by without its state: load(columns=...) expects it in every one"
+            raise UsageError(what, f"assign it before backward(), in every batch: {LINE}")
+        place = {"rank": group.rank, "step": micro_batch.step, "version": group.version}
+        rows = torch.zeros(
+            micro_batch.total, self._width, dtype=torch.uint8, device=self._state.device
+        )
+        for samples, mine in self._mine:
+            first = samples[0] - micro_batch.cursor_before
+            rows[first : first + len(mine)] = mine
+        fault_points.reach("carry", **place)
+        group.all_reduce(rows, called_off)  # others have zeros there: as bytes, any type is exact
+        fault_points.reach("carried", **place)
+        self._summed = rows
+
+    def conclude(self, micro_batch: MicroBatch, outcome: StepOutcome) -> None:
+        """The script is through with a batch.
+
+        Args:
+            micro_batch: what `begin` got last.
+            outcome: of its step; the rows of one that others finished came with their state.
+        """
+        self._micro_batch = None
+        if self._summed is not None and outcome is StepOutcome.COMMITTED:
+            self._state.take(micro_batch.cursor_before, self._summed)
+        self._summed = None
