@@ -44,7 +44,7 @@ class Columns(Dataset[tuple[Tensor, Tensor]]):
 class Reader(nn.Module):
     """An LSTM over bytes."""
 
-    def __init__(self, width: int = 128) -> None:
+    def __init__(self, width: int = 96) -> None:
         """Build embedding, LSTM and output layer."""
         super().__init__()
         self.bytes = nn.Embedding(BYTES, width // 2)
