@@ -47,7 +47,7 @@ agent = ScalingAgent.from_env(args.seed)
 data, test_set = load_images(known=False)
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 model, optimizer, loader = agent.load(build_model, build_optimizer, data, batch_size=args.batch)
-passes = 1  # the agent takes shares that are larger than `max_local_batch` in passes
+passes = 1  # a worker takes its share of the batch at once
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.epochs)
 scaler = torch.amp.GradScaler(device.type, enabled=device.type == "cuda")
 narrow = torch.float16 if device.type == "cuda" else torch.bfloat16
