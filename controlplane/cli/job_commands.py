@@ -1,9 +1,8 @@
-"""Commands about jobs, from `submit` to `events`."""
+"""Commands about one job, from `show` to `events`."""
 
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -13,37 +12,8 @@ from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import moment, plain, print_json, print_line
 from controlplane.cli.show_and_explain import print_decisions, print_job
 from controlplane.client import BlockingClient
-from controlplane.client.jobfile import load_job
 from schemas.errors import UnreachableError
 from schemas.messages.client import JobDetail
-
-
-def submit(
-    file: Path,
-    *,
-    wait: bool = False,
-    key: Annotated[str | None, Parameter(help="submitting twice with it gives one job")] = None,
-    dry_run: Annotated[bool, Parameter(help="check the file and submit nothing")] = False,
-    common: Common = COMMON,
-) -> int:
-    """Submit the job that FILE (TOML) describes, with a snapshot of its working directory."""
-    spec = load_job(file)
-    if dry_run:
-        if common.output == "json":
-            print_json({"job": None, "state": "valid", "spec": spec})
-        else:
-            sys.stdout.write(f"{file} can be submitted\n")
-        return Exit.OK
-    with BlockingClient(common.home) as client:
-        accepted = client.submit_accepted(spec, key)
-        if common.output == "json":
-            print_json(accepted)
-        else:
-            sys.stdout.write(f"{accepted.job}\n")
-        sys.stdout.flush()
-        if not wait:
-            return Exit.OK
-        return _code(client.wait(accepted.job))
 
 
 def show(job: str, *, common: Common = COMMON) -> int:
@@ -159,10 +129,6 @@ def say_if_absent(client: BlockingClient) -> None:
         client.cluster()
     except UnreachableError as error:
         sys.stderr.write(f"ones: {error}; trying for a minute\n")
-
-
-def _code(detail: JobDetail) -> int:
-    return Exit.OK if detail.summary.state == "succeeded" else Exit.JOB_FAILED
 
 
 def _moved(detail: JobDetail, common: Common) -> int:

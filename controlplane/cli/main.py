@@ -14,6 +14,7 @@ from controlplane.cli import (
     job_output,
     local_cluster,
     node_commands,
+    submit,
     wait_and_cancel,
 )
 from controlplane.cli.exit_codes import Exit, exit_code
@@ -44,7 +45,7 @@ def build() -> App:
     node = App(name="node", help="Everything about nodes.")
     here = App(name="local", help="A cluster in one folder of this host.")
     for command in (
-        job_commands.submit,
+        submit.submit,
         job_list.ps,
         job_commands.show,
         job_commands.explain,

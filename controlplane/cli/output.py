@@ -137,6 +137,20 @@ def seconds_of(text: str, option: str) -> float:
     return seconds
 
 
+def byte_count(size: int) -> str:
+    """A number of bytes for people, in units of 1000.
+
+    Args:
+        size: bytes, 0 or more.
+    """
+    amount, unit = float(size), "B"
+    for larger in ("kB", "MB", "GB", "TB"):
+        if amount < 999.5:  # noqa: PLR2004 - what rounds to 1000
+            break
+        amount, unit = amount / 1000, larger
+    return f"{amount:.0f} {unit}" if unit == "B" or amount >= 10 else f"{amount:.1f} {unit}"  # noqa: PLR2004
+
+
 def span(seconds: float) -> str:
     """A duration for people."""
     whole = int(seconds)

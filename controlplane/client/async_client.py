@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -70,13 +70,21 @@ class Client(StreamPages):
         accepted = await self.submit_accepted(spec, key)
         return accepted.job
 
-    async def submit_accepted(self, spec: JobSpec, key: str | None = None) -> JobAccepted:
+    async def submit_accepted(
+        self,
+        spec: JobSpec,
+        key: str | None = None,
+        *,
+        on_sent: Callable[[int, int], None] | None = None,
+    ) -> JobAccepted:
         """The same as `submit`, with the state that the job is in.
 
         Args:
             spec: what to run; relative paths are relative to the current directory.
             key: makes a repetition harmless: the same key gives the same job. None: a new job each
                 time.
+            on_sent: called in the client's loop as the working directory travels, with the bytes
+                of its archive that the controller has, and all there are.
 
         Raises:
             BadFieldError: if a field cannot be accepted; nothing was submitted.
@@ -85,7 +93,7 @@ class Client(StreamPages):
         spec = checked(spec, Path.cwd())
         archive = await asyncio.to_thread(pack, Path(spec.workdir))
         digest = digest_of(archive)
-        await self._put(digest, archive)
+        await self._put(digest, archive, on_sent)
         request = SubmitJob(spec=spec, snapshot=digest, key=key or uuid.uuid4().hex)
         return await self._call(request, JobAccepted)
 

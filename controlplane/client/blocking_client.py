@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -83,14 +83,21 @@ class BlockingClient:
         """
         return self._run(self._client.submit(spec, key))
 
-    def submit_accepted(self, spec: JobSpec, key: str | None = None) -> JobAccepted:
+    def submit_accepted(
+        self,
+        spec: JobSpec,
+        key: str | None = None,
+        *,
+        on_sent: Callable[[int, int], None] | None = None,
+    ) -> JobAccepted:
         """See `Client.submit_accepted`.
 
         Args:
             spec: what to run; relative paths are relative to the current directory.
             key: the same key gives the same job; None: a new job each time.
+            on_sent: called in the client's thread with bytes that arrived, and all of them.
         """
-        return self._run(self._client.submit_accepted(spec, key))
+        return self._run(self._client.submit_accepted(spec, key, on_sent=on_sent))
 
     def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
         """See `Client.jobs`.

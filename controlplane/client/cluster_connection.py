@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -72,13 +72,17 @@ class ClusterConnection:
         """Who answers, and as whom you are known."""
         return await self._call(GetCluster(), Cluster)
 
-    async def _put(self, digest: str, archive: bytes) -> None:
+    async def _put(
+        self, digest: str, archive: bytes, on_sent: Callable[[int, int], None] | None = None
+    ) -> None:
         offset = 0
         while offset < len(archive) or offset == 0:
             piece = archive[offset : offset + PIECE]
             request = PutSnapshot(digest=digest, offset=offset, data=piece, total=len(archive))
             stored = await self._call(request, SnapshotStored)
             offset = stored.size
+            if on_sent is not None:
+                on_sent(offset, len(archive))
             if offset == len(archive):
                 return
 

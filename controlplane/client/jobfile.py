@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
+from controlplane.client.spec_overrides import with_overrides
 from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import JobSpec, problems
 from schemas.toml_settings import convert, read_toml
 
 
-def load_job(path: Path) -> JobSpec:
+def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     """The job in a TOML file; its relative paths are relative to the file.
 
     Args:
         path: a TOML file, UTF-8.
+        overrides: KEY=VALUE, over what the file says, as `with_overrides` reads them.
 
     Raises:
         SettingsError: if the file cannot be read, a key is unknown or of the wrong type.
@@ -24,6 +27,8 @@ def load_job(path: Path) -> JobSpec:
     table = read_toml(path)
     if not table:
         raise SettingsError(f"{path} is empty", "give at least name, script and batch_size")
+    if overrides:
+        table = with_overrides(table, overrides)
     return checked(convert(JobSpec, table, path), path.resolve().parent)
 
 

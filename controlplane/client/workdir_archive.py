@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fnmatch
 import gzip
 import hashlib
@@ -10,7 +11,7 @@ import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from schemas.errors import BadFieldError, TooLargeError
 
@@ -39,8 +40,7 @@ def pack(folder: Path) -> bytes:
         BadFieldError: if `folder` is none or a file cannot be read.
         TooLargeError: if it packs to more than a cluster takes, or its files are too large.
     """
-    if not folder.is_dir():
-        raise BadFieldError(f"workdir {folder} is no folder", "correct the path", "workdir")
+    _refuse_none(folder)
     packed = io.BytesIO()
     total = 0
     with (
@@ -51,6 +51,39 @@ def pack(folder: Path) -> bytes:
             total += _add(tar, folder, path)
             _refuse_large(folder, total, packed.tell())
     return packed.getvalue()
+
+
+class PackedFile(NamedTuple):
+    """A file that travels with a job."""
+
+    path: str  # relative to the working directory
+    size: int  # bytes
+
+
+def survey(folder: Path) -> tuple[PackedFile, ...]:
+    """The files that `pack` takes, without reading them.
+
+    Args:
+        folder: the working directory.
+
+    Returns:
+        In the order of the archive.
+
+    Raises:
+        BadFieldError: if `folder` is none or a file is not there.
+    """
+    _refuse_none(folder)
+    found = []
+    for path in _files(folder, _patterns(folder)):
+        with _named(path):
+            if path.is_file():
+                found.append(PackedFile(str(path.relative_to(folder)), path.stat().st_size))
+    return tuple(found)
+
+
+def _refuse_none(folder: Path) -> None:
+    if not folder.is_dir():
+        raise BadFieldError(f"workdir {folder} is no folder", "correct the path", "workdir")
 
 
 def _refuse_large(folder: Path, unpacked: int, packed: int) -> None:
@@ -117,7 +150,7 @@ def _foreign(folder: Path) -> bool:
 
 
 def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> int:
-    try:
+    with _named(path):
         status = path.stat()  # links are followed: what they name may lie outside
         if not path.is_file():
             return 0
@@ -126,8 +159,15 @@ def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> int:
         entry.mode = 0o755 if status.st_mode & 0o100 else 0o644
         with path.open("rb") as file:
             tar.addfile(entry, file)
+    return entry.size
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors of the file system as one of the job's, which names the file."""
+    try:
+        yield
     except OSError as error:
         hint = f"correct it or name it in {IGNORE_FILE}"
         why = error.strerror or error  # tarfile's own have no number
         raise BadFieldError(f"workdir: {path}: {why}", hint, "workdir") from None
-    return entry.size

@@ -1,0 +1,236 @@
+"""submit: what would travel, what was accepted, and with --wait what became of it."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Final, NamedTuple
+
+import msgspec
+from cyclopts import Parameter
+
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit, exit_code
+from controlplane.cli.failure_report import failure_lines
+from controlplane.cli.output import (
+    byte_count,
+    error_body,
+    plain,
+    print_error,
+    print_json,
+    print_line,
+)
+from controlplane.client import BlockingClient, JobSpec
+from controlplane.client.jobfile import load_job
+from controlplane.client.workdir_archive import IGNORE_FILE, PackedFile, survey
+from schemas.errors import BadFieldError, OnesError, UnreachableError
+from schemas.messages.client import JobAccepted
+
+MUCH: Final = 100_000_000  # bytes of a working directory that are worth a question
+NAMED: Final = 3  # of the largest files
+SHOWN_FROM: Final = 4 << 20  # bytes of an archive whose way is worth a bar
+KEY_HELP: Final = "submitting twice with it gives one job"
+SET_HELP: Final = "KEY=VALUE over the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
+
+
+class Submission(NamedTuple):
+    """One job file, ready to go."""
+
+    file: Path
+    spec: JobSpec
+    travels: tuple[PackedFile, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files that travel, before they are packed."""
+        return sum(file.size for file in self.travels)
+
+    @property
+    def largest(self) -> list[PackedFile]:
+        """The files that make most of it, largest first."""
+        return sorted(self.travels, key=lambda file: -file.size)[:NAMED]
+
+
+def submit(
+    file: Path,
+    /,
+    *more: Path,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", help=SET_HELP)] = None,
+    wait: Annotated[bool, Parameter(help="until it ends; exit 1 if it fails, and say why")] = False,
+    key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
+    dry_run: Annotated[bool, Parameter(help="check, say what would go, submit nothing")] = False,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="ask nothing")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Submit the job that each FILE (TOML) describes, with a snapshot of its working directory."""
+    files = (file, *more)
+    if key is not None and more:
+        raise BadFieldError("--key is of one job", "submit these files one at a time", "key")
+    ready = [_prepared(path, set_ or ()) for path in files]  # all are good before one goes
+    if dry_run:
+        return _say_dry(ready, common)
+    if not all(_agreed(one, common, yes=yes) for one in ready):
+        return Exit.USAGE
+    with BlockingClient(common.home) as client:
+        first_event = client.cluster().last_seq + 1 if wait else 0
+        accepted, code = _all_sent(client, ready, key, common)
+        return (_waited(client, accepted, first_event, common) if wait else Exit.OK) or code
+
+
+def _prepared(file: Path, overrides: Sequence[str]) -> Submission:
+    spec = load_job(file, overrides)
+    return Submission(file, spec, survey(Path(spec.workdir)))
+
+
+def _all_sent(
+    client: BlockingClient, ready: Sequence[Submission], key: str | None, common: Common
+) -> tuple[list[JobAccepted], int]:
+    """Submit each, whatever becomes of another; a refusal of several is an `error` in JSON.
+
+    Returns:
+        What was accepted, and the exit code of the first refusal.
+
+    Raises:
+        OnesError: if there is but one and it is refused.
+    """
+    accepted: list[JobAccepted] = []
+    rows: list[Any] = []
+    code: int = Exit.OK
+    for one in ready:
+        try:
+            accepted.append(_sent(client, one, key, common))
+            rows.append(accepted[-1])
+        except OnesError as error:
+            if len(ready) == 1:
+                raise
+            code = code or exit_code(error)
+            rows.append({"file": str(one.file), "error": error_body(error)})
+            print_error(error, "table")
+            if isinstance(error, UnreachableError):
+                break
+    if common.output == "json":
+        print_json(rows[0] if len(ready) == 1 else rows)
+        sys.stdout.flush()
+    return accepted, code
+
+
+def _sent(client: BlockingClient, one: Submission, key: str | None, common: Common) -> JobAccepted:
+    with _progress(one) as on_sent:
+        accepted = client.submit_accepted(one.spec, key, on_sent=on_sent)
+    if common.output == "jsonl":
+        print_line(accepted)
+    elif common.output != "json":
+        sys.stdout.write(f"{accepted.job}\n")
+        sys.stdout.flush()
+    return accepted
+
+
+def _waited(
+    client: BlockingClient, accepted: Sequence[JobAccepted], first_event: int, common: Common
+) -> int:
+    code: int = Exit.OK
+    for one in accepted:
+        detail = client.wait(one.job)
+        if detail.summary.state == "succeeded":
+            continue
+        code = Exit.JOB_FAILED
+        if common.output != "quiet":
+            for line in failure_lines(client, detail, first_event):
+                sys.stderr.write(f"{line}\n")
+    return code
+
+
+# --- what travels
+
+
+def snapshot_line(one: Submission) -> str:
+    """What travels with a job, for people: how much, how many files, the largest of them."""
+    many = len(one.travels)
+    line = f"{byte_count(one.size)} in {many} file{'s' * (many != 1)} of {one.spec.workdir}"
+    largest = ", ".join(f"{name} {byte_count(size)}" for name, size in one.largest)
+    return f"{line} ({'largest: ' * (many > 1)}{largest})" if largest else line
+
+
+def _agreed(one: Submission, common: Common, *, yes: bool) -> bool:
+    """Say what travels; ask whether that much should, where somebody is there to answer."""
+    if common.output == "table":
+        sys.stderr.write(f"{snapshot_line(one)}\n")
+    if one.size <= MUCH or yes:
+        return True
+    remedy = f"name large data in {Path(one.spec.workdir) / IGNORE_FILE}, read it from its place"
+    sys.stderr.write(f"ones: more than {byte_count(MUCH)} would travel; {remedy}\n")
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return True
+    sys.stderr.write("submit it all the same? [y/N] ")
+    sys.stderr.flush()
+    if sys.stdin.readline().strip().lower() in {"y", "yes"}:
+        return True
+    sys.stderr.write("nothing was submitted\n")
+    return False
+
+
+@contextlib.contextmanager
+def _progress(one: Submission) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal for what takes its time; nothing anywhere else."""
+    if not sys.stderr.isatty() or one.size < SHOWN_FROM:
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and seldom needed
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
+
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(f"packing {one.spec.name}", total=None)
+
+        def sent(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, description=f"sending {one.spec.name}")
+
+        yield sent
+
+
+# --- a dry run
+
+
+def _say_dry(ready: Sequence[Submission], common: Common) -> int:
+    rows = [_dry(one) for one in ready]
+    if common.output == "json":
+        print_json(rows[0] if len(rows) == 1 else rows)
+        return Exit.OK
+    for one, row in zip(ready, rows, strict=True):
+        if common.output == "jsonl":
+            print_line(row)
+        elif common.output == "table":
+            sys.stdout.write(f"{one.file} can be submitted\n")
+            for name, value in _stated(one.spec).items():
+                sys.stdout.write(f"  {name:15s} {value}\n")
+            sys.stdout.write(f"  {'snapshot':15s} {snapshot_line(one)}\n")
+    return Exit.OK
+
+
+def _dry(one: Submission) -> dict[str, Any]:
+    largest = [{"path": name, "bytes": size} for name, size in one.largest]
+    snapshot = {"bytes": one.size, "files": len(one.travels), "largest": largest}
+    return {"job": None, "state": "valid", "spec": one.spec, "snapshot": snapshot}
+
+
+def _stated(spec: JobSpec) -> dict[str, str]:
+    """The fields that are not as they would be without a word, and those that rule its size."""
+    found = {}
+    for field in msgspec.structs.fields(spec):
+        value = getattr(spec, field.name)
+        if field.required or field.name == "slots" or value != field.default:
+            found[field.name] = _text(plain(value))
+    return {name: text for name, text in found.items() if text}
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

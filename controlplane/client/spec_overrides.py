@@ -1,0 +1,127 @@
+"""KEY=VALUE of a command line, over the table of a job file."""
+
+from __future__ import annotations
+
+import difflib
+import tomllib
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from schemas.errors import BadFieldError
+from schemas.jobs import JobSpec, StopRule
+
+FIELDS: Final = {field.name: field.type for field in msgspec.structs.fields(JobSpec)}
+STOP_FIELDS: Final = tuple(field.name for field in msgspec.structs.fields(StopRule))
+TEXTS: Final = frozenset({"name", "script", "workdir", "family", "python"})
+FORM: Final = "write KEY=VALUE: lr=0.1, stop.epochs=3, args.width=64 or env.MODE=fast"
+
+
+def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict[str, Any]:
+    """The table of a job file with some of its values replaced.
+
+    `args.width=64` replaces what follows `--width` in `args`, or adds `--width 64`; `true` and
+    `false` add and remove a flag that has no value. `env.NAME=TEXT` and `stop.epochs=3` set one
+    entry. A value is read as TOML where it is some, else as text.
+
+    Args:
+        table: of a job file; it is left as it is.
+        assignments: KEY=VALUE, each; a later one wins.
+
+    Returns:
+        A new table, whose types are checked when it becomes a spec.
+
+    Raises:
+        BadFieldError: if an assignment has no such form or names no field of a job.
+    """
+    changed = {key: _copied(value) for key, value in table.items()}
+    for assignment in assignments:
+        key, equals, text = assignment.partition("=")
+        if not equals or not key.strip():
+            raise BadFieldError(f"--set {assignment!r} is no assignment", FORM, "set")
+        field, dot, entry = key.strip().partition(".")
+        if dot and not entry:
+            raise BadFieldError(f"--set {key} names no entry of {field}", FORM, key)
+        if field not in FIELDS:
+            raise BadFieldError(f"--set {key}: a job has no such field", _near(field), key)
+        if not dot:
+            changed[field] = text if field in TEXTS else _value(text)
+        elif field == "args":
+            changed["args"] = with_option(changed.get("args", ()), entry, text)
+        elif field in {"env", "stop"}:
+            _set_entry(changed, field, entry, text)
+        else:
+            raise BadFieldError(f"--set {key}: {field} has no entries", FORM, key)
+    return changed
+
+
+def with_option(args: Sequence[str], name: str, text: str) -> list[str]:
+    """Arguments of a script with one option set.
+
+    Args:
+        args: as they stand; both `--name value` and `--name=value` are understood.
+        name: of the option, without its dashes; `-` and `_` are the same.
+        text: its value; `true` and `false` of an option without a value: there, or not.
+    """
+    kept = list(args)
+    flag = f"--{name}"
+    for place, arg in enumerate(kept):
+        option, equals, _ = arg.partition("=")
+        if not option.startswith("--") or option.replace("_", "-") != flag.replace("_", "-"):
+            continue
+        if equals:
+            kept[place] = f"{option}={text}"
+        elif _has_value(kept, place):
+            kept[place + 1] = text
+        elif text == "false":
+            del kept[place]
+        elif text != "true":
+            kept.insert(place + 1, text)
+        return kept
+    return kept if text == "false" else [*kept, flag] if text == "true" else [*kept, flag, text]
+
+
+def _has_value(args: Sequence[str], place: int) -> bool:
+    if place + 1 >= len(args):
+        return False
+    after = args[place + 1]
+    return not after.startswith("-") or _is_number(after)
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None:
+    if field == "stop" and entry not in STOP_FIELDS:
+        hint = f"one of {', '.join(STOP_FIELDS)}"
+        raise BadFieldError(f"--set stop.{entry}: there is no such stop rule", hint, "stop")
+    inner = table.setdefault(field, {})
+    if not isinstance(inner, dict):
+        raise BadFieldError(f"{field} is no table in the job file", "correct it there", field)
+    other = {"epochs": "samples", "samples": "epochs"}.get(entry)
+    if field == "stop" and other and "metric" not in inner:
+        inner.pop(other, None)  # exactly one of the two is a rule
+    inner[entry] = text if field == "env" or entry == "metric" else _value(text)
+
+
+def _value(text: str) -> Any:
+    try:
+        parsed = tomllib.loads(f"x = {text}")
+    except tomllib.TOMLDecodeError:
+        return text
+    return parsed["x"] if len(parsed) == 1 else text
+
+
+def _copied(value: Any) -> Any:
+    return dict(value) if isinstance(value, dict) else value
+
+
+def _near(field: str) -> str:
+    near = difflib.get_close_matches(field, FIELDS, n=1)
+    return f"did you mean {near[0]}?" if near else f"one of {', '.join(sorted(FIELDS))}"

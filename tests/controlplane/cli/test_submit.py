@@ -1,0 +1,148 @@
+"""ones submit, as far as it needs no cluster: what would travel, and what a dry run says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane.cli.failure_report import failing_rank
+from controlplane.cli.output import byte_count
+from controlplane.cli.submit import Submission, snapshot_line
+from controlplane.client.workdir_archive import PackedFile, survey
+from schemas.errors import BadFieldError
+from schemas.ids import JobId, Seconds
+from schemas.messages.feed import FeedEvent
+from tests.support.builders import job_spec
+from tests.support.commands import ones
+from tests.support.file_trees import PROJECT, tree
+
+JOB = 'name = "digits"\nscript = "train.py"\nbatch_size = 64\nargs = ["--width", "64"]\n'
+
+
+def job_folder(folder: Path, job: str = JOB) -> Path:
+    return tree(folder, {"job.toml": job, "train.py": "print(1)", "data.bin": b"0" * 2000})
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [(0, "0 B"), (999, "999 B"), (1000, "1.0 kB"), (12_345, "12 kB"), (999_600, "1.0 MB"),
+     (3_400_000, "3.4 MB"), (2 * 10**9, "2.0 GB")],
+)  # fmt: skip
+def test_bytes_are_told_in_units_of_1000(size: int, text: str) -> None:
+    assert byte_count(size) == text
+
+
+def test_a_snapshot_is_told_by_size_number_and_its_largest_files(tmp_path: Path) -> None:
+    spec = job_spec(workdir="/w")
+    files = (PackedFile("a", 10), PackedFile("b", 4000), PackedFile("c", 7), PackedFile("d", 20))
+
+    assert snapshot_line(Submission(tmp_path, spec, files)) == (
+        "4.0 kB in 4 files of /w (largest: b 4.0 kB, d 20 B, a 10 B)"
+    )
+    assert snapshot_line(Submission(tmp_path, spec, files[:1])) == "10 B in 1 file of /w (a 10 B)"
+
+
+def test_the_survey_names_what_the_archive_takes_and_nothing_else(tmp_path: Path) -> None:
+    folder = tree(tmp_path, {**PROJECT, ".git/x": "1", "large/data": "22", ".onesignore": "large"})
+
+    found = survey(folder)
+
+    assert {file.path: file.size for file in found} == {
+        ".onesignore": 5, **{name: len(text) for name, text in PROJECT.items()}
+    }  # fmt: skip
+
+
+def test_a_dangling_link_is_named_before_anything_travels(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+
+    assert survey(tmp_path) == ()
+    with pytest.raises(BadFieldError, match="is no folder"):
+        survey(tmp_path / "none")
+
+
+def test_a_dry_run_says_what_would_be_submitted(tmp_path: Path) -> None:
+    job_folder(tmp_path)
+
+    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "lr=0.1",
+                "--set", "args.width=8", "--set", "env.A=b")  # fmt: skip
+
+    largest = f"(largest: data.bin 2.0 kB, job.toml {len(JOB)} B, train.py 8 B)"
+    assert (said.code, said.err) == (0, "")
+    assert said.out.splitlines() == [
+        f"{tmp_path}/job.toml can be submitted",
+        "  name            digits",
+        "  script          train.py",
+        "  batch_size      64",
+        "  args            --width 8",
+        f"  workdir         {tmp_path}",
+        "  lr              0.1",
+        "  slots           1 1",
+        "  env             A b",
+        f"  snapshot        2.1 kB in 3 files of {tmp_path} {largest}",
+    ]
+
+
+def test_a_dry_run_for_programs_has_spec_and_snapshot(tmp_path: Path) -> None:
+    job_folder(tmp_path)
+
+    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "-o", "json").json
+
+    assert (said["job"], said["state"], said["spec"]["args"]) == (None, "valid", ["--width", "64"])
+    assert said["snapshot"] == {
+        "bytes": 2008 + len(JOB),
+        "files": 3,
+        "largest": [
+            {"path": "data.bin", "bytes": 2000},
+            {"path": "job.toml", "bytes": len(JOB)},
+            {"path": "train.py", "bytes": 8},
+        ],
+    }
+
+
+def test_a_bad_file_among_several_is_named_and_none_is_submitted(tmp_path: Path) -> None:
+    good, bad = tmp_path / "good", tmp_path / "bad"
+    job_folder(good)
+    job_folder(bad, JOB.replace("64\n", "0\n", 1))
+
+    said = ones("submit", str(good / "job.toml"), str(bad / "job.toml"), "--home", str(tmp_path))
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err.startswith("ones: batch_size: 0 is not 1 to ")
+
+
+def test_an_override_is_checked_like_the_file(tmp_path: Path) -> None:
+    job_folder(tmp_path)
+
+    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "lr=fast")
+
+    assert (said.code, said.out) == (2, "")
+    assert "lr: Expected `float | null`, got `str`" in said.err
+
+
+def exited(version: int, rank: int, code: int | None, signal: int | None = None) -> FeedEvent:
+    detail: dict[str, str | int | float | bool | None] = {
+        "rank": rank, "slot": f"n/{rank}", "version": version, "code": code, "signal": signal
+    }  # fmt: skip
+    return FeedEvent(
+        seq=1, time=Seconds(0.0), event="worker.exited", job=JobId("a-1"), node=None, detail=detail
+    )
+
+
+@pytest.mark.parametrize(
+    ("ends", "rank"),
+    [
+        ([exited(1, 0, 0), exited(1, 1, 3)], 1),
+        ([exited(1, 1, 1), exited(1, 0, None, 15)], 1),  # the others are ended for it
+        ([exited(1, 0, None, 15), exited(1, 1, 1)], 1),
+        ([exited(1, 1, None, 11), exited(1, 0, 1)], 1),
+        ([exited(1, 1, 1), exited(2, 0, 1)], 0),  # of the last try
+        ([exited(1, 1, 1), exited(2, 0, None, 9)], None),
+        ([exited(1, 0, None, None)], None),
+        ([], None),
+    ],
+)
+def test_the_failing_worker_is_the_first_that_ended_by_itself_in_the_last_group(
+    ends: list[FeedEvent], rank: int | None
+) -> None:
+    assert failing_rank(ends) == rank
