@@ -28,6 +28,7 @@ DRAWN = {  # modules that draw, which takes long to import; loaded when they are
 }
 
 
+INIT = "Write a job file for SCRIPT, and say which lines of it to change for the library."
 SIM = "Simulate policies before you use them."
 
 
@@ -60,6 +61,7 @@ def build() -> App:
     ):
         app.command(command)
         job.command(command)
+    app.command("controlplane.cli.init:init", name="init", help=INIT)
     for name, help_text in DRAWN.items():
         app.command(f"controlplane.cli.{name}:{name}", name=name, help=help_text)
     node.command(node_commands.node_list, name="list")

@@ -1,0 +1,137 @@
+"""init: a job file for a script, and what to change in the script."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.init_script.job_template import job_file
+from controlplane.cli.init_script.port_script import Port, changed_lines, port
+from controlplane.cli.init_script.script_facts import Facts, look
+from controlplane.cli.init_script.syntax import Source
+from schemas.errors import BadFieldError
+
+NAMED = ("batch_size", "lr", "epochs")
+
+
+def init(
+    script: Path,
+    /,
+    *,
+    to: Annotated[Path | None, Parameter(help="the job file; default: job.toml beside it")] = None,
+    apply: Annotated[bool, Parameter(help="make the changes in the script")] = False,
+    force: Annotated[bool, Parameter(help="replace a job file that is there")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Write a job file for SCRIPT, and say which lines of it to change for the library."""
+    source = _read(script)
+    target = to or script.parent / "job.toml"
+    keeps = target.exists() and not force
+    if keeps and not apply:
+        hint = "--force replaces it, --to FILE writes another"
+        raise BadFieldError(f"{target} is there already", hint, "to")
+    facts = look(source)
+    if common.output == "table":
+        _ask(facts)
+    ported = port(facts, script.name)
+    relative = os.path.relpath(script.resolve(), target.resolve().parent)
+    if relative.startswith(".."):
+        hint = "--to a folder that the script is in, or in one below it"
+        raise BadFieldError(f"{script} is outside the folder of {target}", hint, "to")
+    if not keeps:
+        _write(target, job_file(facts, script.resolve(), relative))
+    if apply and ported.text:
+        _write(script, ported.text)
+    row = _row(facts, ported, source, script)
+    row |= {"job_file": str(target), "applied": apply and bool(ported.text)}
+    if common.output in {"json", "jsonl"}:
+        sys.stdout.write(json.dumps(row) + "\n")
+    elif common.output == "table":
+        _say(row, script, "kept" if keeps else "wrote")
+    return Exit.OK
+
+
+def _read(script: Path) -> Source:
+    try:
+        return Source(script.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadFieldError(f"{script}: {error.strerror}", "check the path", "script") from None
+    except (SyntaxError, ValueError) as error:
+        what = f"{script} is no Python: {error}"
+        raise BadFieldError(what, "correct it first", "script") from None
+
+
+def _write(path: Path, text: str) -> None:
+    """Whole or not at all."""
+    fresh = path.with_name(f".{path.name}.new")
+    try:
+        fresh.write_text(text, encoding="utf-8")
+        if path.exists():
+            fresh.chmod(path.stat().st_mode & 0o777)
+        fresh.replace(path)
+    except OSError as error:
+        raise BadFieldError(f"{path}: {error.strerror}", "choose another with --to", "to") from None
+
+
+def _ask(facts: Facts) -> None:
+    """What the script does not say, of somebody who is there to say it."""
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        return
+    if facts.batch_size is None:
+        answer = _answer("global batch size, samples per step")
+        facts.batch_size = int(answer) if answer and answer >= 1 else None
+    if facts.epochs is None:
+        answer = _answer("epochs (empty: the script's own)")
+        facts.epochs = int(answer) if answer and answer >= 1 else None
+    if facts.lr is None:
+        facts.lr = _answer("learning rate at that batch (empty: the script's own)")
+
+
+def _answer(question: str) -> float | None:
+    while True:
+        sys.stderr.write(f"{question}? ")
+        sys.stderr.flush()
+        text = sys.stdin.readline().strip()
+        if not text:
+            return None
+        try:
+            return float(text)
+        except ValueError:
+            sys.stderr.write("a number, please; ")
+
+
+def _row(facts: Facts, ported: Port, source: Source, script: Path) -> dict[str, Any]:
+    diff = ported.diff(source.text, script.name)
+    return {
+        "found": {name: getattr(facts, name) for name in NAMED},
+        "lines": changed_lines(diff),
+        "diff": diff,
+        "missing": ported.missing,
+        "advice": ported.advice,
+    }
+
+
+def _say(row: dict[str, Any], script: Path, done: str) -> None:
+    out = sys.stdout.write
+    found = ", ".join(
+        f"{name} {'not found' if value is None else f'{value:g}'}"
+        for name, value in row["found"].items()
+    )
+    out(f"{done} {row['job_file']} ({found})\n")
+    for line in row["missing"]:
+        out(f"{script.name}: {line}\n")
+    if row["diff"]:
+        lines = f"{row['lines']} line{'s' * (row['lines'] != 1)} of {script}"
+        out(f"{'changed' if row['applied'] else 'to change:'} {lines}\n\n{row['diff']}\n")
+        if not row["applied"]:
+            out(f"`ones init {script} --apply` makes these changes\n")
+    for line in row["advice"]:
+        out(f"{script.name}: {line}\n")
+    out(f"then: ones submit {row['job_file']}\n")

@@ -1,0 +1,101 @@
+"""Statements between the making of model, optimizer and loader: where each of them belongs."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass, field
+from typing import Final
+
+from controlplane.cli.init_script.script_facts import Facts
+from controlplane.cli.init_script.syntax import (
+    assigned,
+    called,
+    last_name,
+    loads,
+    stores,
+    value_of,
+)
+
+WRAPPERS: Final = frozenset({"DDP", "DistributedDataParallel", "DataParallel"})
+READS: Final = frozenset({"print", "info", "debug", "warning", "log", "write", "summary", "watch"})
+MOVES: Final = frozenset({"to", "cuda", "cpu"})
+MODES: Final = frozenset({"train", "eval"})
+
+
+@dataclass
+class Sorted:
+    """What becomes of each statement between the three."""
+
+    builds: list[ast.stmt] = field(default_factory=list)  # of the model: into build_model
+    after: list[ast.stmt] = field(default_factory=list)  # below the call of load
+    dropped: list[ast.stmt] = field(default_factory=list)  # the agent does it
+    problems: list[str] = field(default_factory=list)
+
+
+def sort_between(facts: Facts) -> Sorted:
+    """Sort the statements from the first of model, optimizer and loader to the last.
+
+    What uses one of them before `load` has made it goes below, with all that follows from it; what
+    changes the model goes into its builder, so that a checkpoint wins over it.
+
+    Args:
+        facts: of a script that has the three in one block.
+    """
+    model, optimizer, loader = facts.model, facts.optimizer, facts.loader
+    assert model and optimizer and loader  # noqa: PT018, S101 - by the caller
+    three = [one.statement for one in (model, optimizer, loader)]
+    places = [place for place, s in enumerate(optimizer.block) if any(s is one for one in three)]
+    found = Sorted()
+    late: set[str] = set()  # names that are bound when `load` returns, or from what it returns
+    for statement in optimizer.block[places[0] : places[-1] + 1]:
+        if statement is optimizer.statement:
+            needs = loads(statement) & (late - {model.name})
+        elif any(statement is one for one in three):
+            needs = loads(statement) & late
+        else:
+            _sort(statement, model.name, late, found)
+            continue
+        if needs:
+            what = f"line {statement.lineno}: it needs {', '.join(sorted(needs))}"
+            found.problems.append(f"{what}, which is there only when agent.load() has returned")
+        late |= stores(statement)
+    return found
+
+
+def _sort(statement: ast.stmt, model: str, late: set[str], found: Sorted) -> None:
+    names = loads(statement)
+    if not names & late:
+        if stores(statement) & late:
+            late |= stores(statement)
+            found.after.append(statement)
+        return
+    if _moves_or_wraps(statement, model):
+        found.dropped.append(statement)
+    elif model in names and not names & (late - {model}) and _changes(statement, model):
+        found.builds.append(statement)
+    else:
+        found.after.append(statement)
+        late |= stores(statement)
+
+
+def _moves_or_wraps(statement: ast.stmt, model: str) -> bool:
+    if isinstance(statement, ast.If):
+        return not statement.orelse and all(_moves_or_wraps(s, model) for s in statement.body)
+    value = value_of(statement)
+    if isinstance(value, ast.IfExp) and isinstance(value.orelse, ast.Name):
+        value = value.body
+    if not isinstance(value, ast.Call) or assigned(statement) not in {"", model}:
+        return False
+    of_model = (
+        isinstance(value.func, ast.Attribute) and called(value) == f"{model}.{value.func.attr}"
+    )
+    return (of_model and last_name(value) in MOVES) or last_name(value) in WRAPPERS
+
+
+def _changes(statement: ast.stmt, model: str) -> bool:
+    """Whether a statement changes the model, and is not only a look at it."""
+    if any(name == model or name.startswith(f"{model}.") for name in [assigned(statement)]):
+        return True
+    if isinstance(statement, ast.Expr):
+        return last_name(statement.value) not in READS | MODES
+    return isinstance(statement, ast.For | ast.With | ast.If)

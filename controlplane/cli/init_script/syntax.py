@@ -1,0 +1,189 @@
+"""Small questions about Python syntax trees, and spans of source text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import NamedTuple
+
+Block = list[ast.stmt]
+
+
+class Source:
+    """A script's text, with its tree.
+
+    Args:
+        text: of the script.
+
+    Raises:
+        SyntaxError: if it is no Python.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.tree = ast.parse(text)
+        self._bytes = text.encode()
+        self._starts = [0]
+        for line in self._bytes.splitlines(keepends=True):
+            self._starts.append(self._starts[-1] + len(line))
+
+    def of(self, node: ast.AST) -> str:
+        """The text of a node.
+
+        Args:
+            node: an expression or statement of this script.
+        """
+        return ast.get_source_segment(self.text, node) or ""
+
+    def span(self, node: ast.expr | ast.stmt) -> tuple[int, int]:
+        """Where a node is, in bytes.
+
+        Args:
+            node: of this script.
+        """
+        first = self._starts[node.lineno - 1] + node.col_offset
+        last = self._starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+        return first, last
+
+    def lines(self, statement: ast.stmt) -> tuple[int, int]:
+        """The whole lines of a statement, in bytes, with decorators and the last newline.
+
+        Args:
+            statement: of this script.
+        """
+        return self._starts[statement.lineno - 1], self._starts[statement.end_lineno or 0]
+
+    def line_of(self, statement: ast.stmt) -> str:
+        """The text of the whole lines of a statement.
+
+        Args:
+            statement: of this script.
+        """
+        first, last = self.lines(statement)
+        return self._bytes[first:last].decode()
+
+    def edited(self, edits: list[Edit]) -> str:
+        """The text after some edits, none of which overlap.
+
+        Args:
+            edits: in any order; those at one place are applied in the order of the list.
+        """
+        parts, at = [], 0
+        for edit in sorted(edits, key=lambda edit: (edit.first, edit.last)):
+            parts += [self._bytes[at : edit.first], edit.text.encode()]
+            at = max(at, edit.last)
+        return b"".join((*parts, self._bytes[at:])).decode()
+
+
+class Edit(NamedTuple):
+    """Bytes of a source, from `first` to before `last`, become `text`."""
+
+    first: int
+    last: int
+    text: str
+
+
+def blocks(tree: ast.AST) -> Iterator[Block]:
+    """Every list of statements, outer ones first.
+
+    Args:
+        tree: a module or a part of one.
+    """
+    for node in ast.walk(tree):
+        for name in ("body", "orelse", "finalbody"):
+            block = getattr(node, name, None)
+            if isinstance(block, list) and block:
+                yield block
+
+
+def called(node: ast.AST | None) -> str:
+    """What a call calls, with dots: `torch.optim.SGD`; empty if `node` is no call of a name.
+
+    Args:
+        node: any.
+    """
+    return dotted(node.func) if isinstance(node, ast.Call) else ""
+
+
+def dotted(node: ast.AST) -> str:
+    """A name with dots; empty for anything else.
+
+    Args:
+        node: an expression.
+    """
+    if isinstance(node, ast.Attribute):
+        before = dotted(node.value)
+        return f"{before}.{node.attr}" if before else ""
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+def last_name(node: ast.AST | None) -> str:
+    """The last part of what a call calls: `SGD` of `torch.optim.SGD(...)`.
+
+    Args:
+        node: any.
+    """
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        return node.func.attr
+    return called(node)
+
+
+def assigned(statement: ast.stmt) -> str:
+    """The one name that a statement assigns to; empty for any other.
+
+    Args:
+        statement: any.
+    """
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        return dotted(statement.targets[0])
+    return dotted(statement.target) if isinstance(statement, ast.AnnAssign) else ""
+
+
+def value_of(statement: ast.stmt) -> ast.expr | None:
+    """What a statement assigns, or the expression that it is.
+
+    Args:
+        statement: any.
+    """
+    if isinstance(statement, ast.Assign | ast.AnnAssign | ast.Expr):
+        return statement.value
+    return None
+
+
+def loads(node: ast.AST) -> set[str]:
+    """The names that are read somewhere in it.
+
+    Args:
+        node: any.
+    """
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+
+
+def stores(node: ast.AST) -> set[str]:
+    """The names that are bound somewhere in it, by assignments, loops and definitions.
+
+    Args:
+        node: any.
+    """
+    found = {
+        n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    }
+    if isinstance(node, ast.FunctionDef | ast.ClassDef):
+        found.add(node.name)
+    return found
+
+
+def keyword(call: ast.Call, name: str, place: int | None = None) -> ast.expr | None:
+    """An argument of a call.
+
+    Args:
+        call: any.
+        name: of the argument.
+        place: among those without a name, from 0; None: it always has its name.
+    """
+    for found in call.keywords:
+        if found.arg == name:
+            return found.value
+    if place is not None and len(call.args) > place:
+        return call.args[place]
+    return None
