@@ -15,6 +15,7 @@ from typing import Final
 
 import structlog
 
+from nodeagent import job_files
 from nodeagent.agent_errors import StartError
 from nodeagent.agent_settings import AgentSettings
 from nodeagent.job_workspaces import sweep
@@ -34,6 +35,7 @@ from schemas.link import Link, Socket, load_keys, load_public
 from schemas.logging_and_watchdog import notify, watchdog
 from schemas.messages import Message
 from schemas.messages.agent import GroupDelta, Hello, StepsReported, Telemetry, Welcome
+from schemas.messages.files import AskFiles, AskPiece
 from schemas.messages.logs import LogStored, SnapshotPiece
 from schemas.messages.worker import GroupOrder, Reported, SlotGranted, WorkerHello
 from schemas.session import (
@@ -51,6 +53,7 @@ log = structlog.get_logger("agent")
 TICK_S: Final = 0.25
 LOOK_S: Final = 1.0
 SWEEP_S: Final = 3600.0
+READERS: Final = 4  # of files of jobs, at once
 EVENTS_TOPIC: Final = "events"
 
 
@@ -101,6 +104,8 @@ class Agent:
             on_event=self._handle,
             may_read=lambda: not self._session.spool_full,
         )
+        self._bulk: Socket | None = None
+        self._reading = asyncio.Semaphore(READERS)
         self._bulk_receiving: asyncio.Task[None] | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
@@ -147,7 +152,16 @@ class Agent:
             except OnesError as error:
                 log.warning("dropped", error=str(error))
                 continue
-            self._apply(self._session.receive(message, self._now()))
+            if isinstance(message, AskFiles | AskPiece):
+                self._tasks.create_task(self._answer_about_files(message))
+            else:
+                self._apply(self._session.receive(message, self._now()))
+
+    async def _answer_about_files(self, asked: AskFiles | AskPiece) -> None:
+        async with self._reading:
+            found = await asyncio.to_thread(job_files.answer, asked, self._folders)
+        if self._bulk is not None:
+            self._bulk.send(encode(found))
 
     async def _receive_from_workers(self) -> None:
         async for incoming in self._workers:
@@ -238,7 +252,7 @@ class Agent:
             self._events.close()
         host = self._settings.controller.host
         self._events = self._connect("PUB", f"tcp://{host}:{welcome.event_port}")
-        bulk = self._connect("DEALER", f"tcp://{host}:{welcome.log_port}")
+        bulk = self._bulk = self._connect("DEALER", f"tcp://{host}:{welcome.log_port}")
         if self._bulk_receiving is not None:
             self._bulk_receiving.cancel()
         self._bulk_receiving = self._tasks.create_task(self._receive_from_relay(bulk))

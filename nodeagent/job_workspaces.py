@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
+import json
 import lzma
+import os
 import shutil
 import tarfile
 import time
 import zlib
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from nodeagent.agent_errors import WorkspaceError
 
@@ -35,7 +40,7 @@ def is_laid_out(folder: Path, digest: str) -> bool:
         digest: sha256 of the archive, hexadecimal.
     """
     try:
-        return (folder / MARK).read_text(encoding="ascii") == digest
+        return (folder / MARK).read_text(encoding="utf-8").partition("\n")[0] == digest
     except OSError:
         return False
 
@@ -59,12 +64,40 @@ def lay_out(archive: Path, folder: Path, digest: str) -> None:
             fresh.mkdir(mode=0o700, parents=True)
             with tarfile.open(fileobj=file, mode="r:*") as tar:
                 tar.extractall(fresh, filter="data")
-        (fresh / MARK).write_text(digest, encoding="ascii")
+        manifest = json.dumps(dict(_laid_out(fresh)))
+        (fresh / MARK).write_text(f"{digest}\n{manifest}\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
     except UNPACKING as error:
         shutil.rmtree(fresh, ignore_errors=True)
         raise WorkspaceError(f"cannot unpack the working directory: {error}") from None
+
+
+def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
+    for root, _, names in os.walk(folder):
+        for name in names:
+            path = Path(root, name)
+            with contextlib.suppress(UnicodeEncodeError):
+                str(path).encode()
+                status = path.lstat()
+                yield str(path.relative_to(folder)), (status.st_size, status.st_mtime_ns)
+
+
+def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
+    """The files that `folder` was made with, as they were then.
+
+    Args:
+        folder: a job's working directory.
+
+    Returns:
+        Size in bytes and time of the last change in ns, by relative path; nothing where nobody
+        wrote it down, or the job damaged it.
+    """
+    try:
+        text = (folder / MARK).read_text(encoding="utf-8").partition("\n")[2]
+        return msgspec.json.decode(text or "{}", type=dict[str, tuple[int, int]])
+    except (OSError, ValueError, msgspec.MsgspecError):
+        return {}
 
 
 def _require_digest(file: BufferedReader, digest: str) -> None:

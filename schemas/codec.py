@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 
 from schemas.errors import MalformedMessageError, TooLargeError
-from schemas.messages import Message, agent, client, feed, logs, worker
+from schemas.messages import Message, agent, client, feed, files, logs, worker
 
 MAX_BYTES: Final = 4 * 1024 * 1024  # of one message; sockets drop a peer that sends more
 
@@ -101,10 +101,16 @@ PUBLISHED: Final = Codec[agent.Published]("events of an agent", agent.Published)
 REQUEST: Final = Codec[client.Request]("client request", client.Request)
 REPLY: Final = Codec[client.Reply]("reply to a client", client.Reply)
 FEED: Final = Codec[feed.FeedEvent]("feed", feed.FeedEvent)
-FROM_SHIPPER: Final = Codec[logs.FromShipper]("bulk from an agent", logs.FromShipper)
+FROM_SHIPPER: Final = Codec[logs.FromShipper | files.FromNode](
+    "bulk from an agent", logs.FromShipper | files.FromNode
+)
 TO_SHIPPER: Final = Codec[logs.ToShipper]("bulk to an agent", logs.ToShipper)
-READ_LOG: Final = Codec[logs.ReadLog]("log reader", logs.ReadLog)
-LOG_REPLY: Final = Codec[logs.LogPage | client.Failed]("log page", logs.LogPage | client.Failed)
+READ_LOG: Final = Codec[logs.ReadLog | files.FromFollower](
+    "log reader", logs.ReadLog | files.FromFollower
+)
+LOG_REPLY: Final = Codec[logs.LogPage | files.FilesReply | client.Failed](
+    "log page", logs.LogPage | files.FilesReply | client.Failed
+)
 FROM_WORKER: Final = Codec[worker.FromWorker]("worker to agent", worker.FromWorker)
 TO_WORKER: Final = Codec[worker.ToWorker]("agent to worker", worker.ToWorker)
 REPORT: Final = Codec[worker.Report]("report file", worker.Report)

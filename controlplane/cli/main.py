@@ -9,6 +9,7 @@ import sys
 from cyclopts import App, CycloptsError
 
 from controlplane.cli import (
+    fetch,
     job_commands,
     job_list,
     job_output,
@@ -56,6 +57,8 @@ def build() -> App:
         job_commands.resize,
         job_commands.pause,
         job_commands.resume,
+        fetch.fetch,
+        fetch.export,
         job_commands.samples,
         job_commands.events,
     ):

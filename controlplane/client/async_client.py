@@ -8,8 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from controlplane.client.job_files import FileTransfers
 from controlplane.client.jobfile import checked
-from controlplane.client.stream_pages import POLL_S, StreamPages
+from controlplane.client.stream_pages import POLL_S
 from controlplane.client.workdir_archive import digest_of, pack
 from schemas.errors import TimedOutError
 from schemas.ids import JobId, SlotId
@@ -37,7 +38,7 @@ from schemas.messages.client import (
 from schemas.messages.feed import FeedEvent
 
 
-class Client(StreamPages):
+class Client(FileTransfers):
     """A connection to one cluster; an async context manager.
 
     A call raises `UnreachableError` when nothing answers for `timeout` seconds, and the error that

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 
 from controlplane.client.async_client import Client
 from controlplane.client.cluster_home import Home
+from controlplane.client.job_files import MOST_BYTES, Fetch, Fetched, JobFile, JobFiles
 from controlplane.client.stream_pages import OutputLine
 from schemas.ids import JobId
 from schemas.jobs import JobSpec
@@ -127,6 +128,61 @@ class BlockingClient:
             job: its name, as `submit` returned it.
         """
         return self._run(self._client.job(job))
+
+    def files(self, job: str, pattern: str = "*") -> JobFiles:
+        """See `Client.files`.
+
+        Args:
+            job: its name, as `submit` returned it.
+            pattern: of names, such as `*.png` or `checkpoints/*`.
+        """
+        return self._run(self._client.files(job, pattern))
+
+    def fetch(
+        self,
+        job: str,
+        to: Path,
+        pattern: str = "*",
+        *,
+        most_bytes: int = MOST_BYTES,
+        on_bytes: Callable[[int, int], None] | None = None,
+    ) -> Fetch:
+        """See `Client.fetch`.
+
+        Args:
+            job: its name, as `submit` returned it.
+            to: a folder, made if there is none.
+            pattern: of names, such as `*.png` or `checkpoints/*`.
+            most_bytes: bound of all files together.
+            on_bytes: called in the client's thread with the bytes that came, and all of them.
+        """
+        fetching = self._client.fetch(job, to, pattern, most_bytes=most_bytes, on_bytes=on_bytes)
+        return self._run(fetching)
+
+    def fetch_file(
+        self,
+        job: str,
+        file: JobFile,
+        target: Path,
+        on_bytes: Callable[[int], None] | None = None,
+    ) -> Fetched:
+        """See `Client.fetch_file`.
+
+        Args:
+            job: its name, as `submit` returned it.
+            file: of the list that `files` gave.
+            target: the file to write.
+            on_bytes: called in the client's thread with the size of each piece.
+        """
+        return self._run(self._client.fetch_file(job, file, target, on_bytes))
+
+    def last_checkpoint(self, job: str) -> JobFile:
+        """See `Client.last_checkpoint`.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
+        return self._run(self._client.last_checkpoint(job))
 
     def explain(self, job: str) -> Explanation:
         """See `Client.explain`.

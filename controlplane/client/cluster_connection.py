@@ -111,11 +111,15 @@ class ClusterConnection:
             answer.cancel()
 
     async def _page(self, request: ReadLog) -> LogPage:
+        return await self._bulk_call(request, LogPage, request.wait_s)
+
+    async def _bulk_call(self, request: Message, kind: type[R], wait_s: float) -> R:
+        """A request on the port of output and files, which is opened with the first of them."""
         if self._logs is None:
             cluster = await self.cluster()
             endpoint = f"tcp://{self._home.host}:{cluster.log_port}"
             self._logs = self._open_channel(endpoint, LOG_REPLY)
-        return _expected(await self._ask(self._logs, request, request.wait_s), LogPage)
+        return _expected(await self._ask(self._logs, request, wait_s), kind)
 
     def _open_channel(self, endpoint: str, codec: Codec[Any]) -> RequestChannel:
         return RequestChannel(self._link.connect("DEALER", endpoint, self._server_key), codec)

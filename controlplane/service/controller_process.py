@@ -20,6 +20,7 @@ from controlplane.service.client_api.request_server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.controller_settings import ControllerSettings
 from controlplane.service.event_feed import EventFeed
+from controlplane.service.job_files import JobFiles
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.node_sessions import NodeSessions
@@ -31,10 +32,11 @@ from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.errors import SettingsError
-from schemas.ids import Term
+from schemas.ids import NodeId, Term
 from schemas.link import Identity, Link, Socket, load_authorised, load_keys
 from schemas.logging_and_watchdog import Audit, notify, watchdog
 from schemas.messages.client import Cluster, SearchInfo
+from schemas.messages.files import ToNode
 from schemas.session import SessionTimings
 
 log = structlog.get_logger("controller")
@@ -163,6 +165,7 @@ class Controller:
             followers=await self._bind("ROUTER", listen.followers),
             store=LogStore(self._folder / "logs", store.log_bytes_per_job),
             snapshots=self._snapshots,
+            files=JobFiles(state=self._state, ask=self._ask_node),
             state=self._state,
             histories=self._histories,
             now=self._commit_loop.now,
@@ -230,6 +233,9 @@ class Controller:
                 if event.job:
                     self._log_relay.job_changed(event.job)
                 self._observer.announced(event)
+
+    def _ask_node(self, node: NodeId, message: ToNode) -> bool:
+        return self._node_sessions.ask(node, message)
 
     def _denied(self, key: str) -> None:
         now = asyncio.get_running_loop().time()

@@ -18,6 +18,7 @@ from schemas.errors import OnesError, UnavailableError
 from schemas.ids import NodeId, Seconds, Term
 from schemas.link import Incoming, Socket
 from schemas.logging_and_watchdog import Audit
+from schemas.messages import files
 from schemas.messages.agent import Hello, Numbered, Refused, StepsReported, Telemetry
 from schemas.session import (
     Condition,
@@ -176,6 +177,21 @@ class NodeSessions:
         session = self._sessions.get(command.node)
         if session is not None:
             self._apply(command.node, session.order(command.delta, self._now()))
+
+    def ask(self, node: NodeId, message: files.ToNode) -> bool:
+        """Ask a node's agent something that is no matter of its session.
+
+        Args:
+            node: may be unknown.
+            message: is sent once; the answer comes over the bulk port.
+
+        Returns:
+            Whether there is a way to it now.
+        """
+        route, session = self._routes.get(node), self._sessions.get(node)
+        if route is None or session is None or session.condition(self._now()) is Condition.LOST:
+            return False
+        return self._orders.send(route, encode(message))
 
     def _apply(self, node: NodeId, outputs: Iterable[ControllerOutput]) -> None:
         for output in outputs:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from schemas.groups import Group, Member
 from schemas.ids import BootId, JobId, NodeId, Rank, Term, Version
 from schemas.jobs import JobSpec
-from schemas.messages import Message
+from schemas.messages import Message, files
 from schemas.nodes import NodeSpec
 
 PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of one version; they only grow
@@ -321,7 +321,8 @@ class DeltaAcked(Message, tag="agent.delta_acked.1"):
 
 
 FromAgent = Hello | Heartbeat | Resent | DeltaAcked
-ToAgent = (
+ToSession = (
     Welcome | Refused | HeartbeatAck | HelloRequest | EventsCommitted | ResendEvents | GroupDelta
 )
+ToAgent = ToSession | files.ToNode
 Published = Numbered | Telemetry

@@ -19,7 +19,7 @@ from schemas.messages.agent import (
     Refused,
     ResendEvents,
     Resent,
-    ToAgent,
+    ToSession,
     Welcome,
 )
 from schemas.session.delivery_rules import Order, SessionTimings, order_of
@@ -117,7 +117,7 @@ class AgentSession:
             return [SayHello()]
         return [ToController(Heartbeat(session=self.session, events_sent=self.sent))]
 
-    def receive(self, message: ToAgent, now: Seconds) -> list[AgentOutput]:
+    def receive(self, message: ToSession, now: Seconds) -> list[AgentOutput]:
         """Take in one message of the controller; a stale one changes nothing.
 
         Args:

@@ -19,7 +19,7 @@ from schemas.messages.agent import (
     Numbered,
     ResendEvents,
     Resent,
-    ToAgent,
+    ToSession,
     Welcome,
 )
 from schemas.session.delivery_rules import SessionTimings, order_of
@@ -31,7 +31,7 @@ MAX_HELD: Final = 4096  # events that arrived too early and wait for a gap to cl
 class ToNode:
     """Send this to the agent."""
 
-    message: ToAgent
+    message: ToSession
 
 
 @dataclass(frozen=True, slots=True)

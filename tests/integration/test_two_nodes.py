@@ -91,3 +91,57 @@ def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(pair: Clust
 
     assert len(far) == 2
     assert_nothing_lost(pair, job)
+
+
+MADE = """
+import os
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+from elastic import ScalingAgent
+
+agent = ScalingAgent.from_env()
+data = TensorDataset(torch.randn(30, 2), torch.randn(30, 1))
+model, optimizer, loader = agent.load(
+    lambda: nn.Linear(2, 1), lambda p: torch.optim.Adam(p), data, batch_size=6
+)
+for epoch in agent.epochs(2):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+open(f"rank{agent.rank}.txt", "w").write(f"rank {agent.rank}")
+os.symlink("/etc/hostname", "away") if agent.rank == 0 else None
+"""
+
+
+def test_what_every_rank_made_is_fetched_from_its_node_with_the_model(
+    pair: Cluster, tmp_path: Path
+) -> None:
+    job = pair.submit(MADE, name="made", slots=[3, 3], batch_size=6, max_batch_size=6)
+    assert pair.wait(job).code == 0
+    slots = pair.show(job)["versions"][0]["slots"]
+
+    done = pair.ones("fetch", job, "--to", str(tmp_path / "to"), "-o", "json")
+    exported = pair.ones("export", job, str(tmp_path / "mine.pt"))
+
+    made = {str(Path(f["path"]).relative_to(tmp_path / "to")) for f in done.json["files"]}
+    nodes = [slot.split("/")[0] for slot in slots]
+    assert (done.code, done.json["missing"]) == (0, [])
+    assert done.json["refused"] == [f"{nodes[0]}: away: a link that leads out of the job's folder"]
+    assert len(set(nodes)) == 2
+    ranks = {f"work/{node}/rank{rank}.txt" for rank, node in enumerate(nodes)}
+    kept = {f"checkpoints/epoch-{epoch:06d}.v1.pt" for epoch in (1, 2)}
+    assert made == ranks | kept | {"model.pt"}
+    assert (exported.code, exported.err) == (0, "")
+    import torch  # noqa: PLC0415 - only here
+
+    state, again = (
+        torch.load(path, weights_only=True)
+        for path in (tmp_path / "to/model.pt", tmp_path / "mine.pt")
+    )
+    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
+        "weight": (1, 2),
+        "bias": (1,),
+    }
+    assert torch.equal(state["weight"], again["weight"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import json
 import os
 import tarfile
 from collections.abc import Callable, Mapping
@@ -47,7 +48,9 @@ def test_a_folder_is_laid_out_as_it_was_packed(tmp_path: Path) -> None:
     files = {
         p.relative_to(folder).as_posix(): p.read_text() for p in folder.rglob("*.*") if p.is_file()
     }
-    assert files == {**PROJECT, MARK: digest_of(archive)}
+    digest, manifest, _ = files.pop(MARK).split("\n")
+    assert (files, digest) == (PROJECT, digest_of(archive))
+    assert json.loads(manifest) == {name: [len(text), 0] for name, text in PROJECT.items()}
     assert is_laid_out(folder, digest_of(archive))
     assert not is_laid_out(folder, "0" * 64)
     assert not is_laid_out(tmp_path, digest_of(archive))

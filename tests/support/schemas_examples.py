@@ -11,7 +11,7 @@ from schemas.codec import CODECS, tag_of
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule
-from schemas.messages import Message, agent, client, feed, logs, worker
+from schemas.messages import Message, agent, client, feed, files, logs, worker
 from schemas.nodes import NodeSpec, SlotSpec
 
 JOB: Final = JobId("digits-7")
@@ -194,6 +194,7 @@ _FEED_EVENT: Final = feed.FeedEvent(
     node=NODE,
     detail={"user": "ada", "batch_size": 64, "lr": 0.05, "resumed": False, "python": None},
 )
+_FILE: Final = files.FileInfo(area="work", path="out/plot.png", size=2048, stamp="7-1-2048")
 _PIECE: Final = logs.LogPiece(version=VERSION, rank=RANK, offset=512, data=b"epoch 12\n")
 
 _OF_WORKERS: Final = (
@@ -350,6 +351,16 @@ _OF_LOGS: Final = (
     _PIECE,
     logs.LogPage(job=JOB, pieces=(_PIECE,), cursor=521, ended=True, missing=("r2: lost",)),
     logs.GetSnapshot(digest=DIGEST, offset=1024),
+    _FILE,
+    files.ListFiles(job=JOB, node=NODE),
+    files.ReadFile(job=JOB, node=NODE, area="work", path="out/plot.png", offset=1024),
+    files.AskFiles(request="r1", job=JOB),
+    files.AskPiece(request="r2", job=JOB, area="checkpoints", path="epoch-000001.v1.pt", offset=0),
+    files.FileList(request="r1", files=(_FILE,), left_out=1, refused=("link: leads outside",)),
+    files.FilePiece(
+        request="r2", offset=1024, data=b"\x89PNG", size=2048, stamp="7-1-2048", digest=DIGEST
+    ),
+    files.FilesRefused(request="r2", code="bad_field", message="no such file", hint="list them"),
     logs.SnapshotPiece(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
 )
 _ON_A_NODE: Final = (

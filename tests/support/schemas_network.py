@@ -18,7 +18,7 @@ from schemas.messages.agent import (
     Hello,
     HelloRequest,
     Numbered,
-    ToAgent,
+    ToSession,
     Welcome,
     WorkerStarted,
 )
@@ -45,7 +45,7 @@ SPEC = NodeSpec(
 
 
 Up = tuple[BootId, FromAgent | Numbered]  # with the agent's boot that sent it
-Down = tuple[BootId | None, ToAgent]  # with the agent's boot that it is meant for
+Down = tuple[BootId | None, ToSession]  # with the agent's boot that it is meant for
 
 
 def started(pid: int) -> WorkerStarted:
@@ -224,7 +224,7 @@ class Network:
             while controller.pending:
                 self.commit()
 
-    def _is_outdated(self, message: ToAgent) -> bool:
+    def _is_outdated(self, message: ToSession) -> bool:
         match message:
             case (
                 Welcome(term=term)

@@ -10,15 +10,17 @@ from controlplane.core.history_read_model import JobHistories
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
+from controlplane.service.job_files import JobFiles
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.role_permissions import NODE, READERS
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnknownJobError
-from schemas.ids import JobId, Rank, Seconds, worker_id
+from schemas.ids import JobId, NodeId, Rank, Seconds, worker_id
 from schemas.link import Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages.client import Failed
+from schemas.messages.files import FileList, FilePiece, FilesRefused, FromFollower
 from schemas.messages.logs import (
     GetSnapshot,
     LogChunk,
@@ -47,6 +49,7 @@ class LogRelay:
         followers: ROUTER for clients: pages out.
         store: keeps the output.
         snapshots: the archives.
+        files: what jobs made, on the nodes.
         state: the core's state now: which jobs there are, and where their workers ran.
         now: seconds since the epoch.
         audit: refused messages.
@@ -59,6 +62,7 @@ class LogRelay:
         followers: Socket,
         store: LogStore,
         snapshots: SnapshotStore,
+        files: JobFiles,
         state: Callable[[], State],
         histories: Callable[[], JobHistories],
         now: Callable[[], Seconds],
@@ -68,6 +72,7 @@ class LogRelay:
         self._followers = followers
         self._store = store
         self._snapshots = snapshots
+        self._files = files
         self._state = state
         self._histories = histories
         self._now = now
@@ -98,15 +103,29 @@ class LogRelay:
                     raise DeniedError("too many followers at once", "try again later")
                 self._state().job(request.job)
             except OnesError as error:
-                self._refused(incoming, error)
-                failed = Failed(
-                    code=error.code, message=error.message, hint=error.hint, field=error.field
-                )
-                self._followers.send(*incoming.frames[:-1], encode(failed))
+                self._fail(incoming, error)
                 continue
-            task = asyncio.create_task(self._answer(incoming.frames[:-1], request))
+            answering = (
+                self._answer(incoming.frames[:-1], request)
+                if isinstance(request, ReadLog)
+                else self._answer_about_files(incoming, request)
+            )
+            task = asyncio.create_task(answering)
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
+
+    async def _answer_about_files(self, incoming: Incoming, request: FromFollower) -> None:
+        try:
+            reply = await self._files.reply(request, incoming.identity)
+        except OnesError as error:
+            self._fail(incoming, error)
+        else:
+            self._followers.send(*incoming.frames[:-1], encode(reply))
+
+    def _fail(self, incoming: Incoming, error: OnesError) -> None:
+        self._refused(incoming, error)
+        failed = Failed(code=error.code, message=error.message, hint=error.hint, field=error.field)
+        self._followers.send(*incoming.frames[:-1], encode(failed))
 
     def _shipped(self, incoming: Incoming) -> None:
         if not incoming.identity or incoming.identity.role != NODE:
@@ -118,6 +137,9 @@ class LogRelay:
                 digest=message.digest, offset=message.offset, data=data, total=total
             )
             self._shippers.send(incoming.route, encode(piece))
+            return
+        if isinstance(message, FileList | FilePiece | FilesRefused):
+            self._files.receive(NodeId(incoming.identity.name), message)
             return
         if message.job not in self._state().jobs:
             raise UnknownJobError(message.job)

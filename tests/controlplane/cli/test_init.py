@@ -214,6 +214,26 @@ for epoch in agent.epochs(5):
     assert "    agent.report(val_loss=val_loss)\n" in port(look(Source(short))).text
 
 
+@pytest.mark.parametrize(
+    ("loop", "ported"),
+    [
+        ("range(EPOCHS)", "agent.epochs(EPOCHS)"),
+        ("range(0, EPOCHS)", "agent.epochs(EPOCHS)"),
+        ("range(1, EPOCHS + 1)", "(1 + n for n in agent.epochs(EPOCHS))"),
+        ("range(1, 1 + EPOCHS)", "(1 + n for n in agent.epochs(EPOCHS))"),
+        ("range(1, 11)", "(1 + n for n in agent.epochs(10))"),
+        ("range(2, EPOCHS + 1)", "(2 + n for n in agent.epochs(EPOCHS + 1 - 2))"),
+        ("range(resumed, EPOCHS)", "agent.epochs(EPOCHS)"),  # the agent knows where it goes on
+        ("trange(3)", "agent.epochs(3)"),
+        ("tqdm(range(3), leave=False)", "tqdm(agent.epochs(3), leave=False)"),
+    ],
+)
+def test_epochs_are_counted_as_the_script_counts_them(loop: str, ported: str) -> None:
+    text = port(look(Source(SMALL.replace("range(5)", loop)))).text
+
+    assert f"for epoch in {ported}:" in text.splitlines()
+
+
 def test_the_job_file_of_a_script_can_be_submitted(tmp_path: Path) -> None:
     script = tmp_path / "arguments.py"
     script.write_text(source("arguments").text)

@@ -38,6 +38,7 @@ def relay(controller: Controller, store: LogStore) -> LogRelay:
         followers=NONE,
         store=store,
         snapshots=NONE,
+        files=NONE,
         state=lambda: controller.state,
         histories=lambda: controller.reactor.histories,
         now=lambda: Seconds(controller.now),

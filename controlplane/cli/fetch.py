@@ -1,0 +1,209 @@
+"""fetch and export: what a job made, and the model that it trained."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+from cyclopts import Parameter
+
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import byte_count, print_json, print_line
+from controlplane.client import BlockingClient
+from controlplane.client.job_files import Fetch, Fetched, JobFiles, matches
+from schemas.errors import BadFieldError, OnesError
+
+MODEL: Final = "model.pt"
+SHOWN_FROM: Final = 4 << 20  # bytes whose way is worth a bar
+EXPORT_S: Final = 600.0
+PYTHON_HELP: Final = "interpreter that has torch; default: this one, else the job's"
+
+
+def fetch(
+    job: str,
+    pattern: str = "*",
+    /,
+    *,
+    to: Annotated[Path | None, Parameter(help="a folder; default: ./JOB")] = None,
+    list_: Annotated[
+        bool, Parameter(name="--list", negative="", help="only say what there is")
+    ] = False,
+    most_gb: Annotated[float, Parameter(help="fetch nothing if it is more than this")] = 10.0,
+    python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
+    common: Common = COMMON,
+) -> int:
+    """Fetch what JOB made: files that are not in its snapshot, its checkpoints, and model.pt."""
+    with BlockingClient(common.home) as client:
+        if list_:
+            return _say_list(client.files(job, pattern), common)
+        folder, most = to or Path(job), int(most_gb * 1e9)
+        with progress(f"fetching {job}") as on_bytes:
+            done = client.fetch(job, folder, pattern, most_bytes=most, on_bytes=on_bytes)
+        if matches(MODEL, pattern):
+            done = _with_model(client, job, folder, python, done)
+    _say_fetched(job, folder, done, common)
+    if done.missing:
+        return Exit.UNREACHABLE
+    return Exit.OK if done.files else Exit.NOT_FOUND
+
+
+def _with_model(
+    client: BlockingClient, job: str, folder: Path, python: str | None, done: Fetch
+) -> Fetch:
+    """The model beside the files, if a checkpoint of it can be had."""
+    try:
+        model = _exported(client, job, folder / MODEL, python)
+    except NoTorchError as error:
+        return done._replace(missing=(*done.missing, f"{MODEL}: {error.message}"))
+    except BadFieldError:  # there is no checkpoint
+        return done
+    return done._replace(files=(*done.files, model))
+
+
+def export(
+    job: str,
+    file: Path,
+    /,
+    *,
+    python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
+    common: Common = COMMON,
+) -> int:
+    """Write the model of JOB's last checkpoint to FILE, as a plain `state_dict` of torch."""
+    with BlockingClient(common.home) as client:
+        made = _exported(client, job, file, python)
+    row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
+    if common.output in {"json", "jsonl"}:
+        print_line(row)
+    elif common.output == "table":
+        sys.stdout.write(f"{made.path}  {byte_count(made.size)}\n")
+    return Exit.OK
+
+
+class NoTorchError(OnesError):
+    """No interpreter here can read a checkpoint."""
+
+    code = "no_torch"
+
+
+def _exported(client: BlockingClient, job: str, target: Path, python: str | None) -> Fetched:
+    checkpoint = client.last_checkpoint(job)
+    own = client.job(job).spec.python
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".ones-", dir=target.parent) as folder:
+            local = Path(folder, "checkpoint.pt")
+            with progress(f"fetching {checkpoint.name}") as on_bytes:
+                came = 0
+
+                def count(size: int) -> None:
+                    nonlocal came
+                    came += size
+                    if on_bytes is not None:
+                        on_bytes(came, max(came, checkpoint.size))
+
+                client.fetch_file(job, checkpoint, local, count)
+            _convert(local, target, [python] if python else [sys.executable, *filter(None, [own])])
+    except OSError as error:
+        raise BadFieldError(f"{target}: {error.strerror}", "choose another", "file") from None
+    return _as_fetched(target)
+
+
+def _convert(checkpoint: Path, target: Path, pythons: list[str]) -> None:
+    """Let the training library take the model out: the command line itself has no torch."""
+    for python in pythons:
+        command = [python, "-P", "-m", "elastic.export_state", str(checkpoint), str(target)]
+        try:
+            done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
+                command, capture_output=True, text=True, check=False, timeout=EXPORT_S
+            )
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        if "ModuleNotFoundError" not in said:
+            raise BadFieldError(f"the checkpoint cannot be exported: {said}", "", "job")
+    names = " or ".join(pythons)
+    hint = "name one that has torch and this library with --python"
+    raise NoTorchError(f"no torch in {names}", hint, "python")
+
+
+def _as_fetched(path: Path) -> Fetched:
+    import hashlib  # noqa: PLC0415 - only here
+
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return Fetched(path, path.stat().st_size, digest)
+
+
+# --- what is said
+
+
+def _say_list(there: JobFiles, common: Common) -> int:
+    rows: list[dict[str, Any]] = [{"path": file.name, "bytes": file.size} for file in there.files]
+    if common.output == "json":
+        refused, missing = list(there.refused), list(there.missing)
+        print_json({"files": rows, "refused": refused, "missing": missing})
+    elif common.output == "jsonl":
+        for row in rows:
+            print_line(row)
+    else:
+        for row in rows:
+            size = "" if common.output == "quiet" else f"{byte_count(row['bytes']):>8}  "
+            sys.stdout.write(f"{size}{row['path']}\n")
+    _warn((*there.refused, *there.missing), common)
+    return Exit.UNREACHABLE if there.missing else Exit.OK
+
+
+def _say_fetched(job: str, folder: Path, done: Fetch, common: Common) -> None:
+    rows = [{"path": str(f.path), "bytes": f.size, "sha256": f.sha256} for f in done.files]
+    if common.output == "json":
+        more = {"refused": list(done.refused), "missing": list(done.missing)}
+        print_json({"job": job, "to": str(folder), "files": rows, **more})
+    elif common.output == "jsonl":
+        for row in rows:
+            print_line(row)
+    elif common.output == "quiet":
+        sys.stdout.writelines(f"{f.path}\n" for f in done.files)
+    else:
+        for f in done.files:
+            sys.stdout.write(f"{byte_count(f.size):>8}  {f.path.relative_to(folder)}\n")
+        total = byte_count(sum(f.size for f in done.files))
+        many = f"{len(done.files)} file{'s' * (len(done.files) != 1)}"
+        sys.stdout.write(f"{many}, {total}, in {folder}\n" if done.files else "there is nothing\n")
+    _warn((*done.refused, *done.missing), common)
+
+
+def _warn(lines: tuple[str, ...], common: Common) -> None:
+    if common.output != "json":
+        for line in lines:
+            sys.stderr.write(f"ones: not fetched: {line}\n")
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on a terminal, from the moment on at which much is on its way; else nothing.
+
+    Args:
+        what: is on its way.
+    """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and seldom needed
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None, visible=False)
+
+        def on_bytes(done: int, total: int) -> None:
+            bar.update(task, completed=done, total=total, visible=total >= SHOWN_FROM)
+
+        yield on_bytes

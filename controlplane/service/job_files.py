@@ -1,0 +1,109 @@
+"""Files of jobs, from where they lie to their owners: asks an agent, hands its answer on."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable
+from typing import Final
+
+from controlplane.core.state import State
+from controlplane.service.role_permissions import WRITERS
+from schemas.errors import DeniedError, UnavailableError, UnknownNodeError, raised
+from schemas.ids import NodeId
+from schemas.link import Identity
+from schemas.messages.files import (
+    AskFiles,
+    AskPiece,
+    FileList,
+    FilePiece,
+    FilesRefused,
+    FromFollower,
+    FromNode,
+    ListFiles,
+    ToNode,
+)
+
+ANSWER_S: Final = 10.0  # how long an agent may look at its disk
+MAX_UNDER_WAY: Final = 64  # of one user; a client asks for one thing at a time
+
+
+class JobFiles:
+    """Questions that are on their way to agents.
+
+    Args:
+        state: the core's state now: whose a job is, and which nodes there are.
+        ask: sends a question to a node; False if there is no way to it.
+    """
+
+    def __init__(
+        self, *, state: Callable[[], State], ask: Callable[[NodeId, ToNode], bool]
+    ) -> None:
+        self._state = state
+        self._ask = ask
+        self._waiting: dict[str, tuple[NodeId, str, asyncio.Future[FromNode]]] = {}
+
+    async def reply(self, request: FromFollower, who: Identity | None) -> FileList | FilePiece:
+        """What a client asked for, from the node.
+
+        Args:
+            request: a list or a piece.
+            who: the owner of the key that asks.
+
+        Raises:
+            UnknownJobError: if there is no such job.
+            UnknownNodeError: if no such node ever joined.
+            DeniedError: if the job is somebody else's.
+            UnavailableError: if the node does not answer.
+            OnesError: what the node says.
+        """
+        job = self._state().job(request.job)
+        if who is None or who.role not in WRITERS or (who.role != "admin" and who.name != job.user):
+            raise DeniedError(f"the files of {job.job} are {job.user}'s", "ask their owner")
+        if request.node not in self._state().nodes:
+            what = f"no node {request.node!r}"
+            raise UnknownNodeError(what, "`ones node list` has every one", "node")
+        mine = sum(user == who.name for _, user, _ in self._waiting.values())
+        if mine >= MAX_UNDER_WAY:
+            raise UnavailableError("too many files at once", "fetch fewer at a time")
+        answer = await self._answer(request, who)
+        if isinstance(answer, FilesRefused):
+            raise raised(answer.code, answer.message, answer.hint, "")
+        return answer
+
+    async def _answer(self, request: FromFollower, who: Identity) -> FromNode:
+        name = uuid.uuid4().hex
+        answer: asyncio.Future[FromNode] = asyncio.get_running_loop().create_future()
+        self._waiting[name] = (request.node, who.name, answer)
+        try:
+            if not self._ask(request.node, _question(request, name)):
+                raise UnavailableError(f"node {request.node} is away", "try again when it is back")
+            return await asyncio.wait_for(answer, ANSWER_S)
+        except TimeoutError:
+            hint = "is its agent of this release, and its disk well?"
+            raise UnavailableError(f"node {request.node} does not answer", hint) from None
+        finally:
+            del self._waiting[name]
+
+    def receive(self, node: NodeId, message: FromNode) -> None:
+        """Take an agent's answer; one that nobody waits for, or of another node, is dropped.
+
+        Args:
+            node: whose key it came under.
+            message: the answer.
+        """
+        asked, _, answer = self._waiting.get(message.request, (NodeId(""), "", None))
+        if answer is not None and asked == node and not answer.done():
+            answer.set_result(message)
+
+
+def _question(request: FromFollower, name: str) -> ToNode:
+    if isinstance(request, ListFiles):
+        return AskFiles(request=name, job=request.job)
+    return AskPiece(
+        request=name,
+        job=request.job,
+        area=request.area,
+        path=request.path,
+        offset=request.offset,
+    )

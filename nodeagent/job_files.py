@@ -1,0 +1,194 @@
+"""What a job made on this node: lists of files, and pieces of them, for whoever owns the job."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from nodeagent.job_workspaces import MARK, read_manifest
+from nodeagent.worker_folders import NodeFolders
+from schemas.errors import BadFieldError, OnesError, UnavailableError
+from schemas.ids import JobId
+from schemas.messages.files import (
+    CHECKPOINTS,
+    WORK,
+    Area,
+    AskFiles,
+    AskPiece,
+    FileInfo,
+    FileList,
+    FilePiece,
+    FilesRefused,
+    FromNode,
+    ToNode,
+)
+
+PIECE: Final = 1 << 20
+MAX_FILES: Final = 10_000
+MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
+MAX_REFUSED: Final = 20
+LEFT_ALONE: Final = frozenset({"__pycache__", ".git"})
+
+
+def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
+    """Do what the relay asks; it reads the disk, so not in an event loop.
+
+    Args:
+        asked: a list or a piece.
+        folders: of this node.
+
+    Returns:
+        What was asked for, or why it cannot be had.
+    """
+    try:
+        if isinstance(asked, AskFiles):
+            return _file_list(asked, folders)
+        return _piece(asked, folders)
+    except OnesError as error:
+        failed = error
+    except OSError as error:
+        failed = UnavailableError(f"the node cannot read it: {error.strerror}", "look at its disk")
+    except (ValueError, RuntimeError) as error:  # a NUL byte; links in a circle
+        failed = BadFieldError(f"no usable path: {error}", "ask for one of the list", "path")
+    return FilesRefused(
+        request=asked.request, code=failed.code, message=failed.message, hint=failed.hint
+    )
+
+
+def stamp_of(status: os.stat_result) -> str:
+    """What tells one state of a file from another.
+
+    Args:
+        status: of the file.
+    """
+    return f"{status.st_ino:x}-{status.st_mtime_ns:x}-{status.st_size:x}"
+
+
+def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
+    """The job's folder; a name that could lead anywhere else is refused."""
+    if not job or "/" in job or job.startswith(".") or "\0" in job:
+        raise BadFieldError(f"{job!r} is no job", "ask for one that ran here", "job")
+    return (folders.job(job) if area == WORK else folders.checkpoints / job).resolve()
+
+
+# --- lists
+
+
+def _file_list(asked: AskFiles, folders: NodeFolders) -> FileList:
+    found: list[FileInfo] = []
+    refused: list[str] = []
+    left_out = names = 0
+    for area in (WORK, CHECKPOINTS):
+        root = _root(folders, asked.job, area)
+        had = read_manifest(root) if area == WORK else {}
+        for path in _paths(root):
+            info = _info(root, path, area, refused)
+            if info is None or had.get(info.path) == _change_mark(path):
+                continue
+            names += len(info.path.encode())
+            if len(found) >= MAX_FILES or names > MAX_NAMES:
+                left_out += 1
+            else:
+                found.append(info)
+    return FileList(
+        request=asked.request,
+        files=tuple(found),
+        left_out=left_out,
+        refused=tuple(refused[:MAX_REFUSED]),
+    )
+
+
+def _paths(root: Path) -> Iterator[Path]:
+    for here, folders, names in os.walk(root):
+        folders[:] = sorted(name for name in folders if name not in LEFT_ALONE)
+        for name in sorted([*names, *(f for f in folders if Path(here, f).is_symlink())]):
+            if not (name == MARK and Path(here) == root) and not name.endswith((".pyc", ".new")):
+                yield Path(here, name)
+
+
+def _change_mark(path: Path) -> tuple[int, int]:
+    status = path.lstat()
+    return status.st_size, status.st_mtime_ns
+
+
+def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | None:
+    """One entry of the list; None for what cannot be had, which `refused` then names."""
+    name = os.fsencode(path.relative_to(root)).decode("utf-8", "replace")
+    try:
+        target = path.resolve(strict=True)
+        status = target.stat()
+    except (OSError, RuntimeError):
+        refused.append(f"{name}: it leads nowhere")
+        return None
+    if not target.is_relative_to(root):
+        refused.append(f"{name}: a link that leads out of the job's folder")
+    elif stat.S_ISREG(status.st_mode):
+        return FileInfo(area=area, path=name, size=status.st_size, stamp=stamp_of(status))
+    elif not path.is_symlink():
+        refused.append(f"{name}: no regular file")
+    return None
+
+
+# --- pieces
+
+
+def _piece(asked: AskPiece, folders: NodeFolders) -> FilePiece:
+    descriptor = open_beneath(_root(folders, asked.job, asked.area), asked.path)
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(file.fileno())
+        file.seek(asked.offset)
+        data = file.read(PIECE)
+    return FilePiece(
+        request=asked.request,
+        offset=asked.offset,
+        data=data,
+        size=status.st_size,
+        stamp=stamp_of(status),
+        digest=hashlib.sha256(data).hexdigest(),
+    )
+
+
+def open_beneath(root: Path, path: str) -> int:
+    """Open a regular file inside of a folder, for reading; nothing leads out of it.
+
+    A link inside is followed as far as it stays inside. Each folder on the way is opened by itself,
+    without following links, so nobody can put one in between the look and the opening.
+
+    Args:
+        root: the folder, without links in its path.
+        path: relative to it.
+
+    Returns:
+        A file descriptor.
+
+    Raises:
+        BadFieldError: if it is outside, not there, or no regular file.
+        OSError: if the disk does not give it.
+    """
+    target = (root / path).resolve()
+    if Path(path).is_absolute() or not target.is_relative_to(root) or target == root:
+        hint = "only what lies in it can be fetched"
+        raise BadFieldError(f"{path} leads out of the job's folder", hint, "path")
+    *folders, name = target.relative_to(root).parts
+    here = -1
+    try:
+        here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+        for folder in folders:
+            inner = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+            os.close(here)
+            here = inner
+        opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=here)
+    except (FileNotFoundError, NotADirectoryError):
+        what = f"{path} is not on this node any more"
+        raise BadFieldError(what, "`ones fetch JOB --list` shows what is", "path") from None
+    finally:
+        if here >= 0:
+            os.close(here)
+    if stat.S_ISREG(os.fstat(opened).st_mode):
+        return opened
+    os.close(opened)
+    raise BadFieldError(f"{path} is no regular file", "fetch files only", "path")

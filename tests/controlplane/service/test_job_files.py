@@ -1,0 +1,160 @@
+"""Files of a job go to its owner and to admins, from the node that was asked."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from controlplane.service import job_files
+from controlplane.service.job_files import JobFiles
+from schemas.errors import (
+    BadFieldError,
+    DeniedError,
+    OnesError,
+    UnavailableError,
+    UnknownJobError,
+    UnknownNodeError,
+)
+from schemas.ids import JobId, NodeId
+from schemas.link import Identity
+from schemas.messages.files import (
+    AskFiles,
+    AskPiece,
+    FileInfo,
+    FileList,
+    FilePiece,
+    FilesRefused,
+    ListFiles,
+    ReadFile,
+    ToNode,
+)
+from tests.support.builders import N1, N2, A
+from tests.support.controller import cluster_of
+
+OWNER = Identity("user", "ann")
+FILE = FileInfo(area="work", path="x", size=1, stamp="s")
+
+
+class Desk:
+    """The relay's part, with a cluster of two nodes on which ann has a job, and what was asked."""
+
+    def __init__(self, *, there: bool = True) -> None:
+        controller = cluster_of(n1=1, n2=1)
+        controller.submit("a")
+        assert controller.job(A).user == "ann"
+        self.asked: list[tuple[NodeId, ToNode]] = []
+        self.there = there
+        self.files = JobFiles(state=lambda: controller.state, ask=self._ask)
+
+    def _ask(self, node: NodeId, message: ToNode) -> bool:
+        self.asked.append((node, message))
+        return self.there
+
+    async def begin(self, request: Any, who: Identity = OWNER) -> asyncio.Task[Any]:
+        task = asyncio.create_task(self.files.reply(request, who))
+        await asyncio.sleep(0)
+        return task
+
+    @property
+    def name(self) -> str:
+        return self.asked[-1][1].request
+
+
+async def test_a_list_comes_from_the_node_that_was_named() -> None:
+    desk = Desk()
+    reply = await desk.begin(ListFiles(job=A, node=N1))
+    answer = FileList(request=desk.name, files=(FILE,))
+
+    desk.files.receive(N2, FileList(request=desk.name, files=()))  # says so, and was not asked
+    desk.files.receive(N1, answer)
+
+    assert await reply == answer
+    assert desk.asked == [(N1, AskFiles(request=desk.name, job=A))]
+
+
+async def test_a_piece_is_asked_for_as_the_client_wants_it() -> None:
+    desk = Desk()
+    reply = await desk.begin(ReadFile(job=A, node=N2, area="checkpoints", path="e.pt", offset=7))
+    answer = FilePiece(request=desk.name, offset=7, data=b"x", size=8, stamp="s", digest="d")
+
+    desk.files.receive(N2, answer)
+    desk.files.receive(N2, answer)  # a second time: nobody waits
+
+    assert await reply == answer
+    assert desk.asked == [
+        (N2, AskPiece(request=desk.name, job=A, area="checkpoints", path="e.pt", offset=7))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("who", "allowed"),
+    [
+        (OWNER, True),
+        (Identity("admin", "root"), True),
+        (Identity("user", "bob"), False),
+        (Identity("viewer", "ann"), False),
+        (Identity("node", "ann"), False),
+        (None, False),
+    ],
+)
+async def test_only_its_owner_and_an_admin_have_the_files_of_a_job(
+    who: Identity | None, *, allowed: bool
+) -> None:
+    desk = Desk()
+    reply = asyncio.create_task(desk.files.reply(ListFiles(job=A, node=N1), who))
+    await asyncio.sleep(0)
+    if allowed:
+        desk.files.receive(N1, FileList(request=desk.name, files=()))
+
+    error = None
+    try:
+        await reply
+    except DeniedError as denied:
+        error = denied
+    assert (error is None, len(desk.asked)) == (allowed, int(allowed))
+
+
+@pytest.mark.parametrize(
+    ("job", "node", "error"),
+    [("b-7", N1, UnknownJobError), (A, "n9", UnknownNodeError)],
+)
+async def test_what_is_not_known_is_named(job: str, node: str, error: type[OnesError]) -> None:
+    desk = Desk()
+
+    with pytest.raises(error):
+        await desk.files.reply(ListFiles(job=JobId(job), node=NodeId(node)), OWNER)
+
+
+async def test_what_the_node_refuses_is_the_clients_error() -> None:
+    desk = Desk()
+    reply = await desk.begin(ReadFile(job=A, node=N1, area="work", path="..", offset=0))
+
+    desk.files.receive(
+        N1, FilesRefused(request=desk.name, code="bad_field", message="leads out", hint="no")
+    )
+
+    with pytest.raises(BadFieldError, match="leads out; no"):
+        await reply
+
+
+async def test_a_node_that_is_away_or_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnavailableError, match="node n1 is away"):
+        await Desk(there=False).files.reply(ListFiles(job=A, node=N1), OWNER)
+
+    monkeypatch.setattr(job_files, "ANSWER_S", 0.0)
+    with pytest.raises(UnavailableError, match="node n1 does not answer"):
+        await Desk().files.reply(ListFiles(job=A, node=N1), OWNER)
+
+
+async def test_one_user_cannot_keep_all_nodes_busy() -> None:
+    desk = Desk()
+    replies = [await desk.begin(ListFiles(job=A, node=N1)) for _ in range(job_files.MAX_UNDER_WAY)]
+
+    with pytest.raises(UnavailableError, match="too many files at once"):
+        await desk.files.reply(ListFiles(job=A, node=N1), OWNER)
+
+    for _, asked in desk.asked:
+        desk.files.receive(N1, FileList(request=asked.request, files=()))
+    assert len(await asyncio.gather(*replies)) == job_files.MAX_UNDER_WAY
