@@ -17,6 +17,7 @@ from controlplane.cli.simulation_arguments import (
     options_by_policy,
     policy_options,
 )
+from controlplane.cli.simulation_progress import jobs_bar
 from controlplane.sim import experiment
 from controlplane.sim.analysis import figures, report_tables
 from controlplane.sim.analysis.results_by_policy import comparison_json
@@ -67,7 +68,9 @@ def run(
     """
     check_run([policy], policy, [seed], 1, plots)
     scenario = setup.scenario(record_allocations=plots is not None)
-    result = simulate(policy, scenario, seed, policy_options(option or []))
+    trace, options = trace_of(scenario, seed), policy_options(option or [])
+    with jobs_bar(policy, len(trace.jobs)) as record:
+        result = simulate(policy, scenario, seed, options, trace=trace, record=record)
     if plots is not None:
         figures.draw([result], plots)
     if output == "json":

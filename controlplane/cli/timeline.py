@@ -18,7 +18,8 @@ from rich.text import Text
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
-from controlplane.cli.output import print_json, print_line
+from controlplane.cli.job_lines import cut
+from controlplane.cli.output import print_json, print_line, seconds_of
 from controlplane.cli.timeline_allocations import (
     Allocation,
     Window,
@@ -39,6 +40,8 @@ __all__ = ["Allocation", "Window", "all_slots", "allocations_from", "png", "term
 FREE: Final = "grey35"
 PLAIN_WIDTH: Final = 120  # where no terminal says how wide it is
 TICK_EVERY: Final = 12  # columns, at least
+LEGEND_LINES: Final = 4
+GAP: Final = "   "  # between names of jobs
 # --- in a terminal
 
 
@@ -75,7 +78,8 @@ def terminal(
         text.append("\n")
     for line_below in _axis(window, columns):
         text.append(" " * indent + line_below + "\n", style="dim")
-    text.append_text(_legend(jobs, width, colour=colour))
+    here = clipped(allocations, window)
+    text.append_text(_legend(jobs, here, width, colour=colour))
     text.rstrip()
     return text
 
@@ -125,17 +129,38 @@ def _round_up(seconds: float) -> float:
     return next(power * lead for lead in (1, 2, 5, 10) if power * lead >= seconds * (1 - 1e-9))
 
 
-def _legend(jobs: Mapping[JobId, int], width: int, *, colour: bool) -> Text:
-    text, used = Text(), 0
+def _legend(
+    jobs: Mapping[JobId, int], shown: Iterable[Allocation], width: int, *, colour: bool
+) -> Text:
+    """Which job is what; where not all fit, those that had slots for longest."""
+    held: defaultdict[JobId, float] = defaultdict(float)
+    for allocation in shown:
+        held[allocation.job] += allocation.end - allocation.begin
+    entries = {}
     for job, index in jobs.items():
         mark = "██" if colour else ascii_letters[index % len(ascii_letters)]
-        entry = Text.assemble((mark, job_colour(index) if colour else ""), f" {job}")
-        if used and used + 3 + len(entry) > width:
-            text.append("\n")
-            used = 0
-        text.append("   " if used else "").append_text(entry)
-        used += len(entry) + (3 if used else 0)
-    return text
+        name = cut(job, width - len(mark) - 1)
+        entries[job] = Text.assemble((mark, job_colour(index) if colour else ""), f" {name}")
+    longest = sorted(held, key=lambda job: -held[job])[: LEGEND_LINES * width // len(GAP)]
+    lines: list[Text] = []
+    for named in range(len(longest), -1, -1):
+        left_out, chosen = len(held) - named, set(longest[:named])
+        rest = [Text(f"and {left_out} more", style="dim")] if left_out else []
+        lines = _lines([*(entries[job] for job in jobs if job in chosen), *rest], width)
+        if len(lines) <= LEGEND_LINES:
+            break
+    return Text("\n").join(lines)
+
+
+def _lines(entries: Iterable[Text], width: int) -> list[Text]:
+    """Entries beside each other, as many as fit on a line."""
+    lines: list[Text] = []
+    for entry in entries:
+        if lines and len(lines[-1]) + len(GAP) + len(entry) <= width:
+            lines[-1].append(GAP).append_text(entry)
+        else:
+            lines.append(entry.copy())
+    return lines
 
 
 # --- the command
@@ -147,12 +172,14 @@ def timeline(
         Path | None, Parameter(name="--png", help="also draw it into this file")
     ] = None,
     from_: Annotated[int, Parameter(name="--from", help="begin at this event")] = 1,
+    last: Annotated[str | None, Parameter(help="only the last 90s, 10m, 2h or 1d")] = None,
     common: Common = COMMON,
 ) -> int:
     """Draw which job had which slot, from the journal."""
+    length = seconds_of(last, "last") if last else math.inf
     with BlockingClient(common.home) as client:
         events = tuple(client.events())
-    window = shown_window(events, from_, time.time())
+    window = shown_window(events, from_, time.time(), length)
     allocations = clipped(allocations_from(events, window.end), window)
     slots = all_slots(events)
     if common.output == "json":
@@ -167,18 +194,24 @@ def timeline(
     return Exit.OK
 
 
-def shown_window(events: Sequence[FeedEvent], from_seq: int, now: float) -> Window:
+def shown_window(
+    events: Sequence[FeedEvent], from_seq: int, now: float, length: float = math.inf
+) -> Window:
     """From one event until now, or until the last event if no worker is left.
+
+    With a `length` it ends now whatever runs: who asks for the last minutes means these.
 
     Args:
         events: of the cluster's feed, from the first on, in order.
         from_seq: number of the event where the window begins.
         now: seconds since the epoch.
+        length: seconds, at most.
     """
     last = events[-1].time if events else now
     alive = any(allocation.end == math.inf for allocation in allocations_from(events, math.inf))
-    end = max(now, last) if alive else last
-    return Window(next((event.time for event in events if event.seq >= from_seq), end), end)
+    end = max(now, last) if alive or length < math.inf else last
+    begin = next((event.time for event in events if event.seq >= from_seq), end)
+    return Window(max(begin, end - length), end)
 
 
 def _print(allocations: Sequence[Allocation], slots: Sequence[SlotId], window: Window) -> None:

@@ -9,7 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from controlplane.cli.simulation_progress import ended
+from controlplane.core.commands import AskForPlan
 from controlplane.sim.traces.recording_file import write_recording
+from tests.support.builders import N1, A, news
 from tests.support.commands import ones
 from tests.support.recordings import a_job, recording
 
@@ -155,3 +158,11 @@ def test_a_broken_trace_is_named_with_its_place(tmp_path: Path, line: str, told:
     file.write_text(HEAD + line)
 
     assert told in sim("run", "--policy", "fifo", "--workload", str(file), code=2)
+
+
+def test_progress_counts_jobs_that_ended_in_whatever_way() -> None:
+    commands = [
+        news(f"job.{state}", A) for state in ("succeeded", "failed", "cancelled", "running")
+    ]
+
+    assert ended([*commands, news("node.lost", N1), AskForPlan()]) == 3

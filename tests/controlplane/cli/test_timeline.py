@@ -272,3 +272,39 @@ def test_a_png_without_matplotlib_says_what_to_install(
     assert (
         str(caught.value) == "a PNG needs matplotlib; in a checkout of ONES: pip install '.[sim]'"
     )
+
+
+# --- the last minutes, and a legend that fits
+
+
+def test_the_last_minutes_end_now_and_begin_no_earlier_than_the_cluster() -> None:
+    events = [started(A, S0, 100.0), exited(A, S0, 160.0)]
+
+    assert shown_window(events, 0, 1000.0, 60.0) == Window(940.0, 1000.0)
+    assert shown_window(events, 0, 1000.0, 5000.0) == Window(100.0, 1000.0)
+    assert shown_window(events, 0, 1000.0) == Window(100.0, 160.0)
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_legend_takes_four_lines_and_names_who_had_slots_for_longest(width: int) -> None:
+    jobs = [JobId(f"language-model-{n}") for n in range(60)]
+    stays = [allocation(S0, job, n, n + 0.5 + n / 200) for n, job in enumerate(jobs)]
+
+    lines = plain(terminal(stays, (S0,), width, colour=False), width)[3:]
+
+    named = " ".join(lines).count("language-model")
+    assert len(lines) == 4
+    assert max(map(len, lines)) <= width
+    assert lines[-1].endswith(f"and {60 - named} more")
+    assert named > 0
+    assert [f"language-model-{n}" in " ".join(lines) for n in (59, 0)] == [True, False]
+
+
+def test_a_legend_with_room_names_every_job_and_one_that_is_too_long_is_cut() -> None:
+    long = JobId("x" * 60)
+
+    lines = plain(
+        terminal([allocation(S0, A, 0, 1), allocation(S0, long, 1, 2)], (S0,), 40, colour=False), 40
+    )
+
+    assert lines[3:] == [f"a {A}", "b " + "x" * 37 + "…"]
