@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Final
 
 import psutil
@@ -22,6 +25,8 @@ log = structlog.get_logger("devices")
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BUS_ORDER: Final = "PCI_BUS_ID"
+CGROUPS: Final = Path("/sys/fs/cgroup")
+OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
 
 def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) -> NodeSpec:
@@ -49,10 +54,34 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
         host=socket.gethostname(),
         address=settings.address,
         slots=slots,
-        cores=os.cpu_count() or 1,
+        cores=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         release=__version__,
     )
+
+
+def usable_cores(groups: Path = CGROUPS) -> int:
+    """Cores that processes of this agent may use at a time, at least 1.
+
+    Those of its affinity, and no more than the CPU quota of its control group and of those above
+    it: in a container the host's cores say nothing.
+
+    Args:
+        groups: where control groups (version 2) are mounted.
+    """
+    cores = float(len(os.sched_getaffinity(0)))
+    try:
+        own = OWN_CGROUP.read_text(encoding="utf-8").strip().rpartition("::")[2].lstrip("/")
+    except OSError:
+        own = ""
+    place = groups / own
+    while place.is_relative_to(groups):
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = (place / "cpu.max").read_text(encoding="ascii").split()
+            if quota != "max":
+                cores = min(cores, int(quota) / int(period))
+        place = place.parent
+    return max(1, math.floor(cores))
 
 
 def cpu_slots(count: int) -> tuple[SlotSpec, ...]:

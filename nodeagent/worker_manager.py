@@ -37,7 +37,7 @@ from nodeagent.reconciler_events import (
     WorkspaceFailed,
     WorkspaceReady,
 )
-from nodeagent.slot_devices import device_environment
+from nodeagent.slot_devices import device_environment, usable_cores
 from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.worker_folders import NodeFolders, WorkerFolder
 from nodeagent.zygote_pool import ZygotePool
@@ -221,7 +221,7 @@ class WorkerManager:
         if slot is None:
             hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
             raise StartError(f"slot {member.slot} is not offered any more", hint)
-        threads = max(1, (os.cpu_count() or 1) // len(self._slots))
+        threads = max(1, usable_cores() // len(self._slots))
         environ = {"OMP_NUM_THREADS": str(threads), **spec.env, **device_environment(slot)}
         return Assignment(
             job=action.delta.job,

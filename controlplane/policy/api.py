@@ -29,6 +29,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
     usable: bool  # its node is up and no process is on it
     up: bool = True  # its node is; else whoever is on it cannot hand it on
     leaving: bool = False  # its process is on its way out, and the slot is reserved for nobody
+    cores: int = 0  # of its node, which all its CPU slots share; 0: it computes elsewhere (a GPU)
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
@@ -37,7 +38,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     job: JobId
     submitted_at: Seconds
     batch_size: int  # global, as submitted, samples per step
-    batch_limit: int  # largest global batch the user allows, samples per step
+    batch_limit: int  # largest global batch that the user, or data and noise, allow; samples
     local_limit: int  # largest batch of one slot, samples per step
     least: int  # slots
     most: int

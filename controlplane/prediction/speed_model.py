@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -10,8 +11,10 @@ import numpy as np
 from controlplane.prediction.array_types import FloatArray, IntArray
 
 FIXED_SHARE: Final = 0.3  # of a step that does not depend on the batch, until two batches were seen
-SCALING: Final = 0.9  # speed-up r^0.9 on r slots, until several slots were seen; a prior
+SCALING: Final = 0.9  # speed-up r^0.9 on up to 2 slots, until several slots were seen; a prior
+BEYOND: Final = 0.5  # and (r / 2)^0.5 times that on more: what was never doubled is not believed
 FAR: Final = 1.1  # times a step within a node, until several slots were seen; a prior
+SLOWER: Final = 1.25  # than the form says: what is beyond the noise of measurements; a judgement
 TINIEST: Final = 1e-300  # divisor where nothing takes any time
 
 
@@ -32,7 +35,9 @@ class SpeedModel:
 
     compute = a + b l for a local batch of l; network = c + d (r - 2) on r >= 2 slots, with
     coefficients of its own within a node and across nodes. Where no network was ever seen,
-    compute r^(1 - 0.9) stands for all of it.
+    compute r^(1 - 0.9) stands for all of it, up to two slots; beyond them half of the doublings are
+    lost. A size that was not measured is believed to be no better than the nearest one that was, if
+    that was much slower than the form says.
     """
 
     compute: tuple[float, float] = (FIXED_SHARE, 1.0 - FIXED_SHARE)
@@ -55,7 +60,8 @@ class SpeedModel:
         """
         compute = self.compute[0] + self.compute[1] * local_batch
         several = slots > 1
-        plain = compute * np.power(np.maximum(slots, 1), 1.0 - SCALING)
+        near_prior = np.power(np.clip(slots, 1, 2), 1.0 - SCALING)
+        plain = compute * near_prior * np.power(np.maximum(slots / 2, 1.0), 1.0 - BEYOND)
         near = self._with(self.near, compute, slots, plain)
         far = FAR * near if self.far is None else self._with(self.far, compute, slots, plain)
         step = np.where(several, np.where(nodes > 1, far, near), compute)
@@ -79,4 +85,15 @@ class SpeedModel:
 
     def _corrections(self, nodes: IntArray, slots: IntArray) -> FloatArray:
         sizes = zip(nodes.ravel().tolist(), slots.ravel().tolist(), strict=True)
-        return np.array([self.correction.get(size, 1.0) for size in sizes]).reshape(slots.shape)
+        return np.array([self._correction(*size) for size in sizes]).reshape(slots.shape)
+
+    def _correction(self, nodes: int, slots: int) -> float:
+        known = self.correction.get((nodes, slots))
+        if known is not None:
+            return known
+        alike = [(n, s) for n, s in self.correction if s > 1 and (n > 1) == (nodes > 1)]
+        if not alike or slots == 1:
+            return 1.0
+        nearest = min(alike, key=lambda size: (abs(math.log(size[1] / slots)), size))
+        off = self.correction[nearest]
+        return off if off > SLOWER else 1.0

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
 
-from nodeagent.slot_devices import device_environment
+from nodeagent.slot_devices import OWN_CGROUP, device_environment, usable_cores
 from schemas.nodes import SlotSpec
 from tests.support.fake_nvml import Hosts, broken_driver, build_driver
 
@@ -197,3 +199,27 @@ def test_a_worker_sees_the_device_of_its_slot_and_no_other() -> None:
 
 def test_a_worker_of_a_cpu_slot_sees_no_gpu() -> None:
     assert device_environment(SlotSpec(index=0, kind="cpu"))["CUDA_VISIBLE_DEVICES"] == ""
+
+
+# --- cores
+
+
+def control_group(root: Path, *limits: str) -> Path:
+    """Control groups, one in the other, with these limits; and where this process is in them."""
+    own = OWN_CGROUP.read_text(encoding="utf-8").strip().rpartition("::")[2].lstrip("/")
+    for place, limit in zip([root, root / own], limits, strict=False):
+        place.mkdir(parents=True, exist_ok=True)
+        (place / "cpu.max").write_text(limit, encoding="ascii")
+    return root
+
+
+def test_without_a_quota_cores_are_those_of_the_affinity(tmp_path: Path) -> None:
+    mine = len(os.sched_getaffinity(0))
+
+    assert usable_cores(tmp_path) == mine
+    assert usable_cores(control_group(tmp_path, "max 100000\n")) == mine
+
+
+@pytest.mark.parametrize(("limit", "cores"), [("100000 100000", 1), ("50000 100000", 1)])
+def test_a_quota_counts_where_it_is_less(tmp_path: Path, limit: str, cores: int) -> None:
+    assert usable_cores(control_group(tmp_path, limit)) == cores

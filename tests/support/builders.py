@@ -457,9 +457,9 @@ def proposal(
     )
 
 
-def slot_view(slot: SlotId, *, usable: bool = True, model: str = "") -> SlotView:
+def slot_view(slot: SlotId, *, usable: bool = True, model: str = "", cores: int = 0) -> SlotView:
     node = NodeId(slot.rpartition("/")[0])
-    return SlotView(slot=slot, node=node, kind="cpu", model=model, usable=usable)
+    return SlotView(slot=slot, node=node, kind="cpu", model=model, usable=usable, cores=cores)
 
 
 def job_view(

@@ -39,11 +39,14 @@ FAMILIES = ("", "f", "g")
 IN_FOUR = st.sampled_from([True, False, False, False])
 
 
-def row_of(*nodes: int, models: Sequence[str] = ()) -> list[SlotView]:
-    """The usable slots of nodes n1, n2, ... with so many each, of these models of GPU if given."""
+def row_of(*nodes: int, models: Sequence[str] = (), cores: int = 0) -> list[SlotView]:
+    """The usable slots of nodes n1, n2, ... with so many each, of these models of GPU if given.
+
+    With `cores`: CPU slots of nodes with so many.
+    """
     each = models or [""] * len(nodes)
     return [
-        slot_view(slot_id(NodeId(f"n{number}"), index), model=model)
+        slot_view(slot_id(NodeId(f"n{number}"), index), model=model, cores=cores)
         for number, (many, model) in enumerate(zip(nodes, each, strict=True), 1)
         for index in range(many)
     ]

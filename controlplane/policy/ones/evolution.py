@@ -7,7 +7,7 @@ from numpy.random import Generator
 
 from controlplane.policy.api import SearchStats
 from controlplane.policy.ones.candidate import Candidate, laid_out, present
-from controlplane.policy.ones.greedy import baselines, exchanged, filled
+from controlplane.policy.ones.greedy import baselines, exchanged, filled, sparing
 from controlplane.policy.ones.operators import (
     crossed,
     moved,
@@ -76,6 +76,8 @@ class EvolutionarySearch(Evolution):
         seeds = [filled(problem, problem.present), filled(problem, problem.lowest)]
         seeds += [exchanged(problem, levels) for levels in seeds]
         seeds.append(refreshed(problem, problem.present))
+        if problem.cores < problem.capacity and problem.job_rows:
+            seeds.append(sparing(problem))
         found = [self.incumbent, *(self._child(problem, levels) for levels in seeds)]
         self._former = former[1:] if how == "evolution" else []
         self._others = None if how == "evolution" else []

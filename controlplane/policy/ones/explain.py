@@ -83,7 +83,10 @@ def for_change(
         return Reason("grow", f"{text}: {_room(owners, best, row)}", numbers)
     if now < was:
         heirs = _heirs(owners, problem, row)
-        if heirs:
+        if job_row.growth_loss is not None:
+            said = f"{job_row.growth_loss:.2f} x the progress of before"
+            text = f"takes its growth back, which made {said}; goes on with {to}"
+        elif heirs:
             text = f"gives {_slots(was - now)} to {heirs}, goes on with {to} ({speedup})"
         else:
             text = f"is better off with {to} ({speedup})"

@@ -23,19 +23,25 @@ def used(problem: Problem, levels: IntArray) -> int:
     return int(problem.sizes[problem.rows, levels].sum())
 
 
-def filled(problem: Problem, levels: IntArray, noise: FloatArray | None = None) -> IntArray:
+def filled(
+    problem: Problem,
+    levels: IntArray,
+    noise: FloatArray | None = None,
+    capacity: int | None = None,
+) -> IntArray:
     """Grow jobs from `levels` on while slots are left, the most worth per slot first.
 
     Args:
         problem: the table.
         levels: shape (J,), where each job begins.
         noise: shape (J,), factors on what each is worth; for a draw by probability.
+        capacity: slots that may be used; None: all.
 
     Returns:
         Shape (J,), levels; no job is lower than it began.
     """
     levels = levels.copy()
-    left = problem.capacity - used(problem, levels)
+    left = (problem.capacity if capacity is None else capacity) - used(problem, levels)
     if left <= 0 or not len(levels):
         return levels
     value = problem.value if noise is None else problem.value * noise[:, None]
@@ -93,6 +99,20 @@ def repaired(problem: Problem, levels: IntArray, order: IntArray) -> IntArray:
     fits = np.empty(len(levels), dtype=np.bool_)
     fits[order] = running <= room
     return np.asarray(np.where(fits, levels, low), dtype=np.int64)
+
+
+def sparing(problem: Problem) -> IntArray:
+    """Everybody on the least slots, and more only as far as there are cores for them.
+
+    Args:
+        problem: the view as the search sees it, with nodes whose slots share cores.
+
+    Returns:
+        Shape (J,), levels.
+    """
+    least = np.maximum(problem.lowest, np.where(problem.allowed[:, 1], 1, problem.lowest))
+    order = np.argsort([row.job.submitted_at for row in problem.job_rows], kind="stable")
+    return filled(problem, repaired(problem, least, order), capacity=problem.cores)
 
 
 def baselines(problem: Problem) -> list[IntArray]:

@@ -16,6 +16,7 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
+from controlplane.policy.ones.growth_trials import GrowthTrial, growth_loss
 from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement_index import PlacementIndex
@@ -30,6 +31,7 @@ from controlplane.policy.search.observed_families import (
 )
 from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
 from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction.core_sharing import stretch
 from controlplane.prediction.remaining_work import remaining_samples
 from schemas.ids import JobId, Seconds
 
@@ -46,6 +48,7 @@ class OnesJobHistory(JobHistory):
     noise: SmoothedNoise = field(default_factory=SmoothedNoise)
     view: JobView | None = None  # as it was looked at last
     due_at: float = 0.0  # when its report interval ends
+    trial: GrowthTrial = field(default_factory=GrowthTrial)
 
 
 class Estimates:
@@ -123,8 +126,14 @@ class Estimates:
         speed = event.samples_per_s
         if not again or trained <= 0 or not math.isfinite(speed) or speed <= 0:
             return
-        local = max(1, round(event.global_batch / max(1, event.slots)))
-        self._measured(event, local, event.global_batch / speed)
+        local, step_s = (
+            max(1, round(event.global_batch / max(1, event.slots))),
+            event.global_batch / speed,
+        )
+        history.trial.add(
+            event.group, event.slots, event.global_batch, self._alone_s(event, step_s)
+        )
+        self._measured(event, local, step_s)
 
     def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
         options, family = self._options, self.family(event.family)
@@ -136,9 +145,16 @@ class Estimates:
             others = self._placement.colocations(event.job)
             known = family.parts.colocations
             colocation = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
+        step_s /= self._placement.stretch(event.job)
         family.add(
             event.nodes, event.slots, local, step_s, gpu_type=gpu_type, colocation=colocation
         )
+
+    def _alone_s(self, event: StepsSeen, step_s: float) -> float:
+        """Seconds of a step if nobody else used the cores of its nodes."""
+        cores = self._placement.cores
+        alone = stretch(-(-event.slots // max(1, event.nodes)), cores)
+        return step_s / self._placement.stretch(event.job) * alone
 
     def _observe_noise(
         self, history: OnesJobHistory, family: str, epoch: int, noise_scale: float | None
@@ -245,6 +261,18 @@ class Estimates:
         if job.epoch_at > job.moved_at:
             return since < self._options.settle_s
         return since < self._options.report_interval_s
+
+    def growth_loss(self, job: JobView) -> tuple[float, int] | None:
+        """What its last growth made of its progress, a factor, and its slots before; if it loses.
+
+        Args:
+            job: as the view shows it.
+
+        Returns:
+            None if it did not grow, too little was measured, or the growth does not lose.
+        """
+        history = self._histories.get(job.job)
+        return None if history is None else growth_loss(history.trial, job, self.noise_scale(job))
 
     def gate(self, job: JobView) -> Seconds:
         """When a gated job may be moved again, if no epoch ends before.

@@ -61,7 +61,8 @@ class JobRowBuilder:
             supply: what there is to share out.
         """
         estimates = self._estimates
-        gated = bool(job.running_on) and estimates.gated(job, supply.now)
+        losing = estimates.growth_loss(job) if job.running_on else None
+        gated = bool(job.running_on) and losing is None and estimates.gated(job, supply.now)
         limit, warm = estimates.limit(job), estimates.warm(job)
         family = estimates.family(job.family)
         family.speed_model(job.batch_size)  # fitted again if need be: a new edition is a new row
@@ -74,14 +75,22 @@ class JobRowBuilder:
         noise = estimates.noise_scale(job)
         others = _coarse(estimates.remaining_service(job, supply.now))
         key = (
-            family.edition, noise, limit, warm, gated, samples, most, family.largest, others,
+            family.edition, noise, limit, warm, gated, losing and losing[1], samples, most,
+            family.largest, others,
         )  # fmt: skip
         known = self._rows.get(job.job)
         if known is not None and known[0] == key and known[1].job is job:
             return known[1]
         sizes = self._sizes(job, most, limit, warm=warm)
         row = self._made(
-            job, sizes, noise, limit=limit, samples=samples, others=others, gated=gated
+            job,
+            sizes,
+            noise,
+            limit=limit,
+            samples=samples,
+            others=others,
+            gated=gated,
+            losing=losing,
         )
         self._rows[job.job] = (key, row)
         return row
@@ -96,6 +105,7 @@ class JobRowBuilder:
         samples: float | None,
         others: float | None,
         gated: bool,
+        losing: tuple[float, int] | None,
     ) -> JobRow:
         family = self._estimates.family(job.family)
         size, place_of = len(job.running_on), self._cluster.place_of
@@ -113,11 +123,12 @@ class JobRowBuilder:
             table=table,
             limit=limit,
             remaining_s=one_s,
-            change_factor=self._change_factor(job, table, one_s, size),
+            change_factor=self._change_factor(job, table, one_s, size, losing),
             move_factor=self._move_factor(table, one_s, size),
             restart_factor=self._restart_factor(job, one_s),
             model=family.speed_model(job.batch_size),
             gated=gated,
+            growth_loss=losing[0] if losing else None,
         )
 
     def _table(
@@ -132,26 +143,40 @@ class JobRowBuilder:
         key = (
             job.family, known, job.batch_size, job.batch_limit, job.local_limit, noise,
             job.last_batch, len(job.running_on), sum(job.running_on.values()),
-            sizes.tobytes(), nodes.tobytes(),
+            self._cluster.most_cores, sizes.tobytes(), nodes.tobytes(),
         )  # fmt: skip
         found = self._tables.get(key)
         if found is None:
             if len(self._tables) > KEPT_TABLES:
                 self._tables.clear()
             found = self._tables[key] = size_table(
-                job, self._estimates, self._options, sizes, nodes, keep_batch=known[2]
+                job,
+                self._estimates,
+                self._options,
+                sizes,
+                nodes,
+                keep_batch=known[2],
+                cores=self._cluster.most_cores,
             )
         return found
 
-    def _change_factor(self, job: JobView, known: SizeTable, one_s: float, size: int) -> FloatArray:
-        """A first start is no change: every job needs one."""
+    def _change_factor(
+        self,
+        job: JobView,
+        known: SizeTable,
+        one_s: float,
+        size: int,
+        losing: tuple[float, int] | None,
+    ) -> FloatArray:
+        """A first start is no change: every job needs one. To take a growth back has no price."""
         if not size and not job.epoch and not job.samples_done:
             return np.ones(len(known.sizes))
         stall = self._options.rescale_stall_s
         if not size:
             stall = self._start_stall(job)
         length = one_s if math.isfinite(one_s) else 0.0
-        return kept_share(known, length, stall, self._options.change_margin, size)
+        kept = kept_share(known, length, stall, self._options.change_margin, size)
+        return kept if losing is None else np.where(known.sizes == losing[1], 1.0, kept)
 
     def _move_factor(self, known: SizeTable, one_s: float, size: int) -> float:
         """What is left of a job's value after it went to other slots, all else being the same."""

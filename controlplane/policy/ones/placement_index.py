@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+
 from controlplane.policy.api import ClusterView, JobView
+from controlplane.policy.search.cluster_index import ClusterIndex
 from controlplane.policy.search.observed_families import Colocation
+from controlplane.prediction.core_sharing import stretch
 from schemas.ids import JobId, NodeId, SlotId
 
 
@@ -16,6 +21,8 @@ class PlacementIndex:
         self._kinds: dict[SlotId, str] = {}
         self.types: tuple[str, ...] = ()  # of GPUs, in the cluster
         self._jobs_on: dict[NodeId, list[JobId]] | None = None  # who is on each node
+        self._stretch: dict[NodeId, float] = {}  # of steps on each node whose cores are shared
+        self.cores = math.inf  # of the node that has most, if its CPU slots share them
 
     def update(self, view: ClusterView) -> None:
         """From now on this one counts.
@@ -27,6 +34,9 @@ class PlacementIndex:
             self._nodes = {slot.slot: slot.node for slot in view.slots}
             self._kinds = {slot.slot: slot.model for slot in view.slots}
             self.types = tuple(dict.fromkeys(self._kinds.values()))
+            shared = any(slot.cores for slot in view.slots)
+            self._stretch = stretches(view) if shared else {}
+            self.cores = ClusterIndex.of(view).most_cores if shared else math.inf
         self._view, self._jobs_on = view, None
 
     def gpu_type(self, job: JobId) -> str:
@@ -68,6 +78,18 @@ class PlacementIndex:
         found = self._seen(job)
         return found is not None and not found.movable
 
+    def stretch(self, job: JobId) -> float:
+        """Times that its steps take longer because workers share the cores of its nodes.
+
+        Args:
+            job: its id; of one that is not in the view, the worst node counts.
+        """
+        if not self._stretch:
+            return 1.0
+        found = self._seen(job)
+        nodes = self._nodes_of(found) if found is not None else self._stretch.keys()
+        return max((self._stretch.get(node, 1.0) for node in nodes), default=1.0)
+
     def is_alone(self, job: JobId) -> bool:
         """Whether it has its nodes to itself.
 
@@ -89,3 +111,23 @@ class PlacementIndex:
                 for node in self._nodes_of(job):
                     self._jobs_on.setdefault(node, []).append(name)
         return self._jobs_on
+
+
+def stretches(view: ClusterView) -> dict[NodeId, float]:
+    """Times that steps take longer on each node whose busy slots share its cores.
+
+    Args:
+        view: the cluster; a slot that is not usable is busy.
+    """
+    slots: Counter[NodeId] = Counter()
+    busy: Counter[NodeId] = Counter()
+    cores: dict[NodeId, int] = {}
+    for slot in view.slots:
+        slots[slot.node] += 1
+        busy[slot.node] += not slot.usable
+        cores[slot.node] = slot.cores
+    return {
+        node: stretch(busy[node], cores[node])
+        for node, many in slots.items()
+        if 0 < cores[node] < many
+    }

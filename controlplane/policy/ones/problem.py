@@ -36,6 +36,7 @@ class JobRow:
     )
     model: SpeedModel
     gated: bool
+    growth_loss: float | None = None  # its progress over that before it grew, if it loses by that
 
     @property
     def present(self) -> tuple[float, float]:
@@ -44,7 +45,9 @@ class JobRow:
         at = int(np.searchsorted(self.table.sizes, slots))
         nodes = np.array([self.table.nodes[at]])
         local = np.array([np.ceil(batch / slots)])
-        step_s = float(self.model.step_s(nodes, np.array([slots]), local)[0])
+        step_s = float(
+            self.model.step_s(nodes, np.array([slots]), local)[0] * self.table.stretch[at]
+        )
         value = statistical_efficiency(
             np.array([float(batch)]), self.job.batch_size, self.table.noise_scale
         )
@@ -119,7 +122,8 @@ class Problem:
     @cached_property
     def places_matter(self) -> bool:
         """Whether there is more to a place than how many nodes it spans."""
-        return self.slow is not None or self.interference is not None
+        learnt = self.slow is not None or self.interference is not None
+        return learnt or (self.cluster.shares_cores and len(self.slots_on) > 1)
 
     def placed_value(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
         """What each job is worth where it is laid out, and whether that is a change.
@@ -154,9 +158,38 @@ class Problem:
             factor[runs] /= slowest[runs]
         if self.interference is not None:
             factor *= self.interference.kept(pair_rows, pair_nodes, nodes)
+        if self.cluster.shares_cores:
+            factor *= self._share_of_cores(levels, owner, pair_rows, pair_nodes)
         changed = runs & (factor != 1.0)
         value[changed] *= np.power(factor[changed], self.speedup_exponent)
         return value, moved
+
+    def _share_of_cores(
+        self, levels: IntArray, owner: IntArray, rows: IntArray, nodes: IntArray
+    ) -> FloatArray:
+        """What others who are busy on its nodes leave of each job's speed, shape (J,)."""
+        on = np.bincount(self.node_of[owner != FREE], minlength=len(self.slots_on))
+        worst = np.ones(len(levels))
+        np.maximum.at(worst, rows, np.maximum(1.0, on / self.cluster.cores)[nodes])
+        return np.asarray(np.minimum(1.0, self.alone[self.rows, levels] / worst))
+
+    @cached_property
+    def alone(self) -> FloatArray:
+        """Times that steps take longer at each level because a job's own workers share cores."""
+        found = np.ones(self.sizes.shape)
+        for row, job_row in enumerate(self.job_rows):
+            found[row, 1 : 1 + len(job_row.table.stretch)] = job_row.table.stretch
+        return found
+
+    @cached_property
+    def cores(self) -> int:
+        """Slots in play that have a core to themselves; where nobody shares, all of them."""
+        if not self.cluster.shares_cores:
+            return self.capacity
+        closed = np.bincount(self.node_of[self.owner == CLOSED], minlength=len(self.slots_on))
+        many = np.array([len(slots) for slots in self.slots_on])
+        open_ = np.minimum(many - closed, np.maximum(self.cluster.cores - closed, 0.0))
+        return int(open_.sum())
 
     def _spread(self, at: IntArray, who: IntArray) -> tuple[IntArray, IntArray, IntArray]:
         """Each (row, node) once, and how many nodes each row is on."""
@@ -222,6 +255,9 @@ class Problem:
         found = np.zeros(len(self.slots_on))
         if self.slow is not None:
             found[self.node_of] = np.log(self.slow[row, self.cluster.type_of])
+        if self.cluster.shares_cores:
+            busy = np.bincount(self.node_of[owner != FREE], minlength=len(found))
+            found += np.log(np.maximum(1.0, (busy + 1) / self.cluster.cores))
         if self.interference is not None:
             at = np.flatnonzero(owner >= 0)
             rows, nodes, _ = self._spread(at, owner[at])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ from controlplane.policy.api import JobView
 from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction.core_sharing import stretch_alone
 from controlplane.prediction.statistical_efficiency import statistical_efficiency
 
 NO_TIME_S: Final = 1e-12  # divisor where a step takes no time
@@ -30,6 +32,7 @@ class SizeTable:
     known: bool  # whether speeds are in samples per second
     one_speed: float  # of the best batch on one slot
     noise_scale: float
+    stretch: FloatArray  # times that steps take longer because its own workers share cores
 
 
 def size_table(
@@ -40,6 +43,7 @@ def size_table(
     nodes: IntArray,
     *,
     keep_batch: bool,
+    cores: float = math.inf,
 ) -> SizeTable:
     """Speed, batch and goodput of `job` at each of `sizes`.
 
@@ -54,6 +58,7 @@ def size_table(
         sizes: shape (L,), slots, growing.
         nodes: shape (L,), that each size spans.
         keep_batch: whether its present size must keep its present batch.
+        cores: that the slots of a node share; infinite: each has enough.
     """
     model = estimates.family(job.family).speed_model(job.batch_size)
     noise = estimates.noise_scale(job)
@@ -62,7 +67,9 @@ def size_table(
     most = _largest_batch(job, estimates.limit(job))
     grid, held = _batches(job, every, most, options.batches_per_doubling, keep_batch=keep_batch)
     local = np.ceil(grid / every[:, None])
-    speeds = grid / np.maximum(model.step_s(spans[:, None], every[:, None], local), NO_TIME_S)
+    shared = stretch_alone(every, spans, cores)
+    step_s = model.step_s(spans[:, None], every[:, None], local) * shared[:, None]
+    speeds = grid / np.maximum(step_s, NO_TIME_S)
     useful = speeds * statistical_efficiency(grid, job.batch_size, noise)
     goodputs = np.where(local <= job.local_limit, useful, 0.0)
     if held is not None:
@@ -80,6 +87,7 @@ def size_table(
         known=model.known,
         one_speed=float(good[0]),
         noise_scale=noise,
+        stretch=shared[1:],
     )
 
 

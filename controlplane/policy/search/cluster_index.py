@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Final
 
 import numpy as np
 
 from controlplane.policy.api import ClusterView
-from controlplane.prediction.array_types import IntArray
+from controlplane.prediction.array_types import FloatArray, IntArray
 from schemas.ids import NodeId, SlotId
 
 EMPTY: Final = np.zeros(0, dtype=np.int64)
@@ -25,6 +26,17 @@ class ClusterIndex:
     slots_on: tuple[IntArray, ...]  # of each node
     types: tuple[str, ...]  # of GPUs
     widest: int  # slots of the largest node
+    cores: FloatArray = field(default_factory=lambda: np.zeros(0))  # see `cores_of`, (N,)
+
+    @cached_property
+    def shares_cores(self) -> bool:
+        """Whether any node has more slots than cores for them."""
+        return bool(np.isfinite(self.cores).any())
+
+    @cached_property
+    def most_cores(self) -> float:
+        """Of the node that has most; infinite where one has enough."""
+        return float(self.cores.max(initial=0.0)) if len(self.cores) else math.inf
 
     @cached_property
     def place_of(self) -> dict[SlotId, int]:
@@ -56,7 +68,24 @@ class ClusterIndex:
             slots_on=tuple(slots_on),
             types=tuple(types),
             widest=int(many.max(initial=1)),
+            cores=cores_of(view, node_of, many),
         )
+
+
+def cores_of(view: ClusterView, node_of: IntArray, many: IntArray) -> FloatArray:
+    """Cores that the workers of each node share; infinite where there is one for each slot.
+
+    Args:
+        view: the cluster.
+        node_of: number of each slot's node, shape (S,).
+        many: slots of each node, shape (N,).
+
+    Returns:
+        Shape (N,).
+    """
+    said = np.zeros(len(many))
+    said[node_of] = [slot.cores for slot in view.slots]
+    return np.where((said > 0) & (said < many), said, math.inf)
 
 
 NO_CLUSTER: Final = ClusterIndex((), EMPTY, EMPTY, (), (), 1)
@@ -66,7 +95,7 @@ class ClusterIndexCache:
     """Makes a new index only when the cluster has other slots than in the view before."""
 
     def __init__(self) -> None:
-        self._slots: tuple[tuple[SlotId, str], ...] = ()
+        self._slots: tuple[tuple[SlotId, str, int], ...] = ()
         self._index = NO_CLUSTER
 
     def of(self, view: ClusterView) -> ClusterIndex:
@@ -75,7 +104,7 @@ class ClusterIndexCache:
         Args:
             view: the cluster.
         """
-        slots = tuple((slot.slot, slot.model) for slot in view.slots)
+        slots = tuple((slot.slot, slot.model, slot.cores) for slot in view.slots)
         if slots != self._slots:
             self._slots, self._index = slots, ClusterIndex.of(view)
         return self._index

@@ -125,6 +125,29 @@ def test_a_step_that_gets_shorter_with_the_batch_leaves_no_negative_coefficient(
 # --- what was not
 
 
+def test_a_size_beside_a_slow_one_is_believed_to_be_as_slow() -> None:
+    """What no form foretells at 4 slots holds at 3 and 5 as well."""
+    several = [measured(ONE_NODE, slots, 32, COMPUTE, NEAR) for slots in (1, 2, 8)]
+    slow = Sample(ONE_NODE, 4, 32, 10 * several[1].step_s, weight=OFTEN)
+
+    model = fit([*several, slow], 32)
+
+    off = model.correction[ONE_NODE, 4]
+    assert off > 1.25
+    for slots in (3, 5):
+        plain = at(replace(model, correction={}), ONE_NODE, slots, 32)
+        assert at(model, ONE_NODE, slots, 32) == pytest.approx(off * plain)
+
+
+def test_a_size_beside_a_fast_one_is_believed_to_be_as_the_form_says() -> None:
+    fast = Sample(ONE_NODE, 2, 32, 0.5 * NOISELESS[1].step_s, weight=OFTEN)
+    model = fit([NOISELESS[1], fast, *(s for s in NOISELESS if s.slots == 4)], 32)
+
+    plain = replace(model, correction={})
+    assert model.correction[ONE_NODE, 2] < 1.0
+    assert at(model, ONE_NODE, 3, 32) == pytest.approx(at(plain, ONE_NODE, 3, 32))
+
+
 @pytest.mark.parametrize("slots", [1, 2, 3, 4, 16])
 def test_without_measurements_the_speed_up_is_that_of_the_prior(slots: int) -> None:
     model = fit([], 32)
@@ -132,7 +155,7 @@ def test_without_measurements_the_speed_up_is_that_of_the_prior(slots: int) -> N
     assert not model.known
     assert at(model, ONE_NODE, 1, 32) == pytest.approx(1.0)
     speed_up = slots * at(model, ONE_NODE, 1, 32) / at(model, ONE_NODE, slots, 32)
-    assert speed_up == pytest.approx(slots**0.9)
+    assert speed_up == pytest.approx(min(slots, 2) ** 0.9 * max(slots / 2, 1.0) ** 0.5)
 
 
 def test_steps_on_several_slots_alone_leave_one_slot_a_little_faster() -> None:
