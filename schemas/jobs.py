@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -22,6 +22,7 @@ STATES: Final = (
 )
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
 MAX_BATCH: Final = 2**40  # samples
+KEEP, AUTO = "keep", "auto"  # of `max_batch_size`
 MAX_ARGS: Final = 4096
 MAX_TEXT: Final = 32_768
 PRIORITIES: Final = (0.01, 100.0)
@@ -67,7 +68,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     batch_size: int  # samples per step over all slots, to begin with
     args: tuple[str, ...] = ()
     workdir: str = "."
-    max_batch_size: int | None = None  # default: batch_size
+    max_batch_size: int | Literal["keep", "auto"] | None = None  # keep: batch_size; default: auto
     max_local_batch: int | None = None  # samples per step that fit one slot; default: batch_size
     lr: float | None = None  # at `batch_size`; default: the script's own
     slots: tuple[int, int] = (1, 1)  # least, most
@@ -83,8 +84,21 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def batch_limit(self) -> int:
-        """The largest global batch that the user allows, in samples."""
-        return self.batch_size if self.max_batch_size is None else self.max_batch_size
+        """The largest global batch that the user allows, in samples.
+
+        Where that is left to the cluster: what fits the most slots, one pass each. Policies keep to
+        less, see `controlplane.core.model.batch_limit`.
+        """
+        if isinstance(self.max_batch_size, int):
+            return self.max_batch_size
+        if self.max_batch_size == KEEP:
+            return self.batch_size
+        return max(self.batch_size, min(self.local_limit * self.slots[1], MAX_BATCH))
+
+    @property
+    def batch_limit_is_left_open(self) -> bool:
+        """Whether the cluster chooses the largest batch, by data set and noise scale."""
+        return self.max_batch_size in {None, AUTO}
 
     @property
     def local_limit(self) -> int:

@@ -79,7 +79,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         "submitted": moment(job.submitted_at),
         "script": " ".join((detail.spec.script, *detail.spec.args)),
         "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
-        "batch": f"{job.global_batch or detail.spec.batch_size}, at most {detail.spec.batch_limit}",
+        "batch": _batch(detail),
         "lr": "the script's" if job.lr is None else f"{job.lr:g}",
         "epochs": job.epoch,
         "samples": detail.samples_done,
@@ -89,6 +89,14 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
         "exit code": "" if detail.exit_code is None else detail.exit_code,
     }
+
+
+def _batch(detail: JobDetail) -> str:
+    """The batch of now, or to begin with, and how far it may grow."""
+    spec, now = detail.spec, detail.summary.global_batch
+    limit = spec.batch_limit if detail.batch_limit is None else detail.batch_limit
+    said = f"{now or spec.batch_size}, at most {limit}"
+    return f"{said} for now (max_batch_size is auto)" if spec.batch_limit_is_left_open else said
 
 
 def _workers(detail: JobDetail) -> list[tuple[object, ...]]:

@@ -9,7 +9,7 @@ import msgspec
 
 from controlplane.client.spec_overrides import with_overrides
 from schemas.errors import BadFieldError, SettingsError
-from schemas.jobs import JobSpec, problems
+from schemas.jobs import AUTO, KEEP, JobSpec, problems
 from schemas.toml_settings import convert, read_toml
 
 
@@ -29,6 +29,10 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
         raise SettingsError(f"{path} is empty", "give at least name, script and batch_size")
     if overrides:
         table = with_overrides(table, overrides)
+    limit = table.get("max_batch_size")
+    if isinstance(limit, str) and limit not in {KEEP, AUTO}:
+        what = f"max_batch_size: {limit[:60]!r} is neither a number of samples nor keep nor auto"
+        raise BadFieldError(what, "give one of these, or leave it out", "max_batch_size")
     return checked(convert(JobSpec, table, path), path.resolve().parent)
 
 
@@ -51,4 +55,11 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     python = spec.python
     if python is not None and "/" in python:
         python = str((base / python).absolute())
-    return msgspec.structs.replace(spec, workdir=str(workdir), python=python)
+    return msgspec.structs.replace(
+        spec, workdir=str(workdir), python=python, max_batch_size=_stated_limit(spec)
+    )
+
+
+def _stated_limit(spec: JobSpec) -> int | None:
+    """`max_batch_size` as every release understands it: a number, or nothing."""
+    return None if spec.batch_limit_is_left_open else spec.batch_limit

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from controlplane.core.model.batch_limit import batch_limit, local_limit
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import HOLDING, Phase, Running
 from controlplane.core.model.node import NodePhase
@@ -183,12 +184,13 @@ def _out_of_bounds(job: Job, placed: Mapping[SlotId, int]) -> str:
     least, most = job.spec.slots
     if not least <= len(placed) <= most:
         return f"{len(placed)} slots are outside its bounds"
-    if any(not 1 <= batch <= job.spec.local_limit for batch in placed.values()):
+    if any(not 1 <= batch <= local_limit(job) for batch in placed.values()):
         return "a local batch is outside its bounds"
-    if sum(placed.values()) > job.spec.batch_limit:
+    limit = batch_limit(job)
+    if sum(placed.values()) > limit:
         return "the global batch is above its limit"
     have = _slots(job)
     both = have | placed.keys()
-    if have - placed.keys() and placed.keys() - have and len(both) > job.spec.batch_limit:
+    if have - placed.keys() and placed.keys() - have and len(both) > limit:
         return "its batch is too small to train in the old and the new place at once"
     return ""

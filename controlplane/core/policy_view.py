@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from controlplane.core.model.batch_limit import batch_limit, local_limit
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
 from controlplane.core.model.node import Node, NodePhase
@@ -31,7 +32,7 @@ class ViewBuilder:
         self._places: dict[SlotId, int] = {}
         self._held = 0
         self._dirty = state.slot_index.dirty_slots()
-        self._slots: dict[tuple[SlotId, str, str, bool, bool, bool], SlotView] = {}
+        self._slots: dict[tuple[SlotId, str, str, int, bool, bool, bool], SlotView] = {}
 
     def touch(self, jobs: Mapping[JobId, None]) -> None:
         """These may have changed."""
@@ -112,7 +113,8 @@ class ViewBuilder:
     ) -> SlotView:
         """One view for each way that a slot can be; `what` says what its hardware is."""
         up = node.phase is NodePhase.UP
-        key = (name, what.kind, what.model, usable, leaving, up)
+        cores = node.spec.cores if what.kind == "cpu" else 0
+        key = (name, what.kind, what.model, cores, usable, leaving, up)
         known = self._slots.get(key)
         if known is None:
             known = self._slots[key] = SlotView(
@@ -123,6 +125,7 @@ class ViewBuilder:
                 usable=usable,
                 leaving=leaving,
                 up=up,
+                cores=cores,
             )
         return known
 
@@ -141,8 +144,8 @@ def job_view(job: Job) -> JobView:
         job=job.job,
         submitted_at=job.submitted_at,
         batch_size=spec.batch_size,
-        batch_limit=spec.batch_limit,
-        local_limit=spec.local_limit,
+        batch_limit=batch_limit(job),
+        local_limit=local_limit(job),
         least=spec.slots[0],
         most=spec.slots[1],
         wanted=spec.wanted,

@@ -268,6 +268,7 @@ class JobDetail(Message, tag="client.job_detail.3"):
     exit_code: int | None
     samples_done: int
     version: Version
+    batch_limit: int | None = None  # largest global batch that a policy may choose now
 
 
 class Explanation(Message, tag="client.explanation.1"):

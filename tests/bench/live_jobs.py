@@ -144,7 +144,7 @@ def spec_of(
         seed=used,
         record_samples=True,
     )
-    return replace(spec, slots=(wanted, wanted), max_batch_size=None) if fixed else spec
+    return replace(spec, slots=(wanted, wanted), max_batch_size="keep") if fixed else spec
 
 
 def _copy(example: Example, folder: Path, seed: int) -> Path:

@@ -27,6 +27,7 @@ from tests.support.sizes import examples
         ({"slot": [1, 2]}, "slot", "did you mean slots?"),
         ({"script": "missing.py"}, "script", "correct script or workdir"),
         ({"max_batch_size": 4}, "max_batch_size", "raise the first or lower the second"),
+        ({"max_batch_size": "kep"}, "max_batch_size", "give one of these, or leave it out"),
         ({"max_local_batch": 4}, "max_local_batch", "raise the first or lower the second"),
         ({"slots": [4, 2]}, "slots", "1 <= least <= most"),
         ({"lr": float("nan")}, "lr", "positive finite number"),

@@ -52,7 +52,25 @@ def test_a_job_with_everything_set_has_no_problems() -> None:
 def test_bounds_that_are_left_out_follow_from_the_batch_and_the_least_slots() -> None:
     job = spec(slots=(2, 8))
 
-    assert (job.batch_limit, job.local_limit, job.wanted) == (32, 32, 2)
+    assert (job.batch_limit, job.local_limit, job.wanted) == (8 * 32, 32, 2)
+
+
+@pytest.mark.parametrize(
+    ("stated", "limit", "is_open"),
+    [
+        (None, 320, True),
+        ("auto", 320, True),
+        ("keep", 32, False),
+        (32, 32, False),
+        (500, 500, False),
+    ],
+)
+def test_a_batch_is_kept_bounded_or_left_to_the_cluster(
+    stated: object, limit: int, *, is_open: bool
+) -> None:
+    job = spec(max_batch_size=stated, max_local_batch=80, slots=(1, 4))
+
+    assert (job.batch_limit, job.batch_limit_is_left_open) == (limit, is_open)
 
 
 def test_bounds_that_are_given_hold() -> None:

@@ -316,6 +316,7 @@ _OF_CLIENTS: Final = (
         exit_code=1,
         samples_done=17_244,
         version=VERSION,
+        batch_limit=256,
     ),
     client.Explanation(job=JOB, state="running", decisions=(_DECISION,)),
     client.SearchInfo(

@@ -6,6 +6,7 @@ from typing import Final
 
 from controlplane.core.deadlines import pause_before
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.model.batch_limit import lower_local_limit
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Ended, JobTrigger, Paused, Phase, Starting
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
@@ -41,11 +42,17 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
 def fail(ctx: HandlerContext, job: Job, why: str) -> None:
     """The script failed: try again while retries are left.
 
+    A share that did not fit its slot is no failure of the script: it is tried again with less.
+
     Args:
         ctx: of this input.
         job: whose script failed. It ends if no retry is left; else it is tried again after a pause.
         why: in words, for users; what follows is added to it.
     """
+    if lower_local_limit(job, why):
+        why = f"{why}; tried again with at most {job.progress.fits} samples on a slot"
+        withdraw(ctx, job, "failed", JobTrigger.SCRIPT_FAILED, why)
+        return
     attempts = job.attempts
     attempts.failures += 1
     if job.failing_is_final:

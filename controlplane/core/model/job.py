@@ -52,6 +52,7 @@ class Progress(msgspec.Struct, kw_only=True):
     noise_scale: float | None = None  # of its gradients, smoothed, samples
     noise_epochs: int = 0  # that reported a noise scale
     last_batch: int = 0  # global, of the last group that trained
+    fits: int | None = None  # samples on one slot, at most, since more ran out of memory
 
     @property
     def epoch_length(self) -> int:

@@ -6,6 +6,7 @@ import math
 from fnmatch import fnmatchcase
 
 from controlplane.core.history_read_model import JobHistories, JobHistory
+from controlplane.core.model.batch_limit import batch_limit
 from controlplane.core.model.job import Job, times
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import Node
@@ -131,6 +132,7 @@ def job_detail(
         exit_code=job.attempts.exit_code,
         samples_done=max(job.progress.samples_done, live.samples_done if live else 0),
         version=job.version,
+        batch_limit=batch_limit(job),
     )
 
 

@@ -343,7 +343,7 @@ def test_what_one_job_gives_up_goes_to_one_job_only() -> None:
 
     assert controller.state.slot_index.releasing() == {}
     assert controller.view().slots[1] == SlotView(
-        slot=S1, node=N1, kind="cpu", usable=False, leaving=False
+        slot=S1, node=N1, kind="cpu", usable=False, leaving=False, cores=2
     )
 
 
@@ -436,7 +436,7 @@ def test_a_migration_grows_first_and_shrinks_by_the_next_plan() -> None:
 
 def test_a_migration_never_trains_with_a_batch_above_the_limit() -> None:
     controller = cluster_of(n1=2, n2=2)
-    controller.submit("a", slots=(1, 2), batch_size=2)
+    controller.submit("a", slots=(1, 2), batch_size=2, max_batch_size="keep")
     controller.place({A: {S0: 1, S1: 1}})
     for report in (ready, formed):
         controller.tell(N1, report(A))
