@@ -322,7 +322,7 @@ def test_news_are_taken_into_the_next_answer_for_the_same_view() -> None:
 
 CODES = {
     "start", "resume", "grow", "shrink", "pause", "pack", "move", "batch",
-    "waits", "backing_off", "too_large", "no_slots",
+    "waits", "backing_off", "too_large", "no_slots", "restore",
 }  # fmt: skip
 
 
