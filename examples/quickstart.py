@@ -6,13 +6,16 @@ The scheduler starts each on one slot, grows it, makes room for the next and fil
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, Group
@@ -25,14 +28,19 @@ from controlplane.cli.timeline import all_slots, allocations_from, png, terminal
 from controlplane.client import BlockingClient
 from controlplane.client.jobfile import load_job
 from schemas.jobs import ENDED
-from schemas.messages.client import JobSummary, NodeInfo
+from schemas.messages.client import JobDetail, JobSummary, NodeInfo
 
 EXAMPLES = ("digits", "language", "embedding")
 COLOURS = ("cyan", "magenta", "yellow")
 PLAIN_EVERY_S = 5.0
 LIMIT_S = 900.0
 ARRIVALS_S = (0.0, 9.0, 15.0)
-PICTURE = "slots-over-time.png"
+PAYS = 1.1  # times the speed on one slot, from which growth is called one that pays
+LOOK = (
+    "Three trainings on real data arrive at 0, 9 and 15 s. Look at `slots` and `batch`: who is "
+    "alone grows, who comes later is made room for, and whoever is left takes what is free. "
+    "Nobody stops for it: `loss` falls through every change."
+)
 
 
 def main() -> int:
@@ -40,17 +48,22 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="bin/quickstart", description=__doc__)
     parser.add_argument("--keep", action="store_true", help="leave the cluster up")
     parser.add_argument("--dir", type=Path, help="folder of the cluster; default: a new one")
+    parser.add_argument("--picture", type=Path, help="file to draw into; default: a new one")
     chosen = parser.parse_args()
     home = (chosen.dir or Path(tempfile.mkdtemp(prefix="ones-"))).resolve()
     console = Console() if sys.stdout.isatty() else Console(width=120)
     ones("local", "up", "--dir", str(home))
+    console.print(f"\n{LOOK}", highlight=False, soft_wrap=True)
     try:
         with BlockingClient(home) as client:
             began = time.monotonic()
             jobs = follow(client, console)
             summarise(jobs, console, time.monotonic() - began)
             explain(client, jobs, console)
-            draw(client, console, chosen.dir or Path(tempfile.gettempdir()))
+            draw(client, console, chosen.picture or new_picture(chosen.dir))
+            details = [client.job(job.job) for job in jobs]
+            for sentence in growth(details, os.cpu_count() or 1, kind(client)):
+                console.print(sentence, highlight=False, soft_wrap=True)
             failed = [job for job in jobs if job.state != "succeeded"]
             for job in failed:
                 console.print(f"[red]{job.job}[/] {job.state}: {job.reason}")
@@ -168,13 +181,52 @@ def explain(client: BlockingClient, jobs: list[JobSummary], console: Console) ->
     console.print(table)
 
 
-def draw(client: BlockingClient, console: Console, folder: Path) -> None:
+def growth(details: list[JobDetail], cores: int, device: str) -> list[str]:
+    """Whether more slots made the jobs faster, as whole epochs were measured; and if not, why."""
+    found = []
+    for detail in details:
+        speeds = defaultdict(list)
+        for epoch in detail.epochs:
+            if epoch.whole and epoch.slots:
+                speeds[epoch.slots].append(epoch.samples_per_s)
+        medians = {slots: median(measured) for slots, measured in sorted(speeds.items())}
+        if len(medians) > 1:
+            least, best = min(medians), max(medians, key=lambda slots: medians[slots])
+            found.append((detail.summary.job, least, best, medians[least], medians[best]))
+    paid = [one for one in found if one[4] >= PAYS * one[3]]
+    lines = [
+        f"{job} was {after / before:.2f} x as fast on {best} slots as on {least}: "
+        f"{after:.0f} samples/s after {before:.0f}"
+        for job, least, best, before, after in paid
+    ]
+    if paid:
+        return lines
+    what = "no epoch was measured on two sizes" if not found else "no job was faster on more slots"
+    if device != "cpu":
+        return [f"{what}: these models are too small for several GPUs to pay"]
+    busy = f"its {cores} core{'s' * (cores != 1)} have to do the work of all slots"
+    return [f"{what} on this host: {busy}, and whatever else runs here; look again when it is idle"]
+
+
+def kind(client: BlockingClient) -> str:
+    """What the slots are."""
+    return next((node.kind for node in client.nodes()), "cpu")
+
+
+def new_picture(folder: Path | None) -> Path:
+    """A file that nobody else has."""
+    descriptor, name = tempfile.mkstemp(prefix="slots-over-time-", suffix=".png", dir=folder)
+    os.close(descriptor)
+    return Path(name)
+
+
+def draw(client: BlockingClient, console: Console, picture: Path) -> None:
     """Who had which slot when: on the terminal, and as a picture."""
     events = list(client.events())
     allocations, slots = allocations_from(events, until=events[-1].time), all_slots(events)
     console.print(terminal(allocations, slots, min(console.width, 110)))
-    png(allocations, slots, folder / PICTURE, "slots over time")
-    console.print(f"the same as a picture: {folder / PICTURE}", soft_wrap=True)
+    png(allocations, slots, picture, "slots over time")
+    console.print(f"\nthe same as a picture: {picture}", highlight=False, soft_wrap=True)
 
 
 def line(job: JobSummary) -> str:

@@ -7,6 +7,7 @@ import difflib
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from controlplane.cli.init_script.advice import advice
 from controlplane.cli.init_script.between import WRAPPERS, Sorted, sort_between
 from controlplane.cli.init_script.distributed import distributed_edits
 from controlplane.cli.init_script.script_facts import EpochLoop, Facts, look, parameters_calls
@@ -26,7 +27,7 @@ from controlplane.cli.init_script.syntax import (
 IMPORT: Final = "from elastic import ScalingAgent"
 MOST_LINES: Final = 6
 WIDE: Final = 101  # columns of a line that takes all parts, with its newline
-ONE_IS_ENOUGH: Final = frozenset({"torch.save", "SummaryWriter", "wandb.init"})
+VERBS: Final = ("build", "make", "new", "elastic_build")
 ORDER_IS_THE_AGENTS: Final = frozenset({"shuffle", "sampler", "generator"})
 
 
@@ -68,7 +69,7 @@ def port(facts: Facts, name: str = "train.py") -> Port:
     Returns:
         Its new text, which is Python again; or line by line why there is none.
     """
-    done = Port(missing=_missing(facts), advice=_advice(facts))
+    done = Port(missing=_missing(facts), advice=advice(facts, agent_name(facts.source.tree)))
     if done.missing:
         return done
     removed = distributed_edits(facts, agent_name(facts.source.tree))
@@ -197,24 +198,6 @@ def _unusual_optimizer(facts: Facts) -> list[str]:
     return []
 
 
-def _advice(facts: Facts) -> list[str]:
-    asked = {
-        id(node)
-        for test in ast.walk(facts.source.tree)
-        if isinstance(test, ast.If) and "rank" in ast.unparse(test.test)
-        for node in ast.walk(test)
-    }
-    found = []
-    for node in ast.walk(facts.source.tree):
-        name, line = called(node), getattr(node, "lineno", 0)
-        if name in ONE_IS_ENOUGH and id(node) not in asked:
-            agent = agent_name(facts.source.tree)
-            found.append(f"line {line}: every worker does {name}(): ask `{agent}.rank == 0` first")
-        elif last_name(node) == "spawn" and name.split(".")[0] in {"mp", "torch"}:
-            found.append(f"line {line}: the cluster starts the processes: call the function once")
-    return found
-
-
 # --- the change
 
 
@@ -229,13 +212,20 @@ def _load_edits(facts: Facts, between: Sorted) -> list[Edit]:
     text = dict.fromkeys(map(id, by_line), "")
     call = f"{indent}{_load_call(facts, parts)}\n"
     if len(call) > WIDE:  # the parts get lines of their own, where they are
-        text[id(facts.model.statement)] = f"{indent}build_model = {parts[0]}\n"
-        text[id(facts.optimizer.statement)] = f"{indent}build_optimizer = {parts[1]}\n"
-        call = f"{indent}{_load_call(facts, ('build_model', 'build_optimizer', parts[2]))}\n"
+        model, optimizer = (
+            _free_name(facts, what) if part.startswith("lambda") else part
+            for what, part in (("model", parts[0]), ("optimizer", parts[1]))
+        )
+        if model != parts[0]:
+            text[id(facts.model.statement)] = f"{indent}{model} = {parts[0]}\n"
+        if optimizer != parts[1]:
+            text[id(facts.optimizer.statement)] = f"{indent}{optimizer} = {parts[1]}\n"
+        call = f"{indent}{_load_call(facts, (model, optimizer, parts[2]))}\n"
     if between.builds:
         body = [source.line_of(s) for s in (facts.model.statement, *between.builds)]
         inner = "".join(f"    {line}" for part in body for line in part.splitlines(keepends=True))
-        first, last = f"{indent}def build_model():\n", f"{indent}    return {facts.model.name}\n"
+        first = f"{indent}def {_free_name(facts, 'model')}():\n"
+        last = f"{indent}    return {facts.model.name}\n"
         text[id(facts.model.statement)] = f"{first}{inner}{last}"
     after = "".join(source.line_of(statement) for statement in between.after)
     text[id(by_line[-1])] += call + after
@@ -249,8 +239,15 @@ def _load_edits(facts: Facts, between: Sorted) -> list[Edit]:
 
 def _parts(facts: Facts, *, built: bool) -> tuple[str, str, str]:
     """What `load` takes: builders of model and optimizer, the data with its options."""
-    model = "build_model" if built else f"lambda: {_on_one_line(facts, _bare_model(facts))}"
+    assert facts.model and facts.optimizer  # noqa: PT018, S101 - by the caller
+    bare, made = _bare_model(facts), facts.optimizer.value
+    model = f"lambda: {_on_one_line(facts, bare)}"
+    if isinstance(bare, ast.Call) and not bare.args and not bare.keywords:
+        model = facts.source.of(bare.func)
+    model = _free_name(facts, "model") if built else model
     optimizer = f"lambda parameters: {_optimizer_text(facts)}"
+    if isinstance(made, ast.Call) and not made.keywords and parameters_calls(made) == made.args:
+        optimizer = facts.source.of(made.func)
     return model, optimizer, ", ".join(_loader_arguments(facts))
 
 
@@ -262,6 +259,13 @@ def _agent_edit(facts: Facts, first: ast.stmt, indent: str) -> Edit:
     at = facts.source.lines(asking[0] if asking else first)[0]
     declared = f"{indent}global {name}\n" if _agent_is_global(facts) else ""
     return Edit(at, at, f"{declared}{indent}{name} = ScalingAgent.from_env()\n")
+
+
+def _free_name(facts: Facts, what: str) -> str:
+    """A name for a builder that the script has not given to anything."""
+    taken = stores(facts.source.tree) | loads(facts.source.tree)
+    taken |= {n.name for n in ast.walk(facts.source.tree) if isinstance(n, ast.FunctionDef)}
+    return next(name for name in (f"{v}_{what}" for v in VERBS) if name not in taken)
 
 
 def _load_call(facts: Facts, parts: tuple[str, str, str]) -> str:

@@ -82,7 +82,7 @@ def look(source: Source) -> Facts:
     )
     constants = _constants(source.tree)
     made = _all_made(source.tree)
-    facts.optimizer = next((one for one in made if _is_optimizer(one.value)), None)
+    facts.optimizer = next((one for one in made if _is_optimizer(one)), None)
     facts.model = _model_of(facts.optimizer, made)
     loaders = [one for one in made if last_name(one.value) == "DataLoader"]
     facts.epoch_loop, facts.loader = _loop_and_loader(source.tree, loaders, constants)
@@ -90,7 +90,7 @@ def look(source: Source) -> Facts:
     if facts.loader and isinstance(facts.loader.value, ast.Call):
         facts.batch_size = _batch_size(facts.loader.value, numbers, made)
     if facts.optimizer and isinstance(facts.optimizer.value, ast.Call):
-        rate = numbers.of(keyword(facts.optimizer.value, "lr", 1))
+        rate = numbers.of(_rate(facts.optimizer.value, source.tree))
         facts.lr = float(rate) if rate else None
     if (loop := facts.epoch_loop) is not None:
         count = numbers.of(loop.count)
@@ -109,10 +109,15 @@ def _all_made(tree: ast.Module) -> list[Made]:
     return sorted(found, key=lambda one: one.statement.lineno)
 
 
-def _is_optimizer(value: ast.expr) -> bool:
-    if last_name(value) not in OPTIMIZERS or not isinstance(value, ast.Call):
+def _is_optimizer(one: Made) -> bool:
+    """Torch's own by their names; others by what they take and what they are called."""
+    if not isinstance(one.value, ast.Call):
         return False
-    return bool(value.args) or keyword(value, "params") is not None
+    maker = last_name(one.value)
+    if maker in OPTIMIZERS:
+        return bool(one.value.args) or keyword(one.value, "params") is not None
+    called_one = "optim" in maker.lower() or one.name.lower() in {"optimizer", "optim", "opt"}
+    return called_one and bool(parameters_calls(one.value))
 
 
 def parameters_calls(node: ast.AST) -> list[ast.Call]:
@@ -212,6 +217,19 @@ def _metric(loop: ast.For) -> str:
             if name and "." not in name and LOOKS_LIKE_METRIC.search(name.lower()):
                 return name
     return ""
+
+
+def _rate(call: ast.Call, tree: ast.Module) -> ast.expr | None:
+    """The learning rate in the making of an optimizer, or in the script's function for that."""
+    if last_name(call) in OPTIMIZERS:
+        return keyword(call, "lr", 1)
+    if (given := keyword(call, "lr")) is not None:
+        return given
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef) and function.name == called(call):
+            inner = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
+            return next((keyword(n, "lr", 1) for n in inner if last_name(n) in OPTIMIZERS), None)
+    return None
 
 
 # --- numbers
