@@ -21,6 +21,7 @@ TOGETHER = {  # files that share a cluster, which one process should start
     "tests/integration/test_training.py": "cluster",
     "tests/integration/test_bad_input.py": "cluster",
     "tests/integration/test_submit.py": "cluster",
+    "tests/integration/test_docs.py": "cluster",
     "tests/integration/test_init.py": "cluster",
     "tests/examples/test_examples.py": "cluster",
     # and files whose processes are forked from a server that has torch

@@ -73,9 +73,9 @@ class Cluster:
     policy: str = "fifo"  # most tests want jobs that stay as they are
     _made: int = field(default=0)
 
-    def ones(self, *arguments: str, timeout: float = LIMIT_S) -> Finished:
+    def ones(self, *arguments: str, timeout: float = LIMIT_S, cwd: Path | None = None) -> Finished:
         """Run `ones` with this cluster's home."""
-        return ones(*arguments, limit_s=timeout, ONES_HOME=str(self.home))
+        return ones(*arguments, limit_s=timeout, cwd=cwd, ONES_HOME=str(self.home))
 
     def up(self) -> dict[str, Any]:
         """Start what is not running."""

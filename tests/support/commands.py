@@ -53,7 +53,9 @@ class _Server:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # read when numpy is imported
         )
 
-    def run(self, arguments: tuple[str, ...], env: Mapping[str, str], limit_s: float) -> Finished:
+    def run(
+        self, arguments: tuple[str, ...], env: Mapping[str, str], limit_s: float, cwd: Path | None
+    ) -> Finished:
         """Run `ones` with these arguments; a command that takes longer is an error."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -65,6 +67,7 @@ class _Server:
                 "out": str(out),
                 "err": str(err),
                 "limit_s": limit_s,
+                "cwd": str(cwd or Path.cwd()),
             }
             self._process.stdin.write(json.dumps(asked) + "\n")
             self._process.stdin.flush()
@@ -86,12 +89,14 @@ class _Server:
 _servers: list[_Server] = []
 
 
-def ones(*arguments: str, limit_s: float = LIMIT_S, **env: str) -> Finished:
-    """Run a command of `ones`; `env` is added to the environment."""
+def ones(
+    *arguments: str, limit_s: float = LIMIT_S, cwd: Path | None = None, **env: str
+) -> Finished:
+    """Run a command of `ones`, here or in `cwd`; `env` is added to the environment."""
     if not _servers:
         _servers.append(_Server())
         atexit.register(_servers[0].close)
-    return _servers[0].run(arguments, {**os.environ, **env}, limit_s)
+    return _servers[0].run(arguments, {**os.environ, **env}, limit_s, cwd)
 
 
 # --- in the server
@@ -145,6 +150,7 @@ def _become(asked: dict[str, Any]) -> NoReturn:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
+    os.chdir(asked["cwd"])
     os.environ.clear()
     os.environ.update(asked["env"])
     sys.argv = asked["arguments"]
