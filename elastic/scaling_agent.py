@@ -34,12 +34,12 @@ from elastic.state import checkpoint_writer
 from elastic.state.carried_state import CarriedState
 from elastic.state.epoch_reports import EpochReports
 from elastic.state.initial_batch_and_rate import begin_batch_and_rate
+from elastic.state.job_seed import JobSeed
 from elastic.state.lr_scaling import DOUBLING_STEPS
 from elastic.state.optimizers_by_name import Optimizers, optimizers_by_name
-from elastic.state.random_state import seed_generators
 from elastic.state.state_tensors import TensorState
 from elastic.state.step_telemetry import steps_report
-from elastic.state.training_state import training_of
+from elastic.state.training_state import TrainingState, training_of
 from elastic.step.batch_loader import ElasticLoader
 from elastic.step.carried_rows import LINE, CarriedRows
 from elastic.step.gradient_bucket import Reducer
@@ -106,45 +106,50 @@ class ScalingAgent:
             atexit.register(self._channel.close)
         self._joined = False
         self._reducer: Reducer | None = None
-        self._seed = 0
+        self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
         self._parameters = 0
         self._resumed_epoch = 0
 
     @classmethod
-    def from_env(cls, seed: int = 0) -> ScalingAgent:
+    def from_env(cls, seed: int | None = None) -> ScalingAgent:
         """The agent of this process, with all random generators seeded.
 
+        The job file's seed wins over `seed`, which wins over what the script gave
+        `torch.manual_seed`, here or before `load`; else it is 0. Where the last of these counts,
+        generators that the script seeded itself stay as they are.
+
         Args:
-            seed: stand-alone; under a cluster the job file's.
+            seed: of the job: its samples' order and all random numbers.
         """
         folder = Path(os.environ[WORKER]) if os.environ.get(WORKER) else None
         assignment = None
         if folder is not None:
             assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
-            seed = assignment.spec.seed
         agent = cls(assignment, folder)
-        agent._seed = seed
-        seed_generators(seed)
+        agent._say_wins("seed", agent._seed.begin(seed), agent._seed.value)
         return agent
 
-    # --- what a script may ask
+    # --- what a script may ask; what a checkpoint may say otherwise, behind `load` only
 
     @property
     def rank(self) -> int:
-        """This worker's place in its group, which may change; 0 prints and saves."""
+        """This worker's place in its group, which may change; 0 prints and saves.
+
+        Before the first epoch, the place that it is going to have.
+        """
         if self._assignment is not None and not self._joined:
             return int(self._assignment.rank)
         return self._membership.rank
 
     @property
     def world_size(self) -> int:
-        """How many workers the group has at present."""
+        """How many workers the group has at present, or is going to have at first."""
         return len(self._membership.workers)
 
     @property
     def step(self) -> int:
-        """Steps that are done since the job began."""
-        return self._training.position.step
+        """Steps that are done since the job began; a UsageError before `load`."""
+        return self._loaded("step").position.step
 
     @property
     def device(self) -> torch.device:
@@ -153,16 +158,16 @@ class ScalingAgent:
 
     @property
     def progress(self) -> Progress:
-        """How much of the epoch and of the job is done, each from 0 to 1."""
-        training = self._training
+        """How much of the epoch and of the job is done, 0 to 1; a UsageError before `load`."""
+        training = self._loaded("progress")
         if training.why_done:
             return Progress(1.0, 1.0)
         return progress_of(training.position, training.stream.size, training.stop_rule)
 
     @property
     def batch_size(self) -> int:
-        """The global batch at present, samples per step."""
-        return self._training.global_batch
+        """The global batch at present, samples per step; a UsageError before `load`."""
+        return self._loaded("batch_size").global_batch
 
     # --- load
 
@@ -209,11 +214,16 @@ class ScalingAgent:
             and the loader.
 
         Raises:
-            UsageError: if the group cannot train this exactly; the error says what to do.
+            UsageError: if the group cannot train this exactly, or a second time; the error says
+                what to do.
             CheckpointError: if the job should resume and cannot.
         """
+        if self._training.is_loaded:
+            hint = "give one module with all that is trained; build_optimizer may return several"
+            raise UsageError("load() a second time", hint)
         fault_points.reach("load", rank=self.rank, version=self._version)
         size = dataset_size(train_set)
+        self._say_wins("seed", self._seed.follow(), self._seed.value)
         model = build_model()
         refuse_sharded(model)
         self._listener.await_slot()  # what runs on the slot's device may be about to leave it
@@ -223,7 +233,7 @@ class ScalingAgent:
         refuse_unreduced(tensors.parameters())
         drop_last = bool(loader_options.get("drop_last"))
         shuffled = not isinstance(train_set, IterableDataset) and columns is None
-        stream = SampleStream(self._seed, size, least_samples(model), drop_last, shuffled)
+        stream = SampleStream(self._seed.value, size, least_samples(model), drop_last, shuffled)
         self._training.use(tensors, stream)
         self._records.use(self._training.stream)
         for both in begin_batch_and_rate(
@@ -285,8 +295,11 @@ class ScalingAgent:
         when it returns, with mappings as dicts and named tuples as tuples. Schedulers of torch, and
         classes derived from them, are tracked by themselves if they are made after `load`; so are
         torch's gradient scalers.
+
+        Raises:
+            UsageError: before `load`.
         """
-        self._training.track(stateful)
+        self._loaded("track()").track(stateful)
 
     def weight(self, items: float) -> None:
         """Say what the loss of the present batch is a mean over, if not over its samples: tokens.
@@ -322,6 +335,7 @@ class ScalingAgent:
         self._carried_rows().take(state)
 
     def _carried_rows(self) -> CarriedRows:
+        self._loaded("carried")
         if self._executor.carried is None:
             what = "agent.carried without columns"
             raise UsageError(what, f"say agent.load(..., columns=N), then {LINE}")
@@ -367,6 +381,7 @@ class ScalingAgent:
             store_port=self._store_port(assignment),
         )
         self._transitions.join()
+        self._records.use(training.stream)  # whose seed is rank 0's now
         if assignment.kind != JOIN:
             training.lr_state.follow_batch(self.batch_size, training.position.step)
         channel.tell_steps(self._steps)
@@ -395,13 +410,13 @@ class ScalingAgent:
             The number of the epoch that begins, from 0.
 
         Raises:
-            UsageError: before `load`, or if the parameters that are trained changed since, or if
-                a tracked state cannot be handed over.
+            UsageError: before `load`, or a second time, or if the parameters that are trained
+                changed since `load`, or if a tracked state cannot be handed over.
             LeftGroup: where this worker is not in the group any more; its script ends with it.
         """
-        training = self._training
-        if not training.is_loaded:
-            raise UsageError("epochs() before load()", "call agent.load(...) first")
+        training = self._loaded("epochs()")
+        if self._joined:
+            raise UsageError("epochs() a second time", "loop once, over all epochs of the job")
         if training.stop_rule is None:
             training.stop_rule = StopRule(epochs=count)
         elif training.stop_rule.epochs != count:
@@ -457,6 +472,11 @@ class ScalingAgent:
         return steps_report(training, assignment, Version(self._membership.version))
 
     # --- helpers
+
+    def _loaded(self, asked: str) -> TrainingState:
+        if not self._training.is_loaded:
+            raise UsageError(f"agent.{asked} before load()", "call agent.load(...) first")
+        return self._training
 
     def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
         assignment, channel = self._assignment, self._channel

@@ -25,6 +25,7 @@ MAX_BATCH: Final = 2**40  # samples
 KEEP, AUTO = "keep", "auto"  # of `max_batch_size`
 MAX_ARGS: Final = 4096
 MAX_TEXT: Final = 32_768
+SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
 PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
 _NO_DEVICE: Final = "leave it out: a worker sees the device of its slot, as device 0, and no other"
@@ -79,7 +80,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stop: StopRule | None = None  # default: the script's own number of epochs
     priority: float = 1.0  # weight of its time beside that of other jobs
     retries: int = 0  # failures of the script that are tried again from the last epoch
-    seed: int = 0
+    seed: int | msgspec.UnsetType = msgspec.UNSET  # left out: the script's own
     env: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -109,6 +110,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def wanted(self) -> int:
         """How many slots a policy of fixed size should give."""
         return self.slots[0] if self.slots_wanted is None else self.slots_wanted
+
+    @property
+    def stated_seed(self) -> int | None:
+        """The seed, if the user gave one; else the script decides."""
+        return None if self.seed is msgspec.UNSET else self.seed
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -146,6 +152,8 @@ def _text(spec: JobSpec) -> list[Problem]:
     if "\0" in spec.script or not {"", ".", ".."}.isdisjoint(parts):
         remedy = "give a path relative to workdir, such as train.py"
         found.append(Problem("script", f"{spec.script[:200]!r} is not inside workdir", remedy))
+    elif (other := not_python(spec.script)) is not None:
+        found.append(Problem("script", *other))
     if len(spec.args) > MAX_ARGS or any(len(a) > MAX_TEXT or "\0" in a for a in spec.args):
         found.append(Problem("args", "too many, too long or with a NUL byte", "shorten them"))
     for name, value in spec.env.items():
@@ -159,6 +167,27 @@ def _text(spec: JobSpec) -> list[Problem]:
             what = "is set by the cluster for each worker"
             found.append(Problem(f"env.{name}", what, CLUSTER_VARIABLES[name]))
     return found
+
+
+def not_python(script: str, first: bytes = b"") -> tuple[str, str] | None:
+    """Why `script` is no Python script, and the remedy; None where it may be one.
+
+    Args:
+        script: path of the file.
+        first: its first bytes, if they are at hand.
+    """
+    name = script.rpartition("/")[2]
+    suffix = name[name.rfind(".") :].lower() if "." in name[1:] else ""
+    shebang = first.partition(b"\n")[0] if not suffix and first.startswith(b"#!") else b""
+    if suffix == ".ipynb":
+        remedy = f"write it out with `jupyter nbconvert --to script {name}`"
+    elif suffix in SHELLS or (shebang and b"python" not in shebang):
+        remedy = "give the Python file that it runs; words behind it go into args, exports into env"
+    elif suffix not in {"", ".py"} or b"\0" in first:
+        remedy = "give the Python file that trains, such as train.py"
+    else:
+        return None
+    return f"scripts are Python; {script[:200]} is not", remedy
 
 
 def _batches(spec: JobSpec) -> list[Problem]:
@@ -205,8 +234,9 @@ def _run(spec: JobSpec) -> list[Problem]:
     found = []
     if not 0 <= spec.retries <= 100:  # noqa: PLR2004 - a bound against typing errors
         found.append(Problem("retries", f"{spec.retries} is not 0 to 100", "choose one of these"))
-    if not 0 <= spec.seed < 2**63:
-        found.append(Problem("seed", f"{spec.seed} is out of range", "give 0 to 2**63 - 1"))
+    if spec.stated_seed is not None and not 0 <= spec.stated_seed < 2**63:
+        remedy = "give 0 to 2**63 - 1, or leave it out to keep the script's"
+        found.append(Problem("seed", f"{spec.seed} is out of range", remedy))
     return found
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 import msgspec
 
 from controlplane.client.spec_overrides import with_overrides
 from schemas.errors import BadFieldError, SettingsError
-from schemas.jobs import AUTO, KEEP, JobSpec, problems
+from schemas.jobs import AUTO, KEEP, JobSpec, not_python, problems
 from schemas.toml_settings import convert, read_toml
+
+LOOK_BYTES: Final = 4096  # of a script, to see that it is text
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
@@ -52,6 +55,10 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     if not (workdir / spec.script).is_file():
         what = f"script: {spec.script} is not in {workdir}"
         raise BadFieldError(what, "correct script or workdir", "script")
+    with (workdir / spec.script).open("rb") as file:
+        found = not_python(spec.script, file.read(LOOK_BYTES))
+    if found is not None:
+        raise BadFieldError(f"script: {found[0]}", found[1], "script")
     python = spec.python
     if python is not None and "/" in python:
         python = str((base / python).absolute())

@@ -93,6 +93,7 @@ def enter_at_boundary(
         The state's transfer, which waits for its first portion already.
     """
     training.position = plan.position
+    training.take_seed(plan.seed)
     first = plan.position.step + 1
     zeros = (*plan.old, *(0,) * (group.size - len(plan.old)))
     training.schedule = Schedule(ScheduleRow(first, zeros, group.rank))

@@ -29,6 +29,7 @@ class JoinPlan(msgspec.Struct, frozen=True):
     transfer_steps: int  # in which the state comes
     old: tuple[int, ...]  # local batches of the former group, by rank
     new: tuple[int, ...]  # and those of the group, once the state is there
+    seed: int  # of the order of samples
 
 
 class Resize:
@@ -101,7 +102,7 @@ class Resize:
         )
         steps = boundary - here.step
         there = here.advanced(steps, sum(old), training.stream)
-        plan = JoinPlan(there, pending.transfer_steps, old, new)
+        plan = JoinPlan(there, pending.transfer_steps, old, new, training.stream.seed)
         group.store.post(JOIN_PLAN, lambda: msgspec.msgpack.encode(plan))
 
     def cross(self, pending: PendingGroup) -> OutgoingState | None:

@@ -78,5 +78,14 @@ def seed_host_generators(seed: int) -> None:
     """
     torch.default_generator.manual_seed(seed)
     random.seed(seed)
+    seed_numpy(seed)
+
+
+def seed_numpy(seed: int) -> None:
+    """Begin the random numbers of numpy's global generator anew, if numpy is in use.
+
+    Args:
+        seed: not negative; its lowest 32 bits count.
+    """
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed(seed % 2**32)

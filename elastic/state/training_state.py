@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -76,6 +77,14 @@ class TrainingState:
             stream: of the training set's samples.
         """
         self._tensors, self.stream = tensors, stream
+
+    def take_seed(self, seed: int) -> None:
+        """The order of samples is that of the whole job.
+
+        Args:
+            seed: of rank 0, or of the checkpoint that the job goes on from.
+        """
+        self.stream = replace(self.stream, seed=seed)
 
     @property
     def is_loaded(self) -> bool:
@@ -249,6 +258,7 @@ class TrainingState:
             "samples_done": position.samples_done,
             "epoch_step": position.epoch_step,
             "batch_size": self.global_batch,
+            "seed": self.stream.seed,
             "stop": msgspec.to_builtins(self.stop),
             "why_done": self.why_done,
             "ramp": self.lr_state.state_list(),
@@ -279,6 +289,7 @@ class TrainingState:
         self._tensors.take_hyperparameters(metadata["hyper"])
         if self.carried is not None:
             self.carried.load(metadata["carried"])
+        self.take_seed(metadata["seed"])
         seed_apart(metadata["random"]["torch"], self._rank)
 
     def check_metadata(self) -> None:
@@ -325,6 +336,7 @@ class TrainingState:
         tensors.model.load_state_dict(content["model"])
         load_optimizer_states(tensors.named, content)
         self._resumed_groups = tensors.hyperparameters()
+        self.take_seed(content.get("seed", self.stream.seed))
         cursor = content.get("cursor", 0)
         self.position = TrainingPosition(
             epoch=content["epoch"] + 1,

@@ -18,6 +18,7 @@ from elastic.state.training_state import TrainingState
 from elastic.step.device_batch import to_device
 from elastic.step.step_executor import StepExecutor
 from elastic.step.stream_reader import StreamReader
+from elastic.training_errors import UsageError
 
 
 class _MicroBatchSampler:
@@ -90,15 +91,23 @@ class ElasticLoader:
         self._transitions = transitions
         self._executor = executor
         self._device = device
+        self._reader: StreamReader | None = None
         if isinstance(dataset, IterableDataset):
-            dataset = StreamReader(dataset, training.stream)
+            dataset = self._reader = StreamReader(dataset, training.stream)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=self._sampler, **options)
 
     def __iter__(self) -> Iterator[Any]:
         """Batches to the end of the epoch, or until the job is done.
 
         A second loop in the same epoch goes on where the first one was left.
+
+        Raises:
+            UsageError: outside of an epoch.
         """
+        if not self._training.epoch_open:
+            what = "the loader outside of an epoch: before agent.epochs(...) or after report()"
+            hint = "loop over it in `for epoch in agent.epochs(...)`, before report(); elsewhere "
+            raise UsageError(what, f"{hint}use train_set, or a DataLoader of your own")
         source: Iterator[Any] | None = None
         whole = True  # no step is under way
         while True:
@@ -106,7 +115,7 @@ class ElasticLoader:
                 if self._training.epoch_is_over:
                     return  # the epoch's report comes first, in the group that trained it
                 stale = self._transitions.before_step()
-                source = iter(self._loader) if source is None or stale else source
+                source = self._begin() if source is None or stale else source
             if source is None:
                 return
             try:
@@ -123,6 +132,12 @@ class ElasticLoader:
             if not go_on:
                 return
             whole = micro_batch.last
+
+    def _begin(self) -> Iterator[Any]:
+        """The rest of the epoch; the job's seed may be known only since this worker joined."""
+        if self._reader is not None:
+            self._reader.follow(self._training.stream)
+        return iter(self._loader)
 
     def __len__(self) -> int:
         """Batches of the running epoch, done and to come, as planned now.

@@ -40,6 +40,14 @@ class StreamReader(Dataset[Any]):
         self._place = 0  # of the sample that comes next
         self._random: dict[str, Any] | None = None  # as the reading left it
 
+    def follow(self, stream: SampleStream) -> None:
+        """Read as `stream` says from the next reading on.
+
+        Args:
+            stream: may have another seed than before; its length is the same.
+        """
+        self._stream = stream
+
     def __getitems__(self, ids: Sequence[tuple[int, int]]) -> list[Any]:
         """The samples of a batch.
 

@@ -16,6 +16,7 @@ import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
 from elastic.collectives.nccl_environment import nccl_environment
 from elastic.reporting.report_file import report_file
 from elastic.state.checkpoint_writer import drain_checkpoints
+from elastic.state.job_seed import begin_generators
 from schemas.codec import ASSIGNMENT
 from schemas.errors import OnesError
 from schemas.messages.agent import ScriptFailed
@@ -29,6 +30,7 @@ def main() -> None:
     if len(sys.argv) < USAGE:
         sys.stderr.write("usage: python -P -m elastic.launch SCRIPT [ARGS]\n")
         sys.exit(USAGE)
+    begin_generators(None)
     sys.exit(run_script(Path(sys.argv[1]), sys.argv[2:], None))
 
 
@@ -47,6 +49,7 @@ def run_worker(folder: Path) -> int:
     threads = assignment.env.get("OMP_NUM_THREADS", "")
     if threads.isdigit() and int(threads) > 0:
         torch.set_num_threads(int(threads))  # the variable is read before the fork
+    begin_generators(assignment.spec.stated_seed)
     workdir = Path(assignment.workdir)
     os.chdir(workdir)
     script = workdir / assignment.spec.script

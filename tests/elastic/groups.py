@@ -296,8 +296,17 @@ class Worker:
 class Crew:
     """The workers of one job, and what an agent and a controller would do for them."""
 
-    def __init__(self, home: Path, source: str, *, faults: str = "", bound: int = 1000) -> None:
+    def __init__(
+        self,
+        home: Path,
+        source: str,
+        *,
+        faults: str = "",
+        bound: int = 1000,
+        seed: int | msgspec.UnsetType = SEED,
+    ) -> None:
         self.home = home
+        self._seed = seed
         (home / "train.py").write_text(Slots.prelude + source)
         (home / "checkpoints").mkdir()
         self._socket_path = home / "s"
@@ -667,7 +676,7 @@ class Crew:
         rank = Rank(int(name.rpartition(".r")[2]))
         spec = JobSpec(
             name="toy", script="train.py", batch_size=self._batch, max_local_batch=self._bound,
-            record_samples=True, stop=StopRule(metric="enough", at_least=1.0), seed=SEED,
+            record_samples=True, stop=StopRule(metric="enough", at_least=1.0), seed=self._seed,
         )  # fmt: skip
         env = {
             "OMP_NUM_THREADS": "1",
@@ -749,9 +758,9 @@ class Crew:
 
 
 @contextlib.contextmanager
-def crew(home: Path, source: str, *, faults: str = "", bound: int = 1000) -> Iterator[Crew]:
+def crew(home: Path, source: str, **options: Any) -> Iterator[Crew]:
     """A crew that leaves no process behind."""
-    made = Crew(home, source, faults=faults, bound=bound)
+    made = Crew(home, source, **options)
     try:
         yield made
     finally:

@@ -17,6 +17,7 @@ from elastic.samples.batch_schedule import ScheduleRow
 from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
 from elastic.usage_checks import refuse_single_samples
+from tests.support.builders import S0, S1, A, assignment, run
 
 IDS = TensorDataset(torch.arange(10.0).reshape(10, 1))
 
@@ -261,7 +262,19 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
             ),
             "torch.view_as_real",
         ),
-        (lambda agent: list(agent.epochs(1)), "call agent.load"),
+        (lambda agent: list(agent.epochs(1)), r"agent.epochs\(\) before load.*call agent.load"),
+        (lambda agent: agent.step, r"agent.step before load.*call agent.load"),
+        (lambda agent: agent.batch_size, r"agent.batch_size before load.*call agent.load"),
+        (lambda agent: agent.progress, r"agent.progress before load.*call agent.load"),
+        (lambda agent: agent.track(), r"agent.track\(\) before load.*call agent.load"),
+        (lambda agent: agent.carried, "agent.carried before load.*call agent.load"),
+        (lambda agent: agent.weight(1), "outside of the loop"),
+        (lambda agent: next(iter(loaded(agent)[2])), "loop over it in `for epoch in agent.epochs"),
+        (lambda agent: (loaded(agent), loaded(agent)), r"load\(\) a second time"),
+        (
+            lambda agent: (loaded(agent), list(agent.epochs(1)), list(agent.epochs(1))),
+            r"epochs\(\) a second time",
+        ),
         (lambda agent: agent.report(), "outside of an epoch"),
         (lambda agent: loaded(agent, Endless()), "give it __len__"),
         (lambda agent: loaded(agent, Pipe()), "of Pipe, .* or an IterableDataset"),
@@ -276,6 +289,24 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
 def test_wrong_use_says_what_to_do(agent: ScalingAgent, wrong: object, text: str) -> None:
     with pytest.raises(UsageError, match=text):
         wrong(agent)  # type: ignore[operator]
+
+
+def test_what_is_known_before_load_is_answered(agent: ScalingAgent) -> None:
+    assert (agent.rank, agent.world_size, agent.device.type) == (0, 1, "cpu")
+
+
+def test_a_worker_knows_the_place_that_it_is_going_to_have() -> None:
+    second = ScalingAgent(assignment(run(A, on={S0: 32, S1: 32}), rank=1), None)
+
+    assert (second.rank, second.world_size) == (1, 2)
+
+
+def test_a_loader_behind_the_report_of_its_epoch_is_refused(agent: ScalingAgent) -> None:
+    _, _, loader = loaded(agent)
+    for _ in agent.epochs(1):
+        agent.report()
+        with pytest.raises(UsageError, match=r"outside of an epoch: .* after report\(\)"):
+            list(loader)
 
 
 def test_a_metric_that_is_no_number_is_named(agent: ScalingAgent) -> None:

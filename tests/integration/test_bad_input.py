@@ -26,6 +26,7 @@ from tests.support.sizes import examples
     [
         ({"slot": [1, 2]}, "slot", "did you mean slots?"),
         ({"script": "missing.py"}, "script", "correct script or workdir"),
+        ({"script": "train.sh"}, "script", "scripts are Python; train.sh is not; give the Python"),
         ({"max_batch_size": 4}, "max_batch_size", "raise the first or lower the second"),
         ({"max_batch_size": "kep"}, "max_batch_size", "give one of these, or leave it out"),
         ({"max_local_batch": 4}, "max_local_batch", "raise the first or lower the second"),
@@ -116,6 +117,19 @@ def test_a_failing_script_says_what_happened(cluster: Cluster, script: str, reas
     shown = cluster.show(job)
     assert (shown["state"], shown["failures"]) == ("failed", 1)
     assert shown["reason"].startswith(reason)
+
+
+def test_a_script_without_the_library_is_no_training_and_is_told_the_six_lines(
+    cluster: Cluster,
+) -> None:
+    alone, apart = cluster.submit("print(7)"), cluster.submit("print(7)", slots=[2, 2])
+
+    codes = [cluster.wait(job).code for job in (alone, apart)]
+    reasons = [cluster.show(job)["reason"] for job in (alone, apart)]
+    assert codes == [0, 1]
+    assert "nothing was trained: its script ended (exit code 0) and never came" in reasons[0]
+    assert "on one of its 2 slots and never came to agent.epochs" in reasons[1]
+    assert "from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in reasons[1]
 
 
 def test_a_failing_script_is_retried_from_its_last_epoch(cluster: Cluster) -> None:

@@ -6,7 +6,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from schemas.jobs import MAX_ARGS, MAX_FAMILY, MAX_TEXT, JobSpec, Problem, StopRule, problems
+from schemas.jobs import (
+    MAX_ARGS,
+    MAX_FAMILY,
+    MAX_TEXT,
+    JobSpec,
+    Problem,
+    StopRule,
+    not_python,
+    problems,
+)
 
 FORMS = "give one of epochs, samples, metric with at_least, metric with plateau"
 
@@ -129,6 +138,37 @@ def test_a_script_outside_workdir_is_refused(script: str) -> None:
     assert problems(spec(script=script)) == (
         Problem("script", f"{script!r} is not inside workdir", remedy),
     )
+
+
+SHELL = "give the Python file that it runs; words behind it go into args, exports into env"
+
+
+@pytest.mark.parametrize(
+    ("script", "first", "remedy"),
+    [
+        ("train.sh", b"", SHELL),
+        ("run/train", b"#!/bin/bash\npython train.py", SHELL),
+        ("a/Train.ipynb", b"", "write it out with `jupyter nbconvert --to script Train.ipynb`"),
+        ("train", b"\x7fELF\0", "give the Python file that trains, such as train.py"),
+        ("train.yaml", b"", "give the Python file that trains, such as train.py"),
+        ("train.py", b"x = 1\0", "give the Python file that trains, such as train.py"),
+    ],
+)
+def test_a_file_that_is_not_python_is_refused_with_what_to_do(
+    script: str, first: bytes, remedy: str
+) -> None:
+    assert not_python(script, first) == (f"scripts are Python; {script} is not", remedy)
+    if not first:
+        what = f"scripts are Python; {script} is not"
+        assert problems(spec(script=script)) == (Problem("script", what, remedy),)
+
+
+@pytest.mark.parametrize(
+    ("script", "first"),
+    [("train", b"#!/usr/bin/env python3\n"), ("train", b"import torch"), ("a.b/.train", b"")],
+)
+def test_a_script_needs_no_suffix(script: str, first: bytes) -> None:
+    assert not_python(script, first) is None
 
 
 @pytest.mark.parametrize(
@@ -270,8 +310,18 @@ def test_retries_are_bounded(retries: int) -> None:
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_a_seed_fits_63_bits(seed: int) -> None:
     assert problems(spec(seed=seed)) == (
-        Problem("seed", f"{seed} is out of range", "give 0 to 2**63 - 1"),
+        Problem(
+            "seed",
+            f"{seed} is out of range",
+            "give 0 to 2**63 - 1, or leave it out to keep the script's",
+        ),
     )
+
+
+def test_a_seed_that_nobody_gave_does_not_travel() -> None:
+    assert spec().stated_seed is None
+    assert "seed" not in msgspec.to_builtins(spec())
+    assert msgspec.convert({**msgspec.to_builtins(spec()), "seed": 0}, JobSpec).stated_seed == 0
 
 
 # --- when it is done

@@ -83,4 +83,5 @@ SCALARS: Final[dict[Any, st.SearchStrategy[Any]]] = {
     int: st.integers(-UINT64 // 2, UINT64 - 1),
     float: st.floats(allow_nan=False),
     type(None): st.none(),
+    msgspec.UnsetType: st.just(msgspec.UNSET),
 }

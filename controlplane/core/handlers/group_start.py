@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from controlplane.core.deadlines import START_LIMIT_S
 from controlplane.core.handler_context import HandlerContext
@@ -23,6 +24,13 @@ from controlplane.policy.api import Reason
 from schemas.ids import Rank, SlotId, Version, worker_id
 from schemas.messages.agent import START, GroupFormed, WorkerExited
 from schemas.messages.feed import Detail
+
+ENDED_ALONE: Final = "its script ended on one slot, while another waited for it"
+SIX_LINES: Final = (
+    "from elastic import ScalingAgent; agent = ScalingAgent.from_env(); "
+    "model, optimizer, loader = agent.load(...); for epoch in agent.epochs(...); "
+    "for ... in loader; agent.report(...)"
+)
 
 
 def start(
@@ -77,7 +85,7 @@ def form_when_ready(ctx: HandlerContext, job: Job, status: Starting) -> None:
         status.meeting = True
         ctx.send(job)
     elif phases >= {WorkerPhase.READY, WorkerPhase.EXITED}:
-        fail(ctx, job, "its script ended on one slot, while another waited for it")
+        fail(ctx, job, ENDED_ALONE)
 
 
 def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: GroupFormed) -> None:
@@ -108,14 +116,20 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     ctx.ask = True
 
 
-def on_worker_exited(ctx: HandlerContext, job: Job, status: Starting, event: WorkerExited) -> None:
+def on_worker_exited(
+    ctx: HandlerContext, job: Job, status: Starting, event: WorkerExited, was: WorkerPhase
+) -> None:
     """A worker of a group that is started ended; the group cannot do without it.
+
+    A script that ends without having come to an epoch has trained nothing. Alone it may be what
+    its user wanted; several would train apart, each for itself, so that is a failure.
 
     Args:
         ctx: of this input.
         job: that is started: it starts again, fails, ends, or waits for the others.
         status: of `job`.
         event: how the process ended.
+        was: where the worker stood before.
     """
     cause, why = exit_cause(event, status.script, job.progress.epoch)
     if cause is ExitCause.LOST:
@@ -124,14 +138,31 @@ def on_worker_exited(ctx: HandlerContext, job: Job, status: Starting, event: Wor
     job.attempts.exit_code = 128 + event.signal if event.signal is not None else event.code
     if cause is ExitCause.FAILED:
         fail(ctx, job, why)
+    elif was is not WorkerPhase.READY and job.progress.checkpoint is None:
+        _end_untrained(ctx, job, status, why)
     elif all(worker.phase is WorkerPhase.EXITED for worker in job.group_workers()):
         end(ctx, job, JobTrigger.FINISHED, why)
     else:
         form_when_ready(ctx, job, status)
 
 
+def _end_untrained(ctx: HandlerContext, job: Job, status: Starting, why: str) -> None:
+    slots = len(status.group.members)
+    if slots == 1:
+        why = f"nothing was trained: {why} and never came to agent.epochs of elastic.ScalingAgent"
+        end(ctx, job, JobTrigger.FINISHED, why)
+    elif any(worker.phase is WorkerPhase.READY for worker in job.group_workers()):
+        fail(ctx, job, ENDED_ALONE)
+    else:
+        never = "never came to agent.epochs, which joins them"
+        why = f"nothing was trained: {why} on one of its {slots} slots and {never}"
+        fail(ctx, job, f"{why}; on all it needs: {SIX_LINES}; or ask for slots = [1, 1]")
+
+
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
     """A group did not form in time.
+
+    A script that runs is waited for, however long: it may prepare its data before it loads.
 
     Args:
         ctx: of this input.
@@ -140,5 +171,8 @@ def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:
     job = ctx.state.jobs.get(event.job)
     deadline = ctx.state.deadlines.starts.get(event.job)
     if job is None or deadline is None or deadline.version != event.version:
+        return
+    if any(worker.phase is WorkerPhase.STARTED for worker in job.group_workers()):
+        ctx.state.deadlines.expect_start(event.job, event.version, ctx.now)
         return
     fail(ctx, job, f"its script did not come to its first epoch within {START_LIMIT_S:.0f} s")

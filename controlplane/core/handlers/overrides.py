@@ -170,12 +170,20 @@ def _pause(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:
     why = f"paused by {override.user}"
     phase = job.status.phase
     if phase is Phase.STARTING:
-        withdraw(ctx, job, "paused", JobTrigger.SUSPENDED, why)
+        withdraw(ctx, job, "paused", JobTrigger.SUSPENDED, f"{why} {_before_training(job)}")
     elif phase is Phase.RUNNING and job.attempts.change_at <= ctx.now:
         order_change(ctx, job, {}, Reason("operator", why), by=OPERATOR)
     elif _preparing(job) and job.change is not None and job.change.kind != SUSPEND:
         abandon(ctx, job, RescaleTrigger.SUPERSEDED, "a newer order takes its place")
         _pause(ctx, job, override)
+
+
+def _before_training(job: Job) -> str:
+    """What becomes of a job whose workers are ended before they trained."""
+    progress = job.progress
+    if progress.checkpoint is None:
+        return "before its first epoch: its script was ended, and will begin anew"
+    return f"while it started: its script was ended, and will go on from step {progress.step}"
 
 
 def _start(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:

@@ -51,7 +51,7 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
     status = job.status
     left = was in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
     if isinstance(status, Starting) and not left:
-        group_start.on_worker_exited(ctx, job, status, event)
+        group_start.on_worker_exited(ctx, job, status, event, was)
     elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.QUIESCING:
         _go_on_without(ctx, job, status, event)
     elif isinstance(status, Running | Rescaling) and not left:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from fnmatch import fnmatchcase
+from typing import Final
 
 from controlplane.core.history_read_model import JobHistories, JobHistory
 from controlplane.core.model.batch_limit import batch_limit
 from controlplane.core.model.job import Job, times
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import Node
-from controlplane.core.model.worker import Worker
+from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
 from controlplane.service.planner.planner_interface import Planner
@@ -29,6 +30,8 @@ from schemas.messages.client import (
     SearchInfo,
     WorkerInfo,
 )
+
+SLOW_START_S: Final = 60.0  # most scripts have loaded by then
 
 
 def job_summary(
@@ -51,6 +54,8 @@ def job_summary(
         why = f"{job.why}; {reason.text}"
     if job.override_waits:
         why = f"{job.why}; {job.override_waits}"
+    if (slow := _slow_start(job, now)) is not None:
+        why = f"{why}; {slow}"
     return JobSummary(
         job=job.job,
         name=job.spec.name,
@@ -70,6 +75,20 @@ def job_summary(
         running_s=running_s,
         rescales=job.accounting.rescales,
         batch_changes=job.accounting.batch_changes,
+    )
+
+
+def _slow_start(job: Job, now: Seconds) -> str | None:
+    """What to say of a script that runs for long and does not come to its first epoch."""
+    waited_s = now - job.accounting.since
+    workers = job.group_workers() if job.phase is Phase.STARTING else []
+    here = [worker for worker in workers if worker.phase is WorkerPhase.STARTED]
+    if not here or waited_s < SLOW_START_S:
+        return None
+    where = f" on {len(here)} of {len(workers)} slots" if len(workers) > 1 else ""
+    return (
+        f"for {waited_s / 60:.0f} min its script has not come to agent.epochs{where}: "
+        "it prepares, or it never calls ScalingAgent and is not trained by this cluster"
     )
 
 
@@ -256,8 +275,8 @@ def _progress(job: Job, live: StepsReported | None) -> float | None:
     stop, total = job.spec.stop, job.stop_samples
     if stop is not None and stop.metric is not None:
         return None
-    if job.phase.value == "succeeded":
-        return 1.0
+    if job.phase is Phase.SUCCEEDED:
+        return 1.0 if job.progress.samples_done else 0.0
     if not total:
         return 0.0
     done = max(job.progress.samples_done, live.samples_done if live else 0)

@@ -113,3 +113,10 @@ def test_a_script_that_is_not_there_is_named(file: Path, tmp_path: Path) -> None
 
     with pytest.raises(BadFieldError, match=r"script: train.py is not in .*code; correct script"):
         load_job(file)
+
+
+def test_a_script_that_is_no_python_inside_is_refused(file: Path, tmp_path: Path) -> None:
+    (tmp_path / "code" / "train.py").write_bytes(b"\x7fELF\0\0")
+
+    with pytest.raises(BadFieldError, match=r"script: scripts are Python; train.py is not"):
+        load_job(file)

@@ -27,7 +27,7 @@ from schemas.errors import UnknownJobError
 from schemas.ids import BootId, JobId, Seconds, SlotId, Version, WorkerId
 from schemas.jobs import StopRule
 from schemas.messages.agent import PREPARE, START, AgentEvent, GroupFormed, WorkerReady
-from schemas.messages.client import EpochInfo, VersionInfo
+from schemas.messages.client import EpochInfo, JobSummary, VersionInfo
 from schemas.messages.worker import Report
 from tests.support.builders import (
     BATCH,
@@ -49,6 +49,7 @@ from tests.support.builders import (
     formed,
     greeting,
     news,
+    paused,
     proposal,
     raised,
     ready,
@@ -311,14 +312,92 @@ def test_a_script_that_ends_early_says_after_which_epoch() -> None:
     assert reasons(commands) == ["its script ended after epoch 2, before its stop rule was met"]
 
 
-def test_a_script_that_never_formed_a_group_can_succeed() -> None:
+def summary(controller: Controller, later_s: float = 0.0) -> JobSummary:
+    """A's line of `ones ps`."""
+    job, history = controller.job(A), controller.history_of(A)
+    now = Seconds(controller.now + later_s)
+    return job_detail(job, history, None, TelemetryTable(), now).summary
+
+
+def test_a_script_that_ends_alone_before_its_first_epoch_trained_nothing_and_says_so() -> None:
     controller = starting()
     controller.tell(N1, started(A))
 
     commands = controller.tell(N1, exited(A, code=0))
 
-    assert reasons(commands) == ["its script ended (exit code 0)"]
-    assert controller.job(A).phase is Phase.SUCCEEDED
+    never = "never came to agent.epochs of elastic.ScalingAgent"
+    assert reasons(commands) == [f"nothing was trained: its script ended (exit code 0) and {never}"]
+    assert (controller.job(A).phase, summary(controller).progress) == (Phase.SUCCEEDED, 0.0)
+
+
+def test_a_script_that_leaves_the_library_out_is_refused_on_several_slots() -> None:
+    controller = cluster_of(n1=2)
+    controller.submit("a", slots=(2, 2))
+    controller.place({A: {S0: 32, S1: 32}})
+    for rank in (0, 1):
+        controller.tell(N1, started(A, rank=rank, pid=100 + rank))
+
+    commands = controller.tell(N1, exited(A, rank=1, code=0))
+
+    (why,) = reasons(commands)
+    assert why.startswith(
+        "nothing was trained: its script ended (exit code 0) on one of its 2 slots and never came"
+    )
+    assert "it needs: from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in why
+    assert send(N1, stop(A, 2, forget=True)) in commands, "the other one ends, too"
+    assert controller.job(A).phase is Phase.FAILED
+
+
+def test_a_resumed_script_that_ends_before_it_trains_again_says_after_which_epoch() -> None:
+    controller = running(epochs=2)
+    controller.tell(N1, exited(A, signal=SIGKILL))
+    controller.place({A: S0})
+    controller.tell(N1, started(A, 3))
+
+    commands = controller.tell(N1, exited(A, 3, code=0))
+
+    assert reasons(commands) == ["its script ended after epoch 2, before its stop rule was met"]
+
+
+def test_a_script_that_takes_long_before_it_loads_is_named_and_waited_for() -> None:
+    controller = cluster_of(n1=2)
+    controller.submit("a", slots=(2, 2))
+    controller.place({A: {S0: 32, S1: 32}})
+    plain = summary(controller, 90).reason
+    for rank in (0, 1):
+        controller.tell(N1, started(A, rank=rank, pid=100 + rank))
+    controller.tell(N1, ready(A, rank=1))
+
+    assert summary(controller, 59).reason == plain
+    assert summary(controller, 90).reason == (
+        f"{plain}; for 2 min its script has not come to agent.epochs on 1 of 2 slots: "
+        "it prepares, or it never calls ScalingAgent and is not trained by this cluster"
+    )
+    controller.now += START_LIMIT_S
+    (expired,) = controller.due()
+    assert controller.take(expired) == []
+    assert (controller.job(A).phase, controller.due()) == (Phase.STARTING, [])
+    assert controller.due(START_LIMIT_S) == [expired]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "why"),
+    [
+        (
+            0,
+            "paused by ann before its first epoch: its script was ended, and will begin anew",
+        ),
+        (2, "paused by ann while it started: its script was ended, and will go on from step 32"),
+    ],
+)
+def test_a_pause_before_training_says_what_it_ended(epochs: int, why: str) -> None:
+    controller = running(epochs=epochs)
+    controller.tell(N1, exited(A, signal=SIGKILL))
+    controller.place({A: S0})
+
+    commands = controller.take(paused(A))
+
+    assert reasons(commands)[-1:] == [why]
 
 
 def test_exit_code_3_fails_the_job_and_names_the_code() -> None:
@@ -575,6 +654,7 @@ def test_a_refused_worker_that_was_called_off_frees_its_slot_and_asks_for_a_plan
 def test_a_group_that_does_not_form_in_time_is_a_failure_of_the_script() -> None:
     controller = starting()
     controller.tell(N1, started(A))
+    controller.tell(N1, ready(A))
     assert controller.due(START_LIMIT_S - 1) == []
     (expired,) = controller.due(START_LIMIT_S)
 
