@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TextIO
 
 import msgspec
 from cyclopts import Parameter
@@ -14,6 +15,7 @@ from cyclopts import Parameter
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit, exit_code
 from controlplane.cli.failure_report import failure_lines
+from controlplane.cli.job_lines import cut
 from controlplane.cli.output import (
     byte_count,
     error_body,
@@ -153,10 +155,14 @@ def snapshot_line(one: Submission) -> str:
     return f"{line} ({'largest: ' * (many > 1)}{largest})" if largest else line
 
 
+def _shown(line: str, stream: TextIO) -> str:
+    return cut(line, shutil.get_terminal_size().columns) if stream.isatty() else line
+
+
 def _agreed(one: Submission, common: Common, *, yes: bool) -> bool:
     """Say what travels; ask whether that much should, where somebody is there to answer."""
     if common.output == "table":
-        sys.stderr.write(f"{snapshot_line(one)}\n")
+        sys.stderr.write(f"{_shown(snapshot_line(one), sys.stderr)}\n")
     if one.size <= MUCH or yes:
         return True
     remedy = f"name large data in {Path(one.spec.workdir) / IGNORE_FILE}, read it from its place"
@@ -210,7 +216,8 @@ def _say_dry(ready: Sequence[Submission], common: Common) -> int:
             sys.stdout.write(f"{one.file} can be submitted\n")
             for name, value in _stated(one.spec).items():
                 sys.stdout.write(f"  {name:15s} {value}\n")
-            sys.stdout.write(f"  {'snapshot':15s} {snapshot_line(one)}\n")
+            line = f"  {'snapshot':15s} {snapshot_line(one)}"
+            sys.stdout.write(f"{_shown(line, sys.stdout)}\n")
     return Exit.OK
 
 
@@ -227,10 +234,12 @@ def _stated(spec: JobSpec) -> dict[str, str]:
         value = getattr(spec, field.name)
         if field.required or field.name == "slots" or value != field.default:
             found[field.name] = _text(plain(value))
+    least, most = spec.slots
+    found["slots"] = f"{least} to {most}"
     return {name: text for name, text in found.items() if text}
 
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{k} {v}" for k, v in value.items() if v is not None)
+        return ", ".join(f"{k}={v}" for k, v in value.items() if v is not None)
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)

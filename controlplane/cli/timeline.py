@@ -41,6 +41,14 @@ FREE: Final = "grey35"
 PLAIN_WIDTH: Final = 120  # where no terminal says how wide it is
 TICK_EVERY: Final = 12  # columns, at least
 LEGEND_LINES: Final = 4
+DAY_S: Final = 86_400.0
+ROUND_S: Final = tuple(
+    count * unit
+    for unit, counts in ((1.0, (1, 2, 5, 10, 20, 30)), (60.0, (1, 2, 5, 10, 20, 30)),
+                         (3600.0, (1, 2, 4, 6, 12)))
+    for count in counts
+)  # fmt: skip
+UNITS: Final = (("d", DAY_S), ("h", 3600.0), ("min", 60.0))
 GAP: Final = "   "  # between names of jobs
 # --- in a terminal
 
@@ -111,22 +119,34 @@ def _cell(
 
 
 def _axis(window: Window, columns: int) -> tuple[str, str]:
-    """Marks, and the seconds below them."""
+    """Marks, and how long after the window's begin each of them is."""
     step = _round_up(window.length * TICK_EVERY / columns)
     marks, labels = ["─"] * columns, ""
     for tick in range(math.ceil(window.length / step)):
         column = min(round(tick * step / window.length * columns), columns - 1)
-        label = f"{tick * step:g} s"
+        label = _duration(tick * step, step)
         marks[column] = "┬"
         if column + len(label) <= columns:
             labels = labels.ljust(column) + label
     return "".join(marks), labels
 
 
+def _duration(seconds: float, step: float) -> str:
+    """A time on the axis, in the largest unit that every mark is whole in."""
+    unit, size = next((entry for entry in UNITS if step >= entry[1]), ("s", 1.0))
+    return f"{seconds / size:g} {unit}"
+
+
 def _round_up(seconds: float) -> float:
-    """The next 1, 2 or 5 times a power of ten."""
-    power = 10.0 ** math.floor(math.log10(seconds))
-    return next(power * lead for lead in (1, 2, 5, 10) if power * lead >= seconds * (1 - 1e-9))
+    """The next length that people count in: 1, 2 or 5 times a power of ten below a minute."""
+    for length in ROUND_S:
+        if length >= seconds * (1 - 1e-9) >= ROUND_S[0] / 2:
+            return length
+    unit = 1.0 if seconds < 1.0 else DAY_S
+    power = 10.0 ** math.floor(math.log10(seconds / unit))
+    return next(
+        power * lead * unit for lead in (1, 2, 5, 10) if power * lead * unit >= seconds * (1 - 1e-9)
+    )
 
 
 def _legend(

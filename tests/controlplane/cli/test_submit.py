@@ -77,8 +77,8 @@ def test_a_dry_run_says_what_would_be_submitted(tmp_path: Path) -> None:
         "  args            --width 8",
         f"  workdir         {tmp_path}",
         "  lr              0.1",
-        "  slots           1 1",
-        "  env             A b",
+        "  slots           1 to 1",
+        "  env             A=b",
         f"  snapshot        2.1 kB in 3 files of {tmp_path} {largest}",
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -308,3 +309,24 @@ def test_a_legend_with_room_names_every_job_and_one_that_is_too_long_is_cut() ->
     )
 
     assert lines[3:] == [f"a {A}", "b " + "x" * 37 + "…"]
+
+
+@pytest.mark.parametrize(
+    ("length", "labels"),
+    [
+        (0.5, ["0 s", "0.1 s", "0.2 s", "0.3 s", "0.4 s"]),
+        (50, ["0 s", "10 s", "20 s", "30 s", "40 s"]),
+        (100, ["0 s", "20 s", "40 s", "60 s", "80 s"]),
+        (300, ["0 min", "1 min", "2 min", "3 min", "4 min"]),
+        (3600, ["0 min", "10 min", "20 min", "30 min", "40 min", "50 min"]),
+        (9 * 3600, ["0 h", "2 h", "4 h", "6 h", "8 h"]),
+        (5 * 86_400, ["0 d", "1 d", "2 d", "3 d", "4 d"]),
+        (900 * 86_400, ["0 d", "200 d", "400 d", "600 d", "800 d"]),
+    ],
+)
+def test_the_axis_counts_in_units_that_people_count_in(length: float, labels: list[str]) -> None:
+    window = Window(0.0, length)
+
+    lines = plain(terminal([allocation(S0, A, 0, length)], (S0,), 80, window=window), 80)
+
+    assert re.findall(r"[\d.]+ \w+", lines[2]) == labels
