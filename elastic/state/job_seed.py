@@ -57,7 +57,7 @@ def begin_generators(stated: int | None) -> None:
         stated: the job file's; None: it has none.
     """
     seed = DEFAULT if stated is None else stated
-    torch.manual_seed(APART + seed % APART)
+    torch.default_generator.manual_seed(APART + seed % APART)  # a slot's device is not touched yet
     random.seed(APART + seed % APART)
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.seed([seed % SMALL, 1])

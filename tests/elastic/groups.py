@@ -675,7 +675,8 @@ class Crew:
         folder.mkdir()
         rank = Rank(int(name.rpartition(".r")[2]))
         spec = JobSpec(
-            name="toy", script="train.py", batch_size=self._batch, max_local_batch=self._bound,
+            name="toy", script="train.py", batch_size=self._batch, max_batch_size="keep",
+            max_local_batch=self._bound,
             record_samples=True, stop=StopRule(metric="enough", at_least=1.0), seed=self._seed,
         )  # fmt: skip
         env = {

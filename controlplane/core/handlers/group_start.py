@@ -156,7 +156,8 @@ def _end_untrained(ctx: HandlerContext, job: Job, status: Starting, why: str) ->
     else:
         never = "never came to agent.epochs, which joins them"
         why = f"nothing was trained: {why} on one of its {slots} slots and {never}"
-        fail(ctx, job, f"{why}; on all it needs: {SIX_LINES}; or ask for slots = [1, 1]")
+        where = f"`ones init {job.spec.script}` says where"
+        fail(ctx, job, f"{why}; on all it needs: {SIX_LINES}; {where}; or ask for slots = [1, 1]")
 
 
 def on_start_expired(ctx: HandlerContext, event: StartExpired) -> None:

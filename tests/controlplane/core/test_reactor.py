@@ -344,6 +344,7 @@ def test_a_script_that_leaves_the_library_out_is_refused_on_several_slots() -> N
         "nothing was trained: its script ended (exit code 0) on one of its 2 slots and never came"
     )
     assert "it needs: from elastic import ScalingAgent; agent = ScalingAgent.from_env(); " in why
+    assert why.endswith("; `ones init train.py` says where; or ask for slots = [1, 1]")
     assert send(N1, stop(A, 2, forget=True)) in commands, "the other one ends, too"
     assert controller.job(A).phase is Phase.FAILED
 
