@@ -55,7 +55,7 @@ def job_summary(
     if job.override_waits:
         why = f"{job.why}; {job.override_waits}"
     if (slow := _slow_start(job, now)) is not None:
-        why = f"{why}; {slow}"
+        why = f"{slow}; {why}"
     return JobSummary(
         job=job.job,
         name=job.spec.name,
@@ -87,8 +87,8 @@ def _slow_start(job: Job, now: Seconds) -> str | None:
         return None
     where = f" on {len(here)} of {len(workers)} slots" if len(workers) > 1 else ""
     return (
-        f"for {waited_s / 60:.0f} min its script has not come to agent.epochs{where}: "
-        "it prepares, or it never calls ScalingAgent and is not trained by this cluster"
+        f"not at agent.epochs after {waited_s / 60:.0f} min{where}: "
+        "its script prepares, or it never calls ScalingAgent and is not trained by this cluster"
     )
 
 

@@ -371,8 +371,8 @@ def test_a_script_that_takes_long_before_it_loads_is_named_and_waited_for() -> N
 
     assert summary(controller, 59).reason == plain
     assert summary(controller, 90).reason == (
-        f"{plain}; for 2 min its script has not come to agent.epochs on 1 of 2 slots: "
-        "it prepares, or it never calls ScalingAgent and is not trained by this cluster"
+        "not at agent.epochs after 2 min on 1 of 2 slots: its script prepares, or it never calls "
+        f"ScalingAgent and is not trained by this cluster; {plain}"
     )
     controller.now += START_LIMIT_S
     (expired,) = controller.due()
