@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Final
+from typing import Any, Final, NamedTuple
 
 from controlplane.client import BlockingClient
+from controlplane.client.stream_pages import OutputLine
 from schemas.messages.client import JobDetail
 from schemas.messages.feed import FeedEvent
 
@@ -14,35 +15,72 @@ EXITED: Final = "worker.exited"
 BY_OTHERS: Final = frozenset({9, 15})  # signals that follow an end elsewhere, or come from outside
 
 
-def failure_lines(client: BlockingClient, detail: JobDetail, from_seq: int) -> Iterator[str]:
-    """What a person wants to read when a job did not succeed.
+class Failure(NamedTuple):
+    """How a job ended that did not succeed, and what its failing worker wrote last."""
+
+    job: str
+    state: str
+    reason: str
+    rank: int | None  # None: nobody can say which worker failed, and `lines` are those of all
+    lines: tuple[OutputLine, ...]
+
+
+def failure_of(client: BlockingClient, detail: JobDetail, from_seq: int) -> Failure:
+    """What a person wants to know when a job did not succeed.
 
     Args:
         client: open.
         detail: of a job that has ended.
         from_seq: number of a feed event before its first, 1-based.
-
-    Yields:
-        Its state and error; of a failure also the last lines of the failing worker, or of all
-        workers where nobody can say which one failed.
     """
     job = detail.summary
-    yield f"ones: {job.job} {job.state}: {job.reason}"
     if job.state != "failed":
-        return
+        return Failure(job.job, job.state, job.reason, None, ())
     rank = failing_rank(e for e in client.events(from_seq) if e.job == job.job)
-    lines = [
-        line for page in client.output_pages(job.job, rank, follow=False, last=LAST_LINES)
-        for line in page
-    ]  # fmt: skip
-    who = "its workers" if rank is None else f"rank {rank}"
-    yield f"the last lines of {who}:" if lines else f"{who} wrote nothing"
-    several = len({line.rank for line in lines}) > 1
-    for line in lines:
+    pages = client.output_pages(job.job, rank, follow=False, last=LAST_LINES)
+    lines = tuple(line for page in pages for line in page)
+    return Failure(job.job, job.state, job.reason, rank, lines)
+
+
+def as_text(failure: Failure) -> Iterator[str]:
+    """A failure as lines for people.
+
+    Args:
+        failure: of a job.
+
+    Yields:
+        Its state and reason; if it failed, the last lines of who did it.
+    """
+    yield f"ones: {failure.job} {failure.state}: {failure.reason}"
+    if failure.state != "failed":
+        return
+    who = "its workers" if failure.rank is None else f"rank {failure.rank}"
+    yield f"the last lines of {who}:" if failure.lines else f"{who} wrote nothing"
+    several = len({line.rank for line in failure.lines}) > 1
+    for line in failure.lines:
         yield f"  [{line.rank}] {line.text}" if several else f"  {line.text}"
-    if lines:
-        only = "" if rank is None else f" --rank {rank}"
-        yield f"all of it: ones logs {job.job}{only}"
+    if failure.lines:
+        yield f"all of it: {_logs(failure)}"
+
+
+def as_json(failure: Failure) -> dict[str, Any]:
+    """A failure for programs, in the form of an error.
+
+    Args:
+        failure: of a job.
+    """
+    error = {
+        "code": "job_failed",
+        "message": f"{failure.job} {failure.state}: {failure.reason}",
+        "hint": f"`{_logs(failure)}`",
+        "rank": failure.rank,
+        "lines": [line.text for line in failure.lines],
+    }
+    return {"error": error}
+
+
+def _logs(failure: Failure) -> str:
+    return f"ones logs {failure.job}" + ("" if failure.rank is None else f" --rank {failure.rank}")
 
 
 def failing_rank(events: Iterable[FeedEvent]) -> int | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +15,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit, exit_code
-from controlplane.cli.failure_report import failure_lines
+from controlplane.cli.failure_report import as_json, as_text, failure_of
 from controlplane.cli.job_lines import cut
 from controlplane.cli.output import (
     byte_count,
@@ -138,9 +139,12 @@ def _waited(
         if detail.summary.state == "succeeded":
             continue
         code = Exit.JOB_FAILED
-        if common.output != "quiet":
-            for line in failure_lines(client, detail, first_event):
-                sys.stderr.write(f"{line}\n")
+        if common.output == "quiet":
+            continue
+        failure = failure_of(client, detail, first_event)
+        in_json = common.output in {"json", "jsonl"}
+        for line in [json.dumps(as_json(failure))] if in_json else as_text(failure):
+            sys.stderr.write(f"{line}\n")
     return code
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from tests.support.cluster import Cluster
 
 BAD = """
@@ -25,6 +27,20 @@ def test_waiting_for_a_job_that_fails_prints_its_error_and_its_last_lines(cluste
     assert said[1] == "the last lines of rank 0:"
     assert said[2:-1] == [*(f"  line {line}" for line in range(26, 40)), "  the data are gone"]
     assert said[-1] == f"all of it: ones logs {job} --rank 0"
+
+
+def test_a_program_that_waits_for_a_failing_job_reads_why_as_json(cluster: Cluster) -> None:
+    done = cluster.ones("submit", str(cluster.write(BAD, name="bad")), "--wait", "-o", "json")
+
+    job = done.json["job"]
+    error = json.loads(done.err)["error"]
+    assert (done.code, error.pop("lines")[-1]) == (1, "the data are gone")
+    assert error == {
+        "code": "job_failed",
+        "message": f"{job} failed: its script ended: exit code 1",
+        "hint": f"`ones logs {job} --rank 0`",
+        "rank": 0,
+    }
 
 
 def test_several_files_are_submitted_at_once_with_the_same_overrides(cluster: Cluster) -> None:

@@ -1,0 +1,77 @@
+"""ones fetch and export, as far as they need no cluster: what is said, and who takes a model out."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+
+from controlplane.cli.common_options import Common
+from controlplane.cli.fetch import NoTorchError, _as_fetched, _convert, _say_fetched
+from controlplane.client.job_files import Fetch, Fetched
+from schemas.errors import BadFieldError
+
+
+def interpreter(path: Path, script: str) -> str:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+@pytest.fixture
+def bare(tmp_path: Path) -> str:
+    """An interpreter without torch."""
+    return interpreter(
+        tmp_path / "bare", 'echo "ModuleNotFoundError: No module named torch" >&2; exit 1'
+    )
+
+
+def test_the_first_interpreter_that_has_torch_takes_the_model_out(
+    tmp_path: Path, bare: str
+) -> None:
+    able = interpreter(tmp_path / "able", 'test "$*" = "-P -m elastic.export_state in out"')
+
+    _convert(Path("in"), Path("out"), [str(tmp_path / "none"), bare, able])
+
+
+def test_without_torch_the_remedy_is_named(tmp_path: Path, bare: str) -> None:
+    with pytest.raises(NoTorchError, match=f"no torch in {bare}; name one .* with --python"):
+        _convert(tmp_path, tmp_path, [bare])
+
+
+def test_a_checkpoint_that_cannot_be_read_is_no_matter_of_the_interpreter(
+    tmp_path: Path, bare: str
+) -> None:
+    failing = interpreter(tmp_path / "failing", "echo first >&2; echo is damaged >&2; exit 1")
+
+    with pytest.raises(BadFieldError, match="the checkpoint cannot be exported: is damaged"):
+        _convert(tmp_path, tmp_path, [failing, bare])
+
+
+def test_what_came_and_what_did_not_are_said_apart(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.txt").write_text("123")
+    done = Fetch((_as_fetched(tmp_path / "a.txt"),), ("n1: link: leads out",), ("n2 is away",))
+
+    _say_fetched("j-1", tmp_path, done, Common())
+    text = capsys.readouterr()
+    _say_fetched("j-1", tmp_path, done, Common(output="json"))
+    document = capsys.readouterr()
+
+    digest = hashlib.sha256(b"123").hexdigest()
+    assert done.files == (Fetched(tmp_path / "a.txt", 3, digest),)
+    assert text.out == f"     3 B  a.txt\n1 file, 3 B, in {tmp_path}\n"
+    assert text.err == "ones: not fetched: n1: link: leads out\nones: not fetched: n2 is away\n"
+    assert (json.loads(document.out), document.err) == (
+        {
+            "job": "j-1",
+            "to": str(tmp_path),
+            "files": [{"path": f"{tmp_path}/a.txt", "bytes": 3, "sha256": digest}],
+            "refused": ["n1: link: leads out"],
+            "missing": ["n2 is away"],
+        },
+        "",
+    )
