@@ -35,6 +35,7 @@ COLOURS = ("cyan", "magenta", "yellow")
 PLAIN_EVERY_S = 5.0
 LIMIT_S = 900.0
 ARRIVALS_S = (0.0, 9.0, 15.0)
+WIDE = 110  # columns of a screen that has room for everything
 PAYS = 1.1  # times the speed on one slot, from which growth is called one that pays
 LOOK = (
     "Three trainings on real data arrive at 0, 9 and 15 s. Look at `slots` and `batch`: who is "
@@ -53,7 +54,7 @@ def main() -> int:
     home = (chosen.dir or Path(tempfile.mkdtemp(prefix="ones-"))).resolve()
     console = Console() if sys.stdout.isatty() else Console(width=120)
     ones("local", "up", "--dir", str(home))
-    console.print(f"\n{LOOK}", highlight=False, soft_wrap=True)
+    console.print(f"\n{LOOK}\n", highlight=False)
     try:
         with BlockingClient(home) as client:
             began = time.monotonic()
@@ -87,7 +88,7 @@ def follow(client: BlockingClient, console: Console) -> list[JobSummary]:
     with Live(console=console, auto_refresh=False, transient=True) as live:
         for jobs, nodes, seconds in states(client):
             if console.is_terminal:
-                live.update(picture(jobs, nodes, seconds), refresh=True)
+                live.update(picture(jobs, nodes, seconds, console.width), refresh=True)
             elif seconds - told >= PLAIN_EVERY_S:
                 told = seconds
                 told_now = "  |  ".join(line(job) for job in jobs)
@@ -111,27 +112,39 @@ def states(client: BlockingClient) -> Iterator[tuple[list[JobSummary], list[Node
     sys.exit(f"not done after {LIMIT_S:.0f} s; look at `ones ps` and `ones logs`")
 
 
-def picture(jobs: list[JobSummary], nodes: list[NodeInfo], seconds: float) -> Group:
-    """Jobs with their progress, and who is on which slot."""
+def picture(jobs: list[JobSummary], nodes: list[NodeInfo], seconds: float, width: int) -> Group:
+    """Jobs with their progress, and who is on which slot; a narrow screen has fewer columns."""
+    wide = width >= WIDE
     table = Table(box=SIMPLE_HEAD, title=f"{seconds:.0f} s", title_justify="left")
-    for name in ("job", "state", "progress", "epoch", "slots", "batch", "lr", "samples/s", "loss"):
-        table.add_column(name, justify="left" if name in {"job", "state"} else "right")
-    table.add_column("metrics")
+    for name in columns(wide=wide):
+        left = name in {"job", "state", "metrics"}
+        table.add_column(name, justify="left" if left else "right", no_wrap=name != "metrics")
     for job, colour in zip(jobs, COLOURS, strict=False):
-        table.add_row(
-            Text(job.job, style=colour),
-            job.state,
-            ProgressBar(total=1.0, completed=job.progress or 0.0, width=20, style="grey35"),
-            str(job.epoch),
-            str(job.slots or ""),
-            str(job.global_batch or ""),
-            f"{job.lr:.3g}" if job.lr is not None else "",
-            f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
-            f"{job.train_loss:.3f}" if job.train_loss is not None else "",
-            metrics(job),
-        )
+        done = job.progress or 0.0
+        bar = ProgressBar(total=1.0, completed=done, width=20 if wide else 10, style="grey35")
+        cells: dict[str, Text | ProgressBar | str] = {
+            "job": Text(job.job, style=colour),
+            "state": job.state,
+            "progress": bar,
+            "epoch": str(job.epoch),
+            "slots": str(job.slots or ""),
+            "batch": str(job.global_batch or ""),
+            "lr": f"{job.lr:.3g}" if job.lr is not None else "",
+            "samples/s": f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
+            "loss": f"{job.train_loss:.3f}" if job.train_loss is not None else "",
+            "metrics": metrics(job, 1),
+        }
+        table.add_row(*(cells[name] for name in columns(wide=wide)))
     strips = [slots(node, jobs) for node in nodes]
     return Group(table, *strips)
+
+
+def columns(*, wide: bool) -> tuple[str, ...]:
+    """What is shown of a job while it trains."""
+    if not wide:
+        return ("job", "state", "progress", "slots", "batch", "samples/s", "loss")
+    first = ("job", "state", "progress", "epoch", "slots", "batch", "lr")
+    return (*first, "samples/s", "loss", "metrics")
 
 
 def slots(node: NodeInfo, jobs: list[JobSummary]) -> Text:
@@ -147,18 +160,17 @@ def slots(node: NodeInfo, jobs: list[JobSummary]) -> Text:
 def summarise(jobs: list[JobSummary], console: Console, seconds: float) -> None:
     """What was achieved."""
     table = Table(box=SIMPLE_HEAD, title=f"all done in {seconds:.0f} s", title_justify="left")
-    for name in ("job", "state", "epochs", "re-scales", "waited", "ran", "loss", "metrics"):
-        table.add_column(name)
+    for name in ("job", "state", "epochs", "re-scales", "ran", "loss", "metrics"):
+        table.add_column(name, no_wrap=name in {"job", "state"})
     for job in jobs:
         table.add_row(
             job.job,
             job.state,
             str(job.epoch),
             str(job.rescales),
-            f"{job.queued_s:.1f} s",
             f"{job.running_s:.0f} s",
             f"{job.train_loss:.3f}" if job.train_loss is not None else "",
-            metrics(job),
+            metrics(job, 9 if console.width >= WIDE else 1),
         )
     console.print(table)
 
@@ -167,7 +179,8 @@ def explain(client: BlockingClient, jobs: list[JobSummary], console: Console) ->
     """Every decision about every job: the start of `ones explain`."""
     table = Table(box=SIMPLE_HEAD, title="why (`ones explain JOB`)", title_justify="left")
     for name in ("s", "job", "slots", "batch", "decision"):
-        table.add_column(name, justify="right" if name in {"s", "slots", "batch"} else "left")
+        right = name in {"s", "slots", "batch"}
+        table.add_column(name, justify="right" if right else "left", no_wrap=name == "job")
     told = [(d, job.job) for job in jobs for d in client.explain(job.job).decisions]
     began = min(job.submitted_at for job in jobs)
     for decision, job in sorted(told, key=lambda entry: entry[0].time):
@@ -237,9 +250,10 @@ def line(job: JobSummary) -> str:
     return f"{job.job} {job.state} {part}{batch}{loss}"
 
 
-def metrics(job: JobSummary) -> str:
-    """What the script reported last."""
-    return ", ".join(f"{name} {value:.3f}" for name, value in job.metrics.items())
+def metrics(job: JobSummary, most: int) -> str:
+    """What the script reported last; where not all has room, the last of it."""
+    told = [f"{name} {value:.3f}" for name, value in job.metrics.items()]
+    return ", ".join(told[-most:])
 
 
 def ones(*arguments: str) -> None:
