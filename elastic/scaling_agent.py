@@ -46,6 +46,7 @@ from elastic.step.gradient_bucket import Reducer
 from elastic.step.gradient_origins import GradientOrigins
 from elastic.step.optimizer_turns import OptimizerTurns
 from elastic.step.step_executor import StepExecutor
+from elastic.step.step_view import StepView
 from elastic.training_errors import UsageError
 from elastic.usage_checks import (
     dataset_size,
@@ -142,6 +143,11 @@ class ScalingAgent:
         return self._membership.rank
 
     @property
+    def is_managed(self) -> bool:
+        """Whether a cluster started this worker; else it is alone for ever."""
+        return self._assignment is not None
+
+    @property
     def world_size(self) -> int:
         """How many workers the group has at present, or is going to have at first."""
         return len(self._membership.workers)
@@ -165,9 +171,19 @@ class ScalingAgent:
         return progress_of(training.position, training.stream.size, training.stop_rule)
 
     @property
+    def epoch_samples(self) -> int:
+        """||D||, samples of an epoch."""
+        return self._training.stream.size
+
+    @property
     def batch_size(self) -> int:
         """The global batch at present, samples per step; a UsageError before `load`."""
         return self._loaded("batch_size").global_batch
+
+    @property
+    def view(self) -> StepView:
+        """Of the step under way, for a loop that is a framework's and not the script's."""
+        return StepView(self._training, self._membership, self._executor)
 
     # --- load
 
@@ -183,6 +199,7 @@ class ScalingAgent:
         lr_doubling_steps: int = DOUBLING_STEPS,
         columns: int | None = None,
         carried_dim: int = 1,
+        max_local_batch: int | None = None,
         **loader_options: Any,
     ) -> tuple[nn.Module, Optimizers, ElasticLoader]:
         """Build model, optimizer and loader.
@@ -206,6 +223,8 @@ class ScalingAgent:
                 sample stands for itself.
             carried_dim: dimension of `carried` tensors in which the samples lie: 1 in torch's LSTM
                 and GRU, 0 in their cells.
+            max_local_batch: samples that fit the device at once, without a cluster; the job file's
+                wins. None: a whole batch does.
             loader_options: of torch's DataLoader. `drop_last=True` leaves out the samples of an
                 epoch that make no whole step: how many they are follows the batch of the moment.
 
@@ -252,7 +271,7 @@ class ScalingAgent:
             self._training.carried = CarriedState(columns, carried_dim, self.device)
             self._executor.carried = CarriedRows(self._training.carried)
         alone = batch_size + stream.least - 1  # with a remainder: one process takes no passes
-        bound = self._assignment.spec.local_limit if self._assignment else alone
+        bound = self._assignment.spec.local_limit if self._assignment else max_local_batch or alone
         refuse_single_samples(min(self.batch_size, size), bound, stream.least)
         options = without_choice(loader_options, shuffled=shuffled)
         loader = self._hook(tensors, train_set, bound, options)
@@ -396,15 +415,16 @@ class ScalingAgent:
 
     # --- the loop
 
-    def epochs(self, count: int) -> Iterator[int]:
+    def epochs(self, count: int, *, samples: int | None = None) -> Iterator[int]:
         """Run up to `count` epochs, counted from 0 as `range` does; the job file's stop rule wins.
 
         A resumed job begins with the first epoch that is not finished. Under a cluster the first
         epoch begins when this worker's group is there.
 
         Args:
-            count: of the whole job, also in a resumed one; passed over if the job file has a stop
-                rule.
+            count: of the whole job, also in a resumed one; passed over if there are `samples`, or
+                the job file has a stop rule.
+            samples: of the whole job, after which training ends within an epoch too; the same.
 
         Yields:
             The number of the epoch that begins, from 0.
@@ -418,10 +438,12 @@ class ScalingAgent:
         if self._joined:
             raise UsageError("epochs() a second time", "loop once, over all epochs of the job")
         if training.stop_rule is None:
-            training.stop_rule = StopRule(epochs=count)
+            rule = StopRule(epochs=count) if samples is None else StopRule(samples=samples)
+            training.stop_rule = rule
         elif training.stop_rule.epochs != count:
             described = describe_rule(training.stop_rule)
-            self._say(f"stop {described} of the job file wins over the script's {count}")
+            own = f"{count}" if samples is None else f"{samples} samples"
+            self._say(f"stop {described} of the job file wins over the script's {own}")
         self._join()
         while not training.why_done:
             self._executor.check_trained()
@@ -433,12 +455,15 @@ class ScalingAgent:
                 self.report()
         self._finish()
 
-    def report(self, **metrics: float) -> None:
+    def report(self, **metrics: float) -> dict[str, float]:
         """End the epoch with what it achieved; in a group, rank 0's numbers are everybody's.
 
         Args:
             metrics: numbers, or tensors with one element; `loss` replaces the training loss that
                 the agent saw in `backward()`.
+
+        Returns:
+            Rank 0's numbers, on every rank.
 
         Raises:
             UsageError: outside of an epoch, or if a metric is no number.
@@ -455,7 +480,15 @@ class ScalingAgent:
         summary = self._executor.end_epoch(self._epochs.summary(numbers, loss))
         training.epoch_open = False
         version = self._membership.version
-        self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)
+        return self._epochs.end_epoch(summary, now, version=version, first=self.rank == 0)
+
+    def stop(self, why: str) -> None:
+        """Ask for the end of the job with this epoch: `report` then ends it, if rank 0 asked.
+
+        Args:
+            why: one line, for the job's history.
+        """
+        self._training.stop_wish = why
 
     def _finish(self) -> None:
         if self._epochs.close() and self.rank == 0:

@@ -17,6 +17,7 @@ class LossMeter:
         self.scale: Callable[[], float] = lambda: 1.0  # of a gradient scaler, if one is tracked
         self._sum: torch.Tensor | float | None = None
         self._count = 0
+        self.last: torch.Tensor | float | None = None  # of the step that was summed last
 
     def of_pass(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """The loss of one backward pass, unscaled; None when no scalar was seen.
@@ -33,9 +34,10 @@ class LossMeter:
         """Count one step's loss.
 
         Args:
-            loss: mean over the step's samples; a tensor has one element.
+            loss: mean over the step's samples, or over what they weigh; a tensor has one element.
         """
         self._sum = loss if self._sum is None else self._sum + loss
+        self.last = loss
         self._count += 1
 
     def mean(self) -> float | None:

@@ -81,6 +81,20 @@ class SampleStream:
             total = 1 + max(0, (self.size - self.least) // batch)
         return total if cursor >= self.size else min(total, -(-cursor // batch))
 
+    def steps_left(self, cursor: int, batch: int) -> int:
+        """Steps from `cursor` to the end of the epoch, if all have the same batch.
+
+        Args:
+            cursor: samples of the epoch that are done.
+            batch: global, samples per step.
+        """
+        left = self.size - cursor
+        if not self.taken(cursor, batch):
+            return 0
+        if self.drop_last:
+            return max(1, left // batch)
+        return 1 + max(0, (left - self.least) // batch)
+
     def batches(
         self, epoch: int, cursor: int, local_batches: Sequence[int], rank: int
     ) -> Iterator[tuple[int, list[int]]]:

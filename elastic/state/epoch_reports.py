@@ -26,6 +26,7 @@ class EpochSummary(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
     loss: float | None
     durable: int = 0  # last epoch whose report has left, as this worker knows
+    stop: str = ""  # why its script wants the job to end here
 
     def encode(self) -> bytes:
         """For the others, and for metadata."""
@@ -53,7 +54,8 @@ class EpochReports:
             metrics: that the script reports.
             loss: mean over the epoch; None: nothing was seen.
         """
-        return EpochSummary(metrics, loss, self._durable).encode()
+        wish = self._training.stop_wish
+        return EpochSummary(metrics, loss, self._durable, wish).encode()
 
     def open(self, folder: Path) -> None:
         """Checkpoints go to `folder`.
@@ -91,7 +93,9 @@ class EpochReports:
         self._training.load_checkpoint(content)
         return int(content["epoch"])
 
-    def end_epoch(self, summary: bytes, now: float, *, version: int, first: bool) -> None:
+    def end_epoch(
+        self, summary: bytes, now: float, *, version: int, first: bool
+    ) -> dict[str, float]:
         """The running epoch is over.
 
         Args:
@@ -99,6 +103,9 @@ class EpochReports:
             now: seconds, monotonic.
             version: of the present group.
             first: this is rank 0, which keeps and reports it.
+
+        Returns:
+            Rank 0's metrics.
 
         Raises:
             MissingMetricError: if the stop rule looks at a metric that is not there.
@@ -110,9 +117,8 @@ class EpochReports:
         left_early = bool(training.left_early())
         training.position = position = training.position.next_epoch()
         rule = training.stop_rule or StopRule(epochs=epoch)
-        training.why_done = stop_reason(
-            rule, training.stop, epoch, position.samples_done, word.metrics
-        )
+        why_done = stop_reason(rule, training.stop, epoch, position.samples_done, word.metrics)
+        training.why_done = why_done or word.stop
         samples_per_s, seconds = training.speed.of_epoch(now)
         values = {
             "epoch": epoch,
@@ -134,6 +140,7 @@ class EpochReports:
         training.unreported = [*waiting, values]
         if first:
             self._write([values], version)
+        return word.metrics
 
     def report_again(self, version: int) -> None:
         """Make the reports that the former rank 0 may not have come to make.

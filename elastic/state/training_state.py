@@ -52,6 +52,7 @@ class TrainingState:
         self.stop_rule = stop_rule
         self.stop = StopState()
         self.why_done = ""
+        self.stop_wish = ""  # why the script wants the job to end with this epoch
         self.epoch_open = False  # the script is in the loop of an epoch
         self.unreported: list[dict[str, Any]] = []  # epochs whose reports may not have left yet
         self.recent: deque[DealtStep] = deque(maxlen=REMEMBERED)  # maybe not in all records yet

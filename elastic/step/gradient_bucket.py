@@ -120,13 +120,17 @@ class Reducer:
         """Whether something was accumulated that was not packed since."""
         return bool(self._kept)
 
-    def pack(self, weight: float, extra: int, place: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
+    def pack(
+        self, weight: float, extra: int, place: int = 0, *, counts: bool | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """All gradients of the step times `weight`, and room for `extra` numbers, in one tensor.
 
         Args:
             weight: of this pass: its samples over the global batch; 0 takes nothing of it.
             extra: numbers behind the gradients, before one number for each parameter.
             place: takes what was accumulated with the same place.
+            counts: whether this pass is one of the step, even if it weighs nothing: its zeros are
+                gradients then. None: if it weighs anything.
 
         Returns:
             The bucket, shape (scalars + extra + parameters,), and a view of its last
@@ -138,7 +142,7 @@ class Reducer:
             flat[: kept.numel()].add_(kept)
         used = self._used(place)
         before = self._used_before.pop(place, [])
-        if weight == 0 and not any(before):
+        if not (weight != 0 if counts is None else counts) and not any(before):
             used = [False] * len(used)
         end = sum(p.numel() for p in self.parameters)
         flat[end + extra :].copy_(torch.tensor([float(u) for u in used], dtype=flat.dtype))

@@ -43,6 +43,11 @@ class Contribution:
     place: int = 0  # of the backward pass among those of its batch: 0 where they add up
 
     @property
+    def counts(self) -> bool:
+        """Whether it has samples of the step, whatever they weigh."""
+        return self.micro_batch.count > 0 and not self.skipped
+
+    @property
     def weight(self) -> float:
         """Of the gradients; 0 takes nothing of them."""
         return 0.0 if self.skipped else weight_of(self.micro_batch, self.items)
@@ -78,7 +83,7 @@ class StepReduction:
         self._training = training
         self._called_off = called_off
         self._timer = StepTimer()
-        self._loss_sum: torch.Tensor | float | None = None  # over the samples of the step so far
+        self._loss_sum: torch.Tensor | float | None = None  # over samples or items so far
         self._samples = 0  # of the step's earlier passes
 
     def accumulate(self, micro_batch: MicroBatch, items: float | None, place: int = 0) -> None:
@@ -89,17 +94,18 @@ class StepReduction:
             items: that its losses are means over, if the script says so.
             place: of the backward pass among those of its batch.
         """
-        self._add_loss(micro_batch, place)
+        self._add_loss(micro_batch, items, place)
         if place == 0:
             self._samples = micro_batch.count + (0 if micro_batch.first else self._samples)
         self._reducer.accumulate(weight_of(micro_batch, items), place)
 
-    def _add_loss(self, micro_batch: MicroBatch, place: int) -> None:
-        """Take in the losses of a pass, means over its samples; those of the first place."""
+    def _add_loss(self, micro_batch: MicroBatch, items: float | None, place: int) -> None:
+        """Take in the losses of a pass, means over its samples or `items`; of the first place."""
         loss = self._training.losses.of_pass(self._reducer.losses)
         self._reducer.losses.clear()
+        weight = micro_batch.count if items is None else items
         if loss is not None and micro_batch.count and place == 0:
-            total = loss * micro_batch.count
+            total = loss * weight if weight else torch.zeros_like(loss)  # a mean of nothing is NaN
             self._loss_sum = total if self._loss_sum is None else self._loss_sum + total
 
     def run(self, group: ProcessGroup, contribution: Contribution) -> AgreedWords:
@@ -119,7 +125,7 @@ class StepReduction:
             UsageError: some weigh their losses and others do not.
         """
         if not contribution.skipped:
-            self._add_loss(contribution.micro_batch, contribution.place)
+            self._add_loss(contribution.micro_batch, contribution.items, contribution.place)
         loss_sum, self._loss_sum = self._loss_sum, None
         seconds = 0.0 if contribution.place else self._timer.lap(time.monotonic())
         if group.size == 1:
@@ -143,7 +149,7 @@ class StepReduction:
         scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
         self._reducer.unpack(agreed.used, scale)
         if agreed.samples and contribution.place == 0:
-            self._training.losses.add(agreed.loss_sum / agreed.samples)
+            self._training.losses.add(agreed.loss_sum / (agreed.items or agreed.samples))
         return agreed
 
     def _fill(
@@ -154,7 +160,8 @@ class StepReduction:
         digest = bytes(DIGEST_BYTES)
         if contribution.terms.compares and contribution.has_full_state:
             digest = self._training.tensors().digest()
-        bucket, tail = self._reducer.pack(contribution.weight, FIXED_WORDS, contribution.place)
+        weight, place, counts = contribution.weight, contribution.place, contribution.counts
+        bucket, tail = self._reducer.pack(weight, FIXED_WORDS, place, counts=counts)
         earlier = 0 if micro_batch.first else self._samples
         words = ControlWords(
             earlier + micro_batch.count,
@@ -180,7 +187,8 @@ class StepReduction:
             scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
             self._reducer.unpack(agreed.used, scale)
         if loss_sum is not None:
-            self._training.losses.add(loss_sum / max(1, micro_batch.total))
+            weight = contribution.step_items or max(1, micro_batch.total)
+            self._training.losses.add(loss_sum / weight)
         return AgreedWords(
             loss_sum=0.0,
             samples=micro_batch.count,
@@ -219,8 +227,7 @@ def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
     Raises:
         UsageError: if this worker's losses are no means over items, but others' are.
     """
-    counts = contribution.micro_batch.count > 0 and not contribution.skipped
-    if counts and contribution.items is None:
+    if contribution.counts and contribution.items is None:
         what = "agent.weight(n) was called for some batches of a step and not for others"
         raise UsageError(what, "call it for every batch, before backward()")
     return 1.0 / agreed.items

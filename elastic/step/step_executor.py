@@ -98,6 +98,18 @@ class StepExecutor:
             what = "the parameters that are trained changed after load()"
             raise UsageError(what, "freeze, unfreeze and add parameters in build_model")
 
+    # --- what a framework's own loop asks
+
+    @property
+    def present(self) -> MicroBatch | None:
+        """What the script has got and is not through with."""
+        return self._micro_batch
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the step under way is one that nobody finished: it is taken anew."""
+        return self._outcome is StepOutcome.ROLLED_BACK
+
     # --- the loader
 
     def begin(self, micro_batch: MicroBatch) -> None:

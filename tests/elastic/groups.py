@@ -60,6 +60,7 @@ SIZE: Final = 61  # the last step of an epoch has one sample, so some workers ha
 LIMIT_S: Final = 120.0
 LOOK_MS: Final = 5
 FRAME: Final = struct.Struct(">I")
+ENOUGH: Final = StopRule(metric="enough", at_least=1.0)
 R = TypeVar("R", bound=ScriptReport)
 
 HEAD: Final = """
@@ -304,9 +305,11 @@ class Crew:
         faults: str = "",
         bound: int = 1000,
         seed: int | msgspec.UnsetType = SEED,
+        stop: StopRule = ENOUGH,
     ) -> None:
         self.home = home
         self._seed = seed
+        self._stop = stop
         (home / "train.py").write_text(Slots.prelude + source)
         (home / "checkpoints").mkdir()
         self._socket_path = home / "s"
@@ -677,7 +680,7 @@ class Crew:
         spec = JobSpec(
             name="toy", script="train.py", batch_size=self._batch, max_batch_size="keep",
             max_local_batch=self._bound,
-            record_samples=True, stop=StopRule(metric="enough", at_least=1.0), seed=self._seed,
+            record_samples=True, stop=self._stop, seed=self._seed,
         )  # fmt: skip
         env = {
             "OMP_NUM_THREADS": "1",

@@ -1,0 +1,117 @@
+"""What a framework's own loop asks of the step under way: its batch, its loss, what is to come."""
+
+from __future__ import annotations
+
+import torch
+
+from elastic.group.membership import Membership
+from elastic.samples.micro_batch import MicroBatch
+from elastic.state.training_state import TrainingState
+from elastic.step.step_executor import StepExecutor
+from schemas.jobs import StopRule
+
+
+class StepView:
+    """Looks, and changes nothing.
+
+    Args:
+        training: of this worker.
+        membership: of this worker.
+        executor: knows the batch that the loop has at present.
+    """
+
+    def __init__(
+        self, training: TrainingState, membership: Membership, executor: StepExecutor
+    ) -> None:
+        self._training = training
+        self._membership = membership
+        self._executor = executor
+
+    @property
+    def batch(self) -> MicroBatch | None:
+        """What the loop has got of the loader and is not through with."""
+        return self._executor.present
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether the group broke under the step, and it is taken anew: what it did is undone."""
+        return self._executor.is_dropped
+
+    @property
+    def has_state(self) -> bool:
+        """Whether the state is whole behind this step: a newcomer's takes some steps to come."""
+        transfer = self._training.transfer
+        if self._membership.has_full_state:
+            return True
+        return transfer is not None and transfer.is_over(self._training.position.step + 2)
+
+    @property
+    def loss(self) -> torch.Tensor | float | None:
+        """Of the step whose gradients were summed last, over all workers; a tensor has one element.
+
+        The mean over the samples of the global batch, or over what `agent.weight` said of them.
+        """
+        return self._training.losses.last
+
+    @property
+    def rate_factor(self) -> float:
+        """What the first optimizer's rates are multiplied with in the step under way."""
+        return self._training.lr_state.at(self._training.position.step + 1)
+
+    @property
+    def epochs_done(self) -> float:
+        """Epochs of the job, a part of the running one too; with the step under way."""
+        position, batch = self._training.position, self.batch
+        cursor = batch.cursor_after if batch is not None else position.cursor
+        return position.epoch - 1 + cursor / max(1, self._training.stream.size)
+
+    @property
+    def stop_rule(self) -> StopRule | None:
+        """The job file's; without a cluster None until `epochs` begins."""
+        return self._training.stop_rule
+
+    @property
+    def epoch_is_open(self) -> bool:
+        """Whether an epoch has begun whose report is to come."""
+        return self._training.epoch_open
+
+    def planned_steps(self, rule: StopRule) -> int | None:
+        """Steps of a whole job with the batch that its rate is meant for: what schedules count in.
+
+        Args:
+            rule: when the job ends.
+
+        Returns:
+            None where neither epochs nor samples end it.
+        """
+        stream, base = self._training.stream, max(1, self._training.lr_state.base_batch)
+        whole = stream.steps(stream.size, base)
+        ends = []
+        if rule.epochs is not None:
+            ends.append(rule.epochs * whole)
+        if rule.samples is not None:
+            epochs, rest = divmod(rule.samples, stream.size)
+            ends.append(epochs * whole + (stream.steps(rest, base) if rest else 0))
+        return min(ends, default=None)
+
+    def steps_to_come(self) -> int | None:
+        """Steps behind the one under way, if the batch stays as it is; None: nobody knows."""
+        rule, stream, position = self.stop_rule, self._training.stream, self._training.position
+        if rule is None or (rule.epochs is None and rule.samples is None):
+            return None
+        batch = self.batch
+        cursor = batch.cursor_after if batch is not None else position.cursor
+        size = max(1, self._training.schedule.at(position.step + 2).batch)
+        whole, here = stream.steps_left(0, size), stream.steps_left(cursor, size)
+        ends = []
+        if rule.epochs is not None:
+            ends.append(here + max(0, rule.epochs - position.epoch) * whole)
+        if rule.samples is not None:
+            left = rule.samples - position.samples_done - (cursor - position.cursor)
+            beyond = left - (stream.size - cursor)
+            if beyond <= 0:
+                ends.append(max(0, -(-left // size)))
+            else:
+                epochs, rest = divmod(beyond, stream.size)
+                ends.append(here + epochs * whole + -(-rest // size))
+        return min(ends)

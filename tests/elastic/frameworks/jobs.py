@@ -1,0 +1,105 @@
+"""Jobs of frameworks: crews whose scripts use an adapter, beside one plain loop of torch.
+
+A framework is imported once, in a server that all workers are forked from. Scripts wait at gates
+until the change that a test ordered is ready, so that it happens in the epoch that is meant.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from multiprocessing import forkserver
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from elastic.samples.sample_stream import SampleStream
+from schemas.jobs import StopRule
+from tests.elastic.groups import SEED, SIZE, Crew, crew, script
+from tests.elastic.peers import FORKS
+
+BATCH: Final = 12
+EPOCHS: Final = 6
+STEPS: Final = EPOCHS * 6  # of one process: 61 samples in batches of 12
+PRELOAD: Final = ["pytest", "torch._dynamo", "torch.utils.data", "elastic.worker.zygote"]
+
+GATES: Final = """
+import socket
+import time
+
+class Closed(socket.socket):  # loopback and files only: nothing is looked up or downloaded
+    def connect(self, address):
+        if self.family in (socket.AF_INET, socket.AF_INET6) and address[0] != "127.0.0.1":
+            raise AssertionError(f"a connection to {address}")
+        return super().connect(address)
+
+socket.socket = Closed
+gates = list(map(int, filter(None, os.environ["GATES"].split(","))))
+joined = agent._assignment.kind == "join" or agent._assignment.group.resume is not None
+
+def wait_at_gate(step):
+    if step in gates and not joined:
+        wanted = 2 + gates.index(step)  # version of the group that comes
+        while agent._membership.version < wanted and agent._listener.pending is None:
+            time.sleep(0.002)
+"""
+
+
+def fork_with(module: str) -> None:
+    """From now on workers are forked from a server that has `module` imported."""
+    os.environ["HF_HUB_OFFLINE"] = os.environ["TRANSFORMERS_OFFLINE"] = "1"
+    forkserver._forkserver._stop()  # type: ignore[attr-defined]
+    FORKS.set_forkserver_preload([*PRELOAD, module])
+
+
+@contextlib.contextmanager
+def job(
+    home: Path,
+    source: str,
+    *,
+    gates: Sequence[int] = (),
+    size: int = SIZE,
+    epochs: int = EPOCHS,
+    **options: Any,
+) -> Iterator[Crew]:
+    """A job of some epochs."""
+    head = f'import os\nos.environ["GATES"] = "{",".join(map(str, gates))}"\n'
+    text = head + script(GATES, source, size=size)
+    with crew(home, text, stop=StopRule(epochs=epochs), **options) as made:
+        yield made
+
+
+def batches(epochs: int = EPOCHS, size: int = SIZE, batch: int = BATCH) -> list[list[int]]:
+    """The ids of all steps of a job whose batch does not change."""
+    stream = SampleStream(SEED, size)
+    return [
+        ids for epoch in range(1, epochs + 1) for _, ids in stream.batches(epoch, 0, [batch], 0)
+    ]
+
+
+def toy_data(size: int = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
+    """What scripts train on."""
+    generator = torch.Generator().manual_seed(5)
+    inputs = torch.randn(size, 6, generator=generator, dtype=torch.float64)
+    return inputs, inputs.sum(dim=1, keepdim=True).sin()
+
+
+@contextlib.contextmanager
+def in_float64() -> Iterator[None]:
+    """One thread, and float64 by default, as in the scripts."""
+    threads = torch.get_num_threads()
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_num_threads(threads)
+
+
+def each_sample_once(made: Crew, size: int = SIZE, epochs: int = EPOCHS) -> None:
+    """What every job keeps."""
+    assert [report.epoch for report in made.epochs()] == list(range(1, epochs + 1))
+    assert made.samples() == {epoch: list(range(size)) for epoch in range(1, epochs + 1)}

@@ -1,0 +1,347 @@
+"""Hugging Face's Trainer as an elastic job: real workers, against one plain loop of torch."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from schemas.messages.agent import ScriptFailed
+from tests.elastic.frameworks.jobs import (
+    BATCH,
+    EPOCHS,
+    STEPS,
+    batches,
+    each_sample_once,
+    fork_with,
+    in_float64,
+    job,
+    toy_data,
+)
+from tests.elastic.groups import Crew, furthest
+
+ARGUMENTS = {
+    "num_train_epochs": EPOCHS,
+    "per_device_train_batch_size": BATCH,
+    "learning_rate": 0.05,
+    "weight_decay": 0.1,
+    "lr_scheduler_type": "cosine",
+    "warmup_steps": 5,
+    "max_grad_norm": 0.3,
+    "logging_steps": 1,
+    "save_strategy": "epoch",
+    "eval_strategy": "epoch",
+    "report_to": "none",
+    "use_cpu": True,
+}
+
+SCRIPT = """
+from transformers import TrainerCallback, TrainingArguments
+from elastic.transformers import ElasticTrainer
+
+class Pairs(torch.utils.data.Dataset):
+    def __len__(self):
+        return len(inputs)
+
+    def __getitem__(self, place):
+        return {"x": inputs[place], "labels": targets[place]}
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
+
+    def forward(self, x, labels):
+        made = self.layers(x)
+        return {"loss": nn.functional.mse_loss(made, labels), "logits": made}
+
+class Gate(TrainerCallback):
+    def on_step_begin(self, args, state, control, **_):
+        wait_at_gate(state.global_step)
+
+    def on_save(self, args, state, control, **_):
+        say(saved=state.global_step, rank=agent.rank)
+
+MODEL, DATA, COLLATE = Net, Pairs(), None
+OPTIONS = {}
+CALLBACKS = []
+"""
+
+TRAIN = """
+arguments = TrainingArguments(output_dir=str(HOME / "out"), **ARGUMENTS)
+trainer = ElasticTrainer(
+    model=MODEL(), args=arguments, train_dataset=DATA, eval_dataset=DATA, data_collator=COLLATE,
+    callbacks=[Gate(), *CALLBACKS], agent=agent, lr_scaling="none", **OPTIONS,
+)
+result = trainer.train()
+history = [entry for entry in trainer.state.log_history if "loss" in entry]
+say(
+    result=result.training_loss, steps=result.global_step, epoch=trainer.state.epoch,
+    losses=[entry["loss"] for entry in history], logged=[entry["step"] for entry in history],
+    rates=[entry["learning_rate"] for entry in history], rank=agent.rank,
+    rate=trainer.lr_scheduler.get_last_lr()[0], digest=digest(trainer.model),
+)
+if agent.rank == 0:
+    torch.save(trainer.model.state_dict(), HOME / "final.pt")
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _server() -> None:
+    fork_with("elastic.transformers")
+
+
+def text(*changes: str, **arguments: Any) -> str:
+    whole = ARGUMENTS | arguments
+    return SCRIPT + "".join(changes) + TRAIN.replace("**ARGUMENTS", f"**{whole!r}")
+
+
+class Plain:
+    """One loop of torch over the same batches, with the trainer's optimizer and schedule."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss: Any,
+        optimizer: Any = torch.optim.AdamW,
+        within: float = 1e-9,
+        clip: float = 0.3,
+    ) -> None:
+        from transformers import get_cosine_schedule_with_warmup  # noqa: PLC0415 - dear
+
+        self.model, self.loss, self.within, self.clip = model, loss, within, clip
+        decayed = [p for name, p in model.named_parameters() if "bias" not in name and p.dim() > 1]
+        others = [p for p in model.parameters() if all(p is not each for each in decayed)]
+        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
+        self.optimizer = optimizer(groups, lr=0.05)
+        self.scheduler = get_cosine_schedule_with_warmup(self.optimizer, 5, STEPS)
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+
+    def train(self, steps: list[list[int]]) -> Plain:
+        for ids in steps:
+            self.optimizer.zero_grad()
+            loss = self.loss(self.model, ids)
+            loss.backward()
+            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            self.rates.append(self.optimizer.param_groups[0]["lr"])
+            self.optimizer.step()
+            self.scheduler.step()
+            self.losses.append(loss.item())
+        return self
+
+
+@functools.cache
+def plain() -> Plain:
+    with in_float64():
+        torch.manual_seed(3)
+        model = nn.Module()
+        model.layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
+        inputs, targets = toy_data()
+
+        def loss(model: Any, ids: list[int]) -> torch.Tensor:
+            return nn.functional.mse_loss(model.layers(inputs[ids]), targets[ids])
+
+        return Plain(model, loss).train(batches())
+
+
+def ends_as(made: Crew, one: Plain) -> dict[str, Any]:
+    """The job trained as `one` did; what the last rank 0 said at the end."""
+    each_sample_once(made)
+    assert furthest(made.final(), one.model.state_dict()) < one.within
+    ended = [word for word in made.words() if "result" in word]
+    assert len({word["digest"] for word in ended}) == 1
+    for word in ended:
+        assert (word["steps"], word["epoch"], word["rate"]) == (STEPS, EPOCHS, pytest.approx(0))
+        assert word["logged"] == list(range(1, STEPS + 1))
+        assert word["losses"] == pytest.approx(one.losses, rel=1e3 * one.within)
+        assert word["rates"] == pytest.approx(one.rates)
+        assert word["result"] == pytest.approx(sum(one.losses) / STEPS, rel=1e3 * one.within)
+    return next(word for word in ended if word["rank"] == 0)
+
+
+def test_a_trainer_in_a_group_that_changes_trains_as_one_loop_would(tmp_path: Path) -> None:
+    with job(tmp_path, text(), gates=(4, 15, 26)) as made:
+        made.start(BATCH)
+        made.change(6, 6)
+        made.change(3, 3, 3, 3)
+        made.change(5, 7)
+        epochs = made.ended()
+
+        ends_as(made, plain())
+        assert [list(epoch.metrics) for epoch in epochs] == [["eval_loss"]] * EPOCHS
+        saved = [(word["rank"], word["saved"]) for word in made.words() if "saved" in word]
+        assert sorted({step for rank, step in saved if rank == 0}) == [6, 12, 18, 24, 30, 36]
+        folders = {folder.name for folder in (tmp_path / "out").iterdir()}
+        assert folders == {f"checkpoint-{step}" for step in range(6, 37, 6)}
+
+
+def test_nobody_imports_a_framework_but_its_adapter() -> None:
+    code = "import sys, elastic.launch, elastic.worker.zygote; print(sorted(sys.modules))"
+    names = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+
+    found = {name for name in ("accelerate", "lightning", "transformers") if f"'{name}" in names}
+    assert "'elastic.scaling_agent'" in names
+    assert found == set()
+
+
+def test_a_killed_worker_costs_no_step_and_no_count(tmp_path: Path) -> None:
+    faults = "reduce:rank=2:step=10:version=1=kill"
+    with job(tmp_path, text(), faults=faults) as made:
+        made.start(4, 4, 4)
+        made.until(made.broken, "a member is lost")
+        made.recover()
+        made.ended()
+
+        ends_as(made, plain())
+
+
+def test_a_paused_job_goes_on_with_its_counts_and_its_schedule(tmp_path: Path) -> None:
+    with job(tmp_path, text(), gates=(9,)) as made:
+        made.start(6, 6)
+        point = made.suspend()
+        made.start(4, 8, resume=point)
+        made.ended()
+
+        ends_as(made, plain())
+
+
+def test_accumulated_gradients_are_passes_of_one_step(tmp_path: Path) -> None:
+    accumulated = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 3}
+    with job(tmp_path, text(**accumulated), gates=(4, 15), bound=4) as made:
+        made.start(BATCH)
+        made.change(7, 5)
+        made.change(3, 3, 6)
+        made.ended()
+
+        ends_as(made, plain())
+
+
+TOKENS = """
+from transformers import GPT2Config, GPT2LMHeadModel
+
+def build():
+    torch.manual_seed(3)
+    sizes = {"n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11, "n_positions": 8}
+    off = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+    model = GPT2LMHeadModel(GPT2Config(bos_token_id=0, eos_token_id=0, **sizes, **off))
+    model.loss_type = "ForCausalLM"  # unsaid, the trainer counts the first token too
+    return model
+
+class Texts(torch.utils.data.Dataset):
+    def __init__(self):
+        generator = torch.Generator().manual_seed(7)
+        self.ids = torch.randint(11, (SIZE, 8), generator=generator)
+        self.labels = self.ids.clone()
+        for place in range(SIZE):  # of one to seven tokens that count; none in some
+            self.labels[place, place % 8 + (place > 50):] = -100
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, place):
+        return {"input_ids": self.ids[place], "labels": self.labels[place]}
+"""
+
+
+@functools.cache
+def plain_tokens(smoothing: float) -> Plain:
+    names: dict[str, Any] = {"torch": torch, "SIZE": 61}
+    with in_float64():
+        exec(TOKENS, names)  # noqa: S102 - the part of the script that builds
+        texts = names["Texts"]()
+
+        def loss(model: Any, ids: list[int]) -> torch.Tensor:
+            logits = model(input_ids=texts.ids[ids]).logits[:, :-1].reshape(-1, 11)
+            labels = texts.labels[ids][:, 1:].reshape(-1)
+            summed = nn.functional.cross_entropy(
+                logits, labels, label_smoothing=smoothing, reduction="sum"
+            )
+            return summed / labels.ne(-100).sum().clamp(min=1)
+
+        model = names["build"]()
+        one = Plain(model, loss, torch.optim.SGD, 1e-6, 9.0)  # the library takes losses in float32
+        decayed = [p for n, p in model.named_parameters() if "bias" not in n and "ln_" not in n]
+        others = [p for p in model.parameters() if all(p is not each for each in decayed)]
+        for group, params in zip(one.optimizer.param_groups, (decayed, others), strict=True):
+            group["params"] = params
+        return one.train(batches())
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_a_loss_over_tokens_is_one_over_all_tokens_of_the_global_batch(
+    tmp_path: Path, smoothing: float
+) -> None:
+    changes = TOKENS.replace("SIZE", "61") + "MODEL, DATA = build, Texts()\n"
+    source = text(changes, label_smoothing_factor=smoothing, optim="sgd", max_grad_norm=9.0)
+    with job(tmp_path, source, gates=(4, 15), bound=5) as made:
+        made.start(BATCH)
+        made.change(4, 8)
+        made.change(3, 3, 6)
+        made.ended()
+
+        ends_as(made, plain_tokens(smoothing))
+
+
+STOPPED = """
+from transformers import EarlyStoppingCallback
+
+class Worse:
+    def __init__(self):
+        self.value = 0.0
+
+    def __call__(self, predicted):
+        self.value -= 1.0 - agent.rank  # rank 1 would go on for ever
+        return {"score": self.value}
+
+OPTIONS = {"compute_metrics": Worse()}
+CALLBACKS = [EarlyStoppingCallback(early_stopping_patience=2)]
+"""
+
+
+def test_a_callback_that_stops_the_job_stops_it_for_all_by_rank_0_s_word(tmp_path: Path) -> None:
+    best = {"metric_for_best_model": "score", "greater_is_better": True}
+    with job(tmp_path, text(STOPPED, load_best_model_at_end=True, **best)) as made:
+        made.start(6, 6)
+        epochs = made.ended()
+
+        assert [epoch.epoch for epoch in epochs] == [1, 2, 3]
+        assert [epoch.metrics["eval_score"] for epoch in epochs] == [-1.0, -2.0, -3.0]
+        assert {word["steps"] for word in made.words() if "result" in word} == {18}
+
+
+def ends_early(made: Crew) -> str:
+    """What the script dies of."""
+    with contextlib.suppress(AssertionError):  # of the crew, which hears of it
+        made.start(BATCH)
+        made.ended()
+    return made.reported(ScriptFailed)[0].error
+
+
+REFUSED = {
+    "its own checkpoints": ("train()", "train(resume_from_checkpoint=True)", {}, "by itself"),
+    "a second training": ("result.t", "trainer.train() and result.t", {}, "a second time"),
+    "another order": ("", "", {"train_sampling_strategy": "sequential"}, "shuffled by the job's"),
+    "a batch that is searched": ("", "", {"auto_find_batch_size": True}, "max_local_batch"),
+    "tokens of one worker": ("", "", {"include_num_input_tokens_seen": "all"}, "its own share"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "arguments", "said"), REFUSED.values(), ids=REFUSED.keys())
+def test_what_cannot_be_exact_is_refused_with_the_remedy(
+    tmp_path: Path, old: str, new: str, arguments: dict[str, Any], said: str
+) -> None:
+    source = text(**arguments)
+    source = source.replace(old, new, 1) if old else source
+    with job(tmp_path, source, epochs=1) as made:
+        assert said in ends_early(made)
