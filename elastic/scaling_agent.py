@@ -171,6 +171,11 @@ class ScalingAgent:
         return progress_of(training.position, training.stream.size, training.stop_rule)
 
     @property
+    def job_lr(self) -> float | None:
+        """The job file's learning rate, at its first batch."""
+        return self._assignment.group.lr if self._assignment is not None else None
+
+    @property
     def epoch_samples(self) -> int:
         """||D||, samples of an epoch."""
         return self._training.stream.size
@@ -200,6 +205,7 @@ class ScalingAgent:
         columns: int | None = None,
         carried_dim: int = 1,
         max_local_batch: int | None = None,
+        schedule_batch: int | None = None,
         **loader_options: Any,
     ) -> tuple[nn.Module, Optimizers, ElasticLoader]:
         """Build model, optimizer and loader.
@@ -225,6 +231,8 @@ class ScalingAgent:
                 and GRU, 0 in their cells.
             max_local_batch: samples that fit the device at once, without a cluster; the job file's
                 wins. None: a whole batch does.
+            schedule_batch: global batch whose steps schedulers count, where they were made before
+                `load`; None: the job's first one.
             loader_options: of torch's DataLoader. `drop_last=True` leaves out the samples of an
                 epoch that make no whole step: how many they are follows the batch of the moment.
 
@@ -254,6 +262,7 @@ class ScalingAgent:
         shuffled = not isinstance(train_set, IterableDataset) and columns is None
         stream = SampleStream(self._seed.value, size, least_samples(model), drop_last, shuffled)
         self._training.use(tensors, stream)
+        self._training.own_schedule_batch = schedule_batch
         self._records.use(self._training.stream)
         for both in begin_batch_and_rate(
             self._training,

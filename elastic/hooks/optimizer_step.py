@@ -42,8 +42,11 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
         gate: asked in the thread that calls `step`; its factor holds for that call.
     """
     original = type(optimizer).step
+    scheduled = hasattr(optimizer.step, "_wrapped_by_lr_sched")  # by a scheduler made before
 
     def step(self: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
+        if scheduled:
+            self._opt_called = True  # type: ignore[attr-defined] # or its scheduler complains
         closure, args, options = _closure_of(args, options)
         loss = None
         if closure is not None:  # its backward pass is where the group sums
@@ -72,6 +75,8 @@ def patch_optimizer_step(optimizer: torch.optim.Optimizer, gate: StepGate) -> No
             for group, rate in zip(self.param_groups, rates, strict=True):
                 group["lr"] = rate
 
+    if scheduled:
+        step._wrapped_by_lr_sched = True  # type: ignore[attr-defined] # noqa: SLF001
     optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
     _refuse_others(gate)
 

@@ -17,7 +17,7 @@ class LossMeter:
         self.scale: Callable[[], float] = lambda: 1.0  # of a gradient scaler, if one is tracked
         self._sum: torch.Tensor | float | None = None
         self._count = 0
-        self.last: torch.Tensor | float | None = None  # of the step that was summed last
+        self.last: torch.Tensor | float | None = None  # of the step under way, once it is known
 
     def of_pass(self, losses: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """The loss of one backward pass, unscaled; None when no scalar was seen.

@@ -7,6 +7,7 @@ from typing import Any, Final
 
 import msgspec
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from elastic.state.lr_scaling import DOUBLING_STEPS, LrRamp, LrScaling, lr_factor
 from elastic.training_errors import UsageError
@@ -104,6 +105,27 @@ def set_learning_rate(optimizers: Sequence[torch.optim.Optimizer], lr: float) ->
     own = float(optimizers[0].defaults["lr"])
     for group in (group for optimizer in optimizers for group in optimizer.param_groups):
         group["lr"] = lr * (float(group["lr"]) / own if own else 1.0)
+
+
+def scale_scheduler(scheduler: LRScheduler, factor: float) -> None:
+    """Bring a scheduler that was made before the job's rate was known to that rate.
+
+    Args:
+        scheduler: of torch, one that goes by rates of its own.
+        factor: the job's rate over the script's.
+
+    Raises:
+        UsageError: if it is made of others, or goes by rates of which nothing is known.
+    """
+    if factor == 1.0:
+        return
+    rates = getattr(scheduler, "base_lrs", None)
+    if rates is None or hasattr(scheduler, "_schedulers"):
+        what = f"the job file says a rate, and {type(scheduler).__name__} was made with another"
+        raise UsageError(what, "leave lr out of the job file, or make one plain scheduler", "lr")
+    scheduler.base_lrs = [rate * factor for rate in rates]
+    for group in scheduler.optimizer.param_groups:
+        group["initial_lr"] *= factor
 
 
 def choose_lr_scaling(optimizer: torch.optim.Optimizer, asked: str) -> LrScaling:

@@ -52,6 +52,7 @@ class TrainingState:
         self.stop_rule = stop_rule
         self.stop = StopState()
         self.why_done = ""
+        self.own_schedule_batch: int | None = None  # where schedules were made before the job's
         self.stop_wish = ""  # why the script wants the job to end with this epoch
         self.epoch_open = False  # the script is in the loop of an epoch
         self.unreported: list[dict[str, Any]] = []  # epochs whose reports may not have left yet
@@ -126,6 +127,11 @@ class TrainingState:
         of = f"{position.cursor} of {self.stream.size} samples"
         return f"epoch {position.epoch} ends with {of}: the script left its loop"
 
+    @property
+    def schedule_batch(self) -> int:
+        """Samples of a step as schedules count them: what the script's rate is meant for."""
+        return self.own_schedule_batch or max(1, self.lr_state.base_batch)
+
     def schedule_steps(self, cursor_before: int, cursor_after: int) -> int:
         """How often a scheduler that counts steps is to step behind the one that is under way.
 
@@ -136,7 +142,7 @@ class TrainingState:
             cursor_before: samples of the epoch that are done before the step.
             cursor_after: and with it.
         """
-        stream, base = self.stream, max(1, self.lr_state.base_batch)
+        stream, base = self.stream, self.schedule_batch
         following = max(1, self.schedule.at(self.position.step + 2).batch)
         if not stream.taken(cursor_after, following):
             cursor_after = stream.size  # what is left out counts as done

@@ -44,7 +44,7 @@ class _MicroBatchSampler:
         training = self._training
         stream, position = training.stream, training.position
         if not training.epoch_open:
-            return stream.steps(stream.size, max(1, training.lr_state.base_batch))
+            return stream.steps(stream.size, training.schedule_batch)
         row = training.schedule.at(position.step + 1)
         left, cursor = 0, position.cursor
         while taken := stream.taken(cursor, max(1, row.batch)):

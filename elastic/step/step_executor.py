@@ -9,6 +9,7 @@ training thread.
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any, Final
 
 import torch
@@ -106,6 +107,11 @@ class StepExecutor:
         return self._micro_batch
 
     @property
+    def called_off(self) -> threading.Event:
+        """Set when waits for peers are to end."""
+        return self._transitions.called_off
+
+    @property
     def is_dropped(self) -> bool:
         """Whether the step under way is one that nobody finished: it is taken anew."""
         return self._outcome is StepOutcome.ROLLED_BACK
@@ -124,6 +130,7 @@ class StepExecutor:
         self._reduced, self._workers = False, self._membership.workers
         self._items = None
         if micro_batch.first:
+            self._training.losses.last = None
             self._step_items.clear()
             self._pass_items.clear()
         for place, items in self._pass_items.items():

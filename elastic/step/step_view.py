@@ -8,6 +8,7 @@ from elastic.group.membership import Membership
 from elastic.samples.micro_batch import MicroBatch
 from elastic.state.training_state import TrainingState
 from elastic.step.step_executor import StepExecutor
+from elastic.training_errors import BrokenGroupError, CancelledError
 from schemas.jobs import StopRule
 
 
@@ -45,9 +46,32 @@ class StepView:
             return True
         return transfer is not None and transfer.is_over(self._training.position.step + 2)
 
+    def gather(self, data: bytes) -> list[bytes]:
+        """What all workers give in the present batch, by rank; every one of them has to ask.
+
+        Args:
+            data: of this worker; nobody gets it where its batch counts nothing. Not empty.
+
+        Returns:
+            Nothing outside of the loop over the loader. If a member is lost meanwhile, and the step
+            is taken anew or ends without it, only what this worker gave.
+        """
+        batch, group = self.batch, self._membership.group
+        if batch is None:
+            return []
+        own = data if batch.count else b""
+        try:
+            found = [
+                group.broadcast_bytes(own, self._executor.called_off, rank)
+                for rank in range(group.size)
+            ]
+        except (BrokenGroupError, CancelledError):  # the next reduction meets it too, and recovers
+            found = [data]
+        return [part for part in found if part]
+
     @property
     def loss(self) -> torch.Tensor | float | None:
-        """Of the step whose gradients were summed last, over all workers; a tensor has one element.
+        """Of the step under way, over all workers, once it is summed; a tensor has one element.
 
         The mean over the samples of the global batch, or over what `agent.weight` said of them.
         """
@@ -84,7 +108,7 @@ class StepView:
         Returns:
             None where neither epochs nor samples end it.
         """
-        stream, base = self._training.stream, max(1, self._training.lr_state.base_batch)
+        stream, base = self._training.stream, self._training.schedule_batch
         whole = stream.steps(stream.size, base)
         ends = []
         if rule.epochs is not None:

@@ -17,6 +17,7 @@ import torch
 
 from elastic.samples.sample_stream import SampleStream
 from schemas.jobs import StopRule
+from schemas.messages.agent import ScriptFailed
 from tests.elastic.groups import SEED, SIZE, Crew, crew, script
 from tests.elastic.peers import FORKS
 
@@ -103,3 +104,37 @@ def each_sample_once(made: Crew, size: int = SIZE, epochs: int = EPOCHS) -> None
     """What every job keeps."""
     assert [report.epoch for report in made.epochs()] == list(range(1, epochs + 1))
     assert made.samples() == {epoch: list(range(size)) for epoch in range(1, epochs + 1)}
+
+
+def dies_of(made: Crew, *local: int) -> str:
+    """What the script dies of, before training or in it."""
+    with contextlib.suppress(AssertionError):  # of the crew, which hears of it
+        made.start(*local)
+        made.ended()
+    return made.reported(ScriptFailed)[0].error
+
+
+class PlainLoop:
+    """One loop of torch over the same batches, with gradients that are clipped."""
+
+    def __init__(
+        self, model: Any, optimizer: Any, scheduler: Any, loss: Any, *,
+        clip: float = 0.3, within: float = 1e-9,
+    ) -> None:  # fmt: skip
+        self.model, self.optimizer, self.scheduler, self.loss = model, optimizer, scheduler, loss
+        self.clip = clip
+        self.within = within  # what a job may differ by
+        self.losses: list[float] = []
+        self.rates: list[float] = []
+
+    def train(self, steps: Sequence[list[int]]) -> None:
+        """Take these steps."""
+        for ids in steps:
+            self.optimizer.zero_grad()
+            loss = self.loss(self.model, ids)
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
+            self.rates.append(self.optimizer.param_groups[0]["lr"])
+            self.optimizer.step()
+            self.scheduler.step()
+            self.losses.append(loss.item())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import subprocess
 import sys
@@ -13,12 +12,13 @@ import pytest
 import torch
 from torch import nn
 
-from schemas.messages.agent import ScriptFailed
 from tests.elastic.frameworks.jobs import (
     BATCH,
     EPOCHS,
     STEPS,
+    PlainLoop,
     batches,
+    dies_of,
     each_sample_once,
     fork_with,
     in_float64,
@@ -104,43 +104,24 @@ def text(*changes: str, **arguments: Any) -> str:
     return SCRIPT + "".join(changes) + TRAIN.replace("**ARGUMENTS", f"**{whole!r}")
 
 
-class Plain:
-    """One loop of torch over the same batches, with the trainer's optimizer and schedule."""
+def plain_loop(model: nn.Module, loss: Any, optimizer: Any = None, **options: Any) -> PlainLoop:
+    """With the trainer's own groups of parameters and schedule."""
+    from transformers import get_cosine_schedule_with_warmup  # noqa: PLC0415 - dear
 
-    def __init__(
-        self,
-        model: nn.Module,
-        loss: Any,
-        optimizer: Any = torch.optim.AdamW,
-        within: float = 1e-9,
-        clip: float = 0.3,
-    ) -> None:
-        from transformers import get_cosine_schedule_with_warmup  # noqa: PLC0415 - dear
-
-        self.model, self.loss, self.within, self.clip = model, loss, within, clip
-        decayed = [p for name, p in model.named_parameters() if "bias" not in name and p.dim() > 1]
-        others = [p for p in model.parameters() if all(p is not each for each in decayed)]
-        groups = [{"params": decayed, "weight_decay": 0.1}, {"params": others, "weight_decay": 0.0}]
-        self.optimizer = optimizer(groups, lr=0.05)
-        self.scheduler = get_cosine_schedule_with_warmup(self.optimizer, 5, STEPS)
-        self.losses: list[float] = []
-        self.rates: list[float] = []
-
-    def train(self, steps: list[list[int]]) -> Plain:
-        for ids in steps:
-            self.optimizer.zero_grad()
-            loss = self.loss(self.model, ids)
-            loss.backward()
-            nn.utils.clip_grad_norm_(self.model.parameters(), self.clip)
-            self.rates.append(self.optimizer.param_groups[0]["lr"])
-            self.optimizer.step()
-            self.scheduler.step()
-            self.losses.append(loss.item())
-        return self
+    named = dict(model.named_parameters())
+    decayed = [name for name in named if "bias" not in name and "ln_" not in name]
+    groups = [
+        {"params": [named[name] for name in decayed], "weight_decay": 0.1},
+        {"params": [p for name, p in named.items() if name not in decayed], "weight_decay": 0.0},
+    ]
+    made = (optimizer or torch.optim.AdamW)(groups, lr=0.05)
+    one = PlainLoop(model, made, get_cosine_schedule_with_warmup(made, 5, STEPS), loss, **options)
+    one.train(batches())
+    return one
 
 
 @functools.cache
-def plain() -> Plain:
+def plain() -> PlainLoop:
     with in_float64():
         torch.manual_seed(3)
         model = nn.Module()
@@ -150,10 +131,10 @@ def plain() -> Plain:
         def loss(model: Any, ids: list[int]) -> torch.Tensor:
             return nn.functional.mse_loss(model.layers(inputs[ids]), targets[ids])
 
-        return Plain(model, loss).train(batches())
+        return plain_loop(model, loss)
 
 
-def ends_as(made: Crew, one: Plain) -> dict[str, Any]:
+def ends_as(made: Crew, one: PlainLoop) -> dict[str, Any]:
     """The job trained as `one` did; what the last rank 0 said at the end."""
     each_sample_once(made)
     assert furthest(made.final(), one.model.state_dict()) < one.within
@@ -255,7 +236,7 @@ class Texts(torch.utils.data.Dataset):
 
 
 @functools.cache
-def plain_tokens(smoothing: float) -> Plain:
+def plain_tokens(smoothing: float) -> PlainLoop:
     names: dict[str, Any] = {"torch": torch, "SIZE": 61}
     with in_float64():
         exec(TOKENS, names)  # noqa: S102 - the part of the script that builds
@@ -269,13 +250,8 @@ def plain_tokens(smoothing: float) -> Plain:
             )
             return summed / labels.ne(-100).sum().clamp(min=1)
 
-        model = names["build"]()
-        one = Plain(model, loss, torch.optim.SGD, 1e-6, 9.0)  # the library takes losses in float32
-        decayed = [p for n, p in model.named_parameters() if "bias" not in n and "ln_" not in n]
-        others = [p for p in model.parameters() if all(p is not each for each in decayed)]
-        for group, params in zip(one.optimizer.param_groups, (decayed, others), strict=True):
-            group["params"] = params
-        return one.train(batches())
+        # The library takes losses in float32.
+        return plain_loop(names["build"](), loss, torch.optim.SGD, within=1e-6, clip=9.0)
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -320,14 +296,6 @@ def test_a_callback_that_stops_the_job_stops_it_for_all_by_rank_0_s_word(tmp_pat
         assert {word["steps"] for word in made.words() if "result" in word} == {18}
 
 
-def ends_early(made: Crew) -> str:
-    """What the script dies of."""
-    with contextlib.suppress(AssertionError):  # of the crew, which hears of it
-        made.start(BATCH)
-        made.ended()
-    return made.reported(ScriptFailed)[0].error
-
-
 REFUSED = {
     "its own checkpoints": ("train()", "train(resume_from_checkpoint=True)", {}, "by itself"),
     "a second training": ("result.t", "trainer.train() and result.t", {}, "a second time"),
@@ -344,4 +312,4 @@ def test_what_cannot_be_exact_is_refused_with_the_remedy(
     source = text(**arguments)
     source = source.replace(old, new, 1) if old else source
     with job(tmp_path, source, epochs=1) as made:
-        assert said in ends_early(made)
+        assert said in dies_of(made, BATCH)
