@@ -116,6 +116,15 @@ def moment(time_s: float) -> str:
     return dt.datetime.fromtimestamp(time_s, dt.UTC).isoformat(timespec="milliseconds")
 
 
+def second(time_s: float) -> str:
+    """Seconds since the epoch as ISO 8601, UTC, without their fractions: for lists.
+
+    Args:
+        time_s: seconds since the epoch.
+    """
+    return f"{moment(time_s)[:19]}Z"
+
+
 def seconds_of(text: str, option: str) -> float:
     """A duration that a user wrote, in seconds.
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final
 
-from controlplane.cli.output import moment, print_table, span
+from controlplane.cli.output import moment, print_table, second, span
 from schemas.messages.client import Explanation, JobDetail, Size
 
 LAST_GROUPS: Final = 20
@@ -21,7 +21,7 @@ def print_job(detail: JobDetail) -> None:
         out(f"  {name:10s} {value}\n")
     out("\nhistory\n")
     for change in detail.history:
-        out(f"  {moment(change.time)}  {change.from_state} -> {change.to_state}: {change.why}\n")
+        out(f"  {second(change.time)}  {change.from_state} -> {change.to_state}: {change.why}\n")
     if detail.workers:
         _section(["rank", "node", "slot", "pid", "group", "batch", "phase"], _workers(detail))
     if len(detail.versions) > 1:
@@ -110,7 +110,7 @@ def _groups(detail: JobDetail) -> list[tuple[object, ...]]:
     return [
         (
             f"v{v.version}",
-            moment(v.time),
+            second(v.time),
             v.kind,
             len(v.slots),
             v.global_batch or "",

@@ -129,6 +129,7 @@ def test_the_pages_show_commands_in_blocks_and_in_sentences() -> None:
     assert sum(map(len, found.values())) > 100
 
 
+@pytest.mark.slow
 def test_the_page_about_jobs_is_followed_in_its_order(cluster: Cluster, tmp_path: Path) -> None:
     desk = tmp_path / "digits"
     desk.mkdir()

@@ -123,7 +123,6 @@ def test_what_every_rank_made_is_fetched_from_its_node_with_the_model(
     slots = pair.show(job)["versions"][0]["slots"]
 
     done = pair.ones("fetch", job, "--to", str(tmp_path / "to"), "-o", "json")
-    exported = pair.ones("export", job, str(tmp_path / "mine.pt"))
 
     made = {str(Path(f["path"]).relative_to(tmp_path / "to")) for f in done.json["files"]}
     nodes = [slot.split("/")[0] for slot in slots]
@@ -133,15 +132,8 @@ def test_what_every_rank_made_is_fetched_from_its_node_with_the_model(
     ranks = {f"work/{node}/rank{rank}.txt" for rank, node in enumerate(nodes)}
     kept = {f"checkpoints/epoch-{epoch:06d}.v1.pt" for epoch in (1, 2)}
     assert made == ranks | kept | {"model.pt"}
-    assert (exported.code, exported.err) == (0, "")
     import torch  # noqa: PLC0415 - only here
 
-    state, again = (
-        torch.load(path, weights_only=True)
-        for path in (tmp_path / "to/model.pt", tmp_path / "mine.pt")
-    )
-    assert {name: tuple(tensor.shape) for name, tensor in state.items()} == {
-        "weight": (1, 2),
-        "bias": (1,),
-    }
-    assert torch.equal(state["weight"], again["weight"])
+    state = torch.load(tmp_path / "to" / "model.pt", weights_only=True)
+    shapes = {name: tuple(tensor.shape) for name, tensor in state.items()}
+    assert shapes == {"weight": (1, 2), "bias": (1,)}
