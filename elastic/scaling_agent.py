@@ -319,15 +319,12 @@ class ScalingAgent:
     def track(self, **stateful: Any) -> None:
         """Keep these in checkpoints and transfers too: anything with a `state_dict`.
 
-        Call it after `load` and before the first epoch; in a resumed job they have their state back
-        when it returns, with mappings as dicts and named tuples as tuples. Schedulers of torch, and
-        classes derived from them, are tracked by themselves if they are made after `load`; so are
-        torch's gradient scalers.
-
-        Raises:
-            UsageError: before `load`.
+        Call it before the first epoch; in a resumed job they have their state back when it and
+        `load` have returned, with mappings as dicts and named tuples as tuples. Schedulers of
+        torch, and classes derived from them, are tracked by themselves if they are made after
+        `load`; so are torch's gradient scalers.
         """
-        self._loaded("track()").track(stateful)
+        self._training.track(stateful)
 
     def weight(self, items: float) -> None:
         """Say what the loss of the present batch is a mean over, if not over its samples: tokens.

@@ -58,24 +58,16 @@ class TrackedStates:
         return copies
 
     def load(self, states: Mapping[str, Any]) -> None:
-        """The reverse.
+        """The reverse; what is tracked later gets its state then.
 
         Args:
-            states: what `states` gave, here or on another worker.
+            states: what `states` gave, here, on another worker or in an earlier one.
         """
         for name, state in states.items():
             if name in self._things:
                 _load(self._things[name], state)
             else:
                 self._waiting[name] = state
-
-    def await_states(self, states: Mapping[str, Any]) -> None:
-        """These are of things that are tracked later.
-
-        Args:
-            states: of a checkpoint.
-        """
-        self._waiting = dict(states)
 
 
 def _state(thing: Any) -> Any:

@@ -356,7 +356,7 @@ class TrainingState:
         self.why_done = content["why_done"]
         if "ramp" in content:
             self.lr_state.load_state_list(content["ramp"])
-        self._tracked.await_states(content["tracked"])
+        self._tracked.load(content["tracked"])
         if self.carried is not None:
             self.carried.load(content.get("carried", {}))
         restore_random_state(content["random"])

@@ -266,7 +266,6 @@ def on_two_devices(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         (lambda agent: agent.step, r"agent.step before load.*call agent.load"),
         (lambda agent: agent.batch_size, r"agent.batch_size before load.*call agent.load"),
         (lambda agent: agent.progress, r"agent.progress before load.*call agent.load"),
-        (lambda agent: agent.track(), r"agent.track\(\) before load.*call agent.load"),
         (lambda agent: agent.carried, "agent.carried before load.*call agent.load"),
         (lambda agent: agent.weight(1), "outside of the loop"),
         (lambda agent: next(iter(loaded(agent)[2])), "loop over it in `for epoch in agent.epochs"),
@@ -299,6 +298,18 @@ def test_a_worker_knows_the_place_that_it_is_going_to_have() -> None:
     second = ScalingAgent(assignment(run(A, on={S0: 32, S1: 32}), rank=1), None)
 
     assert (second.rank, second.world_size) == (1, 2)
+
+
+def test_what_is_tracked_before_load_comes_back_with_a_checkpoint_too(agent: ScalingAgent) -> None:
+    counted = torch.optim.swa_utils.AveragedModel(nn.Linear(1, 1))
+    agent.track(counted=counted)
+    loaded(agent)
+    kept = agent._training.checkpoint()
+    counted.n_averaged += 5
+
+    agent._training.load_checkpoint(kept)
+
+    assert int(counted.n_averaged) == 0
 
 
 def test_a_loader_behind_the_report_of_its_epoch_is_refused(agent: ScalingAgent) -> None:

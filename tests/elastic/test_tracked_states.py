@@ -22,7 +22,7 @@ class Counter:
 
 def test_what_is_tracked_after_a_copy_goes_back_to_what_it_was_when_it_was_tracked() -> None:
     tracked, new, resumed = TrackedStates(), Counter(), Counter()
-    tracked.await_states({"resumed": {"count": 5}})
+    tracked.load({"resumed": {"count": 5}})
     copy = tracked.states()
     tracked.add("new", new)
     tracked.add("resumed", resumed)
