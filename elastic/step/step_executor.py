@@ -70,6 +70,7 @@ class StepExecutor:
         self._updated = True  # the optimizer stepped since the last batch that counted
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
         self._judges = True  # losses, in the process's first batch
+        self.counts_steps = True  # schedulers that step in the loop; else epochs, for a while
         self._unclear = False  # one of them ended in a sum
 
     def use(self, reducer: Reducer, depth: int, turns: OptimizerTurns | None = None) -> None:
@@ -259,7 +260,7 @@ class StepExecutor:
     def schedule_steps(self) -> int:
         """How often a scheduler's step is one: in the loop, as its batch of samples says."""
         micro_batch = self._micro_batch
-        if micro_batch is None or not micro_batch.last:
+        if micro_batch is None or not micro_batch.last or not self.counts_steps:
             return 1  # one that counts epochs; or of a pass, undone behind it
         return self._training.schedule_steps(micro_batch.cursor_before, micro_batch.cursor_after)
 

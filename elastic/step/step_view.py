@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 
 from elastic.group.membership import Membership
@@ -93,6 +96,45 @@ class StepView:
     def stop_rule(self) -> StopRule | None:
         """The job file's; without a cluster None until `epochs` begins."""
         return self._training.stop_rule
+
+    @property
+    def schedule_batch(self) -> int:
+        """Samples of a step as schedules count them."""
+        return self._training.schedule_batch
+
+    @property
+    def epoch_steps(self) -> int:
+        """Steps of the running epoch, done and to come, if the batch stays as it is."""
+        position = self._training.position
+        left = self._training.stream.steps_left(position.cursor, self._training.global_batch)
+        return position.epoch_step + left
+
+    @property
+    def ends_epoch(self) -> bool:
+        """Whether the present batch is the last one of the epoch, or of the job."""
+        batch, position = self.batch, self._training.position
+        if batch is None or not batch.last:
+            return False
+        rule = self.stop_rule
+        limit = rule.samples if rule is not None else None
+        done = position.samples_done + batch.cursor_after - position.cursor
+        if limit is not None and done >= limit:
+            return True
+        following = max(1, self._training.schedule.at(batch.step + 1).batch)
+        return not self._training.stream.taken(batch.cursor_after, following)
+
+    @contextlib.contextmanager
+    def counting_steps(self, counts: bool) -> Iterator[None]:  # noqa: FBT001
+        """A scheduler's step meanwhile is one of so many samples, or just one.
+
+        Args:
+            counts: whether schedulers that step meanwhile count steps of the loop; else epochs.
+        """
+        self._executor.counts_steps = counts
+        try:
+            yield
+        finally:
+            self._executor.counts_steps = True
 
     @property
     def epoch_is_open(self) -> bool:

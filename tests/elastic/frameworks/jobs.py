@@ -138,3 +138,28 @@ class PlainLoop:
             self.optimizer.step()
             self.scheduler.step()
             self.losses.append(loss.item())
+
+
+def example(heading: str) -> str:
+    """The script below a heading of the page on frameworks."""
+    page = (Path(__file__).parents[3] / "docs" / "frameworks.md").read_text()
+    return page.partition(f"## {heading}\n")[2].partition("```python\n")[2].partition("```")[0]
+
+
+def runs_alone(home: Path, source: str) -> str:
+    """What `source` prints, as a script without a cluster."""
+    process = FORKS.Process(target=_run_alone, args=(home, source))
+    process.start()
+    process.join(120)
+    printed = (home / "printed").read_text()
+    assert process.exitcode == 0, printed
+    return printed
+
+
+def _run_alone(home: Path, source: str) -> None:
+    os.chdir(home)
+    for stream, name in ((1, "printed"), (2, "printed")):
+        os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), stream)
+    os.environ.pop("ONES_WORKER", None)
+    torch.set_num_threads(1)
+    exec(compile(source, "example", "exec"), {"__name__": "__main__"})  # noqa: S102 - of our page

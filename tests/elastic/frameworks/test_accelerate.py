@@ -17,9 +17,11 @@ from tests.elastic.frameworks.jobs import (
     batches,
     dies_of,
     each_sample_once,
+    example,
     fork_with,
     in_float64,
     job,
+    runs_alone,
     toy_data,
 )
 from tests.elastic.groups import Crew, furthest
@@ -179,3 +181,26 @@ def test_what_cannot_be_exact_is_refused_with_the_remedy(
     assert loop != LOOP
     with job(tmp_path, SCRIPT + BUILD + loop, epochs=1) as made:
         assert said in dies_of(made, BATCH)
+
+
+BEFORE = """
+import torch
+from torch import nn
+
+data = torch.utils.data.TensorDataset(torch.randn(20, 4), torch.randint(0, 2, (20,)))
+loader = torch.utils.data.DataLoader(data, batch_size=8, shuffle=True)
+held_out = torch.utils.data.DataLoader(data, batch_size=8)
+model, loss_fn = nn.Linear(4, 2), nn.functional.cross_entropy
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 9)
+
+def evaluate(accelerator, model, held_out):
+    hits = [accelerator.gather_for_metrics(model(x).argmax(1) == y) for x, y in held_out]
+    return torch.cat(hits).float().mean()
+"""
+
+
+def test_the_example_of_the_page_runs_without_a_cluster(tmp_path: Path) -> None:
+    after = "print('ended', accelerator.agent.step, round(scheduler.get_last_lr()[0], 6))"
+
+    assert "ended 9 0.0" in runs_alone(tmp_path, BEFORE + example("Accelerate") + after)

@@ -20,9 +20,11 @@ from tests.elastic.frameworks.jobs import (
     batches,
     dies_of,
     each_sample_once,
+    example,
     fork_with,
     in_float64,
     job,
+    runs_alone,
     toy_data,
 )
 from tests.elastic.groups import Crew, furthest
@@ -313,3 +315,22 @@ def test_what_cannot_be_exact_is_refused_with_the_remedy(
     source = source.replace(old, new, 1) if old else source
     with job(tmp_path, source, epochs=1) as made:
         assert said in dies_of(made, BATCH)
+
+
+BEFORE = """
+import torch
+from transformers import BertConfig, BertForSequenceClassification
+
+sizes = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 8}
+model = BertForSequenceClassification(BertConfig(vocab_size=11, max_position_embeddings=8, **sizes))
+ids = torch.randint(1, 11, (20, 8))
+train_set = [{"input_ids": row, "labels": int(row[0]) % 2} for row in ids]
+eval_set = train_set[:6]
+"""
+
+
+def test_the_example_of_the_page_runs_without_a_cluster(tmp_path: Path) -> None:
+    after = "print('ended', trainer.state.global_step, sorted(trainer.state.log_history[-2])[0])"
+    source = BEFORE + example("Hugging Face Trainer") + after
+
+    assert "ended 9 epoch" in runs_alone(tmp_path, source)
