@@ -22,7 +22,8 @@ STATES: Final = (
 )
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
 MAX_BATCH: Final = 2**40  # samples
-KEEP, AUTO = "keep", "auto"  # of `max_batch_size`
+KEEP: Final = "keep"  # of `max_batch_size`: the batch of the job file
+AUTO: Final = "auto"  # the same: the cluster chooses
 MAX_ARGS: Final = 4096
 MAX_TEXT: Final = 32_768
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})

@@ -14,7 +14,7 @@ from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placeme
 from controlplane.sim.models.profiles.measured_application import MeasuredApplication
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import TraceJob
-from schemas.jobs import JobSpec, StopRule
+from schemas.jobs import KEEP, JobSpec, StopRule
 
 ONE_SLOT: Final = frozenset({"ncf"})  # applications that never run on several
 PASSES: Final = 8  # into which an elastic job may cut the batch of one slot
@@ -176,6 +176,7 @@ class ProfilesModel:
             script="train.py",
             family=app.name,
             batch_size=batch,
+            max_batch_size=KEEP,
             slots=(1, max(most, 1 if alone else job.slots)),
             slots_wanted=1 if alone else job.slots,
             stop=stop,
