@@ -27,6 +27,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     address: str = "127.0.0.1"  # where workers on other nodes reach this one's
     devices: str = "auto"  # "auto": all GPUs, else CPU slots; "cpu": CPU slots
     slots: int = 4  # CPU slots, where GPUs are not used
+    cores: int = 0  # that they share; 0: as many as the agent may use
     python: str = ""  # interpreter of jobs that name none; default: the agent's own
     run: str = "run"  # sockets and worker folders; must outlive the agent process
     work: str = "work"  # working directories of jobs

@@ -47,6 +47,8 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
         raise SettingsError(f"devices: {settings.devices!r}", 'choose "auto" or "cpu"', "devices")
     slots = gpu_slots(list_gpus(), environ) if settings.devices == "auto" else ()
     slots = slots or cpu_slots(settings.slots)
+    if settings.cores < 0:
+        raise SettingsError(f"cores: {settings.cores} is below 0", "leave it out", "cores")
     if not slots:
         raise SettingsError("slots: the node offers none", "set slots to 1 or more", "slots")
     return NodeSpec(
@@ -54,7 +56,7 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
         host=socket.gethostname(),
         address=settings.address,
         slots=slots,
-        cores=usable_cores(),
+        cores=settings.cores or usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         release=__version__,
     )

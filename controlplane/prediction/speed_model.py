@@ -35,7 +35,7 @@ class SpeedModel:
 
     compute = a + b l for a local batch of l; network = c + d (r - 2) on r >= 2 slots, with
     coefficients of its own within a node and across nodes. Where no network was ever seen,
-    compute r^(1 - 0.9) stands for all of it, up to two slots; beyond them half of the doublings are
+    compute r^(1 - scaling) stands for all of it, up to two slots; beyond them half of doublings are
     lost. A size that was not measured is believed to be no better than the nearest one that was, if
     that was much slower than the form says.
     """
@@ -46,6 +46,7 @@ class SpeedModel:
     overlap: float = 1.0  # g
     correction: dict[tuple[int, int], float] = field(default_factory=dict)  # (nodes, slots)
     known: bool = False  # whether its seconds are seconds
+    scaling: float = SCALING  # exponent of the speed-up on two slots, where no network was seen
 
     def step_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
         """Seconds of a step.
@@ -60,7 +61,7 @@ class SpeedModel:
         """
         compute = self.compute[0] + self.compute[1] * local_batch
         several = slots > 1
-        near_prior = np.power(np.clip(slots, 1, 2), 1.0 - SCALING)
+        near_prior = np.power(np.clip(slots, 1, 2), 1.0 - self.scaling)
         plain = compute * near_prior * np.power(np.maximum(slots / 2, 1.0), 1.0 - BEYOND)
         near = self._with(self.near, compute, slots, plain)
         far = FAR * near if self.far is None else self._with(self.far, compute, slots, plain)

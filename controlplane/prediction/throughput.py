@@ -18,7 +18,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.prediction.array_types import FloatArray
-from controlplane.prediction.speed_model import FIXED_SHARE, Sample, SpeedModel
+from controlplane.prediction.speed_model import FIXED_SHARE, SCALING, Sample, SpeedModel
 from controlplane.prediction.throughput_fit import refined
 
 __all__ = ["Sample", "SpeedModel", "fit"]
@@ -29,7 +29,10 @@ NO_STEP_S: Final = 1e-300  # keeps a logarithm finite
 
 
 def fit(
-    samples: Sequence[Sample], first_batch: int, before: SpeedModel | None = None
+    samples: Sequence[Sample],
+    first_batch: int,
+    before: SpeedModel | None = None,
+    scaling: float = SCALING,
 ) -> SpeedModel:
     """The model that explains `samples` best; without any, a prior in relative time.
 
@@ -38,14 +41,16 @@ def fit(
         first_batch: a usual batch of one slot, for the prior.
         before: fitted to fewer samples of this family; the search begins there, which is faster,
             and comes to the same.
+        scaling: exponent of the speed-up on two slots that is believed until several were seen.
     """
     samples = [sample for sample in samples if _sane(sample)]
     if not samples:
-        return SpeedModel(compute=(FIXED_SHARE, (1.0 - FIXED_SHARE) / max(first_batch, 1)))
+        each = (1.0 - FIXED_SHARE) / max(first_batch, 1)
+        return SpeedModel(compute=(FIXED_SHARE, each), scaling=scaling)
     if any(sample.slots > 1 for sample in samples):
         best = refined(samples, before if before is not None and before.known else None)
     else:
-        best = SpeedModel(compute=_computing(samples), known=True)
+        best = SpeedModel(compute=_computing(samples), known=True, scaling=scaling)
     return _corrected(best, samples)
 
 

@@ -17,6 +17,12 @@ from tests.support.searching import check_all_done, search_process, submit
 def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     base: Path = tmp_path_factory.mktemp("o")
     made = Cluster(base / "home", base / "jobs", policy="ones")
+    agent = made.up()["agents"][0]
+    settings = made.home / "agent-1.toml"
+    # These jobs sleep: no slot waits for a core of this host.
+    settings.write_text(f"cores = {made.slots}\n{settings.read_text()}")
+    kill(agent)
+    await_gone(agent)
     made.up()
     yield made
     made.down()

@@ -7,9 +7,11 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.policy.search.observed_families import Colocation, FamilyHistories
+from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyHistory
 from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction.speed_model import SCALING
 
+LEAST_SCALING: Final = 0.7  # that is believed of who was never on two slots: else nobody tries
 ALIKE: Final = 0.05  # logarithm: slow-downs below this are taken for noise
 
 
@@ -93,10 +95,23 @@ class LearntSlowdowns:
             self._believed = means
             for family in families:
                 family.model = None
+        self._believe_scaling(families)
         self._families.priors.gpu_types = means
         self._families.priors.colocations = {
             one: sum(found) / len(found) for one, found in colocation.items()
         }
+
+    def _believe_scaling(self, families: Sequence[FamilyHistory]) -> None:
+        """What those that were on two slots gained is expected of those that never were."""
+        seen = [found for found in (family.scaling() for family in families) if found is not None]
+        mean = (SCALING + sum(seen)) / (1 + len(seen))  # the prior counts as one family
+        mean = max(mean, LEAST_SCALING)
+        if abs(mean - self._families.priors.scaling) <= ALIKE:
+            return
+        self._families.priors.scaling = mean
+        for family in families:
+            if family.model is not None and family.model.near is None:
+                family.model = None
 
 
 def _differ(one: dict[str, float], other: dict[str, float]) -> bool:

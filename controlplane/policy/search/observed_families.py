@@ -12,8 +12,10 @@ import numpy as np
 
 from controlplane.policy.search.observed_step_times import FULL_WEIGHT, MeanStepTime, StepTimes
 from controlplane.prediction.slowdowns import Observation, Parts, separate
+from controlplane.prediction.speed_model import SCALING
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
+TINY_S: Final = 1e-12  # keeps a logarithm finite
 LONGEST_S: Final = 1e7  # of a step that anybody waits for
 KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest of several noise scales
@@ -35,6 +37,7 @@ class Priors:
     gpu_types: dict[str, float] = field(default_factory=dict)
     colocations: dict[Colocation, float] = field(default_factory=dict)
     types: tuple[str, ...] = ()  # of GPUs, in the cluster
+    scaling: float = SCALING  # exponent of the speed-up from one slot to two
 
 
 @dataclass(slots=True)
@@ -151,10 +154,21 @@ class FamilyHistory:
             first_batch: global batch that the job began with, samples per step.
         """
         if self.model is None:
-            self.model = self.before = fit(self._alone(), first_batch, self.before)
+            self.model = self.before = fit(
+                self._alone(), first_batch, self.before, self.priors.scaling
+            )
             self.edition += 1
             self.step_times.mark_fitted()
         return self.model
+
+    def scaling(self) -> float | None:
+        """Exponent of its speed-up from one slot to two on a node, 0 to 1; None: not measured."""
+        near = [(slots, local) for nodes, slots, local, *_ in self.means if nodes == 1]
+        if self.model is None or not {1, 2} <= {slots for slots, _ in near}:
+            return None
+        local = np.full(2, float(np.median([local for _, local in near])))
+        one, two = self.model.step_s(np.ones(2, dtype=np.int64), np.array([1, 2]), local)
+        return min(max(1.0 - math.log2(max(two, TINY_S) / max(one, TINY_S)), 0.0), 1.0)
 
     def costs(self, types: Sequence[str]) -> list[float]:
         """Logarithms of a step on each type of GPU; where it never was, what others say.
