@@ -23,7 +23,9 @@ TOGETHER = {  # files that share a cluster, which one process should start
     "tests/integration/test_submit.py": "cluster",
     "tests/integration/test_docs.py": "cluster",
     "tests/integration/test_init.py": "cluster",
+    "tests/integration/test_pages.py": "cluster",
     "tests/examples/test_examples.py": "cluster",
+    "tests/examples/test_notebook.py": "cluster",
     # and files whose processes are forked from a server that has torch
     "tests/elastic/test_gradient_bucket.py": "peers",
     "tests/elastic/test_launch.py": "peers",
