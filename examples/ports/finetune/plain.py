@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, TensorDataset
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("--epochs", type=int, default=16)
+parser.add_argument("--epochs", type=int, default=64)
 parser.add_argument("--batch", type=int, default=64)
 parser.add_argument("--seed", type=int, default=0)
 BACKBONE_LR, HEAD_LR = 2e-4, 2e-3
