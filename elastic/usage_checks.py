@@ -117,7 +117,7 @@ def refuse_columns(columns: int | None, batch: int) -> None:
     """
     if columns is not None and not 1 <= batch <= columns:
         what = f"batches may have {batch} samples, the data has {columns} columns"
-        hint = f"lower it to {columns}, or cut the data into {batch} columns"
+        hint = f'say {columns} or "keep" in the job file, or cut the data into {batch} columns'
         raise UsageError(what, hint, "max_batch_size")
 
 
