@@ -30,7 +30,7 @@ from controlplane.client.jobfile import load_job
 from schemas.jobs import ENDED
 
 HERE: Final = Path(__file__).parent / "ports"
-METRICS: Final = {"classifier": "accuracy", "recurrent": "perplexity", "finetune": "accuracy"}
+METRICS: Final = {"classifier": "accuracy", "recurrent": "perplexity", "finetune": "test_loss"}
 CHANGES: Final = (2, 4, 1, 0)  # slots, an epoch or more apart; 0: pause, then resume
 LIMIT_S: Final = 600.0
 
@@ -105,7 +105,8 @@ def plain(name: str, seed: int) -> float:
         check=True,
     )
     shutil.rmtree(folder)
-    return float(re.findall(rf"{METRICS[name]} ([\d.]+)", done.stdout)[-1])
+    metric = METRICS[name].replace("_", " ")
+    return float(re.findall(rf"{metric} ([\d.]+)", done.stdout)[-1])
 
 
 def trained(
@@ -149,7 +150,8 @@ def table_of(ports: Sequence[Port]) -> Table:
     """Means over the seeds, and from where to where they reach."""
     table = Table(box=SIMPLE_HEAD)
     for name in ("port", "metric", "plain", "one slot", "re-scaled", "changes", "apart", "spread"):
-        table.add_column(name, justify="left" if name in {"port", "metric"} else "right")
+        justify = "left" if name in {"port", "metric"} else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
     for port in ports:
         runs = (described(values) for values in (port.plain, port.one_slot, port.rescaled))
         apart, spread = f"{port.apart:.4f}", f"{port.spread:.4f}"
@@ -159,7 +161,7 @@ def table_of(ports: Sequence[Port]) -> Table:
 
 def described(values: Sequence[float]) -> str:
     """The mean, and the least and the largest below it."""
-    return f"{statistics.mean(values):.4f}\n{min(values):.4f} to {max(values):.4f}"
+    return f"{statistics.mean(values):.4f}\n{min(values):.4f}-{max(values):.4f}"
 
 
 def ones(*arguments: str) -> None:
