@@ -176,6 +176,19 @@ def test_a_trainer_in_a_group_that_changes_trains_as_one_loop_would(tmp_path: Pa
         assert len(list((tmp_path / "out").iterdir())) == EPOCHS
 
 
+def test_a_batch_that_shrinks_gives_epochs_more_steps_than_were_planned(tmp_path: Path) -> None:
+    with job(tmp_path, BUILD + SCRIPT + FIT, gates=(4, 12)) as made:
+        made.start(BATCH)
+        made.change(2, 2)
+        made.change(3, 4)
+        made.ended()
+
+        each_sample_once(made)
+        ended = [word for word in made.words() if "rate" in word]
+        assert [word["rate"] for word in ended] == [pytest.approx(0)] * 2
+        assert [word["step"] > STEPS for word in ended] == [True] * 2
+
+
 def test_a_killed_worker_costs_no_step_and_no_count(tmp_path: Path) -> None:
     faults = "reduce:rank=2:step=12:version=1=kill"  # the last step of an epoch
     with job(tmp_path, BUILD + SCRIPT + FIT, faults=faults) as made:

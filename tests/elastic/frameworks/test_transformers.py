@@ -178,6 +178,19 @@ def test_nobody_imports_a_framework_but_its_adapter() -> None:
     assert found == set()
 
 
+def test_a_batch_that_shrinks_gives_epochs_more_steps_than_were_planned(tmp_path: Path) -> None:
+    with job(tmp_path, text(), gates=(4, 12)) as made:
+        made.start(BATCH)
+        made.change(2, 2)
+        made.change(3, 4)
+        made.ended()
+
+        each_sample_once(made)
+        ended = [word for word in made.words() if "rate" in word]
+        assert [word["rate"] for word in ended] == [pytest.approx(0)] * 2
+        assert [word["steps"] > STEPS for word in ended] == [True] * 2
+
+
 def test_a_killed_worker_costs_no_step_and_no_count(tmp_path: Path) -> None:
     faults = "reduce:rank=2:step=10:version=1=kill"
     with job(tmp_path, text(), faults=faults) as made:
@@ -279,7 +292,7 @@ class Worse:
         self.value = 0.0
 
     def __call__(self, predicted):
-        self.value -= 1.0 - agent.rank  # rank 1 would go on for ever
+        self.value += 1.0 if agent.rank else -1.0  # rank 1 would go on for ever
         return {"score": self.value}
 
 OPTIONS = {"compute_metrics": Worse()}
