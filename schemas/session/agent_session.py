@@ -131,8 +131,8 @@ class AgentSession:
                 return self._greet(term, now)
             case Refused():
                 return [Rejected(message)]
-            case HeartbeatAck(session=session, committed=committed):
-                if session == self.session:
+            case HeartbeatAck(session=session, term=term, committed=committed):
+                if session == self.session and term >= self.term:
                     self._last_heard = now
                     self._forget(committed)
                 return []

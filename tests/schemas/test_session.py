@@ -237,6 +237,15 @@ def test_a_pulse_of_another_session_changes_nothing() -> None:
     assert session.tick(at(11.0)) == [SayHello()]
 
 
+def test_a_pulse_of_a_former_controller_changes_nothing_once_a_newer_one_has_spoken() -> None:
+    session = welcomed(said=2)
+    session.receive(delta(A, 3, 4, 1), at(1.0))  # its hello or its welcome is still on the way
+
+    assert session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=2), at(5.0)) == []
+    assert session.spool == list(events(1, 2))
+    assert session.tick(at(6.5)) == [SayHello()]
+
+
 # --- events up
 
 
