@@ -168,7 +168,7 @@ class JobRowBuilder:
         size: int,
         losing: tuple[float, int] | None,
     ) -> FloatArray:
-        """A first start is no change: every job needs one. To take a growth back has no price."""
+        """A first start is no change: every job needs one. Taking growth back costs its stall."""
         if not size and not job.epoch and not job.samples_done:
             return np.ones(len(known.sizes))
         stall = self._options.rescale_stall_s
@@ -176,7 +176,10 @@ class JobRowBuilder:
             stall = self._start_stall(job)
         length = one_s if math.isfinite(one_s) else 0.0
         kept = kept_share(known, length, stall, self._options.change_margin, size)
-        return kept if losing is None else np.where(known.sizes == losing[1], 1.0, kept)
+        if losing is None:
+            return kept
+        back = kept_share(known, length, stall, 0.0, size)
+        return np.where(known.sizes == losing[1], back, kept)
 
     def _move_factor(self, known: SizeTable, one_s: float, size: int) -> float:
         """What is left of a job's value after it went to other slots, all else being the same."""
