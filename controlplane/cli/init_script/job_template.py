@@ -44,7 +44,7 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
         *_arguments(facts),
         "",
         f"batch_size = {batch}  # {where}; global, samples per step, to begin with",
-        f"max_batch_size = {GROWTH * batch}  # as far as the scheduler may raise it",
+        '# max_batch_size = "keep"  # left out: data, memory and noise say how far it may grow',
         f"# max_local_batch = {batch}  # the most that fits one slot's memory",
         *_rate(facts),
         f"slots = [1, {GROWTH}]  # least, most",

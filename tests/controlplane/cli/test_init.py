@@ -289,7 +289,6 @@ def test_the_job_file_of_a_script_can_be_submitted(tmp_path: Path) -> None:
         script="arguments.py",
         workdir=str(tmp_path),
         batch_size=32,
-        max_batch_size=128,
         lr=1.0,
         slots=(1, 4),
         stop=StopRule(epochs=4),
