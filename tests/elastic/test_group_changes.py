@@ -247,7 +247,7 @@ def test_newcomers_record_what_all_incumbents_took_who_died_one_behind_the_other
     tmp_path: Path,
 ) -> None:
     faults = (
-        "reduce:rank=0:version=2=stall 0.3",  # the newcomers have the state meanwhile
+        "reduce:rank=0:version=2=stall 2",  # the newcomers have the state meanwhile
         "reduced:rank=0:version=2=kill",
         "recovered:rank=0:version=3=kill",
     )

@@ -25,7 +25,9 @@ def test_an_example_is_at_most_six_lines_away_from_plain_pytorch(name: str) -> N
     assert 0 < len(changed) <= 6, "\n".join(changed)
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PORTS])
+@pytest.mark.parametrize(
+    "name", [*NAMES, *(pytest.param(port, marks=pytest.mark.slow) for port in PORTS)]
+)
 def test_an_example_trains_two_epochs_on_a_cluster(
     cluster: Cluster, name: str, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ NOTEBOOK: dict[str, Any] = json.loads((EXAMPLES / "notebook.ipynb").read_text())
 CELLS = [cell for cell in NOTEBOOK["cells"] if cell["cell_type"] == "code"]
 
 
+@pytest.mark.slow
 async def test_the_notebook_runs_from_top_to_bottom(
     cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

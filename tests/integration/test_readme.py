@@ -94,6 +94,7 @@ def followed(desk: Path, command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_every_command_of_the_tour_works_in_the_order_of_the_page(desk: Path) -> None:
     said = {}
     replayed = [line for line in simulations() if "week.rec" in line]
@@ -118,6 +119,7 @@ def test_every_command_of_the_tour_works_in_the_order_of_the_page(desk: Path) ->
     assert first.startswith('{"epoch": 1, "step": 1, "rank": 0, "ids": [')
 
 
+@pytest.mark.slow
 def test_the_simulations_of_the_page_run(desk: Path) -> None:
     own = [line for line in simulations() if "week.rec" not in line]
     for line in own:

@@ -27,6 +27,8 @@ from tests.elastic.frameworks.jobs import (
 )
 from tests.elastic.groups import Crew, furthest
 
+pytestmark = pytest.mark.slow
+
 BUILD = """
 def build():
     torch.manual_seed(3)

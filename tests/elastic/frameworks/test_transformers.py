@@ -29,6 +29,8 @@ from tests.elastic.frameworks.jobs import (
 )
 from tests.elastic.groups import Crew, furthest
 
+pytestmark = pytest.mark.slow
+
 ARGUMENTS = {
     "num_train_epochs": EPOCHS,
     "per_device_train_batch_size": BATCH,
