@@ -294,6 +294,10 @@ class Worker:
         return self.process.is_alive()
 
 
+class NobodyIsFullError(AssertionError):
+    """All members of a group that had its whole state are lost."""
+
+
 class Crew:
     """The workers of one job, and what an agent and a controller would do for them."""
 
@@ -525,7 +529,7 @@ class Crew:
 
     def nobody_has_the_state(self) -> None:
         """All members that had it are lost."""
-        raise AssertionError("nobody has the whole state\n" + self.said())
+        raise NobodyIsFullError("nobody has the whole state\n" + self.said())
 
     def finish(self) -> list[EpochReported]:
         """Let the running epoch be the last; all reported epochs."""

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from signal import SIGKILL, SIGSEGV, SIGTERM
 from typing import Any, TypeVar
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -663,5 +664,6 @@ def test_whatever_happens_slots_have_one_owner_history_is_whole_and_every_job_en
     run_state_machine_as_test(Cluster, settings=SIZE)
 
 
+@pytest.mark.slow
 def test_the_same_beside_a_worker_of_an_unknown_job() -> None:
     run_state_machine_as_test(HauntedCluster, settings=SIZE)
