@@ -29,6 +29,8 @@ MAX_TEXT: Final = 32_768
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
 PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
+MAX_EXPONENT: Final = 500.0
+MAX_UTILITY: Final = 1e9
 _NO_DEVICE: Final = "leave it out: a worker sees the device of its slot, as device 0, and no other"
 _NO_GROUP: Final = "leave it out: a group that changes relies on its value"
 CLUSTER_VARIABLES: Final = {  # set for each worker; the remedy for a job that sets one
@@ -62,6 +64,29 @@ class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     plateau: int | None = None  # with `metric`: no increase for this many epochs in a row
 
 
+class Utility(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a job's end is worth to its user (OASiS: Bao et al., INFOCOM '18, section III).
+
+    A job that completes t seconds after its submission is worth
+    value / (1 + exp(decay (t - deadline_s))).
+    """
+
+    value: float  # theta_1, beside that of other jobs
+    deadline_s: float = math.inf  # theta_3, seconds since its submission; left out: none
+    decay: float = 0.0  # theta_2, per second: how steeply its value falls there
+
+    def at(self, seconds: float) -> float:
+        """What it is worth when it completes then.
+
+        Args:
+            seconds: since its submission.
+        """
+        if self.decay == 0.0 or self.deadline_s == math.inf:
+            return self.value
+        late = self.decay * (seconds - self.deadline_s)
+        return 0.0 if late > MAX_EXPONENT else self.value / (1.0 + math.exp(late))
+
+
 class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A training job as its user describes it; the fields of a job file."""
 
@@ -82,6 +107,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     priority: float = 1.0  # weight of its time beside that of other jobs
     retries: int = 0  # failures of the script that are tried again from the last epoch
     seed: int | msgspec.UnsetType = msgspec.UNSET  # left out: the script's own
+    utility: Utility | msgspec.UnsetType = msgspec.UNSET  # of its end; for policies that admit jobs
     env: dict[str, str] = msgspec.field(default_factory=dict)
 
     @property
@@ -117,6 +143,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         """The seed, if the user gave one; else the script decides."""
         return None if self.seed is msgspec.UNSET else self.seed
 
+    @property
+    def stated_utility(self) -> Utility | None:
+        """What its end is worth, if the user said so."""
+        return None if self.utility is msgspec.UNSET else self.utility
+
 
 class Problem(msgspec.Struct, frozen=True):
     """One thing that is wrong with a job, and what to do about it."""
@@ -138,7 +169,7 @@ def problems(spec: JobSpec) -> tuple[Problem, ...]:
         In the order of the fields; each names a field, what is wrong and the remedy.
     """
     shape = (*_text(spec), *_batches(spec), *_slots(spec), *_priority(spec))
-    return (*shape, *_run(spec), *_stop(spec.stop))
+    return (*shape, *_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
 
 
 def _text(spec: JobSpec) -> list[Problem]:
@@ -238,6 +269,23 @@ def _run(spec: JobSpec) -> list[Problem]:
     if spec.stated_seed is not None and not 0 <= spec.stated_seed < 2**63:
         remedy = "give 0 to 2**63 - 1, or leave it out to keep the script's"
         found.append(Problem("seed", f"{spec.seed} is out of range", remedy))
+    return found
+
+
+def _utility(utility: Utility | None) -> list[Problem]:
+    if utility is None:
+        return []
+    found = []
+    if not 0.0 <= utility.value <= MAX_UTILITY:
+        remedy = f"give 0 to {MAX_UTILITY:.0e}: its worth beside that of other jobs"
+        found.append(Problem("utility.value", f"{utility.value} is out of range", remedy))
+    if not utility.deadline_s > 0.0:
+        what = f"{utility.deadline_s} is in the past"
+        remedy = "give seconds after its submission, above 0, or leave it out"
+        found.append(Problem("utility.deadline_s", what, remedy))
+    if not 0.0 <= utility.decay < math.inf:
+        remedy = "give 0 (its deadline does not matter) or more, per second"
+        found.append(Problem("utility.decay", f"{utility.decay} is out of range", remedy))
     return found
 
 

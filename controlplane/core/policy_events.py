@@ -64,6 +64,7 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
         samples_done=steps.samples_done,
         samples_per_s=steps.samples_per_s,
         noise_scale=first_noise_scale(steps.noise_scale),
+        train_loss=steps.train_loss,
     )
 
 

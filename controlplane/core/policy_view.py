@@ -169,6 +169,7 @@ def job_view(job: Job) -> JobView:
         waited_s=account.queued_s,
         last_batch=group.global_batch if group else progress.last_batch,
         start_s=account.started_s,
+        utility=spec.stated_utility,
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from schemas.ids import JobId, NodeId, Seconds, SlotId
+from schemas.jobs import Utility
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -63,6 +64,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     slot_s: float = 0.0  # attained service: slots times seconds, up to `moved_at`
     waited_s: float = 0.0  # without, up to `moved_at`
     start_s: float | None = None  # what its last start took; None: never started
+    utility: Utility | None = None  # of its end, as its user stated it
 
     def served(self, now: Seconds) -> float:
         """Slot seconds that it has attained up to `now`.
@@ -113,6 +115,7 @@ class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     samples_done: int
     samples_per_s: float = 0.0  # by the worker's clock, within this group; 0: not yet
     noise_scale: float | None = None  # of its gradients, samples, as measured last; None: not yet
+    train_loss: float | None = None  # mean over the running epoch so far; None: not seen
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
@@ -157,6 +160,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     reasons: dict[JobId, Reason] = {}
     restart: tuple[JobId, ...] = ()  # stopped and started anew, if their slots change
     wake_at: Seconds | None = None  # ask again then, even if nothing happens
+    rejected: Mapping[JobId, Reason] = {}  # never to be started: they end, and their users read why
+    promised: Mapping[JobId, Seconds] = {}  # by when jobs that were admitted will be done
 
 
 class SearchStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -13,6 +13,8 @@ from controlplane.policy.api import Oracle, Policy
 from controlplane.policy.restoring_policy import RestoringPolicy
 from schemas.errors import SettingsError
 
+Need = Literal["losses", "utility"]
+
 
 @dataclass(frozen=True, slots=True)
 class Entry:
@@ -25,6 +27,7 @@ class Entry:
     batch: Literal["fixed", "elastic"] = "fixed"  # whether it may choose another one than the user
     oracle: Literal["no", "may", "must"] = "no"  # ask one; "must": in a simulation only
     gangs: bool = False  # of the wanted size, which it never changes
+    needs: tuple[Need, ...] = ()  # of jobs; one that lacks it is told what it will get
 
 
 POLICIES: Final[Mapping[str, Entry]] = {

@@ -13,6 +13,7 @@ from schemas.jobs import (
     JobSpec,
     Problem,
     StopRule,
+    Utility,
     not_python,
     problems,
 )
@@ -52,6 +53,7 @@ def test_a_job_with_everything_set_has_no_problems() -> None:
         stop=StopRule(metric="accuracy", at_least=0.97, consecutive=10, epochs=100),
         retries=100,
         seed=2**63 - 1,
+        utility=Utility(value=10.0, deadline_s=3600.0, decay=0.01),
         env={"OMP_NUM_THREADS": "1", "_x": ""},
     )
 
@@ -322,6 +324,43 @@ def test_a_seed_that_nobody_gave_does_not_travel() -> None:
     assert spec().stated_seed is None
     assert "seed" not in msgspec.to_builtins(spec())
     assert msgspec.convert({**msgspec.to_builtins(spec()), "seed": 0}, JobSpec).stated_seed == 0
+
+
+def test_a_utility_that_nobody_stated_does_not_travel() -> None:
+    assert spec().stated_utility is None
+    assert "utility" not in msgspec.to_builtins(spec())
+
+
+@pytest.mark.parametrize(
+    ("utility", "wrong"),
+    [
+        (Utility(value=0.0), ()),
+        (Utility(value=1e9, deadline_s=0.5, decay=3.0), ()),
+        (Utility(value=-1.0), ("utility.value",)),
+        (Utility(value=math.nan), ("utility.value",)),
+        (Utility(value=math.inf), ("utility.value",)),
+        (Utility(value=1.0, deadline_s=0.0, decay=1.0), ("utility.deadline_s",)),
+        (Utility(value=1.0, deadline_s=math.nan, decay=1.0), ("utility.deadline_s",)),
+        (Utility(value=1.0, deadline_s=9.0, decay=-1.0), ("utility.decay",)),
+        (Utility(value=1.0, deadline_s=9.0, decay=math.inf), ("utility.decay",)),
+        (
+            Utility(value=-1.0, deadline_s=-1.0, decay=math.nan),
+            ("utility.value", "utility.deadline_s", "utility.decay"),
+        ),
+    ],
+)
+def test_a_utility_has_a_value_a_deadline_to_come_and_a_decay(
+    utility: Utility, wrong: tuple[str, ...]
+) -> None:
+    assert tuple(problem.field for problem in problems(spec(utility=utility))) == wrong
+
+
+def test_a_utility_is_whole_before_its_deadline_half_at_it_and_nothing_long_after() -> None:
+    worth = Utility(value=8.0, deadline_s=100.0, decay=1.0)
+
+    assert [worth.at(t) for t in (0.0, 100.0, 1e9)] == [pytest.approx(8.0), 4.0, 0.0]
+    assert Utility(value=8.0, deadline_s=100.0).at(1e9) == 8.0
+    assert Utility(value=8.0, decay=1.0).at(1e9) == 8.0
 
 
 # --- when it is done

@@ -124,7 +124,7 @@ def test_telemetry_teaches_while_its_group_is_in_force() -> None:
 
     assert policy_events.of_steps(steps(A), controller.state) == StepsSeen(
         job=A, family="ann/f", group=1, slots=2, nodes=2, global_batch=BATCH, step=7,
-        samples_done=7 * BATCH, samples_per_s=500.0,
+        samples_done=7 * BATCH, samples_per_s=500.0, train_loss=1.0,
     )  # fmt: skip
 
 
