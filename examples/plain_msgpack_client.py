@@ -25,7 +25,7 @@ import zmq.auth
 
 ANSWER_MS = 30_000
 PIECE = 1 << 20
-ENDED = {"succeeded", "failed", "cancelled"}
+ENDED = {"succeeded", "failed", "cancelled", "rejected"}
 
 
 class Caller:

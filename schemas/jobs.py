@@ -19,8 +19,9 @@ STATES: Final = (
     "succeeded",
     "failed",
     "cancelled",
+    "rejected",
 )
-ENDED: Final = frozenset({"succeeded", "failed", "cancelled"})
+ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
 MAX_BATCH: Final = 2**40  # samples
 KEEP: Final = "keep"  # of `max_batch_size`: the batch of the job file
 AUTO: Final = "auto"  # the same: the cluster chooses

@@ -7,13 +7,16 @@ from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from controlplane.cli.output import span
+from controlplane.cli.promised_ends import clock
 from schemas.messages.client import JobSummary
 
 GAP: Final = "  "
 WHY: Final = "why"
 ALWAYS: Final = frozenset({"job", "state", WHY})
 WHY_LEAST: Final = 24  # columns; others go before the reason gets less
-SPARED: Final = ("lr", "queued", "epoch", "metrics", "ran", "loss", "user", "samples/s")  # in order
+SPARED: Final = (  # in order
+    "lr", "queued", "epoch", "metrics", "ran", "loss", "user", "samples/s", "promised"
+)  # fmt: skip
 LEFT: Final = frozenset({"job", "user", "state", "metrics", WHY})  # the others are numbers
 COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
     "job": lambda job: job.job,
@@ -29,6 +32,7 @@ COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
     "metrics": lambda job: ", ".join(f"{name} {value:.4g}" for name, value in job.metrics.items()),
     "queued": lambda job: span(job.queued_s),
     "ran": lambda job: span(job.running_s),
+    "promised": lambda job: "" if job.promised_end is None else clock(job.promised_end),
     WHY: lambda job: job.reason,
 }
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from controlplane.cli.output import moment, print_table, second, span
+from controlplane.cli.promised_ends import promise_in_words
 from schemas.messages.client import Explanation, JobDetail, Size
 
 LAST_GROUPS: Final = 20
@@ -22,6 +23,8 @@ def print_job(detail: JobDetail) -> None:
     out("\nhistory\n")
     for change in detail.history:
         out(f"  {second(change.time)}  {change.from_state} -> {change.to_state}: {change.why}\n")
+    if len(detail.promises) > 1:
+        _section(["said", "done by"], [(second(p.time), second(p.end)) for p in detail.promises])
     if detail.workers:
         _section(["rank", "node", "slot", "pid", "group", "batch", "phase"], _workers(detail))
     if len(detail.versions) > 1:
@@ -86,6 +89,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or "none yet",
         "waited": span(job.queued_s),
         "ran": span(job.running_s),
+        **({"promised": promised} if (promised := promise_in_words(job)) else {}),
         "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
         "exit code": "" if detail.exit_code is None else detail.exit_code,
     }

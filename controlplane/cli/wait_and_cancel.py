@@ -27,7 +27,7 @@ def wait(
     timeout: Annotated[float | None, Parameter(help="seconds, for all of them")] = None,
     common: Common = COMMON,
 ) -> int:
-    """Wait until each JOB has ended; exit 1 if one failed or was cancelled, 6 after TIMEOUT s."""
+    """Wait until each JOB has ended; exit 1 if one did not succeed, 6 after TIMEOUT s."""
     deadline = None if timeout is None else time.monotonic() + timeout
     states: list[str] = []
     with BlockingClient(common.home) as client:

@@ -12,11 +12,12 @@ import msgspec
 from controlplane.core.model.job import SpeedPromise
 from schemas.ids import JobId, NodeId, Seconds, WorkerId
 from schemas.messages.agent import GroupFormed
-from schemas.messages.client import Change, Decision, EpochInfo, VersionInfo
+from schemas.messages.client import Change, Decision, EpochInfo, PromiseInfo, VersionInfo
 
 KEPT_EPOCHS: Final = 1000
 KEPT_CHANGES: Final = 500
 KEPT_GAINS: Final = 1000
+KEPT_PROMISES: Final = 100
 REALISED: Final = "speed_realised"
 
 
@@ -28,6 +29,7 @@ class JobHistory(msgspec.Struct, kw_only=True):
     versions: list[VersionInfo] = []  # every group that was ordered
     epochs: list[EpochInfo] = []  # the latest
     processes: dict[WorkerId, NodeId] = {}  # every one that existed, and where
+    promises: list[PromiseInfo] = []  # of its end: the first, and the latest
 
 
 class JobHistories(msgspec.Struct, kw_only=True):
@@ -68,6 +70,28 @@ class JobHistories(msgspec.Struct, kw_only=True):
         history.decisions.append(decision)
         del history.decisions[:-KEPT_CHANGES]
         history.versions.append(version)
+
+    def decided(self, job: JobId, decision: Decision) -> None:
+        """Something was decided that orders no group.
+
+        Args:
+            job: that it is about.
+            decision: who decided and why.
+        """
+        history = self._open(job)
+        history.decisions.append(decision)
+        del history.decisions[:-KEPT_CHANGES]
+
+    def end_promised(self, job: JobId, promise: PromiseInfo) -> None:
+        """Its policy said by when a job will be done.
+
+        Args:
+            job: that it is about.
+            promise: the first is always kept, and the latest `KEPT_PROMISES` of the others.
+        """
+        promises = self._open(job).promises
+        promises.append(promise)
+        del promises[1:-KEPT_PROMISES]
 
     def group_concluded(
         self, job: JobId, outcome: str, now: Seconds, formed: GroupFormed | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -31,11 +32,13 @@ class Verdict:
 
     moves: tuple[Move, ...] = ()  # those that give up slots first
     refused: Mapping[JobId, str] = field(default_factory=dict)
+    rejected: Mapping[JobId, Reason] = field(default_factory=dict)  # jobs that will never start
+    promised: Mapping[JobId, Seconds] = field(default_factory=dict)  # ends that are news
 
     @property
     def empty(self) -> bool:
         """Whether the plan changes nothing."""
-        return not self.moves
+        return not (self.moves or self.rejected or self.promised)
 
 
 def difference(plan: Plan, state: State, now: Seconds) -> Plan:
@@ -46,12 +49,14 @@ def difference(plan: Plan, state: State, now: Seconds) -> Plan:
         state: of the cluster.
         now: seconds since the epoch.
     """
-    moves = check(complete(plan, state), state, now).moves
-    names = {move.job for move in moves}
+    verdict = check(complete(plan, state), state, now)
+    names = {move.job for move in verdict.moves}
     return Plan(
         based_on=plan.based_on,
-        local_batch={move.job: dict(move.local_batch) for move in moves},
+        local_batch={move.job: dict(move.local_batch) for move in verdict.moves},
         reasons={name: reason for name, reason in plan.reasons.items() if name in names},
+        rejected=verdict.rejected,
+        promised=verdict.promised,
     )
 
 
@@ -86,7 +91,7 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
     restarts = {n for n in plan.restart if n in state.jobs and state.jobs[n].phase is Phase.RUNNING}
     gives: list[Move] = []
     takes: list[Move] = []
-    refused: dict[JobId, str] = {}
+    rejected, refused = _rejections(plan, state)
     for job, placed in _entries(plan, state):
         why_not = _out_of_bounds(job, placed) or _stale(job, plan, now)
         if why_not:
@@ -108,7 +113,12 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
             refused[job.job] = why_not
         else:
             kept.append(move)
-    return Verdict(tuple(kept), refused)
+    promised = {
+        name: end
+        for name, end in plan.promised.items()
+        if name not in rejected and _is_news(state.jobs.get(name), end)
+    }
+    return Verdict(tuple(kept), refused, rejected, promised)
 
 
 class _Slots:
@@ -152,10 +162,34 @@ def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, in
     now, wanted = state.slot_index.allocations(), plan.local_batch
     for name in [name for name, placed in wanted.items() if now.get(name) != placed]:
         job, placed = state.jobs.get(name), wanted[name]
-        if job is None or job.ended or job.override is not None:
+        if job is None or job.ended or job.override is not None or name in plan.rejected:
             continue
         if job.phase is Phase.RUNNING or (job.phase not in HOLDING and placed):
             yield job, placed
+
+
+def _rejections(plan: Plan, state: State) -> tuple[dict[JobId, Reason], dict[JobId, str]]:
+    """Jobs that a plan may reject, and those that it may not any more, with why not."""
+    rejected: dict[JobId, Reason] = {}
+    refused: dict[JobId, str] = {}
+    for name, reason in plan.rejected.items():
+        job = state.jobs.get(name)
+        if job is None or job.ended or job.override is not None:
+            continue
+        if job.phase is not Phase.QUEUED:
+            refused[name] = "it has started, and cannot be rejected any more"
+        elif job.promised_end is not None:
+            refused[name] = "it was promised an end, and cannot be rejected any more"
+        else:
+            rejected[name] = reason
+    return rejected, refused
+
+
+def _is_news(job: Job | None, end: Seconds) -> bool:
+    """Whether a promise is one that `job` does not have yet; of one that has ended nothing is."""
+    if job is None or job.ended or not math.isfinite(end):
+        return False
+    return job.promised_end is None or job.promised_end.latest != end
 
 
 def _grows(job: Job, placed: Mapping[SlotId, int]) -> bool:

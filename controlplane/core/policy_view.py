@@ -139,7 +139,7 @@ def job_view(job: Job) -> JobView:
     """
     spec, status, progress = job.spec, job.status, job.progress
     account, attempts, group = job.accounting, job.attempts, status.group
-    runs_on = status.change.group if status.change else group
+    runs_on, end = status.change.group if status.change else group, job.promised_end
     return JobView(
         job=job.job,
         submitted_at=job.submitted_at,
@@ -170,6 +170,8 @@ def job_view(job: Job) -> JobView:
         last_batch=group.global_batch if group else progress.last_batch,
         start_s=account.started_s,
         utility=spec.stated_utility,
+        promised_at=end.first if end else None,
+        expected_at=end.latest if end else None,
     )
 
 

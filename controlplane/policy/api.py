@@ -65,6 +65,14 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     waited_s: float = 0.0  # without, up to `moved_at`
     start_s: float | None = None  # what its last start took; None: never started
     utility: Utility | None = None  # of its end, as its user stated it
+    promised_at: Seconds | None = None  # by when a policy first promised that it will be done
+    expected_at: Seconds | None = None  # what a policy said of that last
+
+    @property
+    def undecided(self) -> bool:
+        """Whether it states its utility, never started, and was not promised an end yet."""
+        begun = self.running_on or self.last_batch or self.samples_done
+        return self.utility is not None and self.promised_at is None and not begun
 
     def served(self, now: Seconds) -> float:
         """Slot seconds that it has attained up to `now`.
@@ -152,7 +160,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Local batch sizes b_j^i for every job that should run (ONES eq. 1).
 
     A job that is absent, or has no slots, should wait. `reasons` has an entry for every job that
-    changes or waits.
+    changes or waits; one that is rejected has its reason in `rejected`.
     """
 
     based_on: int
@@ -162,6 +170,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     wake_at: Seconds | None = None  # ask again then, even if nothing happens
     rejected: Mapping[JobId, Reason] = {}  # never to be started: they end, and their users read why
     promised: Mapping[JobId, Seconds] = {}  # by when jobs that were admitted will be done
+
+    @property
+    def empty(self) -> bool:
+        """Whether it says nothing about any job: of a difference, whether nothing is to be done."""
+        return not (self.local_batch or self.rejected or self.promised)
 
 
 class SearchStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -9,18 +9,20 @@ from controlplane.policy.planning.wait_reasons import backs_off, too_large
 from schemas.ids import JobId, Seconds, SlotId
 
 
-def fallback_plan(view: ClusterView, now: Seconds) -> Plan:
+def fallback_plan(view: ClusterView, now: Seconds, *, admits: bool = False) -> Plan:
     """Keep every running job as it is; start waiting ones on their least slots, oldest first.
 
     Args:
         view: the cluster.
         now: seconds on the controller's clock.
+        admits: whether the search decides which jobs start at all: one that states its utility
+            and never started waits for that, since it could not be rejected afterwards.
     """
     shown = show_whole(view, now)  # but one that lost members grows back to its least, or stops
-    return tell_whole(shown, _filled(shown.view, now))
+    return tell_whole(shown, _filled(shown.view, now, admits=admits))
 
 
-def _filled(view: ClusterView, now: Seconds) -> Plan:
+def _filled(view: ClusterView, now: Seconds, *, admits: bool) -> Plan:
     placed = {job.job: dict(job.running_on) for job in view.jobs.values() if job.running_on}
     taken = {slot for slots in placed.values() for slot in slots}
     free = [slot for slot in view.slots if slot.usable and slot.slot not in taken]
@@ -34,6 +36,9 @@ def _filled(view: ClusterView, now: Seconds) -> Plan:
         if job.ready_at > now:
             reasons[job.job] = backs_off(job.ready_at, now)
             wake_at = min(job.ready_at, wake_at or job.ready_at)
+            continue
+        if admits and job.undecided:
+            reasons[job.job] = Reason("waits", "waits to be admitted; the search is away")
             continue
         if job.least > len(free):
             needs = f"{job.least} slot{'s' * (job.least != 1)}"

@@ -29,6 +29,11 @@ class Entry:
     gangs: bool = False  # of the wanted size, which it never changes
     needs: tuple[Need, ...] = ()  # of jobs; one that lacks it is told what it will get
 
+    @property
+    def admits(self) -> bool:
+        """Whether it may reject jobs, by what their end is worth."""
+        return "utility" in self.needs
+
 
 POLICIES: Final[Mapping[str, Entry]] = {
     "fifo": Entry("controlplane.policy.baselines.fifo:Fifo", gangs=True),

@@ -12,6 +12,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, start_http_server
 from prometheus_client import Counter as Count
 
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
 from schemas.errors import SettingsError
@@ -19,6 +21,7 @@ from schemas.jobs import STATES
 from schemas.messages.client import SearchInfo
 
 EVERY_S: Final = 1.0
+PROMISES: Final = ("open", "kept", "broken")
 
 
 class Metrics:
@@ -35,6 +38,7 @@ class Metrics:
             return Count(name, what, registry=registry)
 
         self._jobs = gauge("ones_jobs", "Jobs by state.", "state")
+        self._promises = gauge("ones_promises", "Promised ends of jobs by outcome.", "outcome")
         self._slots = gauge("ones_slots", "Slots of nodes that are up.")
         self._busy = gauge("ones_slots_busy", "Slots with a process.")
         self._nodes = gauge("ones_nodes", "Nodes by state.", "state")
@@ -105,6 +109,9 @@ class Metrics:
         states = Counter(job.phase.value for job in state.jobs.values())
         for name in STATES:
             self._jobs.labels(name).set(states[name])
+        promises = Counter(outcome for job in state.jobs.values() if (outcome := _promise(job)))
+        for outcome in PROMISES:
+            self._promises.labels(outcome).set(promises[outcome])
         phases = Counter(node.phase for node in state.nodes.values())
         for phase in NodePhase:
             self._nodes.labels(phase.value).set(phases[phase])
@@ -130,6 +137,15 @@ class Metrics:
             before = self._told.get(name, 0)
             counter.inc(value - before if value >= before else value)
             self._told[name] = value
+
+
+def _promise(job: Job) -> str:
+    """What became of the end that a job was promised; nothing where none was, or it was ended."""
+    if job.promised_end is None or job.phase in {Phase.FAILED, Phase.CANCELLED}:
+        return ""
+    if not job.ended:
+        return "open"
+    return "kept" if job.accounting.since <= job.promised_end.first else "broken"
 
 
 def _or_nan(value: float | None) -> float:

@@ -23,7 +23,7 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at: Seconds
     started_at: Seconds | None  # first slots; None: never
     ended_at: Seconds | None  # None: still there when the simulation stopped
-    state: str  # succeeded, failed, cancelled; else where it stood
+    state: str  # succeeded, failed, cancelled, rejected; else where it stood
     queued_s: float  # without slots
     exec_s: float  # with slots
     slot_s: float  # slots held times seconds
@@ -36,8 +36,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def jct_s(self) -> float | None:
-        """Completion time; None if the user cancelled it, or it never came to an end."""
-        if self.ended_at is None or self.state == "cancelled":
+        """Completion time; None if it was cancelled or rejected, or never came to an end."""
+        if self.ended_at is None or self.state in {"cancelled", "rejected"}:
             return None
         return self.ended_at - self.submitted_at
 

@@ -161,6 +161,9 @@ class JobSummary(Message, tag="client.job_summary.1"):
     running_s: Seconds
     rescales: int
     batch_changes: int
+    ended_at: Seconds | None = None
+    promised_end: Seconds | None = None  # by when its policy first said that it will be done
+    expected_end: Seconds | None = None  # what its policy said last
 
 
 class Jobs(Message, tag="client.jobs.1"):
@@ -254,6 +257,13 @@ class VersionInfo(Message, tag="client.version_info.3"):
     took_s: float = 0.0  # from the order to the outcome
 
 
+class PromiseInfo(Message, tag="client.promise_info.1"):
+    """By when a policy said that a job will be done."""
+
+    time: Seconds  # when it said so
+    end: Seconds
+
+
 class JobDetail(Message, tag="client.job_detail.3"):
     """Answer to GetJob and CancelJob."""
 
@@ -269,6 +279,7 @@ class JobDetail(Message, tag="client.job_detail.3"):
     samples_done: int
     version: Version
     batch_limit: int | None = None  # largest global batch that a policy may choose now
+    promises: tuple[PromiseInfo, ...] = ()  # of its end, oldest first; the first one counts
 
 
 class Explanation(Message, tag="client.explanation.1"):

@@ -10,7 +10,7 @@ import msgspec
 from schemas.codec import CODECS, tag_of
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
-from schemas.jobs import JobSpec, StopRule
+from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.messages import Message, agent, client, feed, files, logs, worker
 from schemas.nodes import NodeSpec, SlotSpec
 
@@ -44,6 +44,7 @@ SPEC: Final = JobSpec(
     stop=STOP,
     retries=1,
     seed=11,
+    utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25),
     env={"OMP_NUM_THREADS": "1"},
 )
 GROUP: Final = Group(
@@ -112,7 +113,11 @@ _SUMMARY: Final = client.JobSummary(
     running_s=Seconds(61.25),
     rescales=2,
     batch_changes=1,
+    ended_at=Seconds(1_760_000_065.25),
+    promised_end=Seconds(1_760_000_100.5),
+    expected_end=Seconds(1_760_000_070.25),
 )
+_PROMISE: Final = client.PromiseInfo(time=Seconds(1_760_000_004.5), end=Seconds(1_760_000_100.5))
 _WORKER_INFO: Final = client.WorkerInfo(
     rank=RANK,
     node=NODE,
@@ -304,6 +309,7 @@ _OF_CLIENTS: Final = (
     _DECISION,
     _EPOCH_INFO,
     _VERSION_INFO,
+    _PROMISE,
     client.JobDetail(
         summary=_SUMMARY,
         spec=SPEC,
@@ -317,6 +323,7 @@ _OF_CLIENTS: Final = (
         samples_done=17_244,
         version=VERSION,
         batch_limit=256,
+        promises=(_PROMISE,),
     ),
     client.Explanation(job=JOB, state="running", decisions=(_DECISION,)),
     client.SearchInfo(

@@ -18,6 +18,7 @@ _ENDS: Final = {
     JobTrigger.FINISHED: Phase.SUCCEEDED,
     JobTrigger.GAVE_UP: Phase.FAILED,
     JobTrigger.CANCELLED: Phase.CANCELLED,
+    JobTrigger.REJECTED: Phase.REJECTED,
 }
 
 
@@ -84,16 +85,20 @@ def withdraw(ctx: HandlerContext, job: Job, outcome: str, trigger: JobTrigger, w
     ctx.ask = True
 
 
-def end(ctx: HandlerContext, job: Job, trigger: JobTrigger, why: str) -> None:
+def end(
+    ctx: HandlerContext, job: Job, trigger: JobTrigger, why: str, more: Detail | None = None
+) -> None:
     """The job is over: nothing of it may run anywhere.
 
     Args:
         ctx: of this input.
         job: that has not ended.
-        trigger: finished, gave up or cancelled.
+        trigger: finished, gave up, cancelled or rejected.
         why: in words, for users.
+        more: numbers for programs, beside its exit code and epoch.
     """
-    detail: Detail = {"exit_code": job.attempts.exit_code, "epoch": job.progress.epoch}
+    ended: Detail = {"exit_code": job.attempts.exit_code, "epoch": job.progress.epoch}
+    detail: Detail = {**ended, **(more or {})}
     nodes = dict.fromkeys([*_dismiss(ctx, job, trigger.value), *job.nodes])
     ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), why, detail)
     del ctx.state.active[job.job]

@@ -5,13 +5,15 @@ from __future__ import annotations
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.group_rescale import order_change
 from controlplane.core.handlers.group_start import start
+from controlplane.core.handlers.job_ends import end
 from controlplane.core.inputs import PlanProposed
-from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import Phase
+from controlplane.core.model.job import Job, PromisedEnd
+from controlplane.core.model.job_phases import JobTrigger, Phase
 from controlplane.core.plan_check import Move, check
 from controlplane.policy.api import Reason
 from controlplane.policy.planning.packing import split
-from schemas.ids import SlotId
+from schemas.ids import Seconds, SlotId
+from schemas.messages.client import Decision, PromiseInfo
 
 
 def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
@@ -22,6 +24,10 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
         event: the plan, and how the search stood that made it; without that, it is not announced.
     """
     verdict, stats = check(event.plan, ctx.state, ctx.now), event.stats
+    for name, reason in verdict.rejected.items():
+        _reject(ctx, ctx.state.jobs[name], reason)
+    for name, at in verdict.promised.items():
+        _promise(ctx, ctx.state.jobs[name], at)
     done = [move for move in verdict.moves if _follow(ctx, move)]
     if done:
         ctx.histories.plans_taken += 1
@@ -39,6 +45,30 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
         )
     if verdict.refused:
         ctx.ask = True
+
+
+def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
+    """A job that never started ends, and its history says why."""
+    decision = Decision(
+        time=ctx.now,
+        was=job.size,
+        to=job.size,
+        why=f"rejected: {reason.text}",
+        code=reason.code,
+        numbers=reason.numbers,
+        outcome="rejected",
+    )
+    ctx.histories.decided(job.job, decision)
+    end(ctx, job, JobTrigger.REJECTED, reason.text, {"code": reason.code, **reason.numbers})
+
+
+def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
+    """The first promise of a job's end counts; what is said later is news of it."""
+    first = job.promised_end.first if job.promised_end else at
+    job.promised_end = PromisedEnd(first=first, latest=at)
+    ctx.changed_jobs[job.job] = None
+    ctx.histories.end_promised(job.job, PromiseInfo(time=ctx.now, end=at))
+    ctx.announce("job.promised", job, {"end": at, "first": first})
 
 
 def _follow(ctx: HandlerContext, move: Move) -> bool:

@@ -92,6 +92,13 @@ class SpeedPromise(msgspec.Struct, frozen=True, kw_only=True):
     then: float  # in the group that was ordered
 
 
+class PromisedEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """By when its policy said that a job will be done."""
+
+    first: Seconds  # the promise: what came is held against it
+    latest: Seconds  # what the policy expects by now
+
+
 class Job(msgspec.Struct, kw_only=True):
     """What all phases share; `status` has the rest."""
 
@@ -111,6 +118,7 @@ class Job(msgspec.Struct, kw_only=True):
     accounting: Accounting = msgspec.field(default_factory=Accounting)
     attempts: Attempts = msgspec.field(default_factory=Attempts)
     promise: SpeedPromise | None = None  # of the group ordered last, until it is measured
+    promised_end: PromisedEnd | None = None  # None: nobody said
     changed_at: int = 0  # version of the state; plans that are older leave the job alone
 
     @property

@@ -23,6 +23,7 @@ class Phase(Enum):
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
+    REJECTED = "rejected"  # by its policy, before it ever started
 
 
 class JobTrigger(Enum):
@@ -39,14 +40,16 @@ class JobTrigger(Enum):
     GAVE_UP = "gave up"  # no retry is left
     FINISHED = "finished"
     CANCELLED = "cancelled"
+    REJECTED = "rejected"  # its end would not be worth what it takes from others
 
 
-ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED})
+ENDED: Final = frozenset({Phase.SUCCEEDED, Phase.FAILED, Phase.CANCELLED, Phase.REJECTED})
 HOLDING: Final = frozenset({Phase.STARTING, Phase.RUNNING, Phase.RESCALING})
 
 NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
     (Phase.QUEUED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
     (Phase.QUEUED, JobTrigger.CANCELLED): Phase.CANCELLED,
+    (Phase.QUEUED, JobTrigger.REJECTED): Phase.REJECTED,  # what has started is never rejected
     (Phase.STARTING, JobTrigger.GROUP_FORMED): Phase.RUNNING,
     (Phase.STARTING, JobTrigger.GROUP_LOST): Phase.PAUSED,
     (Phase.STARTING, JobTrigger.SCRIPT_FAILED): Phase.PAUSED,
@@ -133,7 +136,7 @@ class Ended(msgspec.Struct, kw_only=True):
 
     group: ClassVar[None] = None
     change: ClassVar[None] = None
-    phase: Phase  # succeeded, failed or cancelled
+    phase: Phase  # succeeded, failed, cancelled or rejected
 
 
 JobStatus = Queued | Starting | Running | Rescaling | Paused | Ended

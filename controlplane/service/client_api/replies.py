@@ -75,6 +75,9 @@ def job_summary(
         running_s=running_s,
         rescales=job.accounting.rescales,
         batch_changes=job.accounting.batch_changes,
+        ended_at=job.accounting.since if job.ended else None,
+        promised_end=job.promised_end.first if job.promised_end else None,
+        expected_end=job.promised_end.latest if job.promised_end else None,
     )
 
 
@@ -152,6 +155,7 @@ def job_detail(
         samples_done=max(job.progress.samples_done, live.samples_done if live else 0),
         version=job.version,
         batch_limit=batch_limit(job),
+        promises=tuple(history.promises),
     )
 
 

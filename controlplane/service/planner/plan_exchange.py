@@ -57,7 +57,7 @@ class PlanExchange:
                 self._wake.cancel()
             self._wake = self._loop.call_later(max(0.05, plan.wake_at - now), self.request)
         changes = difference(plan, state, now)
-        if not changes.local_batch:
+        if changes.empty:
             return
         self._commit_loop.handle(PlanProposed(plan=changes, stats=stats))
         if self.planner is not None:

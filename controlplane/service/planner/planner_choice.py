@@ -39,6 +39,7 @@ def planner_for(
         policy=choice.name,
         options=choice.options,
         seed=int(choice.options.get("seed", 0)),
+        admits=entry(choice.name).admits,
         history=history,
         view_now=view_now,
         propose=propose,

@@ -50,6 +50,7 @@ class SearchPlanner:
         policy: its name.
         options: of the policy.
         seed: of its random draws.
+        admits: whether it may reject jobs; then nobody starts whom it has not admitted.
         history: what it learns from again when it begins anew, oldest first.
         view_now: what it may see at the moment, and the time.
         propose: takes its plans, and those that fill free slots.
@@ -61,11 +62,13 @@ class SearchPlanner:
         policy: str,
         options: dict[str, Any],
         seed: int,
+        admits: bool = False,
         history: Callable[[], list[tuple[Seconds, PolicyEvent]]],
         view_now: ViewNow,
         propose: Propose,
     ) -> None:
         self._policy, self._options, self._seed = policy, options, seed
+        self._admits = admits
         self._history = history
         self._view_now = view_now
         self._propose = propose
@@ -225,4 +228,4 @@ class SearchPlanner:
 
     def _propose_fallback(self) -> None:
         view, now = self._view_now()
-        self._propose(fallback_plan(view, now), None)
+        self._propose(fallback_plan(view, now, admits=self._admits), None)

@@ -12,7 +12,6 @@ import select
 import signal
 import sys
 import time
-from collections.abc import Mapping
 from typing import Final
 
 from numpy.random import default_rng
@@ -35,7 +34,7 @@ from controlplane.service.planner.search_messages import (
     frame,
 )
 from controlplane.service.planner.view_delta import apply_delta
-from schemas.ids import JobId, Seconds, SlotId
+from schemas.ids import Seconds
 
 READ_BYTES: Final = 1 << 20
 TELEMETRY_S: Final = 0.5  # steps alone wake the search at most so often
@@ -63,7 +62,7 @@ class SearchProcess:
         self._clock = 0.0  # the controller's time less ours
         self._thinking = False
         self._think_at = float("inf")  # monotonic; when telemetry alone wakes the search
-        self._answered: Mapping[JobId, Mapping[SlotId, int]] = {}
+        self._answered = Plan(based_on=0)
         self._answered_at = 0.0
         self._rng = default_rng(seed)
 
@@ -112,13 +111,13 @@ class SearchProcess:
             return
         began, self._answered_at = time.perf_counter(), time.monotonic()
         plan = self._policy.plan(view, now)
-        if plan.local_batch != self._answered:
+        if _says_something_else(plan, self._answered):
             self._answer(0, plan, time.perf_counter() - began)
         elif not self._thinking:
             self._send(Converged(stats=self._policy.stats()))
 
     def _answer(self, number: int, plan: Plan, took_s: float) -> None:
-        self._answered = plan.local_batch
+        self._answered = plan
         self._answered_at = time.monotonic()
         stats = self._policy.stats()
         self._send(Answer(number=number, plan=plan, stats=stats.in_ms(took_s)))
@@ -127,6 +126,15 @@ class SearchProcess:
         data = memoryview(frame(message))
         while data:
             data = data[os.write(self._sink, data) :]
+
+
+def _says_something_else(plan: Plan, before: Plan) -> bool:
+    """Whether any job would be treated in another way; reasons alone are no news."""
+    return (
+        plan.local_batch != before.local_batch
+        or plan.promised != before.promised
+        or plan.rejected.keys() != before.rejected.keys()
+    )
 
 
 def main() -> None:

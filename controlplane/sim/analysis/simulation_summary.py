@@ -14,8 +14,8 @@ def summary(result: SimulationResult) -> dict[str, Any]:
     """The figures of one simulation, as JSON can hold them; what there is not is None.
 
     Averages are over the finished jobs among the counted ones: those that came to an end which
-    their user did not ask for. `unfinished`, `failed` and `cancelled` say how many of the counted
-    jobs those averages lack, or (`failed`) hold although they came to nothing.
+    their user did not ask for. `unfinished`, `failed`, `cancelled` and `rejected` say how many of
+    the counted jobs those averages lack, or (`failed`) hold although they came to nothing.
 
     Args:
         result: of one simulation.
@@ -52,6 +52,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         "unfinished": sum(job.ended_at is None for job in counted),
         "failed": sum(job.state == "failed" for job in counted),
         "cancelled": sum(job.state == "cancelled" for job in counted),
+        "rejected": sum(job.state == "rejected" for job in counted),
         "events": result.events,
         "wall_s": result.wall_s,
         "jct_s": {job.job: job.jct_s for job in counted},

@@ -116,7 +116,7 @@ class SimulatedPlanner:
 
     def _propose(self, changes: Plan) -> None:
         """Take what changes to the core, when the answer would be there."""
-        if not changes.local_batch:
+        if changes.empty:
             return
         stats = self._policy.stats() if self._options.generations else None
         proposed = PlanProposed(plan=changes, stats=stats)

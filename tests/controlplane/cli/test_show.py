@@ -5,9 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from controlplane.cli.promised_ends import promise_in_words
 from controlplane.cli.show_and_explain import print_job
+from schemas.ids import JobId
 from schemas.messages.client import JobDetail
 from tests.support.schemas_examples import EXAMPLES
+from tests.support.summaries import summary
 
 
 def test_an_epoch_whose_loop_the_script_left_is_said(capsys: pytest.CaptureFixture[str]) -> None:
@@ -21,3 +24,53 @@ def test_an_epoch_whose_loop_the_script_left_is_said(capsys: pytest.CaptureFixtu
 
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
     assert said[1:] == ["epoch 4: 512 of 1000 samples (the script left its loop)"]
+
+
+MORNING = 1_760_000_000.0  # 08:53:20Z
+
+
+@pytest.mark.parametrize(
+    ("state", "ended", "expected", "said"),
+    [
+        ("running", None, 60.0, "2025-10-09T08:54:20Z"),
+        ("running", None, 90.0, "2025-10-09T08:54:20Z, expected 08:54:50Z: 30.0s late"),
+        ("queued", None, 50.0, "2025-10-09T08:54:20Z, expected 08:54:10Z: 10.0s early"),
+        ("succeeded", 60.0, 60.0, "2025-10-09T08:54:20Z, done 08:54:20Z: kept, 0.0s early"),
+        ("succeeded", 30.0, 60.0, "2025-10-09T08:54:20Z, done 08:53:50Z: kept, 30.0s early"),
+        ("succeeded", 61.0, 60.0, "2025-10-09T08:54:20Z, done 08:54:21Z: broken, 1.0s late"),
+        (
+            "succeeded", 60.0 + 86_400.0, 60.0,
+            "2025-10-09T08:54:20Z, done 2025-10-10T08:54:20Z: broken, 24h00m late",
+        ),
+        ("failed", 30.0, 60.0, "2025-10-09T08:54:20Z, but it failed"),
+        ("cancelled", 30.0, 60.0, "2025-10-09T08:54:20Z, but it was cancelled"),
+    ],
+)  # fmt: skip
+def test_a_promised_end_is_held_against_what_came(
+    state: str, ended: float | None, expected: float, said: str
+) -> None:
+    job = summary(
+        JobId("a-1"),
+        state=state,
+        ended_at=None if ended is None else MORNING + ended,
+        promised_end=MORNING + 60.0,
+        expected_end=MORNING + expected,
+    )
+
+    assert promise_in_words(job) == said
+    assert promise_in_words(summary(JobId("a-1"), state=state)) == ""
+
+
+def test_a_promise_is_shown_and_so_is_what_was_said_of_it_later(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
+    later = msgspec.structs.replace(detail.promises[0], end=detail.promises[0].end + 5.0)
+
+    ended = msgspec.structs.replace(detail.summary, state="succeeded")
+
+    print_job(msgspec.structs.replace(detail, summary=ended, promises=(*detail.promises, later)))
+
+    shown = capsys.readouterr().out.splitlines()
+    assert "  promised   2025-10-09T08:55:00Z, done 08:54:25Z: kept, 35.2s early" in shown
+    assert sum("2025-10-09T08:55:05Z" in line for line in shown) == 1

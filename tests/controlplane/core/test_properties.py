@@ -37,7 +37,7 @@ from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.plan_check import check, difference
-from controlplane.policy.api import ClusterView, JobView, Plan
+from controlplane.policy.api import ClusterView, JobView, Plan, Reason
 from controlplane.policy.baselines.fifo import Fifo
 from controlplane.service.client_api.resize_checks import check_resize
 from schemas.errors import BadFieldError
@@ -231,6 +231,34 @@ class Cluster(RuleBasedStateMachine):
         names = [*self.controller.state.jobs, GHOST]
         placed = {one_of(names, which): slots for which, slots in entries.items()}
         self.follow(Plan(based_on=self.controller.state.version - age, local_batch=placed))
+
+    @precondition(lambda self: self.controller.state.jobs)
+    @rule(
+        rejects=st.sets(ANY, max_size=2),
+        promises=st.dictionaries(ANY, st.sampled_from((900.0, 2000.0, 3000.0)), max_size=3),
+        entries=st.dictionaries(ANY, PLACED, max_size=2),
+    )
+    def a_plan_rejects_and_promises(
+        self, rejects: set[int], promises: dict[int, float], entries: dict[int, dict[SlotId, int]]
+    ) -> None:
+        names, jobs = [*self.controller.state.jobs, GHOST], self.controller.state.jobs
+        first = {name: job.promised_end.first for name, job in jobs.items() if job.promised_end}
+        never = {name for name, job in jobs.items() if job.phase is Phase.QUEUED} - first.keys()
+        gone = {name for name, job in jobs.items() if job.phase is Phase.REJECTED}
+        self.follow(
+            Plan(
+                based_on=self.controller.state.version,
+                local_batch={one_of(names, which): placed for which, placed in entries.items()},
+                rejected={one_of(names, which): Reason("no", "no") for which in rejects},
+                promised={one_of(names, which): Seconds(end) for which, end in promises.items()},
+            )
+        )
+        rejected = {name for name, job in jobs.items() if job.phase is Phase.REJECTED} - gone
+        assert rejected <= never & {one_of(names, which) for which in rejects}
+        for name, end in first.items():
+            kept = jobs[name].promised_end
+            assert kept is not None
+            assert kept.first == end
 
     @rule()
     def the_policy_is_asked(self) -> None:
@@ -595,7 +623,7 @@ class Cluster(RuleBasedStateMachine):
         self.take(PlanProposed(plan=plan))
 
         ordered = {job.job for job in jobs if job.version != before[job.job]} - overridden.keys()
-        assert ordered <= plan.local_batch.keys() & known
+        assert ordered <= (plan.local_batch.keys() & known) | plan.rejected.keys()
 
     def greeted(self, greeting: NodeGreeted) -> None:
         named = {worker_id(seen.job, seen.version, seen.rank) for seen in greeting.workers}

@@ -7,6 +7,7 @@ import msgspec
 from controlplane.policy.api import Reason
 from controlplane.policy.fallback import fallback_plan
 from schemas.ids import Seconds
+from schemas.jobs import Utility
 from tests.support.builders import S0, A, B, C, job_view
 from tests.support.views import NOW, row_of, view_of
 
@@ -35,3 +36,14 @@ def test_a_job_that_the_cluster_can_never_hold_is_told_so() -> None:
 
     assert fallback_plan(view_of(row_of(2), large), NOW).reasons[A].code == "too_large"
     assert fallback_plan(view_of([], large), NOW).reasons[A].code == "no_slots"
+
+
+def test_who_has_to_be_admitted_waits_for_the_search_and_the_others_start() -> None:
+    worth = Utility(value=2.0, deadline_s=60.0, decay=0.1)
+    undecided, admitted = job_view(A, utility=worth), job_view(B, utility=worth, promised_at=NOW)
+    begun = job_view(C, utility=worth, last_batch=64)
+    view = view_of(row_of(3), undecided, admitted, begun)
+
+    assert [*fallback_plan(view, NOW, admits=True).local_batch] == [B, C]
+    assert fallback_plan(view, NOW, admits=True).reasons[A].text.startswith("waits to be admitted")
+    assert [*fallback_plan(view, NOW).local_batch] == [A, B, C]

@@ -6,13 +6,15 @@ import math
 
 import msgspec
 
-from controlplane.policy.api import SearchStats
+from controlplane.core.inputs import PlanProposed
+from controlplane.policy.api import Plan, SearchStats
 from controlplane.policy.baselines.fifo import Fifo
 from controlplane.service.client_api import replies
 from controlplane.service.planner.inline_planner import InlinePlanner
 from controlplane.service.prometheus_metrics import Metrics
-from schemas.ids import Seconds
+from schemas.ids import JobId, Seconds
 from schemas.messages.client import SearchInfo
+from tests.support.builders import N1, A, cancelled, exited
 from tests.support.controller import Controller, running
 
 
@@ -107,3 +109,25 @@ def test_what_was_counted_is_not_counted_again() -> None:
         metrics.write(controller.state, search)
 
     assert metrics.registry.get_sample_value("ones_search_generations_total") == 47.0
+
+
+def test_promises_are_counted_by_what_became_of_them() -> None:
+    controller = running()
+    for name in ("b", "c", "d"):
+        controller.submit(name)
+    ends = {"a-1": controller.now + 9.0, "b-2": controller.now + 9.0, "c-3": controller.now + 9.0}
+    promised = {JobId(job): Seconds(end) for job, end in ends.items()}
+    plan = Plan(based_on=controller.state.version, promised=promised)
+    controller.take(PlanProposed(plan=plan))
+    controller.take(cancelled(JobId("b-2")))
+    controller.now += 10.0
+    controller.tell(N1, exited(A, code=0))
+    metrics = Metrics()
+
+    metrics.write(controller.state, told(controller))
+
+    read = metrics.registry.get_sample_value
+    assert {
+        outcome: read("ones_promises", {"outcome": outcome})
+        for outcome in ("open", "kept", "broken")
+    } == {"open": 1.0, "kept": 0.0, "broken": 1.0}

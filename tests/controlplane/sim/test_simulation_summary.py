@@ -62,6 +62,7 @@ def test_a_summary_has_exactly_these_figures() -> None:
         "unfinished": 0,
         "failed": 0,
         "cancelled": 0,
+        "rejected": 0,
         "events": 70,
         "wall_s": 0.5,
         "jct_s": {"a": 40.0, "b": 160.0},
@@ -90,20 +91,22 @@ def test_a_summary_has_exactly_these_figures() -> None:
     }
 
 
-def test_jobs_that_did_not_end_or_were_cancelled_are_counted_but_not_averaged() -> None:
+def test_jobs_that_did_not_end_were_cancelled_or_rejected_are_counted_but_not_averaged() -> None:
     found = summary(
         result(
             job_result("a", 40.0),
             job_result("b", None),
             job_result("c", 2.0, state="cancelled"),
+            job_result("x", 2.0, state="rejected"),
             job_result("d", 60.0, state="failed"),
             job_result("e", 50.0, state="failed"),
         )
     )
 
-    assert found["jct_s"] == {"a": 40.0, "b": None, "c": None, "d": 60.0, "e": 50.0}
-    assert (found["avg_jct_s"], found["jobs"], found["makespan_s"]) == (50.0, 5, None)
+    assert found["jct_s"] == {"a": 40.0, "b": None, "c": None, "x": None, "d": 60.0, "e": 50.0}
+    assert (found["avg_jct_s"], found["jobs"], found["makespan_s"]) == (50.0, 6, None)
     assert (found["unfinished"], found["cancelled"], found["failed"]) == (1, 1, 2)
+    assert found["rejected"] == 1
 
 
 def test_of_nothing_every_figure_is_null_and_the_document_has_no_nan() -> None:
