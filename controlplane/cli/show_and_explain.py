@@ -20,6 +20,8 @@ def print_job(detail: JobDetail) -> None:
     out(f"{job.job}  {job.state}: {job.reason}\n\n")
     for name, value in _facts(detail).items():
         out(f"  {name:10s} {value}\n")
+    for note in detail.notes:
+        out(f"  {'note':10s} {note}\n")
     out("\nhistory\n")
     for change in detail.history:
         out(f"  {second(change.time)}  {change.from_state} -> {change.to_state}: {change.why}\n")

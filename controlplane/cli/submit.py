@@ -28,11 +28,12 @@ from controlplane.cli.output import (
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.jobfile import load_job
 from controlplane.client.workdir_archive import IGNORE_FILE, PackedFile, survey
-from schemas.errors import BadFieldError, OnesError, UnreachableError
+from schemas.errors import BadFieldError, OnesError, SettingsError, UnreachableError
 from schemas.messages.client import JobAccepted
 
 MUCH: Final = 100_000_000  # bytes of a working directory that are worth a question
 NAMED: Final = 3  # of the largest files
+ASK_S: Final = 3.0  # a dry run waits so long for a controller
 SHOWN_FROM: Final = 4 << 20  # bytes of an archive whose way is worth a bar
 KEY_HELP: Final = "submitting twice with it gives one job"
 SET_HELP: Final = "KEY=VALUE over the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
@@ -127,6 +128,9 @@ def _sent(client: BlockingClient, one: Submission, key: str | None, common: Comm
     elif common.output != "json":
         sys.stdout.write(f"{accepted.job}\n")
         sys.stdout.flush()
+    if common.output == "table":
+        for note in accepted.notes:
+            sys.stderr.write(f"{accepted.job}: {note}\n")
     return accepted
 
 
@@ -209,7 +213,8 @@ def _progress(one: Submission) -> Iterator[Callable[[int, int], None] | None]:
 
 
 def _say_dry(ready: Sequence[Submission], common: Common) -> int:
-    rows = [_dry(one) for one in ready]
+    notes, why_not = _notes(ready, common)
+    rows = [_dry(one) | {"notes": said} for one, said in zip(ready, notes, strict=True)]
     if common.output == "json":
         print_json(rows[0] if len(rows) == 1 else rows)
         return Exit.OK
@@ -222,10 +227,34 @@ def _say_dry(ready: Sequence[Submission], common: Common) -> int:
                 sys.stdout.write(f"  {name:15s} {value}\n")
             line = f"  {'snapshot':15s} {snapshot_line(one)}"
             sys.stdout.write(f"{_shown(line, sys.stdout)}\n")
+            for note in row["notes"] or ():
+                sys.stdout.write(f"  {'note':15s} {note}\n")
+    if why_not and common.output == "table":
+        sys.stderr.write(f"no controller was asked: {why_not}\n")
     return Exit.OK
 
 
+def _notes(
+    ready: Sequence[Submission], common: Common
+) -> tuple[list[tuple[str, ...] | None], OnesError | None]:
+    """What the controller would say of each job; None, and perhaps why, where none can be asked.
+
+    Raises:
+        BadFieldError: if it would not accept one of them.
+    """
+    try:
+        with BlockingClient(common.home, ASK_S) as client:
+            return [client.check(one.spec) for one in ready], None
+    except BadFieldError:
+        raise
+    except SettingsError:  # nobody spoke of a cluster
+        return [None] * len(ready), None
+    except OnesError as error:
+        return [None] * len(ready), error
+
+
 def _dry(one: Submission) -> dict[str, Any]:
+    """A job that can be submitted, for programs; `notes` is None if no controller was asked."""
     largest = [{"path": name, "bytes": size} for name, size in one.largest]
     snapshot = {"bytes": one.size, "files": len(one.travels), "largest": largest}
     return {"job": None, "state": "valid", "spec": one.spec, "snapshot": snapshot}

@@ -17,11 +17,13 @@ from schemas.ids import JobId, SlotId
 from schemas.jobs import ENDED, JobSpec
 from schemas.messages.client import (
     CancelJob,
+    CheckJob,
     ExplainJob,
     Explanation,
     GetJob,
     GetSearch,
     JobAccepted,
+    JobChecked,
     JobDetail,
     Jobs,
     JobSummary,
@@ -78,7 +80,7 @@ class Client(FileTransfers):
         *,
         on_sent: Callable[[int, int], None] | None = None,
     ) -> JobAccepted:
-        """The same as `submit`, with the state that the job is in.
+        """The same as `submit`, with the state that the job is in and what it lacks for the policy.
 
         Args:
             spec: what to run; relative paths are relative to the current directory.
@@ -97,6 +99,22 @@ class Client(FileTransfers):
         await self._put(digest, archive, on_sent)
         request = SubmitJob(spec=spec, snapshot=digest, key=key or uuid.uuid4().hex)
         return await self._call(request, JobAccepted)
+
+    async def check(self, spec: JobSpec) -> tuple[str, ...]:
+        """What the cluster would say of a job; nothing is submitted.
+
+        Args:
+            spec: what would be run.
+
+        Returns:
+            What it lacks for the policy that the cluster has, and what it would get instead; empty
+            if it lacks nothing.
+
+        Raises:
+            BadFieldError: if a field could not be accepted.
+        """
+        request = CheckJob(spec=checked(spec, Path.cwd()))
+        return (await self._call(request, JobChecked)).notes
 
     async def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
         """Summaries, oldest first; with `ended`, of ended jobs too.

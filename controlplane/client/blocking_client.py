@@ -100,6 +100,14 @@ class BlockingClient:
         """
         return self._run(self._client.submit_accepted(spec, key, on_sent=on_sent))
 
+    def check(self, spec: JobSpec) -> tuple[str, ...]:
+        """See `Client.check`.
+
+        Args:
+            spec: what would be run.
+        """
+        return self._run(self._client.check(spec))
+
     def jobs(self, *, ended: bool = False) -> tuple[JobSummary, ...]:
         """See `Client.jobs`.
 

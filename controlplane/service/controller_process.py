@@ -129,6 +129,7 @@ class Controller:
             snapshots=self._snapshots,
             telemetry=self._telemetry,
             audit=self._audit,
+            policy=self._settings.policy.name,
             cluster_info=self._cluster_info,
             search_info=self._search_info,
         )

@@ -39,6 +39,12 @@ class SubmitJob(Message, tag="client.submit_job.1"):
     key: str = ""
 
 
+class CheckJob(Message, tag="client.check_job.1"):
+    """Would this job be accepted, and what would it get? Nothing is submitted."""
+
+    spec: JobSpec
+
+
 class CancelJob(Message, tag="client.cancel_job.1"):
     """End this job and stop its workers."""
 
@@ -138,6 +144,13 @@ class JobAccepted(Message, tag="client.job_accepted.1"):
 
     job: JobId
     state: str
+    notes: tuple[str, ...] = ()  # what it lacks for the policy, and what it gets instead
+
+
+class JobChecked(Message, tag="client.job_checked.1"):
+    """Answer to CheckJob: it would be accepted."""
+
+    notes: tuple[str, ...] = ()  # as in JobAccepted
 
 
 class JobSummary(Message, tag="client.job_summary.1"):
@@ -280,6 +293,7 @@ class JobDetail(Message, tag="client.job_detail.3"):
     version: Version
     batch_limit: int | None = None  # largest global batch that a policy may choose now
     promises: tuple[PromiseInfo, ...] = ()  # of its end, oldest first; the first one counts
+    notes: tuple[str, ...] = ()  # what it lacks for the policy now, and what it gets instead
 
 
 class Explanation(Message, tag="client.explanation.1"):
@@ -351,6 +365,7 @@ Request = (
     GetCluster
     | PutSnapshot
     | SubmitJob
+    | CheckJob
     | CancelJob
     | ResizeJob
     | PauseJob
@@ -367,6 +382,7 @@ Reply = (
     Cluster
     | SnapshotStored
     | JobAccepted
+    | JobChecked
     | Jobs
     | JobDetail
     | Explanation

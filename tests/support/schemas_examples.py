@@ -22,6 +22,7 @@ VERSION: Final = Version(5)
 RANK: Final = Rank(1)
 TERM: Final = Term(3)
 DIGEST: Final = "9f86d081884c7d65"
+NOTE: Final = "no utility stated: it counts 1"
 
 STOP: Final = StopRule(
     epochs=40, samples=1_000_000, metric="accuracy", at_least=0.97, consecutive=10, plateau=5
@@ -279,6 +280,7 @@ _OF_CLIENTS: Final = (
     client.GetCluster(),
     client.PutSnapshot(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
     client.SubmitJob(spec=SPEC, snapshot=DIGEST, key="once"),
+    client.CheckJob(spec=SPEC),
     client.CancelJob(job=JOB),
     client.ResizeJob(job=JOB, slots=2, batch=128, on=(SlotId("agent-1/0"), SLOT)),
     client.PauseJob(job=JOB),
@@ -300,7 +302,8 @@ _OF_CLIENTS: Final = (
         last_seq=70_000,
     ),
     client.SnapshotStored(digest=DIGEST, size=1028),
-    client.JobAccepted(job=JOB, state="queued"),
+    client.JobAccepted(job=JOB, state="queued", notes=(NOTE,)),
+    client.JobChecked(notes=(NOTE,)),
     _SUMMARY,
     client.Jobs(jobs=(_SUMMARY,), left_out=40),
     _WORKER_INFO,
@@ -324,6 +327,7 @@ _OF_CLIENTS: Final = (
         version=VERSION,
         batch_limit=256,
         promises=(_PROMISE,),
+        notes=(NOTE,),
     ),
     client.Explanation(job=JOB, state="running", decisions=(_DECISION,)),
     client.SearchInfo(

@@ -14,6 +14,7 @@ from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
+from controlplane.service.client_api.policy_notes import PolicyNotes
 from controlplane.service.planner.planner_interface import Planner
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
@@ -126,7 +127,13 @@ def chosen_jobs(state: State, request: ListJobs) -> list[Job]:
 
 
 def job_detail(
-    job: Job, history: JobHistory, reason: Reason | None, telemetry: TelemetryTable, now: Seconds
+    job: Job,
+    history: JobHistory,
+    reason: Reason | None,
+    telemetry: TelemetryTable,
+    now: Seconds,
+    *,
+    notes: PolicyNotes,
 ) -> JobDetail:
     """Everything about one job, as `ones show` prints it.
 
@@ -136,11 +143,13 @@ def job_detail(
         reason: why the latest plan lets it wait, if it said so.
         telemetry: fills in what happened since the last epoch.
         now: seconds since the epoch.
+        notes: of the policy, about what the job lacks.
     """
     live = telemetry.of(job.job) if job.group else None
+    summary = job_summary(job, reason, telemetry, now)
     ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
     return JobDetail(
-        summary=job_summary(job, reason, telemetry, now),
+        summary=summary,
         spec=job.spec,
         snapshot=job.snapshot,
         workers=tuple(
@@ -156,6 +165,7 @@ def job_detail(
         version=job.version,
         batch_limit=batch_limit(job),
         promises=tuple(history.promises),
+        notes=notes.of(job, summary.train_loss),
     )
 
 

@@ -21,6 +21,7 @@ from controlplane.core.inputs import (
 from controlplane.core.model.job import Job
 from controlplane.core.state import State
 from controlplane.service.client_api import replies
+from controlplane.service.client_api.policy_notes import PolicyNotes
 from controlplane.service.client_api.resize_checks import check_resize
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
@@ -30,12 +31,13 @@ from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import REQUEST, encode
 from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError
-from schemas.jobs import problems
+from schemas.jobs import JobSpec, problems
 from schemas.link import Identity, Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages import Message
 from schemas.messages.client import (
     CancelJob,
+    CheckJob,
     Cluster,
     EventsPage,
     ExplainJob,
@@ -44,6 +46,7 @@ from schemas.messages.client import (
     GetJob,
     GetSearch,
     JobAccepted,
+    JobChecked,
     Jobs,
     ListJobs,
     ListNodes,
@@ -78,6 +81,7 @@ class RequestServer:
         snapshots: archives of working directories.
         telemetry: what workers said last.
         audit: refused requests.
+        policy: its name.
         cluster_info: what `GetCluster` tells the owner of a key.
         search_info: how the scheduler stands.
     """
@@ -92,6 +96,7 @@ class RequestServer:
         snapshots: SnapshotStore,
         telemetry: TelemetryTable,
         audit: Audit,
+        policy: str,
         cluster_info: Callable[[Identity], Cluster],
         search_info: Callable[[], SearchInfo],
     ) -> None:
@@ -102,6 +107,7 @@ class RequestServer:
         self._snapshots = snapshots
         self._telemetry = telemetry
         self._audit = audit
+        self._notes = PolicyNotes(policy)
         self._cluster_info = cluster_info
         self._search_info = search_info
         self._under_way: set[asyncio.Task[None]] = set()
@@ -155,6 +161,9 @@ class RequestServer:
                 return self._explain(self._state.job(name))
             case GetSearch():
                 return self._search_info()
+            case CheckJob(spec=spec):
+                self._check(spec)
+                return JobChecked(notes=self._notes.of_spec(spec))
             case ListNodes():
                 return Nodes(nodes=replies.node_infos(self._state))
             case ReadEvents():
@@ -179,8 +188,7 @@ class RequestServer:
                 raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
 
     async def _submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
-        for problem in problems(request.spec):
-            raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
+        self._check(request.spec)
         if not self._snapshots.has(request.snapshot):
             what = f"snapshot {request.snapshot[:64]!r} is not stored here"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
@@ -194,8 +202,13 @@ class RequestServer:
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 job = self._state.job(command.job)
-                return JobAccepted(job=command.job, state=job.phase.value)
+                notes = self._notes.of(job)
+                return JobAccepted(job=command.job, state=job.phase.value, notes=notes)
         raise UnavailableError("the submission was not taken", "look at the controller's log")
+
+    def _check(self, spec: JobSpec) -> None:
+        for problem in problems(spec):
+            raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
 
     async def _cancel(self, request: CancelJob, who: Identity) -> Message:
         job = self._state.job(request.job)
@@ -273,7 +286,7 @@ class RequestServer:
     def _detail(self, job: Job) -> Message:
         reason = self._plans.reasons.get(job.job)
         history, now = self._history_of(job), self._commit_loop.now()
-        return replies.job_detail(job, history, reason, self._telemetry, now)
+        return replies.job_detail(job, history, reason, self._telemetry, now, notes=self._notes)
 
     def _explain(self, job: Job) -> Message:
         reason = self._plans.reasons.get(job.job)
