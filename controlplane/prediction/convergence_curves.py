@@ -1,0 +1,214 @@
+"""How losses will go on falling: convergence curves of all jobs at once (SLAQ section 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Final, TypeVar
+
+import numpy as np
+
+from controlplane.prediction.array_types import BoolArray, FloatArray, IntArray
+from controlplane.prediction.convergence_fit import fit_exponential, fit_sublinear
+
+Values = TypeVar("Values", FloatArray, IntArray)
+
+KEPT_REPORTS: Final = 40  # the latest, that a curve is fitted to
+DECAY: Final = 0.85  # weight of a report against the one that came after it; the paper: 0.8 to 0.9
+LEAST_REPORTS: Final = 3
+LARGEST: Final = 1e30  # a loss beyond is no measurement
+FLAT: Final = 1e-9  # relative: losses that differ by less are all the same
+AT_ONCE: Final = 64  # jobs: their arrays stay in the cache
+
+
+class Form(IntEnum):
+    """Which curve describes a job's losses, if any does."""
+
+    NONE = 0  # fewer than three reports that are numbers
+    FLAT = 1  # they do not fall: constant, rising, or nothing but noise
+    SUBLINEAR = 2  # 1 / (a t^2 + b t + c) + d
+    EXPONENTIAL = 3  # A mu^t + c: linear and superlinear convergence
+
+
+@dataclass(frozen=True, slots=True)
+class ConvergenceCurves:
+    """A curve for each of J jobs; t is 0 at the first report that was kept and 1 at the last."""
+
+    forms: IntArray  # of `Form`, shape (J,)
+    coefficients: FloatArray  # of the form, shape (J, 4)
+    first: FloatArray  # position of the first report, shape (J,)
+    span: FloatArray  # from there to the last one, shape (J,)
+    lowest: FloatArray  # loss that was reported, shape (J,)
+    range: FloatArray  # of the losses that were reported, shape (J,)
+    error: FloatArray  # root of the weighted mean square of the residuals, shape (J,); a loss
+
+    def at(self, positions: FloatArray) -> FloatArray:
+        """The loss there; before the first report as at it; not a number without a curve.
+
+        Args:
+            positions: shape (J,) or (J, M), on the same axis as the reports.
+
+        Returns:
+            Losses, of the same shape.
+        """
+        extra = (1,) * (positions.ndim - 1)
+
+        def each(values: Values) -> Values:
+            return values.reshape(len(values), *extra)
+
+        times = np.maximum((positions - each(self.first)) / each(self.span), 0.0)
+        a, b, c, d = (each(column) for column in self.coefficients.T)
+        with np.errstate(over="ignore"):
+            sublinear = 1.0 / np.maximum((a * times + b) * times + c, 1e-12) + d
+            exponential = a * np.exp(-b * times) + c
+        forms = each(self.forms)
+        scaled = np.where(forms == Form.SUBLINEAR, sublinear, exponential)
+        return np.where(forms == Form.NONE, np.nan, each(self.lowest) + each(self.range) * scaled)
+
+    @property
+    def limit(self) -> FloatArray:
+        """The loss that is approached and never gone below, shape (J,)."""
+        sublinear = self.forms == Form.SUBLINEAR
+        scaled = np.where(sublinear, self.coefficients[:, 3], self.coefficients[:, 2])
+        return np.where(self.forms == Form.NONE, np.nan, self.lowest + self.range * scaled)
+
+
+def fit_curves(
+    positions: FloatArray, losses: FloatArray, *, decay: float = DECAY
+) -> ConvergenceCurves:
+    """The curves closest to what jobs reported lately: sublinear or exponential, what fits better.
+
+    Newer reports count more: weights fall by `decay` from report to report (SLAQ section 2). Never
+    raises for any losses: those that are not finite do not count, and where the others tell no
+    curve, `forms` says so. A single report above both its neighbours is lowered to the higher of
+    them, which leaves falling losses as they are. Losses that were never negative are taken
+    never to become so.
+
+    Args:
+        positions: of the reports, in samples, iterations or epochs, rising; shape (J, N).
+        losses: shape (J, N); not a number where there is no report.
+        decay: weight of a report against the one after it, in (0, 1].
+
+    Returns:
+        J curves.
+    """
+    if losses.shape[1] < LEAST_REPORTS:  # nobody has enough
+        missing = ((0, 0), (0, LEAST_REPORTS))
+        positions, losses = (
+            np.pad(values, missing, constant_values=np.nan) for values in (positions, losses)
+        )
+    parts = [
+        _fit(positions[begin : begin + AT_ONCE], losses[begin : begin + AT_ONCE], decay)
+        for begin in range(0, max(len(losses), 1), AT_ONCE)
+    ]
+    names = ("forms", "coefficients", "first", "span", "lowest", "range", "error")
+    return ConvergenceCurves(
+        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    )
+
+
+def job_curve(
+    positions: Sequence[float], losses: Sequence[float | None], *, decay: float = DECAY
+) -> ConvergenceCurves:
+    """The curve of one job, from all its reports; see `fit_curves`.
+
+    Args:
+        positions: of the reports, rising, as many as `losses`.
+        losses: None where nothing was seen.
+        decay: weight of a report against the one after it, in (0, 1].
+
+    Returns:
+        Curves with J = 1.
+    """
+    known = [(at, loss) for at, loss in zip(positions, losses, strict=True) if loss is not None]
+    rows = np.array(known[-KEPT_REPORTS:], dtype=float).reshape(-1, 2).T
+    return fit_curves(rows[:1], rows[1:], decay=decay)
+
+
+def _fit(positions: FloatArray, losses: FloatArray, decay: float) -> ConvergenceCurves:
+    reports = _scaled(positions, losses, decay)
+    sublinear, exponential = (
+        fit(reports.times, reports.losses, reports.weights, reports.least)
+        for fit in (fit_sublinear, fit_exponential)
+    )
+    better = sublinear.error < exponential.error
+    found = np.where(better[:, None], sublinear.coefficients, exponential.coefficients)
+    falls = np.where(better, (found[:, :2] > 0.0).any(axis=1), found[:, 0] > 0.0)
+    forms = np.where(better, Form.SUBLINEAR, Form.EXPONENTIAL)
+    forms = np.where(falls & reports.varies, forms, Form.FLAT)
+    forms = np.where(reports.enough, forms, Form.NONE)
+    total = reports.weights.sum(axis=1)
+    level = np.zeros_like(found)
+    level[:, 2] = (reports.weights * reports.losses).sum(axis=1) / total
+    error = np.sqrt(np.where(better, sublinear.error, exponential.error) / total)
+    return ConvergenceCurves(
+        forms=forms,
+        coefficients=np.where((forms == Form.FLAT)[:, None], level, found),
+        first=reports.first,
+        span=reports.span,
+        lowest=reports.lowest,
+        range=reports.range,
+        error=np.where(reports.enough, error * reports.range, np.nan),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Scaled:
+    """Reports of some jobs in coordinates from 0 to 1."""
+
+    times: FloatArray  # shape (J, N)
+    losses: FloatArray  # shape (J, N)
+    weights: FloatArray  # shape (J, N); 0: there is none
+    least: FloatArray  # that a curve may come to, shape (J,), at most 0
+    first: FloatArray
+    span: FloatArray
+    lowest: FloatArray
+    range: FloatArray
+    enough: BoolArray  # reports for a curve
+    varies: BoolArray  # the losses do
+
+
+def _scaled(positions: FloatArray, losses: FloatArray, decay: float) -> _Scaled:
+    known = np.isfinite(losses) & np.isfinite(positions) & (np.abs(losses) < LARGEST)
+    calm = _without_spikes(np.where(known, losses, 0.0), known)
+    first, span = _extent(positions, known)
+    enough = (known.sum(axis=1) >= LEAST_REPORTS) & (span > 0.0)
+    known &= enough[:, None]
+    first, span = np.where(enough, first, 0.0), np.where(enough, span, 1.0)
+    lowest, height = (np.where(enough, values, 0.0) for values in _extent(calm, known))
+    varies = height > FLAT * (np.abs(lowest) + height)
+    height = np.where(varies, height, 1.0)
+    younger = known[:, ::-1].cumsum(axis=1)[:, ::-1] - 1.0  # reports that came after it
+    weights = np.where(known, decay**younger, 0.0)
+    weights[~enough] = 1.0  # anything that can be divided by
+    return _Scaled(
+        times=np.where(known, (positions - first[:, None]) / span[:, None], 0.0),
+        losses=np.where(known, (calm - lowest[:, None]) / height[:, None], 0.0),
+        weights=weights,
+        least=np.where(lowest >= 0.0, -lowest / height, -np.inf),
+        first=first,
+        span=span,
+        lowest=lowest,
+        range=height,
+        enough=enough,
+        varies=varies,
+    )
+
+
+def _extent(values: FloatArray, known: BoolArray) -> tuple[FloatArray, FloatArray]:
+    """The least of the known values of each row, and how far the largest is from it."""
+    least = np.min(values, axis=1, where=known, initial=np.inf)
+    largest = np.max(values, axis=1, where=known, initial=-np.inf)
+    return least, np.where(known.any(axis=1), largest, least) - np.where(
+        np.isinf(least), 0.0, least
+    )
+
+
+def _without_spikes(losses: FloatArray, known: BoolArray) -> FloatArray:
+    """Reports above both their neighbours, lowered to the higher one."""
+    calm = losses.copy()
+    ceiling = np.maximum(losses[:, :-2], losses[:, 2:])
+    between = known[:, :-2] & known[:, 1:-1] & known[:, 2:]
+    calm[:, 1:-1] = np.where(between, np.minimum(losses[:, 1:-1], ceiling), losses[:, 1:-1])
+    return calm
