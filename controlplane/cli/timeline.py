@@ -32,6 +32,7 @@ from controlplane.cli.timeline_allocations import (
 )
 from controlplane.cli.timeline_png import png
 from controlplane.client import BlockingClient
+from schemas.errors import BadFieldError
 from schemas.ids import JobId, SlotId
 from schemas.messages.feed import FeedEvent
 
@@ -50,6 +51,7 @@ ROUND_S: Final = tuple(
 )  # fmt: skip
 UNITS: Final = (("d", DAY_S), ("h", 3600.0), ("min", 60.0))
 GAP: Final = "   "  # between names of jobs
+LOSS_HELP: Final = "instead: the losses of this job, their fit and where it goes"
 # --- in a terminal
 
 
@@ -193,9 +195,15 @@ def timeline(
     ] = None,
     from_: Annotated[int, Parameter(name="--from", help="begin at this event")] = 1,
     last: Annotated[str | None, Parameter(help="only the last 90s, 10m, 2h or 1d")] = None,
+    loss: Annotated[str | None, Parameter(help=LOSS_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Draw which job had which slot, from the journal."""
+    """Draw which job had which slot, from the journal; with --loss, how one job converges."""
+    if loss is not None:
+        if from_ != 1 or last is not None:
+            what = "--from and --last are of slots over time"
+            raise BadFieldError(what, "leave them out beside --loss", "loss")
+        return _losses(loss, png_, common)
     length = seconds_of(last, "last") if last else math.inf
     with BlockingClient(common.home) as client:
         events = tuple(client.events())
@@ -211,6 +219,23 @@ def timeline(
         _print(allocations, slots, window)
     if png_ is not None:
         png(allocations, slots, png_, "slots over time", window=window)
+    return Exit.OK
+
+
+def _losses(job: str, path: Path | None, common: Common) -> int:
+    """Draw the losses of one job."""
+    from controlplane.cli.loss_curve import loss_curve  # noqa: PLC0415 - imports numpy
+    from controlplane.cli.loss_drawing import loss_png, loss_terminal  # noqa: PLC0415
+
+    with BlockingClient(common.home) as client:
+        curve = loss_curve(client.job(job))
+    if common.output in {"json", "jsonl"}:
+        (print_json if common.output == "json" else print_line)(curve)
+    elif common.output == "table":
+        console = _console()
+        console.print(loss_terminal(curve, console.width))
+    if path is not None:
+        loss_png(curve, path)
     return Exit.OK
 
 
@@ -235,7 +260,11 @@ def shown_window(
 
 
 def _print(allocations: Sequence[Allocation], slots: Sequence[SlotId], window: Window) -> None:
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = _console()
     few = console.color_system in {None, "standard"}  # too few to tell jobs apart
     colour = not few and not console.no_color
     console.print(terminal(allocations, slots, console.width, window=window, colour=colour))
+
+
+def _console() -> Console:
+    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)

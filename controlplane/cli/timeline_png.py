@@ -22,6 +22,7 @@ from schemas.ids import JobId, NodeId, SlotId, node_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 IDLE: Final = "#f3f3f3"
 NODE_LINE: Final = "#b0b0b0"
@@ -51,15 +52,10 @@ def png(
     Raises:
         SettingsError: if matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure  # noqa: PLC0415 - seldom needed, not always there
-    except ImportError:
-        hint = "in a checkout of ONES: pip install '.[sim]'"
-        raise SettingsError("a PNG needs matplotlib", hint) from None
     window = window or full_window(allocations)
     jobs = colour_indices(allocations)
     height = min(max(1.6 + 0.3 * len(slots), 2.5), 12.0)
-    figure = Figure(figsize=(13.0, height), dpi=120, layout="constrained")
+    figure = new_figure(13.0, height)
     axes = figure.add_subplot()
     _draw_bars(axes, clipped(allocations, window), slots, jobs, window)
     if len(slots) <= MANY_SLOTS:
@@ -67,6 +63,37 @@ def png(
     _draw_frame(axes, slots, window)
     _draw_legend(axes, jobs)
     axes.set_title(title, loc="left")
+    save(figure, path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty picture.
+
+    Args:
+        width: inches.
+        height: inches.
+
+    Raises:
+        SettingsError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure  # noqa: PLC0415 - seldom needed, not always there
+    except ImportError:
+        hint = "in a checkout of ONES: pip install '.[sim]'"
+        raise SettingsError("a PNG needs matplotlib", hint) from None
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+def save(figure: Figure, path: Path) -> None:
+    """Write a picture into a file.
+
+    Args:
+        figure: the picture.
+        path: of the file.
+
+    Raises:
+        SettingsError: if it cannot be written.
+    """
     try:
         figure.savefig(path, format="png")
     except OSError as error:

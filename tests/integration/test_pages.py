@@ -165,4 +165,4 @@ def looks_like(shown: str) -> Callable[[str], Any]:
 def test_the_answers_to_everyday_questions_are_what_the_commands_say(
     cluster: Cluster, folder: Path
 ) -> None:
-    assert Reader(cluster, folder).follows("questions.md") == 20
+    assert Reader(cluster, folder).follows("questions.md") == 21

@@ -1,0 +1,207 @@
+"""How a job converges: its losses, their fit, and both as pictures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.cli.loss_curve import LossCurve, LossPoint, in_words, loss_curve
+from controlplane.cli.loss_drawing import loss_png, loss_terminal
+from schemas.errors import BadFieldError
+from schemas.jobs import StopRule
+from schemas.messages.client import JobDetail
+from tests.support.commands import ones
+from tests.support.schemas_examples import EXAMPLES
+
+SAMPLES = 100  # of an epoch
+
+
+def falling(epoch: int) -> float:
+    return 2.0 / (1 + epoch) + 0.5
+
+
+def job(
+    losses: Mapping[int, float | None],
+    state: str = "running",
+    stop: StopRule | None = None,
+    **summary: Any,
+) -> JobDetail:
+    """A job that reported so much after these epochs."""
+    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
+    epochs = tuple(
+        msgspec.structs.replace(
+            detail.epochs[0], epoch=epoch, train_loss=loss, epoch_samples=SAMPLES,
+            samples_done=SAMPLES * epoch,
+        )
+        for epoch, loss in losses.items()
+    )  # fmt: skip
+    last = max(losses, default=0)
+    told = {"state": state, "epoch": last, "train_loss": losses.get(last), **summary}
+    return msgspec.structs.replace(
+        detail,
+        summary=msgspec.structs.replace(detail.summary, **told),
+        spec=msgspec.structs.replace(detail.spec, stop=stop),
+        epochs=epochs,
+        samples_done=SAMPLES * last,
+    )
+
+
+def converging(epochs: int = 12, **more: Any) -> LossCurve:
+    return loss_curve(job({epoch: falling(epoch) for epoch in range(1, epochs + 1)}, **more))
+
+
+def test_a_curve_follows_what_was_reported_and_goes_on_as_it_did() -> None:
+    curve = converging(20)
+
+    assert curve.form == "sublinear"
+    assert curve.reported == tuple(LossPoint(e, falling(e)) for e in range(1, 21))
+    assert [point.epoch for point in curve.predicted] == list(range(21, 41))
+    for point in curve.predicted:
+        assert point.loss == pytest.approx(falling(int(point.epoch)), rel=0.03)
+
+
+@pytest.mark.parametrize(
+    ("state", "stop", "ahead"),
+    [
+        ("running", None, 12),
+        ("running", StopRule(epochs=15), 3),
+        ("running", StopRule(epochs=12), 0),
+        ("running", StopRule(epochs=500), 12),
+        ("running", StopRule(samples=9), 12),
+        ("succeeded", None, 0),
+        ("failed", StopRule(epochs=15), 0),
+    ],
+)
+def test_as_many_epochs_are_foretold_as_were_seen_and_none_that_will_not_be(
+    state: str, stop: StopRule | None, ahead: int
+) -> None:
+    assert len(converging(12, state=state, stop=stop).predicted) == ahead
+
+
+@pytest.mark.parametrize(
+    ("losses", "lines"),
+    [
+        ({}, ["  fit        none: a curve needs 3 losses, it has reported none"]),
+        ({1: None, 2: None}, ["  fit        none: a curve needs 3 losses, it has reported none"]),
+        (
+            {1: 0.75},
+            [
+                "  loss       0.75 after epoch 1, lowest 0.75",
+                "  fit        none: a curve needs 3 losses, it has reported 1",
+            ],
+        ),
+        (
+            {1: 0.75, 2: math.nan, 3: 0.5, 4: math.inf},
+            [
+                "  loss       0.5 after epoch 3, lowest 0.5",
+                "  left out   2 losses that are no numbers",
+                "  fit        none: a curve needs 3 losses, it has reported 2",
+            ],
+        ),
+        (
+            {1: math.nan},
+            [
+                "  left out   1 loss that is no number",
+                "  fit        none: a curve needs 3 losses, it has reported none",
+            ],
+        ),
+        (
+            dict.fromkeys(range(1, 9), 0.25),
+            [
+                "  loss       0.25 after epoch 8, lowest 0.25",
+                "  fit        none: its losses do not fall",
+            ],
+        ),
+    ],
+)
+def test_losses_without_a_curve_say_why_there_is_none(
+    losses: dict[int, float | None], lines: list[str]
+) -> None:
+    curve = loss_curve(job(losses))
+
+    assert in_words(curve) == ["digits-7  running", *lines]
+    assert (curve.fitted, curve.predicted, curve.limit) == ((), (), None)
+
+
+def test_a_curve_in_words_has_the_fit_and_where_it_goes() -> None:
+    name, loss, fit, predicted = in_words(converging(12, stop=StopRule(epochs=22)))
+
+    assert name == "digits-7  running"
+    assert loss == "  loss       0.6538 after epoch 12, lowest 0.6538"
+    assert fit.startswith("  fit        sublinear, over the last 12 losses, off by ")
+    assert predicted.startswith("  predicted  0.64")
+    assert " after epoch 13, 0.5" in predicted
+    assert predicted.endswith(" after epoch 22")
+
+
+def test_the_epoch_that_runs_is_in_the_middle_of_what_is_done_of_it() -> None:
+    detail = job({1: 2.0, 2: 1.0}, train_loss=0.875)
+
+    under_way = loss_curve(msgspec.structs.replace(detail, samples_done=250))
+    not_begun = loss_curve(msgspec.structs.replace(detail, samples_done=200))
+
+    assert under_way.running == LossPoint(2.25, 0.875)
+    assert in_words(under_way)[2] == "  now        0.875, mean of epoch 3 so far"
+    assert not_begun.running is None
+
+
+@pytest.mark.parametrize("losses", [{1: 0.5}, {1: 0.5, 2: 0.5}, {1: 1e9, 2: 1e-3, 3: 1e-4}])
+@pytest.mark.parametrize("width", [10, 80])
+def test_any_losses_are_drawn_within_the_width_or_the_least_that_a_picture_needs(
+    losses: dict[int, float | None], width: int
+) -> None:
+    lines = loss_terminal(loss_curve(job(losses)), width).plain.splitlines()
+    picture = lines[lines.index("") + 1 :]
+
+    assert sum(line.count("●") for line in picture[:-1]) == len(losses)
+    assert max(map(len, picture[:-1])) <= max(width, 32)
+
+
+def test_a_picture_begins_at_the_top_left_and_ends_with_what_is_foretold() -> None:
+    lines = loss_terminal(converging(12, stop=StopRule(epochs=22)), 60, rows=5).plain.splitlines()
+
+    top, *_, bottom, axis, epochs, legend = lines[lines.index("") + 1 :]
+    assert top.startswith("   1.5 ┤●")
+    assert bottom.endswith("○")
+    assert axis == "       └" + "─" * 51
+    assert epochs.split() == ["1", "epochs", "22"]
+    assert legend == "● reported   · fit   ○ predicted"
+
+
+def test_the_epoch_that_runs_is_in_the_picture() -> None:
+    detail = job({1: 2.0, 2: 1.0}, train_loss=0.875)
+    curve = loss_curve(msgspec.structs.replace(detail, samples_done=250))
+
+    *_, legend = loss_terminal(curve, 60).plain.splitlines()
+
+    assert legend == "● reported   ◇ the epoch that runs, so far"
+
+
+def test_a_job_without_losses_has_words_and_no_picture(tmp_path: Path) -> None:
+    curve = loss_curve(job({}))
+
+    assert loss_terminal(curve, 80).plain.splitlines() == in_words(curve)
+    with pytest.raises(BadFieldError, match="digits-7 has reported no loss that could be drawn"):
+        loss_png(curve, tmp_path / "loss.png")
+    assert not (tmp_path / "loss.png").exists()
+
+
+@pytest.mark.parametrize("losses", [{1: 0.5}, {e: falling(e) for e in range(1, 9)}])
+def test_losses_are_drawn_into_a_file(tmp_path: Path, losses: dict[int, float | None]) -> None:
+    loss_png(loss_curve(job(losses)), tmp_path / "loss.png")
+
+    assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_what_belongs_to_slots_over_time_is_refused_beside_a_loss() -> None:
+    said = ones("timeline", "--loss", "digits-1", "--last", "10m")
+
+    assert (said.code, said.out) == (2, "")
+    assert said.err == (
+        "ones: --from and --last are of slots over time; leave them out beside --loss\n"
+    )
