@@ -79,6 +79,7 @@ def job_summary(
         ended_at=job.accounting.since if job.ended else None,
         promised_end=job.promised_end.first if job.promised_end else None,
         expected_end=job.promised_end.latest if job.promised_end else None,
+        predicted_loss=reason.numbers.get("predicted_loss") if reason and job.group else None,
     )
 
 
