@@ -30,6 +30,7 @@ from schemas.toml_settings import read_toml
 
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
+DEFAULT_POLICY: Final = "ones"
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
 LOOK_S: Final = 0.05
@@ -78,20 +79,21 @@ def up(
         int | None, Parameter(help="CPU slots of each agent; default: its GPUs, else 4")
     ] = None,
     agents: Annotated[int, Parameter(help="agents, all on this host")] = 1,
-    policy: Annotated[str, Parameter(help="who decides")] = "ones",
+    policy: Annotated[str | None, Parameter(help="who decides; default: ones")] = None,
     common: Common = COMMON,
 ) -> int:
     """Start what is not running of the cluster in a folder; make the cluster if there is none."""
-    entry(policy)
+    entry(policy or DEFAULT_POLICY)
     for name, count in (("slots", slots), ("agents", agents)):
         if count is not None and count < 1:
             raise SettingsError(f"{name}: {count} is below 1", "give 1 or more", name)
     home = dir_.expanduser().resolve()
     with _lock(home):
         if not (home / "client.toml").exists():
-            _create(home, slots, agents, policy)
+            _create(home, slots, agents, policy or DEFAULT_POLICY)
         else:
             _say_what_stays(home, slots, agents)
+            _say_which_policy_stays(home, policy)
         parts = _parts(home)
         started = {part.name: part.start() for part in parts if part.pid() is None}
         _await_ready(home, parts, started)
@@ -195,6 +197,17 @@ def _say_what_stays(home: Path, slots: int | None, agents: int) -> None:
         sys.stderr.write(
             f"ones: the cluster in {home} keeps its {len(made)} agents with {own or 'auto'} slots; "
             "edit agent-N.toml, or make another\n"
+        )
+
+
+def _say_which_policy_stays(home: Path, policy: str | None) -> None:
+    """The same about who decides."""
+    section = read_toml(home / "controller.toml").get("policy", {})
+    own = section.get("name", DEFAULT_POLICY) if isinstance(section, dict) else DEFAULT_POLICY
+    if policy not in {None, own}:
+        sys.stderr.write(
+            f"ones: the cluster in {home} keeps its policy {own}; "
+            "edit controller.toml and restart the controller\n"
         )
 
 

@@ -55,6 +55,35 @@ def test_killing_the_controller_disturbs_no_training(house: Cluster, tmp_path: P
         trained_without_a_scratch(house, job)
 
 
+@pytest.mark.slow
+def test_a_controller_refuses_a_bad_option_in_one_line_and_training_goes_on(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    base = tmp_path_factory.mktemp("o")
+    house = Cluster(base / "home", base / "jobs", slots=1)
+    controller = house.up()["controller"]
+    job = house.submit(env={**SLOW, "HOLD": str(base / "go on")}, record_samples=True)
+    workers = house.until_epoch(job, 1)["workers"]
+    settings = house.home / "controller.toml"
+    of_fair = settings.read_text().replace('"fifo"', '"fair"')
+
+    kill(controller)
+    settings.write_text(of_fair + "options = { quantum_s = -1.0 }\n")
+    refused = house.ones("local", "up", "--dir", str(house.home))
+    settings.write_text(of_fair + "options = { quantum_s = 60.0 }\n")
+    other = house.ones("local", "up", "--dir", str(house.home), "--policy", "gittins")
+
+    bad = "policy.options.quantum_s: -1.0 is below 0.0; raise it"
+    assert refused.code == 4
+    assert refused.err == f"ones: controller did not start: ones-controller: {bad}\n"
+    assert other.code == 0
+    assert f"the cluster in {house.home} keeps its policy fair; edit " in other.err
+    assert house.show(job)["workers"] == workers
+    (base / "go on").touch()
+    trained_without_a_scratch(house, job)
+    house.down()
+
+
 def test_killing_the_agent_disturbs_no_training(house: Cluster, tmp_path: Path) -> None:
     held = {**SLOW, "HOLD": str(tmp_path / "go on")}
     jobs = [house.submit(env=held, record_samples=True) for _ in range(4)]
