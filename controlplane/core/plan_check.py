@@ -12,7 +12,9 @@ from controlplane.core.model.batch_limit import batch_limit, local_limit
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import HOLDING, Phase, Running
 from controlplane.core.model.node import NodePhase
+from controlplane.core.model.swap import Swap
 from controlplane.core.state import State
+from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, Seconds, SlotId
 
@@ -31,6 +33,7 @@ class Verdict:
     """What is left of a plan: the changes to make, in order, and what was refused and why."""
 
     moves: tuple[Move, ...] = ()  # those that give up slots first
+    swaps: tuple[Swap, ...] = ()  # of jobs that wait for each other's slots
     refused: Mapping[JobId, str] = field(default_factory=dict)
     rejected: Mapping[JobId, Reason] = field(default_factory=dict)  # jobs that will never start
     promised: Mapping[JobId, Seconds] = field(default_factory=dict)  # ends that are news
@@ -38,7 +41,7 @@ class Verdict:
     @property
     def empty(self) -> bool:
         """Whether the plan changes nothing."""
-        return not (self.moves or self.rejected or self.promised)
+        return not (self.moves or self.swaps or self.rejected or self.promised)
 
 
 def difference(plan: Plan, state: State, now: Seconds) -> Plan:
@@ -50,11 +53,13 @@ def difference(plan: Plan, state: State, now: Seconds) -> Plan:
         now: seconds since the epoch.
     """
     verdict = check(complete(plan, state), state, now)
-    names = {move.job for move in verdict.moves}
+    placed = {move.job: dict(move.local_batch) for move in verdict.moves}
+    for swap in verdict.swaps:
+        placed |= swap.targets
     return Plan(
         based_on=plan.based_on,
-        local_batch={move.job: dict(move.local_batch) for move in verdict.moves},
-        reasons={name: reason for name, reason in plan.reasons.items() if name in names},
+        local_batch=placed,
+        reasons={name: reason for name, reason in plan.reasons.items() if name in placed},
         rejected=verdict.rejected,
         promised=verdict.promised,
     )
@@ -105,20 +110,38 @@ def check(plan: Plan, state: State, now: Seconds) -> Verdict:
         else:
             gives.append(move)
             usable.leave(job, target)
-    kept = list(gives)
+    kept, blocked = list(gives), list[Move]()
     for move in takes:
         job = state.jobs[move.job]
         why_not = usable.take(job, move.local_batch)
         if why_not:
             refused[job.job] = why_not
+            blocked.append(move)
         else:
             kept.append(move)
+    swaps = _swaps(blocked, state, usable) if len(blocked) > 1 else []
+    for swap in swaps:
+        for name in swap.targets:
+            del refused[name]
     promised = {
         name: end
         for name, end in plan.promised.items()
         if name not in rejected and _is_news(state.jobs.get(name), end)
     }
-    return Verdict(tuple(kept), refused, rejected, promised)
+    return Verdict(tuple(kept), tuple(swaps), refused, rejected, promised)
+
+
+def _swaps(blocked: Iterable[Move], state: State, usable: _Slots) -> list[Swap]:
+    """What those can do who were refused because others among them have their slots."""
+    movers: list[Mover] = []
+    claimed: set[SlotId] = set()
+    for move in blocked:
+        job = state.jobs[move.job]
+        if job.phase is Phase.RUNNING and claimed.isdisjoint(move.local_batch):
+            movers.append(Mover(job, move.local_batch, move.reason))
+            claimed |= move.local_batch.keys()
+    spare = [slot for slot in state.slot_index.available().free if slot not in claimed]
+    return swaps_among(movers, [slot for slot in spare if usable.is_free(slot)], usable.is_free)
 
 
 class _Slots:
@@ -131,6 +154,7 @@ class _Slots:
         self._held = index.is_taken
         self._taken: set[SlotId] = set()  # by entries of this plan
         self._soon = index.releasing()  # slot -> who leaves it
+        self._promised = {slot for swap in state.swaps for slot in swap.slots()}
 
     def take(self, job: Job, placed: Mapping[SlotId, int]) -> str:
         """Take what `job` does not have of `placed`; why not, or nothing."""
@@ -141,6 +165,8 @@ class _Slots:
             node = self._nodes.get(slot)
             if node is None or node.phase is not NodePhase.UP:
                 return f"slot {slot} is not there any more"
+            if slot in self._promised:
+                return f"slot {slot} is kept for jobs that trade places"
             left_by = self._soon.get(slot, job.job)
             taken = slot in self._taken or self._held(slot)
             if taken and (starts or left_by == job.job):
@@ -149,6 +175,13 @@ class _Slots:
         for slot in new:
             self._soon.pop(slot, None)
         return ""
+
+    def is_free(self, slot: SlotId) -> bool:
+        """Whether nobody has it or takes it, and its node is up."""
+        node = self._nodes.get(slot)
+        if node is None or node.phase is not NodePhase.UP or slot in self._promised:
+            return False
+        return slot not in self._taken and not self._held(slot)
 
     def leave(self, job: Job, placed: Mapping[SlotId, int]) -> None:
         """`job` shrinks to `placed`: others may be prepared for what it leaves."""
@@ -160,9 +193,12 @@ class _Slots:
 def _entries(plan: Plan, state: State) -> Iterable[tuple[Job, Mapping[SlotId, int]]]:
     """Those that differ from the present, of jobs that a plan may move now."""
     now, wanted = state.slot_index.allocations(), plan.local_batch
+    trading = {name for swap in state.swaps for name in swap.targets}
     for name in [name for name, placed in wanted.items() if now.get(name) != placed]:
         job, placed = state.jobs.get(name), wanted[name]
-        if job is None or job.ended or job.override is not None or name in plan.rejected:
+        if job is None or job.ended or name in plan.rejected:
+            continue
+        if job.override is not None or name in trading:
             continue
         if job.phase is Phase.RUNNING or (job.phase not in HOLDING and placed):
             yield job, placed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 
 from controlplane.core.model.batch_limit import batch_limit, local_limit
 from controlplane.core.model.job import Job
@@ -28,6 +29,7 @@ class ViewBuilder:
         self._stale: dict[JobId, None] = {}  # in the order of their changes
         self._whole = True  # any job may have changed
         self._overrides = False  # there were jobs under a manual override
+        self._swaps = False  # there were jobs that trade slots
         self._row: list[SlotView] = []  # of the last view
         self._places: dict[SlotId, int] = {}
         self._held = 0
@@ -49,14 +51,17 @@ class ViewBuilder:
 
     def _look_at_jobs(self) -> None:
         state, overrides = self._state, self._state.overrides
+        targets = {name: to for swap in state.swaps for name, to in swap.targets.items()}
         if self._whole or self._overrides or overrides:
             self._jobs = {
-                job: job_view(state.jobs[job]) for job in state.active if job not in overrides
+                job: job_view(state.jobs[job], targets.get(job))
+                for job in state.active
+                if job not in overrides
             }
         else:
             for job in self._stale:
                 if job in state.active:
-                    self._jobs[job] = job_view(state.jobs[job])
+                    self._jobs[job] = job_view(state.jobs[job], targets.get(job))
                 else:
                     self._jobs.pop(job, None)
         self._stale, self._whole, self._overrides = {}, False, bool(overrides)
@@ -70,8 +75,9 @@ class ViewBuilder:
             if job.override and job.override_waits and not job.override.paused
         )
         leaving = slot_index.releasing()
-        if held or self._held or self._dirty.everything:
-            self._row = self._whole_row(held, leaving)
+        promised = {slot for swap in state.swaps for slot in swap.slots()}
+        if held or self._held or promised or self._swaps or self._dirty.everything:
+            self._row = self._whole_row(held, leaving, promised)
             self._places = {view.slot: place for place, view in enumerate(self._row)}
         else:
             nodes = slot_index.slots()
@@ -83,22 +89,25 @@ class ViewBuilder:
                     self._row[place] = self._slot(
                         node, slot, was, usable=usable, leaving=slot in leaving
                     )
-        self._held = held
+        self._held, self._swaps = held, bool(promised)
         self._dirty.slots, self._dirty.everything = {}, False
         return self._row
 
-    def _whole_row(self, held: int, leaving: Mapping[SlotId, JobId]) -> list[SlotView]:
-        """Every slot; some are held back for jobs under a manual override."""
+    def _whole_row(
+        self, held: int, leaving: Mapping[SlotId, JobId], promised: AbstractSet[SlotId]
+    ) -> list[SlotView]:
+        """Every slot; some are held back, for jobs under a manual override or that trade slots."""
         taken, slots = self._state.slot_index.is_taken, []
         for node in self._state.nodes.values():
             if node.phase is NodePhase.LOST:
                 continue
             for slot in node.spec.slots:
                 name = slot_id(node.node, slot.index)
-                usable = node.phase is NodePhase.UP and not taken(name)
+                up = node.phase is NodePhase.UP
+                usable = up and not taken(name) and name not in promised
                 if usable and held > 0:
                     held, usable = held - 1, False
-                soon = name in leaving and held <= 0
+                soon = name in leaving and name not in promised and held <= 0
                 slots.append(self._slot(node, name, slot, usable=usable, leaving=soon))
         return slots
 
@@ -130,16 +139,19 @@ class ViewBuilder:
         return known
 
 
-def job_view(job: Job) -> JobView:
+def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView:
     """One job as a policy may see it.
 
     Args:
         job: in any phase. While it changes, the group that it changes to is the one that it runs
             on.
+        trades_to: slots and local batches (samples per step) that it is to have when it has traded
+            places with others: it runs there already, and nobody may move it.
     """
     spec, status, progress = job.spec, job.status, job.progress
     account, attempts, group = job.accounting, job.attempts, status.group
     runs_on, end = status.change.group if status.change else group, job.promised_end
+    running_on = {m.slot: m.local_batch for m in runs_on.members} if runs_on else {}
     return JobView(
         job=job.job,
         submitted_at=job.submitted_at,
@@ -149,10 +161,10 @@ def job_view(job: Job) -> JobView:
         least=spec.slots[0],
         most=spec.slots[1],
         wanted=spec.wanted,
-        running_on={m.slot: m.local_batch for m in runs_on.members} if runs_on else {},
+        running_on=dict(trades_to) if trades_to is not None else running_on,
         priority=spec.priority,
         family=job.family,
-        movable=_is_movable(status),
+        movable=trades_to is None and _is_movable(status),
         ready_at=attempts.start_at,
         retry_at=attempts.change_at,
         moved_at=account.since,

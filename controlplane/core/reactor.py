@@ -14,6 +14,7 @@ from controlplane.core.handlers import (
     overrides,
     plans,
     submission,
+    swaps,
     worker_reports,
 )
 from controlplane.core.history_read_model import JobHistories
@@ -92,6 +93,8 @@ class Reactor:
         ctx.begin(now)
         self.state.version += 1
         HANDLERS[type(event)](ctx, event)
+        if self.state.swaps:
+            swaps.reconcile_all(ctx)
         if self.state.overrides:
             overrides.reconcile_all(ctx)
         self._views.touch(ctx.changed_jobs)

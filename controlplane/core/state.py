@@ -10,6 +10,7 @@ import msgspec
 from controlplane.core.deadlines import Deadlines
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node
+from controlplane.core.model.swap import Swap
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.slot_index import SlotIndex
 from schemas.errors import UnknownJobError
@@ -30,6 +31,7 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
+    swaps: list[Swap] = []  # of running jobs that trade slots just now
 
     def job(self, job: JobId) -> Job:
         """The job of that name.

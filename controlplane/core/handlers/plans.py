@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import swaps
 from controlplane.core.handlers.group_rescale import order_change
 from controlplane.core.handlers.group_start import start
 from controlplane.core.handlers.job_ends import end
@@ -29,13 +30,16 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
     for name, at in verdict.promised.items():
         _promise(ctx, ctx.state.jobs[name], at)
     done = [move for move in verdict.moves if _follow(ctx, move)]
-    if done:
+    for swap in verdict.swaps:
+        swaps.begin(ctx, swap)
+    changes = len(done) + sum(len(swap.targets) for swap in verdict.swaps)
+    if changes:
         ctx.histories.plans_taken += 1
-    if done and stats is not None:
+    if changes and stats is not None:
         ctx.announce(
             "policy.plan",
             detail={
-                "changes": len(done),
+                "changes": changes,
                 "generations": stats.generations,
                 "best_fitness": stats.best_fitness,
                 "mean_fitness": stats.mean_fitness,

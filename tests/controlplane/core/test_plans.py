@@ -394,14 +394,6 @@ def test_a_newcomer_waits_for_a_worker_of_an_unknown_job_that_comes_to_light() -
     controller.tell(N2, ready(A, 2, rank=1))
 
 
-def test_two_jobs_never_wait_for_the_slots_of_each_other() -> None:
-    controller = training(training(cluster_of(n1=1, n2=1), S0), T0, name="b")
-
-    commands = controller.place({A: {T0: BATCH}, B: {S0: BATCH}})
-
-    assert (commands, controller.state.slot_index.reservations()) == ([AskForPlan()], {})
-
-
 def test_a_job_does_not_wait_for_a_slot_that_it_just_left() -> None:
     controller = both()
     controller.place({A: {S0: BATCH}})

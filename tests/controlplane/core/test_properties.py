@@ -353,7 +353,8 @@ class Cluster(RuleBasedStateMachine):
     @rule(which=st.integers(0, 999))
     def an_old_event_arrives_again(self, which: int) -> None:
         before = len(self.controller.view().jobs)
-        due = bool(self.controller.state.overrides)  # an override may do something at any input
+        state = self.controller.state
+        due = bool(state.overrides or state.swaps)  # these may do something at any input
         assert self.take(one_of(self.heard, which)) == [] or due
         assert len(self.controller.view().jobs) == before
 
@@ -457,6 +458,7 @@ class Cluster(RuleBasedStateMachine):
         for job in self.controller.state.active:
             self.is_where_it_should_be(self.controller.job(job))
         self.every_slot_that_is_owned_has_a_process()
+        assert self.controller.state.swaps == []
         self.everything_gets_well(EPOCHS)
         for job in list(self.controller.state.overrides):
             self.take(resumed(job, auto=True))
@@ -617,12 +619,14 @@ class Cluster(RuleBasedStateMachine):
         """Propose `plan`; it orders something only of jobs that it names and that it knew of."""
         jobs = self.controller.state.jobs.values()
         overridden = dict(self.controller.state.overrides)
+        trading = {name for swap in self.controller.state.swaps for name in swap.targets}
         before = {job.job: job.version for job in jobs}
         known = {job.job for job in jobs if job.changed_at <= plan.based_on}
 
         self.take(PlanProposed(plan=plan))
 
-        ordered = {job.job for job in jobs if job.version != before[job.job]} - overridden.keys()
+        ordered = {job.job for job in jobs if job.version != before[job.job]}
+        ordered -= overridden.keys() | trading
         assert ordered <= (plan.local_batch.keys() & known) | plan.rejected.keys()
 
     def greeted(self, greeting: NodeGreeted) -> None:

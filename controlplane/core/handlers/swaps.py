@@ -1,0 +1,187 @@
+"""Running jobs trade slots: one steps aside, the others follow, and it comes last.
+
+Every move is one of the changes that groups make anyway: newcomers are prepared beside owners that
+leave, a slot changes hands when its process has exited. A swap is only the intention behind them,
+looked at after every input; if anything comes in between, it is given up, and its jobs are where
+they are: whatever a policy does next fits that.
+"""
+
+from __future__ import annotations
+
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.group_rescale import order_change
+from controlplane.core.handlers.group_start import start
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import Phase, Running
+from controlplane.core.model.node import NodePhase
+from controlplane.core.model.swap import Swap, Way
+from controlplane.policy.api import Reason
+from controlplane.policy.planning.packing import split
+from schemas.ids import JobId, SlotId
+from schemas.messages.agent import RECOVER
+
+
+def begin(ctx: HandlerContext, swap: Swap) -> None:
+    """Take up a swap; its first orders follow when this input is handled to its end.
+
+    Args:
+        ctx: of this input.
+        swap: of jobs that train; none of them is in another one.
+    """
+    swap.began = ctx.now
+    ctx.state.swaps.append(swap)
+    _touch(ctx, swap)
+    asides = [f"{name} {aside.way.value}" for name, aside in swap.aside.items()]
+    ctx.announce("policy.swap", detail={"jobs": _names(swap), "how": ", ".join(asides)})
+
+
+def reconcile_all(ctx: HandlerContext) -> None:
+    """Do the next thing for every swap, and end those that are over or broken.
+
+    Args:
+        ctx: of this input.
+    """
+    for swap in list(ctx.state.swaps):
+        why = _broken(ctx, swap)
+        if not why:
+            _go_on(ctx, swap)
+            if all(_is_there(ctx.state.jobs[name], swap) for name in swap.targets):
+                why = "done"
+        if why:
+            ctx.state.swaps.remove(swap)
+            _touch(ctx, swap)
+            took_s = ctx.now - swap.began
+            ctx.announce(
+                "policy.swapped",
+                detail={"jobs": _names(swap), "outcome": why, "took_s": took_s},
+            )
+            ctx.ask = True
+
+
+def _names(swap: Swap) -> str:
+    return ", ".join(swap.targets)
+
+
+def _touch(ctx: HandlerContext, swap: Swap) -> None:
+    """Policies see something else of these from now on, and what they planned before is stale."""
+    for name in swap.targets:
+        ctx.state.jobs[name].changed_at = ctx.state.version
+        ctx.changed_jobs[name] = None
+
+
+# --- whether it can go on
+
+
+def _broken(ctx: HandlerContext, swap: Swap) -> str:
+    """Why it is given up; nothing while it goes on."""
+    for name, target in swap.targets.items():
+        job = ctx.state.jobs[name]
+        why = _left(ctx, job, swap) or _lost_slots(ctx, job, target)
+        if why:
+            return f"given up: {name} {why}"
+    return ""
+
+
+def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
+    """Why a job takes part no longer; nothing if it does."""
+    aside = swap.aside.get(job.job)
+    pauses = aside is not None and aside.way is Way.PAUSE and job.job in swap.stepped
+    change = job.change
+    if job.ended:
+        return "ended"
+    if job.override is not None:
+        return "is under somebody's order"
+    if isinstance(job.status, Running) and job.status.script.finished:
+        return "is done with its training"
+    if change is not None and change.kind == RECOVER:
+        return "lost a member"
+    if job.phase in {Phase.QUEUED, Phase.PAUSED, Phase.STARTING} and not pauses:
+        return "lost its group"
+    if max(job.attempts.change_at, job.attempts.start_at) > ctx.now:
+        return "could not be changed"
+    return ""
+
+
+def _lost_slots(ctx: HandlerContext, job: Job, target: dict[SlotId, int]) -> str:
+    """Whether a slot of its future is gone, or somebody else came to have it."""
+    nodes, owners = ctx.state.slot_index.slots(), ctx.state.slot_index.owners()
+    members = {name for swap in ctx.state.swaps for name in swap.targets}
+    group = job.group
+    for slot in [*target, *(member.slot for member in (group.members if group else ()))]:
+        node = nodes.get(slot)
+        if node is None or node.phase is not NodePhase.UP:
+            return f"cannot have {slot}: its node is not up"
+        if slot in owners and owners[slot] not in members:
+            return f"cannot have {slot}: {owners[slot]} has it"
+    return ""
+
+
+# --- the next orders
+
+
+def _go_on(ctx: HandlerContext, swap: Swap) -> None:
+    """Order what can be ordered: what one gives up may be what another one waits for."""
+    while any(_order(ctx, ctx.state.jobs[name], swap) for name in swap.targets):
+        pass
+
+
+def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
+    """The next order for one job; False if it has to wait, or is there."""
+    target, aside = swap.targets[job.job], swap.aside.get(job.job)
+    reason = swap.reasons[job.job]
+    if job.phase is Phase.PAUSED:
+        free = ctx.state.slot_index.available().free
+        if not set(target) <= set(free):
+            return False
+        start(ctx, job, target, reason)
+        return True
+    if job.phase is not Phase.RUNNING or _is_there(job, swap):
+        return False
+    if aside is not None and job.job not in swap.stepped:
+        swap.stepped[job.job] = None
+        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job))
+    have = [member.slot for member in job.group.members] if job.group else []
+    if aside is not None and not set(have) <= {*aside.local_batch, *target}:
+        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job))
+    if not _can_have(ctx, job, [slot for slot in target if slot not in have]):
+        return False
+    return _change(ctx, job, target, reason)
+
+
+def _change(ctx: HandlerContext, job: Job, placed: dict[SlotId, int], reason: Reason) -> bool:
+    """To these slots, or first to both places, beside those who leave; as in any migration."""
+    have = [member.slot for member in job.group.members] if job.group else []
+    new = [slot for slot in placed if slot not in have]
+    before = job.version
+    if new and not all(slot in placed for slot in have):
+        union = [*have, *new]
+        placed = split(max(sum(placed.values()), len(union)), union)
+        reason = _without_speed(reason)
+    order_change(ctx, job, placed, reason)
+    return job.version != before
+
+
+def _can_have(ctx: HandlerContext, job: Job, slots: list[SlotId]) -> bool:
+    available = ctx.state.slot_index.available()
+    free = set(available.free)
+    return all(slot in free or available.releasing.get(slot, job.job) != job.job for slot in slots)
+
+
+def _is_there(job: Job, swap: Swap) -> bool:
+    target = swap.targets[job.job]
+    if job.phase is not Phase.RUNNING or job.group is None:
+        return False
+    return {member.slot: member.local_batch for member in job.group.members} == target
+
+
+def _aside_reason(swap: Swap, name: JobId) -> Reason:
+    others = ", ".join(other for other in swap.targets if other != name)
+    words = f"{swap.aside[name].way.value}, because it trades places with {others}"
+    reason = _without_speed(swap.reasons[name])
+    return Reason("swap", f"{words}: {reason.text}", reason.numbers)
+
+
+def _without_speed(reason: Reason) -> Reason:
+    """The speed that is expected is that of the last step."""
+    numbers = {name: value for name, value in reason.numbers.items() if name != "speed_then"}
+    return Reason(reason.code, reason.text, numbers)

@@ -1,0 +1,226 @@
+"""Running jobs trade slots on a full cluster: one owner at any time, nobody waits for ever."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.core.inputs import NodeSuspected
+from controlplane.core.model.job_phases import Phase
+from controlplane.core.plan_check import check
+from schemas.ids import JobId, SlotId
+from tests.support.builders import BATCH, N2, S0, S1, T0, T1, A, B, C, cancelled, proposal, resized
+from tests.support.controller import ELASTIC
+from tests.support.simulated_site import Places, Site
+from tests.support.sizes import examples
+
+HALF = BATCH // 2
+
+
+def site(placed: Places, least: int = 1, **slots: int) -> Site:
+    """Jobs that train on these slots, whatever was there before."""
+    found = Site(**slots)
+    found.train(placed, **{**ELASTIC, "slots": (least, 8), "max_batch_size": 4 * BATCH})
+    return found
+
+
+def codes(found: Site, job: JobId) -> list[tuple[str, int]]:
+    """Why groups were ordered, and how many slots they had."""
+    decisions = found.controller.history_of(job).decisions
+    return [(decision.code, len(decision.to.slots)) for decision in decisions[1:]]
+
+
+# --- who steps aside
+
+
+def test_on_a_full_cluster_one_pauses_while_the_other_moves() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+    full.settle()
+
+    assert full.where() == {A: {T0: BATCH}, B: {S0: BATCH}}
+    assert codes(full, A) == [("swap", 0), ("planned", 1)]
+    assert codes(full, B) == [("planned", 2), ("planned", 1)]
+    assert full.controller.state.swaps == []
+
+
+def test_where_a_slot_is_free_one_waits_there_and_nobody_pauses() -> None:
+    roomy = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=2, n2=1)
+
+    roomy.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+    roomy.settle()
+
+    assert roomy.where() == {A: {T0: BATCH}, B: {S0: BATCH}}
+    aside = [("swap", 2), ("swap", 1), ("planned", 2), ("planned", 1)]
+    assert (codes(roomy, A), codes(roomy, B)) == (aside, [("planned", 2), ("planned", 1)])
+
+
+def test_a_job_that_keeps_enough_slots_goes_on_with_those() -> None:
+    full = site({A: {S0: HALF, S1: HALF}, B: {T0: HALF, T1: HALF}}, n1=2, n2=2)
+
+    full.plan({A: {S0: HALF, T0: HALF}, B: {S1: HALF, T1: HALF}})
+    full.settle()
+
+    assert full.where() == {A: {S0: HALF, T0: HALF}, B: {T1: HALF, S1: HALF}}
+    assert codes(full, A) == [("swap", 1), ("planned", 2)]
+
+
+def test_the_one_that_starts_fastest_pauses() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    full.controller.job(A).accounting.started_s = 9.0
+    full.controller.job(B).accounting.started_s = 2.0
+
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+    full.settle()
+
+    assert codes(full, B) == [("swap", 0), ("planned", 1)]
+
+
+def test_a_circle_of_three_needs_one_who_steps_aside_and_the_reason_names_the_others() -> None:
+    full = site({A: {S0: BATCH}, B: {S1: BATCH}, C: {T0: BATCH}}, n1=2, n2=1)
+
+    full.plan({A: {S1: BATCH}, B: {T0: BATCH}, C: {S0: BATCH}})
+    full.settle()
+
+    assert full.where() == {A: {S1: BATCH}, B: {T0: BATCH}, C: {S0: BATCH}}
+    moves = [("planned", 2), ("planned", 1)]
+    assert [codes(full, job) for job in (A, B, C)] == [[("swap", 0), ("planned", 1)], moves, moves]
+    why = full.controller.history_of(A).decisions[1].why
+    assert why == "pauses meanwhile, because it trades places with b-2, c-3: planned"
+
+
+def test_two_circles_of_one_plan_go_on_beside_each_other() -> None:
+    jobs = [JobId(f"a-{number}") for number in range(1, 5)]
+    full = site(
+        dict(zip(jobs, [{slot: BATCH} for slot in (S0, S1, T0, T1)], strict=True)), n1=2, n2=2
+    )
+
+    full.plan(dict(zip(jobs, [{slot: BATCH} for slot in (S1, S0, T1, T0)], strict=True)))
+
+    assert [list(swap.targets) for swap in full.controller.state.swaps] == [jobs[:2], jobs[2:]]
+    full.settle()
+    assert [[*slots] for slots in full.where().values()] == [[S1], [S0], [T1], [T0]]
+
+
+# --- what others see of it
+
+
+def test_policies_see_where_its_jobs_will_be_and_nobody_else_gets_these_slots() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    full.controller.submit("c", slots=(1, 1))
+
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+
+    view = full.controller.view()
+    seen = {name: (job.running_on, job.movable) for name, job in view.jobs.items()}
+    assert seen == {A: ({T0: BATCH}, False), B: ({S0: BATCH}, False), C: ({}, True)}
+    assert [slot for slot in view.slots if slot.usable or slot.leaving] == []
+    late = proposal({C: {S0: BATCH}, A: {}}, based_on=full.controller.state.version).plan
+    refused = {C: f"slot {S0} is kept for jobs that trade places"}
+    assert check(late, full.controller.state, full.controller.now).refused == refused  # type: ignore[arg-type]
+
+
+def test_who_waits_for_somebody_that_stays_is_refused() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}, C: {T1: BATCH}}, n1=1, n2=2)
+
+    full.plan({A: {T0: BATCH}, B: {T1: BATCH}, C: {T1: BATCH}})
+
+    assert (full.controller.state.swaps, full.controller.asked) == ([], True)
+
+
+# --- something comes in between
+
+
+def test_its_jobs_stay_where_they_are_when_one_is_cancelled() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+
+    full.take(cancelled(B))
+
+    assert full.controller.state.swaps == []
+    full.settle()
+    assert (full.controller.job(A).phase, full.controller.asked) == (Phase.PAUSED, True)
+
+
+def test_an_order_of_an_operator_comes_first() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+
+    full.take(resized(B, 1, on=(T0,)))
+    full.settle()
+
+    assert full.where() == {B: {T0: BATCH}}
+    assert full.controller.state.swaps == []
+
+
+def test_it_is_given_up_when_a_node_falls_silent() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+
+    full.take(NodeSuspected(node=N2, silent_s=6.0))
+
+    assert full.controller.state.swaps == []
+
+
+@st.composite
+def trades(draw: st.DrawFn) -> tuple[dict[str, int], Places, Places, int]:
+    """Nodes; a cluster that is full or nearly; the same jobs elsewhere; and their least sizes."""
+    nodes = {f"n{at}": draw(st.integers(1, 3)) for at in range(1, draw(st.integers(2, 3)) + 1)}
+    slots = [SlotId(f"{name}/{at}") for name, many in nodes.items() for at in range(many)]
+    least = draw(st.integers(1, 2))
+    room = len(slots) - draw(st.sampled_from([0, 0, 0, 1]))
+    sizes: list[int] = [least]
+    while sum(sizes) + least <= room and len(sizes) < 5:
+        sizes.append(min(draw(st.integers(least, 3)), room - sum(sizes)))
+    before, after = (_dealt(draw(st.permutations(slots)), sizes) for _ in range(2))
+    return nodes, before, after, least
+
+
+def _dealt(slots: list[SlotId], sizes: list[int]) -> Places:
+    placed: Places = {}
+    for number, size in enumerate(sizes, start=1):
+        placed[JobId(f"a-{number}")] = dict.fromkeys(slots[:size], BATCH // 4)
+        slots = slots[size:]
+    return placed
+
+
+@settings(deadline=None, max_examples=examples(300))
+@given(trade=trades())
+def test_any_jobs_of_any_full_cluster_come_to_trade_places(
+    trade: tuple[dict[str, int], Places, Places, int],
+) -> None:
+    nodes, before, after, least = trade
+    full = site(before, least, **nodes)
+
+    for _ in range(2 * len(before)):  # a move beside a circle takes two plans, and its turn
+        full.plan(after)
+        full.settle()
+
+    assert full.where() == after
+    assert full.controller.state.swaps == []
+    assert full.controller.replayed() == full.controller.state
+
+
+@settings(deadline=None, max_examples=examples(300))
+@given(trade=trades(), rounds=st.integers(0, 40), which=st.integers(0, 20))
+def test_whoever_dies_in_whichever_phase_nobody_waits_for_ever(
+    trade: tuple[dict[str, int], Places, Places, int], rounds: int, which: int
+) -> None:
+    nodes, before, after, least = trade
+    full = site(before, least, **nodes)
+    full.plan(after)
+    for _ in range(rounds):
+        full.round()
+    living = full.workers()
+    full.kill(*living[which % len(living)])
+    full.settle()
+
+    assert full.controller.state.swaps == []
+    for _ in range(2 * len(before) + 2):
+        full.later(600.0)
+        full.plan(after)
+        full.settle()
+    assert full.where() == after
+    assert full.controller.state.swaps == []
+    assert full.controller.replayed() == full.controller.state
