@@ -11,6 +11,8 @@ from controlplane.core.handlers.group_recovery import abandon
 from controlplane.core.handlers.group_rescale import order_change
 from controlplane.core.handlers.group_start import start
 from controlplane.core.handlers.job_ends import withdraw
+from controlplane.core.handlers.swaps import begin
+from controlplane.core.handlers.swaps import reconcile_all as reconcile_swaps
 from controlplane.core.inputs import (
     OverrideDue,
     PauseRequested,
@@ -22,6 +24,7 @@ from controlplane.core.model.job_phases import JobTrigger, Phase
 from controlplane.core.model.manual_override import ManualOverride
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.slot_index import SlotIndex
+from controlplane.core.swap_plan import Mover, swaps_among
 from controlplane.policy.api import Reason
 from controlplane.policy.planning.packing import split
 from schemas.ids import Seconds, SlotId, node_of
@@ -142,14 +145,51 @@ def reconcile_all(ctx: HandlerContext) -> None:
     """
     for _ in range(2):
         before = len(ctx.out)
+        trading = {name for swap in ctx.state.swaps for name in swap.targets}
         for name in list(ctx.state.overrides):
             job = ctx.state.jobs[name]
             if job.override is None:
                 del ctx.state.overrides[name]
-            elif not job.ended:
+            elif not job.ended and name not in trading:
                 _reconcile(ctx, job, job.override)
         if len(ctx.out) == before:
-            return
+            break
+    _trade_places(ctx)
+
+
+def _trade_places(ctx: HandlerContext) -> None:
+    """Orders that name slots which others have who are ordered away wait for each other."""
+    trading = {name for swap in ctx.state.swaps for name in swap.targets}
+    movers: list[Mover] = []
+    claimed: set[SlotId] = set()
+    for name in ctx.state.overrides:
+        job = ctx.state.jobs[name]
+        mover = None if name in trading else _mover(job)
+        if mover is not None and claimed.isdisjoint(mover.target):
+            movers.append(mover)
+            claimed |= mover.target.keys()
+    if len(movers) < len("ab"):
+        return
+    free = ctx.state.slot_index.available().free
+    spare = [slot for slot in free if slot not in claimed]
+    for swap in swaps_among(movers, spare, set(free).__contains__):
+        swap.by = OPERATOR
+        begin(ctx, swap)
+    reconcile_swaps(ctx)
+
+
+def _mover(job: Job) -> Mover | None:
+    """What a job needs that waits for slots by name; None if it does not."""
+    override, group = job.override, job.group
+    if override is None or override.paused or group is None:
+        return None
+    if job.phase is not Phase.RUNNING or not (job.override_waits and override.on):
+        return None
+    on = [SlotId(slot) for slot in override.on]
+    if len({*on, *(member.slot for member in group.members)}) > job.spec.batch_limit:
+        return None
+    reason = Reason("operator", f"{override.user} asked for {', '.join(on)}")
+    return Mover(job, split(_batch(job, override, len(on)), on), reason)
 
 
 def _reconcile(ctx: HandlerContext, job: Job, override: ManualOverride) -> None:

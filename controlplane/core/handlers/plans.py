@@ -30,9 +30,8 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
     for name, at in verdict.promised.items():
         _promise(ctx, ctx.state.jobs[name], at)
     done = [move for move in verdict.moves if _follow(ctx, move)]
-    for swap in verdict.swaps:
-        swaps.begin(ctx, swap)
-    changes = len(done) + sum(len(swap.targets) for swap in verdict.swaps)
+    begun = [swap for swap in verdict.swaps if swaps.begin(ctx, swap)]
+    changes = len(done) + sum(len(swap.targets) for swap in begun)
     if changes:
         ctx.histories.plans_taken += 1
     if changes and stats is not None:
@@ -47,7 +46,7 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
                 "decision_ms": stats.decision_ms,
             },
         )
-    if verdict.refused:
+    if verdict.refused or len(begun) < len(verdict.swaps):
         ctx.ask = True
 
 

@@ -8,11 +8,14 @@ they are: whatever a policy does next fits that.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.group_rescale import order_change
 from controlplane.core.handlers.group_start import start
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Phase, Running
+from controlplane.core.model.manual_override import ManualOverride
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.swap import Swap, Way
 from controlplane.policy.api import Reason
@@ -21,18 +24,24 @@ from schemas.ids import JobId, SlotId
 from schemas.messages.agent import RECOVER
 
 
-def begin(ctx: HandlerContext, swap: Swap) -> None:
-    """Take up a swap; its first orders follow when this input is handled to its end.
+def begin(ctx: HandlerContext, swap: Swap) -> bool:
+    """Take up a swap; its first orders follow with `reconcile_all`.
 
     Args:
         ctx: of this input.
         swap: of jobs that train; none of them is in another one.
+
+    Returns:
+        False if it cannot be: nothing is changed then.
     """
+    if _broken(ctx, swap):
+        return False
     swap.began = ctx.now
     ctx.state.swaps.append(swap)
     _touch(ctx, swap)
     asides = [f"{name} {aside.way.value}" for name, aside in swap.aside.items()]
     ctx.announce("policy.swap", detail={"jobs": _names(swap), "how": ", ".join(asides)})
+    return True
 
 
 def reconcile_all(ctx: HandlerContext) -> None:
@@ -74,9 +83,9 @@ def _touch(ctx: HandlerContext, swap: Swap) -> None:
 
 def _broken(ctx: HandlerContext, swap: Swap) -> str:
     """Why it is given up; nothing while it goes on."""
-    for name, target in swap.targets.items():
+    for name in swap.targets:
         job = ctx.state.jobs[name]
-        why = _left(ctx, job, swap) or _lost_slots(ctx, job, target)
+        why = _left(ctx, job, swap) or _lost_slots(ctx, job, swap)
         if why:
             return f"given up: {name} {why}"
     return ""
@@ -89,8 +98,8 @@ def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     change = job.change
     if job.ended:
         return "ended"
-    if job.override is not None:
-        return "is under somebody's order"
+    if job.override is not None and not _wants(job.override, swap.targets[job.job]):
+        return "is under another order"
     if isinstance(job.status, Running) and job.status.script.finished:
         return "is done with its training"
     if change is not None and change.kind == RECOVER:
@@ -102,16 +111,20 @@ def _left(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     return ""
 
 
-def _lost_slots(ctx: HandlerContext, job: Job, target: dict[SlotId, int]) -> str:
+def _wants(override: ManualOverride, target: Mapping[SlotId, int]) -> bool:
+    """Whether the swap is what an operator ordered."""
+    batch = override.batch in {None, sum(target.values())}
+    return batch and not override.paused and {*override.on} == {*target}
+
+
+def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     """Whether a slot of its future is gone, or somebody else came to have it."""
     nodes, owners = ctx.state.slot_index.slots(), ctx.state.slot_index.owners()
-    members = {name for swap in ctx.state.swaps for name in swap.targets}
-    group = job.group
-    for slot in [*target, *(member.slot for member in (group.members if group else ()))]:
+    for slot in (*swap.targets[job.job], *job.size.slots):
         node = nodes.get(slot)
         if node is None or node.phase is not NodePhase.UP:
             return f"cannot have {slot}: its node is not up"
-        if slot in owners and owners[slot] not in members:
+        if slot in owners and owners[slot] not in swap.targets:
             return f"cannot have {slot}: {owners[slot]} has it"
     return ""
 
@@ -133,22 +146,24 @@ def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
         free = ctx.state.slot_index.available().free
         if not set(target) <= set(free):
             return False
-        start(ctx, job, target, reason)
+        start(ctx, job, target, reason, by=swap.by)
         return True
     if job.phase is not Phase.RUNNING or _is_there(job, swap):
         return False
     if aside is not None and job.job not in swap.stepped:
         swap.stepped[job.job] = None
-        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job))
+        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
     have = [member.slot for member in job.group.members] if job.group else []
     if aside is not None and not set(have) <= {*aside.local_batch, *target}:
-        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job))
+        return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
     if not _can_have(ctx, job, [slot for slot in target if slot not in have]):
         return False
-    return _change(ctx, job, target, reason)
+    return _change(ctx, job, target, reason, swap.by)
 
 
-def _change(ctx: HandlerContext, job: Job, placed: dict[SlotId, int], reason: Reason) -> bool:
+def _change(
+    ctx: HandlerContext, job: Job, placed: dict[SlotId, int], reason: Reason, by: str
+) -> bool:
     """To these slots, or first to both places, beside those who leave; as in any migration."""
     have = [member.slot for member in job.group.members] if job.group else []
     new = [slot for slot in placed if slot not in have]
@@ -157,7 +172,7 @@ def _change(ctx: HandlerContext, job: Job, placed: dict[SlotId, int], reason: Re
         union = [*have, *new]
         placed = split(max(sum(placed.values()), len(union)), union)
         reason = _without_speed(reason)
-    order_change(ctx, job, placed, reason)
+    order_change(ctx, job, placed, reason, by=by)
     return job.version != before
 
 

@@ -34,6 +34,7 @@ class Swap(msgspec.Struct, kw_only=True):
     targets: dict[JobId, dict[SlotId, int]]  # slot -> local batch, samples per step
     aside: dict[JobId, Aside]
     reasons: dict[JobId, Reason]
+    by: str = "policy"  # or operator: whose wish it is
     stepped: dict[JobId, None] = {}  # of `aside`: those that were ordered to
     began: Seconds = Seconds(0.0)
 

@@ -693,20 +693,6 @@ def test_a_slot_that_is_kept_after_all_is_no_longer_waited_for() -> None:
     assert phase(controller) is Phase.RUNNING
 
 
-def test_two_jobs_never_wait_for_the_slots_of_each_other() -> None:
-    controller = training(cluster_of(n1=1, n2=1), S0)
-    training(controller, T0, name="b")
-
-    controller.take(resized(A, on=(T0,)))
-    controller.take(resized(B, on=(S0,)))
-
-    assert controller.state.slot_index.reservations() == {}
-    assert [controller.job(job).override_waits for job in (A, B)] == [
-        "waits for slots as ann asked: n2/0",
-        "waits for slots as ann asked: n1/0",
-    ]
-
-
 def test_a_slot_is_promised_to_one_only() -> None:
     controller = training(cluster_of(n1=1, n2=1, n3=1), S0)
     training(controller, T0, name="b")

@@ -154,12 +154,27 @@ def test_an_order_of_an_operator_comes_first() -> None:
     assert full.controller.state.swaps == []
 
 
+def test_orders_to_each_other_s_slots_are_a_swap_too() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+
+    full.take(resized(A, 1, on=(T0,)))
+    assert full.controller.job(A).override_waits == f"waits for slots as ann asked: {T0}"
+    full.take(resized(B, 1, on=(S0,)))
+    full.settle()
+
+    assert full.where() == {A: {T0: BATCH}, B: {S0: BATCH}}
+    by = [decision.by for decision in full.controller.history_of(A).decisions]
+    assert by == ["policy", "operator", "operator"]
+
+
 def test_it_is_given_up_when_a_node_falls_silent() -> None:
     full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
     full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
 
     full.take(NodeSuspected(node=N2, silent_s=6.0))
 
+    assert full.controller.state.swaps == []
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
     assert full.controller.state.swaps == []
 
 
