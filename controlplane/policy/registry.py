@@ -60,6 +60,13 @@ POLICIES: Final[Mapping[str, Entry]] = {
         epochs=True,
         batch="elastic",
     ),
+    "slaq": Entry(
+        "controlplane.policy.slaq.policy:Slaq",
+        options="controlplane.policy.slaq.options:SlaqOptions",
+        searches=True,
+        epochs=True,
+        needs=("losses",),
+    ),
     "srtf": Entry(
         "controlplane.policy.baselines.srtf:Srtf",
         options="controlplane.policy.baselines.srtf:SrtfOptions",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Final, TypeVar
 
@@ -73,6 +73,52 @@ class ConvergenceCurves:
         scaled = np.where(sublinear, self.coefficients[:, 3], self.coefficients[:, 2])
         return np.where(self.forms == Form.NONE, np.nan, self.lowest + self.range * scaled)
 
+    def reaches(self, losses: FloatArray) -> FloatArray:
+        """Where the curve comes down to a loss, shape (J,); infinite where it never does.
+
+        Args:
+            losses: shape (J,).
+
+        Returns:
+            Positions on the axis of the reports, none before the first one.
+        """
+        above = (losses - self.lowest) / self.range
+        a, b, c, d = self.coefficients.T
+        with np.errstate(all="ignore"):
+            q = 1.0 / (above - d) - c  # a t^2 + b t = q
+            root = 2.0 * q / (b + np.sqrt(b * b + 4.0 * a * np.maximum(q, 0.0)))
+            sublinear = np.where(above > d, np.where(q > 0.0, root, 0.0), np.inf)
+            exponential = np.where(above > c, np.maximum(np.log(a / (above - c)) / b, 0.0), np.inf)
+        times = np.where(self.forms == Form.SUBLINEAR, sublinear, exponential)
+        falls = (self.forms == Form.SUBLINEAR) | (self.forms == Form.EXPONENTIAL)
+        return np.where(falls, self.first + self.span * times, np.inf)
+
+    def rows(self, chosen: IntArray) -> ConvergenceCurves:
+        """Some of the curves.
+
+        Args:
+            chosen: their places, shape (K,).
+
+        Returns:
+            K curves.
+        """
+        return ConvergenceCurves(*(getattr(self, name)[chosen] for name in _FIELDS))
+
+    def followed_by(self, others: ConvergenceCurves) -> ConvergenceCurves:
+        """These and those.
+
+        Args:
+            others: K of them.
+
+        Returns:
+            J + K curves.
+        """
+        both = ((getattr(self, name), getattr(others, name)) for name in _FIELDS)
+        return ConvergenceCurves(*map(np.concatenate, both))
+
+
+_FIELDS: Final = tuple(field.name for field in fields(ConvergenceCurves))
+
 
 def fit_curves(
     positions: FloatArray, losses: FloatArray, *, decay: float = DECAY
@@ -98,14 +144,11 @@ def fit_curves(
         positions, losses = (
             np.pad(values, missing, constant_values=np.nan) for values in (positions, losses)
         )
-    parts = [
-        _fit(positions[begin : begin + AT_ONCE], losses[begin : begin + AT_ONCE], decay)
-        for begin in range(0, max(len(losses), 1), AT_ONCE)
-    ]
-    names = ("forms", "coefficients", "first", "span", "lowest", "range", "error")
-    return ConvergenceCurves(
-        **{name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    )
+    curves = _fit(positions[:AT_ONCE], losses[:AT_ONCE], decay)
+    for begin in range(AT_ONCE, len(losses), AT_ONCE):
+        chosen = slice(begin, begin + AT_ONCE)
+        curves = curves.followed_by(_fit(positions[chosen], losses[chosen], decay))
+    return curves
 
 
 def job_curve(

@@ -9,6 +9,8 @@ from typing import Final
 import numpy as np
 from scipy.optimize import nnls
 
+from controlplane.prediction.array_types import FloatArray, IntArray
+
 SPEED_UP: Final = 0.9  # r^0.9 on r slots, until it was measured
 PRIOR_WEIGHT: Final = (
     0.1  # weight of that, in samples, at each size below; falls as sizes are measured
@@ -44,6 +46,22 @@ class StepModel:
         """
         terms = _terms(slots, batch)
         return sum(c * term for c, term in zip(self.coefficients, terms, strict=True))
+
+
+def steps_at(coefficients: FloatArray, slots: IntArray, batches: IntArray) -> FloatArray:
+    """Seconds of a step of several models at several sizes.
+
+    Args:
+        coefficients: of `StepModel`, shape (M, 4).
+        slots: w, shape (S,) or (M, S).
+        batches: B, global, samples per step, shape (M, 1).
+
+    Returns:
+        Shape (M, S).
+    """
+    a, b, c, d = coefficients.T[:, :, None]
+    steps_s: FloatArray = a * batches / slots + b + c * (slots - 1) / slots + d * slots
+    return steps_s
 
 
 def fit_steps(samples: Sequence[StepSample], batch: int, alone_s: float = 1.0) -> StepModel:

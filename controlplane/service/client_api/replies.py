@@ -14,6 +14,7 @@ from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
+from controlplane.service.client_api.policy_notes import PolicyNotes
 from controlplane.service.planner.planner_interface import Planner
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
@@ -35,12 +36,7 @@ SLOW_START_S: Final = 60.0  # most scripts have loaded by then
 
 
 def job_summary(
-    job: Job,
-    reason: Reason | None,
-    telemetry: TelemetryTable,
-    now: Seconds,
-    *,
-    predicted_loss: float | None = None,
+    job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds
 ) -> JobSummary:
     """A line of `ones ps`.
 
@@ -49,7 +45,6 @@ def job_summary(
         reason: why the latest plan lets it wait, if it said so.
         telemetry: fills in what happened since the last epoch.
         now: seconds since the epoch; queueing and running times are counted until then.
-        predicted_loss: by the latest plan, if it said so.
     """
     queued_s, running_s = times(job, now)
     live = telemetry.of(job.job) if job.group else None
@@ -84,7 +79,6 @@ def job_summary(
         ended_at=job.accounting.since if job.ended else None,
         promised_end=job.promised_end.first if job.promised_end else None,
         expected_end=job.promised_end.latest if job.promised_end else None,
-        predicted_loss=predicted_loss if job.group else None,
     )
 
 
@@ -139,7 +133,7 @@ def job_detail(
     telemetry: TelemetryTable,
     now: Seconds,
     *,
-    predicted_loss: float | None = None,
+    notes: PolicyNotes,
 ) -> JobDetail:
     """Everything about one job, as `ones show` prints it.
 
@@ -149,12 +143,13 @@ def job_detail(
         reason: why the latest plan lets it wait, if it said so.
         telemetry: fills in what happened since the last epoch.
         now: seconds since the epoch.
-        predicted_loss: by the latest plan, if it said so.
+        notes: of the policy, about what the job lacks.
     """
     live = telemetry.of(job.job) if job.group else None
+    summary = job_summary(job, reason, telemetry, now)
     ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
     return JobDetail(
-        summary=job_summary(job, reason, telemetry, now, predicted_loss=predicted_loss),
+        summary=summary,
         spec=job.spec,
         snapshot=job.snapshot,
         workers=tuple(
@@ -170,6 +165,7 @@ def job_detail(
         version=job.version,
         batch_limit=batch_limit(job),
         promises=tuple(history.promises),
+        notes=notes.of(job, summary.train_loss),
     )
 
 

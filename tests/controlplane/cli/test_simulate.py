@@ -36,7 +36,9 @@ def result(*arguments: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("policy", ["fifo", "fair", "srtf", "tiresias", "gittins", "optimus"])
+@pytest.mark.parametrize(
+    "policy", ["fifo", "fair", "srtf", "tiresias", "gittins", "optimus", "slaq"]
+)
 def test_a_run_gives_every_figure_of_the_contract(policy: str) -> None:
     found = result("run", "--policy", policy, "--gpus", "8", "--jobs", "6", "--seed", "5")
 

@@ -289,6 +289,8 @@ ENDLESS = [
     ("fifo", {}),
     ("fair", {}),
     ("fair", {"quantum_s": 100.0}),
+    ("slaq", {}),
+    ("slaq", {"quantum_s": 0.0}),
     ("tiresias", {"limits": [400.0], "promote_after": 2.0}),
 ]
 
@@ -342,7 +344,7 @@ def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
 def test_only_a_policy_that_searches_is_given_a_process() -> None:
     searching = {name for name in POLICIES if entry(name).searches}
 
-    assert searching == {"ones", "ones-paper", "optimus", "goodput"}
+    assert searching == {"ones", "ones-paper", "optimus", "goodput", "slaq"}
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from dataclasses import dataclass, field
 from typing import Final
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
+from controlplane.policy.search.observed_ring_speeds import RingSpeeds
 from controlplane.prediction.loss_curves import LossCurve, fit_loss
 from controlplane.prediction.remaining_work import remaining_samples
-from controlplane.prediction.ring_step_time import StepModel, StepSample, fit_steps
 from schemas.ids import JobId
 
-SMOOTHING: Final = 0.3  # weight of the newest of several samples at one size
-KEPT_RELATIVES: Final = 200  # the latest of each: bounds on memory and on the time of a fit
-KEPT_SIZES: Final = 100
+KEPT_RELATIVES: Final = 200  # the latest: a bound on memory
 KEPT_LOSSES: Final = 200
-LONGEST_S: Final = 1e7  # of a step that anybody waits for
 FIRST_STEPS: Final = 1000  # that a job is thought to have, if nothing at all is known
 
 
@@ -25,8 +21,6 @@ FIRST_STEPS: Final = 1000  # that a job is thought to have, if nothing at all is
 class _Family:
     """Jobs of one script and model."""
 
-    steps: dict[tuple[int, int], float] = field(default_factory=dict)  # (slots, batch) -> seconds
-    models: dict[int, StepModel] = field(default_factory=dict)  # by batch
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
     reached: int = 0  # samples, by the job that came furthest
 
@@ -42,6 +36,7 @@ class Estimates:
                 converged.
         """
         self._convergence = convergence
+        self._speeds = RingSpeeds()
         self._families: dict[str, _Family] = {}
         self._losses: dict[JobId, dict[int, float]] = {}  # epoch -> loss
         self._curves: dict[JobId, LossCurve | None] = {}
@@ -55,8 +50,7 @@ class Estimates:
         """
         match event:
             case EpochSeen():
-                if event.whole:
-                    self._take(event)
+                self._speeds.observe(event)
                 if event.train_loss is not None and event.epoch:
                     losses = self._losses.setdefault(event.job, {})
                     losses[event.epoch] = event.train_loss
@@ -64,7 +58,7 @@ class Estimates:
                         del losses[min(losses)]
                     self._curves.pop(event.job, None)
             case StepsSeen():
-                self._take(event)
+                self._speeds.observe(event)
                 family = self._family(event.family, event.job)
                 family.reached = max(family.reached, event.samples_done)
             case JobEnded():
@@ -76,6 +70,7 @@ class Estimates:
                 self._curves.pop(event.job, None)
                 if not event.family:  # nobody is related to it
                     self._families.pop(f"job {event.job}", None)
+                    self._speeds.forget(event.job)
 
     def step_s(self, job: JobView, slots: int) -> float:
         """Seconds of a step of its user's batch on so many slots.
@@ -87,12 +82,7 @@ class Estimates:
         Returns:
             Seconds; relative ones before anything was measured.
         """
-        family = self._family(job.family, job.job)
-        model = family.models.get(job.batch_size)
-        if model is None:
-            samples = [StepSample(w, batch, s) for (w, batch), s in family.steps.items()]
-            model = family.models[job.batch_size] = fit_steps(samples, job.batch_size)
-        return model.step_s(slots, job.batch_size)
+        return self._speeds.model(job).step_s(slots, job.batch_size)
 
     def remaining_steps(self, job: JobView) -> float:
         """Steps of its user's batch that it has left.
@@ -120,21 +110,6 @@ class Estimates:
             losses = self._losses.get(job, {})
             self._curves[job] = fit_loss(list(losses), list(losses.values()))
         return self._curves[job]
-
-    def _take(self, event: EpochSeen | StepsSeen) -> None:
-        rate = event.samples_per_s
-        if not (math.isfinite(rate) and rate > 0 and event.slots and event.global_batch):
-            return
-        step_s = event.global_batch / rate
-        if not 0.0 < step_s < LONGEST_S:
-            return
-        family = self._family(event.family, event.job)
-        size = (event.slots, event.global_batch)
-        known = family.steps.pop(size, step_s)
-        family.steps[size] = known + SMOOTHING * (step_s - known)  # the newest is the last
-        if len(family.steps) > KEPT_SIZES:
-            del family.steps[next(iter(family.steps))]
-        family.models.clear()
 
     def _family(self, name: str, job: JobId) -> _Family:
         return self._families.setdefault(name or f"job {job}", _Family())

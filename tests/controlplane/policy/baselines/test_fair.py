@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import JobView
-from controlplane.policy.baselines.fair import shares
+from controlplane.policy.planning.equal_shares import shares
 from controlplane.policy.planning.slot_partition import partition_of
 from controlplane.policy.registry import make
 from schemas.errors import SettingsError

@@ -1,0 +1,1 @@
+"""SLAQ: quality-driven shares (Zhang et al., SoCC '17)."""

@@ -1,0 +1,155 @@
+"""Who gets how many slots in the next scheduling epoch, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from heapq import nlargest
+
+import numpy as np
+
+from controlplane.policy.api import JobView
+from controlplane.policy.planning.equal_shares import shares
+from controlplane.policy.planning.slot_partition import Partition, slots_in_words, useful_slots
+from controlplane.policy.slaq.allocation import allocate
+from controlplane.policy.slaq.observed_jobs import ObservedJobs
+from controlplane.policy.slaq.options import SlaqOptions
+from controlplane.policy.slaq.size_gains import SizeGains
+from schemas.ids import JobId
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Sizes, and what they were chosen by."""
+
+    sizes: dict[JobId, int]  # of jobs that have slots, in the order of the line
+    room: int  # slots for all of them
+    shared: dict[JobId, str]  # jobs with a fair share, and why it is no more
+    rows: dict[JobId, int]  # of jobs with curves
+    forecast: Forecast
+    horizon_s: float
+
+    def why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        """The reason for a job's size, in words and numbers.
+
+        Args:
+            job: that changes or waits.
+            slots: that it gets.
+        """
+        if not slots:
+            words = f"needs {slots_in_words(job.least)}, jobs whose turn it is leave no room for it"
+            return words, {"room": float(self.room), "needs": float(job.least)}
+        if job.job in self.shared:
+            numbers = {"room": float(self.room), "jobs": float(len(self.sizes))}
+            share = f"its share of {slots_in_words(self.room)} among {len(self.sizes)}"
+            return f"{share}, since {self.shared[job.job]}", numbers
+        return self.forecast.why(self.rows[job.job], self.horizon_s)
+
+
+class Forecast:
+    """What a choice of sizes is expected to do to losses."""
+
+    def __init__(self, jobs: Sequence[JobId], gains: SizeGains, sizes: Sequence[int]) -> None:
+        """Look at the sizes, and at one slot more.
+
+        Args:
+            jobs: J of them, with curves.
+            gains: of their sizes.
+            sizes: slots of each, at least 1.
+        """
+        self._jobs, self._gains, self._sizes = jobs, gains, sizes
+        chosen = np.array(sizes, dtype=np.int64)
+        self._then = gains.losses_then(chosen)
+        self._shares = gains.shares(self._then)
+        self._more = gains.shares(gains.losses_then(chosen + 1)) - self._shares
+        self._next = [gains.step(row, size) for row, size in enumerate(sizes)]
+        self._first_two = nlargest(2, range(len(jobs)), key=self._next.__getitem__)
+
+    def why(self, row: int, horizon_s: float) -> tuple[str, dict[str, float]]:
+        """The reason for a job's size, beside whoever else would gain most by another slot.
+
+        Args:
+            row: of the job.
+            horizon_s: seconds ahead.
+        """
+        gains, size = self._gains, self._sizes[row]
+        numbers = {
+            "loss": float(gains.loss_now[row]),
+            "predicted_loss": float(self._then[row]),
+            "limit": float(gains.limit[row]),
+            "share_of_rest": float(self._shares[row]),
+            "gain": gains.step(row, size - 1) if size > 1 else gains.of(row, 1),
+        }
+        words = (
+            f"the next {horizon_s:.0f} s are expected to lower its loss"
+            f" by {_percent(numbers['share_of_rest'])} of what is left"
+        )
+        for rival in self._first_two:
+            if rival != row:
+                more = float(self._more[rival])
+                numbers |= {"rival_share_of_rest": more, "rival_gain": self._next[rival]}
+                other = f"by one more slot {self._jobs[rival]} would gain {_percent(more)}"
+                return f"{words}; {other}", numbers
+        return words, numbers
+
+
+def decide(
+    line: Sequence[JobView], partition: Partition, observed: ObservedJobs, options: SlaqOptions
+) -> Decision:
+    """One scheduling epoch: fair shares for jobs without a curve, the rest by predicted gain.
+
+    Args:
+        line: jobs in the order in which they are given their least.
+        partition: how many slots there are.
+        observed: what is known of the jobs.
+        options: of the policy.
+    """
+    equal = shares(line, partition)
+    served = [partition.view.jobs[name] for name in equal]
+    without = observed.no_curve(served)
+    shared = [job for job in served if job.job in without]
+    curved = [job for job in served if job.job not in without]
+    gains = SizeGains(observed.outlook(curved, partition.now), options)
+    room = partition.room - sum(equal[job.job] for job in shared)
+    bounds = [_bounds(job, row, partition, gains, options) for row, job in enumerate(curved)]
+    bounds = _held(curved, bounds, partition.now - options.interval_s, room)
+    have = [len(job.running_on) for job in curved]
+    found = allocate(gains, bounds, have, room, options.margin)
+    sizes = {job.job: size for job, size in zip(curved, found, strict=True)}
+    sizes |= shares(shared, partition, partition.room - sum(found))
+    return Decision(
+        sizes={name: sizes[name] for name in equal},
+        room=partition.room,
+        shared=without,
+        rows={job.job: row for row, job in enumerate(curved)},
+        forecast=Forecast([job.job for job in curved], gains, found),
+        horizon_s=options.interval_s,
+    )
+
+
+def _bounds(
+    job: JobView, row: int, partition: Partition, gains: SizeGains, options: SlaqOptions
+) -> tuple[int, int]:
+    """Least and most slots that it may be given."""
+    most = max(job.least, min(useful_slots(job, partition), options.most or job.most))
+    if options.efficiency_floor > 0.0:
+        most = max(job.least, gains.efficient(row, most))
+    return job.least, most
+
+
+def _held(
+    jobs: Sequence[JobView], bounds: Sequence[tuple[int, int]], since: float, room: int
+) -> list[tuple[int, int]]:
+    """Bounds with which those do not shrink that got their size after `since`, if all fit so."""
+    held = [
+        (len(job.running_on), most)
+        if job.moved_at > since and least <= len(job.running_on) <= most
+        else (least, most)
+        for job, (least, most) in zip(jobs, bounds, strict=True)
+    ]
+    return held if sum(least for least, _ in held) <= room else list(bounds)
+
+
+def _percent(share: float) -> str:
+    """A share in two digits, as in 0.35%, 3.5% and 35%."""
+    return f"{100.0 * share:.2g}%"
