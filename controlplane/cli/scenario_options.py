@@ -8,13 +8,16 @@ from pathlib import Path
 from typing import Final, Literal
 
 from cyclopts import Parameter
+from msgspec.structs import replace
 
-from controlplane.sim.scenario import Scenario
+from controlplane.sim.models.curves.curves_model import WORK_CORE_S
+from controlplane.sim.scenario import SLAQ, Scenario
 from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulator_errors import TraceError
 
 MOST_GPUS: Final = 1_000_000
 MOST_FILES: Final = 1000
+TABLE2: Final = Scenario()
 
 
 @Parameter(name="*")
@@ -22,28 +25,30 @@ MOST_FILES: Final = 1000
 class Setup:
     """What is simulated; see docs/simulator.md."""
 
-    physics: Literal["table2", "profiles", "recorded"] = "table2"
-    "How jobs train: a model of the paper's Table 2, measured tables, or a cluster's own journal."
+    physics: Literal["table2", "profiles", "recorded", "curves"] = "table2"
+    "How jobs train: the paper's Table 2, measured tables, a cluster's journal, loss curves."
     profiles: str = ""
     "Folder of the measured tables (physics profiles)."
     workload: str = ""
     "Trace to submit, a CSV or a recording; default: one is generated."
+    curves: str = ""
+    "File of `ones sim record-curves` (physics curves); default: the one that ships."
     gpus: int | None = None
     "Slots of the cluster, instead of --nodes."
-    nodes: str = "16"
-    "Nodes: a number, or groups of GPU types such as 8xv100,8xk80."
-    gpus_per_node: int = 4
-    "Slots of each node."
-    jobs: int = 400
-    "Length of a generated trace."
-    interval: float = 30.0
-    "Mean seconds between its submissions."
+    nodes: str = ""
+    "Nodes: a number, or groups of GPU types such as 8xv100,8xk80; default 16, of curves 20."
+    gpus_per_node: int | None = None
+    "Slots of each node; default 4, of curves 32 cores."
+    jobs: int | None = None
+    "Length of a generated trace; default 400, of curves 160."
+    interval: float | None = None
+    "Mean seconds between its submissions; default 30, of curves 15."
     arrivals: Literal["poisson", "uniform", "bursts", "philly"] = "poisson"
     "How its submissions come."
     mix: Literal["philly", "uniform"] = "philly"
     "How its workloads are drawn."
     warm_up: float | None = None
-    "Share of the first jobs that are not counted; default 0.05 of generated traces, else 0."
+    "Share of the first jobs that are not counted; default 0.05 of Table 2's traces, else 0."
     round: float = 0.0
     "Seconds between plans, as in published simulators; 0: whenever something happens."
     stall: float | None = None
@@ -57,7 +62,11 @@ class Setup:
     interference: str = "none"
     "Slow-downs between neighbours: none, pollux:SHARE or pairwise:SHARE."
     erratic: bool = False
-    "Loss curves with spikes and plateaus."
+    "Loss curves with spikes and plateaus (physics table2)."
+    work: float = WORK_CORE_S
+    "Mean seconds that a job would take on one core (physics curves)."
+    scaling: float = 1.0
+    "Exponent of a job's speed over its cores, above 0 and at most 1 (physics curves)."
     crashes: float = 0.0
     "Share of the jobs whose scripts fail once."
     cancels: float = 0.0
@@ -79,21 +88,22 @@ class Setup:
         Raises:
             TraceError: if it makes no sense; it names the option.
         """
-        generated = not self.workload
+        usual = SLAQ if self.physics == "curves" else TABLE2
         if self.physics == "profiles" and not self.profiles:
             hint = "give --profiles DIR, the folder of the measured tables"
             raise TraceError("physics profiles needs tables", hint, "profiles")
         return Scenario(
             physics=self.physics,
             profiles=_absolute(self.profiles),
-            content=_content(self.workload, self.profiles),
+            content=_content((self.workload, self.curves), self.profiles),
             workload=_absolute(self.workload),
-            jobs=self.jobs,
-            interval_s=self.interval,
+            curves=_absolute(self.curves),
+            jobs=usual.jobs if self.jobs is None else self.jobs,
+            interval_s=usual.interval_s if self.interval is None else self.interval,
             arrivals=self.arrivals,
             mix=self.mix,
-            warm_up=self.warm_up if self.warm_up is not None else 0.05 * generated,
-            nodes=_nodes(self.nodes, self.gpus_per_node, gpus or self.gpus),
+            warm_up=self._warm_up(usual),
+            nodes=self._nodes(usual.nodes[0], gpus),
             round_s=self.round,
             stall_s=self.stall,
             first_stall_s=self.first_stall,
@@ -101,6 +111,8 @@ class Setup:
             knowledge=self.knowledge,
             interference=self.interference,
             erratic=self.erratic,
+            work_core_s=self.work,
+            scaling=self.scaling,
             crash_share=self.crashes,
             cancel_share=self.cancels,
             node_loss_s=self.node_loss,
@@ -109,10 +121,20 @@ class Setup:
             record_allocations=record_allocations,
         )
 
+    def _warm_up(self, usual: Scenario) -> float:
+        if self.warm_up is not None:
+            return self.warm_up
+        return 0.0 if self.workload else usual.warm_up
 
-def _content(workload: str, profiles: str) -> str:
+    def _nodes(self, usual: NodeGroup, gpus: int | None) -> tuple[NodeGroup, ...]:
+        per_node = usual.slots if self.gpus_per_node is None else self.gpus_per_node
+        nodes = _nodes(self.nodes or str(usual.count), per_node, gpus or self.gpus)
+        return tuple(replace(group, kind=usual.kind) for group in nodes)
+
+
+def _content(named: tuple[str, ...], profiles: str) -> str:
     """A fingerprint of the files that are simulated: results of others are not theirs."""
-    files = [Path(workload)] if workload else []
+    files = [Path(name) for name in named if name]
     if profiles:
         files += sorted(Path(profiles).expanduser().rglob("*.csv"))[:MOST_FILES]
     seen = sha256()

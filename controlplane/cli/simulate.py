@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,10 +25,13 @@ from controlplane.sim.analysis import figures, report_tables
 from controlplane.sim.analysis.results_by_policy import comparison_json
 from controlplane.sim.analysis.simulation_summary import summary
 from controlplane.sim.experiment import Cell
+from controlplane.sim.models.curves.loss_curves import encode
 from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario_loading import trace_of
 from controlplane.sim.simulation_result import SimulationResult
+from controlplane.sim.simulator_errors import ResultsError
 from controlplane.sim.submissions import Trace
+from controlplane.sim.traces.atomic_file import write_whole
 from controlplane.sim.traces.importers import Layout, import_trace
 from controlplane.sim.traces.journal_recording import recording_from_journal
 from controlplane.sim.traces.recording_file import write_recording
@@ -156,6 +161,33 @@ def generate(file: Path, /, *, seed: int = 0, setup: Setup = DEFAULT) -> int:
     trace = trace_of(setup.scenario(), seed)
     write_trace(trace, file)
     print_table(("trace", "jobs", "submissions end after"), [_row(file, trace)])
+    return Exit.OK
+
+
+@sim.command
+def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> int:
+    """Train classical algorithms for real and write down their losses, for --physics curves.
+
+    Parameters
+    ----------
+    file
+        To write: JSON. The one that ships was made so.
+    seed
+        Of every training that draws.
+    families
+        Algorithms, with commas between them; default: all.
+    """
+    try:
+        from controlplane.sim.models.curves.record import record  # noqa: PLC0415 - not always there
+    except ImportError:
+        hint = "in a checkout of ONES: pip install '.[examples]'"
+        raise ResultsError("recording curves needs scikit-learn", hint) from None
+    wanted = [name.strip() for name in families.split(",") if name.strip()]
+    today = datetime.now(tz=UTC).date().isoformat()
+    recorded = record(seed, today, wanted, lambda name: sys.stderr.write(f"trained {name}\n"))
+    write_whole(file, encode(recorded).decode())
+    algorithms = {curve.family for curve in recorded.curves}
+    print_table(("file", "curves", "algorithms"), [(file, len(recorded.curves), len(algorithms))])
     return Exit.OK
 
 

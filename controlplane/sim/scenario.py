@@ -7,6 +7,7 @@ from typing import Final, Literal
 
 import msgspec
 
+from controlplane.sim.models.curves.curves_model import WORK_CORE_S
 from controlplane.sim.models.interference import parse_interference
 from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, NodeGroup
 from controlplane.sim.simulator_errors import TraceError
@@ -17,9 +18,10 @@ LONGEST_STALL_S: Final = 500.0  # below every deadline of the core
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Workload, cluster and costs; with a policy and a seed it says all there is to know."""
 
-    physics: Literal["table2", "profiles", "recorded"] = "table2"
+    physics: Literal["table2", "profiles", "recorded", "curves"] = "table2"
     profiles: str = ""  # folder of the measured tables
     workload: str = ""  # file of a trace or a recording; else one is generated
+    curves: str = ""  # file of loss curves; else those that ship
     content: str = ""  # fingerprint of these files: results of others are not theirs
     jobs: int = 400
     interval_s: float = 30.0  # mean time between submissions
@@ -34,6 +36,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     knowledge: Literal["L0", "L2", "L3"] = "L2"
     interference: str = "none"
     erratic: bool = False  # loss curves
+    work_core_s: float = WORK_CORE_S  # physics curves: mean of a job's work on one slot
+    scaling: float = 1.0  # physics curves: exponent of a job's speed over its slots
     crash_share: float = 0.0  # of the jobs, whose scripts fail once
     cancel_share: float = 0.0  # of the jobs, that their users give up
     node_loss_s: float = 0.0  # mean time between losses of a node; 0: never
@@ -71,7 +75,7 @@ def _check(scenario: Scenario) -> None:
     least = {
         "jobs": 1, "interval_s": 1e-6, "warm_up": 0.0, "round_s": 0.0, "latency_s": 0.0,
         "crash_share": 0.0, "cancel_share": 0.0, "node_loss_s": 0.0, "node_back_s": 0.0,
-        "generations": 0, "think_s": 0.0,
+        "generations": 0, "think_s": 0.0, "work_core_s": 1e-6,
     }  # fmt: skip
     for name, low in least.items():
         _bounded(name, getattr(scenario, name), low)
@@ -85,6 +89,9 @@ def _check(scenario: Scenario) -> None:
     for name in ("warm_up", "crash_share", "cancel_share"):
         if getattr(scenario, name) > 1.0 - (name == "warm_up") * 1e-9:
             raise TraceError(f"{name} {getattr(scenario, name)} is no share", "give 0 to 1", name)
+    if not 0.0 < scenario.scaling <= 1.0:
+        what = f"scaling: {scenario.scaling} is not above 0 and at most 1"
+        raise TraceError(what, "give 1 for speeds as many times as there are slots", "scaling")
     if scenario.slots < 1 or any(g.count < 1 or g.slots < 1 for g in scenario.nodes):
         raise TraceError("the cluster has no slots", "give nodes with at least one GPU", "nodes")
     unknown = [group.model for group in scenario.nodes if group.model not in RELATIVE_SPEEDS]
@@ -97,3 +104,13 @@ def _check(scenario: Scenario) -> None:
 def _bounded(name: str, value: float, least: float) -> None:
     if not math.isfinite(value) or value < least:
         raise TraceError(f"{name}: {value} is not a number from {least:g} on", "correct it", name)
+
+
+# SLAQ section 3: 160 jobs, 15 s apart, on 20 nodes of 32 cores; all count.
+SLAQ: Final = Scenario(
+    physics="curves",
+    jobs=160,
+    interval_s=15.0,
+    warm_up=0.0,
+    nodes=(NodeGroup(count=20, slots=32, kind="cpu"),),
+)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from controlplane.sim.models.curves.curves_model import COSTS, CurvesModel
+from controlplane.sim.models.curves.loss_curves import RecordedCurves, read_curves, shipped_curves
 from controlplane.sim.models.job_model import ChangeCosts, TrainingModel
 from controlplane.sim.models.profiles.profiles_model import ProfilesModel
 from controlplane.sim.models.recorded.recorded_model import RecordedModel
@@ -14,6 +16,7 @@ from controlplane.sim.models.table2.table2_model import TYPICAL_COSTS, Table2Mod
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import Trace
+from controlplane.sim.traces.curves_generator import generate_curves
 from controlplane.sim.traces.recording_file import read_recording
 from controlplane.sim.traces.table2_generator import generate
 from controlplane.sim.traces.trace_csv import read_trace
@@ -45,7 +48,27 @@ def model_of(scenario: Scenario) -> TrainingModel:
         )
     if scenario.physics == "recorded":
         return RecordedModel(recording_of(scenario), costs_of(scenario), stated=stated)
+    if scenario.physics == "curves":
+        return CurvesModel(
+            curves_of(scenario).by_name(),
+            costs_of(scenario),
+            work_core_s=scenario.work_core_s,
+            scaling=scenario.scaling,
+            stated=stated,
+        )
     return Table2Model(stated=stated, erratic=scenario.erratic)
+
+
+def curves_of(scenario: Scenario) -> RecordedCurves:
+    """The loss curves that its jobs replay.
+
+    Args:
+        scenario: its `curves` may name a file.
+
+    Raises:
+        TraceError: if there is no such file, or it is none.
+    """
+    return read_curves(Path(scenario.curves)) if scenario.curves else shipped_curves()
 
 
 def recording_of(scenario: Scenario) -> Recording:
@@ -79,6 +102,18 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
         return read_trace(Path(scenario.workload))
     if scenario.physics == "profiles":
         raise TraceError("the profiles have no generator", "give --workload FILE.csv", "workload")
+    if scenario.physics == "curves":
+        return generate_curves(
+            curves_of(scenario).curves,
+            jobs=scenario.jobs,
+            seed=seed,
+            arrivals=scenario.arrivals,
+            mean_interval_s=scenario.interval_s,
+            crash_share=scenario.crash_share,
+            cancel_share=scenario.cancel_share,
+            work_core_s=scenario.work_core_s,
+            most_slots=scenario.slots,
+        )
     return generate(
         jobs=scenario.jobs,
         seed=seed,
@@ -94,13 +129,15 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
 def costs_of(scenario: Scenario) -> ChangeCosts:
     """What changes take, as far as it does not depend on the job.
 
-    With the profiles 30 s for everything, unless it was said; of Table 2's models the middle.
+    With the profiles 30 s for everything, unless it was said; of Table 2's models the middle; with
+    loss curves hardly anything.
 
     Args:
         scenario: with the seconds that it states; None: the usual ones.
     """
-    if scenario.physics == "table2":
-        return TYPICAL_COSTS.overridden(scenario.stall_s, scenario.first_stall_s)
+    if scenario.physics in {"table2", "curves"}:
+        usual = COSTS if scenario.physics == "curves" else TYPICAL_COSTS
+        return usual.overridden(scenario.stall_s, scenario.first_stall_s)
     stall_s = USUAL_STALL_S if scenario.stall_s is None else scenario.stall_s
     start_s = stall_s if scenario.first_stall_s is None else scenario.first_stall_s
     return ChangeCosts(start_s=start_s, restart_s=start_s, prepare_s=start_s, switch_s=stall_s)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Final, Literal
 
 import msgspec
 
@@ -27,6 +27,7 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
     count: int
     slots: int  # GPUs on each
     model: str = ""  # of its GPUs, as in `RELATIVE_SPEEDS`
+    kind: Literal["gpu", "cpu"] = "gpu"  # of its slots
 
 
 def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
@@ -40,7 +41,8 @@ def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
         for _ in range(group.count):
             name = NodeId(f"n{len(found):04d}")
             slots = tuple(
-                SlotSpec(index=index, kind="gpu", model=group.model) for index in range(group.slots)
+                SlotSpec(index=index, kind=group.kind, model=group.model)
+                for index in range(group.slots)
             )
             found.append(
                 NodeSpec(

@@ -15,6 +15,20 @@ class SlotAllocation(msgspec.Struct, frozen=True, array_like=True):
     until: Seconds
 
 
+class LossLeft(msgspec.Struct, frozen=True, array_like=True):
+    """How far a job's loss was from its end."""
+
+    at: Seconds
+    share: float  # of all that it falls: 1 at first, 0 at its smallest
+
+
+class SizeChange(msgspec.Struct, frozen=True, array_like=True):
+    """A job held so many slots from now on."""
+
+    at: Seconds
+    slots: int
+
+
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """One job from submission to end."""
 
@@ -33,6 +47,8 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     extrapolated_s: float = 0.0  # of that, at speeds that nobody measured
     counted: bool = True  # in averages; warm-up jobs are not
     allocations: tuple[SlotAllocation, ...] = ()  # if they were recorded
+    losses: tuple[LossLeft, ...] = ()  # from its submission on, if its model has true losses
+    sizes: tuple[SizeChange, ...] = ()  # the same
 
     @property
     def jct_s(self) -> float | None:

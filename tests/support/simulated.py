@@ -51,6 +51,7 @@ class ToyJob:
     application: str = "toy"
     jump: float = 0.0  # progress that a change of the batch costs
     noise: float | None = None  # scale in the first epoch; as much more in each later one
+    loss_epochs: int | None = None  # until its loss is at its least, falling evenly; None: made up
 
     @property
     def samples(self) -> float:
@@ -74,6 +75,9 @@ class ToyJob:
         noise_scale = self.noise_scale(max(0, epoch - 1), batch)
         return EpochMetrics(train_loss=1.0 / (1 + epoch), metrics={}, noise_scale=noise_scale)
 
+    def loss_left(self, epoch: int) -> float | None:
+        return None if self.loss_epochs is None else max(0.0, 1.0 - epoch / self.loss_epochs)
+
     def remaining_steps(self, epoch: int, progress: float) -> float:
         return (self.samples - progress) / self.spec.batch_size
 
@@ -90,6 +94,7 @@ class ToyModel:
     retries: int = 1
     whole_seconds: bool = False
     noise: float | None = None
+    loss_epochs: int | None = None
 
     def job_model(self, job: TraceJob, batch: Literal["fixed", "elastic"], *, seed: int) -> ToyJob:
         spec = JobSpec(
@@ -111,6 +116,7 @@ class ToyModel:
             application=job.workload,
             jump=self.jump,
             noise=self.noise,
+            loss_epochs=self.loss_epochs,
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from controlplane.sim.analysis.fluid_bound import fluid_srpt
-from controlplane.sim.analysis.min_cost import MinCost, min_cost
+from controlplane.sim.analysis.min_cost import MinCost, known_throughput, min_cost
 from controlplane.sim.models.job_model import TrainingModel
 from controlplane.sim.submissions import TraceJob
 
@@ -51,7 +51,7 @@ def _min_costs(
     jobs: Sequence[TraceJob], model: TrainingModel, *, slots: int, widest: int, seed: int
 ) -> list[MinCost]:
     """The least that each job can cost, worked out once for those that are alike."""
-    known: dict[tuple[str, int, int, int], MinCost] = {}
+    known: dict[tuple[str, int, int, int, float], MinCost] = {}
     batches: dict[tuple[str, int, int], int] = {}
     costs = []
     for job in jobs:
@@ -62,7 +62,9 @@ def _min_costs(
         # A batch that is not above the limit lies between those that are tried.
         beyond = batches[tuned] > job_model.spec.batch_limit
         fixed = batches[tuned] if beyond else 0
-        key = (job.workload, job_model.epochs, job_model.epoch_samples, fixed)
+        alone = known_throughput(job_model, 1, job_model.spec.batch_size, 0, widest)
+        speed = alone.samples_per_s if alone else 0.0
+        key = (job.workload, job_model.epochs, job_model.epoch_samples, fixed, speed)
         if key not in known:
             known[key] = min_cost(job_model, fixed, slots, widest)
         costs.append(known[key])

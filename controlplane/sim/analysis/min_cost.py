@@ -65,7 +65,7 @@ def _speeds(
     speed = np.zeros((len(sizes), len(batches)))
     for column, batch in enumerate(batches):
         for row, size in enumerate(sizes):
-            known = _throughput(job_model, size, batch, 0, widest) if size <= batch else None
+            known = known_throughput(job_model, size, batch, 0, widest) if size <= batch else None
             if known is not None:
                 speed[row, column] = known.samples_per_s
     return speed
@@ -83,7 +83,7 @@ def _efficiencies(
     for column, batch in enumerate(batches):
         fits = next((size for row, size in enumerate(sizes) if speed[row, column] > 0.0), None)
         for epoch in range(job_model.epochs if fits is not None else 0):
-            known = _throughput(job_model, fits or 1, batch, epoch, widest)
+            known = known_throughput(job_model, fits or 1, batch, epoch, widest)
             found[column, epoch] = known.progress_per_s / known.samples_per_s if known else 0.0
     return found
 
@@ -94,9 +94,18 @@ def _batches(first: int, most: int, fixed: int) -> list[int]:
     return sorted(between | {most} | ({fixed} if fixed else set()))
 
 
-def _throughput(
+def known_throughput(
     job_model: JobModel, size: int, batch: int, epoch: int, widest: int
 ) -> Throughput | None:
+    """Of a group on as few nodes as possible; None: it cannot run.
+
+    Args:
+        job_model: of the job.
+        size: slots.
+        batch: global, samples per step.
+        epoch: finished ones.
+        widest: slots of the largest node.
+    """
     try:
         throughput = job_model.throughput(packed(size, widest), batch, epoch)
     except TraceError:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import HOLDING
 from controlplane.core.state import State
 from controlplane.sim.engine.job_progress import TrainingProgress
-from controlplane.sim.simulation_result import JobResult, SlotAllocation
+from controlplane.sim.simulation_result import JobResult, LossLeft, SizeChange, SlotAllocation
 from controlplane.sim.submissions import TraceJob
 from schemas.ids import JobId, Seconds, SlotId
 
@@ -22,6 +22,9 @@ class _Record:
     allocations: list[SlotAllocation] | None = None  # that are over; None: nobody wants them
     slots: tuple[SlotId, ...] = ()  # at present
     since: Seconds = Seconds(0.0)  # when it got them
+    losses: list[LossLeft] = field(default_factory=list)  # empty: its model knows none
+    sizes: list[SizeChange] = field(default_factory=list)  # where it has losses
+    epoch: int = 0  # of the last one of the losses
 
 
 class JobLog:
@@ -47,11 +50,13 @@ class JobLog:
             training: its progress, which others count.
             counted: whether it enters averages.
         """
+        begins = training.model.loss_left(0)
         self._records[job] = _Record(
             submission=submission,
             training=training,
             counted=counted,
             allocations=[] if self._record_allocations else None,
+            losses=[] if begins is None else [LossLeft(submission.at, begins)],
         )
 
     def note(self, job: Job, now: Seconds) -> None:
@@ -66,6 +71,8 @@ class JobLog:
             return
         if record.started_at is None and job.phase in HOLDING:
             record.started_at = now
+        if record.losses:
+            _note_loss(record, len(job.size.slots), now)
         _note_slots(record, tuple(job.size.slots), now)
 
     def results(self, state: State, now: Seconds) -> tuple[JobResult, ...]:
@@ -80,6 +87,16 @@ class JobLog:
             _note_slots(record, (), now)
             found.append(_result(record, state.jobs[name]))
         return tuple(found)
+
+
+def _note_loss(record: _Record, slots: int, now: Seconds) -> None:
+    if slots != (record.sizes[-1].slots if record.sizes else 0):
+        record.sizes.append(SizeChange(now, slots))
+    epoch = record.training.epoch
+    left = record.training.model.loss_left(epoch) if epoch != record.epoch else None
+    if left is not None:
+        record.epoch = epoch
+        record.losses.append(LossLeft(now, left))
 
 
 def _note_slots(record: _Record, slots: tuple[SlotId, ...], now: Seconds) -> None:
@@ -108,4 +125,6 @@ def _result(record: _Record, job: Job) -> JobResult:
         extrapolated_s=record.training.extrapolated_s,
         counted=record.counted,
         allocations=tuple(record.allocations or ()),
+        losses=tuple(record.losses),
+        sizes=tuple(record.sizes),
     )

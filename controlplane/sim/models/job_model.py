@@ -148,6 +148,17 @@ class JobModel(Protocol):
         """
         ...
 
+    def loss_left(self, epoch: int) -> float | None:
+        """The share of all that its loss will fall which is still to come; nobody is told.
+
+        Args:
+            epoch: finished ones.
+
+        Returns:
+            1 before the first one, 0 at its smallest loss; None: its loss is made up.
+        """
+        ...
+
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Steps at the first batch that are left, as published simulators count for Optimus.
 

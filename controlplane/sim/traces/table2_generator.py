@@ -66,13 +66,13 @@ def generate(
     """
     _check(jobs, mix, mean_interval_s, (crash_share, cancel_share))
     rngs = [default_rng((seed, number)) for number in range(5)]
-    arrive = _process(arrivals) if isinstance(arrivals, str) else arrivals
+    arrive = arrival_process(arrivals) if isinstance(arrivals, str) else arrivals
     times = [float(at) for at in arrive(rngs[0], jobs, mean_interval_s)]
     drawn = rngs[1].choice(USER_SLOTS, size=jobs, p=USER_SHARES)
     slots = [min(int(many), most_slots or int(many)) for many in drawn]
     names = _workloads(rngs[2], mix, slots, gpu_times or philly.sample)
-    crashes = _shares(rngs[3], jobs, crash_share, CRASHES)
-    patience = _shares(rngs[4], jobs, cancel_share, PATIENCE)
+    crashes = shares(rngs[3], jobs, crash_share, CRASHES)
+    patience = shares(rngs[4], jobs, cancel_share, PATIENCE)
     return Trace(
         name=f"table2-{mix}-{jobs}-{seed}",
         jobs=tuple(
@@ -122,16 +122,31 @@ def _check(jobs: int, mix: str, mean_interval_s: float, shares: tuple[float, ...
             raise TraceError(f"{share} is no share of the jobs", "give 0 to 1", "share")
 
 
-def _shares(
+def shares(
     rng: Generator, jobs: int, share: float, between: tuple[float, float]
 ) -> list[float | None]:
-    """A uniform draw for about `share` of the jobs, None for the others."""
+    """A uniform draw for about `share` of the jobs, None for the others.
+
+    Args:
+        rng: where chance comes from.
+        jobs: how many.
+        share: of the jobs, in [0, 1].
+        between: least and most of what is drawn.
+    """
     struck = rng.random(jobs) < share
     values = rng.uniform(*between, jobs)
     return [float(value) if hit else None for hit, value in zip(struck, values, strict=True)]
 
 
-def _process(name: str) -> Arrivals:
+def arrival_process(name: str) -> Arrivals:
+    """The process of that name.
+
+    Args:
+        name: one of `PROCESSES`.
+
+    Raises:
+        TraceError: if there is none.
+    """
     if name not in PROCESSES:
         what = f"there is no arrival process {name!r}"
         raise TraceError(what, f"choose from {', '.join(PROCESSES)}", "arrivals")

@@ -87,6 +87,29 @@ def test_a_comparison_is_paired_drawn_and_gone_on_with(tmp_path: Path) -> None:
     assert {file.name for file in plots.iterdir()} >= {"boxes-4.png", "cdf-8.png", "scaling.png"}
 
 
+def test_recorded_losses_are_replayed(tmp_path: Path) -> None:
+    file = tmp_path / "curves.json"
+    sim("record-curves", str(file), "--families", "linear-regression, k-means", "--seed", "1")
+    small = (
+        "--gpus",
+        "8",
+        "--gpus-per-node",
+        "4",
+        "--jobs",
+        "3",
+        "--work",
+        "50",
+        "--scaling",
+        "0.9",
+    )
+
+    found = result("run", "--policy", "fair", "--physics", "curves", "--curves", str(file), *small)
+
+    assert found["setting"]["curves"] == str(file)
+    assert found["jobs"] == 3
+    assert found["per_application"].keys() <= {"linear-regression", "k-means"}
+
+
 def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
     foreign, ours = tmp_path / "60_job.csv", tmp_path / "jobs.csv"
     foreign.write_text(
@@ -113,6 +136,9 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
         (("--nodes", "99999999999"), "with at most 1000000 GPUs"),
         (("--plots", "/dev/null/x"), "give a folder"),
         (("--physics", "recorded"), "give --workload FILE"),
+        (("--physics", "curves", "--curves", "/nowhere.json"), "No such file"),
+        (("--physics", "curves", "--scaling", "1.5"), "scaling: 1.5 is not above 0"),
+        (("--physics", "curves", "--work", "0"), "work_core_s: 0.0 is not a number from 1e-06 on"),
         (("--option", "limits"), "option 'limits' has no value"),
         (("--policy", "tiresias", "--option", "limits=[3,2]"), "do not rise"),
         (("--workload", "/nowhere/trace.csv"), "No such file"),

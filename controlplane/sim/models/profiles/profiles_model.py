@@ -92,6 +92,10 @@ class ProfiledJob:
         noise = self.noise_scale(max(0, epoch - 1), batch)
         return EpochMetrics(train_loss=None, metrics={}, noise_scale=noise)
 
+    def loss_left(self, epoch: int) -> float | None:
+        """None was published."""
+        return None
+
     def remaining_steps(self, epoch: int, progress: float) -> float:
         """Up to the beginning of the last epoch, at least 1: as the published simulator counts."""
         last = self.epochs - 1

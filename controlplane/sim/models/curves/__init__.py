@@ -1,0 +1,1 @@
+"""How classical learning jobs train: loss curves of real trainings, replayed."""
