@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from controlplane.sim.analysis import gantt, plots
+from controlplane.sim.analysis import gantt, loss_plots, plots
+from controlplane.sim.analysis.loss_series import has_losses
 from controlplane.sim.analysis.results_by_policy import by_size
 from controlplane.sim.simulation_result import SimulationResult
 
@@ -34,6 +35,13 @@ def draw(results: Sequence[SimulationResult], folder: Path, ours: str = "ones") 
             file = folder / f"{name}-{size}.png"
             plot(mine, file)
             drawn.append(file)
+        if all(has_losses(result) for result in mine):
+            for name, plot in (("losses", loss_plots.normalised_loss),
+                               ("loss-slots", loss_plots.slots_by_loss),
+                               ("loss-times", loss_plots.times_to_reductions)):  # fmt: skip
+                file = folder / f"{name}-{size}.png"
+                plot(mine, file)
+                drawn.append(file)
     if len(sizes) > 1:
         plots.scaling(results, folder / "scaling.png", ours)
         drawn.append(folder / "scaling.png")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
+from controlplane.sim.analysis.loss_series import LOSS_FIGURES, has_losses
 from controlplane.sim.analysis.paired_comparison import Comparison
 from controlplane.sim.analysis.results_by_policy import MEANS, against_each, by_size, means
 from controlplane.sim.analysis.simulation_summary import summary
@@ -28,6 +29,18 @@ COLUMNS: Final[Mapping[str, str]] = {  # of a comparison: heading and figure
     "ms/decision": "decision_ms_mean",
     "extrapolated": "extrapolated_share",
 }
+OF_LOSSES: Final[Mapping[str, str]] = {  # where jobs have losses
+    "t90 s": "t90_s",
+    "t95 s": "t95_s",
+    "mean loss": "mean_loss",
+    "loss area s": "loss_area_s",
+    "cores high": "cores_high",
+    "medium": "cores_medium",
+    "low": "cores_low",
+    "avg JCT s": "avg_jct_s",
+    "p99": "p99_jct_s",
+    "makespan": "makespan_s",
+}
 EXTRAPOLATED: Final = (
     "{share} of the training time went by in groups like which none was ever measured:\n"
     "their speeds are extrapolated, see docs/simulator.md."
@@ -44,7 +57,8 @@ def print_result(result: SimulationResult) -> None:
     table = _table(f"{result.policy} on {result.slots} slots, seed {result.seed}")
     table.add_column("measure")
     table.add_column("value", justify="right")
-    for name in ("jobs", *MEANS[:-1], "unfinished", "failed", "cancelled"):
+    of_losses = [name for name in LOSS_FIGURES if name in figures]
+    for name in ("jobs", *of_losses, *MEANS[:-1], "unfinished", "failed", "cancelled"):
         table.add_row(name, _cell(figures[name]))
     table.add_row("lower bound of avg_jct_s", _cell(figures["bound_avg_jct_s"]))
     table.add_row("times the bound", _cell(figures["vs_bound"]))
@@ -67,7 +81,9 @@ def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
         seeds = len(next(iter(here.values())))
         know = results[0].setting.get("knowledge", "")
         title = f"{size} slots, means over {seeds} seed{'s' * (seeds != 1)}, knowledge {know}"
-        console.print(_side_by_side(title, here))
+        console.print(_side_by_side(title, here, COLUMNS))
+        if all(has_losses(result) for many in here.values() for result in many):
+            console.print(_side_by_side("losses, and what lower ones cost", here, OF_LOSSES))
         shares = [means(many)["extrapolated_share"] or 0.0 for many in here.values()]
         if max(shares) > 0.0:
             console.print(EXTRAPOLATED.format(share=f"Up to {max(shares):.0%}"))
@@ -75,17 +91,19 @@ def print_comparison(results: Sequence[SimulationResult], ours: str) -> None:
         console.print(_paired(f"{ours} against each, {size} slots, paired by job", pairs))
 
 
-def _side_by_side(title: str, results: Mapping[str, Sequence[SimulationResult]]) -> Table:
+def _side_by_side(
+    title: str, results: Mapping[str, Sequence[SimulationResult]], columns: Mapping[str, str]
+) -> Table:
     table = _table(title)
     table.add_column("policy")
-    for name in COLUMNS:
+    for name in columns:
         table.add_column(name, justify="right")
     table.add_column("x bound", justify="right")
     for policy, many in results.items():
         mean = means(many)
         average, bound = mean["avg_jct_s"], mean["bound_avg_jct_s"]
         ratio = average / bound if average and bound else None
-        table.add_row(policy, *(_cell(mean[key]) for key in COLUMNS.values()), _cell(ratio))
+        table.add_row(policy, *(_cell(mean[key]) for key in columns.values()), _cell(ratio))
     return table
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import msgspec
 
+from controlplane.sim.analysis.loss_series import LOSS_FIGURES
 from controlplane.sim.analysis.paired_comparison import Comparison, compare
 from controlplane.sim.analysis.simulation_summary import summary
 from controlplane.sim.simulation_result import SimulationResult
@@ -44,13 +45,13 @@ def means(results: Sequence[SimulationResult]) -> dict[str, float | None]:
         results: at least one.
 
     Returns:
-        The figures `MEANS` of `summary`, in its units.
+        The figures `MEANS` of `summary`, in its units, and those of `LOSS_FIGURES` that it has.
     """
     sums = [summary(result) for result in results]
     found: dict[str, float | None] = {}
-    for name in MEANS:
-        values = [each[name] for each in sums]
-        found[name] = None if any(v is None for v in values) else statistics.fmean(values)
+    for name in (*MEANS, *(name for name in LOSS_FIGURES if name in sums[0])):
+        values = [each[name] for each in sums if each.get(name) is not None]
+        found[name] = statistics.fmean(values) if len(values) == len(sums) else None
     return found
 
 

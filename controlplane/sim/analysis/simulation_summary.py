@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from controlplane.sim.analysis.loss_series import loss_figures
 from controlplane.sim.simulation_result import JobResult, SimulationResult
 
 
@@ -28,6 +29,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         completion time over its lower bound, which has to be one of the counted jobs alone.
         `extrapolated_share` is the share of their training time, in [0, 1], in which a group was
         as fast as its model extrapolates it, because nothing like it was ever measured.
+        Where jobs have true losses, what `loss_series.loss_figures` says comes on top.
     """
     counted = [job for job in result.jobs if job.counted]
     average = _mean(_completions(counted))
@@ -49,6 +51,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         "decision_ms_p99": _quantile(result.decisions_ms, 0.99),
         "bound_avg_jct_s": bound,
         "vs_bound": average / bound if average is not None and bound else None,
+        **loss_figures(result),
         "unfinished": sum(job.ended_at is None for job in counted),
         "failed": sum(job.state == "failed" for job in counted),
         "cancelled": sum(job.state == "cancelled" for job in counted),

@@ -1,0 +1,166 @@
+"""How the losses of a simulation's jobs fell, and who had the slots meanwhile (SLAQ section 3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from controlplane.sim.simulation_result import JobResult, SimulationResult
+
+FloatArray = NDArray[np.float64]
+
+GRID_S: Final = 1.0  # between moments that are looked at
+ROUNDING: Final = 1e-9  # of a share
+GROUPS: Final = ("high", "medium", "low")  # by normalised loss
+BOUNDS: Final = (0.25, 0.5)  # shares of the jobs where a group ends, highest loss first
+LOSS_FIGURES: Final = (
+    "t90_s", "t95_s", "mean_loss", "loss_area_s", "cores_high", "cores_medium", "cores_low",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class LossSeries:
+    """Moments of one simulation, every `GRID_S` seconds from the first submission on.
+
+    A job's normalised loss is 1 before its first iteration and 0 at the least that it comes to.
+    """
+
+    times_s: FloatArray  # since the first submission, shape (T,)
+    mean_loss: FloatArray  # over jobs that are there, shape (T,); nan where there is none
+    cores: (
+        FloatArray  # share of the slots in use that each of `GROUPS` has, shape (T, 3); nan: none
+    )
+    window_s: tuple[float, float]  # the middle third of the submissions: 800 s of the paper's 2400
+
+
+def has_losses(result: SimulationResult) -> bool:
+    """Whether its jobs have true losses.
+
+    Args:
+        result: of one simulation.
+    """
+    return any(job.losses for job in result.jobs)
+
+
+def loss_series(result: SimulationResult) -> LossSeries:
+    """Average normalised loss (SLAQ figure 4) and slots by group of jobs (figure 3), over time.
+
+    Jobs are sorted by normalised loss at each moment: the highest 25%, the next 25%, the others.
+
+    Args:
+        result: of jobs with losses.
+    """
+    jobs = [job for job in result.jobs if job.losses]
+    begin = min(job.submitted_at for job in jobs)
+    last = max(job.submitted_at for job in jobs)
+    moments = np.arange(begin, max(float(result.ended_at), last + GRID_S), GRID_S)
+    loss = np.array([_steps(moments, [(p.at, p.share) for p in job.losses]) for job in jobs])
+    slots = np.array([_steps(moments, [(p.at, float(p.slots)) for p in job.sizes]) for job in jobs])
+    there = np.array([_there(moments, job) for job in jobs])
+    count = there.sum(axis=0)
+    total = np.where(there, loss, 0.0).sum(axis=0)
+    third = (last - begin) / 3.0
+    return LossSeries(
+        times_s=moments - begin,
+        mean_loss=np.where(count > 0, total / np.maximum(count, 1), np.nan),
+        cores=_by_group(np.where(there, loss, -np.inf), np.where(there, slots, 0.0), count),
+        window_s=(third, 2.0 * third),
+    )
+
+
+def time_to(job: JobResult, reduction: float) -> float | None:
+    """When a job's loss had come down by so much for the first time.
+
+    Args:
+        job: with losses.
+        reduction: share of all that it falls, in [0, 1].
+
+    Returns:
+        Seconds since its submission; None: it never had.
+    """
+    left = 1.0 - reduction + ROUNDING
+    return next((at - job.submitted_at for at, share in _points(job) if share <= left), None)
+
+
+def mean_time_to(result: SimulationResult, reduction: float) -> float | None:
+    """The mean of `time_to` over the counted jobs that came so far; None: none did.
+
+    Args:
+        result: of jobs with losses.
+        reduction: share of all that a loss falls, in [0, 1].
+    """
+    took = [time_to(job, reduction) for job in result.jobs if job.counted and job.losses]
+    known = [seconds for seconds in took if seconds is not None]
+    return float(np.mean(known)) if known else None
+
+
+def loss_figures(result: SimulationResult) -> dict[str, Any]:
+    """The figures `LOSS_FIGURES` of one simulation; nothing if its jobs have no true losses.
+
+    Args:
+        result: of one simulation.
+
+    Returns:
+        `t90_s`, `t95_s`: mean seconds to 90 and 95% loss reduction (SLAQ figure 5). `mean_loss`: of
+        the jobs that are there, over the middle third of the submissions (figure 4). `cores_*`:
+        share of the slots in use that each group of jobs has, over the same time (figure 3).
+        `loss_area_s`: a job's normalised loss times seconds, from its submission to its end, mean
+        over ended jobs; unlike `mean_loss` it does not fall when jobs stay for longer with little
+        left to learn.
+    """
+    if not has_losses(result):
+        return {}
+    series = loss_series(result)
+    first, last = series.window_s
+    inside = (series.times_s >= first) & (series.times_s < last)
+    areas = [_area(job) for job in result.jobs if job.counted and job.losses and job.ended_at]
+    shares = _mean_where_known(series.cores[inside])
+    return {
+        "t90_s": mean_time_to(result, 0.90),
+        "t95_s": mean_time_to(result, 0.95),
+        "mean_loss": _mean_where_known(series.mean_loss[inside, None])[0],
+        "loss_area_s": float(np.mean(areas)) if areas else None,
+        **{f"cores_{name}": share for name, share in zip(GROUPS, shares, strict=True)},
+    }
+
+
+def _steps(moments: FloatArray, points: list[tuple[float, float]]) -> FloatArray:
+    """The last value at each moment; 0 before the first."""
+    values = np.array([0.0, *(value for _, value in points)])
+    return values[np.searchsorted([at for at, _ in points], moments, side="right")]
+
+
+def _there(moments: FloatArray, job: JobResult) -> NDArray[np.bool_]:
+    end = np.inf if job.ended_at is None else job.ended_at
+    return (moments >= job.submitted_at) & (moments < end)
+
+
+def _by_group(loss: FloatArray, slots: FloatArray, count: NDArray[np.int64]) -> FloatArray:
+    """Shape (T, 3): the share of the slots in use of each group, the highest losses first."""
+    order = np.argsort(-loss, axis=0, kind="stable")  # jobs that are not there come last
+    held = np.take_along_axis(slots, order, axis=0)
+    place = (np.arange(len(loss))[:, None] + 0.5) / np.maximum(count, 1)
+    group = np.searchsorted(BOUNDS, place, side="right")
+    sums = np.array([np.where(group == g, held, 0.0).sum(axis=0) for g in range(len(GROUPS))]).T
+    total = sums.sum(axis=1, keepdims=True)
+    return np.where(total > 0.0, sums / np.maximum(total, 1.0), np.nan)
+
+
+def _area(job: JobResult) -> float:
+    """Normalised loss times seconds, from submission to end."""
+    points = _points(job)
+    ends = [at for at, _ in points[1:]] + [float(job.ended_at or points[-1][0])]
+    return sum(share * (end - at) for (at, share), end in zip(points, ends, strict=True))
+
+
+def _points(job: JobResult) -> list[tuple[float, float]]:
+    return [(float(point.at), point.share) for point in job.losses]
+
+
+def _mean_where_known(values: FloatArray) -> list[float | None]:
+    """The mean of each column over its numbers; None: it has none."""
+    columns = [column[np.isfinite(column)] for column in values.T]
+    return [float(column.mean()) if len(column) else None for column in columns]
