@@ -41,6 +41,7 @@ class Ended:
     batch_changes: int
     metric: float | None  # the last one that the script reported
     exact: bool  # every sample of every epoch was taken exactly once
+    losses: tuple[tuple[float, float], ...]  # of each epoch, seconds after the job's submission
 
 
 @dataclass(frozen=True)
@@ -162,6 +163,11 @@ def story(client: BlockingClient, job: Job, detail: JobDetail) -> Ended:
         batch_changes=summary.batch_changes,
         metric=summary.metrics.get(job.example.metric),
         exact=_exact(client.samples(summary.job), job),
+        losses=tuple(
+            (epoch.time - summary.submitted_at, epoch.train_loss)
+            for epoch in detail.epochs
+            if epoch.train_loss is not None
+        ),
     )
 
 

@@ -1,0 +1,127 @@
+"""The same jobs on real local clusters, under `slaq` and under `fair`: whose losses fall sooner.
+
+Nine example trainings come to four slots at random moments. The loss of a job is normalised: 1
+from its submission to the end of its first epoch, 0 at the lowest loss that it came to under any of
+the policies; its area is the integral over the seconds from its submission to its end. Beside it
+stand completion times, changes of slots, and whether every sample was trained on exactly once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from tests.bench import report
+from tests.bench.live import names, one, place
+from tests.bench.live_cluster import Run
+from tests.bench.live_jobs import TRAININGS, Job, arrivals
+from tests.bench.live_losses import MOST, falls
+
+GAP_S: Final = 6.0  # mean, between submissions
+Repeat = Sequence[Run]  # one for each policy, ours first
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(prog="bin/bench live_quality", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one repeat of three short jobs")
+    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser.add_argument("--repeats", type=int, default=3, help="with other arrivals")
+    parser.add_argument("--policies", type=names, default="slaq,fair", help="ours first")
+    parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
+    parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
+    chosen = parser.parse_args()
+    runs: list[Repeat] = []
+    with place(chosen.keep) as base:
+        for repeat in range(1, (1 if chosen.quick else chosen.repeats) + 1):
+            coming = arrivals(jobs(quick=chosen.quick), repeat, chosen.gap)
+            turn = repeat % len(chosen.policies)  # nobody is always the first
+            live = {
+                policy: one(policy, coming, base, repeat, {})
+                for policy in (*chosen.policies[turn:], *chosen.policies[:turn])
+            }
+            runs.append([live[policy] for policy in chosen.policies])
+            report.table(f"repeat {repeat}", HEADS, lines(runs[-1]))
+            report.write(figures(runs), chosen.json)  # what comes later may fail
+    report.table("figures", ["key", "value"], list(figures(runs).items()))
+
+
+def jobs(*, quick: bool) -> list[Job]:
+    """Three trainings in the three longer of their lengths, each job with a seed of its own."""
+    kinds = [
+        (example, epochs)
+        for example in TRAININGS
+        for epochs in (example.epochs[1:2] if quick else example.epochs[1:])
+    ]
+    return [Job(example, epochs, seed) for seed, (example, epochs) in enumerate(kinds, start=1)]
+
+
+HEADS: Final = [
+    "", "area under loss, s", f"to {MOST:.0%} of its fall, s", "avg JCT s", "p90", "queue",
+    "makespan", "all slots taken", "re-scales/job", "not exact", "failed",
+]  # fmt: skip
+
+
+def lines(live: Repeat) -> list[list[object]]:
+    """What to print of each policy."""
+    return [
+        [
+            run.policy,
+            *(f"{of(live)[place]:.1f}" for of in (areas_s, mosts_s)),
+            f"{run.average_s:.1f}",
+            f"{run.p90_s:.1f}",
+            f"{statistics.fmean(e.queued_s for e in run.jobs):.1f}",
+            f"{run.makespan_s:.1f}",
+            f"{run.full:.0%}",
+            f"{statistics.fmean(e.rescales for e in run.jobs):.1f}",
+            sum(not e.exact for e in run.jobs),
+            sum(e.state != "succeeded" for e in run.jobs),
+        ]
+        for place, run in enumerate(live)
+    ]
+
+
+def areas_s(live: Repeat) -> list[float]:
+    """Mean area under the normalised loss, of each policy's jobs."""
+    return [statistics.fmean(fall.area_s for fall in column) for column in falls(live)]
+
+
+def mosts_s(live: Repeat) -> list[float]:
+    """Mean time to most of the fall, of each policy's jobs."""
+    return [statistics.fmean(fall.most_s for fall in column) for column in falls(live)]
+
+
+def averages_s(live: Repeat) -> list[float]:
+    """Average completion time of each policy."""
+    return [run.average_s for run in live]
+
+
+def figures(runs: Sequence[Repeat]) -> dict[str, float]:
+    """Over all repeats: means in seconds, and geometric means of ratios ours / another's."""
+    found: dict[str, float] = {}
+    kinds: dict[str, Callable[[Repeat], list[float]]] = {
+        "loss_area": areas_s,
+        "t90": mosts_s,
+        "jct": averages_s,
+    }
+    for column, policy in enumerate(run.policy for run in runs[0]):
+        ended = [job for repeat in runs for job in repeat[column].jobs]
+        for kind, of in kinds.items():
+            found[f"{kind}_s_{policy}"] = statistics.fmean(of(repeat)[column] for repeat in runs)
+        found |= {
+            f"rescales_per_job_{policy}": statistics.fmean(job.rescales for job in ended),
+            f"not_exact_{policy}": sum(not job.exact for job in ended),
+            f"failed_{policy}": sum(job.state != "succeeded" for job in ended),
+        }
+        for kind, of in kinds.items() if column else ():
+            ratios = [of(repeat)[0] / of(repeat)[column] for repeat in runs]
+            found[f"{kind}_vs_{policy}"] = statistics.geometric_mean(ratios)
+            found |= {f"{kind}_vs_{policy}_{n}": ratio for n, ratio in enumerate(ratios, start=1)}
+    return found
+
+
+if __name__ == "__main__":
+    main()
