@@ -42,6 +42,8 @@ class Ended:
     metric: float | None  # the last one that the script reported
     exact: bool  # every sample of every epoch was taken exactly once
     losses: tuple[tuple[float, float], ...]  # of each epoch, seconds after the job's submission
+    promised_s: float | None  # by when it was promised to be done, after its submission
+    said: str  # the reason of its end
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,13 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
             for arrival in itertools.islice(coming, len(names), None):
                 if arrival.at > seconds:
                     break
-                spec = spec_of(arrival.job, base / "scripts", wanted=arrival.wanted, fixed=fixed)
+                spec = spec_of(
+                    arrival.job,
+                    base / "scripts",
+                    wanted=arrival.wanted,
+                    fixed=fixed,
+                    utility=arrival.utility,
+                )
                 names[client.submit(spec)] = arrival
             time.sleep(LOOK_S)
         ended = {name: client.job(name) for name in names}
@@ -162,12 +170,16 @@ def story(client: BlockingClient, job: Job, detail: JobDetail) -> Ended:
         rescales=summary.rescales,
         batch_changes=summary.batch_changes,
         metric=summary.metrics.get(job.example.metric),
-        exact=_exact(client.samples(summary.job), job),
+        exact=summary.state == "rejected" or _exact(client.samples(summary.job), job),
         losses=tuple(
             (epoch.time - summary.submitted_at, epoch.train_loss)
             for epoch in detail.epochs
             if epoch.train_loss is not None
         ),
+        promised_s=(
+            None if summary.promised_end is None else summary.promised_end - summary.submitted_at
+        ),
+        said=summary.reason,
     )
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from controlplane.client.jobfile import load_job
-from schemas.jobs import JobSpec, StopRule
+from schemas.jobs import JobSpec, StopRule, Utility
 
 EXAMPLES: Final = Path(__file__).parents[2] / "examples"
 SEEDED: Final = "torch.manual_seed(0)"  # the line of every example that a job's own seed replaces
@@ -73,6 +74,7 @@ class Arrival:
     job: Job
     at: float  # seconds after the first
     wanted: int  # slots
+    utility: Utility | None = None  # of its end, if its user says so
 
 
 def jobs(*, quick: bool) -> list[Job]:
@@ -124,6 +126,7 @@ def spec_of(
     wanted: int = 1,
     fixed: bool = False,
     seed: int | None = None,
+    utility: Utility | None = None,
 ) -> JobSpec:
     """What a user submits: the example's own job file, with another length and seed.
 
@@ -133,6 +136,7 @@ def spec_of(
         wanted: slots, for policies of fixed size.
         fixed: no policy may choose another size or batch.
         seed: instead of the job's own.
+        utility: of its end; None: not stated.
     """
     used = job.seed if seed is None else seed
     spec = load_job(EXAMPLES / job.example.name / "job.toml")
@@ -143,6 +147,7 @@ def spec_of(
         slots_wanted=wanted,
         seed=used,
         record_samples=True,
+        utility=UNSET if utility is None else utility,
     )
     return replace(spec, slots=(wanted, wanted), max_batch_size="keep") if fixed else spec
 
