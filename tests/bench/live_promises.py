@@ -20,9 +20,9 @@ from schemas.jobs import Utility
 from tests.bench import live_curves, report
 from tests.bench.live import names, one, place
 from tests.bench.live_cluster import Ended, Run
-from tests.bench.live_jobs import Arrival, Job, Speeds, arrivals
-from tests.bench.live_quality import GAP_S, jobs
+from tests.bench.live_jobs import TRAININGS, Arrival, Job, Speeds, arrivals
 
+GAP_S: Final = 6.0  # mean, between submissions
 OASIS: Final = "oasis"
 OPTIONS: Final[dict[str, dict[str, Any]]] = {  # for jobs of half a minute
     OASIS: {"interval_s": 2.0, "start_s": 5.0}
@@ -58,6 +58,16 @@ def main() -> None:
             tell(f"repeat {repeat}", *repeats[-1])
             report.write(figures(repeats), chosen.json)  # what comes later may fail
     report.table("figures", ["key", "value"], list(figures(repeats).items()))
+
+
+def jobs(*, quick: bool) -> list[Job]:
+    """Three trainings in the three shorter of their lengths, each job with a seed of its own."""
+    kinds = [
+        (example, epochs)
+        for example in TRAININGS
+        for epochs in (example.epochs[1:2] if quick else example.epochs[:3])
+    ]
+    return [Job(example, epochs, seed) for seed, (example, epochs) in enumerate(kinds, start=1)]
 
 
 def valued(

@@ -110,7 +110,7 @@ def test_every_command_of_the_tour_works_in_the_order_of_the_page(desk: Path) ->
         assert travels in done.stderr
         said[" ".join(command.split()[1:3])] = done.stdout
 
-    assert len(said) == 15
+    assert len(said) == 16
     assert said["submit job.toml"] == "digits-1\n"
     assert "digits-1" in said["ps"]
     assert (desk / "slots.png").stat().st_size > 0
