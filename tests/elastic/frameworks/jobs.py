@@ -47,6 +47,12 @@ def wait_at_gate(step):
             time.sleep(0.002)
 """
 
+IN_FLOAT32: Final = """
+torch.set_default_dtype(torch.float32)  # what autocast narrows
+inputs, targets = inputs.float(), targets.float()
+data = TensorDataset(inputs, targets)
+"""
+
 
 def fork_with(module: str) -> None:
     """From now on workers are forked from a server that has `module` imported."""
@@ -90,8 +96,15 @@ def toy_data(size: int = SIZE) -> tuple[torch.Tensor, torch.Tensor]:
 @contextlib.contextmanager
 def in_float64() -> Iterator[None]:
     """One thread, and float64 by default, as in the scripts."""
+    with computing_in(torch.float64):
+        yield
+
+
+@contextlib.contextmanager
+def computing_in(dtype: torch.dtype) -> Iterator[None]:
+    """One thread, and this type by default."""
     threads = torch.get_num_threads()
-    torch.set_default_dtype(torch.float64)
+    torch.set_default_dtype(dtype)
     torch.set_num_threads(1)
     try:
         yield

@@ -12,9 +12,11 @@ from torch import nn
 from tests.elastic.frameworks.jobs import (
     BATCH,
     EPOCHS,
+    IN_FLOAT32,
     STEPS,
     PlainLoop,
     batches,
+    computing_in,
     dies_of,
     each_sample_once,
     example,
@@ -169,6 +171,49 @@ def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> Non
         made.ended()
 
         ends_as_one_loop(made)
+
+
+@functools.cache
+def plain_autocast() -> PlainLoop:
+    names = {"torch": torch, "nn": nn, "STEPS": STEPS}
+    with computing_in(torch.float32):
+        exec(BUILD, names)  # noqa: S102 - the part of the script that builds
+        inputs, targets = (values.float() for values in toy_data())
+
+        def loss(model: nn.Module, ids: list[int]) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                made = model(inputs[ids])
+            return nn.functional.mse_loss(made.float(), targets[ids])
+
+        one = PlainLoop(*names["build"](), loss)  # type: ignore[operator]
+        one.train(batches())
+        return one
+
+
+PROCESSES = "shuffle=True, num_workers=2, persistent_workers=True, multiprocessing_context='fork'"
+NARROW = """
+narrow = set()
+build_wide = build
+def build():
+    made = build_wide()
+    made[0][0].register_forward_hook(lambda module, inputs, output: narrow.add(str(output.dtype)))
+    return made
+"""
+
+
+def test_autocast_and_processes_that_load_train_as_one_loop_would(tmp_path: Path) -> None:
+    loop = LOOP.replace("agent=agent,", 'agent=agent, mixed_precision="bf16",')
+    loop = loop.replace("shuffle=True", PROCESSES) + "say(narrow=list(narrow))\n"
+    with job(tmp_path, IN_FLOAT32 + SCRIPT + BUILD + NARROW + loop, gates=(4, 15)) as made:
+        made.start(BATCH)
+        made.change(6, 6)
+        made.change(3, 3, 6)
+        made.ended()
+
+        each_sample_once(made)
+        assert furthest(made.final(), plain_autocast().model.state_dict()) < 1e-3
+        narrow = [word["narrow"] for word in made.words() if "narrow" in word]
+        assert narrow == [["torch.bfloat16"]] * 3
 
 
 REFUSED = {

@@ -13,9 +13,11 @@ from torch import nn
 from tests.elastic.frameworks.jobs import (
     BATCH,
     EPOCHS,
+    IN_FLOAT32,
     STEPS,
     PlainLoop,
     batches,
+    computing_in,
     dies_of,
     each_sample_once,
     example,
@@ -211,6 +213,42 @@ def test_accumulated_gradients_are_passes_through_a_pause(tmp_path: Path) -> Non
         made.ended()
 
         ends_as_one_loop(made, counts=False)
+
+
+@functools.cache
+def plain_autocast() -> PlainLoop:
+    names: dict[str, Any] = {"torch": torch, "nn": nn, "STEPS": STEPS}
+    with computing_in(torch.float32):
+        exec(BUILD, names)  # noqa: S102 - the part of the script that builds
+        inputs, targets = (values.float() for values in toy_data())
+
+        def loss(model: nn.Module, ids: list[int]) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return nn.functional.mse_loss(model(inputs[ids]), targets[ids])
+
+        one = PlainLoop(*names["build"](), loss)
+        one.train(batches())
+        return one
+
+
+def test_autocast_and_processes_that_load_train_as_one_loop_would(tmp_path: Path) -> None:
+    processes = "num_workers=2, persistent_workers=True, multiprocessing_context='fork'"
+    fit = FIT.replace("max_epochs=6,", 'max_epochs=6, precision="bf16-mixed",')
+    fit = fit.replace("shuffle=True", f"shuffle=True, {processes}")
+    source = SCRIPT.replace(
+        "loss = nn", "made = self.net(x)\n        narrow.add(str(made.dtype))\n        loss = nn"
+    )
+    source = IN_FLOAT32 + "narrow = set()\n" + BUILD + source + fit + "say(narrow=list(narrow))\n"
+    with job(tmp_path, source, gates=(4, 15)) as made:
+        made.start(BATCH)
+        made.change(6, 6)
+        made.change(3, 3, 6)
+        made.ended()
+
+        each_sample_once(made)
+        assert furthest(made.final(), plain_autocast().model.state_dict()) < 1e-3
+        narrow = [word["narrow"] for word in made.words() if "narrow" in word]
+        assert narrow == [["torch.bfloat16"]] * 3
 
 
 STOPPED = 'CALLBACKS = [EarlyStopping("val", patience=1, min_delta=9.0, mode="min")]\n'

@@ -15,9 +15,11 @@ from torch import nn
 from tests.elastic.frameworks.jobs import (
     BATCH,
     EPOCHS,
+    IN_FLOAT32,
     STEPS,
     PlainLoop,
     batches,
+    computing_in,
     dies_of,
     each_sample_once,
     example,
@@ -223,6 +225,48 @@ def test_accumulated_gradients_are_passes_of_one_step(tmp_path: Path) -> None:
         made.ended()
 
         ends_as(made, plain())
+
+
+NARROW = """
+narrow = set()
+
+class Narrow(Net):
+    def __init__(self):
+        super().__init__()
+        self.layers.register_forward_hook(lambda module, x, made: narrow.add(str(made.dtype)))
+
+MODEL = Narrow
+"""
+
+
+def plain_autocast() -> PlainLoop:
+    with computing_in(torch.float32):
+        torch.manual_seed(3)
+        model = nn.Module()
+        model.layers = nn.Sequential(nn.Linear(6, 7), nn.Tanh(), nn.Linear(7, 1))
+        inputs, targets = (values.float() for values in toy_data())
+
+        def loss(model: Any, ids: list[int]) -> torch.Tensor:
+            with torch.autocast("cpu", torch.bfloat16):
+                return nn.functional.mse_loss(model.layers(inputs[ids]), targets[ids])
+
+        return plain_loop(model, loss)
+
+
+def test_autocast_and_processes_that_load_train_as_one_loop_would(tmp_path: Path) -> None:
+    loads = {"dataloader_num_workers": 2, "dataloader_multiprocessing_context": "fork"}
+    loads["dataloader_persistent_workers"] = True
+    source = IN_FLOAT32 + text(NARROW, bf16=True, **loads) + "say(narrow=list(narrow))\n"
+    with job(tmp_path, source, gates=(4, 15)) as made:
+        made.start(BATCH)
+        made.change(6, 6)
+        made.change(3, 3, 6)
+        made.ended()
+
+        each_sample_once(made)
+        assert furthest(made.final(), plain_autocast().model.state_dict()) < 1e-3
+        narrow = [word["narrow"] for word in made.words() if "narrow" in word]
+        assert narrow == [["torch.bfloat16"]] * 3
 
 
 TOKENS = """
