@@ -11,11 +11,22 @@ import numpy as np
 from controlplane.prediction.array_types import FloatArray, IntArray
 
 FIXED_SHARE: Final = 0.3  # of a step that does not depend on the batch, until two batches were seen
-SCALING: Final = 0.9  # speed-up r^0.9 on up to 2 slots, until several slots were seen; a prior
-BEYOND: Final = 0.5  # and (r / 2)^0.5 times that on more: what was never doubled is not believed
 FAR: Final = 1.1  # times a step within a node, until several slots were seen; a prior
 SLOWER: Final = 2.0  # than the form says: no misfit; 1.25 cost 1.5% on two measured workloads
 TINIEST: Final = 1e-300  # divisor where nothing takes any time
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """Exponents of the speed-up that is believed of a family until several slots were seen."""
+
+    to_two: float = 0.9  # 2^0.9 times as fast on two slots; a prior
+    beyond: float = (
+        0.5  # and (r / 2)^0.5 times that on more: what was never doubled is not believed
+    )
+
+
+PRIOR_SCALING: Final = Scaling()  # of a cluster that has measured nothing
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +46,9 @@ class SpeedModel:
 
     compute = a + b l for a local batch of l; network = c + d (r - 2) on r >= 2 slots, with
     coefficients of its own within a node and across nodes. Where no network was ever seen,
-    compute r^(1 - scaling) stands for all of it, up to two slots; beyond them half of doublings are
-    lost. A size that was not measured is believed to be no better than the nearest one that was, if
-    that was much slower than the form says.
+    compute r^(1 - exponent) stands for all of it, with one exponent up to two slots and another
+    beyond them. A size that was not measured is believed to be no better than the nearest one that
+    was, if that was much slower than the form says.
     """
 
     compute: tuple[float, float] = (FIXED_SHARE, 1.0 - FIXED_SHARE)
@@ -46,7 +57,7 @@ class SpeedModel:
     overlap: float = 1.0  # g
     correction: dict[tuple[int, int], float] = field(default_factory=dict)  # (nodes, slots)
     known: bool = False  # whether its seconds are seconds
-    scaling: float = SCALING  # exponent of the speed-up on two slots, where no network was seen
+    scaling: Scaling = PRIOR_SCALING  # where no network was seen
 
     def step_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
         """Seconds of a step.
@@ -61,8 +72,9 @@ class SpeedModel:
         """
         compute = self.compute[0] + self.compute[1] * local_batch
         several = slots > 1
-        near_prior = np.power(np.clip(slots, 1, 2), 1.0 - self.scaling)
-        plain = compute * near_prior * np.power(np.maximum(slots / 2, 1.0), 1.0 - BEYOND)
+        to_two = np.power(np.clip(slots, 1, 2), 1.0 - self.scaling.to_two)
+        further = np.power(np.maximum(slots / 2, 1.0), 1.0 - self.scaling.beyond)
+        plain = compute * to_two * further
         near = self._with(self.near, compute, slots, plain)
         far = FAR * near if self.far is None else self._with(self.far, compute, slots, plain)
         step = np.where(several, np.where(nodes > 1, far, near), compute)

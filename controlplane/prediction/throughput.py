@@ -18,7 +18,13 @@ from typing import Final
 import numpy as np
 
 from controlplane.prediction.array_types import FloatArray
-from controlplane.prediction.speed_model import FIXED_SHARE, SCALING, Sample, SpeedModel
+from controlplane.prediction.speed_model import (
+    FIXED_SHARE,
+    PRIOR_SCALING,
+    Sample,
+    Scaling,
+    SpeedModel,
+)
 from controlplane.prediction.throughput_fit import refined
 
 __all__ = ["Sample", "SpeedModel", "fit"]
@@ -32,7 +38,7 @@ def fit(
     samples: Sequence[Sample],
     first_batch: int,
     before: SpeedModel | None = None,
-    scaling: float = SCALING,
+    scaling: Scaling = PRIOR_SCALING,
 ) -> SpeedModel:
     """The model that explains `samples` best; without any, a prior in relative time.
 
@@ -41,7 +47,7 @@ def fit(
         first_batch: a usual batch of one slot, for the prior.
         before: fitted to fewer samples of this family; the search begins there, which is faster,
             and comes to the same.
-        scaling: exponent of the speed-up on two slots that is believed until several were seen.
+        scaling: what is believed of the speed-up until several slots were seen.
     """
     samples = [sample for sample in samples if _sane(sample)]
     if not samples:

@@ -12,10 +12,11 @@ from tests.support.cluster import Cluster
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "embedding", "language")
+FRAMEWORKS = ("frameworks/transformers", "frameworks/accelerate", "frameworks/lightning")
 PORTS = ("ports/classifier", "ports/recurrent", "ports/finetune")
 
 
-@pytest.mark.parametrize("name", [*NAMES, *PORTS])
+@pytest.mark.parametrize("name", [*NAMES, *PORTS, *FRAMEWORKS])
 def test_an_example_is_at_most_six_lines_away_from_plain_pytorch(name: str) -> None:
     plain, train = (
         (EXAMPLES / name / script).read_text().splitlines() for script in ("plain.py", "train.py")
@@ -26,7 +27,8 @@ def test_an_example_is_at_most_six_lines_away_from_plain_pytorch(name: str) -> N
 
 
 @pytest.mark.parametrize(
-    "name", [*NAMES, *(pytest.param(port, marks=pytest.mark.slow) for port in PORTS)]
+    "name",
+    [*NAMES, *(pytest.param(name, marks=pytest.mark.slow) for name in (*PORTS, *FRAMEWORKS))],
 )
 def test_an_example_trains_two_epochs_on_a_cluster(
     cluster: Cluster, name: str, tmp_path: Path

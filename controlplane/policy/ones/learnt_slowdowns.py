@@ -9,7 +9,7 @@ import numpy as np
 
 from controlplane.policy.search.observed_families import Colocation, FamilyHistories, FamilyHistory
 from controlplane.prediction.array_types import FloatArray
-from controlplane.prediction.speed_model import SCALING
+from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
 
 LEAST_SCALING: Final = 0.7  # that is believed of who was never on two slots: else nobody tries
 ALIKE: Final = 0.05  # logarithm: slow-downs below this are taken for noise
@@ -102,11 +102,12 @@ class LearntSlowdowns:
         }
 
     def _believe_scaling(self, families: Sequence[FamilyHistory]) -> None:
-        """What those that were on two slots gained is expected of those that never were."""
-        seen = [found for found in (family.scaling() for family in families) if found is not None]
-        mean = (SCALING + sum(seen)) / (1 + len(seen))  # the prior counts as one family
-        mean = max(mean, LEAST_SCALING)
-        if abs(mean - self._families.priors.scaling) <= ALIKE:
+        """What those that were on several slots gained is expected of those that never were."""
+        known = [family.scaling() for family in families]
+        to_two = _with_prior(PRIOR_SCALING.to_two, [found for found, _ in known])
+        beyond = _with_prior(PRIOR_SCALING.beyond, [found for _, found in known])
+        mean, former = Scaling(max(to_two, LEAST_SCALING), beyond), self._families.priors.scaling
+        if max(abs(mean.to_two - former.to_two), abs(mean.beyond - former.beyond)) <= ALIKE:
             return
         self._families.priors.scaling = mean
         for family in families:
@@ -116,3 +117,9 @@ class LearntSlowdowns:
 
 def _differ(one: dict[str, float], other: dict[str, float]) -> bool:
     return one.keys() != other.keys() or any(abs(one[k] - other[k]) > ALIKE for k in one)
+
+
+def _with_prior(prior: float, seen: Sequence[float | None]) -> float:
+    """The mean of what families measured; the prior counts as one of them."""
+    measured = [found for found in seen if found is not None]
+    return (prior + sum(measured)) / (1 + len(measured))

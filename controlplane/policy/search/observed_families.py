@@ -12,9 +12,10 @@ import numpy as np
 
 from controlplane.policy.search.observed_step_times import FULL_WEIGHT, MeanStepTime, StepTimes
 from controlplane.prediction.slowdowns import Observation, Parts, separate
-from controlplane.prediction.speed_model import SCALING
+from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
+PAIR: Final = 2  # slots
 TINY_S: Final = 1e-12  # keeps a logarithm finite
 LONGEST_S: Final = 1e7  # of a step that anybody waits for
 KEPT_RELATIVES: Final = 200  # totals of the latest that finished: a bound on memory
@@ -37,7 +38,7 @@ class Priors:
     gpu_types: dict[str, float] = field(default_factory=dict)
     colocations: dict[Colocation, float] = field(default_factory=dict)
     types: tuple[str, ...] = ()  # of GPUs, in the cluster
-    scaling: float = SCALING  # exponent of the speed-up from one slot to two
+    scaling: Scaling = PRIOR_SCALING  # of who was never on several slots
 
 
 @dataclass(slots=True)
@@ -161,14 +162,26 @@ class FamilyHistory:
             self.step_times.mark_fitted()
         return self.model
 
-    def scaling(self) -> float | None:
-        """Exponent of its speed-up from one slot to two on a node, 0 to 1; None: not measured."""
+    def scaling(self) -> tuple[float | None, float | None]:
+        """Exponents of its speed-up within a node, 0 to 1; None where it was not measured.
+
+        Returns:
+            From one slot to two, and from two to the most that it ran on.
+        """
         near = [(slots, local) for nodes, slots, local, *_ in self.means if nodes == 1]
-        if self.model is None or not {1, 2} <= {slots for slots, _ in near}:
-            return None
-        local = np.full(2, float(np.median([local for _, local in near])))
-        one, two = self.model.step_s(np.ones(2, dtype=np.int64), np.array([1, 2]), local)
-        return min(max(1.0 - math.log2(max(two, TINY_S) / max(one, TINY_S)), 0.0), 1.0)
+        sizes = {slots for slots, _ in near}
+        if self.model is None or max(sizes, default=1) == 1:
+            return None, None
+        local = float(np.median([local for _, local in near]))
+        to_two = self._exponent(1, PAIR, local) if {1, PAIR} <= sizes else None
+        most = max(sizes)
+        return to_two, self._exponent(PAIR, most, local) if most > PAIR else None
+
+    def _exponent(self, few: int, many: int, local: float) -> float:
+        model = self.model or SpeedModel()
+        steps = model.step_s(np.ones(2, dtype=np.int64), np.array([few, many]), np.full(2, local))
+        before, after = np.maximum(steps, TINY_S)
+        return min(max(1.0 - math.log2(after / before) / math.log2(many / few), 0.0), 1.0)
 
     def costs(self, types: Sequence[str]) -> list[float]:
         """Logarithms of a step on each type of GPU; where it never was, what others say.

@@ -6,7 +6,7 @@ from lightning.pytorch import Trainer, seed_everything
 from model import DigitsAutoencoder
 from torch.utils.data import DataLoader
 
-EPOCHS = 60
+EPOCHS = 120
 
 seed_everything(0)
 train_set, test_set = load_split()

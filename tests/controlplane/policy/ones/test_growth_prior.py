@@ -20,23 +20,27 @@ def seen(families: FamilyHistories, name: str, *steps: float) -> FamilyHistory:
     return family
 
 
-def speed_up(family: FamilyHistory) -> float:
-    """On two slots, with twice the batch."""
-    step = family.speed_model(BATCH).step_s(np.ones(2), np.array([1, 2]), np.full(2, float(BATCH)))
-    return float(2.0 * step[0] / step[1])
+def speed_up(family: FamilyHistory, few: int = 1, many: int = 2) -> float:
+    """On so many slots, with as many times the batch."""
+    sizes = np.array([few, many])
+    step = family.speed_model(BATCH).step_s(np.ones(2), sizes, np.full(2, float(BATCH)))
+    return float(many / few * step[0] / step[1])
 
 
 def agreed(families: FamilyHistories) -> None:
     LearntSlowdowns(families).by_neighbour(["f"])
 
 
-def test_a_family_says_how_it_scales_once_it_was_on_one_slot_and_on_two() -> None:
+def test_a_family_says_how_it_scales_once_it_was_on_several_slots() -> None:
     families = FamilyHistories()
 
-    assert seen(families, "f", 0.1).scaling() is None
-    assert seen(families, "g", 0.1, 0.1).scaling() == pytest.approx(1.0, abs=0.02)
-    assert seen(families, "h", 0.1, 0.2).scaling() == pytest.approx(0.0, abs=0.02)
-    assert seen(families, "i", 0.1, 0.4).scaling() == 0.0
+    assert seen(families, "f", 0.1).scaling() == (None, None)
+    assert seen(families, "g", 0.1, 0.1).scaling() == (pytest.approx(1.0, abs=0.02), None)
+    assert seen(families, "h", 0.1, 0.2).scaling() == (pytest.approx(0.0, abs=0.02), None)
+    assert seen(families, "i", 0.1, 0.4).scaling() == (0.0, None)
+    even, less = seen(families, "j", 0.1, 0.1, 0.1, 0.1 * 2**0.5).scaling()
+    assert even == pytest.approx(1.0, abs=0.05)
+    assert less == pytest.approx(0.5, abs=0.05)
 
 
 def test_without_any_that_was_on_two_slots_the_prior_holds() -> None:
@@ -78,3 +82,15 @@ def test_a_family_that_was_on_two_slots_itself_is_not_told_by_others() -> None:
     agreed(families)
 
     assert speed_up(own) == before
+
+
+def test_beyond_two_slots_half_is_lost_until_some_family_was_there() -> None:
+    families = FamilyHistories()
+    new = seen(families, "f", 0.1)
+    agreed(families)
+    assert speed_up(new, 2, 4) == pytest.approx(2.0**0.5)
+
+    seen(families, "g", 0.1, 0.1, 0.1, 0.1)
+    agreed(families)
+
+    assert speed_up(new, 2, 4) == pytest.approx(2.0**0.75, rel=0.02)
