@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.sim.analysis.lower_bound import lower_bound_s
+from controlplane.sim.analysis.min_cost import BETWEEN
 from controlplane.sim.models.curves.curves_model import CurvesModel
 from controlplane.sim.models.curves.loss_curves import (
     LossCurve,
@@ -245,6 +247,23 @@ def test_losses_are_kept_of_models_that_know_them_alone() -> None:
         for at, share in ((0.0, 1.0), (10.0, 0.5), (20.0, 0.0), (30.0, 0.0), (40.0, 0.0))
     )
     assert lossy.sizes == (SizeChange(Seconds(0.0), 1), SizeChange(Seconds(40.0), 0))
+
+
+def test_the_bound_knows_that_jobs_of_one_curve_differ() -> None:
+    model, name = CurvesModel(SHIPPED), min(SHIPPED)
+    far = [
+        msgspec.structs.replace(submission(name, name=each), at=Seconds(at))
+        for each, at in (("a", 0.0), ("b", 1e6))
+    ]
+    alone_s = [
+        truth.epochs * truth.throughput((120, 8), truth.spec.batch_size, 0).step_s
+        for truth in (model.job_model(each, "fixed", seed=0) for each in far)
+    ]
+
+    bound_s = lower_bound_s(far, model, slots=128, widest=120, fastest=1.0, seed=0)
+
+    assert alone_s[0] != pytest.approx(alone_s[1], rel=0.01)
+    assert bound_s == pytest.approx(sum(alone_s) / 2 * BETWEEN)
 
 
 # --- trainings
