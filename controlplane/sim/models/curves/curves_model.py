@@ -3,8 +3,8 @@
 A job trains one recorded curve, an iteration an epoch. The paper gives 160 jobs, 15 s apart, on 20
 nodes of 32 cores, and says after how long their losses had come down by 90 and 95% under its fair
 scheduler (71 and 98 s); it gives neither sizes of jobs nor times of iterations. Here a job's work
-is drawn, with a mean that brings those two times about under `fair` (`WORK_CORE_S`). It was
-chosen with nothing else in view.
+is drawn, with a mean that brings those two times about under `fair` (`WORK_CORE_S`). No
+bound on the cores of a job but the cluster, as in the paper.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import TraceJob
 from schemas.jobs import JobSpec, StopRule
 
-WORK_CORE_S: Final = 12_000.0  # mean of a job's work: 125% of what 640 cores do in 15 s
+WORK_CORE_S: Final = 12_500.0  # mean of a job's work: 130% of what 640 cores do in 15 s
 SPREAD: Final = 0.8  # of the logarithm of a job's work; chosen
-MOST_CORES: Final = 128  # that a job can use: its data are in so many parts; chosen
+MOST_CORES: Final = 4096  # that a job can use: with linear speeds, all that there are
 SAMPLES: Final = 2**20  # of a job's data set: each iteration passes over all of it
 # Spark starts tasks on other executors with the next iteration. Chosen: tenths of a second.
 COSTS: Final = ChangeCosts(start_s=0.5, restart_s=0.5, prepare_s=0.2, switch_s=0.05)
