@@ -167,6 +167,17 @@ def test_orders_to_each_other_s_slots_are_a_swap_too() -> None:
     assert by == ["policy", "operator", "operator"]
 
 
+def test_who_lost_its_group_is_left_to_the_policy() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+
+    full.kill(*full.workers()[1])
+    full.settle()
+
+    assert full.controller.job(B).phase is Phase.PAUSED
+    assert (full.controller.state.swaps, full.controller.asked) == ([], True)
+
+
 def test_it_is_given_up_when_a_node_falls_silent() -> None:
     full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
     full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
