@@ -1,0 +1,207 @@
+"""Two jobs on a full cluster trade places again and again: how long a step stands still for it.
+
+Three settings: each job has all slots of its own (one has to pause), each keeps one of its two slots
+(one goes on with that), and one more slot is free (one goes there meanwhile). Every step is written
+down with its time; what a swap costs a job is its longest gap between two steps until both are there.
+Baseline: both are paused, and resumed on the other's slots.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import tempfile
+import time
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from msgspec.structs import replace
+
+from controlplane.client import BlockingClient
+from schemas.jobs import JobSpec, StopRule
+from tests.bench import report
+from tests.bench.live_cluster import cluster
+from tests.bench.live_jobs import TRAININGS, Job, spec_of
+
+LIMIT_S: Final = 60.0  # for one swap
+LOOK_S: Final = 0.05
+WARM_S: Final = 2.0
+STAMPS: Final = "STEP_TIMES"
+STAMP: Final = f"""
+import os, time
+from torch.optim.optimizer import register_optimizer_step_post_hook
+_times = open(f"{{os.environ['{STAMPS}']}}.{{os.getpid()}}", "a", buffering=1)
+register_optimizer_step_post_hook(lambda *_: _times.write(f"{{time.monotonic()}}\\n") and None)
+"""
+Places = tuple[tuple[int, ...], tuple[int, ...]]  # indices of slots
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where two jobs are by turns."""
+
+    name: str
+    slots: int  # of the cluster
+    here: Places
+    there: Places
+    swaps: int
+
+
+@dataclass(frozen=True)
+class Swap:
+    """One of them."""
+
+    began: float
+    ended: float  # both train where they should
+
+
+def settings(share: float) -> list[Setting]:
+    """The three, with their part of the repeats each; the first one is the full cluster."""
+    one, two = (0,), (1,)
+    keep = (((0, 1), (2, 3)), ((0, 2), (1, 3)))
+    return [
+        Setting("a pause", 2, (one, two), (two, one), round(100 * share)),
+        Setting("fewer slots", 4, *keep, round(30 * share)),
+        Setting("a free slot", 3, (one, two), (two, one), round(30 * share)),
+    ]
+
+
+def main() -> None:
+    """Measure, print, write."""
+    chosen = report.arguments(__doc__ or "")
+    figures: dict[str, float] = {}
+    rows: list[list[object]] = []
+    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+        for setting in settings(0.1 if chosen.quick else 1.0):
+            base = Path(folder) / setting.name.replace(" ", "-")
+            mine, swaps, wrong = measured(setting, base, trading=True)
+            rows.append([setting.name, len(swaps), *shown(mine, swaps), wrong])
+            key = setting.name.replace(" ", "_")
+            figures |= {f"{key}_still_s_median": statistics.median(mine), f"{key}_wrong": wrong}
+            figures[f"{key}_still_s_most"] = max(mine)
+            if setting.name == "a pause":
+                short = replace_swaps(setting, max(2, setting.swaps // 10))
+                theirs, stops, wrong = measured(short, base / "stopped", trading=False)
+                rows.append(["both pause", len(stops), *shown(theirs, stops), wrong])
+                figures["still_vs_both_pause"] = statistics.median(mine) / statistics.median(theirs)
+    heads = ["", "swaps", "still, s: median", "p90", "most", "whole, s: median", "samples wrong"]
+    report.table("longest gap between two steps of a job, in each swap", heads, rows)
+    report.write(figures, chosen.json)
+
+
+def replace_swaps(setting: Setting, swaps: int) -> Setting:
+    """The same with another number of swaps."""
+    return Setting(setting.name, setting.slots, setting.here, setting.there, swaps)
+
+
+def shown(gaps: Sequence[float], swaps: Sequence[Swap]) -> list[float]:
+    """What a row says of them."""
+    tenth = statistics.quantiles(gaps, n=10, method="inclusive")[-1]
+    whole = statistics.median([swap.ended - swap.began for swap in swaps])
+    return [statistics.median(gaps), tenth, max(gaps), whole]
+
+
+def measured(setting: Setting, base: Path, *, trading: bool) -> tuple[list[float], list[Swap], int]:
+    """Longest gaps of each job in each swap, seconds; the swaps; epochs that were not exact."""
+    base.mkdir(parents=True)
+    with cluster(base / "cluster", "fifo", slots=setting.slots) as (_, client):
+        jobs = [submitted(client, number, setting, base) for number in range(2)]
+        order(client, jobs, setting.here)
+        arrived(client, jobs, setting.here)
+        time.sleep(WARM_S)
+        swaps: list[Swap] = []
+        turns = itertools.cycle([setting.there, setting.here])
+        for places in itertools.islice(turns, setting.swaps):
+            began = time.monotonic()
+            if not trading:
+                stop(client, jobs)
+            order(client, jobs, places)
+            if not trading:
+                for job in jobs:
+                    client.resume(job)
+            arrived(client, jobs, places)
+            swaps.append(Swap(began, time.monotonic()))
+            time.sleep(WARM_S / 4)
+        wrong = sum(inexact(client, job) for job in jobs)
+        for job in jobs:
+            client.cancel(job)
+    steps = [stamps(base, number) for number in range(2)]
+    return [longest_gap(each, swap) for swap in swaps for each in steps], swaps, wrong
+
+
+def submitted(client: BlockingClient, number: int, setting: Setting, base: Path) -> str:
+    """One of the two; it never ends by itself."""
+    job = Job(TRAININGS[0], 100_000, number)
+    spec: JobSpec = spec_of(job, base / "scripts")
+    script = Path(spec.workdir) / spec.script
+    script.write_text(STAMP + script.read_text(encoding="utf-8"), encoding="utf-8")
+    size = len(setting.here[number])
+    env = {**spec.env, STAMPS: str(base / f"times-{number}")}
+    stop = StopRule(epochs=job.epochs)
+    return client.submit(replace(spec, slots=(1, size), stop=stop, env=env))
+
+
+def order(client: BlockingClient, jobs: Sequence[str], places: Places) -> None:
+    """Operators order both to their new slots; the second order makes it a swap."""
+    for job, on in zip(jobs, named(client, places), strict=True):
+        client.resize(job, on=on)
+
+
+def named(client: BlockingClient, places: Places) -> list[list[str]]:
+    """The same slots by their names."""
+    (node,) = client.nodes()
+    return [[f"{node.node}/{index}" for index in on] for on in places]
+
+
+def stop(client: BlockingClient, jobs: Sequence[str]) -> None:
+    """Pause both, and wait until neither has a slot."""
+    for job in jobs:
+        client.pause(job)
+    until = time.monotonic() + LIMIT_S
+    while any(client.job(job).summary.state != "paused" for job in jobs):
+        assert time.monotonic() < until, [client.job(job).summary for job in jobs]
+        time.sleep(LOOK_S)
+
+
+def arrived(client: BlockingClient, jobs: Sequence[str], places: Places) -> None:
+    """Wait until both train on their slots."""
+    until = time.monotonic() + LIMIT_S
+    for job, on in zip(jobs, named(client, places), strict=True):
+        while True:
+            detail = client.job(job)
+            here = {worker.slot for worker in detail.workers if worker.phase == "member"}
+            if detail.summary.state == "running" and here == set(on):
+                break
+            assert time.monotonic() < until, (detail.summary, here, on)
+            time.sleep(LOOK_S)
+
+
+def inexact(client: BlockingClient, job: str) -> int:
+    """Finished epochs in which not every sample was taken once."""
+    finished = client.job(job).summary.epoch
+    taken: dict[int, list[int]] = defaultdict(list)
+    for record in client.samples(job):
+        taken[record["epoch"]].extend(record["ids"])
+    whole = list(range(TRAININGS[0].samples))
+    return sum(sorted(taken[epoch]) != whole for epoch in sorted(taken)[:finished])
+
+
+def stamps(base: Path, number: int) -> list[float]:
+    """When a job's workers took steps, seconds of the host's clock."""
+    files = base.glob(f"times-{number}.*")
+    return sorted(float(line) for file in files for line in file.read_text().splitlines() if line)
+
+
+def longest_gap(steps: Sequence[float], swap: Swap) -> float:
+    """The longest time without a step that began before a swap was over, seconds."""
+    first = max(0, bisect_left(steps, swap.began) - 1)
+    last = bisect_right(steps, swap.ended) + 1
+    return max(later - one for one, later in itertools.pairwise(steps[first:last]))
+
+
+if __name__ == "__main__":
+    main()
