@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import nlargest
 
@@ -111,12 +111,19 @@ def decide(
     curved = [job for job in served if job.job not in without]
     gains = SizeGains(observed.outlook(curved, partition.now), options)
     room = partition.room - sum(equal[job.job] for job in shared)
+    spare = room - sum(job.least for job in curved)
+    ahead = _ahead(
+        [job for job in shared if observed.is_new(job)], equal, spare, partition, options
+    )
+    room -= sum(ahead.values())
     bounds = [_bounds(job, row, partition, gains, options) for row, job in enumerate(curved)]
     bounds = _held(curved, bounds, partition.now - options.interval_s, room)
     have = [len(job.running_on) for job in curved]
     found = allocate(gains, bounds, have, room, options.margin)
     sizes = {job.job: size for job, size in zip(curved, found, strict=True)}
-    sizes |= shares(shared, partition, partition.room - sum(found))
+    sizes |= shares(shared, partition, partition.room - sum(found) - sum(ahead.values()))
+    for name, more in ahead.items():
+        sizes[name] += more
     return Decision(
         sizes={name: sizes[name] for name in equal},
         room=partition.room,
@@ -125,6 +132,23 @@ def decide(
         forecast=Forecast([job.job for job in curved], gains, found),
         horizon_s=options.interval_s,
     )
+
+
+def _ahead(
+    jobs: Sequence[JobView],
+    equal: Mapping[JobId, int],
+    spare: int,
+    partition: Partition,
+    options: SlaqOptions,
+) -> dict[JobId, int]:
+    """Slots beyond their fair shares for new jobs, as far as others can spare them."""
+    ahead: dict[JobId, int] = {}
+    for place, job in enumerate(jobs):
+        share = equal[job.job]
+        most = min(useful_slots(job, partition), round(options.newcomers * share))
+        ahead[job.job] = max(0, min(most - share, spare // (len(jobs) - place)))
+        spare -= ahead[job.job]
+    return ahead
 
 
 def _bounds(

@@ -87,6 +87,15 @@ class ObservedJobs:
         words = (self._without(job.job, *fact) for job, fact in zip(jobs, facts, strict=True))
         return {job.job: why for job, why in zip(jobs, words, strict=True) if why}
 
+    def is_new(self, job: JobView) -> bool:
+        """Whether it has only begun to report losses: they fall most at first.
+
+        Args:
+            job: that has no curve.
+        """
+        told = len(self._losses.reports(job.job).losses)
+        return job.epoch <= told < LEAST_REPORTS
+
     def _without(self, job: JobId, form: int, limit: float, error: float) -> str:
         reports = self._losses.reports(job)
         if form == Form.NONE:

@@ -25,6 +25,7 @@ class SlaqOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     worst_fit: float = 0.25  # residual, as a share of all that the loss fell, above which no curve
     # describes it, as it may be with losses that are not convex: then the job has its fair share
     efficiency_floor: float = 0.0  # no slots that make the speed-up per slot fall below; 0: off
+    newcomers: float = 2.0  # times its fair share for a job with too few losses for a curve as yet
     margin: float = 0.25  # a slot moves to who gains so much more by it: every move costs steps
     quantum_s: float = 120.0  # turns, if not all can have their least; 0: the oldest run to the end
     most: int | None = None  # slots of one job
@@ -39,6 +40,7 @@ class SlaqOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             "decay": 0.1,
             "worst_fit": 0.001,
             "efficiency_floor": 0.0,
+            "newcomers": 1.0,
             "margin": 0.0,
             "quantum_s": 0.0,
         }

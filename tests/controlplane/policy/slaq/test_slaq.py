@@ -21,7 +21,7 @@ NAN = float("nan")
 
 
 def elastic(job: JobId, most: int = 8, **changes: Any) -> JobView:
-    return job_view(job, 0.0, slots=(1, most), family=str(job), **changes)
+    return job_view(job, 0.0, **{"slots": (1, most), "family": str(job), "epoch": 8} | changes)
 
 
 def epoch(job: JobId, number: int, loss: float | None, slots: int = 1) -> EpochSeen:
@@ -82,7 +82,7 @@ def test_a_reason_speaks_of_the_loss_and_of_whom_else_a_slot_would_serve() -> No
     reason = it.plans[0].reasons[B]
 
     assert reason.text.startswith(
-        "starts on 7 slots: the next 10 s are expected to lower its loss by 4"
+        "goes on, on 7 slots: the next 10 s are expected to lower its loss by 4"
     )
     assert reason.text.endswith("by one more slot a-1 would gain 15%")
     assert reason.numbers["predicted_loss"] == pytest.approx(10.0 / 14.5, rel=0.05)
@@ -109,8 +109,17 @@ def test_a_job_whose_losses_tell_no_curve_has_its_fair_share_and_is_told_why(
 
     assert sizes(it.at(100.0)) == {A: 4, B: 4}
     assert it.plans[0].reasons[A].text == (
-        f"starts on 4 slots: its share of 8 slots among 2, since {said}"
+        f"goes on, on 4 slots: its share of 8 slots among 2, since {said}"
     )
+
+
+def test_a_new_job_has_more_than_its_share_until_it_has_a_curve() -> None:
+    """Twice four of twelve slots, of which the others keep their leasts."""
+    it = cluster(
+        told({B: falls, C: falls}), elastic(A, 9, epoch=0), elastic(B), elastic(C), slots=12
+    )
+
+    assert sizes(it.at(100.0))[A] == 8
 
 
 def test_what_jobs_with_curves_cannot_use_goes_to_those_without() -> None:

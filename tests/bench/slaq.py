@@ -1,0 +1,323 @@
+"""SLAQ: how fast and how well loss curves are fitted, how fast it decides, and what its shares do.
+
+Fits: recorded loss curves of real trainings, each predicted ten iterations ahead from every third
+moment on, beside the last known loss and beside scipy's `curve_fit` of the same two forms with the
+same weights. Decisions: whole ones, with every curve fitted anew, on 16,384 slots. Shares: 160 jobs
+that replay the curves on 640 cores, 15 s apart, beside `fair`; completion times are the cost.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+from msgspec.structs import replace
+from scipy.optimize import OptimizeWarning, curve_fit
+
+from controlplane.policy.api import ClusterView, EpochSeen, JobView, SlotView
+from controlplane.policy.planning.packing import split
+from controlplane.policy.registry import make
+from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction.convergence_curves import (
+    DECAY,
+    KEPT_REPORTS,
+    ConvergenceCurves,
+    Form,
+    fit_curves,
+)
+from controlplane.sim.analysis.loss_series import loss_figures
+from controlplane.sim.models.curves.loss_curves import shipped_curves
+from controlplane.sim.run_scenario import simulate
+from controlplane.sim.scenario import SLAQ, Scenario
+from controlplane.sim.simulation_result import SimulationResult
+from schemas.ids import JobId, NodeId, Seconds, slot_id
+from tests.bench import report
+
+AHEAD: Final = 10  # iterations
+EVERY: Final = 3  # moments of a curve that are predicted from
+LEAST: Final = 5  # losses before the first of them
+SLOTS: Final = 16_384
+PER_NODE: Final = 32
+FAMILIES: Final = 40
+ROUNDS: Final = 3  # of a decision; the median counts
+BATCH: Final = 512
+EPOCH: Final = 1000  # samples
+
+
+# --- fits
+
+
+@dataclass(frozen=True)
+class Windows:
+    """What is known of curves at some moments, and what comes ten iterations later."""
+
+    families: tuple[str, ...]
+    places: FloatArray  # iterations, shape (W, 40); not a number where there is none
+    losses: FloatArray  # the same
+    ahead: FloatArray  # iteration that is predicted, shape (W,)
+    truth: FloatArray  # its loss, shape (W,)
+
+    @property
+    def last(self) -> FloatArray:
+        """The last known loss, shape (W,)."""
+        return self.losses[:, -1]
+
+    def some(self, chosen: Sequence[int]) -> Windows:
+        """Some of them."""
+        rows = np.array(chosen)
+        families = tuple(self.families[row] for row in chosen)
+        return Windows(
+            families, self.places[rows], self.losses[rows], self.ahead[rows], self.truth[rows]
+        )
+
+
+def windows() -> Windows:
+    """Of every recorded curve that is long enough."""
+    found: list[tuple[str, FloatArray, FloatArray, float, float]] = []
+    for curve in shipped_curves().curves:
+        losses = np.array(curve.losses)
+        for now in range(LEAST, len(losses) - AHEAD, EVERY):
+            begin = max(0, now - KEPT_REPORTS)
+            rows = np.full((2, KEPT_REPORTS), np.nan)
+            rows[:, begin - now :] = np.arange(begin, now), losses[begin:now]
+            then = now - 1 + AHEAD
+            found.append((curve.family, rows[0], rows[1], float(then), float(losses[then])))
+    families, places, losses, ahead, truth = zip(*found, strict=True)
+    return Windows(families, np.array(places), np.array(losses), np.array(ahead), np.array(truth))
+
+
+def predicted(curves: ConvergenceCurves, known: Windows) -> FloatArray:
+    """The loss ten iterations later; the last known one where there is no curve."""
+    said = curves.at(known.ahead)
+    return np.where(curves.forms == Form.NONE, known.last, said)
+
+
+def sublinear(k: FloatArray, a: float, b: float, c: float, d: float) -> FloatArray:
+    """The paper's form for first-order methods."""
+    return 1.0 / (a * k * k + b * k + c) + d
+
+
+def exponential(k: FloatArray, mu: float, b: float, c: float) -> FloatArray:
+    """The paper's form for linear and superlinear convergence."""
+    return mu ** (k - b) + c
+
+
+def by_curve_fit(places: FloatArray, losses: FloatArray, ahead: float) -> float:
+    """The prediction of whichever form scipy fits better; the last loss where it fits neither."""
+    seen = np.isfinite(losses)
+    k, loss = places[seen] - places[seen][0], losses[seen]
+    sigma = DECAY ** (-np.arange(len(k))[::-1] / 2.0)
+    low, height = float(loss.min()), max(float(np.ptp(loss)), 1e-9)
+    forms = (
+        (sublinear, (1e-3, 0.1 / height, 1.0 / height, low), ([0, 0, 1e-12, -np.inf], np.inf)),
+        (exponential, (0.9, 0.0, low), ([1e-6, -np.inf, -np.inf], [1.0 - 1e-9, np.inf, np.inf])),
+    )
+    best, said = np.inf, float(loss[-1])
+    for form, start, bounds in forms:
+        try:
+            found, _ = curve_fit(form, k, loss, p0=start, sigma=sigma, bounds=bounds)
+        except RuntimeError:  # it did not converge
+            continue
+        error = float(np.sum(((form(k, *found) - loss) / sigma) ** 2))
+        if error < best:
+            best, said = error, float(form(np.array([ahead - places[seen][0]]), *found)[0])
+    return said
+
+
+def errors(said: FloatArray, known: Windows) -> FloatArray:
+    """Relative to the loss that came."""
+    return np.abs(said - known.truth) / np.maximum(np.abs(known.truth), 1e-12)
+
+
+def fits(many: int) -> dict[str, float]:
+    """Speed and error of fits, beside scipy's on so many of the moments, drawn by chance."""
+    known = windows()
+    fit_curves(known.places[:64], known.losses[:64])  # whatever is done once
+    began = time.process_time()
+    curves = fit_curves(known.places, known.losses)
+    each_s = (time.process_time() - began) / len(known.truth)
+    ours, kept = errors(predicted(curves, known), known), errors(known.last, known)
+    chosen = random.Random(5).sample(range(len(known.truth)), many)  # noqa: S311 - no secret
+    few = known.some(chosen)
+    began = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", (OptimizeWarning, RuntimeWarning))
+        theirs = np.array(list(map(by_curve_fit, few.places, few.losses, few.ahead)))
+    their_s = (time.process_time() - began) / many
+    rows: list[list[object]] = [
+        [
+            family,
+            float(ours[mine].mean()),
+            float(np.median(ours[mine])),
+            float(kept[mine].mean()),
+            int(mine.sum()),
+        ]
+        for family in sorted(set(known.families))
+        for mine in [np.array([name == family for name in known.families])]
+    ]
+    rows.append(["all", float(ours.mean()), float(np.median(ours)), float(kept.mean()), len(ours)])
+    columns = ("family", "error, mean", "median", "last loss kept, mean", "predictions")
+    report.table("relative error of the loss ten iterations ahead", columns, rows)
+    scipys = errors(theirs, few)
+    rows = [
+        ["all at once", each_s * 1e3, float(ours[chosen].mean()), float(np.median(ours[chosen]))],
+        ["curve_fit", their_s * 1e3, float(scipys.mean()), float(np.median(scipys))],
+    ]
+    columns = ("fit", "ms of a core per job", "error ten ahead, mean", "median")
+    report.table(f"the same {many} of these moments", columns, rows)
+    return {
+        "fit_vs_curve_fit": their_s / each_s,
+        "fit_ms": each_s * 1e3,
+        "error10_mean": float(ours.mean()),
+        "error10_vs_keep_last": float(ours.mean() / kept.mean()),
+        "error10_vs_curve_fit": float(ours[chosen].mean() / scipys.mean()),
+    }
+
+
+# --- decisions
+
+
+def decision_s(jobs: int, slots: int) -> tuple[float, float]:
+    """Seconds of a core for one decision with every curve fitted anew, and for one with none."""
+    rng = random.Random(1)  # noqa: S311 - a workload, no secret
+    nodes = [NodeId(f"n{place // PER_NODE}") for place in range(slots)]
+    names = [slot_id(node, place % PER_NODE) for place, node in enumerate(nodes)]
+    share = slots // jobs
+    shown: dict[JobId, JobView] = {}
+    policy = make("slaq")
+    for number in range(jobs):
+        job, family = JobId(f"j-{number}"), f"f{number % FAMILIES}"
+        own = names[number * share : (number + 1) * share]
+        shown[job] = JobView(
+            job=job, submitted_at=Seconds(number), batch_size=BATCH, batch_limit=BATCH,
+            local_limit=BATCH, least=1, most=BATCH, wanted=1, family=family,
+            running_on=split(BATCH, own), samples_done=KEPT_REPORTS * EPOCH, epoch=KEPT_REPORTS,
+        )  # fmt: skip
+        a, b, rate = rng.uniform(0.01, 1.0), rng.uniform(0.001, 1.0), rng.uniform(10.0, 1000.0)
+        for epoch in range(1, KEPT_REPORTS + 1):
+            policy.observe(
+                EpochSeen(
+                    job=job, family=family, slots=share, nodes=1, global_batch=BATCH,
+                    samples_per_s=rate * share, whole=True, epoch=epoch, samples_done=epoch * EPOCH,
+                    train_loss=rng.gauss(1.0, 0.01) / (a * epoch + b),
+                ),
+                Seconds(10.0 * epoch),
+            )  # fmt: skip
+    slots_shown = tuple(
+        SlotView(slot=slot, node=node, kind="cpu", usable=False)
+        for slot, node in zip(names, nodes, strict=True)
+    )
+    view = ClusterView(version=1, slots=slots_shown, jobs=shown)
+    took = []
+    for _ in range(2):
+        began = time.process_time()
+        policy.plan(view, Seconds(1000.0))
+        took.append(time.process_time() - began)
+    return took[0], took[1]
+
+
+def decisions(*, quick: bool) -> dict[str, float]:
+    """The paper's figure 6: 1,000 to 4,000 jobs on 16,384 slots."""
+    figures: dict[str, float] = {}
+    rows: list[list[object]] = []
+    for jobs in (1000, 2000, 4000):
+        runs = [decision_s(jobs, SLOTS) for _ in range(1 if quick else ROUNDS)]
+        whole, again = (statistics.median(column) for column in zip(*runs, strict=True))
+        figures[f"decision_s_{jobs}x{SLOTS}"] = whole
+        rows.append([f"{jobs} jobs", whole, again])
+    columns = (f"{SLOTS} slots", "every curve fitted anew, s", "none, s")
+    report.table("a decision of `slaq`, seconds of a core", columns, rows)
+    return figures
+
+
+# --- shares
+
+
+def simulations(
+    seeds: Sequence[int], scenario: Scenario, options: dict[str, Any]
+) -> dict[str, float]:
+    """`slaq` beside `fair` on the same jobs, seed by seed."""
+    rows: list[list[object]] = []
+    ratios: dict[str, list[float]] = {}
+    for seed in seeds:
+        base, ours = (
+            measures(simulate(policy, scenario, seed, chosen))
+            for policy, chosen in (("fair", {}), ("slaq", options))
+        )
+        for name, found in (("fair", base), ("slaq", ours)):
+            rows.append([f"{name}, seed {seed}", *found.values()])
+        for key, value in ours.items():
+            ratios.setdefault(key, []).append(value / base[key])
+    means = {key: statistics.geometric_mean(each) for key, each in ratios.items()}
+    rows.append(["slaq / fair", *means.values()])
+    report.table(f"{scenario.jobs} jobs on {scenario.slots} cores", ("", *means), rows)
+    return {
+        "loss_vs_fair": means["mean loss"],
+        "loss_area_vs_fair": means["loss area s"],
+        "t90_vs_fair": means["to 90% s"],
+        "t95_vs_fair": means["to 95% s"],
+        "jct_vs_fair": means["avg JCT s"],
+        "jct_p99_vs_fair": means["p99 JCT s"],
+    }
+
+
+def measures(result: SimulationResult) -> dict[str, float]:
+    """What is compared, by the name of its column."""
+    figures = loss_figures(result)
+    jcts = [job.jct_s for job in result.jobs if job.jct_s is not None]
+    return {
+        "mean loss": figures["mean_loss"],
+        "loss area s": figures["loss_area_s"],
+        "to 90% s": figures["t90_s"],
+        "to 95% s": figures["t95_s"],
+        "avg JCT s": float(np.mean(jcts)),
+        "p99 JCT s": float(np.quantile(jcts, 0.99)),
+        "re-scales per job": sum(job.rescales for job in result.jobs) / len(result.jobs),
+        "cores of the high": figures["cores_high"],
+        "cores of the low": figures["cores_low"],
+    }
+
+
+def main() -> None:
+    """Measure, print, write."""
+    chosen = arguments()
+    figures = fits(20 if chosen.quick else 200)
+    figures |= decisions(quick=chosen.quick)
+    scenario = replace(SLAQ, scaling=chosen.scaling)
+    if chosen.quick:
+        scenario = replace(scenario, jobs=24)
+    figures |= simulations(chosen.seeds, scenario, chosen.options)
+    report.write(figures, chosen.json)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="bin/bench slaq", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer fits, one seed of 24 jobs")
+    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser.add_argument("--seeds", type=seeds, default="30-32", help="of simulations, as in 30-32")
+    parser.add_argument("--scaling", type=float, default=1.0, help="exponent of speed over cores")
+    parser.add_argument("--options", type=json.loads, default="{}", help="of slaq, as JSON")
+    chosen = parser.parse_args()
+    if chosen.quick:
+        chosen.seeds = chosen.seeds[:1]
+    return chosen
+
+
+def seeds(text: str) -> range:
+    """From the first to the last."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
+
+
+if __name__ == "__main__":
+    main()
