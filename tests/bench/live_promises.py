@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -43,6 +44,7 @@ def main() -> None:
     parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
     parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
     repeats: list[Repeat] = []
     with place(chosen.keep) as base:
         speeds = live_curves.at_first_batch(live_curves.measure(base, quick=True))

@@ -9,6 +9,7 @@ stand completion times, changes of slots, and whether every sample was trained o
 from __future__ import annotations
 
 import argparse
+import signal
 import statistics
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.bench.live_cluster import Run
 from tests.bench.live_jobs import TRAININGS, Job, arrivals
 from tests.bench.live_losses import MOST, falls
 
-GAP_S: Final = 6.0  # mean, between submissions
+GAP_S: Final = 20.0  # mean, between submissions: slots for all jobs at most times, as in the paper
 Repeat = Sequence[Run]  # one for each policy, ours first
 
 
@@ -34,6 +35,7 @@ def main() -> None:
     parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
     parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
     chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
     runs: list[Repeat] = []
     with place(chosen.keep) as base:
         for repeat in range(1, (1 if chosen.quick else chosen.repeats) + 1):
