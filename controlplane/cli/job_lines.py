@@ -15,7 +15,7 @@ WHY: Final = "why"
 ALWAYS: Final = frozenset({"job", "state", WHY})
 WHY_LEAST: Final = 24  # columns; others go before the reason gets less
 SPARED: Final = (  # in order
-    "lr", "queued", "epoch", "metrics", "ran", "loss", "user", "samples/s", "promised"
+    "lr", "queued", "epoch", "metrics", "ran", "predicted", "loss", "user", "samples/s", "promised"
 )  # fmt: skip
 LEFT: Final = frozenset({"job", "user", "state", "metrics", WHY})  # the others are numbers
 COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
@@ -29,6 +29,7 @@ COLUMNS: Final[dict[str, Callable[[JobSummary], str]]] = {
     "done": lambda job: "" if job.progress is None else f"{job.progress:.0%}",
     "samples/s": lambda job: f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
     "loss": lambda job: "" if job.train_loss is None else f"{job.train_loss:.4g}",
+    "predicted": lambda job: "" if job.predicted_loss is None else f"{job.predicted_loss:.4g}",
     "metrics": lambda job: ", ".join(f"{name} {value:.4g}" for name, value in job.metrics.items()),
     "queued": lambda job: span(job.queued_s),
     "ran": lambda job: span(job.running_s),

@@ -17,7 +17,7 @@ LAST_EPOCHS: Final = 10
 def print_job(detail: JobDetail) -> None:
     """Everything about one job: what it asked for, its history, workers, groups and epochs."""
     job, out = detail.summary, sys.stdout.write
-    out(f"{job.job}  {job.state}: {job.reason}\n\n")
+    out(f"{job.job}  {job.state}: {job.reason.removeprefix(f'{job.state}: ')}\n\n")
     for name, value in _facts(detail).items():
         out(f"  {name:10s} {value}\n")
     for note in detail.notes:

@@ -8,36 +8,26 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Annotated, Final, NamedTuple
 
 from cyclopts import Parameter
-from rich.box import SIMPLE_HEAD
 from rich.columns import Columns
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.progress_bar import ProgressBar
-from rich.table import Table
 from rich.text import Text
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import STYLES, print_json, print_line
 from controlplane.cli.timeline_allocations import job_colour
+from controlplane.cli.top_table import FREE, job_table
 from controlplane.client import BlockingClient
 from schemas.errors import UnavailableError, UnknownJobError, UnreachableError
 from schemas.ids import JobId, SlotId, slot_id
 from schemas.messages.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 
-FREE: Final = "grey35"
 EVERY_S: Final = 1.0
 PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
 PLAIN_WIDTH: Final = 200  # where no terminal says how wide it is
 TABLE_EDGE: Final = 3  # lines of the table that are no jobs
 AWAY: Final = "controller unreachable, trying again"
-ROOMY: Final = 124  # columns, from which on there is room for a bar; the percentage tells the same
-NARROW: Final = 100  # columns, below which only what changes by itself is shown
-RIGHT: Final = frozenset({"slots", "batch", "lr", "samples/s", "loss", "re-scales"})
-COLUMNS: Final = (
-    "job", "state", "progress", "%", "slots", "batch", "lr", "samples/s", "loss", "re-scales",
-    "why",
-)  # fmt: skip
 
 
 class ClusterStatus(NamedTuple):
@@ -166,7 +156,7 @@ def dashboard(status: ClusterStatus, width: int, note: str = "", most: int | Non
     line = header(status.cluster, status.search)
     if note:
         line.append(f"   {note}", style="bold red")
-    return Group(line, table(status, width, most), slot_strips(status))
+    return Group(line, job_table(status.jobs, status.colours, width, most), slot_strips(status))
 
 
 def fitted(status: ClusterStatus, console: Console, note: str = "") -> Group:
@@ -201,28 +191,6 @@ def header(cluster: Cluster, search: SearchInfo) -> Text:
     return Text("   ").join(parts)
 
 
-def table(status: ClusterStatus, width: int, most: int | None = None) -> Table:
-    """Jobs, oldest first; if there is no room for all, those on slots come before the others.
-
-    Args:
-        status: to draw.
-        width: columns; what has no room is left out.
-        most: lines of jobs; None: all.
-    """
-    drawn = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    columns = fitting(width)
-    for column in columns:
-        right = column in RIGHT
-        drawn.add_column(column, justify="right" if right else "left", no_wrap=column != "why")
-    shown = chosen(status.jobs, most)
-    for job in shown:
-        cells = _cells(job, status.colours[job.job])
-        drawn.add_row(*(cells[column] for column in columns))
-    if len(shown) < len(status.jobs):
-        drawn.add_row(Text(f"and {len(status.jobs) - len(shown)} more", style="dim"))
-    return drawn
-
-
 def slot_strips(status: ClusterStatus) -> RenderableType:
     """Every node with its slots, as many side by side as there is room for."""
     return Columns(
@@ -251,32 +219,7 @@ def slot_strip(
     return drawn
 
 
-def _cells(job: JobSummary, colour: int) -> dict[str, RenderableType]:
-    known = job.progress is not None
-    return {
-        "job": Text(job.job, style=job_colour(colour)),
-        "state": Text(job.state, style=STYLES.get(job.state, "")),
-        "progress": ProgressBar(1.0, job.progress or 0.0, 16, style=FREE) if known else "",
-        "%": f"{job.progress:.0%}" if known else f"epoch {job.epoch}",
-        "slots": str(job.slots or ""),
-        "batch": str(job.global_batch or ""),
-        "lr": f"{job.lr:.3g}" if job.lr is not None else "",
-        "samples/s": f"{job.samples_per_s:.0f}" if job.samples_per_s else "",
-        "loss": f"{job.train_loss:.4g}" if job.train_loss is not None else "",
-        "re-scales": str(job.rescales),
-        "why": Text(job.reason, no_wrap=True, overflow="ellipsis"),
-    }
-
-
 # --- what it is made of
-
-
-def fitting(width: int) -> list[str]:
-    """The columns of the table for which there is room."""
-    left_out = {"progress"} if width < ROOMY else set()
-    if width < NARROW:
-        left_out |= {"re-scales", "why"}
-    return [column for column in COLUMNS if column not in left_out]
 
 
 def owners_of(
@@ -302,12 +245,3 @@ def recoloured(before: Mapping[JobId, int], jobs: Iterable[JobId]) -> dict[JobId
     colours = {job: before[job] for job in names if job in before}
     free = iter(sorted(set(range(len(names))) - set(colours.values())))
     return {job: colours[job] if job in colours else next(free) for job in names}
-
-
-def chosen(jobs: Sequence[JobSummary], most: int | None) -> list[JobSummary]:
-    """The jobs for which there is room, in their order; those on slots first."""
-    if most is None or len(jobs) <= most:
-        return list(jobs)
-    ranked = sorted(jobs, key=lambda job: job.slots == 0)[: most - 1]
-    names = {job.job for job in ranked}
-    return [job for job in jobs if job.job in names]

@@ -170,6 +170,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     wake_at: Seconds | None = None  # ask again then, even if nothing happens
     rejected: Mapping[JobId, Reason] = {}  # never to be started: they end, and their users read why
     promised: Mapping[JobId, Seconds] = {}  # by when jobs that were admitted will be done
+    predicted_loss: Mapping[JobId, float] = {}  # that jobs are expected to reach soon; for people
 
     @property
     def empty(self) -> bool:

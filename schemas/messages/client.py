@@ -177,6 +177,7 @@ class JobSummary(Message, tag="client.job_summary.1"):
     ended_at: Seconds | None = None
     promised_end: Seconds | None = None  # by when its policy first said that it will be done
     expected_end: Seconds | None = None  # what its policy said last
+    predicted_loss: float | None = None  # that the policy expects soon, with the slots it has now
 
 
 class Jobs(Message, tag="client.jobs.1"):

@@ -117,6 +117,7 @@ _SUMMARY: Final = client.JobSummary(
     ended_at=Seconds(1_760_000_065.25),
     promised_end=Seconds(1_760_000_100.5),
     expected_end=Seconds(1_760_000_070.25),
+    predicted_loss=0.125,
 )
 _PROMISE: Final = client.PromiseInfo(time=Seconds(1_760_000_004.5), end=Seconds(1_760_000_100.5))
 _WORKER_INFO: Final = client.WorkerInfo(

@@ -14,7 +14,6 @@ from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
 from controlplane.policy.api import Reason
-from controlplane.service.client_api.policy_notes import PolicyNotes
 from controlplane.service.planner.planner_interface import Planner
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
@@ -36,7 +35,12 @@ SLOW_START_S: Final = 60.0  # most scripts have loaded by then
 
 
 def job_summary(
-    job: Job, reason: Reason | None, telemetry: TelemetryTable, now: Seconds
+    job: Job,
+    reason: Reason | None,
+    telemetry: TelemetryTable,
+    now: Seconds,
+    *,
+    predicted_loss: float | None = None,
 ) -> JobSummary:
     """A line of `ones ps`.
 
@@ -45,6 +49,7 @@ def job_summary(
         reason: why the latest plan lets it wait, if it said so.
         telemetry: fills in what happened since the last epoch.
         now: seconds since the epoch; queueing and running times are counted until then.
+        predicted_loss: by the latest plan, if it said so.
     """
     queued_s, running_s = times(job, now)
     live = telemetry.of(job.job) if job.group else None
@@ -52,7 +57,7 @@ def job_summary(
     waiting = not job.group and not job.ended
     why = reason.text if reason and waiting and job.phase is Phase.QUEUED else job.why
     if reason and waiting and job.phase is not Phase.QUEUED:
-        why = f"{job.why}; {reason.text}"
+        why = why_it_waits(job.why, reason)
     if job.override_waits:
         why = f"{job.why}; {job.override_waits}"
     if (slow := _slow_start(job, now)) is not None:
@@ -79,7 +84,19 @@ def job_summary(
         ended_at=job.accounting.since if job.ended else None,
         promised_end=job.promised_end.first if job.promised_end else None,
         expected_end=job.promised_end.latest if job.promised_end else None,
+        predicted_loss=predicted_loss if job.group else None,
     )
+
+
+def why_it_waits(stopped: str, reason: Reason) -> str:
+    """Why a job stopped, and why it still waits if that is for another reason.
+
+    Args:
+        stopped: why it did.
+        reason: why the latest plan lets it wait.
+    """
+    same = reason.text.removeprefix("waits: ") in stopped
+    return stopped if same else f"{stopped}; {reason.text}"
 
 
 def _slow_start(job: Job, now: Seconds) -> str | None:
@@ -133,7 +150,7 @@ def job_detail(
     telemetry: TelemetryTable,
     now: Seconds,
     *,
-    notes: PolicyNotes,
+    predicted_loss: float | None = None,
 ) -> JobDetail:
     """Everything about one job, as `ones show` prints it.
 
@@ -143,13 +160,12 @@ def job_detail(
         reason: why the latest plan lets it wait, if it said so.
         telemetry: fills in what happened since the last epoch.
         now: seconds since the epoch.
-        notes: of the policy, about what the job lacks.
+        predicted_loss: by the latest plan, if it said so.
     """
     live = telemetry.of(job.job) if job.group else None
-    summary = job_summary(job, reason, telemetry, now)
     ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
     return JobDetail(
-        summary=summary,
+        summary=job_summary(job, reason, telemetry, now, predicted_loss=predicted_loss),
         spec=job.spec,
         snapshot=job.snapshot,
         workers=tuple(
@@ -165,7 +181,6 @@ def job_detail(
         version=job.version,
         batch_limit=batch_limit(job),
         promises=tuple(history.promises),
-        notes=notes.of(job, summary.train_loss),
     )
 
 

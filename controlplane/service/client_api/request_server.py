@@ -276,7 +276,13 @@ class RequestServer:
         chosen = replies.chosen_jobs(self._state, request)
         now = self._commit_loop.now()
         lines = [
-            replies.job_summary(job, self._plans.reasons.get(job.job), self._telemetry, now)
+            replies.job_summary(
+                job,
+                self._plans.reasons.get(job.job),
+                self._telemetry,
+                now,
+                predicted_loss=self._plans.predicted_loss.get(job.job),
+            )
             for job in chosen
         ]
         while len(lines) > 1 and len(msgspec.msgpack.encode(lines)) > MAX_REPLY:
@@ -286,7 +292,12 @@ class RequestServer:
     def _detail(self, job: Job) -> Message:
         reason = self._plans.reasons.get(job.job)
         history, now = self._history_of(job), self._commit_loop.now()
-        return replies.job_detail(job, history, reason, self._telemetry, now, notes=self._notes)
+        predicted = self._plans.predicted_loss.get(job.job)
+        detail = replies.job_detail(
+            job, history, reason, self._telemetry, now, predicted_loss=predicted
+        )
+        notes = self._notes.of(job, detail.summary.train_loss)
+        return msgspec.structs.replace(detail, notes=notes)
 
     def _explain(self, job: Job) -> Message:
         reason = self._plans.reasons.get(job.job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job_phases import HOLDING
@@ -27,6 +28,7 @@ class PlanExchange:
         self.planner: Planner | None = None
         self.asking = False  # a question is about to be put
         self.reasons: dict[JobId, Reason] = {}  # the latest plan's, for jobs that wait
+        self.predicted_loss: Mapping[JobId, float] = {}  # the latest plan's
 
     def request(self) -> None:
         """Have the planner asked when all that is happening now has happened."""
@@ -51,7 +53,7 @@ class PlanExchange:
             stats: how the search stood with it; None if no search made it.
         """
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
-        self.reasons = plan.reasons
+        self.reasons, self.predicted_loss = plan.reasons, plan.predicted_loss
         if plan.wake_at is not None:
             if self._wake:
                 self._wake.cancel()

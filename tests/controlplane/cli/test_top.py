@@ -12,21 +12,19 @@ from rich.console import Console, RenderableType
 
 from controlplane.cli.top import (
     AWAY,
-    COLUMNS,
     ClusterStatus,
     StatusReader,
-    chosen,
     dashboard,
     fitted,
-    fitting,
     follow,
     header,
     owners_of,
     recoloured,
     slot_strip,
 )
+from controlplane.cli.top_table import COLUMNS, chosen, job_table
 from schemas.errors import UnknownJobError, UnreachableError
-from schemas.ids import JobId, NodeId, SlotId, node_of
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
 from schemas.messages.client import Cluster, JobSummary, NodeInfo, SearchInfo, WorkerInfo
 from schemas.messages.feed import FeedEvent
 from tests.support.builders import N1, N2, S0, S1, T0, A, B, C, news
@@ -147,11 +145,55 @@ def test_a_job_that_stops_at_a_metric_shows_its_epoch_instead_of_progress() -> N
     assert "epoch 7" in shown(dashboard(status, 130))[3]
 
 
-def test_narrow_terminals_show_less() -> None:
-    assert fitting(150) == list(COLUMNS)
-    assert fitting(110) == [name for name in COLUMNS if name != "progress"]
-    assert fitting(80) == ["job", "state", "%", "slots", "batch", "lr", "samples/s", "loss"]
-    assert max(len(line) for line in shown(dashboard(STATUS, 80), 80)) <= 80
+LONG = summary(
+    JobId("language-12"), state="running", reason="2 slots: the next epoch lowers its loss by 4%",
+    slots=2, global_batch=64, lr=0.003, samples_per_s=51088.4, progress=0.5, train_loss=1.54812,
+)  # fmt: skip
+FORETOLD = msgspec.structs.replace(
+    LONG, predicted_loss=1.49251, promised_end=Seconds(1_760_000_100.5)
+)
+
+
+@pytest.mark.parametrize(
+    ("job", "width", "left_out"),
+    [
+        (LONG, 120, set()),
+        (LONG, 110, {"progress"}),
+        (LONG, 80, {"progress", "re-scales", "why"}),
+        (FORETOLD, 170, set()),
+        (FORETOLD, 120, {"progress", "re-scales"}),
+        (FORETOLD, 80, {"progress", "re-scales", "why", "lr"}),
+        (FORETOLD, 60, {"progress", "re-scales", "why", "lr", "batch", "samples/s", "slots"}),
+    ],
+)
+def test_narrow_terminals_show_less(job: JobSummary, width: int, left_out: set[str]) -> None:
+    told = job.predicted_loss is not None
+    head, _, line = shown(job_table([job], {job.job: 0}, width), width)[:3]
+
+    there = [name for name in COLUMNS if told or name not in {"predicted", "promised"}]
+    assert head.split() == [name for name in there if name not in left_out]
+    assert len(line) <= width
+    assert "…" not in line.partition("2 slots:")[0]
+
+
+def test_what_a_policy_foretells_is_beside_what_is() -> None:
+    line = shown(job_table([FORETOLD, LONG], {LONG.job: 0}, 80), 80)[2:4]
+
+    assert [row.split()[6:] for row in line] == [["1.548", "1.493", "08:55:00Z"], ["1.548"]]
+
+
+def test_a_promise_that_is_expected_to_be_broken_is_yellow() -> None:
+    kept, late = (
+        msgspec.structs.replace(FORETOLD, expected_end=Seconds(1_760_000_100.5 + more))
+        for more in (0.0, 1.0)
+    )
+
+    styles = [
+        [str(cell.style) for cell in job_table([job], {job.job: 0}, 120).columns[9].cells]
+        for job in (kept, late)
+    ]
+
+    assert styles == [[""], ["yellow"]]
 
 
 def test_slots_have_the_colour_of_their_job_and_free_ones_are_grey() -> None:
