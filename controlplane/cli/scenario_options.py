@@ -61,6 +61,8 @@ class Setup:
     "What may be known: a job's own past, its relatives' too, the work that users state too."
     interference: str = "none"
     "Slow-downs between neighbours: none, pollux:SHARE or pairwise:SHARE."
+    utilities: bool = False
+    "Generated jobs say what their ends are worth; with knowledge L3 also how long they are."
     erratic: bool = False
     "Loss curves with spikes and plateaus (physics table2)."
     work: float = WORK_CORE_S
@@ -110,6 +112,7 @@ class Setup:
             latency_s=self.latency,
             knowledge=self.knowledge,
             interference=self.interference,
+            utilities=self.utilities,
             erratic=self.erratic,
             work_core_s=self.work,
             scaling=self.scaling,

@@ -78,6 +78,12 @@ POLICIES: Final[Mapping[str, Entry]] = {
         options="controlplane.policy.baselines.tiresias:TiresiasOptions",
         gangs=True,
     ),
+    "oasis": Entry(
+        "controlplane.policy.oasis.policy:Oasis",
+        options="controlplane.policy.oasis.options:OasisOptions",
+        searches=True,
+        needs=("utility",),
+    ),
     "ones": Entry(
         "controlplane.policy.ones.policy:Ones",
         options="controlplane.policy.ones.options:OnesOptions",

@@ -42,6 +42,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     cancel_share: float = 0.0  # of the jobs, that their users give up
     node_loss_s: float = 0.0  # mean time between losses of a node; 0: never
     node_back_s: float = 600.0
+    utilities: bool = False  # jobs say what their ends are worth, and how many samples they take
     generations: int = 3  # that a searching policy evolves at each question
     think_s: float = 5.0  # at least, between questions to it that only an epoch's end raised
     record_allocations: bool = False  # write down who had which slot when
@@ -94,6 +95,10 @@ def _check(scenario: Scenario) -> None:
         raise TraceError(what, "give 1 for speeds as many times as there are slots", "scaling")
     if scenario.slots < 1 or any(g.count < 1 or g.slots < 1 for g in scenario.nodes):
         raise TraceError("the cluster has no slots", "give nodes with at least one GPU", "nodes")
+    if scenario.utilities and (scenario.workload or scenario.physics != "table2"):
+        what = "utilities are given to the jobs of a generated trace"
+        hint = "write columns value, deadline_s and decay into the file"
+        raise TraceError(what, hint, "utilities")
     unknown = [group.model for group in scenario.nodes if group.model not in RELATIVE_SPEEDS]
     if unknown:
         known = ", ".join(name for name in RELATIVE_SPEEDS if name)

@@ -13,6 +13,7 @@ from controlplane.sim.models.profiles.profiles_model import ProfilesModel
 from controlplane.sim.models.recorded.recorded_model import RecordedModel
 from controlplane.sim.models.recorded.recording import Recording
 from controlplane.sim.models.table2.table2_model import TYPICAL_COSTS, Table2Model
+from controlplane.sim.models.table2.workloads import duration_s
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import Trace
@@ -20,6 +21,7 @@ from controlplane.sim.traces.curves_generator import generate_curves
 from controlplane.sim.traces.recording_file import read_recording
 from controlplane.sim.traces.table2_generator import generate
 from controlplane.sim.traces.trace_csv import read_trace
+from controlplane.sim.traces.utilities import with_utilities
 
 USUAL_STALL_S: Final = 30.0  # of every change, where neither the scenario nor a model says
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
@@ -114,7 +116,7 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
             work_core_s=scenario.work_core_s,
             most_slots=scenario.slots,
         )
-    return generate(
+    trace = generate(
         jobs=scenario.jobs,
         seed=seed,
         mix=scenario.mix,
@@ -124,6 +126,9 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
         cancel_share=scenario.cancel_share,
         most_slots=scenario.slots,
     )
+    if not scenario.utilities:
+        return trace
+    return with_utilities(trace, seed, lambda job: duration_s(job.workload, job.slots))
 
 
 def costs_of(scenario: Scenario) -> ChangeCosts:

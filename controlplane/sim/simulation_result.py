@@ -45,6 +45,9 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     batch_changes: int
     trained_s: float = 0.0  # without waits, starts and stalls
     extrapolated_s: float = 0.0  # of that, at speeds that nobody measured
+    worth: float | None = None  # that its end was, to its user; None: nothing was stated
+    most_worth: float = 0.0  # that it could have been
+    promised_at: Seconds | None = None  # by when its policy first promised its end; None: never
     counted: bool = True  # in averages; warm-up jobs are not
     allocations: tuple[SlotAllocation, ...] = ()  # if they were recorded
     losses: tuple[LossLeft, ...] = ()  # from its submission on, if its model has true losses

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from schemas.ids import Seconds
+from schemas.jobs import Utility
 
 
 class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
@@ -19,6 +20,7 @@ class TraceJob(msgspec.Struct, frozen=True, kw_only=True):
     cancelled_after_s: float | None = None  # its user gives up so long after the submission
     crashes_at: float | None = None  # share of its work, in (0, 1), where its script fails once
     samples: int | None = None  # a recorded job's work; None: what the workload takes
+    utility: Utility | None = None  # what its end is worth, if its user says so
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True):

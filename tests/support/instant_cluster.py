@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import msgspec
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, SlotView
+from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, Reason, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 from tests.support.views import taken_slots
 
@@ -41,6 +41,7 @@ class InstantCluster:
     jobs: dict[JobId, JobView] = field(default_factory=dict)
     now: Seconds = Seconds(0.0)
     plans: list[Plan] = field(default_factory=list)
+    rejected: dict[JobId, Reason] = field(default_factory=dict)
 
     def view(self) -> ClusterView:
         return ClusterView(
@@ -85,6 +86,13 @@ class InstantCluster:
                 self._set(name, {} if stops else target)
             elif not target.keys() & held:
                 self._set(name, target)
+        for name in plan.rejected:
+            self.rejected[name] = plan.rejected[name]
+            del self.jobs[name]
+        for name, end in plan.promised.items():
+            job = self.jobs[name]
+            first = end if job.promised_at is None else job.promised_at
+            self.jobs[name] = msgspec.structs.replace(job, promised_at=first, expected_at=end)
         owned = [slot for job in self.jobs.values() for slot in job.running_on]
         assert len(owned) == len(set(owned))
         return self.jobs != before

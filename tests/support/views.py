@@ -32,10 +32,16 @@ from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.registry import make
 from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
+from schemas.jobs import Utility
 from tests.support.builders import slot_view
 
 NOW = Seconds(100.0)
 FAMILIES = ("", "f", "g")
+UTILITIES = (
+    Utility(value=0.0),
+    Utility(value=3.0, deadline_s=200.0, decay=0.1),
+    Utility(value=50.0, deadline_s=5.0, decay=20.0),
+)
 IN_FOUR = st.sampled_from([True, False, False, False])
 
 
@@ -192,6 +198,8 @@ def a_job(draw: st.DrawFn, number: int, free: list[SlotId]) -> JobView:
         noise_scale=draw(st.sampled_from([None, 0.5, 64.0, 5000.0])),
         ran_s=draw(st.sampled_from([0.0, 30.0, 900.0])),
         start_s=draw(st.sampled_from([None, 3.0])),
+        utility=draw(st.sampled_from([None, *UTILITIES])),
+        promised_at=draw(st.sampled_from([None, None, Seconds(90.0), Seconds(4000.0)])),
     )
 
 

@@ -41,6 +41,10 @@ OF_LOSSES: Final[Mapping[str, str]] = {  # where jobs have losses
     "p99": "p99_jct_s",
     "makespan": "makespan_s",
 }
+ENDS: Final = (  # where jobs state utilities
+    "utility", "utility_share", "rejected", "promised", "promises_kept", "promises_broken",
+    "lateness_s",
+)  # fmt: skip
 EXTRAPOLATED: Final = (
     "{share} of the training time went by in groups like which none was ever measured:\n"
     "their speeds are extrapolated, see docs/simulator.md."
@@ -59,6 +63,8 @@ def print_result(result: SimulationResult) -> None:
     table.add_column("value", justify="right")
     of_losses = [name for name in LOSS_FIGURES if name in figures]
     for name in ("jobs", *of_losses, *MEANS[:-1], "unfinished", "failed", "cancelled"):
+        table.add_row(name, _cell(figures[name]))
+    for name in ENDS if figures["utility"] is not None else ():
         table.add_row(name, _cell(figures[name]))
     table.add_row("lower bound of avg_jct_s", _cell(figures["bound_avg_jct_s"]))
     table.add_row("times the bound", _cell(figures["vs_bound"]))

@@ -28,7 +28,10 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         the cluster's slot seconds that jobs held up to the last end. `vs_bound` is the average
         completion time over its lower bound, which has to be one of the counted jobs alone.
         `extrapolated_share` is the share of their training time, in [0, 1], in which a group was
-        as fast as its model extrapolates it, because nothing like it was ever measured.
+        as fast as its model extrapolates it, because nothing like it was ever measured. `utility`
+        is what the ends of the counted jobs were worth to their users, and `utility_share` that
+        over what they could have been worth; None where nobody states a utility. `lateness_s` is
+        the mean over all promised ends that came, of which those in time count as 0.
         Where jobs have true losses, what `loss_series.loss_figures` says comes on top.
     """
     counted = [job for job in result.jobs if job.counted]
@@ -56,6 +59,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         "failed": sum(job.state == "failed" for job in counted),
         "cancelled": sum(job.state == "cancelled" for job in counted),
         "rejected": sum(job.state == "rejected" for job in counted),
+        **_ends(counted),
         "events": result.events,
         "wall_s": result.wall_s,
         "jct_s": {job.job: job.jct_s for job in counted},
@@ -63,6 +67,25 @@ def summary(result: SimulationResult) -> dict[str, Any]:
             name: _of_application([job for job in counted if job.application == name])
             for name in sorted({job.application for job in counted})
         },
+    }
+
+
+def _ends(jobs: Sequence[JobResult]) -> dict[str, float | int | None]:
+    """What ends were worth, and what became of those that were promised."""
+    worth = [job.worth for job in jobs if job.worth is not None]
+    most = sum(job.most_worth for job in jobs)
+    late = [
+        max(0.0, job.ended_at - job.promised_at)
+        for job in jobs
+        if job.promised_at is not None and job.ended_at is not None and job.state == "succeeded"
+    ]
+    return {
+        "utility": sum(worth) if worth else None,
+        "utility_share": sum(worth) / most if most > 0.0 else None,
+        "promised": sum(job.promised_at is not None for job in jobs),
+        "promises_kept": sum(each == 0.0 for each in late),
+        "promises_broken": sum(each > 0.0 for each in late),
+        "lateness_s": _mean(late),
     }
 
 

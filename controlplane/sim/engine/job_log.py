@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import HOLDING
+from controlplane.core.model.job_phases import HOLDING, Phase
 from controlplane.core.state import State
 from controlplane.sim.engine.job_progress import TrainingProgress
 from controlplane.sim.simulation_result import JobResult, LossLeft, SizeChange, SlotAllocation
@@ -123,8 +123,21 @@ def _result(record: _Record, job: Job) -> JobResult:
         batch_changes=job.accounting.batch_changes,
         trained_s=record.training.trained_s,
         extrapolated_s=record.training.extrapolated_s,
+        worth=_worth(job),
+        most_worth=job.spec.stated_utility.value if job.spec.stated_utility else 0.0,
+        promised_at=job.promised_end.first if job.promised_end else None,
         counted=record.counted,
         allocations=tuple(record.allocations or ()),
         losses=tuple(record.losses),
         sizes=tuple(record.sizes),
     )
+
+
+def _worth(job: Job) -> float | None:
+    """What its end was worth; one that did not succeed was worth nothing."""
+    utility = job.spec.stated_utility
+    if utility is None:
+        return None
+    if job.phase is not Phase.SUCCEEDED:
+        return 0.0
+    return utility.at(job.accounting.since - job.submitted_at)

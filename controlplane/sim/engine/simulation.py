@@ -206,6 +206,8 @@ class Simulation:
         model = make_model()
         self._accepted = None
         spec = model.spec
+        if submission.utility is not None:
+            spec = msgspec.structs.replace(spec, utility=submission.utility)
         if not self._options.share_families:
             spec = msgspec.structs.replace(spec, family=submission.name)
         self._handle(

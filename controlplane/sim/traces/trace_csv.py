@@ -2,7 +2,8 @@
 
 The columns are `name,time,application,num_replicas,batch_size`, as in the workloads of the
 artifact of *Pollux* (OSDI '21), which can be read as they are; and, where they are needed,
-`user,cancelled_after_s,crashes_at,samples`. An empty cell of these has its default.
+`user,cancelled_after_s,crashes_at,samples,value,deadline_s,decay`. An empty cell of these has its
+default.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable
+from math import inf
 from pathlib import Path
 from typing import Final
 
@@ -18,10 +20,14 @@ from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import Trace, TraceJob
 from controlplane.sim.traces.atomic_file import write_whole
 from schemas.ids import Seconds
+from schemas.jobs import MAX_UTILITY, Utility
 
 REQUIRED: Final = ("name", "time", "application", "num_replicas", "batch_size")
-OPTIONAL: Final = ("user", "cancelled_after_s", "crashes_at", "samples")
+OPTIONAL: Final = (
+    "user", "cancelled_after_s", "crashes_at", "samples", "value", "deadline_s", "decay"
+)  # fmt: skip
 MOST_SLOTS: Final = 1_000_000
+LEAST_DEADLINE_S: Final = 1e-3
 LEAST_SHARE: Final = 1e-9  # of a job's work, in front of a crash and behind it
 
 
@@ -100,10 +106,21 @@ def _job(row: CsvRow) -> TraceJob:
         ),
         crashes_at=row.number("crashes_at", *shares) if row.given("crashes_at") else None,
         samples=row.whole("samples", 1) if row.given("samples") else None,
+        utility=_utility(row) if row.given("value") else None,
+    )
+
+
+def _utility(row: CsvRow) -> Utility:
+    """What the job is worth: its value, and if they are given its deadline and decay."""
+    return Utility(
+        value=row.number("value", 0.0, MAX_UTILITY),
+        deadline_s=row.number("deadline_s", LEAST_DEADLINE_S) if row.given("deadline_s") else inf,
+        decay=row.number("decay") if row.given("decay") else 0.0,
     )
 
 
 def _cells(job: TraceJob) -> dict[str, str]:
+    worth = job.utility
     return {
         "name": job.name,
         "time": _plain(job.at),
@@ -114,6 +131,9 @@ def _cells(job: TraceJob) -> dict[str, str]:
         "cancelled_after_s": _plain(job.cancelled_after_s),
         "crashes_at": _plain(job.crashes_at),
         "samples": _plain(job.samples),
+        "value": _plain(worth.value if worth else None),
+        "deadline_s": _plain(worth.deadline_s if worth and worth.deadline_s < inf else None),
+        "decay": _plain(worth.decay if worth else None),
     }
 
 
@@ -123,4 +143,4 @@ def _plain(number: float | None) -> str:
 
 
 def _is_used(column: str, jobs: Iterable[TraceJob]) -> bool:
-    return any(getattr(job, column) != (None, "trace")[column == "user"] for job in jobs)
+    return any(_cells(job)[column] != ("", "trace")[column == "user"] for job in jobs)

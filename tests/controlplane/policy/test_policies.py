@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -121,8 +122,21 @@ def every_job_that_changes_or_waits_is_told_why_and_no_other(view: ClusterView, 
         for job in view.jobs.values()
         if job.running_on and plan.local_batch.get(job.job) == job.running_on
     }
-    assert set(plan.reasons) == concerned - unchanged
-    assert all(reason.code and reason.text for reason in plan.reasons.values())
+    assert set(plan.reasons) == concerned - unchanged - plan.rejected.keys()
+    said = (*plan.reasons.values(), *plan.rejected.values())
+    assert all(reason.code and reason.text for reason in said)
+
+
+def only_a_job_that_never_started_and_was_promised_nothing_is_rejected(
+    view: ClusterView, plan: Plan
+) -> None:
+    assert all(view.jobs[name].undecided and view.jobs[name].movable for name in plan.rejected)
+    assert not plan.rejected.keys() & (plan.local_batch.keys() | plan.promised.keys())
+
+
+def promises_are_made_to_jobs_that_are_there(view: ClusterView, plan: Plan) -> None:
+    assert plan.promised.keys() <= view.jobs.keys()
+    assert all(math.isfinite(end) for end in plan.promised.values())
 
 
 def a_job_that_lost_members_has_its_least_again_or_stops(view: ClusterView, plan: Plan) -> None:
@@ -146,6 +160,8 @@ PROMISES = (
     a_job_that_backs_off_is_not_started,
     a_running_job_whose_last_change_came_to_nothing_is_left_alone_for_a_while,
     every_job_that_changes_or_waits_is_told_why_and_no_other,
+    only_a_job_that_never_started_and_was_promised_nothing_is_rejected,
+    promises_are_made_to_jobs_that_are_there,
     a_job_that_lost_members_has_its_least_again_or_stops,
     a_plan_says_which_view_it_is_based_on,
 )
@@ -344,7 +360,7 @@ def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
 def test_only_a_policy_that_searches_is_given_a_process() -> None:
     searching = {name for name in POLICIES if entry(name).searches}
 
-    assert searching == {"ones", "ones-paper", "optimus", "goodput", "slaq"}
+    assert searching == {"ones", "ones-paper", "optimus", "goodput", "slaq", "oasis"}
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from controlplane.sim.analysis.paired_comparison import Interval, compare, mean_interval
 from controlplane.sim.analysis.simulation_summary import summary
 from controlplane.sim.simulator_errors import ResultsError
+from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result, times
 
 # --- summary
@@ -63,6 +64,12 @@ def test_a_summary_has_exactly_these_figures() -> None:
         "failed": 0,
         "cancelled": 0,
         "rejected": 0,
+        "utility": None,
+        "utility_share": None,
+        "promised": 0,
+        "promises_kept": 0,
+        "promises_broken": 0,
+        "lateness_s": None,
         "events": 70,
         "wall_s": 0.5,
         "jct_s": {"a": 40.0, "b": 160.0},
@@ -209,3 +216,19 @@ def test_the_mean_is_within_its_interval(values: list[float]) -> None:
     slack = 1e-9 * max(values)
     assert min(values) - slack <= interval.low <= interval.high <= max(values) + slack
     assert math.isfinite(interval.low)
+
+
+def test_ends_are_worth_what_they_came_to_and_held_against_what_was_promised() -> None:
+    worth = {"most_worth": 10.0, "promised_at": Seconds(50.0)}
+    found = summary(
+        result(
+            job_result("a", 40.0, worth=9.0, **worth),
+            job_result("b", 60.0, worth=5.0, **worth),
+            job_result("c", 90.0, worth=0.0, most_worth=10.0, state="rejected"),
+            job_result("d", 20.0, state="cancelled", worth=0.0, **worth),
+        )
+    )
+
+    assert (found["utility"], found["utility_share"]) == (14.0, 0.35)
+    assert (found["promised"], found["promises_kept"], found["promises_broken"]) == (3, 1, 1)
+    assert (found["lateness_s"], found["rejected"], found["avg_jct_s"]) == (5.0, 1, 50.0)

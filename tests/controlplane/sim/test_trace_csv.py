@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,6 +15,7 @@ from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import Trace, TraceJob
 from controlplane.sim.traces.trace_csv import read_trace, write_trace
 from schemas.ids import Seconds
+from schemas.jobs import Utility
 
 HEADER = "name,time,application,num_replicas,batch_size\n"
 SAME_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -187,15 +189,20 @@ NUMBERS = st.floats(0.0, 1e9)
 @given(
     names=st.lists(NAMES, min_size=1, max_size=5, unique=True),
     at=NUMBERS,
-    cancelled=st.none() | NUMBERS,
-    samples=st.none() | st.integers(1, 10**12),
+    more=st.fixed_dictionaries(
+        {
+            "cancelled_after_s": st.none() | NUMBERS,
+            "samples": st.none() | st.integers(1, 10**12),
+            "utility": st.none()
+            | st.builds(Utility, value=NUMBERS.filter(lambda value: value <= 1e9))
+            | st.builds(Utility, value=st.just(2.5), deadline_s=st.floats(1.0, 1e6), decay=NUMBERS),
+        }
+    ),
 )
 def test_what_was_written_is_read_again(
-    tmp_path: Path, names: list[str], at: float, cancelled: float | None, samples: int | None
+    tmp_path: Path, names: list[str], at: float, more: dict[str, Any]
 ) -> None:
-    jobs = tuple(
-        job(name, at, cancelled_after_s=cancelled, samples=samples, workload=name) for name in names
-    )
+    jobs = tuple(job(name, at, workload=name, **more) for name in names)
     path = tmp_path / "again.csv"
 
     write_trace(Trace(name="again", jobs=jobs), path)

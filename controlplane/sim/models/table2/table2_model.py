@@ -125,7 +125,10 @@ class Table2Job:
         self._reports = reports(row, self._to_target, self._phi, rng, erratic=erratic)
         self._steps = steps[workload.application]
         self._throughputs: dict[tuple[Placement, int, int], Throughput] = {}
-        self._spec = _spec(job, workload, _stop(row, self._epochs, stated=stated), batch)
+        stop = _stop(row, self._epochs, stated=stated)
+        if stated and job.utility is not None:  # whoever asks for an end by then knows its length
+            stop = StopRule(samples=self._epochs * workload.samples)
+        self._spec = _spec(job, workload, stop, batch)
         self._costs = costs_of(row)
 
     @property

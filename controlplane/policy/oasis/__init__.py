@@ -1,0 +1,1 @@
+"""Online primal-dual admission: what an end is worth against what its slots cost (OASiS)."""

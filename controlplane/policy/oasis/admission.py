@@ -1,0 +1,254 @@
+"""Who is admitted, with which schedule and promise; and what becomes of promises that slip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+from controlplane.policy.api import ClusterView, JobView, Reason
+from controlplane.policy.oasis.job_estimates import OasisEstimates
+from controlplane.policy.oasis.job_plans import JobPlans, Work, in_time, most_worth, plans_of
+from controlplane.policy.oasis.options import OasisOptions
+from controlplane.policy.oasis.prices import PriceBounds
+from controlplane.policy.oasis.rejections import rejection
+from controlplane.policy.oasis.reservations import Grid, Schedule, grid_of
+from controlplane.policy.oasis.slot_costs import SlotPrices
+from controlplane.prediction.array_types import IntArray
+from schemas.ids import JobId
+from schemas.jobs import Utility
+
+PLAIN: Final = Utility(value=1.0)  # of a job that states none
+UNKNOWN: Final = "nobody knows how long it takes"
+TOO_DEAR: Final = "its end is worth less than its slots would cost"
+NO_ROOM: Final = "there is no room for it in all that is planned ahead"
+TRY_AGAIN: Final = 10  # intervals after a plan came to nothing
+
+
+@dataclass(slots=True)
+class Decided:
+    """What was decided; `Oasis.plan` reads it out."""
+
+    schedules: dict[JobId, Schedule] = field(default_factory=dict)
+    promised: dict[JobId, float] = field(default_factory=dict)  # ends that were told, or will be
+    expected: dict[JobId, float] = field(default_factory=dict)  # the same, by the schedules of now
+    rejected: dict[JobId, Reason] = field(default_factory=dict)
+    measured: dict[JobId, str] = field(default_factory=dict)  # run first; for which families
+    unplanned: dict[JobId, str] = field(default_factory=dict)  # why a job has no schedule
+    numbers: dict[JobId, dict[str, float]] = field(default_factory=dict)  # behind an admission
+    worth: float = 0.0  # of all ends that are expected
+    more: bool = False  # some are still to be decided
+
+
+class Admissions:
+    """Keeps schedules as values, and makes new decisions of the old ones and a view.
+
+    A policy that begins anew has no schedules: it makes them from the promises in the view.
+
+    Args:
+        options: of the policy.
+        estimates: speeds and work.
+    """
+
+    def __init__(self, options: OasisOptions, estimates: OasisEstimates) -> None:
+        self._options = options
+        self._estimates = estimates
+        self._bounds = PriceBounds(options.window, options.l, options.u)
+        self._counted: set[JobId] = set()  # jobs that U and L know of
+        self._tried: dict[JobId, int] = {}  # when planning a job came to nothing, its interval
+        self._last = Decided()
+
+    def forget(self, job: JobId) -> None:
+        """A job has ended.
+
+        Args:
+            job: nothing is planned for it any more.
+        """
+        self._counted.discard(job)
+        self._tried.pop(job, None)
+
+    def decide(self, view: ClusterView, now: float, *, at_most: int) -> Decided:
+        """Hold schedules against what came, then decide about jobs in the order of their arrival.
+
+        Args:
+            view: the cluster.
+            now: seconds on the controller's clock.
+            at_most: jobs that are newly decided about.
+        """
+        self._estimates.follow(view)
+        grid = grid_of(view, now, self._options.interval_s, self._options.horizon)
+        decided = Decided()
+        decided.rejected = {n: why for n, why in self._last.rejected.items() if n in view.jobs}
+        used = self._keep(view, grid, decided)
+        left = at_most
+        for job in self._open(view, decided):
+            if left <= 0:
+                decided.more = True
+                break
+            left -= self._decide_one(job, grid, used, decided)
+        decided.worth = sum(
+            (view.jobs[name].utility or PLAIN).at(end - view.jobs[name].submitted_at)
+            for name, end in decided.expected.items()
+        )
+        self._last = decided
+        return decided
+
+    # --- what was promised before
+
+    def _keep(self, view: ClusterView, grid: Grid, decided: Decided) -> IntArray:
+        """Schedules that still hold stay; the others are planned again, first promises first.
+
+        Returns:
+            Slots that are promised, shape (horizon, nodes).
+        """
+        last, used, again = self._last, grid.nothing_used(), list[JobView]()
+        for name, job in view.jobs.items():
+            if job.promised_at is not None:
+                decided.promised[name] = job.promised_at
+            elif name in last.promised:
+                decided.promised[name] = last.promised[name]
+            if name in last.numbers:
+                decided.numbers[name] = last.numbers[name]
+        in_order = sorted(decided.promised, key=lambda name: (decided.promised[name], name))
+        for name in in_order:
+            job, schedule = view.jobs[name], last.schedules.get(name)
+            held = None if schedule is None else self._still_holds(job, schedule, grid)
+            if held is None or not grid.take(used, held):
+                again.append(job)
+            else:
+                decided.schedules[name], decided.expected[name] = held, grid.end_of(held.end - 1)
+        for job in again:
+            self._plan_again(job, grid, used, decided)
+        return used
+
+    def _still_holds(self, job: JobView, schedule: Schedule, grid: Grid) -> Schedule | None:
+        """What is left of a schedule, without what is not needed any more; None: too little."""
+        work, rest = self._work(job, grid), schedule.cut(grid.first, schedule.end)
+        if work is None:
+            return None
+        left, runs = work.samples, work.running
+        rates: dict[tuple[int, int], float] = {}
+        for interval, spread in enumerate(rest.spreads, start=rest.first):
+            slots = sum(many for _, many in spread)
+            if slots:
+                lasts = grid.left_s if interval == grid.first else grid.interval_s
+                trains_s = lasts if runs else max(0.0, lasts - work.start_s)
+                size = (slots, len(spread))
+                if size not in rates:
+                    rates[size] = float(work.rates((slots,), (len(spread),))[0])
+                left -= rates[size] * trains_s
+            runs = bool(slots)
+            if left <= 0.0:
+                return rest.cut(grid.first, interval + 1)
+        return None
+
+    def _plan_again(self, job: JobView, grid: Grid, used: IntArray, decided: Decided) -> None:
+        """In time for its promise if that can be, else as early as possible."""
+        promised = decided.promised[job.job]
+        tried = self._was_tried(job, grid)
+        plans = None if tried else self._plans(job, grid, used, by=promised)
+        if plans is None:
+            why = NO_ROOM if tried else UNKNOWN
+            decided.unplanned[job.job] = why
+            decided.expected[job.job] = self._last.expected.get(job.job, promised)
+            return
+        worth = plans.worth(job.utility or PLAIN, job.submitted_at)
+        last = in_time(plans, worth, promised)
+        if last is None:
+            decided.unplanned[job.job], self._tried[job.job] = NO_ROOM, grid.first
+            decided.expected[job.job] = max(promised, float(plans.ends[-1]))
+            return
+        schedule = decided.schedules[job.job] = plans.schedule(last)
+        decided.expected[job.job] = float(plans.ends[last])
+        grid.take(used, schedule)
+
+    # --- who is new
+
+    def _open(self, view: ClusterView, decided: Decided) -> Iterable[JobView]:
+        """Jobs that state a utility and were promised nothing; one that runs may still be."""
+        found = [
+            job
+            for name, job in view.jobs.items()
+            if job.utility is not None and name not in decided.promised
+            if name not in decided.rejected
+        ]
+        return sorted(found, key=lambda job: (job.submitted_at, job.job))
+
+    def _decide_one(self, job: JobView, grid: Grid, used: IntArray, decided: Decided) -> bool:
+        """Admit, reject, or have it measured first; whether that took a plan."""
+        if grid.slots < job.least or job.utility is None:
+            return False
+        remaining = self._estimates.remaining(job, grid.now)
+        if remaining is None or not self._estimates.knows_speed(job):
+            self._have_measured(job, decided)
+            return False
+        self._count(job, job.utility, remaining)
+        plans = None if self._was_tried(job, grid) else self._plans(job, grid, used)
+        if plans is None:
+            decided.unplanned[job.job] = TOO_DEAR
+            return False
+        worth = plans.worth(job.utility, job.submitted_at)
+        last = most_worth(plans, worth)
+        if last is not None:
+            self._admit(job, plans, last, grid, decided)
+            decided.numbers[job.job]["worth"] = float(worth[last])
+            grid.take(used, decided.schedules[job.job])
+        elif job.undecided:
+            decided.rejected[job.job] = rejection(job, job.utility, plans, grid.now)
+        else:
+            decided.unplanned[job.job], self._tried[job.job] = TOO_DEAR, grid.first
+        return True
+
+    def _admit(
+        self, job: JobView, plans: JobPlans, last: int, grid: Grid, decided: Decided
+    ) -> None:
+        """Keep slots for it, and promise its end, a little later than they are enough for."""
+        end = float(plans.ends[last])
+        decided.schedules[job.job], decided.expected[job.job] = plans.schedule(last), end
+        later_s = max(grid.interval_s, self._options.margin * (end - grid.now))
+        decided.promised[job.job] = end + later_s
+        decided.numbers[job.job] = {"cost": float(plans.cost[last])}
+
+    def _have_measured(self, job: JobView, decided: Decided) -> None:
+        """One of a family at a time, where its speed is unknown; else each for itself."""
+        knows_speed = self._estimates.knows_speed(job)
+        if knows_speed and not job.undecided:
+            decided.unplanned[job.job] = UNKNOWN
+        elif knows_speed or job.family not in decided.measured.values():
+            decided.measured[job.job] = job.family
+
+    def _count(self, job: JobView, utility: Utility, remaining: float) -> None:
+        """Tell U and L of it, once: its value for each slot second on its least slots."""
+        if job.job in self._counted:
+            return
+        self._counted.add(job.job)
+        rate = float(self._estimates.samples_per_s(job, (job.least,), (1,))[0])
+        slot_s = job.least * (remaining / rate + self._options.start_s)
+        self._bounds.add(utility.value / slot_s if math.isfinite(slot_s) and slot_s > 0.0 else 0.0)
+
+    # --- plans
+
+    def _was_tried(self, job: JobView, grid: Grid) -> bool:
+        """Whether planning it came to nothing a moment ago; nothing is tried at every question."""
+        return grid.first < self._tried.get(job.job, -TRY_AGAIN) + TRY_AGAIN
+
+    def _plans(
+        self, job: JobView, grid: Grid, used: IntArray, by: float | None = None
+    ) -> JobPlans | None:
+        work = self._work(job, grid)
+        if work is None:
+            return None
+        low, high = self._bounds.now()
+        return plans_of(job, work, grid, SlotPrices(used, grid.capacities, low, high), by=by)
+
+    def _work(self, job: JobView, grid: Grid) -> Work | None:
+        remaining = self._estimates.remaining(job, grid.now)
+        if remaining is None or not self._estimates.knows_speed(job):
+            return None
+        return Work(
+            samples=max(remaining, 1.0),
+            rates=lambda slots, nodes: self._estimates.samples_per_s(job, slots, nodes),
+            running=bool(job.running_on),
+            start_s=self._options.start_s,
+        )

@@ -1,0 +1,171 @@
+"""How fast jobs are on so many slots, and how much work they have left, as far as is known."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from controlplane.policy.api import (
+    ClusterView,
+    EpochSeen,
+    JobEnded,
+    JobView,
+    PolicyEvent,
+    StepsSeen,
+)
+from controlplane.policy.search.observed_families import FamilyHistories, FamilyHistory
+from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction.core_sharing import stretch
+from controlplane.prediction.remaining_work import remaining_samples
+from schemas.ids import JobId, NodeId, Seconds, node_of
+
+PACE_AFTER_S: Final = 5.0  # of a group: before that, reports are too few to count by
+SMOOTHING: Final = 0.2  # weight of the newest of several paces; a judgement
+LEAST_PACE: Final = 0.02
+
+
+@dataclass(slots=True)
+class _Seen:
+    """The latest that telemetry said of a job, and the first of its group."""
+
+    group: tuple[int, int] = (0, 0)  # version and batch
+    samples: int = 0
+    samples_per_s: float = 0.0
+    at: Seconds = Seconds(0.0)
+    first: int = 0  # samples
+    began: Seconds = Seconds(0.0)
+
+
+class OasisEstimates:
+    """Speeds by family, from epochs and telemetry; work as stated, else as relatives had it.
+
+    Where workers share the cores of their host, speeds are kept as they are alone, and told as they
+    are when every slot of the host is busy: a promise has to hold then, too. GPU types are not told
+    apart.
+    """
+
+    def __init__(self) -> None:
+        self._families = FamilyHistories()
+        self._seen: dict[JobId, _Seen] = {}
+        self._paces: dict[str, float] = {}  # by family: work that counts over samples at full speed
+        self._stretch: dict[JobId, float] = {}  # of running jobs, as their nodes are now
+        self._fullest = 1.0  # of a job on a node whose slots are all busy
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn from `event`.
+
+        Args:
+            event: an epoch, telemetry, or the end of a job; others teach nothing here.
+            now: seconds on the controller's clock.
+        """
+        match event:
+            case EpochSeen():
+                if event.whole:
+                    self._measured(event)
+            case StepsSeen():
+                self._steps(event, now)
+            case JobEnded():
+                family = self._families.of(event.family)
+                if event.succeeded and event.samples_done:
+                    family.finished.append(event.samples_done)
+                family.reached = max(family.reached, event.samples_done)
+                self._seen.pop(event.job, None)
+
+    def _steps(self, event: StepsSeen, now: Seconds) -> None:
+        seen = self._seen.setdefault(event.job, _Seen())
+        group = (event.group, event.global_batch)
+        if seen.group != group:
+            seen.first, seen.began = event.samples_done, now
+        elif event.samples_done > seen.samples:
+            self._measured(event)  # the first of a group may be from before it was whole
+            self._paced(event, seen, now)
+        seen.group, seen.at = group, now
+        seen.samples, seen.samples_per_s = event.samples_done, event.samples_per_s
+
+    def _paced(self, event: StepsSeen, seen: _Seen, now: Seconds) -> None:
+        """Speeds are of steps: what lies between epochs (an evaluation, say) is no step."""
+        full = event.samples_per_s * (now - seen.began)
+        if now - seen.began < PACE_AFTER_S or not 0.0 < full < math.inf:
+            return
+        pace = min(max((event.samples_done - seen.first) / full, LEAST_PACE), 1.0)
+        before = self._paces.get(event.family, pace)
+        self._paces[event.family] = before + SMOOTHING * (pace - before)
+
+    def _measured(self, event: EpochSeen | StepsSeen) -> None:
+        rate = event.samples_per_s
+        if math.isfinite(rate) and rate > 0.0 and event.slots and event.global_batch:
+            local = max(1, round(event.global_batch / event.slots))
+            step_s = event.global_batch / rate / self._stretch.get(event.job, 1.0)
+            self._families.of(event.family).add(event.nodes, event.slots, local, step_s)
+
+    def follow(self, view: ClusterView) -> None:
+        """Note who shares cores with whom.
+
+        Args:
+            view: the cluster.
+        """
+        cores: dict[NodeId, float] = {}
+        slots: dict[NodeId, int] = {}
+        busy: dict[NodeId, int] = {}
+        for slot in view.slots:
+            cores[slot.node] = slot.cores or math.inf
+            slots[slot.node] = slots.get(slot.node, 0) + 1
+        for job in view.jobs.values():
+            for held in job.running_on:
+                busy[node_of(held)] = busy.get(node_of(held), 0) + 1
+        now = {node: stretch(many, cores.get(node, math.inf)) for node, many in busy.items()}
+        self._stretch = {
+            name: max(now[node_of(slot)] for slot in job.running_on)
+            for name, job in view.jobs.items()
+            if job.running_on
+        }
+        self._fullest = max((stretch(slots[node], cores[node]) for node in slots), default=1.0)
+
+    def knows_speed(self, job: JobView) -> bool:
+        """Whether it or a relative was measured.
+
+        Args:
+            job: as the view shows it.
+        """
+        return bool(self._families.of(job.family).means)
+
+    def samples_per_s(self, job: JobView, slots: Sequence[int], nodes: Sequence[int]) -> FloatArray:
+        """How fast it is on each size with its user's batch.
+
+        Args:
+            job: whose speed is known.
+            slots: of each size.
+            nodes: that it spans, of each size.
+
+        Returns:
+            Shape (sizes,), samples per second.
+        """
+        family: FamilyHistory = self._families.of(job.family)
+        many = np.array(slots, dtype=np.int64)
+        model = family.speed_model(job.batch_size)
+        step_s = model.step_s(np.array(nodes, dtype=np.int64), many, job.batch_size / many)
+        pace = self._paces.get(job.family, 1.0)
+        return np.asarray(pace * job.batch_size / np.maximum(step_s * self._fullest, 1e-12))
+
+    def remaining(self, job: JobView, now: float) -> float | None:
+        """Samples that it has left; None if nobody can say.
+
+        Between reports it is believed to go on as fast as it was.
+
+        Args:
+            job: as the view shows it.
+            now: seconds on the controller's clock.
+        """
+        family, seen = self._families.of(job.family), self._seen.get(job.job)
+        done = float(job.samples_done)
+        if seen is not None and seen.samples >= job.samples_done:
+            on_s = max(0.0, now - seen.at) if job.running_on else 0.0
+            pace = self._paces.get(job.family, 1.0)
+            done = seen.samples + on_s * seen.samples_per_s * pace
+        if job.stop_samples is None and not family.finished:
+            return None
+        return remaining_samples(done, job.stop_samples, family.finished, family.reached)

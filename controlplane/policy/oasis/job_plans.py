@@ -1,0 +1,211 @@
+"""One job's plans for every completion time, and the one that is worth most beyond its cost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from controlplane.policy.api import JobView
+from controlplane.policy.oasis.cheapest_schedules import (
+    IDLE,
+    CheapestSchedules,
+    cheapest_schedules,
+)
+from controlplane.policy.oasis.reservations import Grid, Schedule, Spread
+from controlplane.policy.oasis.slot_costs import SlotPrices
+from controlplane.prediction.array_types import FloatArray
+from schemas.jobs import Utility
+
+UNITS_PER_INTERVAL: Final = 8  # of work, on the slowest size
+MOST_UNITS: Final = 200  # of one job's work
+EVERY_SIZE: Final = 4  # slots up to which each size is an option; beyond, each doubling
+SLACK: Final = 1.03  # times the work: what estimates may be off before a plan does not hold
+LOOK_ON: Final = 2  # times as far as the first possible end, for a window that would be accepted
+TINY: Final = 1e-9
+
+Rates = Callable[[Sequence[int], Sequence[int]], FloatArray]  # of slots and nodes: samples per s
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is left of a job."""
+
+    samples: float
+    rates: Rates
+    running: bool
+    start_s: float  # that a start takes
+
+
+@dataclass(frozen=True, slots=True)
+class JobPlans:
+    """The cheapest schedule for each completion interval of one job.
+
+    Args:
+        ends: when each interval is over, shape (intervals,), seconds.
+        cost: of the schedule that is done in it; infinite where there is none.
+    """
+
+    ends: FloatArray
+    cost: FloatArray
+    _grid: Grid
+    _prices: SlotPrices
+    _sizes: tuple[tuple[int, bool], ...]  # slots, and whether on one node, of each option
+    _schedules: CheapestSchedules
+
+    def worth(self, utility: Utility, submitted_at: float) -> FloatArray:
+        """What its end in each interval is worth, shape (intervals,).
+
+        Args:
+            utility: of the job.
+            submitted_at: seconds on the controller's clock.
+        """
+        return np.array([utility.at(float(end) - submitted_at) for end in self.ends])
+
+    def schedule(self, last: int) -> Schedule:
+        """The slots that the schedule which is done in this interval takes.
+
+        Args:
+            last: with a finite cost.
+        """
+        spreads: list[Spread] = []
+        for interval, option in enumerate(self._schedules.options(last)):
+            if option == IDLE:
+                spreads.append(())
+                continue
+            slots, together = self._sizes[option]
+            places = self._prices.place(interval, slots, together=together)
+            spreads.append(tuple((self._grid.nodes[node], many) for node, many in places))
+        return Schedule(self._grid.first, tuple(spreads))
+
+
+def plans_of(
+    job: JobView, work: Work, grid: Grid, prices: SlotPrices, *, by: float | None = None
+) -> JobPlans | None:
+    """Plan a job for every completion time (OASiS, section IV: one call of the dual subroutine).
+
+    Completion times that cannot be the best any more are left out.
+
+    Args:
+        job: as the view shows it.
+        work: that is left of it.
+        grid: the intervals from now on.
+        prices: of the slots in them.
+        by: what it was promised, seconds; None: nothing yet.
+
+    Returns:
+        None if no size of it fits the cluster.
+    """
+    sizes = _sizes(job, grid)
+    if not sizes:
+        return None
+    widest = max(grid.capacity)
+    slots = [many for many, _ in sizes]
+    nodes = [1 if together else max(2, math.ceil(many / widest)) for many, together in sizes]
+    rates = work.rates(slots, nodes)
+    samples = max(work.samples * SLACK, TINY)
+    unit = max(float(rates.min()) * grid.interval_s / UNITS_PER_INTERVAL, samples / MOST_UNITS)
+    units = max(1, math.ceil(samples / unit - TINY))
+    lasts = np.array([grid.left_s, grid.interval_s])[:, None]
+    starts = np.maximum(lasts - work.start_s, 0.0)
+    ends = np.asarray(grid.interval_s * (grid.first + 1.0 + np.arange(grid.horizon)), np.float64)
+    floor = prices.low * samples * float(np.min(np.array(slots) / rates))
+    schedules = cheapest_schedules(
+        _costs(grid, prices, sizes),
+        np.minimum(rates * lasts / unit + TINY, units).astype(np.int64),
+        np.minimum(rates * starts / unit + TINY, units).astype(np.int64),
+        units,
+        running=work.running,
+        enough=_Enough(job, ends, floor, by),
+    )
+    return JobPlans(ends, schedules.cost, grid, prices, sizes, schedules)
+
+
+class _Enough:
+    """Whether later completion times cannot be better: worth falls, and costs have a floor.
+
+    Args:
+        job: that is planned.
+        ends: of the intervals, shape (intervals,), seconds.
+        floor: no schedule of it costs less.
+        by: what it was promised, seconds; None: nothing yet.
+    """
+
+    def __init__(self, job: JobView, ends: FloatArray, floor: float, by: float | None) -> None:
+        self._utility, self._since = job.utility or Utility(value=1.0), job.submitted_at
+        self._ends, self._floor, self._by = ends, floor, by
+        self._best = -math.inf  # worth less cost
+        self._first: int | None = None  # interval in which it can be done
+
+    def __call__(self, interval: int, cost: float) -> bool:
+        end = float(self._ends[interval])
+        worth = self._utility.at(end - self._since)
+        if math.isfinite(cost):
+            self._best = max(self._best, worth - cost)
+            self._first = interval if self._first is None else self._first
+        if self._first is None:
+            return False
+        if self._by is not None and end >= self._by:
+            return True
+        looked_on = self._best > 0.0 or interval >= LOOK_ON * (self._first + 1)
+        return looked_on and worth - self._floor <= self._best
+
+
+def _sizes(job: JobView, grid: Grid) -> tuple[tuple[int, bool], ...]:
+    """Sizes that are options: on one node where that can be, and on any."""
+    most = min(job.most, grid.slots, job.batch_size)
+    many = {*range(1, EVERY_SIZE + 1), *(2**power for power in range(20)), job.least, most}
+    fits = sorted(size for size in many if job.least <= size <= most)
+    widest, nodes = max(grid.capacity, default=0), sum(each > 0 for each in grid.capacity)
+    near = [(size, True) for size in fits if size <= widest]
+    return (*near, *((size, False) for size in fits if size > 1 and nodes > 1))
+
+
+def _costs(grid: Grid, prices: SlotPrices, sizes: Sequence[tuple[int, bool]]) -> FloatArray:
+    """Of each option in each interval, shape (intervals, options)."""
+    costs: FloatArray = np.stack(
+        [
+            prices.on_one_node(slots) if together else prices.on_any(slots)
+            for slots, together in sizes
+        ],
+        axis=1,
+    )
+    costs *= grid.interval_s
+    costs[0] *= grid.left_s / grid.interval_s
+    return costs
+
+
+def most_worth(plans: JobPlans, worth: FloatArray) -> int | None:
+    """The completion interval whose worth is most above its cost, if any is above it.
+
+    OASiS, algorithm 1: a job is admitted if max over t of f(t - a) - cost(t) is above 0.
+
+    Args:
+        plans: of the job.
+        worth: of its end in each interval.
+    """
+    surplus = worth - plans.cost
+    best = int(np.argmax(surplus))
+    return best if surplus[best] > 0.0 else None
+
+
+def in_time(plans: JobPlans, worth: FloatArray, by: float) -> int | None:
+    """The best completion interval for a job that was promised an end.
+
+    Args:
+        plans: of the job.
+        worth: of its end in each interval.
+        by: what it was promised, seconds on the controller's clock.
+
+    Returns:
+        The one that is most worth beyond its cost of those in time; if none is, the earliest.
+        None if it cannot be done within the horizon.
+    """
+    possible = np.isfinite(plans.cost)
+    timely = possible & (plans.ends <= by + TINY)
+    if timely.any():
+        return int(np.argmax(np.where(timely, worth - plans.cost, -np.inf)))
+    return int(np.argmax(possible)) if possible.any() else None

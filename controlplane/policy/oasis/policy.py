@@ -1,0 +1,197 @@
+"""OASiS: admit a job if its end is worth more than its slots cost, and keep what it is promised."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+from typing import TYPE_CHECKING, Final
+
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    JobEnded,
+    JobView,
+    Plan,
+    Policy,
+    PolicyEvent,
+    Reason,
+    SearchStats,
+)
+from controlplane.policy.oasis.admission import Admissions, Decided
+from controlplane.policy.oasis.job_estimates import OasisEstimates
+from controlplane.policy.oasis.options import OasisOptions
+from controlplane.policy.oasis.reservations import Grid, grid_of
+from controlplane.policy.oasis.sizes_now import Line, sizes_now
+from controlplane.policy.planning.slot_partition import Partition, compose_plan, partition_of
+from controlplane.policy.planning.slot_placer import Placer, with_user_batches
+from schemas.ids import JobId, Seconds
+
+if TYPE_CHECKING:
+    from numpy.random import Generator
+
+AT_ONCE: Final = 8  # jobs that are decided in one step of a budget
+WORTH_GROWING: Final = 0.5  # of the speed of one slot, that one more has to bring
+
+
+class Oasis(Policy):
+    """Online primal-dual admission (OASiS: Bao, Peng, Wu, Li, INFOCOM '18).
+
+    `improve` decides: it holds what was promised against what came, plans again what does not hold,
+    and admits or rejects who is new. `plan` reads out what this means now.
+
+    Args:
+        options: of its settings; None for the defaults.
+    """
+
+    def __init__(self, options: OasisOptions | None = None) -> None:
+        self.options = options or OasisOptions()
+        self._estimates = OasisEstimates()
+        self._admissions = Admissions(self.options, self._estimates)
+        self._placer = Placer(self.options.placement)
+        self._decided = Decided()
+        self._decisions = 0
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn speeds and lengths.
+
+        Args:
+            event: what happened.
+            now: seconds on the controller's clock.
+        """
+        self._estimates.observe(event, now)
+        if isinstance(event, JobEnded):
+            self._admissions.forget(event.job)
+
+    def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
+        """Decide about who waits for that; nothing is drawn.
+
+        Args:
+            view: the cluster.
+            budget: generations: decide about all; steps: about `AT_ONCE` jobs each.
+            rng: not used.
+            now: seconds on the controller's clock.
+
+        Returns:
+            Whether some are still to be decided.
+        """
+        many = len(view.jobs) if budget.generations else AT_ONCE * budget.steps
+        self._decided = self._admissions.decide(view, now, at_most=many)
+        self._decisions += 1
+        return self._decided.more
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        """What was promised for this interval, and what is left used for the others.
+
+        Args:
+            view: the cluster.
+            now: seconds on the controller's clock.
+        """
+        partition, decided = partition_of(view, now), self._decided
+        grid = grid_of(view, now, self.options.interval_s, self.options.horizon)
+        rejected = {
+            name: reason
+            for name, reason in decided.rejected.items()
+            if _may_be_rejected(view, name)
+        }
+        line = self._line(partition, grid, rejected)
+        due = {name: each.size(grid.first) for name, each in decided.schedules.items()}
+        later = {name: each.next_size(grid.first) for name, each in decided.schedules.items()}
+        sizes = sizes_now(partition, line, due, later, self._gains)
+        placed = self._placer.place(partition, sizes)
+        plan = compose_plan(
+            partition,
+            with_user_batches(partition, placed),
+            self._why,
+            wake_at=self._next_interval(view, grid),
+        )
+        return _with_decisions(plan, rejected, self._told(view, grid))
+
+    def stats(self) -> SearchStats:
+        """Its fitness is what the ends that it expects are worth in all."""
+        worth = self._decided.worth
+        return SearchStats(
+            generations=self._decisions,
+            best_fitness=worth,
+            mean_fitness=worth,
+            incumbent_fitness=worth,
+        )
+
+    # --- who is owed what
+
+    def _line(self, partition: Partition, grid: Grid, rejected: Container[JobId]) -> Line:
+        """Jobs in the order in which they are served; who is to be decided about is in no line."""
+        line, decided = Line(), self._decided
+        measured = max(1, grid.slots // self.options.measured_at_once)
+        jobs = [*partition.running, *partition.waiting]
+        for job in sorted(jobs, key=lambda job: (job.submitted_at, job.job)):
+            if job.job in rejected:
+                continue
+            if job.job in decided.measured and len(line.measured) < measured:
+                line.measured.append(job)
+            elif job.job in decided.promised or job.promised_at is not None:
+                line.promised.append(job)
+            elif not job.undecided:
+                line.others.append(job)
+        line.promised.sort(key=lambda job: decided.promised.get(job.job, job.promised_at or 0.0))
+        return line
+
+    def _gains(self, job: JobView, slots: int) -> bool:
+        """Whether the last of so many slots brings enough; unknown speeds are not bet on."""
+        if not self._estimates.knows_speed(job):
+            return False
+        one, before, then = self._estimates.samples_per_s(job, (1, slots - 1, slots), (1, 1, 1))
+        return bool(then - before >= WORTH_GROWING * one)
+
+    def _next_interval(self, view: ClusterView, grid: Grid) -> Seconds | None:
+        """When sizes change by themselves; None where nobody has a schedule."""
+        waits = any(job.undecided for job in view.jobs.values())
+        planned = any(name in view.jobs for name in self._decided.schedules)
+        return Seconds(grid.end_of(grid.first)) if planned or waits else None
+
+    # --- what is said
+
+    def _told(self, view: ClusterView, grid: Grid) -> dict[JobId, Seconds]:
+        """Promises as they stand: the first one, unless what is expected now is later.
+
+        An expectation that moved by less than an interval is no news.
+        """
+        told: dict[JobId, Seconds] = {}
+        for name, promised in self._decided.promised.items():
+            job, expected = view.jobs.get(name), self._decided.expected.get(name, promised)
+            if job is not None:
+                now, known = max(promised, expected), job.expected_at
+                near = known is not None and abs(known - now) < grid.interval_s
+                told[name] = known if near and known is not None else Seconds(now)
+        return told
+
+    def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
+        decided, numbers = self._decided, dict[str, float]()
+        if (end := decided.promised.get(job.job)) is not None:
+            numbers = {"promised": end, "expected": decided.expected.get(job.job, end)}
+            numbers |= decided.numbers.get(job.job, {})
+            words = "its schedule, by which its end is promised"
+            return (words if slots else "its schedule has no slots for it now"), numbers
+        if job.job in decided.measured:
+            words = "to be measured: nobody knows how fast it is, or how long it takes"
+            return (words if slots else "to be measured, when others have been"), numbers
+        if job.undecided:
+            return "to be admitted: a relative is measured first", numbers
+        why = decided.unplanned.get(job.job, "it states no utility")
+        return f"{why}: it has what nobody was promised", numbers
+
+
+def _may_be_rejected(view: ClusterView, name: JobId) -> bool:
+    job = view.jobs.get(name)
+    return job is not None and job.undecided and job.movable
+
+
+def _with_decisions(plan: Plan, rejected: dict[JobId, Reason], told: dict[JobId, Seconds]) -> Plan:
+    """The plan with who is rejected, and what is promised to the others."""
+    return Plan(
+        based_on=plan.based_on,
+        local_batch=plan.local_batch,
+        reasons={name: why for name, why in plan.reasons.items() if name not in rejected},
+        restart=plan.restart,
+        wake_at=plan.wake_at,
+        rejected=rejected,
+        promised=told,
+    )

@@ -1,0 +1,346 @@
+"""Who is admitted, rejected, measured and promised what, and how promises are kept."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import default_rng
+
+from controlplane.policy.api import Budget, EpochSeen, JobView, StepsSeen
+from controlplane.policy.oasis.options import OasisOptions
+from controlplane.policy.oasis.policy import Oasis
+from controlplane.policy.oasis.reservations import grid_of
+from controlplane.policy.oasis.sizes_now import Line, sizes_now
+from controlplane.policy.planning.slot_partition import partition_of
+from controlplane.policy.registry import make
+from schemas.errors import SettingsError
+from schemas.ids import JobId, Seconds
+from schemas.jobs import Utility
+from tests.support.builders import job_view
+from tests.support.instant_cluster import InstantCluster
+from tests.support.sizes import examples
+from tests.support.views import row_of, view_of
+
+RATE: Final = 100.0  # samples per second on each slot of a job of family f
+OPTIONS: Final = OasisOptions(interval_s=10.0, horizon=60, start_s=0.0, l=1e-3, u=1.0)
+SURE: Final = Utility(value=10.0, deadline_s=300.0, decay=0.1)
+A, B, C = JobId("a-1"), JobId("b-2"), JobId("c-3")
+
+
+def taught(options: OasisOptions = OPTIONS) -> Oasis:
+    """A policy that knows how fast family f is: as many times as fast as it has slots."""
+    policy = Oasis(options)
+    for slots in (1, 2, 4):
+        policy.observe(
+            EpochSeen(
+                job=JobId("f-0"), family="f", slots=slots, nodes=1, global_batch=64,
+                samples_per_s=RATE * slots, whole=True,
+            ),
+            Seconds(0.0),
+        )  # fmt: skip
+    return policy
+
+
+def asking(
+    job: JobId, seconds: float, utility: Utility | None = SURE, *, at: float = 0.0, **changes: Any
+) -> JobView:
+    """A job that takes so long on one slot."""
+    fields = {"slots": (1, 4), "batch_size": 64, "batch_limit": 64, "local_limit": 64, **changes}
+    return job_view(
+        job, at, family="f", utility=utility, stop_samples=int(seconds * RATE), **fields
+    )
+
+
+def cluster(policy: Oasis | None = None, *nodes: int) -> InstantCluster:
+    return InstantCluster(policy or taught(), row_of(*(nodes or (4,))))
+
+
+# --- admission
+
+
+def test_a_job_that_is_worth_it_starts_and_is_promised_its_end() -> None:
+    here = cluster()
+    here.submit(asking(A, 60.0))
+
+    assert list(here.settle()) == [A]
+
+    assert here.rejected == {}
+    promised = here.jobs[A].promised_at
+    assert promised is not None
+    assert 60.0 / 4 <= promised <= SURE.deadline_s
+
+
+def test_a_job_whose_value_is_gone_before_it_could_be_done_is_rejected_with_a_window() -> None:
+    here = cluster()
+    here.submit(asking(A, 400.0, Utility(value=10.0, deadline_s=30.0, decay=1.0)))
+
+    here.settle()
+
+    reason = here.rejected[A]
+    assert reason.text == (
+        "it would be done at 00:01:50 UTC, its value is gone by 00:00:32 UTC; "
+        "a window that would be accepted: deadline_s >= 193"
+    )
+    assert reason.numbers["end"] == 110.0
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    seconds=st.floats(20.0, 2000.0),
+    value=st.floats(0.5, 100.0),
+    deadline_s=st.floats(1.0, 200.0),
+    decay=st.floats(0.01, 2.0),
+    before=st.lists(st.floats(50.0, 500.0), max_size=3),
+)
+def test_what_is_said_would_be_accepted_is_accepted(
+    seconds: float, value: float, deadline_s: float, decay: float, before: list[float]
+) -> None:
+    here = cluster()
+    for number, busy in enumerate(before):
+        here.submit(asking(JobId(f"x-{number}"), busy, Utility(value=100.0)))
+    here.settle()
+    here.submit(asking(A, seconds, Utility(value=value, deadline_s=deadline_s, decay=decay)))
+    here.settle()
+    if A not in here.rejected:
+        return
+
+    numbers = here.rejected[A].numbers
+    if "accepted_deadline_s" in numbers:
+        better = Utility(value=value, deadline_s=numbers["accepted_deadline_s"], decay=decay)
+    elif "accepted_value" in numbers:
+        better = Utility(value=numbers["accepted_value"], deadline_s=deadline_s, decay=decay)
+    else:
+        return
+    here.submit(asking(B, seconds, better, at=here.now))
+    here.settle()
+
+    assert B not in here.rejected
+
+
+def test_where_slots_are_promised_to_others_only_a_higher_value_is_admitted() -> None:
+    soon = {"deadline_s": 60.0, "decay": 1.0}
+    here = cluster()
+    here.submit(asking(A, 150.0, Utility(value=100.0, **soon)))
+    here.settle()
+
+    here.submit(asking(B, 60.0, Utility(value=0.5, **soon)))
+    here.submit(asking(C, 60.0, Utility(value=50.0, **soon)))
+    here.settle()
+
+    assert list(here.rejected) == [B]
+    assert "others would pay" in here.rejected[B].text
+    assert here.jobs[C].promised_at is not None
+
+
+def test_a_job_that_states_nothing_is_neither_rejected_nor_promised_anything() -> None:
+    here = cluster()
+    here.submit(asking(A, 1e9, None))
+
+    assert here.settle() == {A: [slot.slot for slot in row_of(4)]}
+    assert (here.rejected, here.jobs[A].promised_at) == ({}, None)
+
+
+def test_who_was_promised_nothing_makes_room_for_who_was() -> None:
+    here = cluster()
+    here.submit(asking(A, 1e6, None))
+    here.settle()
+    here.submit(asking(B, 120.0, Utility(value=100.0, deadline_s=45.0, decay=1.0)))
+
+    held = here.settle()
+
+    assert len(held[B]) >= 3
+    assert len(held.get(A, [])) == 4 - len(held[B])
+
+
+# --- what is not known yet
+
+
+def unknown(job: JobId, at: float) -> JobView:
+    return msgspec.structs.replace(asking(job, 60.0, at=at), family="g")
+
+
+def test_of_an_unknown_family_one_is_measured_while_the_others_wait() -> None:
+    here = cluster()
+    here.submit(unknown(A, 0.0), unknown(B, 1.0))
+
+    assert list(here.settle()) == [A]
+
+    reasons = here.plans[0].reasons
+    assert "to be measured" in reasons[A].text
+    assert reasons[B].text == "waits: to be admitted: a relative is measured first"
+    assert here.jobs[A].promised_at is None
+
+
+def test_once_it_was_measured_both_are_promised_an_end() -> None:
+    here = cluster()
+    here.submit(unknown(A, 0.0), unknown(B, 1.0))
+    here.settle()
+    for step, at in ((1, 8.0), (2, 9.0)):
+        seen = StepsSeen(
+            job=A, family="g", group=1, slots=1, nodes=1, global_batch=64, step=step,
+            samples_done=step * 100, samples_per_s=100.0,
+        )  # fmt: skip
+        here.policy.observe(seen, Seconds(at))
+
+    here.at(10.0)
+
+    assert {name: job.promised_at is not None for name, job in here.jobs.items()} == {
+        A: True,
+        B: True,
+    }
+
+
+def test_a_job_whose_length_nobody_knows_runs_behind_those_with_a_promise() -> None:
+    here = cluster()
+    endless = msgspec.structs.replace(asking(A, 60.0), stop_samples=None, last_batch=64)
+    here.submit(endless)
+    here.settle()
+    here.submit(asking(B, 60.0, at=1.0))
+
+    here.at(1.0)
+
+    assert here.jobs[A].promised_at is None
+    assert here.jobs[B].promised_at is not None
+    assert (
+        here.plans[0]
+        .reasons[A]
+        .text.endswith("nobody knows how long it takes: it has what nobody was promised")
+    )
+
+
+# --- promises
+
+
+def test_a_promise_outlives_the_policy_that_made_it() -> None:
+    here = cluster()
+    here.submit(asking(A, 60.0))
+    here.settle()
+    promised = here.jobs[A].promised_at
+    here.policy = taught()
+
+    here.at(1.0)
+
+    assert (here.jobs[A].promised_at, here.jobs[A].expected_at) == (promised, promised)
+    assert here.plans[-1].promised == {A: promised}
+
+
+def test_an_end_that_slips_is_told_and_the_first_promise_stays() -> None:
+    here = cluster()
+    here.submit(asking(A, 100.0))
+    here.settle()
+    promised = here.jobs[A].promised_at
+    assert promised is not None
+
+    here.at(promised - 10.0)  # and it has done nothing yet
+
+    job = here.jobs[A]
+    assert job.promised_at == promised
+    assert job.expected_at is not None
+    assert promised < job.expected_at <= promised + 100.0
+
+
+def test_when_a_node_is_lost_what_was_promised_is_planned_again_elsewhere() -> None:
+    here = cluster(None, 2, 2)
+    here.submit(asking(A, 100.0), asking(B, 100.0))
+    here.settle()
+    before = {name: job.promised_at for name, job in here.jobs.items()}
+    here.slots = row_of(2)
+    for name in before:
+        here.jobs[name] = msgspec.structs.replace(here.jobs[name], running_on={})
+
+    held = here.at(5.0)
+
+    assert sum(len(slots) for slots in held.values()) == 2
+    assert {name: job.promised_at for name, job in here.jobs.items()} == before
+
+
+JOBS = st.tuples(
+    st.floats(1.0, 600.0),
+    st.sampled_from(
+        [
+            None,
+            Utility(value=5.0),
+            SURE,
+            Utility(value=90.0, deadline_s=60.0, decay=0.5),
+        ]
+    ),
+    st.integers(1, 3),
+)
+
+
+@settings(max_examples=examples(25), deadline=None)
+@given(
+    jobs=st.lists(JOBS, min_size=1, max_size=8),
+    nodes=st.sampled_from([(4,), (2, 2), (1, 3, 2)]),
+    gap_s=st.sampled_from([0.0, 7.0, 40.0]),
+)
+def test_no_interval_is_promised_to_more_than_there_are_slots_for(
+    jobs: list[tuple[float, Utility | None, int]], nodes: tuple[int, ...], gap_s: float
+) -> None:
+    policy = taught()
+    here = InstantCluster(policy, row_of(*nodes))
+    for number, (seconds, utility, least) in enumerate(jobs):
+        name = JobId(f"j-{number}")
+        here.submit(asking(name, seconds, utility, at=here.now, slots=(least, 4)))
+        held = here.settle()
+
+        assert sum(len(slots) for slots in held.values()) <= sum(nodes)
+        grid = grid_of(here.view(), here.now, OPTIONS.interval_s, OPTIONS.horizon)
+        used = np.zeros((OPTIONS.horizon, len(nodes)), dtype=np.int64)
+        schedules = policy._decided.schedules
+        assert all(grid.take(used, schedule) for schedule in schedules.values())
+        assert schedules.keys() <= here.jobs.keys()
+        here.at(here.now + gap_s)
+
+
+def test_nothing_is_drawn_and_few_steps_come_to_an_end() -> None:
+    view = view_of(row_of(4), *(asking(JobId(f"j-{n}"), 30.0 + n, at=float(n)) for n in range(20)))
+    plans = []
+    for seed in (1, 2):
+        policy, steps = taught(), 1
+        while policy.improve(view, Budget(steps=1), default_rng(seed), Seconds(20.0)):
+            steps += 1
+        assert steps == 3
+        plans.append(msgspec.msgpack.encode(policy.plan(view, Seconds(20.0))))
+
+    assert plans[0] == plans[1]
+
+
+# --- what is idle is used
+
+
+def test_what_nobody_is_due_now_goes_to_who_can_use_it() -> None:
+    waits, runs, other = asking(A, 60.0), asking(B, 60.0), asking(C, 60.0, None)
+    view = view_of(row_of(6), waits, runs, other)
+    line = Line(promised=[waits, runs], others=[other])
+    partition = partition_of(view, Seconds(0.0))
+
+    sizes = sizes_now(partition, line, {B: 2}, {A: 3}, lambda _, slots: slots <= 2)
+
+    assert sizes == {B: 2, A: 3, C: 1}
+
+
+# --- options
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"interval_s": 0.0}, "interval_s: 0.0 is below 0.1"),
+        ({"horizon": 1}, "horizon: 1 is below 2; raise it"),
+        ({"horizon": 100_000}, "horizon: 100000 is above 5000; lower it"),
+        ({"u": -1.0}, "u: -1.0 is no price; give a value per slot second above 0"),
+        ({"l": math.nan}, "l: nan is no price"),
+        ({"u": 1.0, "l": 2.0}, "u: 1.0 is below l, 2.0; raise the first or lower the second"),
+        ({"margin": -0.1}, "margin: -0.1 is below 0.0"),
+    ],
+)
+def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        make("oasis", options)

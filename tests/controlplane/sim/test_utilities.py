@@ -1,0 +1,62 @@
+"""What generated jobs are worth, and what a policy that admits them makes of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from controlplane.sim.run_scenario import simulate
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.simulated_cluster import NodeGroup
+from controlplane.sim.simulator_errors import TraceError
+from controlplane.sim.traces.table2_generator import generate
+from controlplane.sim.traces.utilities import with_utilities
+
+CROWDED = Scenario(
+    jobs=8,
+    interval_s=20.0,
+    warm_up=0.0,
+    nodes=(NodeGroup(count=1, slots=4),),
+    knowledge="L3",
+    utilities=True,
+)
+
+
+def test_utilities_are_drawn_as_in_the_paper_and_leave_the_trace_as_it_is() -> None:
+    plain = generate(jobs=2000, seed=3)
+
+    trace = with_utilities(plain, 3, lambda job: 100.0 * job.slots)
+
+    assert [(job.name, job.at, job.workload) for job in trace.jobs] == [
+        (job.name, job.at, job.workload) for job in plain.jobs
+    ]
+    worth = [job.utility for job in trace.jobs if job.utility is not None]
+    assert len(worth) == 2000
+    assert all(1.0 <= each.value <= 100.0 for each in worth)
+    windows = [
+        each.deadline_s / 100.0 / job.slots for each, job in zip(worth, trace.jobs, strict=True)
+    ]
+    assert (min(windows), max(windows)) == pytest.approx((1.5, 6.0), abs=0.02)
+    per_slot = [each.decay * each.deadline_s / 8.0 for each in worth]
+    kinds = [sum(low <= decay <= high for decay in per_slot) for low, high in ((0, 0), (3.9, 6.1))]
+    assert kinds == pytest.approx([200, 700], abs=60)
+    assert with_utilities(plain, 3, lambda job: 100.0 * job.slots) == trace
+
+
+def test_only_generated_jobs_are_given_utilities() -> None:
+    with pytest.raises(TraceError, match="generated trace; write columns value, deadline_s"):
+        Scenario(utilities=True, workload="mine.csv")
+
+
+def test_in_a_crowd_admission_is_worth_more_than_a_queue_and_promises_are_kept() -> None:
+    trace = trace_of(CROWDED, 3)
+
+    admitted = simulate("oasis", CROWDED, 3, trace=trace).jobs
+    queued = simulate("fifo", CROWDED, 3, trace=trace).jobs
+
+    assert {job.state for job in admitted} == {"succeeded", "rejected"}
+    assert sum(job.worth or 0.0 for job in admitted) > sum(job.worth or 0.0 for job in queued)
+    promised = [job for job in admitted if job.promised_at is not None]
+    assert len(promised) > len(admitted) / 2
+    broken = [job for job in promised if (job.ended_at or 0.0) > (job.promised_at or 0.0)]
+    assert len(broken) <= 1
