@@ -24,7 +24,6 @@ class OasisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     start_s: float = 20.0  # that a start, or a start after a pause, is planned to take
     measured_at_once: int = 16  # slots of the cluster for each job that may run to be measured
     placement: Mode = "consolidate"
-    seed: int = 0  # of no consequence: nothing here is drawn
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
