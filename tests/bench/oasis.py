@@ -22,7 +22,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import 
 import msgspec
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, ClusterView, EpochSeen
+from controlplane.policy.api import Budget, ClusterView, EpochSeen, JobView
 from controlplane.policy.oasis.options import OasisOptions
 from controlplane.policy.oasis.policy import Oasis
 from controlplane.policy.oasis.prices import BELOW
@@ -101,7 +101,7 @@ def ms_per_job() -> float:
     slots_ = [
         slot_view(slot_id(NodeId(f"n{node}"), index)) for node in range(16) for index in range(4)
     ]
-    rng, took, jobs = default_rng(0), list[float](), []
+    rng, took, jobs = default_rng(0), list[float](), list[JobView]()
     for number in range(DECIDED):
         before = _improve_ms(policy, cluster_view(*slots_, *jobs), now)
         work_s = float(rng.lognormal(6.0, 1.0))
