@@ -6,7 +6,6 @@ import ast
 from dataclasses import dataclass, field
 from typing import Final
 
-from controlplane.cli.init_script.script_facts import Facts
 from controlplane.cli.init_script.syntax import (
     assigned,
     called,
@@ -15,6 +14,7 @@ from controlplane.cli.init_script.syntax import (
     stores,
     value_of,
 )
+from controlplane.cli.init_script.whole_script import Whole
 
 WRAPPERS: Final = frozenset({"DDP", "DistributedDataParallel", "DataParallel"})
 READS: Final = frozenset({"print", "info", "debug", "warning", "log", "write", "summary", "watch"})
@@ -32,34 +32,43 @@ class Sorted:
     problems: list[str] = field(default_factory=list)
 
 
-def sort_between(facts: Facts) -> Sorted:
+def sort_between(script: Whole) -> Sorted:
     """Sort the statements from the first of model, optimizer and loader to the last.
 
     What uses one of them before `load` has made it goes below, with all that follows from it; what
-    changes the model goes into its builder, so that a checkpoint wins over it.
+    changes the model goes into its builder, so that a checkpoint wins over it. Where model and
+    optimizer stay as they are made, only the loader is there later.
 
     Args:
-        facts: of a script that has the three in one block.
+        script: that has the three in one block.
     """
-    model, optimizer, loader = facts.model, facts.optimizer, facts.loader
-    assert model and optimizer and loader  # noqa: PT018, S101 - by the caller
-    three = [one.statement for one in (model, optimizer, loader)]
-    places = [place for place, s in enumerate(optimizer.block) if any(s is one for one in three)]
+    three = [one.statement for one in script.three]
+    block, kept = script.optimizer.block, script.keeps_model
+    places = [place for place, s in enumerate(block) if any(s is one for one in three)]
     found = Sorted()
+    model = script.model.name
     late: set[str] = set()  # names that are bound when `load` returns, or from what it returns
-    for statement in optimizer.block[places[0] : places[-1] + 1]:
-        if statement is optimizer.statement:
-            needs = loads(statement) & (late - {model.name})
-        elif any(statement is one for one in three):
-            needs = loads(statement) & late
-        else:
-            _sort(statement, model.name, late, found)
+    for statement in block[places[0] : places[-1] + 1]:
+        if not any(statement is one for one in three):
+            if kept and _wraps(statement, model):
+                found.dropped.append(statement)
+            else:
+                _sort(statement, model, late, found)
             continue
+        needs = loads(statement) & late
+        if statement is script.optimizer.statement:
+            needs -= {model}
         if needs:
             what = f"line {statement.lineno}: it needs {', '.join(sorted(needs))}"
             found.problems.append(f"{what}, which is there only when agent.load() has returned")
-        late |= stores(statement)
+        if not kept or statement is script.loader.statement:
+            late |= stores(statement)
     return found
+
+
+def _wraps(statement: ast.stmt, model: str) -> bool:
+    value = value_of(statement)
+    return assigned(statement) == model and last_name(value) in WRAPPERS
 
 
 def _sort(statement: ast.stmt, model: str, late: set[str], found: Sorted) -> None:

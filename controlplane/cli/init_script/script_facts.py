@@ -7,6 +7,12 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from controlplane.cli.init_script.literal_numbers import (
+    Numbers,
+    batch_size,
+    constants,
+    options,
+)
 from controlplane.cli.init_script.syntax import (
     Block,
     Source,
@@ -53,8 +59,10 @@ class Facts:
     source: Source
     model: Made | None = None
     optimizer: Made | None = None
+    optimizers: list[Made] = field(default_factory=list)  # all that step, the first one too
     loader: Made | None = None
     epoch_loop: EpochLoop | None = None
+    far_loop: ast.For | None = None  # one that trains through several functions
     options: dict[str, Any] = field(default_factory=dict)  # of argparse, by their names, defaults
     batch_size: int | None = None
     lr: float | None = None
@@ -75,20 +83,24 @@ def look(source: Source) -> Facts:
     Args:
         source: the script.
     """
-    facts = Facts(source, options=_options(source.tree))
+    facts = Facts(source, options=options(source.tree))
     facts.ported = any(
         isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "elastic"
         for node in ast.walk(source.tree)
     )
-    constants = _constants(source.tree)
+    known = constants(source.tree)
     made = _all_made(source.tree)
-    facts.optimizer = next((one for one in made if _is_optimizer(one)), None)
+    facts.optimizers = _optimizers(source.tree, made)
+    facts.optimizer = next(iter(facts.optimizers), None)
     facts.model = _model_of(facts.optimizer, made)
     loaders = [one for one in made if last_name(one.value) == "DataLoader"]
-    facts.epoch_loop, facts.loader = _loop_and_loader(source.tree, loaders, constants)
-    numbers = _Numbers(constants, facts.options)
+    facts.epoch_loop, facts.loader = _loop_and_loader(source.tree, loaders, known)
+    facts.far_loop = _far_loop(source.tree)
+    numbers = Numbers(known, facts.options)
     if facts.loader and isinstance(facts.loader.value, ast.Call):
-        facts.batch_size = _batch_size(facts.loader.value, numbers, made)
+        facts.batch_size = batch_size(
+            facts.loader.value, numbers, {one.name: one.value for one in made}
+        )
     if facts.optimizer and isinstance(facts.optimizer.value, ast.Call):
         rate = numbers.of(_rate(facts.optimizer.value, source.tree))
         facts.lr = float(rate) if rate else None
@@ -107,6 +119,17 @@ def _all_made(tree: ast.Module) -> list[Made]:
             if name and value is not None:
                 found.append(Made(name, statement, value, block))
     return sorted(found, key=lambda one: one.statement.lineno)
+
+
+def _optimizers(tree: ast.Module, made: list[Made]) -> list[Made]:
+    """The first, and those under other names that step too: an alternative does not."""
+    found: dict[str, Made] = {}
+    for one in made:
+        if _is_optimizer(one):
+            found.setdefault(one.name, one)
+    steps = {call.removesuffix(".step") for call in _calls(tree) if call.endswith(".step")}
+    first = next(iter(found), None)
+    return [one for name, one in found.items() if name == first or name in steps]
 
 
 def _is_optimizer(one: Made) -> bool:
@@ -141,21 +164,35 @@ def _model_of(optimizer: Made | None, made: list[Made]) -> Made | None:
     if optimizer is None:
         return None
     before = [one for one in made if one.statement.lineno < optimizer.statement.lineno]
-    calls = parameters_calls(optimizer.value)
-    for name in loads(optimizer.value) if not calls else ():
+    owners = _owners(optimizer.value)
+    for name in loads(optimizer.value) if not owners else ():
         for one in before:
             if one.name == name:
-                calls = calls or parameters_calls(one.value)
-    if not calls:
+                owners = owners or _owners(one.value)
+    if not owners:
         return None
-    name = called(calls[0]).partition(".")[0]
+    name = owners[0]
     return next(
         (one for one in reversed(before) if one.name == name and name not in loads(one.value)), None
     )
 
 
+def _owners(node: ast.expr) -> list[str]:
+    """Names of those whose parameters, or whose parts' parameters, an expression takes."""
+    found = []
+    for call in ast.walk(node):
+        if last_name(call) not in {"parameters", "named_parameters"}:
+            continue
+        inner: ast.AST | None = call
+        while isinstance(inner, ast.Call | ast.Attribute | ast.Subscript):
+            inner = inner.func if isinstance(inner, ast.Call) else inner.value
+        if isinstance(inner, ast.Name):
+            found.append(inner.id)
+    return found
+
+
 def _loop_and_loader(
-    tree: ast.Module, loaders: list[Made], constants: dict[str, Any]
+    tree: ast.Module, loaders: list[Made], known: dict[str, Any]
 ) -> tuple[EpochLoop | None, Made | None]:
     """The outermost counting loop in which something is trained, and what it reads."""
     functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
@@ -167,8 +204,24 @@ def _loop_and_loader(
             continue
         read = loads(statement) | {n for node in reached for n in loads(node)}
         mine = [one for one in loaders if one.name in read]
-        return _epoch_loop(statement, numbers, constants), _training_one(mine, reached)
+        return _epoch_loop(statement, numbers, known), _training_one(mine, reached)
     return None, _training_one(loaders, [])
+
+
+def _far_loop(tree: ast.Module) -> ast.For | None:
+    """A counting loop that comes to `backward()` through functions or methods that call others."""
+    functions = {n.name: n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    for loop in (node for node in ast.walk(tree) if isinstance(node, ast.For)):
+        reached: list[ast.AST] = [loop] if _range_in(loop.iter) is not None else []
+        known: set[str] = set()
+        while reached:
+            node = reached.pop()
+            if _trains(node):
+                return loop
+            new = {last_name(call) for call in ast.walk(node)} & functions.keys() - known
+            known |= new
+            reached += [functions[name] for name in new]
+    return None
 
 
 def _range_in(iterated: ast.expr) -> ast.Call | None:
@@ -203,9 +256,9 @@ def _training_one(loaders: list[Made], reached: list[Any]) -> Made | None:
     return max(loaders, key=weight, default=None)
 
 
-def _epoch_loop(statement: ast.For, numbers: ast.Call, constants: dict[str, Any]) -> EpochLoop:
+def _epoch_loop(statement: ast.For, numbers: ast.Call, known: dict[str, Any]) -> EpochLoop:
     first = numbers.args[0] if len(numbers.args) > 1 else None
-    start = 0 if first is None else _Numbers(constants, {}).of(first)
+    start = 0 if first is None else Numbers(known, {}).of(first)
     count = numbers.args[-1] if len(numbers.args) <= 2 else numbers.args[1]  # noqa: PLR2004
     return EpochLoop(statement, numbers, None if start is None else int(start), count)
 
@@ -229,95 +282,4 @@ def _rate(call: ast.Call, tree: ast.Module) -> ast.expr | None:
         if isinstance(function, ast.FunctionDef) and function.name == called(call):
             inner = [n for n in ast.walk(function) if isinstance(n, ast.Call)]
             return next((keyword(n, "lr", 1) for n in inner if last_name(n) in OPTIMIZERS), None)
-    return None
-
-
-# --- numbers
-
-
-def _options(tree: ast.Module) -> dict[str, Any]:
-    """Options of argparse and their defaults, by the names that the parsed arguments have."""
-    found: dict[str, Any] = {}
-    for node in ast.walk(tree):
-        if last_name(node) != "add_argument" or not isinstance(node, ast.Call):
-            continue
-        names = [n.value for n in node.args if isinstance(n, ast.Constant)]
-        longest = max((str(name) for name in names), key=len, default="")
-        dest, default = keyword(node, "dest"), keyword(node, "default")
-        name = str(dest.value) if isinstance(dest, ast.Constant) else longest.lstrip("-")
-        if name and longest.startswith("--"):
-            literal = _literal(default) if default is not None else None
-            found[name.replace("-", "_")] = literal
-    return found
-
-
-def _constants(tree: ast.Module) -> dict[str, Any]:
-    """Names that are bound once, to a literal; fields of classes and defaults among them."""
-    found: dict[str, list[Any]] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign | ast.AnnAssign) and (name := assigned(node)):
-            found.setdefault(name, []).append(_literal(node.value))
-        if isinstance(node, ast.FunctionDef):
-            arguments = node.args.args[len(node.args.args) - len(node.args.defaults) :]
-            for argument, default in zip(arguments, node.args.defaults, strict=True):
-                found.setdefault(argument.arg, []).append(_literal(default))
-    return {name: values[0] for name, values in found.items() if len(values) == 1}
-
-
-def _literal(node: ast.expr | None) -> Any:
-    try:
-        return ast.literal_eval(node) if node is not None else None
-    except ValueError:
-        return None
-
-
-class _Numbers:
-    """What expressions come to, as far as literals say it."""
-
-    def __init__(self, constants: dict[str, Any], options: dict[str, Any]) -> None:
-        self._constants = constants
-        self._options = options
-
-    def of(self, node: ast.expr | None) -> float | int | None:
-        """The number that `node` is; None if nobody knows before the script runs."""
-        value = self._value(node)
-        good = isinstance(value, int | float) and not isinstance(value, bool)
-        return value if good else None
-
-    def _value(self, node: ast.expr | None) -> Any:
-        if isinstance(node, ast.BinOp):
-            left, right = self.of(node.left), self.of(node.right)
-            if left is None or right is None:
-                return None
-            match node.op:
-                case ast.Add():
-                    return left + right
-                case ast.Sub():
-                    return left - right
-                case ast.Mult():
-                    return left * right
-            return None
-        if isinstance(node, ast.Name):
-            return self._constants.get(node.id)
-        if isinstance(node, ast.Attribute):
-            return self._options.get(node.attr, self._constants.get(node.attr))
-        return _literal(node)
-
-
-def _batch_size(call: ast.Call, numbers: _Numbers, made: list[Made]) -> int | None:
-    found = numbers.of(keyword(call, "batch_size", 1))
-    for spread in (k.value for k in call.keywords if k.arg is None):
-        for one in made if found is None else ():
-            if isinstance(spread, ast.Name) and one.name == spread.id:
-                found = _in_mapping(one.value, numbers)
-    return int(found) if found is not None else None
-
-
-def _in_mapping(value: ast.expr, numbers: _Numbers) -> float | int | None:
-    if isinstance(value, ast.Dict):
-        for key, inner in zip(value.keys, value.values, strict=True):
-            if isinstance(key, ast.Constant) and key.value == "batch_size":
-                return numbers.of(inner)
-    if called(value) == "dict" and isinstance(value, ast.Call):
-        return numbers.of(keyword(value, "batch_size"))
     return None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -67,6 +69,18 @@ ADDED = {
         "    model, optimizer, train_loader = agent.load(build_model, build_optimizer, TensorDataset(inputs, (inputs[:, 0] > 0).long()), batch_size=batch_size)",
         "    for epoch in agent.epochs(epochs):",
     ],
+    "groups": [
+        "from elastic import ScalingAgent",
+        "agent = ScalingAgent.from_env()",
+        "model, optimizer, loader = agent.load(lambda: model, lambda _: optimizer, TensorDataset(torch.randn(64, 4), torch.randn(64, 1)), batch_size=8)",
+        "for epoch in agent.epochs(2):",
+    ],
+    "no_trainer": [
+        "from elastic import ScalingAgent",
+        "    agent = ScalingAgent.from_env()",
+        "    model, optimizer, train_dataloader = agent.load(lambda: model, lambda _: optimizer, train_dataset, batch_size=args.per_device_train_batch_size)",
+        "    for epoch in agent.epochs(args.num_train_epochs):",
+    ],
     "own_agent": [
         "from elastic import ScalingAgent",
         "    scaling_agent = ScalingAgent.from_env()",
@@ -113,6 +127,7 @@ def test_a_script_is_ported_with_these_lines(name: str) -> None:
         ("finetune", (20, 0.01, 2)),
         ("own_agent", (8, 0.01, 2)),
         ("groups", (8, 0.01, 2)),
+        ("no_trainer", (8, 5e-5, 3)),
         ("endless", (None, 0.1, None)),
     ],
 )
@@ -135,9 +150,16 @@ def test_batch_rate_and_epochs_are_read_from_constants_defaults_and_options(
             ],
         ),
         (
-            "groups",
+            "torchrun",
             [
-                "line 8: no `model.parameters()` of a model that is made before: build_optimizer takes all parameters of the model"
+                "line 33: `for epoch in range(max_epochs):` trains in other functions: give them what agent.load() returns, and loop over agent.epochs(N) there",
+                "line 16: `DDP(...)` in another place: leave it out: the agent's group reduces gradients",
+            ],
+        ),
+        (
+            "gan",
+            [
+                "line 14: a second optimizer, `optimizerG` beside `optimizerD`: build_model returns all models as one nn.ModuleDict, build_optimizer a tuple: docs/exactness.md has such a loop",
             ],
         ),
     ],
@@ -157,7 +179,8 @@ def test_what_cannot_be_ported_is_said_line_by_line(name: str, lines: list[str])
         ("batch_size=8)", "batch_size=8, sampler=Weighted(data))", "a sampler of its own"),
         ("lr=0.1)", "lr=0.1 / len(loader))\n", ""),
         ("model = Net()", "model = Net(); model.double()", "give each statement a line of its own"),
-        ("model.parameters()", "[model.bias, *model.parameters()]", "groups by parts of the model"),
+        ("model.parameters()", "[model.bias, *model.parameters()]", ""),
+        ("batch_size=8)", "batch_size=8)\nmodel = DDP(model)", ""),
         ("loader = Data", "print(optimizer.state)\nloader = Data", ""),
         ("for epoch in range(5)", "dist.init_process_group()\nfor epoch in range(5)", ""),
         ("    val_loss", "    dist.all_reduce(x)\n    val_loss", ""),
@@ -244,6 +267,33 @@ def test_what_a_group_would_do_otherwise_is_named(before: str, after: str, line:
     advice = port(look(Source(SMALL.replace(before, after)))).advice
 
     assert [said for said in advice if said.startswith("line")] == [line] * bool(line)
+
+
+def test_groups_by_parts_keep_the_lines_that_make_them_but_for_wrappers() -> None:
+    lines = SMALL.strip().splitlines()
+    groups = 'optimizer = SGD([{"params": model.a.parameters(), "lr": 1.0}], lr=0.1)'
+    lines[1:4] = [lines[3], "steps = len(loader)", "model = Net()", "model = DDP(model)", groups]
+
+    assert port(look(Source("\n".join(lines)))).text.splitlines()[1:7] == [
+        "from elastic import ScalingAgent",
+        "agent = ScalingAgent.from_env()",
+        "model = Net()",
+        groups,
+        "model, optimizer, loader = agent.load(lambda: model, lambda _: optimizer, data, batch_size=8)",
+        "steps = len(loader)",
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["groups", "no_trainer"])
+def test_a_script_with_groups_runs_as_ported(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(port(look(source(name))).text)
+
+    done = subprocess.run(
+        [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("example", ["digits", "embedding", "language"])

@@ -1,4 +1,4 @@
-"""Groups of parameters by parts of the model: nothing that can be done without thought."""
+"""Groups of parameters by parts of the model, each with a rate of its own."""
 
 import torch
 from torch import nn

@@ -1,0 +1,120 @@
+"""Numbers of a script that can be known without running it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Mapping
+from typing import Any
+
+from controlplane.cli.init_script.syntax import assigned, called, keyword, last_name
+
+
+def options(tree: ast.Module) -> dict[str, Any]:
+    """Options of argparse and their defaults, by the names that the parsed arguments have.
+
+    Args:
+        tree: of the script.
+    """
+    found: dict[str, Any] = {}
+    for node in ast.walk(tree):
+        if last_name(node) != "add_argument" or not isinstance(node, ast.Call):
+            continue
+        names = [n.value for n in node.args if isinstance(n, ast.Constant)]
+        longest = max((str(name) for name in names), key=len, default="")
+        dest, default = keyword(node, "dest"), keyword(node, "default")
+        name = str(dest.value) if isinstance(dest, ast.Constant) else longest.lstrip("-")
+        if name and longest.startswith("--"):
+            literal = _literal(default) if default is not None else None
+            found[name.replace("-", "_")] = literal
+    return found
+
+
+def constants(tree: ast.Module) -> dict[str, Any]:
+    """Names that are bound once, to a literal; fields of classes and defaults among them.
+
+    Args:
+        tree: of the script.
+    """
+    found: dict[str, list[Any]] = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Assign | ast.AnnAssign) and (name := assigned(node)):
+            found.setdefault(name, []).append(_literal(node.value))
+        if isinstance(node, ast.FunctionDef):
+            arguments = node.args.args[len(node.args.args) - len(node.args.defaults) :]
+            for argument, default in zip(arguments, node.args.defaults, strict=True):
+                found.setdefault(argument.arg, []).append(_literal(default))
+    return {name: values[0] for name, values in found.items() if len(values) == 1}
+
+
+def _literal(node: ast.expr | None) -> Any:
+    try:
+        return ast.literal_eval(node) if node is not None else None
+    except ValueError:
+        return None
+
+
+class Numbers:
+    """What expressions come to, as far as literals say it.
+
+    Args:
+        constants: of the script.
+        options: of its command line.
+    """
+
+    def __init__(self, constants: dict[str, Any], options: dict[str, Any]) -> None:
+        self._constants = constants
+        self._options = options
+
+    def of(self, node: ast.expr | None) -> float | int | None:
+        """The number that `node` is; None if nobody knows before the script runs.
+
+        Args:
+            node: an expression.
+        """
+        value = self._value(node)
+        good = isinstance(value, int | float) and not isinstance(value, bool)
+        return value if good else None
+
+    def _value(self, node: ast.expr | None) -> Any:
+        if isinstance(node, ast.BinOp):
+            left, right = self.of(node.left), self.of(node.right)
+            if left is None or right is None:
+                return None
+            match node.op:
+                case ast.Add():
+                    return left + right
+                case ast.Sub():
+                    return left - right
+                case ast.Mult():
+                    return left * right
+            return None
+        if isinstance(node, ast.Name):
+            return self._constants.get(node.id)
+        if isinstance(node, ast.Attribute):
+            return self._options.get(node.attr, self._constants.get(node.attr))
+        return _literal(node)
+
+
+def batch_size(call: ast.Call, numbers: Numbers, made: Mapping[str, ast.expr]) -> int | None:
+    """Of a loader; None if nobody knows before the script runs.
+
+    Args:
+        call: of `DataLoader`.
+        numbers: of the script.
+        made: what names were given, where the options are in a mapping.
+    """
+    found = numbers.of(keyword(call, "batch_size", 1))
+    for spread in (k.value for k in call.keywords if k.arg is None):
+        if found is None and isinstance(spread, ast.Name) and spread.id in made:
+            found = _in_mapping(made[spread.id], numbers)
+    return int(found) if found is not None else None
+
+
+def _in_mapping(value: ast.expr, numbers: Numbers) -> float | int | None:
+    if isinstance(value, ast.Dict):
+        for key, inner in zip(value.keys, value.values, strict=True):
+            if isinstance(key, ast.Constant) and key.value == "batch_size":
+                return numbers.of(inner)
+    if called(value) == "dict" and isinstance(value, ast.Call):
+        return numbers.of(keyword(value, "batch_size"))
+    return None

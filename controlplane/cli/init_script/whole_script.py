@@ -1,0 +1,79 @@
+"""A script in which everything was found that a training is made of: what can be ported."""
+
+from __future__ import annotations
+
+import ast
+from dataclasses import dataclass
+
+from controlplane.cli.init_script.script_facts import (
+    EpochLoop,
+    Facts,
+    Made,
+    parameters_calls,
+)
+from controlplane.cli.init_script.syntax import Source, called, stores
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Its parts, none of which is missing."""
+
+    source: Source
+    model: Made
+    optimizer: Made
+    loader: Made
+    loader_call: ast.Call  # what makes the loader
+    train_set: ast.expr
+    loop: EpochLoop
+    metric: str  # a variable of the epoch loop that looks like one; empty: none
+
+    @property
+    def three(self) -> tuple[Made, Made, Made]:
+        """What `load` makes."""
+        return self.model, self.optimizer, self.loader
+
+    @property
+    def agent(self) -> str:
+        """What the agent is called in it."""
+        return agent_name(self.source.tree)
+
+    @property
+    def keeps_model(self) -> bool:
+        """Whether the optimizer asks for more than all parameters of the model, in one call.
+
+        Groups by parts of the model, or a variable that holds some: `load` gets both as they were
+        made.
+        """
+        of_all = f"{self.model.name}.parameters"
+        whole = [call for call in parameters_calls(self.optimizer.value) if called(call) == of_all]
+        mentions = [
+            node
+            for node in ast.walk(self.optimizer.value)
+            if isinstance(node, ast.Name) and node.id == self.model.name
+        ]
+        return not whole or len(mentions) > len(whole)
+
+
+def whole(facts: Facts) -> Whole | None:
+    """The script with all its parts; None if one is missing.
+
+    Args:
+        facts: what was found in it.
+    """
+    model, optimizer, loader, loop = facts.model, facts.optimizer, facts.loader, facts.epoch_loop
+    if model is None or optimizer is None or loader is None or loop is None:
+        return None
+    if facts.train_set is None or not isinstance(loader.value, ast.Call):
+        return None
+    return Whole(
+        facts.source, model, optimizer, loader, loader.value, facts.train_set, loop, facts.metric
+    )
+
+
+def agent_name(tree: ast.Module) -> str:
+    """What the agent is called in a script; some have an `agent` of their own.
+
+    Args:
+        tree: of the script.
+    """
+    return "scaling_agent" if "agent" in stores(tree) else "agent"
