@@ -252,9 +252,11 @@ class Agent:
             self._events.close()
         host = self._settings.controller.host
         self._events = self._connect("PUB", f"tcp://{host}:{welcome.event_port}")
-        bulk = self._bulk = self._connect("DEALER", f"tcp://{host}:{welcome.log_port}")
         if self._bulk_receiving is not None:
             self._bulk_receiving.cancel()
+        if self._bulk is not None:
+            self._bulk.close()
+        bulk = self._bulk = self._connect("DEALER", f"tcp://{host}:{welcome.log_port}")
         self._bulk_receiving = self._tasks.create_task(self._receive_from_relay(bulk))
         self._shipper.use(bulk)
         self._fetcher.use(bulk)

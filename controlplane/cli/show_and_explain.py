@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
-from collections.abc import Sequence
+import textwrap
+from collections.abc import Iterator, Sequence
 from typing import Final
 
 from controlplane.cli.output import moment, print_table, second, span
@@ -23,8 +25,10 @@ def print_job(detail: JobDetail) -> None:
     for note in detail.notes:
         out(f"  {'note':10s} {note}\n")
     out("\nhistory\n")
-    for change in detail.history:
-        out(f"  {second(change.time)}  {change.from_state} -> {change.to_state}: {change.why}\n")
+    for line in history_lines(
+        detail, shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    ):
+        out(f"{line}\n")
     if len(detail.promises) > 1:
         _section(["said", "done by"], [(second(p.time), second(p.end)) for p in detail.promises])
     if detail.workers:
@@ -69,6 +73,29 @@ def _size(size: Size) -> str:
         return "waits"
     many = len(size.slots)
     return f"{many} slot{'s' * (many != 1)}, batch {size.batch}"
+
+
+def history_lines(detail: JobDetail, width: int | None) -> Iterator[str]:
+    """Days, and below each its changes by the time of day.
+
+    Args:
+        detail: of the job.
+        width: columns, to which long lines are folded; None: they are not.
+    """
+    day = ""
+    for change in detail.history:
+        date, _, time = second(change.time).partition("T")
+        if date != day:
+            yield f"  {date}"
+            day = date
+        line = f"  {time}  {change.from_state} -> {change.to_state}: {change.why}"
+        yield from (
+            [line]
+            if width is None
+            else textwrap.wrap(
+                line, width, subsequent_indent=" " * (len(time) + 4), drop_whitespace=True
+            )
+        )
 
 
 def _section(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

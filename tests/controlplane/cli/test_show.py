@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from controlplane.cli.promised_ends import promise_in_words
-from controlplane.cli.show_and_explain import print_job
+from controlplane.cli.show_and_explain import history_lines, print_job
 from schemas.ids import JobId
 from schemas.messages.client import JobDetail
 from tests.support.schemas_examples import EXAMPLES
@@ -24,6 +24,30 @@ def test_an_epoch_whose_loop_the_script_left_is_said(capsys: pytest.CaptureFixtu
 
     said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("epoch ")]
     assert said[1:] == ["epoch 4: 512 of 1000 samples (the script left its loop)"]
+
+
+def test_history_is_folded_to_the_width_of_a_terminal_and_loses_no_word() -> None:
+    detail = msgspec.convert(EXAMPLES["client.job_detail.3"], JobDetail)
+    at_noon = msgspec.structs.replace(
+        detail.history[0],
+        time=1_760_011_200.0, from_state="running", to_state="rescaling",
+        why="root asked for 2 slots: 1 -> 2 slots, batch 32 -> 64, whatever the policy thinks",
+    )  # fmt: skip
+    later = msgspec.structs.replace(at_noon, time=1_760_097_600.0, why="again")
+    detail = msgspec.structs.replace(detail, history=(at_noon, later))
+
+    folded = list(history_lines(detail, 80))
+
+    assert folded == [
+        "  2025-10-09",
+        "  12:00:00Z  running -> rescaling: root asked for 2 slots: 1 -> 2 slots, batch",
+        "             32 -> 64, whatever the policy thinks",
+        "  2025-10-10",
+        "  12:00:00Z  running -> rescaling: again",
+    ]
+    assert (
+        list(history_lines(detail, None))[1] == f"  12:00:00Z  running -> rescaling: {at_noon.why}"
+    )
 
 
 MORNING = 1_760_000_000.0  # 08:53:20Z
