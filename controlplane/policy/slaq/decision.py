@@ -65,6 +65,10 @@ class Forecast:
         self._next = [gains.step(row, size) for row, size in enumerate(sizes)]
         self._first_two = nlargest(2, range(len(jobs)), key=self._next.__getitem__)
 
+    def losses(self) -> dict[JobId, float]:
+        """What each is expected to lose when the next scheduling epoch is over."""
+        return dict(zip(self._jobs, self._then.tolist(), strict=True))
+
     def why(self, row: int, horizon_s: float) -> tuple[str, dict[str, float]]:
         """The reason for a job's size, beside whoever else would gain most by another slot.
 

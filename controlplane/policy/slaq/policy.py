@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, Plan, PolicyEvent, StepsSeen
 from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.planning.slot_partition import compose_plan, partition_of
@@ -48,9 +50,10 @@ class Slaq(ImmediatePolicy):
         turn_ends = self._turns.next_at(partition, decision.sizes)
         next_epoch = Seconds(now + self.options.interval_s) if view.jobs else None
         wakes = [at for at in (turn_ends, next_epoch) if at is not None]
-        return compose_plan(
+        plan = compose_plan(
             partition,
             with_user_batches(partition, placed),
             decision.why,
             wake_at=min(wakes, default=None),
         )
+        return replace(plan, predicted_loss=decision.forecast.losses())

@@ -77,7 +77,11 @@ class SizeGains:
             row: of the job.
             size: slots that it has without, at least 1.
         """
-        return self.of(row, size + 1) - self.of(row, size)
+        known = self._gains[row]
+        if size >= len(known):
+            self.of(row, size + 1)  # further sizes are known from now on
+        step: float = known[size] - known[size - 1]
+        return step
 
     def losses_then(self, sizes: IntArray) -> FloatArray:
         """The losses that are expected when the next T seconds are over.

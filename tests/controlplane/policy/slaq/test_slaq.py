@@ -86,6 +86,7 @@ def test_a_reason_speaks_of_the_loss_and_of_whom_else_a_slot_would_serve() -> No
     )
     assert reason.text.endswith("by one more slot a-1 would gain 15%")
     assert reason.numbers["predicted_loss"] == pytest.approx(10.0 / 14.5, rel=0.05)
+    assert it.plans[0].predicted_loss[B] == reason.numbers["predicted_loss"]
     assert {"loss", "limit", "share_of_rest", "gain", "rival_gain"} <= reason.numbers.keys()
 
 
