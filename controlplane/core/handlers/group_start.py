@@ -40,12 +40,13 @@ def start(
     reason: Reason,
     by: str = POLICY,
 ) -> None:
-    """Order a group on free slots, from the job's checkpoint if it has one.
+    """Order a group, from the job's checkpoint if it has one.
 
     Args:
         ctx: of this input.
         job: that waits.
-        placed: slot -> local batch, samples per step; in rank order.
+        placed: slot -> local batch, samples per step; in rank order. The slots are free, or their
+            owners trade places with the job: its workers are prepared beside them.
         reason: why.
         by: policy or operator.
     """
@@ -56,7 +57,10 @@ def start(
         for rank, (slot, batch) in enumerate(placed.items())
     ]
     group = make_group(job, version, rows, checkpoint)
+    owners = ctx.state.slot_index.owners()
     add_workers(job, group.members, version)
+    for member in group.members:
+        job.workers[member.worker].reserved = member.slot in owners
     note_order(ctx, job, group, START, reason, by=by)
     job.override_waits, job.attempts.exit_code = "", None
     ctx.state.jobs_with_processes[job.job] = None

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers.group_rescale import order_change
 from controlplane.core.handlers.group_start import start
+from controlplane.core.handlers.job_ends import withdraw
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import Phase, Running
+from controlplane.core.model.job_phases import JobTrigger, Phase, Running
 from controlplane.core.model.manual_override import ManualOverride
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.swap import Swap, Way
@@ -59,12 +60,22 @@ def reconcile_all(ctx: HandlerContext) -> None:
         if why:
             ctx.state.swaps.remove(swap)
             _touch(ctx, swap)
+            _call_off_starts(ctx, swap)
             took_s = ctx.now - swap.began
             ctx.announce(
                 "policy.swapped",
                 detail={"jobs": _names(swap), "outcome": why, "took_s": took_s},
             )
             ctx.ask = True
+
+
+def _call_off_starts(ctx: HandlerContext, swap: Swap) -> None:
+    """Nobody waits for slots that are not given up."""
+    for name in swap.targets:
+        job = ctx.state.jobs[name]
+        if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):
+            why = "paused: it does not get its new slots"
+            withdraw(ctx, job, "abandoned", JobTrigger.SUSPENDED, why)
 
 
 def _names(swap: Swap) -> str:
@@ -143,8 +154,7 @@ def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
     target, aside = swap.targets[job.job], swap.aside.get(job.job)
     reason = swap.reasons[job.job]
     if job.phase is Phase.PAUSED:
-        free = ctx.state.slot_index.available().free
-        if not set(target) <= set(free):
+        if not all(_will_be_left(ctx, slot, swap) for slot in target):
             return False
         start(ctx, job, target, reason, by=swap.by)
         return True
@@ -174,6 +184,15 @@ def _change(
         reason = _without_speed(reason)
     order_change(ctx, job, placed, reason, by=by)
     return job.version != before
+
+
+def _will_be_left(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
+    """Whether a slot is free, or one of the others has it and has none of its own to wait for."""
+    index = ctx.state.slot_index
+    owner = index.owners().get(slot)
+    if slot in index.reservations():
+        return False
+    return owner is None or (owner in swap.targets and slot not in swap.targets[owner])
 
 
 def _can_have(ctx: HandlerContext, job: Job, slots: list[SlotId]) -> bool:
