@@ -22,8 +22,8 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
     """The table of a job file with some of its values replaced.
 
     `args.width=64` replaces what follows `--width` in `args`, or adds `--width 64`; `true` and
-    `false` add and remove a flag that has no value. `env.NAME=TEXT` and `stop.epochs=3` set one
-    entry. A value is read as TOML where it is some, else as text.
+    `false` add and remove a flag that has no value. `env.NAME=TEXT`, `stop.epochs=3` and
+    `utility.deadline_s=900` set one entry. A value is read as TOML where it is some, else as text.
 
     Args:
         table: of a job file; it is left as it is.
@@ -49,7 +49,7 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
             changed[field] = text if field in TEXTS else _value(text)
         elif field == "args":
             changed["args"] = with_option(changed.get("args", ()), entry, text)
-        elif field in {"env", "stop"}:
+        elif field in {"env", "stop", "utility"}:
             _set_entry(changed, field, entry, text)
         else:
             raise BadFieldError(f"--set {key}: {field} has no entries", FORM, key)

@@ -9,8 +9,9 @@ import pytest
 from controlplane.cli.failure_report import failing_rank
 from controlplane.cli.output import byte_count
 from controlplane.cli.submit import Submission, snapshot_line
+from controlplane.client.jobfile import load_job
 from controlplane.client.workdir_archive import PackedFile, survey
-from schemas.errors import BadFieldError
+from schemas.errors import BadFieldError, OnesError
 from schemas.ids import JobId, Seconds
 from schemas.messages.feed import FeedEvent
 from tests.support.builders import job_spec
@@ -118,6 +119,40 @@ def test_an_override_is_checked_like_the_file(tmp_path: Path) -> None:
 
     assert (said.code, said.out) == (2, "")
     assert "lr: Expected `float | null`, got `str`" in said.err
+
+
+@pytest.mark.parametrize(
+    ("utility", "said"),
+    [
+        ('{ value = "high" }', "utility.value: Expected `float`, got `str`; correct this key"),
+        ("{ value = -1 }", "utility.value: -1.0 is out of range; give 0 to 1e+09"),
+        ("{ value = nan }", "utility.value: nan is out of range; give 0 to 1e+09"),
+        ("{ deadline_s = 5 }", "utility.value: is missing"),
+        ("{ value = 1, deadline_s = -5, decay = 1 }", "utility.deadline_s: -5.0 is in the past"),
+        ("{ value = 1, deadline_s = 5, decay = -1 }", "utility.decay: -1.0 is out of range"),
+        ("{ value = 1, dedline_s = 5 }", "unknown key utility.dedline_s; did you mean deadline_s?"),
+        ('"dear"', "utility: Expected `object`, got `str`"),
+    ],
+)
+def test_a_utility_that_makes_no_sense_is_refused_in_one_line(
+    tmp_path: Path, utility: str, said: str
+) -> None:
+    job_folder(tmp_path, f"{JOB}utility = {utility}\n")
+
+    with pytest.raises(OnesError) as refused:
+        load_job(tmp_path / "job.toml")
+
+    line = f"{refused.value}; {refused.value.hint}"
+    assert said in line
+    assert "\n" not in line
+
+
+def test_a_utility_is_part_of_what_a_dry_run_says_and_of_what_may_be_set(tmp_path: Path) -> None:
+    job_folder(tmp_path, f"{JOB}utility = {{ value = 5, deadline_s = 60, decay = 0.1 }}\n")
+
+    said = ones("submit", str(tmp_path / "job.toml"), "--dry-run", "--set", "utility.value=7")
+
+    assert "  utility         value=7.0, deadline_s=60.0, decay=0.1" in said.out.splitlines()
 
 
 def exited(version: int, rank: int, code: int | None, signal: int | None = None) -> FeedEvent:

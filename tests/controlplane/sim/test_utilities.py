@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from controlplane.core.inputs import Input
+from controlplane.journal.record import input_from
+from controlplane.journal.replay import replay
 from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import trace_of
@@ -11,6 +14,8 @@ from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.traces.table2_generator import generate
 from controlplane.sim.traces.utilities import with_utilities
+from schemas.codec import encode
+from schemas.ids import Seconds
 
 CROWDED = Scenario(
     jobs=8,
@@ -48,10 +53,13 @@ def test_only_generated_jobs_are_given_utilities() -> None:
         Scenario(utilities=True, workload="mine.csv")
 
 
-def test_in_a_crowd_admission_is_worth_more_than_a_queue_and_promises_are_kept() -> None:
+def test_in_a_crowd_admission_is_worth_more_than_a_queue_and_a_journal_keeps_its_promises() -> None:
     trace = trace_of(CROWDED, 3)
 
-    admitted = simulate("oasis", CROWDED, 3, trace=trace).jobs
+    told: list[tuple[Seconds, Input]] = []
+    admitted = simulate(
+        "oasis", CROWDED, 3, trace=trace, record=lambda now, event, _: told.append((now, event))
+    ).jobs
     queued = simulate("fifo", CROWDED, 3, trace=trace).jobs
 
     assert {job.state for job in admitted} == {"succeeded", "rejected"}
@@ -60,3 +68,10 @@ def test_in_a_crowd_admission_is_worth_more_than_a_queue_and_promises_are_kept()
     assert len(promised) > len(admitted) / 2
     broken = [job for job in promised if (job.ended_at or 0.0) > (job.promised_at or 0.0)]
     assert len(broken) <= 1
+
+    again = replay((now, input_from(encode(event))) for now, event in told).state
+    ends = {
+        job.spec.name: (job.phase.value, job.promised_end and job.promised_end.first)
+        for job in again.jobs.values()
+    }
+    assert ends == {job.job: (job.state, job.promised_at) for job in admitted}
