@@ -22,7 +22,7 @@ from controlplane.policy.registry import make
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 from schemas.jobs import Utility
-from tests.support.builders import job_view
+from tests.support.builders import S0, job_view
 from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
 from tests.support.views import row_of, view_of
@@ -88,6 +88,18 @@ def test_a_job_whose_value_is_gone_before_it_could_be_done_is_rejected_with_a_wi
         "a window that would be accepted: deadline_s >= 193"
     )
     assert reason.numbers["end"] == 110.0
+
+
+def test_a_job_that_started_since_it_was_decided_about_is_rejected_no_more() -> None:
+    policy, hopeless = taught(), asking(A, 400.0, Utility(value=10.0, deadline_s=30.0, decay=1.0))
+    waits = view_of(row_of(4), hopeless)
+    policy.improve(waits, Budget(generations=1), default_rng(0), Seconds(0.0))
+    runs = view_of(row_of(4), msgspec.structs.replace(hopeless, running_on={S0: 64}))
+
+    plans = [policy.plan(view, Seconds(0.0)) for view in (waits, runs)]
+
+    assert [list(plan.rejected) for plan in plans] == [[A], []]
+    assert list(plans[1].local_batch) == [A]
 
 
 @settings(max_examples=examples(25), deadline=None)
