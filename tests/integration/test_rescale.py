@@ -7,6 +7,7 @@ import random
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -111,6 +112,17 @@ def test_two_jobs_trade_slots_on_a_full_cluster(cluster: Cluster) -> None:
             assert cluster.ones("resize", job, "--slots", str(slots)).code == 0
         for job, slots in orders:
             cluster.until(job, lambda s, n=slots: s["slots"] == n and s["state"] == "running")  # type: ignore[misc]
+    (wide, of_wide), (narrow, of_narrow) = sorted(
+        ((job, slots_of(cluster.show(job))) for job in (first, second)), key=lambda it: -len(it[1])
+    )
+    # Each to where the other is: neither can begin, unless one steps aside.
+    given = max(of_wide)
+    there = {wide: of_wide - {given} | of_narrow, narrow: {given}}
+    for job, on in there.items():
+        options = [part for slot in sorted(on) for part in ("--on", slot)]
+        assert cluster.ones("resize", job, *options).code == 0
+    for job, on in there.items():
+        cluster.until(job, lambda s, on=on: slots_of(s) == on and s["state"] == "running")  # type: ignore[misc]
 
     owners: dict[str, str] = {}
     for event in cluster.events():
@@ -121,6 +133,10 @@ def test_two_jobs_trade_slots_on_a_full_cluster(cluster: Cluster) -> None:
             del owners[event["slot"]]
     for job in (first, second):
         assert_nothing_lost(cluster, job)
+
+
+def slots_of(shown: dict[str, Any]) -> set[str]:
+    return {worker["slot"] for worker in shown["workers"]}
 
 
 FAULTS = {
