@@ -37,9 +37,9 @@ Repeat = tuple[Sequence[Arrival], Sequence[Run]]  # a run for each policy, ours 
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(prog="bin/bench live_promises", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="one repeat of three short jobs")
+    parser.add_argument("--quick", action="store_true", help="three short jobs")
     parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
-    parser.add_argument("--repeats", type=int, default=3, help="with other arrivals")
+    parser.add_argument("--repeats", type=int, help="with other arrivals; default: 3, quick: 1")
     parser.add_argument("--policies", type=names, default="oasis,fifo,fair", help="ours first")
     parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
     parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
@@ -49,7 +49,7 @@ def main() -> None:
     with place(chosen.keep) as base:
         speeds = live_curves.at_first_batch(live_curves.measure(base, quick=True))
         submitted = jobs(quick=chosen.quick)
-        for repeat in range(1, (1 if chosen.quick else chosen.repeats) + 1):
+        for repeat in range(1, (chosen.repeats or (1 if chosen.quick else 3)) + 1):
             coming = valued(arrivals(submitted, repeat, chosen.gap), submitted, speeds)
             turn = repeat % len(chosen.policies)  # nobody is always the first
             live = {
