@@ -143,13 +143,20 @@ def spec_of(
     spec = replace(
         spec,
         workdir=str(_copy(job.example, folder, used)),
-        stop=StopRule(epochs=job.epochs),
+        stop=_stop(job, stated=utility is not None),
         slots_wanted=wanted,
         seed=used,
         record_samples=True,
         utility=UNSET if utility is None else utility,
     )
     return replace(spec, slots=(wanted, wanted), max_batch_size="keep") if fixed else spec
+
+
+def _stop(job: Job, *, stated: bool) -> StopRule:
+    """Its length; in samples where a policy should know it before the data is loaded."""
+    if stated:
+        return StopRule(samples=job.epochs * job.example.samples)
+    return StopRule(epochs=job.epochs)
 
 
 def _copy(example: Example, folder: Path, seed: int) -> Path:
