@@ -36,7 +36,8 @@ def job_notes(
 
 def _no_utility(policy: str) -> str:
     return (
-        f"no utility stated: under {policy} it counts 1, and runs behind promised jobs; "
+        f"no utility stated: {policy} accepts it, promises it no end, and gives it what promised "
+        "jobs leave; "
         "`utility` in the job file says what its end is worth"
     )
 
@@ -44,7 +45,7 @@ def _no_utility(policy: str) -> str:
 def _no_losses(policy: str, epochs: int, train_loss: float | None) -> str | None:
     """Nobody can say before a job runs whether it will report losses."""
     if train_loss is None and not epochs:
-        until = "it has a fair share until it reports some"
+        until = "it has at least a fair share until it reports some"
         return f"{policy} shares slots by training losses: {until}"
     if train_loss is not None and math.isfinite(train_loss):
         return None

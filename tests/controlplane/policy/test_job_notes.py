@@ -10,7 +10,7 @@ from controlplane.policy.job_notes import job_notes
 from controlplane.policy.registry import POLICIES
 
 NO_UTILITY = (
-    "no utility stated: under oasis it counts 1, and runs behind promised jobs; "
+    "no utility stated: oasis accepts it, promises it no end, and gives it what promised jobs leave; "
     "`utility` in the job file says what its end is worth"
 )
 
@@ -30,7 +30,7 @@ def test_a_job_without_utility_is_told_what_it_counts() -> None:
         (
             0,
             None,
-            "slaq shares slots by training losses: it has a fair share until it reports some",
+            "slaq shares slots by training losses: it has at least a fair share until it reports some",
         ),
         (1, None, "no loss in 1 epoch: under slaq"),
         (7, None, "no loss in 7 epochs: under slaq"),

@@ -10,7 +10,7 @@ from controlplane.service.client_api.policy_notes import PolicyNotes
 from tests.support.builders import N1, A, epoch_end, exited, job_spec
 from tests.support.controller import running, starting
 
-UNTIL = "slaq shares slots by training losses: it has a fair share until it reports some"
+UNTIL = "slaq shares slots by training losses: it has at least a fair share until it reports some"
 
 
 def test_a_policy_without_needs_has_nothing_to_say_of_any_job() -> None:
