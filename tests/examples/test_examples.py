@@ -10,6 +10,7 @@ import pytest
 from controlplane.client.jobfile import load_job
 from tests.support.cluster import Cluster
 
+LONGEST_S = 240.0  # frameworks take long to import, under load above all
 EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("digits", "embedding", "language")
 FRAMEWORKS = ("frameworks/transformers", "frameworks/accelerate", "frameworks/lightning")
@@ -39,7 +40,7 @@ def test_an_example_trains_two_epochs_on_a_cluster(
     added = f'workdir = "{EXAMPLES / name}"\nstop = {{ epochs = 2 }}\n'
     (tmp_path / "job.toml").write_text(added + "\n".join(lines))
 
-    done = cluster.ones("submit", str(tmp_path / "job.toml"), "--wait")
+    done = cluster.ones("submit", str(tmp_path / "job.toml"), "--wait", timeout=LONGEST_S)
 
     job = done.out.strip()
     assert done.code == 0, cluster.ones("logs", job).out
