@@ -10,7 +10,7 @@ import numpy as np
 
 from controlplane.policy.api import JobView, Reason
 from controlplane.policy.oasis.job_plans import JobPlans, in_time
-from schemas.jobs import Utility
+from schemas.jobs import MAX_UTILITY, Utility
 
 GONE: Final = 0.05  # share of its value below which it is said to be gone
 
@@ -44,8 +44,7 @@ def rejection(job: JobView, utility: Utility, plans: JobPlans, now: float) -> Re
     if window_s is not None:
         numbers["accepted_deadline_s"] = window_s
         words += f"; a window that would be accepted: deadline_s >= {window_s:.0f}"
-    else:
-        value = accepted_value(utility, plans, now)
+    elif (value := accepted_value(utility, plans, now)) <= MAX_UTILITY:
         numbers["accepted_value"] = value
         words += f"; a value that would be accepted: value >= {value:.3g}"
     return Reason("rejected", words, numbers)
@@ -99,7 +98,7 @@ def accepted_value(utility: Utility, plans: JobPlans, now: float) -> float:
             for end in plans.ends
         ]
     )
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         needed = np.where(np.isfinite(plans.cost), plans.cost / shares, np.inf)
     return float(np.nanmin(needed)) * 1.001
 
