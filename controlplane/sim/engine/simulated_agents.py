@@ -210,7 +210,7 @@ class NodeAgents:
         group = job.group
         if group is None or job.seen > (delta.version, SWITCH):
             return
-        training = job.training
+        training, leaving = job.training, list(job.workers)
         self._training.stop(job)
         training.save()
         suspended = partial(
@@ -222,7 +222,7 @@ class NodeAgents:
         )
         self._processes.report(job, group.members[0].worker, suspended)
         job.group = None
-        for name in list(job.workers):
+        for name in leaving:  # the next ones may have been ordered by now
             self._processes.exit(job, name, code=0)
 
     # --- nodes
