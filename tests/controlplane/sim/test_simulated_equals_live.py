@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import pytest
+from msgspec.structs import replace
 
 from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta
 from controlplane.core.inputs import (
@@ -48,7 +49,7 @@ from tests.support.simulated_processes import World as Processes
 
 T = TypeVar("T")
 Event = tuple[Seconds, Input, list[Command]]
-POLICIES: Final = ("fifo", "tiresias", "ones", "slaq")
+POLICIES: Final = ("fifo", "tiresias", "ones", "slaq", "oasis")
 SAME: Final = 1e-6  # seconds between a timer of the loop and the moment that it was set for
 SCENARIO: Final = Scenario(
     jobs=8,
@@ -61,6 +62,10 @@ SCENARIO: Final = Scenario(
     latency_s=0.0,
     generations=1,
     warm_up=0.0,
+)
+
+CROWDED: Final = replace(  # some are rejected
+    SCENARIO, utilities=True, knowledge="L3", jobs=16, interval_s=5.0
 )
 
 
@@ -170,7 +175,7 @@ def simulated(policy: str) -> tuple[SimulationResult, tuple[Event, ...]]:
     found: list[Event] = []
     result = simulate(
         policy,
-        SCENARIO,
+        CROWDED if policy == "oasis" else SCENARIO,
         17,
         record=lambda now, event, commands: found.append((now, event, list(commands))),
     )
@@ -198,7 +203,7 @@ def test_what_is_compared_here_has_everything_in_it() -> None:
     assert StoreOpened in seen["ones"]
     assert any(Quiesced in each for each in seen.values())
     states = {ended.state for policy in POLICIES for ended in simulated(policy)[0].jobs}
-    assert states == {"succeeded", "cancelled"}
+    assert states == {"succeeded", "cancelled", "rejected"}
 
 
 @pytest.mark.parametrize("policy", ["fifo", "tiresias"])
@@ -213,8 +218,11 @@ def test_the_live_service_plans_and_orders_what_the_simulation_did(
     assert live.told == list(events)
 
 
-def test_the_live_service_orders_what_a_simulated_search_led_to(tmp_path: Path) -> None:
-    _, events = simulated("ones")
+@pytest.mark.parametrize("policy", ["ones", "slaq", "oasis"])
+def test_the_live_service_orders_what_a_simulated_search_led_to(
+    policy: str, tmp_path: Path
+) -> None:
+    _, events = simulated(policy)
 
     live = run(partial(_live_again, tmp_path / "journal.sqlite", "", events))
 
