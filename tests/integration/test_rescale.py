@@ -31,6 +31,7 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
     house.clear()
 
 
+@pytest.mark.slow
 def test_a_job_takes_every_size_and_loses_no_sample(cluster: Cluster) -> None:
     job = training(cluster)
     for slots in (2, 4, 3, 1, 0, 2):

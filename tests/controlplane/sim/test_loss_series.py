@@ -164,6 +164,7 @@ def test_figures_of_losses_say_what_they_show_in_the_same_bytes(
     assert set(told) <= set(words(tmp_path / "a.svg"))
 
 
+@pytest.mark.slow
 def test_losses_are_drawn_where_all_jobs_have_them(tmp_path: Path) -> None:
     learning, plain = result(*three()), result(job_result("a", 40.0))
     of_losses = {"losses-4.png", "loss-slots-4.png", "loss-times-4.png"}

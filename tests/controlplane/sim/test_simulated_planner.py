@@ -154,6 +154,7 @@ def test_every_answer_is_timed() -> None:
     assert min(planner_.decisions_ms) >= 0.0
 
 
+@pytest.mark.slow
 def test_a_policy_that_never_comes_to_rest_does_not_stop_the_clock() -> None:
     run = simulated_run(Restless(), job("a"), model=ToyModel(costs=FREE)).run()
 

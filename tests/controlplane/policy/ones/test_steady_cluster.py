@@ -56,6 +56,7 @@ def test_a_steady_cluster_comes_to_rest(
     assert [change for change in cluster.changes if change[0] > 180] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("phi", part([100.0, 300.0, 1000.0]))
 def test_rough_noise_scales_change_at_most_batches_and_seldom(phi: float) -> None:
     jobs = [a_job(number) for number in range(1, 5)]
@@ -68,6 +69,7 @@ def test_rough_noise_scales_change_at_most_batches_and_seldom(phi: float) -> Non
     assert len(late) <= len(jobs) / 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", part(range(3)))
 def test_where_gpus_are_alike_and_nobody_is_slowed_down_nobody_is_moved_for_it(seed: int) -> None:
     jobs = [a_job(number, batch_limit=64, family="fg"[number % 2]) for number in range(1, 5)]
