@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args, get_type_hints
 
 import msgspec
 
 from controlplane.policy.api import Oracle, Policy
+from controlplane.policy.planning.placers import LEARNING_PLACERS
 from controlplane.policy.restoring_policy import RestoringPolicy
 from schemas.errors import SettingsError
 
@@ -20,8 +22,8 @@ Need = Literal["losses", "utility"]
 class Entry:
     """Where a policy is."""
 
-    factory: str  # module:class, called with its options if it has any
-    options: str = ""  # module:struct
+    factory: str  # module:class, called with its options
+    options: str  # module:struct
     searches: bool = False  # takes long enough for a process of its own
     epochs: bool = False  # the end of an epoch may change its plan
     batch: Literal["fixed", "elastic"] = "fixed"  # whether it may choose another one than the user
@@ -36,7 +38,11 @@ class Entry:
 
 
 POLICIES: Final[Mapping[str, Entry]] = {
-    "fifo": Entry("controlplane.policy.baselines.fifo:Fifo", gangs=True),
+    "fifo": Entry(
+        "controlplane.policy.baselines.fifo:Fifo",
+        options="controlplane.policy.baselines.fifo:FifoOptions",
+        gangs=True,
+    ),
     "optimus": Entry(
         "controlplane.policy.baselines.optimus.policy:Optimus",
         options="controlplane.policy.baselines.optimus.options:OptimusOptions",
@@ -138,9 +144,8 @@ def make(
         check_for_cluster(name, options or {})
     factory = _load(found.factory)
     chosen = check_options(name, options or {})
-    given = [] if chosen is None else [chosen]
     known = {} if found.oracle == "no" else {"oracle": oracle}
-    policy = cast("Policy", factory(*given, **known))
+    policy = cast("Policy", factory(chosen, **known))
     return RestoringPolicy(policy, gangs=found.gangs)
 
 
@@ -163,7 +168,7 @@ def check_for_cluster(name: str, options: Mapping[str, Any]) -> None:
 
 
 def check_options(name: str, options: Mapping[str, Any]) -> Any:
-    """`options` as the policy takes them; None if it has none.
+    """`options` as the policy takes them.
 
     Args:
         name: as in `POLICIES`.
@@ -172,18 +177,33 @@ def check_options(name: str, options: Mapping[str, Any]) -> Any:
     Raises:
         SettingsError: if an option is unknown, of the wrong type or out of its range.
     """
-    found = entry(name)
-    if not found.options:
-        if options:
-            what = f"policy.options: {name} has no options"
-            raise SettingsError(what, f"leave out {', '.join(options)}", "policy.options")
-        return None
+    struct = _load(entry(name).options)
     try:
-        return msgspec.convert(dict(options), _load(found.options))
+        return msgspec.convert(dict(options), struct)
     except msgspec.ValidationError as error:
-        known = ", ".join(_load(found.options).__struct_fields__)
         what = f"policy.options of {name}: {error}"
-        raise SettingsError(what, f"known: {known}", "policy.options") from None
+        raise SettingsError(what, _known(struct, str(error)), "policy.options") from None
+
+
+def hears_steps(name: str, options: Mapping[str, Any]) -> bool:
+    """Whether the policy, or its placer, learns from telemetry between epochs.
+
+    Args:
+        name: as in `POLICIES`.
+        options: of the policy.
+
+    Raises:
+        SettingsError: if there is no such policy.
+    """
+    return entry(name).searches or options.get("placer") in LEARNING_PLACERS
+
+
+def _known(struct: Any, error: str) -> str:
+    """What may be given instead: values of the option that is wrong, else options."""
+    wrong = re.search(r"Invalid enum value .* - at `\$\.(\w+)`", error)
+    if wrong is None:
+        return f"known: {', '.join(struct.__struct_fields__)}"
+    return f"choose one of {', '.join(get_args(get_type_hints(struct)[wrong[1]]))}"
 
 
 def _load(where: str) -> Any:

@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 from numpy.random import default_rng
 
-from controlplane.policy.registry import Entry, entry, make
+from controlplane.policy.registry import Entry, entry, hears_steps, make
 from controlplane.sim.analysis.lower_bound import lower_bound_s
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
@@ -109,7 +109,7 @@ def _built(run: _Run, record: Recorder | None) -> tuple[Simulation, SimulatedPla
     sim_options = SimOptions(
         instant_changes=scenario.instant_changes,
         whole_seconds=run.model.whole_seconds,
-        telemetry_s=TELEMETRY_S if found.searches else 0.0,
+        telemetry_s=TELEMETRY_S if hears_steps(run.policy, run.options) else 0.0,
         round_s=scenario.round_s,
         stall_s=scenario.stall_s,
         first_stall_s=scenario.first_stall_s,

@@ -26,7 +26,7 @@ from controlplane.sim.traces.utilities import with_utilities
 USUAL_STALL_S: Final = 30.0  # of every change, where neither the scenario nor a model says
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
     # As in the simulator that was published with the profiles.
-    "tiresias": {"limits": [57_600.0], "placement": "emptiest"},
+    "tiresias": {"limits": [57_600.0], "placer": "emptiest"},
     "optimus": {"remaining": "oracle", "interval_s": 0.0},
 }
 

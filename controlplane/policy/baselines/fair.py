@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobView, Plan
+from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
 from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.option_checks import refuse_below
 from controlplane.policy.planning.equal_shares import shares
+from controlplane.policy.planning.placers import PlacerName, placer_of
 from controlplane.policy.planning.slot_partition import (
     compose_plan,
     partition_of,
     slots_in_words,
 )
-from controlplane.policy.planning.slot_placer import Mode, Moves, Placer, with_user_batches
+from controlplane.policy.planning.slot_placer import Moves, with_user_batches
 from controlplane.policy.planning.turns import Turns
 from schemas.ids import Seconds
 
@@ -22,7 +23,7 @@ class FairOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options of policy `fair`, table `[policy.options]` of the controller's settings."""
 
     quantum_s: float = 0.0  # run in turns of so long if not all fit; 0: the oldest run to the end
-    placement: Mode = "consolidate"
+    placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
     def __post_init__(self) -> None:
@@ -48,8 +49,12 @@ class Fair(ImmediatePolicy):
             options: of its settings; None for the defaults.
         """
         self.options = options or FairOptions()
-        self._placer = Placer(self.options.placement, self.options.moves)
+        self._placer = placer_of(self.options.placer, self.options.moves)
         self._turns = Turns(self.options.quantum_s)
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Let the placer learn."""
+        self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Share out what there is."""

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
-from controlplane.policy.api import ClusterView, JobView, Plan, Reason
+import msgspec
+
+from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent, Reason
 from controlplane.policy.immediate_policy import ImmediatePolicy
-from controlplane.policy.planning.packing import consolidate, split
+from controlplane.policy.planning.placers import PlacerName, placer_of
+from controlplane.policy.planning.slot_partition import Partition
+from controlplane.policy.planning.slot_placer import with_user_batches
 from controlplane.policy.planning.wait_reasons import too_large
-from schemas.ids import JobId, Seconds, SlotId
+from schemas.ids import JobId, NodeId, Seconds, SlotId
+
+
+class FifoOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of policy `fifo`, table `[policy.options]` of the controller's settings."""
+
+    placer: PlacerName = "roomiest"
 
 
 class Fifo(ImmediatePolicy):
@@ -16,16 +26,28 @@ class Fifo(ImmediatePolicy):
     starves; one that can never fit is passed over.
     """
 
+    def __init__(self, options: FifoOptions | None = None) -> None:
+        """Begin with no job known.
+
+        Args:
+            options: of its settings; None for the defaults.
+        """
+        self.options = options or FifoOptions()
+        self._placer = placer_of(self.options.placer)
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Let the placer learn."""
+        self._placer.observe(event, now)
+
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Keep what runs, then place the oldest waiting jobs on the slots left over."""
         kept = {name: job.running_on for name, job in view.jobs.items() if job.running_on}
         waiting = _waiting(view)
         if not waiting:
             return Plan(based_on=view.version, local_batch=kept)
-        # A job that changes may count on a slot whose process is gone already.
-        held = {slot for job in view.jobs.values() if not job.movable for slot in job.running_on}
-        free = [slot for slot in view.slots if slot.usable and slot.slot not in held]
-        placed: dict[JobId, dict[SlotId, int]] = {}
+        partition = _free_now(view, now)
+        left = partition.room
+        sizes: dict[JobId, int] = {}
         reasons: dict[JobId, Reason] = {}
         wake_at: Seconds | None = None
         ahead = 0  # jobs that wait in front
@@ -37,18 +59,28 @@ class Fifo(ImmediatePolicy):
             elif job.ready_at > now:
                 wake_at = min(job.ready_at, wake_at or job.ready_at)
                 reasons[job.job] = Reason("backing_off", "waits before its next try")
-            elif ahead or size > len(free):
-                reasons[job.job] = _waits(size, len(free), ahead)
+            elif ahead or size > left:
+                reasons[job.job] = _waits(size, left, ahead)
                 ahead += 1
             else:
-                chosen = [slot.slot for slot in consolidate(free, size)]
-                gone = set(chosen)
-                free = [slot for slot in free if slot.slot not in gone]
-                placed[job.job] = split(job.batch_size, chosen)
+                sizes[job.job] = size
+                left -= size
                 reasons[job.job] = Reason("next_in_line", "its turn by arrival", {"slots": size})
+        placed = with_user_batches(partition, self._placer.place(partition, sizes))
         return Plan(
             based_on=view.version, local_batch=kept | placed, reasons=reasons, wake_at=wake_at
         )
+
+
+def _free_now(view: ClusterView, now: Seconds) -> Partition:
+    """The slots that nobody is on: a gang waits until all of it is free, and nobody moves."""
+    # A job that changes may count on a slot whose process is gone already.
+    held = {slot for job in view.jobs.values() if not job.movable for slot in job.running_on}
+    free: dict[NodeId, list[SlotId]] = {slot.node: [] for slot in view.slots}
+    for slot in view.slots:
+        if slot.usable and slot.slot not in held:
+            free[slot.node].append(slot.slot)
+    return Partition(view, now, free, room=sum(map(len, free.values())))
 
 
 def _waiting(view: ClusterView) -> list[JobView]:

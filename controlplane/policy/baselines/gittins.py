@@ -14,8 +14,8 @@ from controlplane.policy.api import ClusterView, JobEnded, JobView, Plan, Policy
 from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.option_checks import refuse_below
 from controlplane.policy.planning.gangs import fit_gangs, gang_plan
+from controlplane.policy.planning.placers import PlacerName, placer_of
 from controlplane.policy.planning.slot_partition import partition_of
-from controlplane.policy.planning.slot_placer import Mode, Placer
 from schemas.ids import JobId, Seconds
 
 CLOSE: Final = 1e-6  # slot seconds before the end of a quantum that count as its end
@@ -27,7 +27,7 @@ class GittinsOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     quantum: float = 3250.0  # slot seconds, after which a job's rank is looked at again
     history: int = 1000  # jobs that ended last, whose service is remembered
     least_history: int = 5  # of them, before which least attained service decides
-    placement: Mode = "consolidate"
+    placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -98,11 +98,12 @@ class Gittins(ImmediatePolicy):
             options: of its settings; None for the defaults.
         """
         self.options = options or GittinsOptions()
-        self._placer = Placer(self.options.placement)
+        self._placer = placer_of(self.options.placer)
         self._history = History(self.options.history)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn how much service jobs take."""
+        self._placer.observe(event, now)
         if isinstance(event, JobEnded) and event.slot_s > 0:
             self._history.add(event.slot_s)
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobView, Oracle, Plan
+from controlplane.policy.api import ClusterView, JobView, Oracle, Plan, PolicyEvent
 from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.planning.gangs import fit_gangs, gang_plan
+from controlplane.policy.planning.placers import PlacerName, placer_of
 from controlplane.policy.planning.slot_partition import gang_size, partition_of
-from controlplane.policy.planning.slot_placer import Mode, Placer
 from schemas.ids import Seconds
 
 
 class SrtfOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `srtf`."""
 
-    placement: Mode = "consolidate"
+    placer: PlacerName = "consolidate"
 
 
 class Srtf(ImmediatePolicy):
@@ -33,7 +33,11 @@ class Srtf(ImmediatePolicy):
         """
         self.options = options
         self._oracle = oracle
-        self._placer = Placer(options.placement)
+        self._placer = placer_of(options.placer)
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Let the placer learn."""
+        self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Serve those first that are done soonest, each that fits."""

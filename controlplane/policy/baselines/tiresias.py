@@ -8,12 +8,12 @@ from typing import Final
 
 import msgspec
 
-from controlplane.policy.api import ClusterView, JobView, Plan
+from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
 from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.option_checks import refuse, refuse_below
 from controlplane.policy.planning.gangs import fit_gangs, gang_plan
+from controlplane.policy.planning.placers import PlacerName, placer_of
 from controlplane.policy.planning.slot_partition import partition_of
-from controlplane.policy.planning.slot_placer import Mode, Placer
 from schemas.ids import JobId, Seconds
 
 CLOSE: Final = 1e-6  # slot seconds before a limit that count as having reached it
@@ -24,7 +24,7 @@ class TiresiasOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     limits: tuple[float, ...] = (3250.0, 7200.0)  # slot seconds at which a job leaves each queue
     promote_after: float = 0.0  # times as long waited as run: back to the first queue; 0: never
-    placement: Mode = "consolidate"
+    placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -66,9 +66,13 @@ class Tiresias(ImmediatePolicy):
             options: of its settings; None for the defaults.
         """
         self.options = options or TiresiasOptions()
-        self._placer = Placer(self.options.placement)
+        self._placer = placer_of(self.options.placer)
         self._standing: dict[JobId, _Standing] = {}
         self._queues: list[dict[JobId, None]] = [{} for _ in (*self.options.limits, math.inf)]
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Let the placer learn."""
+        self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """Serve the first queue first, each job that fits."""

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 
 from controlplane.policy.option_checks import LEAST_ROUND_S, refuse, refuse_above, refuse_below
-from controlplane.policy.planning.slot_placer import Mode
+from controlplane.policy.planning.placers import PlacerName
 
 LEAST_PRICE: Final = 1e-12  # value per slot second
 
@@ -23,7 +23,7 @@ class OasisOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     margin: float = 0.1  # of the time to go: a promise is so much later, or else an interval
     start_s: float = 20.0  # that a start, or a start after a pause, is planned to take
     measured_at_once: int = 16  # slots of the cluster for each job that may run to be measured
-    placement: Mode = "consolidate"
+    placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""

@@ -21,8 +21,9 @@ from controlplane.policy.oasis.job_estimates import OasisEstimates
 from controlplane.policy.oasis.options import OasisOptions
 from controlplane.policy.oasis.reservations import Grid, grid_of
 from controlplane.policy.oasis.sizes_now import Line, sizes_now
+from controlplane.policy.planning.placers import placer_of
 from controlplane.policy.planning.slot_partition import Partition, compose_plan, partition_of
-from controlplane.policy.planning.slot_placer import Placer, with_user_batches
+from controlplane.policy.planning.slot_placer import with_user_batches
 from schemas.ids import JobId, Seconds
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Oasis(Policy):
         self.options = options or OasisOptions()
         self._estimates = OasisEstimates()
         self._admissions = Admissions(self.options, self._estimates)
-        self._placer = Placer(self.options.placement)
+        self._placer = placer_of(self.options.placer)
         self._decided = Decided()
         self._decisions = 0
 
@@ -58,6 +59,7 @@ class Oasis(Policy):
             now: seconds on the controller's clock.
         """
         self._estimates.observe(event, now)
+        self._placer.observe(event, now)
         if isinstance(event, JobEnded):
             self._admissions.forget(event.job)
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 
 from controlplane.policy.api import JobView, Plan
+from controlplane.policy.planning.placers import SlotPlacer
 from controlplane.policy.planning.slot_partition import (
     Partition,
     compose_plan,
     gang_size,
     slots_in_words,
 )
-from controlplane.policy.planning.slot_placer import Placer, with_user_batches
+from controlplane.policy.planning.slot_placer import with_user_batches
 from schemas.ids import JobId, Seconds
 
 Rank = Callable[[JobView], tuple[str, dict[str, float]]]  # of a job, in words and numbers
@@ -37,7 +38,7 @@ def fit_gangs(partition: Partition, ranked: Iterable[JobView]) -> dict[JobId, in
 def gang_plan(
     partition: Partition,
     sizes: Mapping[JobId, int],
-    placer: Placer,
+    placer: SlotPlacer,
     rank: Rank,
     wake_at: Seconds | None = None,
 ) -> Plan:

@@ -7,7 +7,7 @@ from typing import Literal
 import msgspec
 
 from controlplane.policy.option_checks import refuse_above, refuse_below
-from controlplane.policy.planning.slot_placer import Mode
+from controlplane.policy.planning.placers import PlacerName
 
 
 class SlaqOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -29,7 +29,7 @@ class SlaqOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     margin: float = 0.25  # a slot moves to who gains so much more by it: every move costs steps
     quantum_s: float = 120.0  # turns, if not all can have their least; 0: the oldest run to the end
     most: int | None = None  # slots of one job
-    placement: Mode = "consolidate"
+    placer: PlacerName = "consolidate"
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""

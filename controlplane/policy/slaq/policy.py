@@ -6,8 +6,9 @@ from msgspec.structs import replace
 
 from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, Plan, PolicyEvent, StepsSeen
 from controlplane.policy.immediate_policy import ImmediatePolicy
+from controlplane.policy.planning.placers import placer_of
 from controlplane.policy.planning.slot_partition import compose_plan, partition_of
-from controlplane.policy.planning.slot_placer import Placer, with_user_batches
+from controlplane.policy.planning.slot_placer import with_user_batches
 from controlplane.policy.planning.turns import Turns
 from controlplane.policy.slaq.decision import decide
 from controlplane.policy.slaq.observed_jobs import ObservedJobs
@@ -30,11 +31,12 @@ class Slaq(ImmediatePolicy):
         """
         self.options = options or SlaqOptions()
         self._observed = ObservedJobs(self.options)
-        self._placer = Placer(self.options.placement)
+        self._placer = placer_of(self.options.placer)
         self._turns = Turns(self.options.quantum_s)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn losses and speeds."""
+        self._placer.observe(event, now)
         match event:
             case EpochSeen() | StepsSeen():
                 self._observed.observe(event, now)

@@ -371,10 +371,12 @@ def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     assert e.value.field == "policy"
 
 
-def test_an_option_of_a_policy_without_any_is_refused() -> None:
-    with pytest.raises(SettingsError, match=r"fifo has no options; leave out speed") as refused:
+def test_an_unknown_option_or_value_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(SettingsError, match=r"unknown field `speed`; known: placer") as unknown:
         check_options("fifo", {"speed": 1})
-    assert refused.value.field == "policy.options"
+    with pytest.raises(SettingsError, match=r"'dense' .*; choose one of roomiest, con") as value:
+        check_options("fifo", {"placer": "dense"})
+    assert unknown.value.field == value.value.field == "policy.options"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 
 from controlplane.policy.option_checks import LEAST_ROUND_S, refuse, refuse_above, refuse_below
-from controlplane.policy.planning.slot_placer import Mode, Moves
+from controlplane.policy.planning.placers import PlacerName
+from controlplane.policy.planning.slot_placer import Moves
 
 
 class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -19,7 +20,7 @@ class GoodputOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     batch_margin: float = 0.05  # of its goodput, that a new batch on the same slots must bring
     batches_per_doubling: int = 2  # that are tried between a job's first batch and its limit
     noise_scale_prior: float = 4.0  # times the job's first batch, until it reports one
-    placement: Mode = "consolidate"
+    placer: PlacerName = "consolidate"
     moves: Moves = "elastic"
 
     def __post_init__(self) -> None:

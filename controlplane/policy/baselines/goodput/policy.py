@@ -28,9 +28,9 @@ from controlplane.policy.baselines.goodput.size_table import (
 )
 from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.planning.packing import split
+from controlplane.policy.planning.placers import placer_of
 from controlplane.policy.planning.scheduling_rounds import Rounds, fit_targets, reschedulable
 from controlplane.policy.planning.slot_partition import Partition, compose_plan, partition_of
-from controlplane.policy.planning.slot_placer import Placer
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.policy.search.observed_families import FamilyHistory
 from controlplane.prediction.array_types import FloatArray
@@ -77,7 +77,7 @@ class Goodput(ImmediatePolicy):
             options: of its settings; None for the defaults.
         """
         self.options = options or GoodputOptions()
-        self._placer = Placer(self.options.placement, self.options.moves)
+        self._placer = placer_of(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
         self._clusters = ClusterIndexCache()
         self._speeds: dict[str, FamilyHistory] = {}
@@ -90,6 +90,7 @@ class Goodput(ImmediatePolicy):
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, and noise scales while epochs run, as Pollux' agents do."""
+        self._placer.observe(event, now)
         match event:
             case EpochSeen():
                 if event.whole:

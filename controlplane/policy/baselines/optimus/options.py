@@ -7,7 +7,8 @@ from typing import Literal
 import msgspec
 
 from controlplane.policy.option_checks import LEAST_ROUND_S, refuse, refuse_above, refuse_below
-from controlplane.policy.planning.slot_placer import Mode, Moves
+from controlplane.policy.planning.placers import PlacerName
+from controlplane.policy.planning.slot_placer import Moves
 
 
 class OptimusOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -16,7 +17,7 @@ class OptimusOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     interval_s: float = 600.0  # between rounds, as in the paper; 0: whenever it is asked
     remaining: Literal["fit", "oracle"] = "fit"  # steps that a job has left, and their time
     moves: Moves = "restart"  # a job of another size starts from its checkpoint, as in the paper
-    placement: Mode = "emptiest"
+    placer: PlacerName = "emptiest"
     most: int | None = None  # slots of one job
     convergence: float = 0.01  # share of the loss; an epoch that takes less away is the last
 

@@ -10,6 +10,7 @@ from controlplane.policy.api import ClusterView, JobView, Oracle, Plan, PolicyEv
 from controlplane.policy.baselines.optimus.options import OptimusOptions
 from controlplane.policy.baselines.optimus.remaining_steps import Estimates
 from controlplane.policy.immediate_policy import ImmediatePolicy
+from controlplane.policy.planning.placers import placer_of
 from controlplane.policy.planning.scheduling_rounds import Rounds, fit_targets, reschedulable
 from controlplane.policy.planning.slot_partition import (
     Partition,
@@ -17,7 +18,7 @@ from controlplane.policy.planning.slot_partition import (
     partition_of,
     useful_slots,
 )
-from controlplane.policy.planning.slot_placer import Placer, with_user_batches
+from controlplane.policy.planning.slot_placer import with_user_batches
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds
 
@@ -74,12 +75,13 @@ class Optimus(ImmediatePolicy):
                 what = f"{field}: no cluster has an oracle that knows how long jobs will last"
                 raise SettingsError(what, "choose fit, or use `ones sim`", field)
             self._lengths = oracle
-        self._placer = Placer(self.options.placement, self.options.moves)
+        self._placer = placer_of(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
         self._targets: dict[JobId, int] = {}  # slots of each job of the last round
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds and loss curves."""
+        self._placer.observe(event, now)
         self._estimates.observe(event)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:

@@ -137,7 +137,7 @@ def test_a_job_on_a_node_that_is_not_up_keeps_its_slots_and_its_place() -> None:
         ({"limits": [5.0, 5.0]}, r"limits: \[5.0, 5.0\] do not rise"),
         ({"limits": [float("inf")]}, "are not all above 0"),
         ({"promote_after": -1.0}, "promote_after: -1.0 is below 0.0; raise it"),
-        ({"placement": "anywhere"}, r"\$\.placement"),
+        ({"placer": "anywhere"}, r"\$\.placer"),
     ],
 )
 def test_an_option_that_makes_no_sense_is_refused(options: dict[str, Any], said: str) -> None:

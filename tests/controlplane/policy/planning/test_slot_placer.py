@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.policy.api import JobView
+from controlplane.policy.planning.node_rooms import Mode
+from controlplane.policy.planning.packing import consolidate
+from controlplane.policy.planning.placers import PlacerName, SlotPlacer, placer_of
 from controlplane.policy.planning.slot_partition import partition_of
-from controlplane.policy.planning.slot_placer import Mode, Placer, with_user_batches
+from controlplane.policy.planning.slot_placer import Placer, with_user_batches
 from schemas.ids import JobId, SlotId, node_of
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
 from tests.support.sizes import examples
 from tests.support.views import NOW, row_of, view_of
 
-MODES: tuple[Mode, ...] = ("consolidate", "spread", "tetris", "emptiest")
+PLACERS: tuple[PlacerName, ...] = get_args(PlacerName)
 D = JobId("d-4")
 
 
@@ -25,7 +30,7 @@ def on(*names: str) -> dict[SlotId, int]:
 
 
 def where(
-    placer: Placer, nodes: tuple[int, ...], jobs: list[JobView], sizes: dict[JobId, int]
+    placer: SlotPlacer, nodes: tuple[int, ...], jobs: list[JobView], sizes: dict[JobId, int]
 ) -> dict[JobId, list[SlotId]]:
     return placer.place(partition_of(view_of(row_of(*nodes), *jobs), NOW), sizes)
 
@@ -69,6 +74,23 @@ def test_tetris_fills_a_node_in_use_before_a_smaller_empty_one() -> None:
     tight = where(Placer("consolidate"), (4, 2), jobs, {A: 1, B: 2})
 
     assert (tetris[B], tight[B]) == (["n1/1", "n1/2"], ["n2/0", "n2/1"])
+
+
+def test_load_is_balanced_by_the_share_of_slots_that_workers_use() -> None:
+    """n1 has 1 of 4 slots in use, n2 none of 2, n3 none of 1: one each, then n1 again."""
+    jobs = [job_view(A, running_on=on("n1/0")), job_view(B, slots=(1, 8)), job_view(C)]
+
+    placed = where(placer_of("load-balancing"), (4, 2, 1), jobs, {A: 1, B: 3, C: 1})
+
+    assert placed == {A: ["n1/0"], B: ["n2/0", "n3/0", "n1/1"], C: ["n1/2"]}
+
+
+def test_a_job_that_grows_adds_slots_on_its_own_node_among_equals() -> None:
+    jobs = [job_view(A, slots=(1, 8), running_on=on("n2/0")), job_view(B, running_on=on("n1/0"))]
+
+    placed = where(placer_of("load-balancing"), (2, 2), jobs, {A: 2, B: 1})
+
+    assert placed == {A: ["n2/0", "n2/1"], B: ["n1/0"]}
 
 
 def test_the_emptiest_node_is_looked_for_again_for_every_job() -> None:
@@ -205,40 +227,52 @@ def test_a_batch_is_dealt_out_anew_only_where_slots_change() -> None:
 
 @settings(max_examples=examples(150), deadline=None)
 @given(
-    mode=st.sampled_from(MODES),
+    name=st.sampled_from(PLACERS),
     moves=st.sampled_from(["elastic", "restart"]),
     nodes=st.lists(st.integers(1, 4), min_size=1, max_size=4),
     data=st.data(),
 )
 def test_every_job_gets_its_size_in_slots_of_its_own(
-    mode: Mode, moves: str, nodes: list[int], data: st.DataObject
+    name: PlacerName, moves: str, nodes: list[int], data: st.DataObject
 ) -> None:
     slots = [slot.slot for slot in row_of(*nodes)]
     free = list(data.draw(st.permutations(slots)))
     jobs, sizes, left = [], {}, len(slots)
-    for name in (A, B, C, D):
+    for job in (A, B, C, D):
         have = data.draw(st.integers(0, len(free)))
         here, free = free[:have], free[have:]
-        jobs.append(job_view(name, slots=(1, 16), running_on=dict.fromkeys(here, 1)))
-        sizes[name] = data.draw(st.integers(0, left))
-        left -= sizes[name]
-    placer = Placer(mode, moves)  # type: ignore[arg-type]  # drawn from its values
+        jobs.append(job_view(job, slots=(1, 16), running_on=dict.fromkeys(here, 1)))
+        sizes[job] = data.draw(st.integers(0, left))
+        left -= sizes[job]
+    placer = placer_of(name, moves)  # type: ignore[arg-type]  # drawn from its values
 
     for _ in range(2):
         placed = where(placer, tuple(nodes), jobs, sizes)
 
-        assert {name: len(got) for name, got in placed.items()} == {
-            name: size for name, size in sizes.items() if size
+        assert {job: len(got) for job, got in placed.items()} == {
+            job: size for job, size in sizes.items() if size
         }
         given_out = [slot for got in placed.values() for slot in got]
         assert len(given_out) == len(set(given_out))
         assert set(given_out) <= set(slots)
-        for job in jobs:
-            got, had = placed.get(job.job, []), list(job.running_on)
+        for view in jobs:
+            got, had = placed.get(view.job, []), list(view.running_on)
             if len(got) == len(had):
                 assert got == had
             elif moves == "elastic" and got:
                 assert set(got) <= set(had) or set(had) <= set(got)
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(nodes=st.lists(st.integers(1, 4), min_size=1, max_size=5), data=st.data())
+def test_the_roomiest_nodes_are_those_of_the_shared_rule_for_packing(
+    nodes: list[int], data: st.DataObject
+) -> None:
+    size = data.draw(st.integers(1, sum(nodes)))
+
+    placed = where(Placer("roomiest"), tuple(nodes), [job_view(A)], {A: size})[A]
+
+    assert placed == [slot.slot for slot in consolidate(row_of(*nodes), size)]
 
 
 @settings(max_examples=examples(100), deadline=None)
