@@ -24,7 +24,7 @@ from elastic.group.order_inbox import (
     PendingGroup,
 )
 from elastic.reporting.report_protocol import Report
-from schemas.messages.agent import RECOVER, JoinFailed, StoreOpened
+from schemas.messages.agent import RECOVER, JoinFailed, SlotAwaited, StoreOpened
 from schemas.messages.worker import GroupOrder, SlotGranted
 
 ERROR_CHARACTERS = 500  # of a report
@@ -114,7 +114,9 @@ class OrderListener:
     # --- the training thread waits
 
     def await_slot(self) -> None:
-        """Wait until the process that had the slot before is gone."""
+        """Wait until the process that had the slot before is gone, and let the controller know."""
+        if not self._granted.is_set():
+            self._report(SlotAwaited)
         self._granted.wait()
 
     def await_order(self) -> GroupOrder:

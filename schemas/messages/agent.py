@@ -45,6 +45,10 @@ class WorkerReady(ScriptReport, tag="worker.ready.2"):
     store_port: int = 0  # of the group's TCPStore, if this is its rank 0
 
 
+class SlotAwaited(ScriptReport, tag="worker.slot_awaited.1"):
+    """All is built that needs no device; the worker waits until the slot's owner has exited."""
+
+
 class StoreOpened(ScriptReport, tag="worker.store_opened.1"):
     """An incumbent that is rank 0 of group `group` serves its TCPStore."""
 
@@ -167,6 +171,7 @@ class StepsReported(WorkerEvent, tag="worker.steps.2"):
 AgentEvent = (
     WorkerStarted
     | WorkerReady
+    | SlotAwaited
     | StoreOpened
     | GroupFormed
     | JoinFailed

@@ -14,6 +14,7 @@ from schemas.messages.agent import (
     JoinFailed,
     Quiesced,
     ScriptFailed,
+    SlotAwaited,
     StepsReported,
     StoreOpened,
     Suspended,
@@ -127,6 +128,7 @@ FromWorker = WorkerHello | Reported | StepsReported
 ToWorker = GroupOrder | SlotGranted
 Report = (
     WorkerReady
+    | SlotAwaited
     | StoreOpened
     | GroupFormed
     | JoinFailed

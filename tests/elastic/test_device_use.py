@@ -17,6 +17,7 @@ from torch import nn
 from elastic.hooks.delayed_device_use import TOO_LATE, hold_device
 from elastic.scaling_agent import ScalingAgent
 from schemas.codec import encode
+from schemas.messages.agent import ScriptReport, SlotAwaited
 from schemas.messages.worker import SlotGranted
 from tests.elastic.peers import FORKS
 from tests.support.builders import A, assignment, run
@@ -52,10 +53,18 @@ def build_on(device: bool, granted: bool, folder: Path) -> None:  # noqa: FBT001
         agent._listener.receive(SlotGranted())
 
     threading.Thread(target=grant, daemon=True).start()
+    write = agent._listener._report
+
+    def report(kind: type[ScriptReport], **fields: Any) -> None:
+        write(kind, **fields)
+        if kind is SlotAwaited:
+            said.append("waits")
+            reached.set()
+
+    agent._listener._report = report
 
     def build_model() -> nn.Module:
         said.append("building")
-        reached.set()
         if device:
             torch.cuda.init()
             said.append("on the GPU")
@@ -78,21 +87,16 @@ def order_of(folder: Path, *, device: bool, granted: bool = False) -> str:
     return (folder / "said").read_text()
 
 
-def test_a_model_that_is_built_on_the_gpu_waits_for_the_slot(tmp_path: Path) -> None:
-    assert order_of(tmp_path, device=True) == "building granted on the GPU"
+def test_a_model_that_is_built_on_the_gpu_says_that_it_waits_for_the_slot(tmp_path: Path) -> None:
+    assert order_of(tmp_path, device=True) == "building waits granted on the GPU"
 
 
-def test_a_model_that_is_built_on_the_host_does_not(tmp_path: Path) -> None:
-    assert order_of(tmp_path, device=False) in {
-        "building on the host granted",
-        "building granted on the host",  # that thread came first: nobody waited for it
-    }
+def test_a_model_that_is_built_on_the_host_waits_behind_that(tmp_path: Path) -> None:
+    assert order_of(tmp_path, device=False) == "building on the host waits granted"
 
 
-def test_a_granted_slot_is_used_at_once(tmp_path: Path) -> None:
-    assert order_of(tmp_path, device=True, granted=True).replace(" granted", "") == (
-        "building on the GPU"
-    )
+def test_a_granted_slot_is_used_at_once_and_without_a_word(tmp_path: Path) -> None:
+    assert order_of(tmp_path, device=True, granted=True) == "building on the GPU"
 
 
 def test_a_device_that_is_in_use_already_is_told_of(

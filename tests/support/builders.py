@@ -47,6 +47,7 @@ from schemas.messages.agent import (
     JoinFailed,
     Quiesced,
     ScriptFailed,
+    SlotAwaited,
     StoreOpened,
     Suspended,
     TrainingFinished,
@@ -174,6 +175,10 @@ def ready(
         parameters=10,
         store_port=port,
     )
+
+
+def awaits(job: JobId, version: int = 1, *, rank: int = 0, index: int) -> SlotAwaited:
+    return SlotAwaited(**_worker(job, version, rank), index=index)
 
 
 def store(

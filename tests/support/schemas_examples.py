@@ -214,6 +214,7 @@ _OF_WORKERS: Final = (
         parameters=4810,
         store_port=29_400,
     ),
+    agent.SlotAwaited(**_WORKER, index=1),
     agent.StoreOpened(**_WORKER, index=2, group=VERSION, port=29_401),
     agent.GroupFormed(**_WORKER, index=2, group=VERSION, epoch=12, step=336, pause_ms=1.25),
     agent.JoinFailed(**_WORKER, index=3, group=VERSION, error="the store closed"),

@@ -258,6 +258,7 @@ def haunt(node: Node, job: JobId, version: int, slot: SlotId) -> None:
     told = assignment(run(job, version, on=slot))
     process = Process(told, pid=9000 + version, world=node.world, group=told.group)
     process.reports = [ready(job, version), formed(job, version)]
+    process.said = {("ready", Version(0)), ("formed", Version(version))}
     name = worker_id(job, Version(version), Rank(0))
     node.processes[name] = node.world.processes[name] = process
     node.restart()

@@ -27,6 +27,7 @@ from schemas.messages.agent import (
 )
 from schemas.messages.worker import Assignment
 from tests.support.builders import (
+    awaits,
     broken,
     epoch_end,
     finished,
@@ -47,6 +48,7 @@ class World:
 
     def __init__(self, *, whole: bool = True) -> None:
         self.whole = whole  # every node is in it; else those that are not do as they are told
+        self.older = False  # their library is, and never says that it waits for a slot
         self.processes: dict[WorkerId, Process] = {}
         self.passed: dict[tuple[JobId, Version], Place] = {}  # boundaries, and where they were
         self.trained: dict[tuple[JobId, Version], Place] = {}
@@ -123,9 +125,9 @@ class Process:
 
     def act(self, epochs: int | None) -> None:
         """Do the next thing that the training library would do; None: everything but train."""
-        if not self.reports:
-            if self.granted:
-                self._say("ready")
+        if ("ready", NONE) not in self.said:
+            if self.granted or not self.world.older:
+                self._say("ready" if self.granted else "waits for its slot")
             return
         if self._swap():
             return
@@ -246,6 +248,8 @@ class Process:
                 resume = self.assignment.group.resume
                 resumed = resume.epoch if resume else 0
                 return ready(*who, rank=rank, index=index, resumed=resumed, port=port)
+            case "waits for its slot":
+                return awaits(*who, rank=rank, index=index)
             case "store":
                 return store(*who, rank=rank, index=index, group=version, port=port)
             case "formed":

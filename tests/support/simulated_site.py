@@ -7,7 +7,7 @@ from signal import SIGKILL
 from typing import Any
 
 from controlplane.core.commands import Command, SendDelta
-from controlplane.core.inputs import Input
+from controlplane.core.inputs import Input, NodeLost
 from schemas.ids import JobId, NodeId, Seconds, SlotId, WorkerId, slot_id
 from schemas.messages.agent import GroupDelta
 from tests.support.builders import proposal
@@ -25,13 +25,13 @@ class Site:
     def __init__(self, **slots: int) -> None:
         self.controller = Controller()
         self.controller.start()
-        world = World()
-        self.nodes = {NodeId(name): Node(NodeId(name), many, world) for name, many in slots.items()}
+        self.world = World()
+        self.nodes = {
+            NodeId(name): Node(NodeId(name), many, self.world) for name, many in slots.items()
+        }
         self.orders: dict[NodeId, list[GroupDelta]] = {name: [] for name in self.nodes}
         for node in self.nodes.values():
-            self.take(node.hello())
-            known = self.controller.state.nodes[node.node]
-            node.welcome(self.controller.state.term, known.committed)
+            self._greet(node)
 
     def take(self, event: Input) -> list[Command]:
         commands = self.controller.take(event)
@@ -96,6 +96,17 @@ class Site:
     def kill(self, node: NodeId, worker: WorkerId) -> None:
         self.nodes[node].processes[worker].die(signal=SIGKILL)
         self.nodes[node].look(worker)
+
+    def reboot(self, node: NodeId) -> None:
+        """A host goes down for long enough to be given up, and comes back without anything."""
+        self.take(NodeLost(node=node, silent_s=30.0))
+        self.nodes[node].reboot()
+        self.orders[node].clear()
+        self._greet(self.nodes[node])
+
+    def _greet(self, node: Node) -> None:
+        self.take(node.hello())
+        node.welcome(self.controller.state.term, self.controller.state.nodes[node.node].committed)
 
     def where(self) -> Places:
         """Slots and local batches of every group."""

@@ -28,6 +28,7 @@ from schemas.messages.agent import (
     GroupFormed,
     Quiesced,
     ScriptReport,
+    SlotAwaited,
     StepsReported,
     StoreOpened,
     Suspended,
@@ -210,6 +211,11 @@ class Worker:
         self.agent.events.send(
             self.agent.node.encode(), encode(Telemetry(node=self.agent.node, steps=steps))
         )
+
+    def waits(self) -> None:
+        """All is built that needs no device, if that is not its own by now."""
+        if not self.ready:
+            self.report(SlotAwaited)
 
     def granted(self) -> None:
         """The device is its own: model, optimizer and data can be built."""

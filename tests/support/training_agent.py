@@ -91,3 +91,5 @@ class TrainingAgent(SimulatedAgent):
         )
         self.tell(Started(action.worker, self.pids, 7))
         self.tell(Connected(action.worker))
+        if not action.granted:
+            self.training.later(0.01, 0.05, self.training.workers[action.worker].waits)

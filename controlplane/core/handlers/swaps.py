@@ -1,7 +1,8 @@
 """Running jobs trade slots: one steps aside, the others follow, and it comes last.
 
 Every move is one of the changes that groups make anyway: newcomers are prepared beside owners that
-leave, a slot changes hands when its process has exited. A swap is only the intention behind them,
+leave, a slot changes hands when its process has exited. One that has to pause trains on until those
+who get its slots are prepared and wait for them. A swap is only the intention behind them,
 looked at after every input; if anything comes in between, it is given up, and its jobs are where
 they are: whatever a policy does next fits that.
 """
@@ -9,8 +10,10 @@ they are: whatever a policy does next fits that.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.group_recovery import abandon
 from controlplane.core.handlers.group_rescale import order_change
 from controlplane.core.handlers.group_start import start
 from controlplane.core.handlers.job_ends import withdraw
@@ -18,11 +21,15 @@ from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Phase, Running
 from controlplane.core.model.manual_override import ManualOverride
 from controlplane.core.model.node import NodePhase
+from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.model.swap import Swap, Way
 from controlplane.policy.api import Reason
 from controlplane.policy.planning.packing import split
+from schemas.groups import Group
 from schemas.ids import JobId, SlotId
 from schemas.messages.agent import RECOVER
+
+PATIENCE_S: Final = 300.0  # a pause waits no longer for newcomers who never say that they wait
 
 
 def begin(ctx: HandlerContext, swap: Swap) -> bool:
@@ -60,7 +67,7 @@ def reconcile_all(ctx: HandlerContext) -> None:
         if why:
             ctx.state.swaps.remove(swap)
             _touch(ctx, swap)
-            _call_off_starts(ctx, swap)
+            _call_off_waits(ctx, swap)
             took_s = ctx.now - swap.began
             ctx.announce(
                 "policy.swapped",
@@ -69,13 +76,17 @@ def reconcile_all(ctx: HandlerContext) -> None:
             ctx.ask = True
 
 
-def _call_off_starts(ctx: HandlerContext, swap: Swap) -> None:
+def _call_off_waits(ctx: HandlerContext, swap: Swap) -> None:
     """Nobody waits for slots that are not given up."""
     for name in swap.targets:
         job = ctx.state.jobs[name]
         if job.phase is Phase.STARTING and any(w.reserved for w in job.workers.values()):
             why = "paused: it does not get its new slots"
             withdraw(ctx, job, "abandoned", JobTrigger.SUSPENDED, why)
+        preparing = job.change is not None and job.change.phase is RescalePhase.PREPARING
+        leaving = ctx.state.slot_index.releasing()
+        if preparing and any(w.reserved and w.slot not in leaving for w in job.workers.values()):
+            abandon(ctx, job, RescaleTrigger.SUPERSEDED, "the slots that it reserved are kept")
 
 
 def _names(swap: Swap) -> str:
@@ -145,7 +156,9 @@ def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
 
 def _go_on(ctx: HandlerContext, swap: Swap) -> None:
     """Order what can be ordered: what one gives up may be what another one waits for."""
-    while any(_order(ctx, ctx.state.jobs[name], swap) for name in swap.targets):
+    while any(_order(ctx, ctx.state.jobs[name], swap) for name in swap.targets) or any(
+        _pause(ctx, ctx.state.jobs[name], swap) for name in swap.aside
+    ):
         pass
 
 
@@ -161,14 +174,41 @@ def _order(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
     if job.phase is not Phase.RUNNING or _is_there(job, swap):
         return False
     if aside is not None and job.job not in swap.stepped:
+        if aside.way is Way.PAUSE:
+            return False  # see `_pause`
         swap.stepped[job.job] = None
         return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
     have = [member.slot for member in job.group.members] if job.group else []
     if aside is not None and not set(have) <= {*aside.local_batch, *target}:
         return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
-    if not _can_have(ctx, job, [slot for slot in target if slot not in have]):
+    if not _can_have(ctx, job, [slot for slot in target if slot not in have], swap):
         return False
     return _change(ctx, job, target, reason, swap.by)
+
+
+def _pause(ctx: HandlerContext, job: Job, swap: Swap) -> bool:
+    """Let a job stop that has to, once nobody who gets its slots keeps it waiting afterwards."""
+    aside, group = swap.aside[job.job], job.group
+    if aside.way is not Way.PAUSE or job.job in swap.stepped or group is None:
+        return False
+    if job.phase is not Phase.RUNNING or not _heirs_wait(ctx, group, swap):
+        return False
+    swap.stepped[job.job] = None
+    return _change(ctx, job, aside.local_batch, _aside_reason(swap, job.job), swap.by)
+
+
+def _heirs_wait(ctx: HandlerContext, group: Group, swap: Swap) -> bool:
+    """Whether those who are prepared beside `group` are done with what can be done there.
+
+    If nobody is, because all of them need slots of others, too, its pause comes when nothing else
+    is under way: that is what they wait for.
+    """
+    reservations = ctx.state.slot_index.reservations()
+    heirs = [reservations[m.slot][1] for m in group.members if m.slot in reservations]
+    if heirs:
+        return all(heir.waits for heir in heirs) or ctx.now - swap.began >= PATIENCE_S
+    jobs = (ctx.state.jobs[name] for name in swap.targets)
+    return all(job.change is None and job.phase is not Phase.STARTING for job in jobs)
 
 
 def _change(
@@ -195,10 +235,23 @@ def _will_be_left(ctx: HandlerContext, slot: SlotId, swap: Swap) -> bool:
     return owner is None or (owner in swap.targets and slot not in swap.targets[owner])
 
 
-def _can_have(ctx: HandlerContext, job: Job, slots: list[SlotId]) -> bool:
+def _can_have(ctx: HandlerContext, job: Job, slots: list[SlotId], swap: Swap) -> bool:
+    """Whether each is free, or its owner leaves it, or will as soon as this job is prepared."""
     available = ctx.state.slot_index.available()
-    free = set(available.free)
-    return all(slot in free or available.releasing.get(slot, job.job) != job.job for slot in slots)
+    pausing = _to_be_left(ctx, swap)
+    room = {*available.free, *pausing}
+    return all(slot in room or available.releasing.get(slot, job.job) != job.job for slot in slots)
+
+
+def _to_be_left(ctx: HandlerContext, swap: Swap) -> set[SlotId]:
+    """Slots of those who are to pause and train on until then, and that nobody reserved."""
+    groups = [
+        ctx.state.jobs[name].group
+        for name, aside in swap.aside.items()
+        if aside.way is Way.PAUSE and name not in swap.stepped
+    ]
+    slots = {member.slot for group in groups if group for member in group.members}
+    return slots - ctx.state.slot_index.reservations().keys()
 
 
 def _is_there(job: Job, swap: Swap) -> bool:

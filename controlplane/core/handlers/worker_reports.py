@@ -29,6 +29,7 @@ from schemas.messages.agent import (
     Quiesced,
     ScriptFailed,
     ScriptReport,
+    SlotAwaited,
     StoreOpened,
     Suspended,
     TrainingFinished,
@@ -137,6 +138,15 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
         group_rescale.switch_when_prepared(ctx, job, job.status)
 
 
+def on_slot_awaited(_ctx: HandlerContext, _job: Job, worker: Worker, _: SlotAwaited) -> None:
+    """A newcomer beside a slot's owner has built what it can; see `handlers.swaps`.
+
+    Args:
+        worker: that waits.
+    """
+    worker.waits = True
+
+
 def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupFormed) -> None:
     """A worker takes its steps in a group.
 
@@ -176,6 +186,7 @@ def on_script_failed(_: HandlerContext, job: Job, worker: Worker, event: ScriptF
 HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]]] = {
     WorkerStarted: on_worker_started,
     WorkerReady: on_worker_ready,
+    SlotAwaited: on_slot_awaited,
     StoreOpened: group_rescale.on_store_opened,
     GroupFormed: on_group_formed,
     JoinFailed: group_recovery.on_join_failed,

@@ -65,6 +65,7 @@ class Worker(msgspec.Struct, kw_only=True):
     formed: Version = Version(0)  # the group that it takes its steps in
     formed_step: int = 0  # where that began
     reserved: bool = False  # it is prepared beside the slot's owner, which is about to leave
+    waits: bool = False  # all is built that needs no device: it waits for its slot
 
 
 def advance(worker: Worker, trigger: WorkerTrigger) -> bool:

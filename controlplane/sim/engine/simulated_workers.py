@@ -9,7 +9,7 @@ from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.simulated_job import JobProcesses, WorkerProcess
 from schemas.groups import Member
 from schemas.ids import JobId, NodeId, Rank, SlotId, Version, WorkerId, node_of
-from schemas.messages.agent import AgentEvent, WorkerExited, WorkerReady, WorkerStarted
+from schemas.messages.agent import AgentEvent, SlotAwaited, WorkerExited, WorkerReady, WorkerStarted
 
 PORT = 29_500
 SendReport = Callable[[NodeId, AgentEvent], None]
@@ -53,6 +53,7 @@ class WorkerProcesses:
         self._send(node_of(member.slot), started)
         if member.slot in self._process_on:
             self._waiting_for[member.slot] = (job, member.worker)
+            self._kernel.call_at(worker.ready_at, self._await_slot, job, member.worker)
         else:
             self._process_on[member.slot] = member.worker
             self._kernel.call_at(worker.ready_at, self._become_ready, job, member.worker)
@@ -121,6 +122,12 @@ class WorkerProcesses:
             job=job.id, version=worker.version, rank=worker.rank, index=worker.next_index()
         )
         self._send(node_of(worker.slot), event)
+
+    def _await_slot(self, job: JobProcesses, name: WorkerId) -> None:
+        """It is done with what can be done beside another process, if that is still there."""
+        worker = job.workers.get(name)
+        if worker is not None and self._waiting_for.get(worker.slot) == (job, name):
+            self.report(job, name, SlotAwaited)
 
     def _become_ready(self, job: JobProcesses, name: WorkerId) -> None:
         worker = job.workers.get(name)

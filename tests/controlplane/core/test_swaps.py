@@ -2,14 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.core.inputs import NodeSuspected
+from controlplane.core.handlers.swaps import PATIENCE_S
+from controlplane.core.inputs import NodeHeard, NodeSuspected
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import check
-from schemas.ids import JobId, SlotId
-from tests.support.builders import BATCH, N2, S0, S1, T0, T1, A, B, C, cancelled, proposal, resized
+from schemas.ids import JobId, SlotId, WorkerId
+from tests.support.builders import (
+    BATCH,
+    N1,
+    N2,
+    S0,
+    S1,
+    T0,
+    T1,
+    A,
+    B,
+    C,
+    cancelled,
+    paused,
+    proposal,
+    resized,
+    resumed,
+)
 from tests.support.controller import ELASTIC
 from tests.support.simulated_site import Places, Site
 from tests.support.sizes import examples
@@ -43,6 +62,46 @@ def test_on_a_full_cluster_one_pauses_while_the_other_moves() -> None:
     assert codes(full, A) == [("swap", 0), ("planned", 1)]
     assert codes(full, B) == [("planned", 2), ("planned", 1)]
     assert full.controller.state.swaps == []
+
+
+def test_who_has_to_pause_trains_on_until_the_other_one_waits_for_its_slot() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+
+    while full.controller.job(A).phase is Phase.RUNNING:
+        seen = {worker.slot: worker.waits for worker in full.controller.job(B).workers.values()}
+        assert seen[S0] is False
+        assert full.round()
+
+    newcomer = full.controller.job(B).workers[WorkerId("b-2.v2.r1")]
+    assert (newcomer.slot, newcomer.reserved, newcomer.waits) == (S0, True, True)
+
+
+def test_nobody_pauses_for_a_newcomer_that_fails_before() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    full.world.older = True  # or it is still busy
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+    full.settle()
+
+    full.kill(N1, WorkerId("b-2.v2.r1"))
+    full.settle()
+
+    assert full.where() == {A: {S0: BATCH}, B: {T0: BATCH}}
+    assert (codes(full, A), full.controller.state.swaps) == ([], [])
+
+
+def test_a_newcomer_of_an_older_library_which_never_says_that_it_waits_is_not_waited_for() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    full.world.older = True
+    full.plan({A: {T0: BATCH}, B: {S0: BATCH}})
+    full.settle()
+    assert full.controller.job(A).phase is Phase.RUNNING
+
+    full.controller.now += PATIENCE_S
+    full.take(NodeHeard(node=N2))
+    full.settle()
+
+    assert full.where() == {A: {T0: BATCH}, B: {S0: BATCH}}
 
 
 def test_where_a_slot_is_free_one_waits_there_and_nobody_pauses() -> None:
@@ -140,7 +199,8 @@ def test_its_jobs_stay_where_they_are_when_one_is_cancelled() -> None:
 
     assert full.controller.state.swaps == []
     full.settle()
-    assert (full.controller.job(A).phase, full.controller.asked) == (Phase.PAUSED, True)
+    assert full.where() == {A: {S0: BATCH}}
+    assert (codes(full, A), full.controller.asked) == ([], True)
 
 
 def test_an_order_of_an_operator_comes_first() -> None:
@@ -150,7 +210,7 @@ def test_an_order_of_an_operator_comes_first() -> None:
     full.take(resized(B, 1, on=(T0,)))
     full.settle()
 
-    assert full.where() == {B: {T0: BATCH}}
+    assert full.where() == {A: {S0: BATCH}, B: {T0: BATCH}}
     assert full.controller.state.swaps == []
 
 
@@ -211,7 +271,7 @@ def _dealt(slots: list[SlotId], sizes: list[int]) -> Places:
     return placed
 
 
-@settings(deadline=None, max_examples=examples(300))
+@settings(deadline=None, max_examples=examples(200))
 @given(trade=trades())
 def test_any_jobs_of_any_full_cluster_come_to_trade_places(
     trade: tuple[dict[str, int], Places, Places, int],
@@ -228,23 +288,75 @@ def test_any_jobs_of_any_full_cluster_come_to_trade_places(
     assert full.controller.replayed() == full.controller.state
 
 
-@settings(deadline=None, max_examples=examples(300))
-@given(trade=trades(), rounds=st.integers(0, 40), which=st.integers(0, 20))
-def test_whoever_dies_in_whichever_phase_nobody_waits_for_ever(
-    trade: tuple[dict[str, int], Places, Places, int], rounds: int, which: int
+Fault = Callable[[Site, int], None]
+
+
+def somebody_dies(full: Site, which: int) -> None:
+    living = full.workers()
+    full.kill(*living[which % len(living)])
+
+
+def somebody_cannot_join(full: Site, which: int) -> None:
+    node, worker = full.workers()[which % len(full.workers())]
+    full.nodes[node].processes[worker].fail_to_join()
+
+
+def nobody_says_that_it_waits(full: Site, _: int) -> None:
+    full.world.older = True
+
+
+def a_node_falls_silent_for_a_while(full: Site, which: int) -> None:
+    node = [*full.nodes][which % len(full.nodes)]
+    full.take(NodeSuspected(node=node, silent_s=6.0))
+    full.settle()
+    full.take(NodeHeard(node=node))
+
+
+def a_host_goes_down_and_comes_back(full: Site, which: int) -> None:
+    full.reboot([*full.nodes][which % len(full.nodes)])
+
+
+def an_operator_orders_something_else(full: Site, which: int) -> None:
+    job = [*full.where()][which % len(full.where())]
+    full.take(paused(job))
+    full.settle()
+    full.take(resumed(job, auto=True))
+
+
+FAULTS: tuple[Fault, ...] = (
+    somebody_dies,
+    somebody_cannot_join,
+    nobody_says_that_it_waits,
+    a_node_falls_silent_for_a_while,
+    a_host_goes_down_and_comes_back,
+    an_operator_orders_something_else,
+)
+
+
+@settings(deadline=None, max_examples=examples(200))
+@given(
+    trade=trades(),
+    rounds=st.integers(0, 40),
+    faults=st.lists(st.tuples(st.sampled_from(FAULTS), st.integers(0, 20)), min_size=1, max_size=2),
+)
+def test_whatever_happens_in_whichever_phase_nobody_waits_for_ever(
+    trade: tuple[dict[str, int], Places, Places, int],
+    rounds: int,
+    faults: list[tuple[Fault, int]],
 ) -> None:
     nodes, before, after, least = trade
     full = site(before, least, **nodes)
     full.plan(after)
-    for _ in range(rounds):
-        full.round()
-    living = full.workers()
-    full.kill(*living[which % len(living)])
+    for fault, which in faults:
+        for _ in range(rounds):
+            full.round()
+        if full.where() and full.workers():
+            fault(full, which)
     full.settle()
 
-    assert full.controller.state.swaps == []
-    for _ in range(2 * len(before) + 2):
+    for _ in range(2 * len(before) + 3):
         full.later(600.0)
+        full.settle()
         full.plan(after)
         full.settle()
     assert full.where() == after
