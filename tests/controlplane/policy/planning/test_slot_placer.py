@@ -77,12 +77,12 @@ def test_tetris_fills_a_node_in_use_before_a_smaller_empty_one() -> None:
 
 
 def test_load_is_balanced_by_the_share_of_slots_that_workers_use() -> None:
-    """n1 has 1 of 4 slots in use, n2 none of 2, n3 none of 1: one each, then n1 again."""
-    jobs = [job_view(A, running_on=on("n1/0")), job_view(B, slots=(1, 8)), job_view(C)]
+    """Half of n1 is in use: B takes one of n2 and all of n3, and then stays on n2 among equals."""
+    jobs = [job_view(A, running_on=on("n1/0", "n1/1")), job_view(B, slots=(1, 8)), job_view(C)]
 
-    placed = where(placer_of("load-balancing"), (4, 2, 1), jobs, {A: 1, B: 3, C: 1})
+    placed = where(placer_of("load-balancing"), (4, 2, 1), jobs, {A: 2, B: 3, C: 1})
 
-    assert placed == {A: ["n1/0"], B: ["n2/0", "n3/0", "n1/1"], C: ["n1/2"]}
+    assert placed == {A: ["n1/0", "n1/1"], B: ["n2/0", "n2/1", "n3/0"], C: ["n1/2"]}
 
 
 def test_a_job_that_grows_adds_slots_on_its_own_node_among_equals() -> None:
