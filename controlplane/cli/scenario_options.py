@@ -11,6 +11,7 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from controlplane.sim.models.curves.curves_model import WORK_CORE_S
+from controlplane.sim.models.interference.form import parse_interference
 from controlplane.sim.scenario import SLAQ, Scenario
 from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulator_errors import TraceError
@@ -60,7 +61,7 @@ class Setup:
     knowledge: Literal["L0", "L2", "L3"] = "L2"
     "What may be known: a job's own past, its relatives' too, the work that users state too."
     interference: str = "none"
-    "Slow-downs between neighbours: none, pollux:SHARE or pairwise:SHARE."
+    "Slow-downs between neighbours: none, pollux:S, pairwise:S, class:S, resources:S, gavel:FILE."
     utilities: bool = False
     "Generated jobs say what their ends are worth; with knowledge L3 also how long they are."
     erratic: bool = False
@@ -94,10 +95,12 @@ class Setup:
         if self.physics == "profiles" and not self.profiles:
             hint = "give --profiles DIR, the folder of the measured tables"
             raise TraceError("physics profiles needs tables", hint, "profiles")
+        form = parse_interference(self.interference)
+        interference = f"gavel:{_absolute(form.file)}" if form.file else self.interference
         return Scenario(
             physics=self.physics,
             profiles=_absolute(self.profiles),
-            content=_content((self.workload, self.curves), self.profiles),
+            content=_content((self.workload, self.curves, form.file), self.profiles),
             workload=_absolute(self.workload),
             curves=_absolute(self.curves),
             jobs=usual.jobs if self.jobs is None else self.jobs,
@@ -111,7 +114,7 @@ class Setup:
             first_stall_s=self.first_stall,
             latency_s=self.latency,
             knowledge=self.knowledge,
-            interference=self.interference,
+            interference=interference,
             utilities=self.utilities,
             erratic=self.erratic,
             work_core_s=self.work,

@@ -19,20 +19,17 @@ from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
 from controlplane.sim.engine.simulated_planner import SimulatedPlanner
 from controlplane.sim.engine.simulation import Recorder, Simulation
 from controlplane.sim.engine.simulator_oracle import SimulatorOracle
-from controlplane.sim.models.interference import (
-    DistributedInterference,
-    Interference,
-    PairwiseInterference,
-    parse_interference,
-)
+from controlplane.sim.engine.training_jobs import SimulatedTrainingJobs
+from controlplane.sim.models.interference.form import parse_interference
+from controlplane.sim.models.interference.making import make_interference
 from controlplane.sim.models.job_model import TrainingModel
 from controlplane.sim.scenario import Scenario
-from controlplane.sim.scenario_loading import model_of, options_of, trace_of
+from controlplane.sim.scenario_loading import model_of, options_of, trace_of, usual_demands
 from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, node_specs
 from controlplane.sim.simulation_result import SimulationResult
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import Trace
-from schemas.ids import JobId, NodeId, Seconds
+from schemas.ids import NodeId, Seconds
 
 TELEMETRY_S: Final = 30.0  # between reports of a group's steps, at most
 LOSSES: Final = 1000  # of nodes that are drawn, at most
@@ -124,10 +121,16 @@ def _built(run: _Run, record: Recorder | None) -> tuple[Simulation, SimulatedPla
         asks_after_epochs=found.epochs,
         seed=run.seed,
     )
-    simulation = Simulation(kernel, node_specs(scenario.nodes), sim_options, record=record)
+    specs = node_specs(scenario.nodes)
+    simulation = Simulation(kernel, specs, sim_options, record=record)
     oracle = SimulatorOracle(kernel, simulation.jobs, scenario.widest)
     planner = simulation.use_policy(make(run.policy, run.options, oracle), planner_options)
-    interference = _interference(run, simulation)
+    interference = make_interference(
+        parse_interference(scenario.interference),
+        SimulatedTrainingJobs(simulation.jobs, specs),
+        run.seed,
+        usual_demands(scenario),
+    )
     if interference is not None:
         simulation.use_interference(interference)
     return simulation, planner
@@ -168,21 +171,6 @@ def _result(
             seed=run.seed,
         ),
     )
-
-
-def _interference(run: _Run, simulation: Simulation) -> Interference | None:
-    kind, share = parse_interference(run.scenario.interference)
-    jobs = simulation.jobs
-
-    def spread(job: JobId) -> bool:
-        return job in jobs and len(jobs[job].placement()) > 1
-
-    def family(job: JobId) -> str:
-        return jobs[job].training.model.application if job in jobs else ""
-
-    if kind == "pollux":
-        return DistributedInterference(share, spread)
-    return PairwiseInterference(share, run.seed, family) if kind == "pairwise" else None
 
 
 def _losses(scenario: Scenario, seed: int) -> list[tuple[float, NodeId]]:

@@ -8,7 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from controlplane.sim.models.curves.curves_model import WORK_CORE_S
-from controlplane.sim.models.interference import parse_interference
+from controlplane.sim.models.interference.form import parse_interference
 from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, NodeGroup
 from controlplane.sim.simulator_errors import TraceError
 

@@ -8,10 +8,12 @@ from typing import Any, Final
 
 from controlplane.sim.models.curves.curves_model import COSTS, CurvesModel
 from controlplane.sim.models.curves.loss_curves import RecordedCurves, read_curves, shipped_curves
+from controlplane.sim.models.interference.demands import DEMANDS, Demand, demand_of
 from controlplane.sim.models.job_model import ChangeCosts, TrainingModel
 from controlplane.sim.models.profiles.profiles_model import ProfilesModel
 from controlplane.sim.models.recorded.recorded_model import RecordedModel
 from controlplane.sim.models.recorded.recording import Recording
+from controlplane.sim.models.table2.constants import ROWS
 from controlplane.sim.models.table2.table2_model import TYPICAL_COSTS, Table2Model
 from controlplane.sim.models.table2.workloads import duration_s
 from controlplane.sim.scenario import Scenario
@@ -59,6 +61,16 @@ def model_of(scenario: Scenario) -> TrainingModel:
             stated=stated,
         )
     return Table2Model(stated=stated, erratic=scenario.erratic)
+
+
+def usual_demands(scenario: Scenario) -> tuple[Demand, ...]:
+    """What its models ask of nodes: among these a share of interference is a mean.
+
+    Args:
+        scenario: its physics.
+    """
+    names = ROWS if scenario.physics == "table2" else DEMANDS
+    return tuple(demand_of(name) for name in names)
 
 
 def curves_of(scenario: Scenario) -> RecordedCurves:

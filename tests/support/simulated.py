@@ -18,7 +18,7 @@ from controlplane.sim.engine.job_progress import TrainingProgress
 from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
 from controlplane.sim.engine.simulation import Simulation
 from controlplane.sim.engine.simulator_oracle import SimulatorOracle
-from controlplane.sim.models.interference import Interference
+from controlplane.sim.models.interference.rule import Interference
 from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
 from controlplane.sim.simulated_cluster import NodeGroup, node_specs
 from controlplane.sim.simulation_result import JobResult

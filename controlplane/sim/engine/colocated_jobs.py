@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from controlplane.sim.engine.simulated_job import JobProcesses
-from controlplane.sim.models.interference import Interference
+from controlplane.sim.models.interference.rule import Interference
 from schemas.ids import JobId, NodeId, node_of
 
 
@@ -19,7 +19,7 @@ class SharedNodes:
             interference: is asked anew for every speed.
         """
         self._interference = interference
-        self._training_on: dict[NodeId, dict[JobId, None]] = {}
+        self._training_on: dict[NodeId, dict[JobId, int]] = {}  # workers of each
 
     def enter(self, job: JobProcesses) -> None:
         """The job's group trains on its nodes from now on, and nowhere else.
@@ -29,7 +29,8 @@ class SharedNodes:
         """
         self.leave(job.id)
         for member in job.group.members if job.group is not None else ():
-            self._training_on.setdefault(node_of(member.slot), {})[job.id] = None
+            here = self._training_on.setdefault(node_of(member.slot), {})
+            here[job.id] = here.get(job.id, 0) + 1
 
     def leave(self, job: JobId) -> None:
         """It trains nowhere.
@@ -58,7 +59,7 @@ class SharedNodes:
         Args:
             job: that has entered.
         """
-        at: Mapping[NodeId, dict[JobId, None]] = {
+        at: Mapping[NodeId, dict[JobId, int]] = {
             node: self._training_on[node] for node in job.nodes()
         }
         return self._interference.remaining_speed(job.id, at)

@@ -74,12 +74,14 @@ class GroupTraining:
             training.roll_back(training.progress - lost)
         training.batch = batch
         training.stalled_until = now + stall_s
+        former: list[JobId] = []
         if self.shared_nodes is not None:
+            former = self.shared_nodes.neighbours(job.id)
             self.shared_nodes.enter(job)
         training.set_throughput(self._throughput(job), now)
         self._schedule_epoch_end(job)
         if self.shared_nodes is not None:
-            self._refresh(self.shared_nodes.neighbours(job.id))
+            self._refresh(dict.fromkeys([*former, *self.shared_nodes.neighbours(job.id)]))
         if self.telemetry is not None:
             self.telemetry.begin(job)
 

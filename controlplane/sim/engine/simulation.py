@@ -33,7 +33,7 @@ from controlplane.sim.engine.simulated_planner import SimulatedPlanner
 from controlplane.sim.engine.simulated_training import GroupTraining
 from controlplane.sim.engine.simulated_workers import WorkerProcesses
 from controlplane.sim.engine.step_telemetry import StepTelemetry
-from controlplane.sim.models.interference import Interference
+from controlplane.sim.models.interference.rule import Interference
 from controlplane.sim.models.job_model import JobModel
 from controlplane.sim.simulated_cluster import RELEASE
 from controlplane.sim.simulation_result import JobResult

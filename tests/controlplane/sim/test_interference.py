@@ -2,33 +2,88 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.models.interference import (
+from controlplane.sim.models.interference.demands import DEMANDS, Demand, demand_of
+from controlplane.sim.models.interference.form import Form, parse_interference
+from controlplane.sim.models.interference.gavel_pairs import measured_name, read_pairs
+from controlplane.sim.models.interference.making import make_interference
+from controlplane.sim.models.interference.neighbours import (
     DistributedInterference,
     PairwiseInterference,
-    parse_interference,
 )
+from controlplane.sim.models.interference.resources import (
+    ResourceInterference,
+    node_demand,
+    scale_for,
+    servers_on,
+)
+from controlplane.sim.models.interference.rule import Interference, speed_shares
 from controlplane.sim.simulator_errors import TraceError
-from schemas.ids import JobId
+from schemas.ids import JobId, NodeId
 from tests.support.simulated import N0, N1, A, B, C
+from tests.support.sizes import examples
 
 SPREAD = {A, B}
+On = dict[NodeId, dict[JobId, int]]  # workers of each job on each node
+SIX = ("resnet50", "vgg16", "resnext110", "seq2seq", "ctc", "wlm")
+
+
+@dataclass
+class ToyJobs:
+    """Jobs that train where they were put."""
+
+    on: On
+    families: Mapping[JobId, str] = field(default_factory=dict)
+    servers: int = 0
+    gpus: Mapping[NodeId, str] = field(default_factory=dict)
+    alike: Demand | None = None  # what every job asks for, whatever its family
+
+    def family(self, job: JobId) -> str:
+        return self.families.get(job, "resnet50")
+
+    def placement(self, job: JobId) -> Mapping[NodeId, int]:
+        return {node: here[job] for node, here in self.on.items() if job in here}
+
+    def demand(self, job: JobId) -> Demand:
+        return self.alike or replace(demand_of(self.family(job)), servers=self.servers)
+
+    def gpu(self, node: NodeId) -> str:
+        return self.gpus.get(node, "")
+
+    def slots(self, node: NodeId) -> int:
+        return 2
+
+
+def all_of(*names: str) -> tuple[Demand, ...]:
+    return tuple(DEMANDS[name] for name in names)
+
+
+# --- the option
 
 
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("none", ("none", 0.0)),
-        ("pollux:0.25", ("pollux", 0.25)),
-        ("pairwise:0.1", ("pairwise", 0.1)),
-        ("pollux:0", ("none", 0.0)),
-        ("pairwise", ("none", 0.0)),
+        ("none", Form("none")),
+        ("pollux:0.25", Form("pollux", 0.25)),
+        ("pairwise:0.1", Form("pairwise", 0.1)),
+        ("class:0.3", Form("class", 0.3)),
+        ("resources:0.3", Form("resources", 0.3)),
+        ("gavel:a:b.json", Form("gavel", file="a:b.json")),
+        ("pollux:0", Form("none")),
+        ("pairwise", Form("none")),
     ],
 )
-def test_a_kind_and_a_share(text: str, meant: tuple[str, float]) -> None:
+def test_a_kind_and_a_share_or_a_file(text: str, meant: Form) -> None:
     assert parse_interference(text) == meant
 
 
@@ -36,7 +91,10 @@ def test_a_kind_and_a_share(text: str, meant: tuple[str, float]) -> None:
     "text",
     [
         "",
-        "gavel:0.1",
+        "gavel",
+        "gavel:",
+        "classes:0.1",
+        "resources:x",
         "pollux:1",
         "pollux:-0.1",
         "pollux:nan",
@@ -56,11 +114,75 @@ def test_anything_else_is_refused(text: str) -> None:
 @given(st.text(max_size=20))
 def test_no_text_breaks_the_parser(text: str) -> None:
     try:
-        kind, share = parse_interference(text)
+        form = parse_interference(text)
     except TraceError:
         return
-    assert kind in {"none", "pollux", "pairwise"}
-    assert 0.0 <= share < 1.0
+    assert 0.0 <= form.share < 1.0
+
+
+# --- whatever the rule
+
+
+@st.composite
+def crowds(draw: st.DrawFn) -> tuple[On, ToyJobs]:
+    """Up to five jobs of any families on up to three nodes."""
+    names = [JobId(f"j-{number}") for number in range(draw(st.integers(1, 5)))]
+    nodes = [NodeId(f"n{number}") for number in range(draw(st.integers(1, 3)))]
+    on: On = {node: {} for node in nodes}
+    for job in names:
+        for node in draw(st.lists(st.sampled_from(nodes), min_size=1, max_size=3, unique=True)):
+            on[node][job] = draw(st.integers(1, 2))
+    families = {job: draw(st.sampled_from([*SIX, "bert", "something"])) for job in names}
+    return on, ToyJobs(on, families, draw(st.integers(0, 3)))
+
+
+def rules_of(jobs: ToyJobs, pairs: Path) -> list[Interference]:
+    forms = ("pollux:0.3", "pairwise:0.3", "class:0.3", "resources:0.3", f"gavel:{pairs}")
+    made = [
+        make_interference(parse_interference(form), jobs, 1, all_of(*SIX, "bert")) for form in forms
+    ]
+    return [rule for rule in made if rule is not None]
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(crowd=crowds())
+def test_a_lonely_job_keeps_its_speed_and_another_neighbour_never_adds_to_it(
+    crowd: tuple[On, ToyJobs], gavel_file: Path
+) -> None:
+    """The order of nodes and jobs does not matter."""
+    on, jobs = crowd
+    for rule in rules_of(jobs, gavel_file):
+        shares = speed_shares(rule, on)
+        turned = {node: dict(reversed(here.items())) for node, here in reversed(on.items())}
+        assert speed_shares(rule, turned) == shares
+        for job, share in shares.items():
+            its = {node: here for node, here in on.items() if job in here}
+            assert 0.0 < share <= 1.0
+            alone = {node: {job: here[job]} for node, here in its.items()}
+            assert rule.remaining_speed(job, alone) == 1.0
+            for gone in {other for here in its.values() for other in here} - {job}:
+                fewer = {n: {k: v for k, v in h.items() if k != gone} for n, h in its.items()}
+                assert rule.remaining_speed(job, fewer) >= share
+
+
+@pytest.mark.parametrize("kind", ["class", "resources"])
+def test_random_pairs_of_the_models_lose_the_share_that_was_asked_for(kind: str) -> None:
+    """Each has a worker and a server on both of two nodes."""
+    on: On = {N0: {A: 1, B: 1}, N1: {A: 1, B: 1}}
+    losses = []
+    for mine in SIX:
+        for other in SIX:
+            jobs = ToyJobs(on, {A: mine, B: other}, servers=2)
+            demands = tuple(replace(DEMANDS[name], servers=2) for name in SIX)
+            rule = make_interference(parse_interference(f"{kind}:0.3"), jobs, 1, demands)
+            assert rule is not None
+            if mine != other:
+                losses.append(1.0 - speed_shares(rule, on)[A])
+
+    assert sum(losses) / len(losses) == pytest.approx(0.3, abs=1e-6)
+
+
+# --- rules by neighbours
 
 
 def test_spread_jobs_slow_each_other_down_once_however_many_meet() -> None:
@@ -114,3 +236,170 @@ def test_losses_have_the_mean_that_was_asked_for() -> None:
     ]
 
     assert sum(losses) / len(losses) == pytest.approx(0.25, abs=0.03)
+
+
+# --- classes
+
+
+def test_classes_slow_down_their_like_most_and_every_neighbour_counts() -> None:
+    families = {A: "vgg16", B: "wlm", C: "resnext110"}
+    jobs = ToyJobs({}, families)
+    rule = make_interference(Form("class", 0.3), jobs, 1, all_of(*SIX))
+    assert rule is not None
+
+    like = rule.remaining_speed(A, {N0: {A: 1, B: 1}})
+    unlike = rule.remaining_speed(A, {N0: {A: 1, C: 1}})
+
+    assert like < unlike < 1.0
+    assert rule.remaining_speed(A, {N0: {A: 1, B: 1, C: 1}}) == pytest.approx(like * unlike)
+    assert rule.remaining_speed(A, {N0: {A: 1, B: 1}, N1: {A: 1, C: 1}}) == like
+
+
+# --- resources
+
+PLAIN = Demand("cpu", 2.0, 1e9, 1e9, 1.0, (0.5, 0.25, 1.0))
+
+
+def test_a_ring_sends_what_a_node_passes_on_and_nothing_within_one() -> None:
+    """Three workers: 2 x 2/3 of the gradients for each."""
+    apart = node_demand(PLAIN, {N0: 2, N1: 1}, N0)
+
+    assert apart == pytest.approx((4.0, 2 * (1e9 + 4 / 3 * 1e9), 4 / 3 * 1e9))
+    assert node_demand(PLAIN, {N0: 2}, N0) == pytest.approx((4.0, 2 * (1e9 + 1e9), 0.0))
+    assert node_demand(PLAIN, {N0: 1}, N0) == (2.0, 1e9, 0.0)
+
+
+def test_workers_send_to_servers_elsewhere_and_servers_answer_workers_elsewhere() -> None:
+    """Two workers here and one there, a server on each node: half of all gradients cross over."""
+    job = replace(PLAIN, servers=3)
+    both = {N0: 2, N1: 1}
+
+    assert servers_on(both, 3) == {N0: 2, N1: 1}
+    assert servers_on(both, 1) == {N0: 1, N1: 0}
+    here, there = node_demand(job, both, N0), node_demand(job, both, N1)
+    assert here == pytest.approx((2 * 2.0 + 2 * 1.5, 2 * 3e9, 2 / 3 * 1e9 + 2 / 3 * 1e9))
+    assert there == pytest.approx((2.0 + 1.5, 3e9, 2 / 3 * 1e9 + 2 / 3 * 1e9))
+
+
+def test_a_job_waits_for_its_share_of_a_resource_that_is_asked_for_too_often() -> None:
+    """Each asks for 6 of 8 cores: all get 2/3 of them, and half of a step waits for cores."""
+    busy = replace(PLAIN, cores=6.0, input_bytes_per_s=0.0)
+    on: On = {N0: {A: 1, B: 1}}
+    jobs = ToyJobs(on, alike=busy)
+
+    assert ResourceInterference(jobs).remaining_speed(A, on) == pytest.approx(1 / 1.25)
+    assert ResourceInterference(jobs, 2.0).remaining_speed(A, on) == pytest.approx(1 / 1.5)
+
+
+def test_who_does_not_use_the_network_does_not_wait_for_it() -> None:
+    on: On = {N0: {A: 1, B: 1, C: 1}, N1: {B: 1, C: 1}}
+    modest = replace(PLAIN, cores=1.0, input_bytes_per_s=0.0)
+    rule = ResourceInterference(ToyJobs(on, alike=modest))
+
+    assert (rule.remaining_speed(A, {N0: on[N0]}), rule.remaining_speed(B, on) < 1.0) == (1.0, True)
+
+
+def test_what_cannot_be_reached_is_said() -> None:
+    idle = replace(PLAIN, cores=0.1, input_bytes_per_s=0.0, gradient_bytes=1.0)
+    with pytest.raises(TraceError, match=r"at most 0\.00 on average; give a smaller SHARE"):
+        scale_for(0.3, (idle, idle))
+
+
+def test_a_name_that_says_nothing_has_one_demand_and_known_ones_have_theirs() -> None:
+    assert demand_of("resnet50-imagenet") == DEMANDS["resnet50"]
+    assert demand_of("LM (batch size 5)") == DEMANDS["wlm"]
+    assert demand_of("toy") == demand_of("toy") != demand_of("boy")
+
+
+# --- measured pairs
+
+
+def gavel_table(**changed: Any) -> dict[str, Any]:
+    """A3C loses half beside an LM, which does not fit beside its like; on K80 three quarters."""
+    rows = {
+        "('A3C', 1)": {
+            "null": 8.0,
+            "('A3C', 1)": [8.0, 8.0],
+            "('LM (batch size 20)', 1)": [4.0, 9],
+        },
+        "('A3C', 2)": {"null": 3.0},
+        "('LM (batch size 20)', 1)": {
+            "null": 10.0,
+            "('A3C', 1)": [9.0, 4.0],
+            "('LM (batch size 20)', 1)": [0.0, 0.0],
+        },
+    }
+    slower = {**rows, "('A3C', 1)": {"null": 8.0, "('LM (batch size 20)', 1)": [2.0, 9]}}
+    return {"v100": rows, "k80": slower, "v100_unconsolidated": rows, **changed}
+
+
+@pytest.fixture(scope="session")
+def gavel_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("gavel") / "pairs.json"
+    path.write_text(json.dumps(gavel_table()))
+    return path
+
+
+def test_a_measured_pair_is_read_by_gpu_and_one_that_did_not_fit_is_as_the_worst(
+    gavel_file: Path,
+) -> None:
+    lm = "LM (batch size 20)"
+
+    assert read_pairs(gavel_file) == {
+        "v100": {"A3C": {"A3C": 1.0, lm: 0.5}, lm: {"A3C": 0.9, lm: 0.9}},
+        "k80": {"A3C": {lm: 0.25}, lm: {"A3C": 0.9, lm: 0.9}},
+    }
+
+
+def test_the_worst_measured_neighbour_counts_on_gpus_of_that_type(gavel_file: Path) -> None:
+    jobs = ToyJobs({}, {A: "A3C", B: "wlm", C: "nobody-knows"}, gpus={N1: "k80"})
+    rule = make_interference(Form("gavel", file=str(gavel_file)), jobs, 1, ())
+    assert rule is not None
+
+    assert rule.remaining_speed(A, {N0: {A: 1, B: 1}, N1: {A: 1}}) == 0.5
+    assert rule.remaining_speed(A, {N0: {A: 1, B: 1}, N1: {A: 1, B: 1}}) == 0.25
+    assert rule.remaining_speed(A, {N0: {A: 1, C: 1}}) == 1.0  # as A3C beside A3C
+
+
+def test_families_find_the_nearest_measured_job() -> None:
+    known = {"A3C": {}, "ResNet-50 (batch size 64)": {}, "LM (batch size 20)": {}}
+
+    assert [measured_name(name, known) for name in ("A3C", "vgg16-imagenet", "wlm", "bert")] == [
+        "A3C",
+        "ResNet-50 (batch size 64)",
+        "LM (batch size 20)",
+        "A3C",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "is no JSON"),
+        ("[]", "is no table by GPU type"),
+        ("{}", "has no pairs of A3C on v100"),
+        (json.dumps(gavel_table(v100=[])), "has no table of v100"),
+        (json.dumps(gavel_table(v100={"('A3C', 1)": {}})), "v100, A3C: no steps per second"),
+        (json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 0}})), "a speed is no number from 0"),
+        (
+            json.dumps(gavel_table(v100={"('A3C', 1)": {"null": 1, "('A3C', 1)": [-1, 1]}})),
+            "a speed is no number from 0",
+        ),
+    ],
+)
+def test_a_file_that_is_another_one_is_refused_in_one_line(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "pairs.json"
+    path.write_text(text)
+
+    with pytest.raises(TraceError, match=said) as raised:
+        read_pairs(path)
+
+    assert raised.value.field == "interference"
+    assert "\n" not in str(raised.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="No such file"):
+        read_pairs(tmp_path / "none.json")

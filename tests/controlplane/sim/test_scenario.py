@@ -108,7 +108,7 @@ def test_another_seed_gives_other_results() -> None:
         ("nodes", (NodeGroup(count=0, slots=4),)),
         ("nodes", (NodeGroup(count=1, slots=0),)),
         ("nodes", (NodeGroup(count=1, slots=4, model="abacus"),)),
-        ("interference", "gavel:0.5"),
+        ("interference", "gavel:"),
     ],
 )
 def test_a_setting_that_makes_no_sense_is_named(name: str, value: Any) -> None:

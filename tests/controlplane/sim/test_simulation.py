@@ -14,7 +14,10 @@ from controlplane.policy.registry import POLICIES
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.sim_options import SimOptions
 from controlplane.sim.engine.simulation import Simulation
-from controlplane.sim.models.interference import DistributedInterference
+from controlplane.sim.models.interference.neighbours import (
+    DistributedInterference,
+    PairwiseInterference,
+)
 from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.submissions import TraceJob
 from schemas.messages.agent import (
@@ -205,6 +208,24 @@ def test_jobs_slow_down_when_a_neighbour_comes_and_recover_when_it_goes() -> Non
 
     assert run.times(EpochReported, A) == [5.0, 15.0, 25.0, 35.0]
     assert run.times(EpochReported, B) == [15.0, 25.0, 35.0, 40.0]
+
+
+def test_a_neighbour_that_moves_away_lets_a_job_recover_at_once() -> None:
+    """B is on A's node up to 12.0, where it moves to the other one without a stop."""
+    together, apart = {A: {S0: 64}, B: {S1: 64}}, {A: {S0: 64}, B: {T0: 64}}
+
+    halved = PairwiseInterference(0.5, 1, str, {(A, B): 0.5, (B, A): 0.5})
+
+    run = simulated_run(
+        ScriptedPolicy((0, together), (12.0, apart)),
+        job("a"),
+        job("b"),
+        nodes=TWO_NODES,
+        model=ToyModel(costs=FREE),
+        interference=lambda _: halved,
+    ).run()
+
+    assert run.times(EpochReported, A) == [16.0, 26.0, 36.0, 46.0]
 
 
 def test_the_slowest_gpu_of_a_group_counts() -> None:
