@@ -38,6 +38,11 @@ from controlplane.sim.traces.recording_file import write_recording
 from controlplane.sim.traces.trace_csv import write_trace
 
 sim = App(name="sim", help="Simulate policies before you use them.")
+sim.command(
+    "controlplane.cli.train:train",
+    name="train",
+    help="Train a learned policy in the simulator, and write its model.",
+)
 
 DEFAULT = Setup()
 Output = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]

@@ -43,6 +43,12 @@ POLICIES: Final[Mapping[str, Entry]] = {
         options="controlplane.policy.baselines.fifo:FifoOptions",
         gangs=True,
     ),
+    "drl": Entry(
+        "controlplane.policy.drl.policy:Drl",
+        options="controlplane.policy.drl.options:DrlOptions",
+        searches=True,
+        epochs=True,
+    ),
     "optimus": Entry(
         "controlplane.policy.baselines.optimus.policy:Optimus",
         options="controlplane.policy.baselines.optimus.options:OptimusOptions",

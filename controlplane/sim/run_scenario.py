@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 from numpy.random import default_rng
 
+from controlplane.policy.api import Policy
 from controlplane.policy.registry import Entry, entry, hears_steps, make
 from controlplane.sim.analysis.lower_bound import lower_bound_s
 from controlplane.sim.engine.event_queue import Kernel
@@ -67,6 +68,7 @@ def simulate(
     trace: Trace | None = None,
     model: TrainingModel | None = None,
     record: Recorder | None = None,
+    made: Policy | None = None,
 ) -> SimulationResult:
     """Live through a scenario under one policy.
 
@@ -78,6 +80,8 @@ def simulate(
         trace: what is submitted, if not what the scenario says.
         model: how jobs train, if not as the scenario says.
         record: called with every input of the core and its commands.
+        made: that policy, if not a new one: one that is being trained, whose results have no
+            bound.
 
     Raises:
         TraceError: if the trace or the profiles cannot be simulated.
@@ -94,13 +98,15 @@ def simulate(
         trace=trace or trace_of(scenario, seed),
     )
     _check_trace(run.trace, scenario)
-    simulation, planner = _built(run, record)
+    simulation, planner = _built(run, record, made)
     _schedule(run, simulation)
     simulation.kernel.run()
-    return _result(run, simulation, planner, began)
+    return _result(run, simulation, planner, began, bounded=made is None)
 
 
-def _built(run: _Run, record: Recorder | None) -> tuple[Simulation, SimulatedPlanner]:
+def _built(
+    run: _Run, record: Recorder | None, made: Policy | None
+) -> tuple[Simulation, SimulatedPlanner]:
     """The cluster, its policy and its interference, before anything happens."""
     scenario, found, kernel = run.scenario, run.entry, Kernel()
     sim_options = SimOptions(
@@ -124,7 +130,8 @@ def _built(run: _Run, record: Recorder | None) -> tuple[Simulation, SimulatedPla
     specs = node_specs(scenario.nodes)
     simulation = Simulation(kernel, specs, sim_options, record=record)
     oracle = SimulatorOracle(kernel, simulation.jobs, scenario.widest)
-    planner = simulation.use_policy(make(run.policy, run.options, oracle), planner_options)
+    policy = made or make(run.policy, run.options, oracle)
+    planner = simulation.use_policy(policy, planner_options)
     interference = make_interference(
         parse_interference(scenario.interference),
         SimulatedTrainingJobs(simulation.jobs, specs),
@@ -147,7 +154,7 @@ def _schedule(run: _Run, simulation: Simulation) -> None:
 
 
 def _result(
-    run: _Run, simulation: Simulation, planner: SimulatedPlanner, began: float
+    run: _Run, simulation: Simulation, planner: SimulatedPlanner, began: float, *, bounded: bool
 ) -> SimulationResult:
     jobs, scenario, now = simulation.results(), run.scenario, simulation.kernel.now
     return SimulationResult(
@@ -162,14 +169,19 @@ def _result(
         decisions_ms=tuple(planner.decisions_ms),
         events=simulation.events,
         wall_s=time.perf_counter() - began,
-        bound_s=lower_bound_s(
-            run.trace.jobs[run.uncounted :],
-            run.model,
-            slots=scenario.slots,
-            widest=scenario.widest,
-            fastest=max(RELATIVE_SPEEDS.get(group.model, 1.0) for group in scenario.nodes),
-            seed=run.seed,
-        ),
+        bound_s=_bound_s(run) if bounded else None,
+    )
+
+
+def _bound_s(run: _Run) -> float | None:
+    """What no schedule can be better than."""
+    return lower_bound_s(
+        run.trace.jobs[run.uncounted :],
+        run.model,
+        slots=run.scenario.slots,
+        widest=run.scenario.widest,
+        fastest=max(RELATIVE_SPEEDS.get(group.model, 1.0) for group in run.scenario.nodes),
+        seed=run.seed,
     )
 
 

@@ -1,4 +1,4 @@
-"""Errors of the simulator: of what it reads, and of its results."""
+"""Errors of the simulator: of what it reads, of its results, and of trainings in it."""
 
 from __future__ import annotations
 
@@ -17,3 +17,9 @@ class ResultsError(OnesError):
     """Results that cannot be read, written, compared or drawn; says what to do."""
 
     code: ClassVar[str] = "bad_results"
+
+
+class TrainingError(OnesError):
+    """A training that cannot begin, go on or be kept; says what to do."""
+
+    code: ClassVar[str] = "bad_training"

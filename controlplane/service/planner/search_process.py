@@ -34,6 +34,7 @@ from controlplane.service.planner.search_messages import (
     frame,
 )
 from controlplane.service.planner.view_delta import apply_delta
+from schemas.errors import OnesError
 from schemas.ids import Seconds
 
 READ_BYTES: Final = 1 << 20
@@ -148,7 +149,10 @@ def main() -> None:
     begin = TO_SEARCH.decode(_read_exactly(source, int.from_bytes(head, "big")))
     if not isinstance(begin, Begin):
         raise SystemExit(2)
-    policy = make(begin.policy, begin.options)
+    try:
+        policy = make(begin.policy, begin.options)
+    except OnesError as error:  # it was in order when the controller started
+        raise SystemExit(f"search process: {error}") from None
     for at, event in begin.history:
         policy.observe(event, at)
     os.write(sink, frame(Ready()))

@@ -360,12 +360,12 @@ def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
 def test_only_a_policy_that_searches_is_given_a_process() -> None:
     searching = {name for name in POLICIES if entry(name).searches}
 
-    assert searching == {"ones", "ones-paper", "optimus", "goodput", "slaq", "oasis"}
+    assert searching == {"drl", "ones", "ones-paper", "optimus", "goodput", "slaq", "oasis"}
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:
     with pytest.raises(
-        SettingsError, match=r"unknown policy 'lifo'; choose one of fair, fifo, g"
+        SettingsError, match=r"unknown policy 'lifo'; choose one of drl, fair, fifo, g"
     ) as e:
         make("lifo")
     assert e.value.field == "policy"

@@ -46,7 +46,7 @@ from tests.support.simulated import (
 )
 
 TWO_NODES = (NodeGroup(count=2, slots=2),)
-SLOW = ("goodput", "ones", "ones-paper", "optimus", "slaq")  # policies that search
+SLOW = ("drl", "goodput", "ones", "ones-paper", "optimus", "slaq")  # policies that search
 FAST = (Phase.generate,)  # a failure is small enough; to make it smaller takes minutes
 
 

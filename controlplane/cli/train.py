@@ -1,0 +1,115 @@
+"""sim train: train a learned policy in the simulator."""
+
+from __future__ import annotations
+
+import contextlib
+import shlex
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated, Final, Literal
+
+from cyclopts import Parameter
+
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import print_error, print_json, print_table
+from controlplane.sim.learning.learning_curve import Row, draw_curve
+from controlplane.sim.learning.trainers import make_trainer
+from schemas.errors import BadFieldError
+
+Output = Annotated[Literal["table", "json"], Parameter(name=["--output", "-o"])]
+LEAST_CPU_S: Final = 1.0
+INTERRUPTED: Final = 130  # exit code, as of a program that Ctrl-C ended
+Report = Callable[[int, int, Row], None]
+
+
+def train(
+    policy: str,
+    /,
+    *,
+    out: Path,
+    seed: int = 0,
+    resume: bool = False,
+    cpu_seconds: float | None = None,
+    output: Output = "table",
+) -> int:
+    """Train a learned policy in the simulator, and write its model.
+
+    The learning curve is written beside the model, as CSV and PNG. Ctrl-C loses nothing: the same
+    with --resume goes on, and ends with the same model.
+
+    Parameters
+    ----------
+    policy
+        Its name: drl.
+    out
+        The model's file, NAME.npz; `[policy.options] model` is where a cluster takes it from.
+    seed
+        Of everything that is drawn. Traces of training have seeds of their own, from 1000000 on.
+    resume
+        Go on with a training that was interrupted.
+    cpu_seconds
+        End after the iteration in which so many are spent; default: all iterations.
+    output
+        Table for people, or JSON.
+    """
+    if seed < 0:
+        raise BadFieldError(f"seed {seed} is negative", "give 0 or more", "seed")
+    if cpu_seconds is not None and not cpu_seconds >= LEAST_CPU_S:
+        what = f"{cpu_seconds} CPU seconds are too few"
+        raise BadFieldError(what, f"give {LEAST_CPU_S:g} or more, or leave it out", "cpu_seconds")
+    trainer = make_trainer(policy, seed)
+    from controlplane.sim.learning import training_run  # noqa: PLC0415 - imports torch
+
+    order = training_run.Order(
+        policy, seed, out, _command(policy, out, seed, cpu_seconds), cpu_seconds
+    )
+    try:
+        with _progress(policy) as report:
+            done = training_run.train(trainer, order, resume=resume, report=report)
+    except training_run.InterruptedTrainingError as error:
+        print_error(error, output)
+        return INTERRUPTED
+    picture = out.with_suffix(".png")
+    draw_curve(done.rows, picture, f"training of {policy}, seed {seed}")
+    made = {
+        "model": str(out),
+        "curve": str(order.curve),
+        "picture": str(picture),
+        "iterations": done.iteration,
+        "cpu_s": round(done.cpu_s, 1),
+    }
+    if output == "json":
+        print_json(made)
+    else:
+        print_table(tuple(made), [tuple(made.values())])
+    return Exit.OK
+
+
+def _command(policy: str, out: Path, seed: int, cpu_seconds: float | None) -> str:
+    bound = "" if cpu_seconds is None else f" --cpu-seconds {cpu_seconds:g}"
+    return f"ones sim train {policy} --out {shlex.quote(out.name)} --seed {seed}{bound}"
+
+
+@contextlib.contextmanager
+def _progress(policy: str) -> Iterator[Report]:
+    """What tells people how far it is: a line on stderr, where that is a terminal."""
+    shown = sys.stderr.isatty()
+
+    def report(done: int, of: int, row: Row) -> None:
+        said = "  ".join(f"{name} {_short(value)}" for name, value in row.items())
+        sys.stderr.write(f"\r\x1b[Ktraining {policy}: {done}/{of}  {said}")
+        sys.stderr.flush()
+
+    def silent(done: int, of: int, row: Row) -> None:
+        pass
+
+    try:
+        yield report if shown else silent
+    finally:
+        if shown:
+            sys.stderr.write("\n")
+
+
+def _short(value: float | str) -> str:
+    return value if isinstance(value, str) else f"{value:.4g}"

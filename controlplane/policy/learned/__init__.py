@@ -1,0 +1,1 @@
+"""Models that were trained beforehand: their files, and their evaluation without torch."""

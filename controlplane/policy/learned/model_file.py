@@ -1,0 +1,201 @@
+"""A trained model in one file: numbers, and a card that says whose they are and where from."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Annotated, Final
+
+import msgspec
+import numpy as np
+
+from controlplane.prediction.array_types import FloatArray
+from schemas.errors import SettingsError
+
+FORMAT: Final = 1
+CARD: Final = "card.json"  # beside the arrays, each of which is NAME.npy
+FIELD: Final = "policy.options.model"
+LARGEST_BYTES: Final = 16 << 20  # of a file, and of what is in it
+MADE_AT: Final = (1980, 1, 1, 0, 0, 0)  # of every member: the same model makes the same bytes
+
+Shapes = Mapping[str, tuple[int, ...]]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+
+
+class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
+    """What a model is, and how it came about."""
+
+    format: int = FORMAT
+    policy: str  # that it decides for, as the registry calls it
+    features: int  # version of what its inputs mean; another one needs another training
+    shapes: dict[str, tuple[Count, ...]]  # of its arrays
+    slots: tuple[Count, Count]  # of the clusters that it was trained on, from and to
+    cluster: str  # these clusters and their jobs, in words
+    families: tuple[str, ...] = ()  # of jobs, in the order of the numbers that stand for them
+    command: str  # that made it
+    seed: int
+    date: str  # ISO 8601, of the day
+    figures: dict[str, float]  # of its training: what it cost, what it reached
+
+
+@dataclass(frozen=True, slots=True)
+class LearnedModel:
+    """A card and the arrays that it speaks of."""
+
+    card: ModelCard
+    arrays: Mapping[str, FloatArray]
+
+
+def encode_model(card: ModelCard, arrays: Mapping[str, FloatArray]) -> bytes:
+    """The bytes of a model's file; the same for the same model.
+
+    An `.npz` as numpy reads it, in single precision, with the card beside the arrays. Nothing in
+    it is pickled.
+
+    Args:
+        card: its shapes are taken from the arrays.
+        arrays: by name.
+    """
+    written = {name: np.ascontiguousarray(value, np.float32) for name, value in arrays.items()}
+    shapes = {name: value.shape for name, value in written.items()}
+    card = msgspec.structs.replace(card, shapes=shapes)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as file:
+        text = msgspec.json.format(msgspec.json.encode(card))
+        file.writestr(_member(CARD), text)
+        for name, value in written.items():
+            member = io.BytesIO()
+            np.lib.format.write_array(member, value, allow_pickle=False)
+            file.writestr(_member(f"{name}.npy"), member.getvalue())
+    return buffer.getvalue()
+
+
+def read_model(file: str, *, policy: str, features: int, shapes: Shapes) -> LearnedModel:
+    """A model of a user's own, checked.
+
+    Args:
+        file: path of the file.
+        policy: that it has to be for.
+        features: version of the inputs that the policy gives it.
+        shapes: that its arrays have to have.
+
+    Raises:
+        SettingsError: naming the option, the file and what is wrong with it.
+    """
+    try:
+        with Path(file).open("rb") as opened:
+            data = opened.read(LARGEST_BYTES + 1)
+    except (OSError, ValueError) as error:
+        said = getattr(error, "strerror", None) or error
+        raise _refusal(file, f"{said}", policy) from None
+    return decode_model(data, file, policy=policy, features=features, shapes=shapes)
+
+
+def shipped_model(
+    package: str, file: str, *, policy: str, features: int, shapes: Shapes
+) -> LearnedModel:
+    """The model that ships with a policy, checked like any other.
+
+    Args:
+        package: of the policy.
+        file: its name there.
+        policy: that it has to be for.
+        features: version of the inputs that the policy gives it.
+        shapes: that its arrays have to have.
+
+    Raises:
+        SettingsError: if the installation has no such file, or a damaged one.
+    """
+    try:
+        data = resources.files(package).joinpath(file).read_bytes()
+    except OSError as error:
+        raise _refusal(file, f"{error.strerror}", policy) from None
+    return decode_model(data, file, policy=policy, features=features, shapes=shapes)
+
+
+def decode_model(
+    data: bytes, name: str, *, policy: str, features: int, shapes: Shapes
+) -> LearnedModel:
+    """A model from the bytes of its file.
+
+    Args:
+        data: of the file.
+        name: of the file, for what is said about it.
+        policy: that it has to be for.
+        features: version of the inputs that the policy gives it.
+        shapes: that its arrays have to have.
+
+    Raises:
+        SettingsError: if the bytes are no whole model, or one of another version, policy or shape,
+            or not all of its numbers are finite.
+    """
+    if len(data) > LARGEST_BYTES:
+        raise _refusal(name, f"larger than {LARGEST_BYTES >> 20} MiB", policy)
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as file:
+            if sum(member.file_size for member in file.infolist()) > LARGEST_BYTES:
+                raise _refusal(name, f"larger than {LARGEST_BYTES >> 20} MiB", policy)
+            card = _card(file.read(CARD), name, policy, features)
+            _check_shapes(card, shapes, name, policy)
+            arrays = {key: _array(file, key) for key in shapes}
+    except (zipfile.BadZipFile, zlib.error, EOFError, KeyError, ValueError, OSError):
+        raise _refusal(name, "no whole model file", policy) from None
+    except NotImplementedError:  # packed in a way that nobody asked for
+        raise _refusal(name, "no model file of ours", policy) from None
+    for key, value in arrays.items():
+        if value.shape != shapes[key]:
+            what = f"{key} has shape {value.shape}, not {tuple(shapes[key])}"
+            raise _refusal(name, what, policy)
+        if not np.isfinite(value).all():
+            raise _refusal(name, f"{key} has values that are no numbers", policy)
+    return LearnedModel(card, arrays)
+
+
+def _card(text: bytes, name: str, policy: str, features: int) -> ModelCard:
+    """The card, if it is of this version and policy; those are looked at before all else."""
+    try:
+        head = msgspec.json.decode(text)
+        made_for = (head["format"], head["policy"], head["features"])
+    except (msgspec.DecodeError, KeyError, TypeError):
+        raise _refusal(name, "its card cannot be read", policy) from None
+    if made_for[0] != FORMAT:
+        raise _refusal(name, f"format {made_for[0]}, this version reads {FORMAT}", policy)
+    if made_for[1] != policy:
+        raise _refusal(name, f"a model of policy {made_for[1]!r}, not of {policy!r}", policy)
+    if made_for[2] != features:
+        what = f"trained on version {made_for[2]} of what the policy sees, this one has {features}"
+        raise _refusal(name, what, policy)
+    try:
+        return msgspec.convert(head, ModelCard)
+    except msgspec.ValidationError as error:
+        raise _refusal(name, f"its card cannot be read: {error}", policy) from None
+
+
+def _check_shapes(card: ModelCard, shapes: Shapes, name: str, policy: str) -> None:
+    for key, shape in shapes.items():
+        found = card.shapes.get(key)
+        if found != tuple(shape):
+            what = f"{key} has shape {found}, not {tuple(shape)}" if found else f"{key} is missing"
+            raise _refusal(name, what, policy)
+
+
+def _array(file: zipfile.ZipFile, key: str) -> FloatArray:
+    member = io.BytesIO(file.read(f"{key}.npy"))
+    array = np.lib.format.read_array(member, allow_pickle=False)
+    return array.astype(np.float64)
+
+
+def _member(name: str) -> zipfile.ZipInfo:
+    member = zipfile.ZipInfo(name, MADE_AT)
+    member.compress_type = zipfile.ZIP_DEFLATED
+    return member
+
+
+def _refusal(name: str, what: str, policy: str) -> SettingsError:
+    remedy = f"leave it out for the model that ships, or: ones sim train {policy} --out FILE"
+    return SettingsError(f"{FIELD}: {name}: {what}", remedy, FIELD)

@@ -1,0 +1,1 @@
+"""How the network of policy `drl` is trained."""

@@ -1,0 +1,81 @@
+"""The state of a training on disk: whole or not at all, and never unpickled."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+
+from controlplane.sim.simulator_errors import TrainingError
+
+FORMAT: Final = 1
+
+
+def write_bytes_whole(path: Path, data: bytes) -> None:
+    """Write a file whole: another one beside it takes its place when it is on the disk.
+
+    Args:
+        path: of the file.
+        data: all that it will have.
+
+    Raises:
+        TrainingError: if the disk does not take it.
+    """
+    beside = ""
+    try:
+        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(beside).chmod(0o644)
+        Path(beside).replace(path)
+    except (OSError, ValueError) as error:
+        if beside:
+            with contextlib.suppress(OSError):
+                Path(beside).unlink()
+        said = getattr(error, "strerror", None) or error
+        raise TrainingError(f"{path}: {said}", "choose another file") from None
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Keep the state of a training.
+
+    Args:
+        path: of the file.
+        state: tensors, numbers, texts, lists and dictionaries.
+
+    Raises:
+        TrainingError: if the disk does not take it.
+    """
+    buffer = io.BytesIO()
+    torch.save({"format": FORMAT, **state}, buffer)
+    write_bytes_whole(path, buffer.getvalue())
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    """What `write_state` kept.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        TrainingError: if there is none, or it is damaged or of another version.
+    """
+    try:
+        state = torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        hint = "leave out --resume to begin one"
+        raise TrainingError(f"{path}: no training was interrupted here", hint) from None
+    except Exception as error:  # noqa: BLE001 - torch raises whatever a damaged file makes it
+        what = f"{path}: no whole state of a training ({type(error).__name__})"
+        raise TrainingError(what, "remove it, and begin anew without --resume") from None
+    if not isinstance(state, dict) or state.get("format") != FORMAT:
+        what = f"{path}: a state that this version does not read"
+        raise TrainingError(what, "remove it, and begin anew without --resume")
+    return state

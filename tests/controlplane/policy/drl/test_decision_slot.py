@@ -1,0 +1,139 @@
+"""One slot of decisions, action by action."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import default_rng
+
+from controlplane.policy.drl.decision_slot import DecisionSlot, Moment
+from controlplane.policy.drl.inputs import CLUSTER_INPUTS, JOB_INPUTS, JobTable
+from tests.support.sizes import examples
+
+MORE_A, FEWER_A, SAME_A, MORE_B, FEWER_B, SAME_B, END = range(7)
+
+
+def table(have: Sequence[int], least: Sequence[int], cap: Sequence[int], room: int) -> JobTable:
+    """Jobs that would be as fast on any number of slots, with a step left."""
+    many = len(have)
+    return JobTable(
+        have=np.array(have, dtype=np.int64),
+        least=np.array(least, dtype=np.int64),
+        cap=np.array(cap, dtype=np.int64),
+        wanted=np.ones(many, dtype=np.int64),
+        batch=np.full(many, 8, dtype=np.int64),
+        coefficients=np.tile([0.0, 1.0, 0.0, 0.0], (many, 1)),
+        steps_left=np.ones(many),
+        known=np.ones(many, dtype=np.bool_),
+        age_s=np.zeros(many),
+        still_s=np.zeros(many),
+        room=room,
+    )
+
+
+def played(
+    jobs: JobTable, actions: Sequence[int], *, one_job: bool = False, preempt: bool = False
+) -> tuple[list[int], list[list[int]]]:
+    """Sizes after these actions, and the legal ones before each of them."""
+    left, legal = list(actions), []
+
+    def choose(moment: Moment) -> int:
+        legal.append(np.flatnonzero(moment.legal).tolist())
+        return left.pop(0)
+
+    sizes = DecisionSlot(jobs, one_job=one_job, preempt=preempt).run(choose).tolist()
+    assert not left
+    return sizes, legal
+
+
+def test_a_waiting_job_starts_on_its_least_and_grows_slot_by_slot() -> None:
+    """A runs on 2 slots, B waits for at least 2; there are 5."""
+    sizes, legal = played(table([2, 0], [1, 2], [4, 3], room=5), [MORE_B, MORE_B, END])
+
+    assert sizes == [2, 3]
+    assert legal == [
+        [MORE_A, FEWER_A, SAME_A, MORE_B, SAME_B, END],
+        [MORE_A, FEWER_A, SAME_A, MORE_B, SAME_B, END],
+        [FEWER_A, SAME_A, END],
+    ]
+
+
+def test_a_job_that_is_left_as_it_is_is_asked_about_no_more() -> None:
+    sizes, legal = played(table([2, 0], [1, 2], [4, 3], room=5), [SAME_A, SAME_B])
+
+    assert sizes == [2, 0]
+    assert legal == [[MORE_A, FEWER_A, SAME_A, MORE_B, SAME_B, END], [MORE_B, SAME_B, END]]
+
+
+def test_of_one_job_at_a_time_only_the_first_goes_on_and_in_its_direction() -> None:
+    _, legal = played(table([3, 1], [1, 1], [4, 4], room=6), [FEWER_A, END], one_job=True)
+
+    assert legal[1] == [FEWER_A, SAME_A, END]
+
+
+def test_a_running_job_is_stopped_only_where_that_is_wanted() -> None:
+    jobs = table([2, 0], [2, 2], [2, 2], room=2)
+
+    assert played(jobs, []) == ([2, 0], [])
+    assert played(jobs, [FEWER_A, MORE_B], preempt=True) == (
+        [0, 2],
+        [[FEWER_A, SAME_A, END], [MORE_B]],
+    )
+
+
+def test_where_nobody_runs_somebody_starts() -> None:
+    jobs = table([0, 0, 0], [1, 2, 5], [4, 4, 5], room=3)
+
+    sizes, legal = played(jobs, [MORE_B, END + 3])
+
+    assert sizes == [0, 2, 0]
+    assert legal[0] == [MORE_A, MORE_B]
+
+
+@st.composite
+def tables(draw: st.DrawFn) -> JobTable:
+    rows = draw(
+        st.lists(
+            st.tuples(st.integers(1, 3), st.integers(0, 4), st.integers(0, 4)),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    least = [low for low, _, _ in rows]
+    cap = [low + more for low, more, _ in rows]
+    have = [min(low + more, low + grown) if grown else 0 for low, more, grown in rows]
+    return table(have, least, cap, room=sum(have) + draw(st.integers(0, 6)))
+
+
+@pytest.mark.parametrize("one_job", [False, True])
+@settings(max_examples=examples(60), deadline=None)
+@given(jobs=tables(), seed=st.integers(0, 99), preempt=st.booleans())
+def test_whatever_is_chosen_a_slot_ends_and_bounds_hold(
+    *, one_job: bool, jobs: JobTable, seed: int, preempt: bool
+) -> None:
+    rng, asked = default_rng(seed), []
+
+    def choose(moment: Moment) -> int:
+        assert moment.jobs.shape == (len(jobs.have), JOB_INPUTS)
+        assert moment.cluster.shape == (CLUSTER_INPUTS,)
+        assert np.isfinite(moment.jobs).all()
+        assert np.isfinite(moment.cluster).all()
+        asked.append(moment)
+        return int(rng.choice(np.flatnonzero(moment.legal)))
+
+    sizes = DecisionSlot(jobs, one_job=one_job, preempt=preempt).run(choose)
+
+    assert len(asked) <= 3 * int(jobs.cap.sum()) + len(sizes) + 1
+    assert sizes.sum() <= jobs.room
+    assert all(
+        size == 0 or least <= size <= most
+        for size, least, most in zip(sizes, jobs.least, jobs.cap, strict=True)
+    )
+    if not preempt:
+        assert all(size > 0 for size, had in zip(sizes, jobs.have, strict=True) if had)
+    if one_job:
+        assert (sizes != jobs.have).sum() <= 1

@@ -1,0 +1,152 @@
+"""A model's file: whole, of this version, of this policy and of these shapes, or one clear line."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from controlplane.policy.learned.dense_net import dense_net, dense_shapes
+from controlplane.policy.learned.model_file import (
+    LearnedModel,
+    ModelCard,
+    decode_model,
+    encode_model,
+    read_model,
+)
+from schemas.errors import SettingsError
+
+SHAPES = dense_shapes("net", (3, 2, 1))
+ARRAYS = {name: np.full(shape, 0.5) for name, shape in SHAPES.items()}
+CARD = ModelCard(
+    policy="drl",
+    features=4,
+    shapes={name: tuple(shape) for name, shape in SHAPES.items()},
+    slots=(16, 64),
+    cluster="table2",
+    command="ones sim train drl --out drl.npz --seed 3",
+    seed=3,
+    date="2026-01-31",
+    figures={"cpu_s": 1.5},
+)
+
+
+def decoded(data: bytes) -> LearnedModel:
+    return decode_model(data, "m.npz", policy="drl", features=4, shapes=SHAPES)
+
+
+def encoded(arrays: dict[str, Any] | None = None, **changes: Any) -> bytes:
+    return encode_model(msgspec.structs.replace(CARD, **changes), arrays or ARRAYS)
+
+
+def test_a_model_reads_back_as_it_was_and_has_the_same_bytes_again() -> None:
+    found = decoded(encoded())
+
+    assert found.card == CARD
+    assert {name: value.tolist() for name, value in found.arrays.items()} == {
+        name: value.tolist() for name, value in ARRAYS.items()
+    }
+    assert encoded() == encoded()
+
+
+def test_numpy_reads_the_file_without_unpickling() -> None:
+    with np.load(io.BytesIO(encoded()), allow_pickle=False) as file:
+        assert file["net.1.bias"].tolist() == [0.5]
+
+
+def test_every_truncated_file_is_refused() -> None:
+    data = encoded()
+    for many in range(0, len(data), 7):
+        with pytest.raises(SettingsError, match=r"^policy\.options\.model: m\.npz: no whole model"):
+            decoded(data[:many])
+
+
+def test_a_flipped_byte_is_refused_or_changes_nothing() -> None:
+    data, whole = encoded(), decoded(encoded())
+    for at in range(0, len(data), 11):
+        try:
+            found = decoded(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
+        except SettingsError:
+            continue
+        assert found.arrays.keys() == whole.arrays.keys()
+        assert all((found.arrays[name] == whole.arrays[name]).all() for name in SHAPES)
+
+
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (encoded(format=2), "format 2, this version reads 1"),
+        (encoded(policy="harmony-drl"), "a model of policy 'harmony-drl', not of 'drl'"),
+        (encoded(features=3), "trained on version 3 of what the policy sees, this one has 4"),
+        (encoded(ARRAYS | {"net.0.bias": np.zeros(5)}), r"net.0.bias has shape \(5,\), not \(2,\)"),
+        (encoded({"net.0.weight": np.zeros((2, 3))}), "net.0.bias is missing"),
+        (encoded(ARRAYS | {"net.1.bias": np.array([np.nan])}), "net.1.bias has values that are no"),
+        (encoded(ARRAYS | {"net.1.bias": np.array([np.inf])}), "net.1.bias has values that are no"),
+        (encoded(slots=(0, 64)), r"its card cannot be read: .*slots"),
+        (b"", "no whole model file"),
+        (b"PK" + bytes(100), "no whole model file"),
+    ],
+)
+def test_a_model_that_is_not_for_this_policy_is_refused_with_what_is_wrong(
+    data: bytes, said: str
+) -> None:
+    with pytest.raises(SettingsError, match=said) as refused:
+        decoded(data)
+
+    assert refused.value.field == "policy.options.model"
+    assert refused.value.hint == (
+        "leave it out for the model that ships, or: ones sim train drl --out FILE"
+    )
+    assert "\n" not in str(refused.value)
+
+
+def test_a_card_that_lies_about_its_arrays_is_refused() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("card.json", msgspec.json.encode(CARD))
+        for name in SHAPES:
+            member = io.BytesIO()
+            np.save(member, np.zeros(1))
+            file.writestr(f"{name}.npy", member.getvalue())
+
+    with pytest.raises(SettingsError, match=r"net.0.weight has shape \(1,\), not \(2, 3\)"):
+        decoded(buffer.getvalue())
+
+
+def test_pickled_objects_are_never_loaded() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("card.json", msgspec.json.encode(CARD))
+        for name in SHAPES:
+            member = io.BytesIO()
+            np.save(member, np.array([object()], dtype=object), allow_pickle=True)
+            file.writestr(f"{name}.npy", member.getvalue())
+
+    with pytest.raises(SettingsError, match="no whole model file"):
+        decoded(buffer.getvalue())
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    file = str(tmp_path / "none.npz")
+    with pytest.raises(SettingsError, match=r"none\.npz: No such file or directory; leave it out"):
+        read_model(file, policy="drl", features=4, shapes=SHAPES)
+
+
+def test_a_network_is_its_layers_with_tanh_between_them() -> None:
+    arrays = {
+        "net.0.weight": np.array([[1.0, 0.0, -1.0], [0.5, 0.5, 0.5]]),
+        "net.0.bias": np.array([0.0, 1.0]),
+        "net.1.weight": np.array([[2.0, -3.0]]),
+        "net.1.bias": np.array([0.25]),
+    }
+    found = dense_net("net", arrays)(np.array([[3.0, 2.0, 1.0], [0.0, 0.0, 0.0]]))
+
+    assert found.tolist() == [
+        [2.0 * np.tanh(2.0) - 3.0 * np.tanh(4.0) + 0.25],
+        [-3.0 * np.tanh(1.0) + 0.25],
+    ]
