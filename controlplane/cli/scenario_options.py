@@ -11,14 +11,16 @@ from cyclopts import Parameter
 from msgspec.structs import replace
 
 from controlplane.sim.models.curves.curves_model import WORK_CORE_S
+from controlplane.sim.models.harmony.harmony_model import JOB_S
 from controlplane.sim.models.interference.form import parse_interference
-from controlplane.sim.scenario import SLAQ, Scenario
+from controlplane.sim.scenario import HARMONY, SLAQ, Scenario
 from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulator_errors import TraceError
 
 MOST_GPUS: Final = 1_000_000
 MOST_FILES: Final = 1000
 TABLE2: Final = Scenario()
+USUAL: Final = {"curves": SLAQ, "harmony": HARMONY}
 
 
 @Parameter(name="*")
@@ -26,8 +28,8 @@ TABLE2: Final = Scenario()
 class Setup:
     """What is simulated; see docs/simulator.md."""
 
-    physics: Literal["table2", "profiles", "recorded", "curves"] = "table2"
-    "How jobs train: the paper's Table 2, measured tables, a cluster's journal, loss curves."
+    physics: Literal["table2", "profiles", "recorded", "curves", "harmony"] = "table2"
+    "How jobs train: the paper's Table 2, tables, a journal, loss curves, Harmony's testbed."
     profiles: str = ""
     "Folder of the measured tables (physics profiles)."
     workload: str = ""
@@ -37,14 +39,14 @@ class Setup:
     gpus: int | None = None
     "Slots of the cluster, instead of --nodes."
     nodes: str = ""
-    "Nodes: a number, or groups of GPU types such as 8xv100,8xk80; default 16, of curves 20."
+    "Nodes: a number, or groups of GPU types as 8xv100,8xk80; default 16, 20 (curves), 6 (harmony)."
     gpus_per_node: int | None = None
-    "Slots of each node; default 4, of curves 32 cores."
+    "Slots of each node; default 4, 32 cores (curves), 2 (harmony)."
     jobs: int | None = None
-    "Length of a generated trace; default 400, of curves 160."
+    "Length of a generated trace; default 400, 160 (curves), 60 (harmony)."
     interval: float | None = None
-    "Mean seconds between its submissions; default 30, of curves 15."
-    arrivals: Literal["poisson", "uniform", "bursts", "philly"] = "poisson"
+    "Mean seconds between its submissions; default 30, 15 (curves), 240 (harmony)."
+    arrivals: Literal["poisson", "uniform", "bursts", "philly", "google"] = "poisson"
     "How its submissions come."
     mix: Literal["philly", "uniform"] = "philly"
     "How its workloads are drawn."
@@ -60,7 +62,7 @@ class Setup:
     "Seconds from a question to the policy's answer."
     knowledge: Literal["L0", "L2", "L3"] = "L2"
     "What may be known: a job's own past, its relatives' too, the work that users state too."
-    interference: str = "none"
+    interference: str | None = None
     "Slow-downs between neighbours: none, pollux:S, pairwise:S, class:S, resources:S, gavel:FILE."
     utilities: bool = False
     "Generated jobs say what their ends are worth; with knowledge L3 also how long they are."
@@ -70,6 +72,10 @@ class Setup:
     "Mean seconds that a job would take on one core (physics curves)."
     scaling: float = 1.0
     "Exponent of a job's speed over its cores, above 0 and at most 1 (physics curves)."
+    job_seconds: float = JOB_S
+    "Mean seconds that a job would train by itself (physics harmony)."
+    exchange: Literal["servers", "all-reduce", "mixed"] = "servers"
+    "How workers exchange gradients (physics harmony)."
     crashes: float = 0.0
     "Share of the jobs whose scripts fail once."
     cancels: float = 0.0
@@ -91,12 +97,13 @@ class Setup:
         Raises:
             TraceError: if it makes no sense; it names the option.
         """
-        usual = SLAQ if self.physics == "curves" else TABLE2
+        usual = USUAL.get(self.physics, TABLE2)
         if self.physics == "profiles" and not self.profiles:
             hint = "give --profiles DIR, the folder of the measured tables"
             raise TraceError("physics profiles needs tables", hint, "profiles")
-        form = parse_interference(self.interference)
-        interference = f"gavel:{_absolute(form.file)}" if form.file else self.interference
+        given = usual.interference if self.interference is None else self.interference
+        form = parse_interference(given)
+        interference = f"gavel:{_absolute(form.file)}" if form.file else given
         return Scenario(
             physics=self.physics,
             profiles=_absolute(self.profiles),
@@ -119,6 +126,8 @@ class Setup:
             erratic=self.erratic,
             work_core_s=self.work,
             scaling=self.scaling,
+            job_s=self.job_seconds,
+            exchange=self.exchange,
             crash_share=self.crashes,
             cancel_share=self.cancels,
             node_loss_s=self.node_loss,

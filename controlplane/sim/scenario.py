@@ -8,6 +8,7 @@ from typing import Final, Literal
 import msgspec
 
 from controlplane.sim.models.curves.curves_model import WORK_CORE_S
+from controlplane.sim.models.harmony.harmony_model import JOB_S
 from controlplane.sim.models.interference.form import parse_interference
 from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, NodeGroup
 from controlplane.sim.simulator_errors import TraceError
@@ -18,14 +19,14 @@ LONGEST_STALL_S: Final = 500.0  # below every deadline of the core
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     """Workload, cluster and costs; with a policy and a seed it says all there is to know."""
 
-    physics: Literal["table2", "profiles", "recorded", "curves"] = "table2"
+    physics: Literal["table2", "profiles", "recorded", "curves", "harmony"] = "table2"
     profiles: str = ""  # folder of the measured tables
     workload: str = ""  # file of a trace or a recording; else one is generated
     curves: str = ""  # file of loss curves; else those that ship
     content: str = ""  # fingerprint of these files: results of others are not theirs
     jobs: int = 400
     interval_s: float = 30.0  # mean time between submissions
-    arrivals: Literal["poisson", "uniform", "bursts", "philly"] = "poisson"
+    arrivals: Literal["poisson", "uniform", "bursts", "philly", "google"] = "poisson"
     mix: Literal["philly", "uniform"] = "philly"
     warm_up: float = 0.05  # share of the jobs, from the first on, that are not counted
     nodes: tuple[NodeGroup, ...] = (NodeGroup(count=16, slots=4),)
@@ -38,6 +39,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     erratic: bool = False  # loss curves
     work_core_s: float = WORK_CORE_S  # physics curves: mean of a job's work on one slot
     scaling: float = 1.0  # physics curves: exponent of a job's speed over its slots
+    job_s: float = JOB_S  # physics harmony: mean of a job by itself
+    exchange: Literal["servers", "all-reduce", "mixed"] = "servers"  # the same, of gradients
     crash_share: float = 0.0  # of the jobs, whose scripts fail once
     cancel_share: float = 0.0  # of the jobs, that their users give up
     node_loss_s: float = 0.0  # mean time between losses of a node; 0: never
@@ -76,7 +79,7 @@ def _check(scenario: Scenario) -> None:
     least = {
         "jobs": 1, "interval_s": 1e-6, "warm_up": 0.0, "round_s": 0.0, "latency_s": 0.0,
         "crash_share": 0.0, "cancel_share": 0.0, "node_loss_s": 0.0, "node_back_s": 0.0,
-        "generations": 0, "think_s": 0.0, "work_core_s": 1e-6,
+        "generations": 0, "think_s": 0.0, "work_core_s": 1e-6, "job_s": 1e-3,
     }  # fmt: skip
     for name, low in least.items():
         _bounded(name, getattr(scenario, name), low)
@@ -118,4 +121,15 @@ SLAQ: Final = Scenario(
     interval_s=15.0,
     warm_up=0.0,
     nodes=(NodeGroup(count=20, slots=32, kind="cpu"),),
+)
+
+# Harmony, evaluation: six servers of two GPUs. It gives neither lengths nor an interval in seconds:
+# at this one jobs would keep five of eight GPUs busy if they did not disturb each other.
+HARMONY: Final = Scenario(
+    physics="harmony",
+    jobs=60,
+    interval_s=240.0,
+    warm_up=0.0,
+    nodes=(NodeGroup(count=6, slots=2),),
+    interference="resources:0.3",  # case study 1: 30% on average
 )

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.sim.models.curves.curves_model import COSTS, CurvesModel
+from controlplane.sim.models.curves import curves_model
+from controlplane.sim.models.curves.curves_model import CurvesModel
 from controlplane.sim.models.curves.loss_curves import RecordedCurves, read_curves, shipped_curves
+from controlplane.sim.models.harmony import harmony_model
+from controlplane.sim.models.harmony.harmony_model import BATCHES, HarmonyModel
 from controlplane.sim.models.interference.demands import DEMANDS, Demand, demand_of
 from controlplane.sim.models.job_model import ChangeCosts, TrainingModel
 from controlplane.sim.models.profiles.profiles_model import ProfilesModel
@@ -20,12 +24,18 @@ from controlplane.sim.scenario import Scenario
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import Trace
 from controlplane.sim.traces.curves_generator import generate_curves
+from controlplane.sim.traces.harmony_generator import generate_harmony
 from controlplane.sim.traces.recording_file import read_recording
 from controlplane.sim.traces.table2_generator import generate
 from controlplane.sim.traces.trace_csv import read_trace
 from controlplane.sim.traces.utilities import with_utilities
 
 USUAL_STALL_S: Final = 30.0  # of every change, where neither the scenario nor a model says
+USUAL_COSTS: Final[Mapping[str, ChangeCosts]] = {
+    "table2": TYPICAL_COSTS,
+    "curves": curves_model.COSTS,
+    "harmony": harmony_model.COSTS,
+}
 PUBLISHED: Final[Mapping[str, Mapping[str, Any]]] = {
     # As in the simulator that was published with the profiles.
     "tiresias": {"limits": [57_600.0], "placer": "emptiest"},
@@ -60,6 +70,13 @@ def model_of(scenario: Scenario) -> TrainingModel:
             scaling=scenario.scaling,
             stated=stated,
         )
+    if scenario.physics == "harmony":
+        return HarmonyModel(
+            costs_of(scenario),
+            slots_per_node=scenario.widest,
+            job_s=scenario.job_s,
+            stated=stated,
+        )
     return Table2Model(stated=stated, erratic=scenario.erratic)
 
 
@@ -69,6 +86,9 @@ def usual_demands(scenario: Scenario) -> tuple[Demand, ...]:
     Args:
         scenario: its physics.
     """
+    if scenario.physics == "harmony":
+        servers = 0 if scenario.exchange == "all-reduce" else 2  # of 1 to 3
+        return tuple(replace(demand_of(name), servers=servers) for name in BATCHES)
     names = ROWS if scenario.physics == "table2" else DEMANDS
     return tuple(demand_of(name) for name in names)
 
@@ -128,6 +148,18 @@ def trace_of(scenario: Scenario, seed: int) -> Trace:
             work_core_s=scenario.work_core_s,
             most_slots=scenario.slots,
         )
+    if scenario.physics == "harmony":
+        return generate_harmony(
+            jobs=scenario.jobs,
+            seed=seed,
+            arrivals=scenario.arrivals,
+            mean_interval_s=scenario.interval_s,
+            exchange=scenario.exchange,
+            job_s=scenario.job_s,
+            crash_share=scenario.crash_share,
+            cancel_share=scenario.cancel_share,
+            most_slots=scenario.slots,
+        )
     trace = generate(
         jobs=scenario.jobs,
         seed=seed,
@@ -147,13 +179,13 @@ def costs_of(scenario: Scenario) -> ChangeCosts:
     """What changes take, as far as it does not depend on the job.
 
     With the profiles 30 s for everything, unless it was said; of Table 2's models the middle; with
-    loss curves hardly anything.
+    loss curves hardly anything; in Harmony's testbed seconds.
 
     Args:
         scenario: with the seconds that it states; None: the usual ones.
     """
-    if scenario.physics in {"table2", "curves"}:
-        usual = COSTS if scenario.physics == "curves" else TYPICAL_COSTS
+    usual = USUAL_COSTS.get(scenario.physics)
+    if usual is not None:
         return usual.overridden(scenario.stall_s, scenario.first_stall_s)
     stall_s = USUAL_STALL_S if scenario.stall_s is None else scenario.stall_s
     start_s = stall_s if scenario.first_stall_s is None else scenario.first_stall_s

@@ -16,6 +16,7 @@ from controlplane.sim.traces.philly_quantiles import mean_gap_s, sample_gaps
 FloatArray = NDArray[np.float64]
 
 HOUR_S: Final = 3600.0
+STRETCH: Final = 20  # jobs that come at one rate
 # Share of the submissions of the Philly trace in each hour of the day, as its clocks show it; see
 # `gpu_times` for the source.
 BY_HOUR: Final = (
@@ -83,6 +84,38 @@ def bursts(rng: Generator, jobs: int, mean_s: float, size: int = 4) -> FloatArra
         raise ValueError(f"a burst has at least 1 job, not {size}")
     groups = -(-jobs // size)
     return np.repeat(poisson(rng, groups, size * mean_s), size)[:jobs]
+
+
+def google(
+    rng: Generator, jobs: int, mean_s: float, *, spread: float = 0.25, together: float = 3.0
+) -> FloatArray:
+    """Bursts on a load that rises and falls, like Google's cluster trace; our own generator.
+
+    Harmony takes the arrivals of that trace, scaled down. Here users submit geometric groups of
+    `together` jobs on average, at a rate that is drawn anew for each stretch of about twenty jobs,
+    log-normal with a coefficient of variation of `spread`; both numbers are chosen.
+
+    Args:
+        rng: where chance comes from.
+        jobs: how many.
+        mean_s: between jobs, above 0.
+        spread: of the rate, above 0.
+        together: jobs of a group on average, at least 1.
+
+    Returns:
+        Shape (jobs,), seconds.
+
+    Raises:
+        ValueError: if a number is out of its range.
+    """
+    _check(jobs, mean_s)
+    sizes = rng.geometric(1.0 / together, jobs)
+    sigma = np.sqrt(np.log1p(spread**2))
+    rates = rng.lognormal(-(sigma**2) / 2.0, sigma, jobs)  # of stretches; of mean 1
+    each = rates[(np.cumsum(sizes) // STRETCH) % max(1, jobs)]
+    slowed = np.exp(sigma**2)  # the mean of 1 / rate
+    gaps = rng.exponential(together * mean_s, jobs) / each / slowed
+    return np.repeat(np.cumsum(gaps), sizes)[:jobs]
 
 
 def philly(

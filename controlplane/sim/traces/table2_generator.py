@@ -28,6 +28,7 @@ PROCESSES: Final[Mapping[str, Arrivals]] = {
     "uniform": processes.uniform,
     "bursts": processes.bursts,
     "philly": processes.philly,
+    "google": processes.google,
 }
 
 

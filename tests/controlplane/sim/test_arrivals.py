@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from numpy.random import Generator, default_rng
 from numpy.typing import NDArray
 
-from controlplane.sim.traces.arrivals import BY_HOUR, bursts, philly, poisson, uniform
+from controlplane.sim.traces.arrivals import BY_HOUR, bursts, google, philly, poisson, uniform
 from controlplane.sim.traces.philly_quantiles import (
     GAP_S,
     GPU_TIME_S,
@@ -35,7 +35,7 @@ def by_day(rng: Generator, jobs: int, mean_s: float) -> FloatArray:
     return philly(rng, jobs, mean_s, begin_hour=9.5)
 
 
-PROCESSES: list[Process] = [poisson, uniform, in_threes, philly, by_day]
+PROCESSES: list[Process] = [poisson, uniform, in_threes, philly, by_day, google]
 
 
 @pytest.mark.parametrize("process", PROCESSES)
@@ -49,6 +49,12 @@ def test_moments_grow_from_zero_and_depend_on_the_seed_only(
     assert found.shape == (jobs,)
     assert (np.diff(found, prepend=0.0) >= -1e-6 * mean_s).all()
     assert found.tolist() == process(default_rng(seed), jobs, mean_s).tolist()
+
+
+def test_jobs_like_google_s_come_in_groups_of_three_on_average() -> None:
+    found = google(default_rng(2), 30_000, 30.0)
+
+    assert 30_000 / np.unique(found).size == pytest.approx(3.0, rel=0.03)
 
 
 @pytest.mark.parametrize("process", PROCESSES)
