@@ -1,0 +1,1 @@
+"""Which model visits which partition next, and where."""

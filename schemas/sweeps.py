@@ -1,0 +1,253 @@
+"""What a user asks for: a sweep over configurations of one training."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Final, Literal
+
+import msgspec
+
+from schemas.errors import SettingsError
+
+Value = str | int | float | bool
+Values = Mapping[str, Value]
+
+MAX_CONFIGURATIONS: Final = 10_000
+MAX_EPOCHS: Final = 1_000_000
+MAX_PARTITIONS: Final = 4096
+MAX_CHOICES: Final = 1000
+PARAMETER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+FORMS: Final = ("choice", "uniform", "log_uniform", "integer", "log_integer")
+
+
+class Parameter(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What one value of a configuration is drawn from; exactly one of its forms."""
+
+    choice: tuple[Value, ...] | None = None
+    uniform: tuple[float, float] | None = None  # least, most
+    log_uniform: tuple[float, float] | None = None  # its logarithm is uniform; above 0
+    integer: tuple[int, int] | None = None  # least, most, both included
+    log_integer: tuple[int, int] | None = None  # the same, small ones as often as large ones
+    when: Mapping[str, tuple[Value, ...]] = {}  # only where these have one of these values
+
+    @property
+    def form(self) -> str:
+        """The form that it has; empty if none."""
+        return next((form for form in FORMS if getattr(self, form) is not None), "")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Least and most; of a choice, of the places in it."""
+        if self.choice is not None:
+            return 0, len(self.choice) - 1
+        return self.uniform or self.log_uniform or self.integer or self.log_integer or (0, 0)
+
+
+def choice(*values: Value) -> Parameter:
+    """One of `values`, each as likely."""
+    return Parameter(choice=values)
+
+
+def uniform(least: float, most: float) -> Parameter:
+    """A number between these."""
+    return Parameter(uniform=(least, most))
+
+
+def log_uniform(least: float, most: float) -> Parameter:
+    """A number between these, each order of magnitude as likely; `least` is above 0."""
+    return Parameter(log_uniform=(least, most))
+
+
+def integer(least: int, most: int) -> Parameter:
+    """A whole number, both ends included."""
+    return Parameter(integer=(least, most))
+
+
+Space = Mapping[str, Parameter]
+
+
+class Grid(msgspec.Struct, frozen=True, tag="grid", tag_field="type", forbid_unknown_fields=True):
+    """Every combination of choices and whole numbers, to the last epoch."""
+
+
+class RandomSearch(
+    msgspec.Struct, frozen=True, tag="random", tag_field="type", forbid_unknown_fields=True
+):
+    """Configurations drawn by chance, each to the last epoch."""
+
+    configurations: int
+
+
+class SuccessiveHalving(
+    msgspec.Struct,
+    frozen=True,
+    tag="successive_halving",
+    tag_field="type",
+    forbid_unknown_fields=True,
+):
+    """Rungs that wait for all (Jamieson and Talwalkar, AISTATS '16): the best 1 / eta go on."""
+
+    configurations: int
+    min_epochs: int = 1
+    eta: int = 3
+
+
+class Hyperband(
+    msgspec.Struct, frozen=True, tag="hyperband", tag_field="type", forbid_unknown_fields=True
+):
+    """Brackets of successive halving from many short to few long (Li et al., JMLR '18)."""
+
+    eta: int = 3
+
+
+class Asha(msgspec.Struct, frozen=True, tag="asha", tag_field="type", forbid_unknown_fields=True):
+    """Rungs that wait for nobody (Li et al., MLSys '20): promoted as soon as among the best."""
+
+    configurations: int
+    min_epochs: int = 1
+    eta: int = 3
+
+
+class MedianStopping(
+    msgspec.Struct, frozen=True, tag="median", tag_field="type", forbid_unknown_fields=True
+):
+    """Who is worse than the median of the others stops (Golovin et al., KDD '17)."""
+
+    configurations: int
+    grace_epochs: int = 1
+    min_others: int = 3  # that have come as far
+
+
+class PopulationBased(
+    msgspec.Struct, frozen=True, tag="pbt", tag_field="type", forbid_unknown_fields=True
+):
+    """The worst quarter goes on as changed copies of the best (Jaderberg et al., 2017)."""
+
+    population: int
+    interval_epochs: int = 1
+    resample: float = 0.25  # how often a value is drawn anew instead of perturbed
+
+
+Searcher = (
+    Grid | RandomSearch | SuccessiveHalving | Hyperband | Asha | MedianStopping | PopulationBased
+)
+
+
+class SearchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is searched, how, and what is best."""
+
+    space: Mapping[str, Parameter]
+    searcher: Searcher
+    epochs: int  # that a configuration gets at most
+    metric: str
+    mode: Literal["max", "min"] = "max"
+    seed: int = 0
+
+
+def check_search(spec: SearchSpec) -> None:
+    """Refuse what no sweep can do.
+
+    Args:
+        spec: as its user wrote it.
+
+    Raises:
+        SettingsError: names the field and the remedy.
+    """
+    if not spec.space:
+        raise SettingsError("space is empty", "give at least one value to choose", "space")
+    for name, parameter in spec.space.items():
+        _check_parameter(name, parameter, spec.space)
+    _check_conditions(spec.space)
+    if not 1 <= spec.epochs <= MAX_EPOCHS:
+        raise SettingsError(
+            f"epochs = {spec.epochs} is outside 1 to {MAX_EPOCHS}", "choose one inside", "epochs"
+        )
+    if not spec.metric:
+        raise SettingsError("metric is empty", "name what eval_fn returns", "metric")
+    _check_searcher(spec)
+
+
+def _check_parameter(name: str, parameter: Parameter, space: Space) -> None:
+    field = f"space.{name}"
+    if not PARAMETER_NAME.fullmatch(name):
+        what = f"{field}: {name!r} is no name of an argument"
+        raise SettingsError(what, "letters, digits and _, at most 64", field)
+    given = [form for form in FORMS if getattr(parameter, form) is not None]
+    if len(given) != 1:
+        what = f"{field} has {' and '.join(given) or 'no values'}"
+        raise SettingsError(what, f"give exactly one of {', '.join(FORMS)}", field)
+    if parameter.choice is not None:
+        _check_choice(field, parameter.choice)
+    else:
+        _check_range(field, given[0], getattr(parameter, given[0]))
+    for other, values in parameter.when.items():
+        if other not in space or other == name:
+            what = f"{field}.when names {other!r}"
+            raise SettingsError(what, "name another value of the space", f"{field}.when")
+        if not values:
+            raise SettingsError(
+                f"{field}.when.{other} is empty", "list the values that it goes with", field
+            )
+
+
+def _check_choice(field: str, values: tuple[Value, ...]) -> None:
+    if not 1 <= len(values) <= MAX_CHOICES:
+        what = f"{field}.choice has {len(values)} values"
+        raise SettingsError(what, f"give 1 to {MAX_CHOICES}", field)
+    if len({(type(value), value) for value in values}) < len(values):
+        raise SettingsError(f"{field}.choice repeats a value", "give each once", field)
+    for value in values:
+        if isinstance(value, float) and not math.isfinite(value):
+            raise SettingsError(f"{field}.choice has {value}", "give finite numbers", field)
+
+
+def _check_range(field: str, form: str, bounds: tuple[float, float]) -> None:
+    least, most = bounds
+    if not (math.isfinite(least) and math.isfinite(most) and least < most):
+        what = f"{field}.{form} = [{least}, {most}] is no range"
+        raise SettingsError(what, "give two finite numbers, the smaller first", field)
+    if form.startswith("log") and least <= 0:
+        what = f"{field}.{form} begins at {least}"
+        raise SettingsError(what, "logarithms need numbers above 0", field)
+
+
+def _check_conditions(space: Space) -> None:
+    """No value may depend on itself."""
+    for name in space:
+        seen, ahead = {name}, list(space[name].when)
+        while ahead:
+            other = ahead.pop()
+            if other == name:
+                what = f"space.{name}.when depends on itself"
+                raise SettingsError(what, "take one `when` of the circle out", f"space.{name}")
+            if other not in seen:
+                seen.add(other)
+                ahead += space[other].when
+
+
+def _check_searcher(spec: SearchSpec) -> None:
+    searcher = spec.searcher
+    if isinstance(searcher, Grid):
+        for name, parameter in spec.space.items():
+            if parameter.form not in {"choice", "integer"}:
+                what = f"searcher grid cannot list space.{name}.{parameter.form}"
+                raise SettingsError(
+                    what, "use choice or integer, or another searcher", f"space.{name}"
+                )
+        return
+    for field, least, most in (
+        ("configurations", 1, MAX_CONFIGURATIONS),
+        ("population", 4, MAX_CONFIGURATIONS),
+        ("eta", 2, 100),
+        ("min_epochs", 1, spec.epochs),
+        ("interval_epochs", 1, spec.epochs),
+        ("grace_epochs", 1, spec.epochs),
+        ("min_others", 1, MAX_CONFIGURATIONS),
+        ("resample", 0, 1),
+    ):
+        value = getattr(searcher, field, least)
+        if not least <= value <= most:
+            what = f"searcher.{field} = {value} is outside {least} to {most}"
+            raise SettingsError(what, "choose one inside", f"searcher.{field}")

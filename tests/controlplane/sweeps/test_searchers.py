@@ -1,0 +1,207 @@
+"""Who is tried, who goes on, and who is stopped."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.sweeps.randomness import stream
+from controlplane.sweeps.searchers.search import brackets, next_decisions
+from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, with_score
+from schemas.sweeps import (
+    Asha,
+    Grid,
+    Hyperband,
+    MedianStopping,
+    PopulationBased,
+    RandomSearch,
+    Searcher,
+    SuccessiveHalving,
+    choice,
+    integer,
+    log_uniform,
+)
+from tests.support.sizes import examples
+from tests.support.sweeps import played, search, settled
+
+SPACE = {"lr": log_uniform(1e-4, 1e-1), "layers": integer(1, 4), "kind": choice("a", "b")}
+GRID = {"layers": integer(1, 4), "kind": choice("a", "b")}
+
+
+def by_chance(seed: int, failing: float = 0.0) -> dict[tuple[int, int], float]:
+    rng = stream(seed)
+    return {
+        (trial, epoch): math.nan if rng.random() < failing else rng.random()
+        for trial in range(200)
+        for epoch in range(1, 30)
+    }
+
+
+def searchers() -> st.SearchStrategy[Searcher]:
+    many, eta = st.integers(1, 12), st.integers(2, 4)
+    return st.one_of(
+        st.builds(Grid),
+        st.builds(RandomSearch, configurations=many),
+        st.builds(SuccessiveHalving, configurations=many, min_epochs=st.integers(1, 4), eta=eta),
+        st.builds(Hyperband, eta=eta),
+        st.builds(Asha, configurations=many, min_epochs=st.integers(1, 4), eta=eta),
+        st.builds(MedianStopping, configurations=many, grace_epochs=st.integers(1, 3)),
+        st.builds(
+            PopulationBased, population=st.integers(4, 12), interval_epochs=st.integers(1, 3)
+        ),
+    )
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(searchers(), st.integers(4, 9), st.integers(0, 99), st.sampled_from([0.0, 0.1, 1.0]))
+def test_every_search_ends_and_trains_nobody_beyond_the_last_epoch(
+    searcher: Searcher, epochs: int, seed: int, failing: float
+) -> None:
+    scores = by_chance(seed, failing)
+    spec = search(searcher, epochs, GRID if isinstance(searcher, Grid) else SPACE, seed)
+
+    trials = played(spec, lambda trial, epoch: scores[trial.number, epoch], stream(seed))
+
+    assert all(trial.ended for trial in trials)
+    assert all(trial.epochs <= trial.granted <= epochs for trial in trials)
+    if not failing:
+        assert any(trial.epochs == epochs for trial in trials), "somebody is trained to the end"
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    searchers().filter(lambda one: not isinstance(one, Asha | MedianStopping)),
+    st.integers(0, 99),
+    st.integers(0, 99),
+)
+def test_searchers_that_wait_come_to_the_same_trials_whoever_is_first(
+    searcher: Searcher, seed: int, order: int
+) -> None:
+    scores = by_chance(seed, failing=0.05)
+    spec = search(searcher, 6, GRID if isinstance(searcher, Grid) else SPACE, seed)
+
+    def score(trial: Trial, epoch: int) -> float:
+        return scores[trial.number, epoch]
+
+    assert played(spec, score, stream(order)) == played(spec, score, stream(order + 1))
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(1, 40), st.integers(2, 4), st.integers(0, 99))
+def test_successive_halving_keeps_exactly_one_in_eta_of_every_rung_in_any_order(
+    many: int, eta: int, seed: int
+) -> None:
+    scores = by_chance(seed)
+    spec = search(SuccessiveHalving(many, eta=eta), epochs=eta**2)
+
+    trials = played(spec, lambda trial, epoch: scores[trial.number, epoch], stream(seed))
+
+    second = max(1, many // eta)
+    third = max(1, second // eta)
+    came = Counter(trial.epochs for trial in trials)
+    assert came == Counter({1: many - second}) + Counter({eta: second - third}) + Counter(
+        {eta**2: third}
+    )
+    stayed = sorted((scores[number, 1] for number in range(many)), reverse=True)[:second]
+    assert sorted(trial.scores[0] for trial in trials if trial.epochs > 1) == sorted(stayed)
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(st.integers(2, 20), st.integers(2, 4), st.integers(0, 99))
+def test_asha_promotes_nobody_who_is_not_among_the_best_that_came_so_far(
+    many: int, eta: int, seed: int
+) -> None:
+    scores, order = by_chance(seed), stream(seed)
+    spec = search(Asha(many, eta=eta), epochs=eta**2)
+    trials, _ = settled(spec, [])
+    while training := [trial for trial in trials if not trial.ended and not trial.waits]:
+        one = training[order.randrange(len(training))]
+        trials[one.number] = with_score(one, scores[one.number, one.epochs + 1], spec.epochs)
+        before = list(trials)
+        trials, said = settled(spec, trials)
+        for grant in (one for one in said if isinstance(one, Grant)):
+            level = before[grant.trial].granted
+            here = sorted((t.scores[level - 1] for t in before if t.epochs >= level), reverse=True)
+            places = max(len(here) // eta, all(t.epochs >= level or t.ended for t in before))
+            assert before[grant.trial].scores[level - 1] in here[:places]
+
+
+def test_hyperband_has_the_brackets_of_its_paper() -> None:
+    assert brackets(81, 3) == [(81, 1), (34, 3), (15, 9), (8, 27), (5, 81)]
+
+
+@pytest.mark.parametrize("most", [1, 2, 10, 80])
+def test_hyperband_begins_within_the_epochs_that_there_are(most: int) -> None:
+    assert all(many >= 1 and 1 <= least <= most for many, least in brackets(most, 3))
+
+
+def test_a_grid_tries_every_combination_to_the_end() -> None:
+    decisions = next_decisions(search(Grid(), epochs=5, space=GRID), [])
+
+    assert decisions == [
+        Add({"layers": layers, "kind": kind}, epochs=5)
+        for layers in (1, 2, 3, 4)
+        for kind in ("a", "b")
+    ]
+
+
+def test_who_is_worse_than_the_median_of_the_others_stops() -> None:
+    spec = search(MedianStopping(4, grace_epochs=2))
+    good = [Trial(n, {"lr": 0.1}, 9, scores=(0.5, 0.7)) for n in range(3)]
+    early = Trial(3, {"lr": 0.1}, 9, scores=(0.2,))
+    late = Trial(3, {"lr": 0.1}, 9, scores=(0.2, 0.59))
+
+    assert next_decisions(spec, [*good, early]) == []
+    assert next_decisions(spec, [*good, late]) == [
+        Stop(3, "its best is below the median of 3 others after 2 epochs")
+    ]
+
+
+def test_the_worst_of_a_population_give_way_to_changed_copies_of_the_best() -> None:
+    spec = search(PopulationBased(4, interval_epochs=2, resample=0.0), epochs=6)
+    trials = [
+        Trial(n, {"lr": 0.01}, granted=2, scores=(0.0, score))
+        for n, score in enumerate((0.3, 0.9, 0.1, 0.5))
+    ]
+
+    add, stop, *grants = next_decisions(spec, trials)
+
+    assert isinstance(add, Add)
+    assert (add.epochs, add.parent) == (4, 1)
+    assert add.values["lr"] in (pytest.approx(0.008), pytest.approx(0.012))
+    assert stop == Stop(2, "among the worst 1 of 4 after 2 epochs; a changed copy of 1 goes on")
+    assert grants == [Grant(0, 4), Grant(1, 4), Grant(3, 4)]
+
+
+def test_a_population_waits_for_its_slowest() -> None:
+    spec = search(PopulationBased(4, interval_epochs=2), epochs=6)
+    trials = [Trial(n, {"lr": 0.01}, granted=2, scores=(0.1, 0.2)) for n in range(3)]
+
+    assert next_decisions(spec, [*trials, Trial(3, {"lr": 0.01}, granted=2, scores=(0.1,))]) == []
+
+
+def test_a_trial_without_a_finite_score_failed_and_the_others_go_on() -> None:
+    spec = search(SuccessiveHalving(3, eta=3), epochs=3)
+    trials, _ = settled(spec, [])
+    for number, score in enumerate((math.nan, 0.1, math.inf)):
+        trials[number] = with_score(trials[number], score, spec.epochs)
+
+    after, _ = settled(spec, trials)
+
+    assert [trial.ended for trial in after] == ["failed", "", "failed"]
+    assert after[1].granted == 3
+
+
+def test_the_best_is_the_highest_score_at_its_earliest_epoch() -> None:
+    trials = [
+        Trial(0, {}, 3, scores=(0.5, 0.9, 0.9)),
+        Trial(1, {}, 3, scores=(0.9, 0.1)),
+        Trial(2, {}, 5, scores=(0.9,), parent=0, began_at=3),
+    ]
+
+    assert best(trials) == (1, 1)
+    assert best([]) is None
