@@ -236,6 +236,10 @@ def _check_searcher(spec: SearchSpec) -> None:
                 raise SettingsError(
                     what, "use choice or integer, or another searcher", f"space.{name}"
                 )
+        many = math.prod(int(most - least) + 1 for least, most in _bounds_of(spec.space))
+        if many > MAX_CONFIGURATIONS:
+            what = f"space lists {many} configurations, more than {MAX_CONFIGURATIONS}"
+            raise SettingsError(what, "give fewer values, or draw some at random", "space")
         return
     for field, least, most in (
         ("configurations", 1, MAX_CONFIGURATIONS),
@@ -251,3 +255,7 @@ def _check_searcher(spec: SearchSpec) -> None:
         if not least <= value <= most:
             what = f"searcher.{field} = {value} is outside {least} to {most}"
             raise SettingsError(what, "choose one inside", f"searcher.{field}")
+
+
+def _bounds_of(space: Space) -> list[tuple[float, float]]:
+    return [parameter.bounds for parameter in space.values()]

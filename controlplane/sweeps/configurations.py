@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import product
-from random import Random
+from typing import TYPE_CHECKING
 
 from controlplane.sweeps.randomness import stream
 from schemas.sweeps import Parameter, Space, Value, Values
+
+if TYPE_CHECKING:
+    from random import Random
 
 LESS, MORE = 0.8, 1.2  # factors of population based training (Jaderberg et al. 2017, section 4)
 
@@ -42,15 +45,6 @@ def grid(space: Space) -> list[dict[str, Value]]:
         one = _where_they_apply(space, given.__getitem__)
         found.setdefault(tuple(one.items()), one)
     return list(found.values())
-
-
-def grid_size(space: Space) -> int:
-    """The most that `grid` can list, without listing it.
-
-    Args:
-        space: of choices and whole numbers.
-    """
-    return math.prod(len(_listed(parameter)) for parameter in space.values())
 
 
 def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[str, Value]:

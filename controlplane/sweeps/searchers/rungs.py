@@ -56,8 +56,8 @@ def asynchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> li
 
     ASHA (Li et al., MLSys '20, algorithm 2), highest rung first. Paper: where nobody can be
     promoted a new configuration begins. Here all are there from the beginning, and paused ones
-    cost nothing. So that small sweeps end, the best of a rung goes on when nobody else will come
-    to it.
+    cost nothing. When nobody trains and nobody is among the best, the first of the highest rung
+    goes on until one is trained to the end; then the others stop.
 
     Args:
         trials: all of them.
@@ -65,24 +65,23 @@ def asynchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> li
         eta: one in so many goes on.
     """
     found: list[Decision] = []
-    for at in reversed(range(len(levels) - 1)):
-        level, following = levels[at], levels[at + 1]
+    for level, following in reversed(list(pairwise(levels))):
         here = ranked(trials, level)
-        complete = not any(_may_come(trial, level) for trial in trials)
-        places = len(here) // eta
-        if complete and here:
-            places = max(places, 1)
-        promoted = [trial for trial in here[:places] if trial.waits and trial.granted == level]
-        found += [Grant(trial.number, following) for trial in promoted]
-    if not found and all(trial.ended or trial.waits for trial in trials):
-        found += [
-            Stop(trial.number, f"not promoted beyond {trial.epochs} epochs")
-            for trial in trials
-            if not trial.ended
-        ]
-    return found
+        promoted = here[: len(here) // eta]
+        found += [Grant(one.number, following) for one in promoted if _waits_at(one, level)]
+    if found or any(not trial.ended and not trial.waits for trial in trials):
+        return found
+    if not any(trial.epochs >= levels[-1] for trial in trials):
+        for level, following in reversed(list(pairwise(levels))):
+            waiting = [trial for trial in ranked(trials, level) if _waits_at(trial, level)]
+            if waiting:
+                return [Grant(waiting[0].number, following)]
+    return [
+        Stop(trial.number, f"not promoted after {trial.epochs} epoch{'s' * (trial.epochs != 1)}")
+        for trial in trials
+        if not trial.ended
+    ]
 
 
-def _may_come(trial: Trial, level: int) -> bool:
-    """Whether it may still get to the end of this rung."""
-    return not trial.ended and trial.epochs < level
+def _waits_at(trial: Trial, level: int) -> bool:
+    return trial.waits and trial.granted == level
