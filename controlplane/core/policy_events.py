@@ -97,6 +97,7 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
         samples_done=info.samples_done,
         train_loss=info.train_loss,
         noise_scale=info.noise_scale,
+        beside=info.beside,
     )
 
 

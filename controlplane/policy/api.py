@@ -9,6 +9,7 @@ import msgspec
 
 from schemas.ids import JobId, NodeId, Seconds, SlotId
 from schemas.jobs import Utility
+from schemas.messages.client import NodeCrowd
 
 if TYPE_CHECKING:
     from numpy.random import Generator
@@ -108,6 +109,7 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
     samples_done: int = 0  # since the job began; 0: not known
     train_loss: float | None = None
     noise_scale: float | None = None  # of its gradients, samples; as reported, not smoothed
+    beside: tuple[NodeCrowd, ...] | None = None  # of each of its nodes; None: it was not the same
 
 
 class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
@@ -230,6 +232,21 @@ class Oracle(Protocol):
         Args:
             job: as the view shows it.
             slots: that it would have, close together.
+        """
+        ...
+
+    def speed_share(
+        self,
+        job: JobId,
+        layouts: Mapping[JobId, Mapping[NodeId, int]],
+        on: Mapping[NodeId, Mapping[JobId, int]],
+    ) -> float:
+        """The share that a job would keep of its speed alone and close together, in (0, 1].
+
+        Args:
+            job: active.
+            layouts: workers of every job on each of its nodes, as they would be.
+            on: each node that it would be on, and the workers there of every job, itself too.
         """
         ...
 

@@ -60,6 +60,13 @@ POLICIES: Final[Mapping[str, Entry]] = {
         "controlplane.policy.baselines.fair:Fair",
         options="controlplane.policy.baselines.fair:FairOptions",
     ),
+    "harmony": Entry(
+        "controlplane.policy.harmony.policy:Harmony",
+        options="controlplane.policy.harmony.options:HarmonyOptions",
+        searches=True,
+        oracle="may",
+        gangs=True,
+    ),
     "gittins": Entry(
         "controlplane.policy.baselines.gittins:Gittins",
         options="controlplane.policy.baselines.gittins:GittinsOptions",

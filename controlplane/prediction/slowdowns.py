@@ -18,18 +18,18 @@ ROUNDS: Final = 4  # in which slow-downs below zero are taken out
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """The mean time of a step at one size, on one type of GPU, beside one neighbour."""
+    """The mean time of a step at one size, on one type of GPU, beside some neighbours."""
 
     size: Hashable
     gpu_type: str
-    colocation: Hashable  # class of the worst neighbour; None: alone
+    beside: tuple[Hashable, ...]  # classes of the neighbours that count, each of which adds
     log_step_s: float
     weight: float
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """log(step) = base[size] + gpu_types[gpu_type] + colocations[class of the worst neighbour]."""
+    """log(step) = base[size] + gpu_types[gpu_type] + the sum of colocations[class of neighbour]."""
 
     base: Mapping[Hashable, float]
     gpu_types: Mapping[str, float]
@@ -40,6 +40,7 @@ def separate(
     seen: Sequence[Observation],
     gpu_types: Mapping[str, float],
     colocations: Mapping[Any, float],
+    colocation_trust: float = COLOCATION_TRUST,
 ) -> Parts:
     """Tell apart what makes steps long, by ridge regression; slow-downs are not negative.
 
@@ -51,20 +52,21 @@ def separate(
         seen: of one family.
         gpu_types: what is believed of each GPU type, logarithms.
         colocations: what is believed of each class of neighbours.
+        colocation_trust: weight of that belief, in samples.
     """
     sizes = {size: n for n, size in enumerate(dict.fromkeys(o.size for o in seen))}
     types = {
         gpu_type: n + len(sizes)
         for n, gpu_type in enumerate(dict.fromkeys(o.gpu_type for o in seen))
     }
-    others = dict.fromkeys(o.colocation for o in seen if o.colocation is not None)
+    others = dict.fromkeys(one for o in seen for one in o.beside)
     classes = {one: n + len(sizes) + len(types) for n, one in enumerate(others)}
     prior = np.zeros(len(sizes) + len(types) + len(classes))
     trust = np.full(len(prior), 1e-6)
     for gpu_type, at in types.items():
         prior[at], trust[at] = gpu_types.get(gpu_type, 0.0), TYPE_TRUST
     for one, at in classes.items():
-        prior[at], trust[at] = colocations.get(one, 0.0), COLOCATION_TRUST
+        prior[at], trust[at] = colocations.get(one, 0.0), colocation_trust
     matrix = _design(seen, [sizes, types, classes])
     weight = np.array([o.weight for o in seen])
     target = np.array([o.log_step_s for o in seen])
@@ -78,12 +80,13 @@ def separate(
 
 
 def _design(seen: Sequence[Observation], columns: Sequence[Mapping[Any, int]]) -> FloatArray:
-    """A one for the size, the type and the neighbour of each observation, shape (O, unknowns)."""
+    """Counts of the size, the type and the neighbours of each observation, (O, unknowns)."""
     matrix = np.zeros((len(seen), sum(map(len, columns))))
     for row, one in enumerate(seen):
-        for part, column in zip((one.size, one.gpu_type, one.colocation), columns, strict=True):
-            if part in column:  # alone: no column
-                matrix[row, column[part]] = 1.0
+        parts = ((one.size,), (one.gpu_type,), one.beside)
+        for found, column in zip(parts, columns, strict=True):
+            for part in found:
+                matrix[row, column[part]] += 1.0
     return matrix
 
 

@@ -20,9 +20,10 @@ from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
 from controlplane.sim.engine.simulated_planner import SimulatedPlanner
 from controlplane.sim.engine.simulation import Recorder, Simulation
 from controlplane.sim.engine.simulator_oracle import SimulatorOracle
-from controlplane.sim.engine.training_jobs import SimulatedTrainingJobs
+from controlplane.sim.engine.training_jobs import ImaginedJobs, SimulatedTrainingJobs
 from controlplane.sim.models.interference.form import parse_interference
 from controlplane.sim.models.interference.making import make_interference
+from controlplane.sim.models.interference.rule import Interference, TrainingJobs
 from controlplane.sim.models.job_model import TrainingModel
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import model_of, options_of, trace_of, usual_demands
@@ -129,18 +130,21 @@ def _built(
     )
     specs = node_specs(scenario.nodes)
     simulation = Simulation(kernel, specs, sim_options, record=record)
-    oracle = SimulatorOracle(kernel, simulation.jobs, scenario.widest)
+    imagined = ImaginedJobs(simulation.jobs, specs)
+    rule = _interference(run, imagined)
+    oracle = SimulatorOracle(kernel, simulation.jobs, scenario.widest, imagined, rule)
     policy = made or make(run.policy, run.options, oracle)
     planner = simulation.use_policy(policy, planner_options)
-    interference = make_interference(
-        parse_interference(scenario.interference),
-        SimulatedTrainingJobs(simulation.jobs, specs),
-        run.seed,
-        usual_demands(scenario),
-    )
+    interference = _interference(run, SimulatedTrainingJobs(simulation.jobs, specs))
     if interference is not None:
         simulation.use_interference(interference)
     return simulation, planner
+
+
+def _interference(run: _Run, jobs: TrainingJobs) -> Interference | None:
+    """The rule by which these jobs slow each other down."""
+    form = parse_interference(run.scenario.interference)
+    return make_interference(form, jobs, run.seed, usual_demands(run.scenario))
 
 
 def _schedule(run: _Run, simulation: Simulation) -> None:

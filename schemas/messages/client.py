@@ -233,6 +233,9 @@ class Decision(Message, tag="client.decision.1"):
     took_s: float = 0.0
 
 
+NodeCrowd = tuple[int, tuple[str, ...]]  # own workers on a node, families of other jobs there
+
+
 class EpochInfo(Message, tag="client.epoch_info.1"):
     """What an epoch achieved."""
 
@@ -252,6 +255,7 @@ class EpochInfo(Message, tag="client.epoch_info.1"):
     epoch_samples: int = 0  # ||D||; 0: not known
     trained_samples: int | None = None  # of this epoch; None: not known
     left_early: bool = False  # the script left its loop before the epoch's end
+    beside: tuple[NodeCrowd, ...] | None = None  # of each of its nodes; None: it was not the same
 
 
 class VersionInfo(Message, tag="client.version_info.3"):

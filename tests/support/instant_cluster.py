@@ -9,7 +9,7 @@ import msgspec
 from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, Reason, SlotView
-from schemas.ids import JobId, Seconds, SlotId
+from schemas.ids import JobId, NodeId, Seconds, SlotId
 from tests.support.views import taken_slots
 
 ENOUGH = 20  # questions at one moment
@@ -30,6 +30,14 @@ class ToldOracle:
 
     def remaining_s(self, job: JobView, slots: int) -> float:
         return self.remaining_steps(job) * self.step_s(job, slots)
+
+    def speed_share(
+        self,
+        job: JobId,
+        layouts: Mapping[JobId, Mapping[NodeId, int]],
+        on: Mapping[NodeId, Mapping[JobId, int]],
+    ) -> float:
+        return 1.0
 
 
 @dataclass

@@ -155,6 +155,7 @@ _EPOCH_INFO: Final = client.EpochInfo(
     epoch_samples=1797,
     trained_samples=1024,
     left_early=True,
+    beside=((1, ("language",)), (2, ("digits", "language"))),
 )
 _SIZE: Final = client.Size(slots=(SlotId("agent-1/0"), SLOT), batch=64)
 _DECISION: Final = client.Decision(

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import Final
+
+from msgspec.structs import replace
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.model.job import Job, Progress
@@ -10,9 +14,9 @@ from controlplane.core.model.job_phases import Rescaling, Running, Starting
 from controlplane.core.model.noise_scale import first_noise_scale
 from controlplane.core.model.worker import Worker
 from schemas.groups import Group, ResumePoint
-from schemas.ids import Seconds, node_of
+from schemas.ids import NodeId, Seconds, node_of
 from schemas.messages.agent import EpochReported, TrainingFinished
-from schemas.messages.client import EpochInfo
+from schemas.messages.client import EpochInfo, NodeCrowd
 from schemas.messages.feed import Detail
 
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch's
@@ -35,12 +39,17 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
         group = change.group
     if whole:
         _measure_speed(ctx, job, event)
+    others = _neighbours(ctx, job, group)
+    beside = _crowds(group, others)  # one that came and went within the epoch is not noticed
+    together = whole and beside == progress.beside and _stayed(others, progress.epoch_at)
     # What the script says itself, as the metric of that name, else what was measured.
     noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
     _take_over(progress, event, noise_scale, ctx.now)
+    progress.beside = beside
     _count_left_out(job, event)
     job.attempts.losses, job.attempts.changes = 0, 0
     info = _epoch_info(event, group, ctx.now, whole=whole, noise_scale=noise_scale)
+    info = replace(info, beside=beside if together else None)
     ctx.histories.epoch_finished(job.job, info)
     detail: Detail = {
         **event.metrics,
@@ -102,6 +111,28 @@ def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:
         worker.formed == group.version and worker.formed_step <= job.progress.epoch_step
         for worker in job.group_workers()
     )
+
+
+def _neighbours(ctx: HandlerContext, job: Job, group: Group) -> dict[NodeId, list[Job]]:
+    """Other jobs on each node of a group."""
+    on = ctx.state.slot_index.jobs_on
+    nodes = dict.fromkeys(node_of(member.slot) for member in group.members)
+    return {node: [other for other in on(node) if other is not job] for node in nodes}
+
+
+def _crowds(group: Group, others: Mapping[NodeId, Sequence[Job]]) -> tuple[NodeCrowd, ...]:
+    """Each node of a group: its workers there, and families of the other jobs; sorted."""
+    own = Counter(node_of(member.slot) for member in group.members)
+    crowds = [
+        (own[node], tuple(sorted(job.family for job in here))) for node, here in others.items()
+    ]
+    return tuple(sorted(crowds))
+
+
+def _stayed(others: Mapping[NodeId, Sequence[Job]], since: Seconds) -> bool:
+    """Whether all of them trained in their groups since then."""
+    jobs = [job for here in others.values() for job in here]
+    return all(isinstance(job.status, Running) and job.accounting.since <= since for job in jobs)
 
 
 def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:

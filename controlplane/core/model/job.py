@@ -27,7 +27,7 @@ from controlplane.core.model.worker import Worker
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
 from schemas.jobs import JobSpec
-from schemas.messages.client import Size
+from schemas.messages.client import NodeCrowd, Size
 
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # the end of a name that only counts
 
@@ -52,6 +52,7 @@ class Progress(msgspec.Struct, kw_only=True):
     noise_scale: float | None = None  # of its gradients, smoothed, samples
     noise_epochs: int = 0  # that reported a noise scale
     last_batch: int = 0  # global, of the last group that trained
+    beside: tuple[NodeCrowd, ...] = ()  # who shared its nodes when its last epoch ended
     fits: int | None = None  # samples on one slot, at most, since more ran out of memory
 
     @property

@@ -9,7 +9,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.api import JobView
-from controlplane.policy.search.observed_step_times import SMOOTHING
+from controlplane.prediction.mean_step_times import SMOOTHING
 from controlplane.prediction.statistical_efficiency import statistical_efficiency
 
 LOOKS: Final = 2  # measurements of the new group before it is judged

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Final
 
-from controlplane.policy.search.observed_step_times import Size, StepTimes
+from controlplane.prediction.mean_step_times import Size, StepTimes
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 
 NEWEST: Final = 0.3  # weight of the newest of many measurements of one slot

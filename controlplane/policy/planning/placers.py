@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Collection, Mapping, Sequence
-from typing import Final, Literal, Protocol, cast
+from typing import Any, Final, Literal, Protocol, cast
 
 from controlplane.policy.api import PolicyEvent
 from controlplane.policy.planning.node_rooms import Mode
@@ -13,11 +13,16 @@ from controlplane.policy.planning.slot_partition import Partition
 from controlplane.policy.planning.slot_placer import Moves, Placer
 from schemas.ids import JobId, Seconds, SlotId
 
-PlacerName = Literal["roomiest", "consolidate", "spread", "tetris", "emptiest", "load-balancing"]
+PlacerName = Literal[
+    "roomiest", "consolidate", "spread", "tetris", "emptiest", "load-balancing", "harmony"
+]
 SCORERS: Final[Mapping[str, str]] = {  # of `ScoredPlacer`s: module:class, made without arguments
     "load-balancing": "controlplane.policy.planning.scored_rooms:LeastLoaded",
 }
-LEARNING_PLACERS: Final[frozenset[str]] = frozenset()  # they have to hear of steps
+PLACERS: Final[Mapping[str, str]] = {  # that know nodes as a whole: module:class, called with moves
+    "harmony": "controlplane.policy.planning.interference.harmony_placer:HarmonyPlacer",
+}
+LEARNING_PLACERS: Final[frozenset[str]] = frozenset({"harmony"})  # they have to hear of steps
 
 
 class SlotPlacer(Protocol):
@@ -64,8 +69,14 @@ def placer_of(name: PlacerName, moves: Moves = "elastic") -> SlotPlacer:
         name: as options of policies have it.
         moves: see `Placer`.
     """
-    scorer = SCORERS.get(name)
-    if scorer is None:
-        return Placer(cast("Mode", name), moves)
-    module, _, made = scorer.partition(":")
-    return ScoredPlacer(getattr(importlib.import_module(module), made)(), moves)
+    if name in PLACERS:
+        placer: SlotPlacer = _load(PLACERS[name])(moves=moves)
+        return placer
+    if name in SCORERS:
+        return ScoredPlacer(_load(SCORERS[name])(), moves)
+    return Placer(cast("Mode", name), moves)
+
+
+def _load(where: str) -> Any:
+    module, _, name = where.partition(":")
+    return getattr(importlib.import_module(module), name)

@@ -10,7 +10,7 @@ from typing import Final, TypeGuard
 
 import numpy as np
 
-from controlplane.policy.search.observed_step_times import FULL_WEIGHT, MeanStepTime, StepTimes
+from controlplane.prediction.mean_step_times import FULL_WEIGHT, MeanStepTime, StepTimes
 from controlplane.prediction.slowdowns import Observation, Parts, separate
 from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
@@ -205,8 +205,9 @@ class FamilyHistory:
                 for (nodes, slots, local, _, _), mean in self.means.items()
             ]
         seen = [
-            Observation(key[:3], key[3], key[4], math.log(mean.step_s), mean.weight)
-            for key, mean in self.means.items()
+            Observation(size, gpu_type, beside, math.log(mean.step_s), mean.weight)
+            for (*most, gpu_type, worst), mean in self.means.items()
+            for size, beside in [(tuple(most), () if worst is None else (worst,))]
         ]
         self.parts = separate(seen, self.priors.gpu_types, self.priors.colocations)
         weight: dict[tuple[int, int, int], float] = {}

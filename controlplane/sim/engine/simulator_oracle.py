@@ -8,24 +8,36 @@ from collections.abc import Mapping
 from controlplane.policy.api import JobView
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.simulated_job import JobProcesses
+from controlplane.sim.engine.training_jobs import ImaginedJobs
+from controlplane.sim.models.interference.rule import Interference
 from controlplane.sim.models.job_model import packed
-from schemas.ids import JobId
+from schemas.ids import JobId, NodeId
 
 
 class SimulatorOracle:
     """Knows every job's model; an `Oracle` of `policy.api`."""
 
-    def __init__(self, kernel: Kernel, jobs: Mapping[JobId, JobProcesses], widest: int) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        jobs: Mapping[JobId, JobProcesses],
+        widest: int,
+        imagined: ImaginedJobs | None = None,
+        rule: Interference | None = None,
+    ) -> None:
         """Look at the jobs of a simulation.
 
         Args:
             kernel: virtual time.
             jobs: of the simulation.
             widest: slots of its largest node.
+            imagined: the jobs of `rule`.
+            rule: what neighbours cost; None: nothing.
         """
         self._kernel = kernel
         self._jobs = jobs
         self._widest = widest
+        self._imagined, self._rule = imagined, rule
 
     def remaining_s(self, job: JobView, slots: int) -> float:
         """Seconds that a job still trains, epoch by epoch, on whole nodes first.
@@ -66,3 +78,27 @@ class SimulatorOracle:
         placement = packed(slots, self._widest)
         rate = training.model.throughput(placement, job.batch_size, training.epoch)
         return rate.step_s or job.batch_size / rate.samples_per_s
+
+    def speed_share(
+        self,
+        job: JobId,
+        layouts: Mapping[JobId, Mapping[NodeId, int]],
+        on: Mapping[NodeId, Mapping[JobId, int]],
+    ) -> float:
+        """What being spread and its neighbours leave, as the models say.
+
+        Args:
+            job: that is there.
+            layouts: workers of every job on each of its nodes, as they would be.
+            on: each node that it would be on, and the workers there of every job, itself too.
+        """
+        training = self._jobs[job].training
+        model, batch, epoch = training.model, training.model.spec.batch_size, training.epoch
+        placement = tuple(layouts[job].values())
+        together = model.throughput(packed(sum(placement), self._widest), batch, epoch)
+        apart = model.throughput(placement, batch, epoch).samples_per_s
+        share = apart / together.samples_per_s if together.samples_per_s else 1.0
+        if self._rule is None or self._imagined is None:
+            return min(1.0, share)
+        self._imagined.layouts = layouts
+        return min(1.0, share) * self._rule.remaining_speed(job, on)

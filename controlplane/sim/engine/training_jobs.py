@@ -50,6 +50,16 @@ class SimulatedTrainingJobs:
         return len(self._nodes[node].slots)
 
 
+class ImaginedJobs(SimulatedTrainingJobs):
+    """The same jobs in other places: how fast they would be is asked of the same rules."""
+
+    layouts: Mapping[JobId, Mapping[NodeId, int]] = {}  # workers of each job on each of its nodes
+
+    def placement(self, job: JobId) -> Mapping[NodeId, int]:
+        """Where it would be."""
+        return self.layouts.get(job, {})
+
+
 def demand_of_model(model: JobModel) -> Demand:
     """What a job asks for: as it states it, else what its application usually asks for.
 

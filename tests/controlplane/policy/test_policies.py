@@ -360,7 +360,16 @@ def test_a_policy_is_made_with_its_options_and_defaults_for_the_rest() -> None:
 def test_only_a_policy_that_searches_is_given_a_process() -> None:
     searching = {name for name in POLICIES if entry(name).searches}
 
-    assert searching == {"drl", "ones", "ones-paper", "optimus", "goodput", "slaq", "oasis"}
+    assert searching == {
+        "drl",
+        "ones",
+        "ones-paper",
+        "optimus",
+        "goodput",
+        "slaq",
+        "oasis",
+        "harmony",
+    }
 
 
 def test_an_unknown_policy_is_refused_with_the_known_ones() -> None:

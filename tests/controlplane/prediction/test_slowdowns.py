@@ -22,7 +22,8 @@ COMPANY = {None: 0.0, "hungry": 0.4, "meek": 0.0}
 def seen(
     size: Hashable, gpu_type: str, colocation: Hashable, log_step_s: float, weight: float = 10.0
 ) -> Observation:
-    return Observation(size, gpu_type, colocation, log_step_s, weight)
+    beside = () if colocation is None else (colocation,)
+    return Observation(size, gpu_type, beside, log_step_s, weight)
 
 
 def everything(noise: float = 0.0) -> list[Observation]:
@@ -87,6 +88,17 @@ def test_no_neighbour_is_believed_to_cost_more_than_the_most() -> None:
     assert parts.colocations == {"awful": MOST_SLOWDOWN}
 
 
+def test_several_neighbours_cost_what_each_of_them_costs_and_twins_twice_as_much() -> None:
+    alone, both = seen(1, "", None, 0.0, 1e6), ("hungry", "meek")
+    twins = ("hungry", "hungry")
+
+    parts = separate(
+        [alone, Observation(1, "", both, 0.5, 1e6), Observation(1, "", twins, 0.8, 1e6)], {}, {}
+    )
+
+    assert parts.colocations == pytest.approx({"hungry": 0.4, "meek": 0.1}, abs=1e-3)
+
+
 def test_what_was_not_told_apart_is_as_it_was_believed() -> None:
     one_type = separate([seen(1, "slow", None, 1.0)], {"slow": 0.7, "fast": 0.0}, {})
     always_beside = separate([seen(1, "", "hungry", 1.0)], {}, {"hungry": 0.4})
@@ -117,7 +129,7 @@ observations = st.lists(
         Observation,
         size=st.integers(1, 3),
         gpu_type=st.sampled_from(["", "fast", "slow"]),
-        colocation=st.sampled_from([None, "hungry", "meek", "far"]),
+        beside=st.lists(st.sampled_from(["hungry", "meek", "far"]), max_size=3).map(tuple),
         log_step_s=st.floats(-750, 750),  # of all numbers that can be written
         weight=st.floats(0, 1e9),
     ),
@@ -141,7 +153,7 @@ def test_whatever_is_told_every_part_is_finite_and_no_neighbour_helps(
     assert all(0.0 <= cost <= MOST_SLOWDOWN for cost in parts.colocations.values())
     assert set(parts.base) == {one.size for one in told}
     assert set(parts.gpu_types) == {one.gpu_type for one in told}
-    assert set(parts.colocations) == {one.colocation for one in told} - {None}
+    assert set(parts.colocations) == {other for one in told for other in one.beside}
 
 
 @settings(max_examples=examples(100))

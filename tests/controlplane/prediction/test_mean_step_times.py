@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from controlplane.policy.search.observed_step_times import FULL_WEIGHT, Size, StepTimes
+from controlplane.prediction.mean_step_times import FULL_WEIGHT, Size, StepTimes
 
 ONE: Size = (1, 1, 64)
 TWO: Size = (1, 2, 32)

@@ -1,0 +1,1 @@
+"""Harmony: interference-aware placement (Bao et al., INFOCOM '19)."""

@@ -1,0 +1,289 @@
+"""Who goes where under `harmony`, who moves, and what it says of that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from controlplane.policy.api import ClusterView, EpochSeen, JobView, Plan, StepsSeen
+from controlplane.policy.harmony.options import HarmonyOptions
+from controlplane.policy.harmony.policy import Harmony
+from controlplane.policy.registry import check_options, make
+from schemas.errors import SettingsError
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of, slot_id
+from tests.support.builders import cluster_view, job_view, slot_view
+from tests.support.instant_cluster import ToldOracle
+
+SPEED = 100.0
+HURTS = {("loud", "meek"): 0.0, ("meek", "loud"): 0.5, ("loud", "loud"): 0.0, ("meek", "meek"): 0.0}
+NOW = Seconds(1000.0)
+SOON = Seconds(NOW + 10.0)
+
+
+def on(node: int, index: int = 0) -> SlotId:
+    return slot_id(NodeId(f"n{node}"), index)
+
+
+def job(name: str, *slots: SlotId, at: float = 0.0, wanted: int = 1, **changes: Any) -> JobView:
+    """A gang of its family; it runs on these, since long ago."""
+    held = dict.fromkeys(slots, 16)
+    view = {
+        "family": name.partition("-")[0], "running_on": held, "wanted": wanted, "batch_limit": 64,
+        "batch_size": 16, "start_s": 3.0, "ran_s": 900.0, "samples_done": 1000 if slots else 0,
+        **changes,
+    }  # fmt: skip
+    return job_view(JobId(name), at, slots=(1, 4), **view)
+
+
+def cluster(*jobs: JobView, nodes: int = 2, slots: int = 2, version: int = 1) -> ClusterView:
+    held = {slot for one in jobs for slot in one.running_on}
+    row = [on(node, index) for node in range(nodes) for index in range(slots)]
+    return cluster_view(
+        *(slot_view(slot, usable=slot not in held) for slot in row), *jobs, version=version
+    )
+
+
+def taught(policy: Harmony, losses: Mapping[tuple[str, str], float] = HURTS) -> Harmony:
+    """What epochs of old say: each family alone, and beside each other."""
+    for (family, other), loss in losses.items():
+        for beside, speed in (((), SPEED), ((other,), SPEED * (1.0 - loss))):
+            for _ in range(10):
+                policy.observe(epoch(family, beside, speed), NOW)
+    return policy
+
+
+def epoch(
+    family: str, beside: tuple[str, ...] | None, speed: float, *, whole: bool = True
+) -> EpochSeen:
+    return EpochSeen(
+        job=JobId(f"{family}-0"), family=family, samples_per_s=speed, slots=1, nodes=1,
+        global_batch=16, whole=whole, beside=None if beside is None else ((1, beside),),
+    )  # fmt: skip
+
+
+def steps(name: str, speed: float = SPEED) -> StepsSeen:
+    return StepsSeen(
+        job=JobId(name), family=name.partition("-")[0], group=1, slots=1, nodes=1,
+        global_batch=16, step=10, samples_done=100, samples_per_s=speed,
+    )  # fmt: skip
+
+
+def nodes(plan: Plan, name: str) -> list[str]:
+    return sorted(node_of(slot) for slot in plan.local_batch.get(JobId(name), {}))
+
+
+def wise(**options: Any) -> Harmony:
+    return taught(Harmony(HarmonyOptions(**options)))
+
+
+# --- where jobs go
+
+
+def test_a_job_starts_beside_the_one_that_does_not_hurt_it() -> None:
+    view = cluster(job("loud-1", on(0)), job("meek-2", on(1)), job("meek-3", at=1.0))
+
+    assert nodes(wise().plan(view, NOW), "meek-3") == ["n1"]
+    assert nodes(Harmony().plan(view, NOW), "meek-3") == ["n0"], "unless nothing is known"
+
+
+def test_a_job_keeps_away_from_the_one_that_it_would_hurt() -> None:
+    view = cluster(job("meek-1", on(0)), job("loud-2", on(1)), job("loud-3", at=1.0))
+
+    assert nodes(wise().plan(view, NOW), "loud-3") == ["n1"]
+
+
+def test_a_gang_stays_together_unless_that_costs_more_than_to_be_spread() -> None:
+    gang = job("meek-3", at=1.0, wanted=2)
+    lonely = cluster(job("meek-1", on(0)), gang)
+    noisy = cluster(job("loud-1", on(0)), job("meek-2", on(1)), gang, nodes=3, slots=2)
+
+    assert nodes(wise().plan(lonely, NOW), "meek-3") == ["n1", "n1"]
+    assert nodes(wise().plan(noisy, NOW), "meek-3") == ["n2", "n2"]
+
+
+def test_gangs_wait_in_order_of_arrival() -> None:
+    view = cluster(
+        job("meek-1", on(0), on(0, 1), on(1), wanted=3),
+        job("meek-2", at=1.0, wanted=2),
+        job("meek-3", at=2.0),
+    )
+
+    plan = wise().plan(view, NOW)
+
+    assert plan.local_batch.keys() == {"meek-1"}
+    assert plan.reasons[JobId("meek-2")].text == "waits: needs 2 slots, 1 slot free"
+    assert plan.reasons[JobId("meek-3")].text == "waits: needs 1 slot, 1 slot free, behind 1 job"
+
+
+def test_a_short_job_passes_one_that_waits_if_it_is_done_before_that_can_start() -> None:
+    full = job("meek-1", on(0), on(0, 1), on(1), wanted=3, stop_samples=11_000, samples_per_s=100.0)
+    first = job("meek-2", at=1.0, wanted=4)  # its slots are free in 100 s
+    short, long = (job("meek-3", at=2.0, stop_samples=seconds * 100) for seconds in (50, 200))
+
+    passes = wise().plan(cluster(full, first, short), NOW)
+
+    assert nodes(passes, "meek-3") == ["n1"]
+    assert passes.reasons[JobId("meek-3")].text.endswith("delays meek-2 by nothing")
+    for options, third in (({}, long), ({"backfill": False}, short)):
+        assert not nodes(wise(**options).plan(cluster(full, first, third), NOW), "meek-3")
+
+
+# --- who moves
+
+
+def test_a_job_moves_to_free_slots_where_it_is_hurt_less() -> None:
+    view = cluster(job("loud-1", on(0), movable=False), job("meek-2", on(0, 1)))
+
+    plan = wise().plan(view, NOW)
+
+    assert nodes(plan, "meek-2") == ["n1"]
+    reason = plan.reasons[JobId("meek-2")]
+    assert reason.code == "pack"
+    assert reason.text == (
+        "moves to other slots: has its node to itself (until now it keeps 51% of its speed: "
+        "loud-1 costs it 49%); all together gain 0.52 of a job's speed"
+    )
+    assert reason.numbers["speed_share_before"] == pytest.approx(0.51, abs=0.01)
+
+
+def test_one_job_moves_at_a_time() -> None:
+    pairs = (job("loud-1", on(0)), job("meek-2", on(0, 1)),
+             job("loud-3", on(1)), job("meek-4", on(1, 1)))  # fmt: skip
+
+    assert len(wise(migrations="free").plan(cluster(*pairs, nodes=4), NOW).reasons) == 1
+
+
+def test_the_second_half_of_a_migration_gives_up_the_worse_place() -> None:
+    both = job("meek-2", on(0, 1), on(1), running_on={on(0, 1): 8, on(1): 8})
+
+    plan = wise().plan(cluster(job("loud-1", on(0)), both), NOW)
+
+    assert plan.local_batch[JobId("meek-2")] == {on(1): 16}
+
+
+def test_on_a_full_cluster_two_jobs_trade_places() -> None:
+    pairs = (job("loud-1", on(0)), job("meek-2", on(0, 1)),
+             job("loud-3", on(1)), job("meek-4", on(1, 1)))  # fmt: skip
+
+    plan = wise().plan(cluster(*pairs), NOW)
+
+    together = {tuple(sorted(name for name in plan.local_batch if nodes(plan, name) == [node]))
+                for node in ("n0", "n1")}  # fmt: skip
+    assert together == {("loud-1", "loud-3"), ("meek-2", "meek-4")}
+    traded = [name for name in plan.reasons if "trades places with" in plan.reasons[name].text]
+    assert len(traded) == len(plan.reasons) == 2
+    for migrations in ("free", "none"):
+        assert not wise(migrations=migrations).plan(cluster(*pairs), NOW).reasons
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"moved_at": Seconds(NOW - 30.0)},
+        {"stop_samples": 1100, "samples_per_s": 100.0},
+        {"movable": False},
+        {"batch_limit": 1, "batch_size": 1, "running_on": {on(0, 1): 1}},
+    ],
+    ids=["it moved a moment ago", "it is nearly done", "it changes", "it cannot be in two places"],
+)
+def test_nobody_moves_if_that_does_not_pay_or_cannot_be(changes: dict[str, Any]) -> None:
+    view = cluster(job("loud-1", on(0), movable=False), job("meek-2", on(0, 1), **changes))
+
+    assert nodes(wise().plan(view, NOW), "meek-2") == ["n0"]
+
+
+def test_it_asks_to_be_asked_again_when_a_job_has_settled() -> None:
+    view = cluster(job("loud-1", on(0), moved_at=Seconds(NOW - 20.0)))
+
+    assert wise().plan(view, NOW).wake_at == NOW + 40.0
+    assert wise(migrations="none").plan(view, NOW).wake_at is None
+
+
+# --- what it learns from
+
+
+def test_it_learns_from_telemetry_of_jobs_that_have_been_beside_each_other_for_a_while() -> None:
+    policy, view = Harmony(), cluster(job("loud-1", on(0)), job("meek-2", on(0, 1)))
+    believed = policy.costs.cost("meek", "loud")
+
+    policy.plan(view, NOW)
+    for at in (NOW, Seconds(NOW + 1.0)):
+        policy.observe(steps("meek-2"), at)
+    assert policy.costs.learnt() == {}, "they came together just now"
+
+    policy.observe(steps("meek-2", SPEED / 2), SOON)
+    alone = cluster(job("meek-2", on(0, 1)), version=2)
+    policy.plan(alone, SOON)
+    for later in range(10, 40, 10):
+        policy.observe(steps("meek-2"), Seconds(SOON + later))
+
+    assert policy.costs.cost("meek", "loud") > believed + 0.1
+    assert policy.costs.step_s("meek", 1, 16) == pytest.approx(16 / SPEED, rel=0.1)
+
+
+def test_an_epoch_during_which_neighbours_changed_teaches_nothing() -> None:
+    policy = Harmony()
+    policy.observe(epoch("meek", None, SPEED), NOW)
+    policy.observe(epoch("meek", (), SPEED, whole=False), NOW)
+
+    assert policy.costs.learnt() == {}
+
+
+def test_telemetry_beside_a_job_that_changes_teaches_nothing() -> None:
+    policy = Harmony()
+    policy.plan(cluster(job("loud-1", on(0), movable=False), job("meek-2", on(0, 1))), NOW)
+
+    policy.observe(steps("meek-2"), SOON)
+    policy.observe(steps("meek-2"), SOON)
+
+    assert policy.costs.learnt() == {}
+
+
+@pytest.mark.parametrize("speed", [float("nan"), -1.0, 1e300])
+def test_a_speed_that_cannot_be_is_not_counted_and_its_family_is_told(speed: float) -> None:
+    policy = wise()
+    before = policy.costs.learnt()
+    policy.plan(cluster(job("meek-2", on(0))), NOW)
+    for at in (SOON, Seconds(SOON + 1.0)):
+        policy.observe(steps("meek-2", speed), at)
+
+    plan = policy.plan(cluster(job("meek-3"), version=2), SOON)
+
+    said = f"its family reported {speed:g} samples/s, which is not counted"
+    assert policy.costs.learnt() == before
+    assert plan.reasons[JobId("meek-3")].text == f"starts on 1 slot: has its node to itself; {said}"
+
+
+# --- options
+
+
+def test_an_oracle_is_asked_in_the_place_of_what_was_learnt() -> None:
+    class Knows(ToldOracle):
+        """Hates node 0."""
+
+        def speed_share(self, job: JobId, layouts: Any, on: Mapping[NodeId, Any]) -> float:
+            return 0.5 if NodeId("n0") in on else 1.0
+
+    view = cluster(job("meek-1", at=1.0))
+    told = make("harmony", {"slowdowns": "oracle"}, Knows())
+
+    assert nodes(told.plan(view, NOW), "meek-1") == ["n1"]
+    with pytest.raises(SettingsError, match="no cluster has an oracle"):
+        make("harmony", {"slowdowns": "oracle"})
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"prior": 1.0}, "policy.options.prior: 1.0 is above 0.95; lower it"),
+        ({"ridge": 0.0}, "policy.options.ridge: 0.0 is below 0.001; raise it"),
+        ({"stall_s": float("nan")}, "policy.options.stall_s: nan is not finite; give a number"),
+    ],
+)
+def test_an_option_out_of_range_is_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        check_options("harmony", options)
+
+    assert str(caught.value) == said

@@ -1,0 +1,192 @@
+"""What is learnt of neighbours, against speeds that are made of known costs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.random import default_rng
+
+from controlplane.policy.planning.interference.best_layout import LayoutSearch
+from controlplane.policy.planning.interference.neighbour_costs import (
+    NeighbourCosts,
+    Own,
+    crowds_of,
+)
+from controlplane.policy.planning.interference.occupancy import Occupancy
+from controlplane.policy.planning.interference.speed_shares import all_shares, gain_of
+from schemas.ids import JobId, NodeId
+from schemas.messages.client import NodeCrowd
+from tests.support.sizes import examples
+
+COST = {("a", "b"): 0.5, ("a", "c"): 0.1, ("b", "a"): 0.0, ("b", "c"): 0.3}
+SOLO_S = {1: 0.1, 2: 0.12}
+BATCH = 32
+NODES = [NodeId(f"n{number}") for number in range(3)]
+PRIOR = math.log(1 / 0.7)
+
+
+def new() -> NeighbourCosts:
+    return NeighbourCosts(prior=0.3, ridge=0.5, spread=0.1)
+
+
+def tell(
+    costs: NeighbourCosts, family: str, *nodes: NodeCrowd, times: int = 20, off: float = 1.0
+) -> None:
+    """Reports of a job beside these, as `COST` makes them, `off` times as fast."""
+    slots = sum(own for own, _ in nodes)
+    worst = max(sum(COST[family, other] for other in others) for _, others in nodes)
+    speed = BATCH * slots / (SOLO_S[slots] * math.exp(worst))
+    for _ in range(times):
+        costs.add(family, (slots, BATCH, "", tuple(sorted(nodes))), BATCH * slots, off * speed)
+
+
+# --- what neighbours cost
+
+
+def test_what_each_neighbour_costs_is_found_without_being_told_the_speed_alone() -> None:
+    costs = new()
+    for crowd in ((), ("b",), ("c",), ("b", "c")):
+        tell(costs, "a", (1, crowd))
+
+    assert costs.cost("a", "b") == pytest.approx(0.5, abs=0.02)
+    assert costs.cost("a", "c") == pytest.approx(0.1, abs=0.02)
+    assert costs.step_s("a", 1, BATCH) == pytest.approx(0.1, rel=0.02)
+
+
+def test_the_worst_node_counts() -> None:
+    costs = new()
+    for nodes in (((1, ()), (1, ())), ((1, ("b",)), (1, ("c",))), ((1, ()), (1, ("c",)))):
+        tell(costs, "a", *nodes)
+
+    assert costs.cost("a", "b") == pytest.approx(0.5, abs=0.06)
+    assert costs.cost("a", "c") == pytest.approx(0.1, abs=0.06)
+
+
+def test_a_pair_that_was_never_seen_is_believed_to_lose_what_others_did() -> None:
+    costs = new()
+    assert costs.cost("a", "b") == pytest.approx(PRIOR)
+
+    tell(costs, "a", (1, ()))
+    tell(costs, "a", (1, ("c",)))
+
+    assert costs.cost("b", "d") == pytest.approx(PRIOR), "nobody met either of them"
+    assert costs.cost("b", "c") == pytest.approx((PRIOR + (PRIOR + 0.1) / 2) / 2, abs=0.02)
+    assert costs.cost("a", "d") == pytest.approx((PRIOR + (PRIOR + 0.1) / 2) / 2, abs=0.02)
+
+
+def test_own_workers_beside_each_other_and_being_spread_are_learnt_as_well() -> None:
+    costs = new()
+    for _ in range(20):
+        costs.add("a", (2, BATCH, "", ((2, ()),)), 2 * BATCH, 100.0)
+        costs.add("a", (2, BATCH, "", ((1, ()), (1, ()))), 2 * BATCH, 50.0)
+
+    apart = costs.cost("a", Own.SPREAD) - costs.cost("a", Own.BESIDE)
+    assert apart == pytest.approx(math.log(2.0), abs=0.06)
+
+
+# --- nonsense
+
+
+@pytest.mark.parametrize("speed", [0.0, -5.0, math.nan, math.inf, -math.inf, 1e300, 1e-300])
+def test_a_speed_that_nobody_can_have_teaches_nothing_and_is_remembered_once(speed: float) -> None:
+    taught, fooled = new(), new()
+    for crowd in ((), ("b",)):
+        tell(taught, "a", (1, crowd))
+        fooled.add("a", (1, BATCH, "", ((1, crowd),)), BATCH, speed)
+        tell(fooled, "a", (1, crowd))
+        fooled.add("a", (1, BATCH, "", ((1, crowd),)), BATCH, speed)
+
+    assert fooled.learnt() == taught.learnt()
+    assert list(fooled.dropped) == ["a"]
+    assert fooled.dropped["a"] == pytest.approx(speed, nan_ok=True)
+
+
+def test_one_speed_far_from_all_others_is_not_believed_but_a_second_one_is() -> None:
+    costs = new()
+    tell(costs, "a", (1, ()))
+
+    tell(costs, "a", (1, ()), times=1, off=1e4)
+    assert costs.step_s("a", 1, BATCH) == pytest.approx(0.1, rel=0.01)
+
+    tell(costs, "a", (1, ()), times=1, off=1e4)
+    assert costs.step_s("a", 1, BATCH) == pytest.approx(1e-5, rel=0.01)
+
+
+# --- whatever is reported, and wherever jobs are
+
+speeds = st.floats() | st.floats(1.0, 1e4)
+crowds = st.lists(st.sampled_from("abc"), max_size=3).map(lambda names: tuple(sorted(names)))
+
+
+@settings(max_examples=examples(60))
+@given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(1, 3), crowds, speeds), max_size=30))
+def test_whatever_is_reported_every_cost_is_a_number_from_0_on(
+    told: list[tuple[str, int, tuple[str, ...], float]],
+) -> None:
+    costs = new()
+    for family, own, crowd, speed in told:
+        costs.add(family, (own, BATCH, "", ((own, crowd),)), BATCH, speed)
+
+    others = ("a", "b", "c", "new", *Own)
+    found = [costs.cost(family, other) for family in ("a", "b", "new") for other in others]
+    assert all(math.isfinite(cost) and 0.0 <= cost <= 2.0 for cost in found)
+
+
+def somewhere(seed: int, jobs: int = 4) -> Occupancy:
+    """Jobs with one to three workers on nodes by chance."""
+    rng = default_rng(seed)
+    names = [JobId(f"{'abc'[number % 3]}-{number}") for number in range(jobs)]
+    where = Occupancy({name: name[0] for name in (*names, JobId("a-9"))})
+    for name in names:
+        chosen = rng.integers(len(NODES), size=rng.integers(1, 4)).tolist()
+        where.put(name, Counter(NODES[number] for number in chosen))
+    return where
+
+
+@settings(max_examples=examples(60))
+@given(st.integers(0, 10**6))
+def test_the_gain_of_a_change_is_the_difference_of_all_speeds_and_looking_changes_nothing(
+    seed: int,
+) -> None:
+    where, costs = somewhere(seed), new()
+    before = all_shares(where, costs)
+    first, layout = next(iter(where.nodes)), {NODES[seed % 3]: 2}
+
+    gain = gain_of({first: layout}, where, costs)
+    known = gain_of({first: layout}, where, costs, before)
+    assert all_shares(where, costs) == before
+    where.put(first, layout)
+
+    assert gain == pytest.approx(sum(all_shares(where, costs).values()) - sum(before.values()))
+    assert known == pytest.approx(gain)
+
+
+@settings(max_examples=examples(60))
+@given(st.integers(0, 10**6), st.lists(st.integers(0, 3), min_size=3, max_size=3))
+def test_a_worker_goes_where_no_other_node_would_have_been_better(
+    seed: int, rooms: list[int]
+) -> None:
+    where, costs, job = somewhere(seed), new(), JobId("a-9")
+    tell(costs, "a", (1, ()))
+    tell(costs, "a", (1, ("b",)))
+    free = {node: room for node, room in zip(NODES, rooms, strict=True) if room}
+    if not free:
+        return
+
+    found = LayoutSearch(free, where, costs).best(job, 1)
+
+    gains = {node: gain_of({job: {node: 1}}, where, costs) for node in free}
+    assert gain_of({job: found}, where, costs) == pytest.approx(max(gains.values()), abs=1e-5)
+
+
+def test_crowds_name_other_jobs_once_whatever_their_workers() -> None:
+    where = Occupancy({JobId(name): name[0] for name in ("a-1", "b-1", "b-2")})
+    where.put(JobId("a-1"), {NODES[0]: 2, NODES[1]: 1})
+    where.put(JobId("b-1"), {NODES[0]: 3})
+    where.put(JobId("b-2"), {NODES[0]: 1})
+
+    assert crowds_of(JobId("a-1"), where) == ((1, ()), (2, ("b", "b")))
