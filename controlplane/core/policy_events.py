@@ -8,6 +8,7 @@ from controlplane.core.history_read_model import JobHistories
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import ENDED, Phase
 from controlplane.core.model.noise_scale import first_noise_scale
+from controlplane.core.model.worker_usage import believable_bytes, believable_cores
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of
@@ -65,6 +66,8 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
         samples_per_s=steps.samples_per_s,
         noise_scale=first_noise_scale(steps.noise_scale),
         train_loss=steps.train_loss,
+        cpu_cores=believable_cores(steps),
+        sent_bytes_per_s=believable_bytes(steps),
     )
 
 

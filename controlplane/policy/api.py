@@ -126,6 +126,8 @@ class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     samples_per_s: float = 0.0  # by the worker's clock, within this group; 0: not yet
     noise_scale: float | None = None  # of its gradients, samples, as measured last; None: not yet
     train_loss: float | None = None  # mean over the running epoch so far; None: not seen
+    cpu_cores: float | None = None  # that its first worker uses, mean of late; None: not reported
+    sent_bytes_per_s: float | None = None  # gradients that this worker sends, mean of late
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 
+from elastic.metrics.resource_usage import cpu_seconds
 from elastic.state.training_state import TrainingState
 from schemas.ids import Version
 from schemas.messages.agent import StepsReported
@@ -19,7 +20,8 @@ def steps_report(training: TrainingState, assignment: Assignment, group: Version
         assignment: of this worker.
         group: version of the group that trains.
     """
-    position = training.position
+    position, now = training.position, time.monotonic()
+    usage = training.usage.usage(cpu_seconds(), now)
     return StepsReported(
         job=assignment.job,
         version=assignment.version,
@@ -28,9 +30,11 @@ def steps_report(training: TrainingState, assignment: Assignment, group: Version
         epoch=position.epoch,
         step=position.step,
         samples_done=position.samples_done,
-        samples_per_s=training.speed.recent(time.monotonic()),
+        samples_per_s=training.speed.recent(now),
         train_loss=training.losses.mean(),
         global_batch=training.global_batch,
         lr=training.learning_rate(),
         noise_scale=training.noise.scale(),
+        cpu_cores=None if usage is None else usage.cpu_cores,
+        sent_bytes_per_s=None if usage is None else usage.sent_bytes_per_s,
     )

@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from elastic.metrics.loss_meter import LossMeter
 from elastic.metrics.noise_scale import NoiseMeter
+from elastic.metrics.resource_usage import UsageMeter
 from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import StopState
 from elastic.samples.batch_schedule import Schedule, ScheduleRow
@@ -63,6 +64,7 @@ class TrainingState:
         self.transfer: OutgoingState | IncomingState | None = None  # of the state, under way
         self.losses = LossMeter()
         self.noise = NoiseMeter()
+        self.usage = UsageMeter()
         self.speed = SpeedMeter(time.monotonic())
         self._rank = rank
         self._tensors: TensorState | None = None

@@ -139,6 +139,7 @@ class StepReduction:
         step, points = micro_batch.step, POINTS[contribution.place > 0]
         fault_points.reach(points[0], rank=group.rank, step=step, version=group.version)
         group.all_reduce(bucket, self._called_off)
+        self._training.usage.exchanged(bucket.nbytes, group.size)
         fault_points.reach(points[1], rank=group.rank, step=step, version=group.version)
         agreed = read_agreed_words(tail.tolist(), group.size)
         agreed.check_in_step(group.size, step)

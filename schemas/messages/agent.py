@@ -166,6 +166,8 @@ class StepsReported(WorkerEvent, tag="worker.steps.2"):
     global_batch: int
     lr: float
     noise_scale: float | None = None  # as in `EpochReported`, at present
+    cpu_cores: float | None = None  # mean of late, of the worker and its children; None: not yet
+    sent_bytes_per_s: float | None = None  # gradients, mean of late; None: not yet
 
 
 AgentEvent = (

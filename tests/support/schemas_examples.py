@@ -90,6 +90,8 @@ _STEPS: Final = agent.StepsReported(
     global_batch=64,
     lr=0.05,
     noise_scale=512.5,
+    cpu_cores=1.75,
+    sent_bytes_per_s=2.5e8,
 )
 _NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
 _SEEN: Final = agent.WorkerSeen(

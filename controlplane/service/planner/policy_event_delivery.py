@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import structlog
+
 from controlplane.core import policy_events
+from controlplane.core.model.worker_usage import unbelievable_usage
 from controlplane.policy.api import JobEnded
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.planner.planner_interface import Planner
 from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.ids import JobId
 from schemas.messages.agent import StepsReported
 from schemas.messages.feed import FeedEvent
+
+log = structlog.get_logger("policy_event_delivery")
 
 
 class PolicyObserver:
@@ -26,6 +32,7 @@ class PolicyObserver:
         self._commit_loop = commit_loop
         self._planner = planner
         self._telemetry = telemetry
+        self._warned: set[JobId] = set()  # of usage that makes no sense: once for each job
 
     def announced(self, event: FeedEvent) -> None:
         """Tell the policy what an announcement teaches; of an ended job nothing more is shown.
@@ -39,6 +46,7 @@ class PolicyObserver:
             self._planner.observe(learnt, self._commit_loop.now())
         if isinstance(learnt, JobEnded):
             self._telemetry.forget(learnt.job)
+            self._warned.discard(learnt.job)
 
     def steps_reported(self, steps: StepsReported) -> None:
         """Take telemetry of a running job; what arrives after its job's end is passed over.
@@ -51,6 +59,10 @@ class PolicyObserver:
         if job is None or job.ended:
             return
         self._telemetry.take(steps)
+        dropped = unbelievable_usage(steps)
+        if dropped and job.job not in self._warned:
+            self._warned.add(job.job)
+            log.warning("usage dropped", job=job.job, rank=steps.rank, reason=dropped)
         learnt = policy_events.of_steps(steps, state)
         if learnt is not None:
             self._planner.observe(learnt, self._commit_loop.now())

@@ -10,6 +10,7 @@ from controlplane.policy.api import StepsSeen
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.simulated_job import JobProcesses
 from controlplane.sim.engine.simulated_planner import SimulatedPlanner
+from controlplane.sim.engine.training_jobs import demand_of_model
 from schemas.groups import Group
 from schemas.ids import node_of
 
@@ -73,6 +74,7 @@ def _steps(job: JobProcesses, group: Group, family: str) -> StepsSeen:
     training = job.training
     slots = [member.slot for member in group.members]
     scale = training.model.noise_scale(training.epoch, group.global_batch)
+    cores, sent = _usage(job)
     return StepsSeen(
         job=job.id,
         family=family,
@@ -84,4 +86,16 @@ def _steps(job: JobProcesses, group: Group, family: str) -> StepsSeen:
         samples_done=int(training.progress),
         samples_per_s=training.throughput.samples_per_s,
         noise_scale=first_noise_scale(scale),
+        cpu_cores=cores,
+        sent_bytes_per_s=sent,
     )
+
+
+def _usage(job: JobProcesses) -> tuple[float, float]:
+    """Cores and bytes per second of a worker: what it asks for, at the speed that it has."""
+    training, placement = job.training, job.placement()
+    demand, workers = demand_of_model(training.model), sum(placement)
+    alone = training.model.throughput(placement, training.batch, training.epoch)
+    share = min(1.0, training.throughput.samples_per_s / max(alone.samples_per_s, LEAST_SPEED))
+    sent = 1.0 if demand.servers else 2.0 * (workers - 1) / workers
+    return share * demand.cores, share * sent * demand.gradient_bytes_per_s

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from controlplane.core import policy_events
@@ -126,6 +127,29 @@ def test_telemetry_teaches_while_its_group_is_in_force() -> None:
         job=A, family="ann/f", group=1, slots=2, nodes=2, global_batch=BATCH, step=7,
         samples_done=7 * BATCH, samples_per_s=500.0, train_loss=1.0,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        (0.0, 0.0),
+        (1.5, 1.5),
+        (None, None),
+        (-1.0, None),
+        (1e300, None),
+        (float("nan"), None),
+        (float("inf"), None),
+    ],
+)
+def test_telemetry_teaches_what_a_worker_takes_of_its_host_if_that_can_be(
+    told: float | None, known: float | None
+) -> None:
+    reported = msgspec.structs.replace(steps(A), cpu_cores=told, sent_bytes_per_s=told)
+
+    learns = policy_events.of_steps(reported, running().state)
+
+    assert isinstance(learns, StepsSeen)
+    assert (learns.cpu_cores, learns.sent_bytes_per_s) == (known, known)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,10 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
+import structlog
+import structlog.testing
 
 from controlplane.core.commands import Announce, Command
 from controlplane.policy.api import JobEnded, PolicyEvent, StepsSeen
@@ -83,6 +86,19 @@ def test_of_an_ended_job_nothing_is_kept_however_late_its_telemetry_comes(servic
 
     assert service.telemetry.of(A) is None
     assert service.heard == [StepsSeen, JobEnded]
+
+
+def test_usage_that_makes_no_sense_is_dropped_with_one_line_for_each_job(service: Service) -> None:
+    nonsense = msgspec.structs.replace(steps(5), cpu_cores=-2.0, sent_bytes_per_s=1e300)
+    with structlog.testing.capture_logs() as lines:
+        for report in (nonsense, nonsense):
+            service.observer.steps_reported(report)
+
+    said = "cpu_cores -2 is not 0 to 65536; sent_bytes_per_s 1e+300 is not 0 to 1e+13"
+    assert lines == [
+        {"log_level": "warning", "event": "usage dropped", "job": A, "rank": 0, "reason": said}
+    ]
+    assert service.heard == [StepsSeen, StepsSeen]
 
 
 def test_of_a_job_that_nobody_submitted_nothing_is_kept(service: Service) -> None:
