@@ -3,8 +3,9 @@
 Everything is simulated in virtual time, paired by seed. A figure is a ratio of average completion
 times, its geometric mean over the seeds; `KEY_low` and `KEY_high` are the least and the largest of
 the seeds. Evolution (three generations at each question), the best candidate alone climbing with
-as many evaluations, and no search at all; then each term of the fitness switched off; the paper's
-policy and its literal reading; and how much population and generations bring.
+as many evaluations, and no search at all; what trading places brings to each; each term of the fitness
+switched off; the paper's policy and its literal reading; and how much population and generations
+bring.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ THINK_S: Final = 10.0
 POPULATIONS: Final = (4, 8, 16, 32)
 GENERATIONS: Final = (0, 1, 3, 10)
 SEARCHED: Final = ("", "_interference", "_partial", "_types")
+TRADED: Final = ("_types", "_interference", "_interference_50", "_partial")
 USUAL: Final = (16, 3)  # population, generations
 
 
@@ -41,6 +43,19 @@ def searches(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
             Pair(f"on_vs_off{name}", on, off),
             Pair(f"climb_vs_off{name}", climb, off),
             Pair(f"on_vs_climb{name}", on, climb),
+        ]
+    return pairs
+
+
+def trades(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
+    """Jobs may trade places or not, with a search and without; and what a search is worth then."""
+    pairs = []
+    for name in names:
+        on, off = here[name], here[name].but(search="greedy")
+        pairs += [
+            Pair(f"swaps_greedy{name}", off, off.but(swaps=False)),
+            Pair(f"swaps{name}", on, on.but(swaps=False)),
+            Pair(f"on_vs_off{name}", on, off),
         ]
     return pairs
 
@@ -130,12 +145,13 @@ class EpochMetrics:
             self._keep(pair.key, found)
             rows.append(
                 [
-                    pair.key, f"{found.mean:.3f}", f"{found.low:.3f}-{found.high:.3f}",
+                    pair.key, f"{found.mean:.3f}", f"{found.sure_low:.3f}-{found.sure_high:.3f}",
+                    f"{found.low:.3f}-{found.high:.3f}",
                     f"{found.first_s:.1f}", f"{found.second_s:.1f}", f"{found.first_moves:.1f}",
                     f"{found.second_moves:.1f}", f"{found.unfinished} of {found.jobs}",
                 ]
             )  # fmt: skip
-        columns = ("ratio of average JCT", "mean", "seeds", "first, s", "second, s", "re-scales",
+        columns = ("ratio of average JCT", "mean", "95%", "seeds", "first, s", "second, s", "re-scales",
                    "re-scales", "never end")  # fmt: skip
         report.table(f"{title}; {self._bench.elapsed_s:.0f} s so far", columns, rows)
 
@@ -162,6 +178,7 @@ class EpochMetrics:
 
     def _keep(self, key: str, found: Ratio) -> None:
         self._figures |= {key: found.mean, f"{key}_low": found.low, f"{key}_high": found.high}
+        self._figures |= {f"{key}_sure_low": found.sure_low, f"{key}_sure_high": found.sure_high}
         if found.unfinished:
             self._figures[f"{key}_unfinished"] = float(found.unfinished)
         self._figures["elapsed_s"] = self._bench.elapsed_s
@@ -176,6 +193,10 @@ def main() -> None:
     seeds = seeds[:1] if chosen.quick else seeds
     here = settings(chosen.jobs, THINK_S)
     told = EpochMetrics(Bench(seeds, chosen.workers, chosen.results), chosen.json)
+    if chosen.swaps:
+        for name in TRADED:
+            told.section(f"trading places {name}", trades(here, [name]), seeds)
+        return
     told.section("the paper's policy over ones", paper(here), seeds)
     if chosen.quick:
         told.section("the search", searches(here, [""]), seeds)
@@ -183,6 +204,7 @@ def main() -> None:
     else:
         for name in SEARCHED:
             told.section(f"the search {name}", searches(here, [name]), seeds)
+        told.section("trading places", trades(here, TRADED), seeds)
         told.section("each term off, over ones", terms(here), seeds)
         told.section("literally, but that nobody starves", fed(here), seeds[:1])
         told.curve(here["_interference"], seeds if chosen.grid else seeds[:1], whole=chosen.grid)
@@ -194,6 +216,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bin/bench evolution", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed and a few figures")
+    parser.add_argument("--swaps", action="store_true", help="only what trading places brings")
     parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
     parser.add_argument("--seeds", default="40-42", help="of workloads and searches, as in 40-42")
     parser.add_argument("--jobs", type=int, default=JOBS, help="in each simulation")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from scipy.stats import t as student_t
 
 from controlplane.sim import experiment
 from controlplane.sim.experiment import Cell, Progress, cell_key
@@ -60,6 +62,8 @@ class Ratio:
     mean: float  # geometric, over the seeds
     low: float  # the least of the seeds
     high: float
+    sure_low: float  # with the next, the 95% interval of the mean, by Student's t of the logarithms
+    sure_high: float
     first_s: float  # mean over the seeds, seconds
     second_s: float
     first_moves: float  # re-scales per job
@@ -86,6 +90,7 @@ def settings(jobs: int, think_s: float) -> dict[str, Way]:
     return {
         "": Way(plain),
         "_interference": Way(change(plain, interference="pairwise:0.25")),
+        "_interference_50": Way(change(plain, interference="pairwise:0.5")),
         "_partial": Way(change(plain, nodes=eights, stall_s=0.1, first_stall_s=1.0)),
         "_types": Way(change(plain, nodes=types)),
         "_busy": Way(change(plain, nodes=(NodeGroup(count=4, slots=4),))),  # jobs wait
@@ -132,10 +137,13 @@ class Bench:
         times = [_averages(first, second) for first, second in both]
         ratios = [first / second for first, second in times]
         jobs = [job for first, _ in both for job in _counted(first)]
+        middle, spread = interval([math.log(ratio) for ratio in ratios])
         return Ratio(
-            mean=math.exp(sum(map(math.log, ratios)) / len(ratios)),
+            mean=math.exp(middle),
             low=min(ratios),
             high=max(ratios),
+            sure_low=math.exp(middle - spread),
+            sure_high=math.exp(middle + spread),
             first_s=_mean(first for first, _ in times),
             second_s=_mean(second for _, second in times),
             first_moves=_mean(job.rescales for job in jobs),
@@ -166,6 +174,14 @@ def average_s(result: SimulationResult, horizon: float) -> float:
         (horizon if job.ended_at is None else job.ended_at) - job.submitted_at
         for job in _counted(result)
     )
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The mean of some, and how far its 95% interval goes either way; one alone says nothing."""
+    if len(values) == 1:
+        return values[0], math.inf
+    sure = float(student_t.ppf(0.975, len(values) - 1))
+    return statistics.mean(values), sure * statistics.stdev(values) / math.sqrt(len(values))
 
 
 def _averages(first: SimulationResult, second: SimulationResult) -> tuple[float, float]:

@@ -263,8 +263,9 @@ def _is_there(job: Job, swap: Swap) -> bool:
 
 def _aside_reason(swap: Swap, name: JobId) -> Reason:
     others = ", ".join(other for other in swap.targets if other != name)
-    words = f"{swap.aside[name].way.value}, because it trades places with {others}"
-    reason = _without_speed(swap.reasons[name])
+    reason, words = _without_speed(swap.reasons[name]), swap.aside[name].way.value
+    if reason.code != "trade":  # else its policy says so
+        words += f", because it trades places with {others}"
     return Reason("swap", f"{words}: {reason.text}", reason.numbers)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -87,7 +87,7 @@ def laid_out(
     plain = score(problem, levels, owner)
     if not problem.evacuates or not problem.is_scattered(levels, owner):
         return plain
-    roomy = PlacementHints(hints.movers, hints.jitter, evacuate=True)
+    roomy = replace(hints, evacuate=True)
     owner = lay_out(problem, parent.owner, parent.levels, levels, roomy)
     if owner is None or problem.has_barred_move(owner):
         return plain

@@ -15,14 +15,17 @@ from controlplane.policy.ones.operators import (
     node_jitter,
     refreshed,
     resized,
+    traded,
 )
 from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.place_exchange import with_places_exchanged
 from controlplane.policy.ones.placement import NO_HINTS, PlacementHints
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.search.search_loop import Evolution
 from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId
 
+KINDS = 4  # of children: crossed, mutated, resized, moved; trades of places are one more
 BETTER = 1e-9  # relative: less is no progress
 RELEVANT_CHANGE = 0.02  # relative change of a value that makes it worth while to search again
 
@@ -84,6 +87,8 @@ class EvolutionarySearch(Evolution):
         self._children, self._born = [], 0
         found += [self._renewed(problem, one) for one in former[:1]]
         self._select(found)
+        if self.population:
+            self._select([*self.population, with_places_exchanged(problem, self.population[0])])
 
     def stats(self) -> SearchStats:
         """How the population stands."""
@@ -131,7 +136,7 @@ class EvolutionarySearch(Evolution):
         climbs = self._options.search == "climb"
         many = 1 if climbs else len(self.population)
         one = self.population[int(rng.integers(many))]
-        match self._born % 4:
+        match self._born % (KINDS + problem.swaps):
             case 0 if not climbs:
                 other = self.population[int(rng.integers(many))]
                 levels = crossed(problem, one.levels, other.levels, rng)
@@ -139,15 +144,15 @@ class EvolutionarySearch(Evolution):
                 levels = mutated(problem, one.levels, self._options.mutation_rate, rng)
             case 2:
                 levels = resized(problem, one.levels, rng)
-            case _:
-                hints = moved(problem, one, rng)
+            case kind:
+                hints = (moved if kind < KINDS else traded)(problem, one, rng)
                 if hints is None:
                     levels = resized(problem, one.levels, rng)
                 else:
                     return laid_out(problem, one, one.levels, hints)
         jitter = node_jitter(problem, rng)
         return self._child(
-            problem, levels, one, NO_HINTS if jitter is None else PlacementHints((), jitter)
+            problem, levels, one, NO_HINTS if jitter is None else PlacementHints(jitter=jitter)
         )
 
     def _child(

@@ -10,6 +10,7 @@ import numpy as np
 from controlplane.policy.api import Reason
 from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.problem import JobRow, Problem
+from controlplane.policy.ones.trades import Trades
 from controlplane.prediction.array_types import FloatArray, IntArray
 from schemas.ids import JobId, SlotId
 
@@ -25,6 +26,7 @@ class SlotOwners:
     jobs: tuple[JobId, ...]
     pace: tuple[FloatArray, FloatArray]  # before, after: what their places leave of jobs' speeds
     kept: tuple[FloatArray, FloatArray]  # the same, of neighbours alone
+    trades: Trades
 
     def names(self, rows: Iterable[int]) -> list[JobId]:
         """The jobs of these rows, in order of arrival.
@@ -51,13 +53,14 @@ def slot_owners(problem: Problem, best: Candidate) -> SlotOwners:
         jobs=tuple(job_row.job.job for job_row in problem.job_rows),
         pace=(before, after),
         kept=(alone, beside),
+        trades=problem.trades(best.owner),
     )
 
 
 def for_change(
     problem: Problem, best: Candidate, owners: SlotOwners, row: int, placed: Mapping[SlotId, int]
 ) -> Reason:
-    """Why a job starts, grows, shrinks, moves, stops or gets another batch.
+    """Why a job starts, grows, shrinks, moves, trades places, stops or gets another batch.
 
     Args:
         problem: the view as the search sees it.
@@ -66,6 +69,18 @@ def for_change(
         row: of the job.
         placed: its local batches in the plan, samples per slot and step.
     """
+    reason = _alone(problem, best, owners, row, placed)
+    partners = owners.trades.partners(row)
+    if not partners:
+        return reason
+    others = _names(owners.names(partners))
+    return Reason("trade", f"trades places with {others}: {reason.text}", reason.numbers)
+
+
+def _alone(
+    problem: Problem, best: Candidate, owners: SlotOwners, row: int, placed: Mapping[SlotId, int]
+) -> Reason:
+    """Why a job changes, whoever changes with it."""
     job_row = problem.job_rows[row]
     numbers = _numbers(problem, best, row, owners)
     was, now = len(job_row.now), len(placed)
@@ -163,7 +178,7 @@ def _whither(problem: Problem, best: Candidate, owners: SlotOwners, row: int) ->
     if after[row] > before[row]:
         return "moved to better neighbours"
     if heirs := _heirs(owners, problem, row):
-        return f"moved to make room for {heirs}"
+        return "makes room" if owners.trades.partners(row) else f"moved to make room for {heirs}"
     left = set(problem.node_of[was].tolist()) - set(problem.node_of[now].tolist())
     there = {owner for slot, owner in owners.before.items() if problem.node_of[slot] in left}
     relieved = [other for other in there - {row} if after[other] > before[other]]
@@ -183,6 +198,8 @@ def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
     sane = (levels > 0) & (plain > 0.0)
     share = np.divide(value, plain, out=np.ones(len(value)), where=sane)
     pace = np.power(share, 1.0 / problem.speedup_exponent)
+    for row, left in problem.left_by_stepping_aside(owner).items():
+        pace[row] /= left
     stalled = moved & sane & (levels == problem.present)  # by the move itself, which passes
     return np.asarray(np.where(stalled, pace / problem.move_factor, pace))
 

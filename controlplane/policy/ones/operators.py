@@ -12,6 +12,8 @@ from controlplane.policy.ones.problem import Problem
 from controlplane.prediction.array_types import FloatArray, IntArray
 
 NOISE = 0.3  # sigma of the log factors that a draw by probability uses; a judgement
+PAIR = 2
+TRIOS = 0.25  # share of trades among three; a judgement
 NODE_JITTER = 0.2  # sigma of what nodes are liked less by, when a place is drawn; a judgement
 
 
@@ -145,6 +147,27 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints
     if not len(some):
         return None
     return PlacementHints(movers=(int(rng.choice(some)),), jitter=node_jitter(problem, rng))
+
+
+def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
+    """Some jobs share out the slots that they have together anew; None if nobody may.
+
+    Two of them, or three. One is on more nodes than it needs, or could be on better ones.
+
+    Args:
+        problem: the view as the search sees it.
+        parent: the schedule in which they trade.
+        rng: draws what chance decides.
+    """
+    able = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
+    first = able if problem.places_matter else problem.scattered_rows(parent.owner)
+    many = PAIR + int(rng.random() < TRIOS)
+    if not problem.swaps or not len(first) or len(able) < many:
+        return None
+    one = int(rng.choice(first))
+    others = rng.choice(able[able != one], size=many - 1, replace=False)
+    rows = rng.permutation([one, *others.tolist()])
+    return PlacementHints(traders=tuple(rows.tolist()), jitter=node_jitter(problem, rng))
 
 
 def node_jitter(problem: Problem, rng: Generator) -> FloatArray | None:

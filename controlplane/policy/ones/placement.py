@@ -6,7 +6,7 @@ job. Here only jobs that change are laid out, aligned to nodes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -25,6 +25,7 @@ class PlacementHints:
     """How to lay out."""
 
     movers: tuple[int, ...] = ()  # rows that take other slots at the same size
+    traders: tuple[int, ...] = ()  # rows whose slots are dealt anew among them, in this order
     jitter: FloatArray | None = None  # shape (N,), what nodes are liked less by
     evacuate: bool = False  # whether small jobs may be moved to empty a node
 
@@ -52,7 +53,7 @@ def lay_out(
         Shape (S,), rows; `FREE` and `CLOSED` where nobody is, or nobody may be moved.
     """
     changed = np.flatnonzero(levels != before)
-    if not len(changed) and not hints.movers:
+    if not len(changed) and not hints.movers and not hints.traders:
         return owner
     layout = _Layout(problem, owner, hints)
     sizes = problem.sizes[problem.rows, levels]
@@ -64,6 +65,8 @@ def lay_out(
     for row in _in_turn(problem, takers, sizes):
         if not layout.settle(row, int(sizes[row])):
             return None
+    if hints.traders and not layout.deal_anew(hints.traders, sizes):
+        return None
     return layout.owner
 
 
@@ -132,6 +135,36 @@ class _Layout:
         for node in np.flatnonzero(further).tolist():
             self._take(row, node, int(further[node]))
         return True
+
+    def deal_anew(self, rows: Sequence[int], sizes: IntArray) -> bool:
+        """Let these jobs choose among the slots that they have together, one after the other.
+
+        Who comes to a node where it is now keeps its slots there.
+        """
+        for row in rows:
+            self._give(self._slots(row))
+        nowhere = np.zeros_like(self._rooms)
+        for row in rows:
+            chosen = self._chosen(row, self._rooms, nowhere, int(sizes[row]))
+            if chosen is None:
+                return False
+            for node, many in chosen:
+                self._take(row, node, many)
+        for row in rows:
+            self._return_to(row)
+        return True
+
+    def _return_to(self, row: int) -> None:
+        """Exchange slots within nodes, so that a job has those again that it has now."""
+        node_of, owner = self._problem.node_of, self.owner
+        for slot in self._problem.job_rows[row].now:
+            other = int(owner[slot])
+            if other == row or (other != FREE and other not in self._hints.traders):
+                continue
+            mine = self._slots(row)
+            strange = mine[(node_of[mine] == node_of[slot]) & (self._problem.owner[mine] != row)]
+            if len(strange):
+                owner[slot], owner[strange[0]] = row, other
 
     def _start(self, row: int, size: int, own: IntArray) -> bool:
         """Free slots if they are as close together: a start has to wait for others."""

@@ -10,6 +10,7 @@ import numpy as np
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.size_table import SizeTable
+from controlplane.policy.ones.trades import Trades, Way, trades_between
 from controlplane.policy.search.cluster_index import ClusterIndex
 from controlplane.prediction.array_types import BoolArray, FloatArray, IntArray
 from controlplane.prediction.statistical_efficiency import statistical_efficiency
@@ -80,6 +81,7 @@ class Problem:
     capacity: int  # slots in play
     speedup_exponent: float
     evacuates: bool = True  # whether small jobs are moved to make room on whole nodes
+    swaps: bool = True  # whether running jobs may trade places
     slow: FloatArray | None = None  # shape (J, types), times that a step takes on each
     interference: InterferenceModel | None = None
     stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # remembered
@@ -128,8 +130,8 @@ class Problem:
     def placed_value(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
         """What each job is worth where it is laid out, and whether that is a change.
 
-        Worth at the level, times (what nodes, GPU types, neighbours and a move leave of the
-        speed)^0.8.
+        Worth at the level, times (what nodes, GPU types, neighbours, a move and stepping aside for
+        others leave of the speed)^0.8.
 
         Args:
             levels: shape (J,).
@@ -152,6 +154,8 @@ class Problem:
             factor[row] = self._stretched(row, int(levels[row]), int(nodes[row]))
         same = moved & runs & (levels == self.present)
         factor[same] *= self.move_factor[same]
+        for row, left in self.left_by_stepping_aside(owner).items():
+            factor[row] *= left
         if self.slow is not None:
             slowest = np.zeros(len(levels))
             np.maximum.at(slowest, who, self.slow[who, self.cluster.type_of[at]])
@@ -219,8 +223,45 @@ class Problem:
         spare = [job_row.job.batch_limit - len(job_row.now) for job_row in self.job_rows]
         return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
 
+    def trades(self, owner: IntArray) -> Trades:
+        """Who trades places with whom if this schedule follows, and who steps aside for that.
+
+        Args:
+            owner: the row of the job on each slot, shape (S,).
+        """
+        spare = int(np.count_nonzero((self.owner == FREE) & (owner == FREE)))
+        return trades_between(self.owner, owner, spare, self._step_aside)
+
+    def left_by_stepping_aside(self, owner: IntArray) -> dict[int, float]:
+        """What is left of the speed-ups of those who step aside so that others can trade places.
+
+        One that pauses is started again, which takes the place of its move; another one changes
+        once more.
+
+        Args:
+            owner: the row of the job on each slot, shape (S,).
+
+        Returns:
+            By row, at most 1.
+        """
+        found = {}
+        for row, way in self.trades(owner).aside.items():
+            move = float(self.move_factor[row])
+            again = self.job_rows[row].restart_factor / move if way is Way.PAUSE else move
+            found[row] = min(1.0, again)
+        return found
+
+    def _step_aside(self, row: int, kept: int, spare: int) -> tuple[Way, float]:
+        """How a job would leave the slots that it gives up, and slot seconds of a start."""
+        job_row = self.job_rows[row]
+        job, size = job_row.job, len(job_row.now)
+        meanwhile = kept + min(spare, size - kept)
+        staging = spare > 0 and meanwhile >= job.least and size + meanwhile <= job.batch_limit
+        way = Way.DETOUR if staging or kept >= max(1, job.least) else Way.PAUSE
+        return way, size * (job.start_s or 1.0)
+
     def has_barred_move(self, owner: IntArray) -> bool:
-        """Whether a job moves, from one size or another, that may not or that has no spare slots.
+        """Whether a job moves that may not or has no spare slots, or jobs trade that may not.
 
         Growing and shrinking in place are no moves. The controller would refuse a move of a job
         with fewer samples than slots in the old and the new place together.
@@ -232,7 +273,9 @@ class Problem:
         new, old = owner[differ], self.owner[differ]
         takes = np.bincount(new[new >= 0], minlength=len(self.job_rows))
         leaves = np.bincount(old[old >= 0], minlength=len(self.job_rows))
-        return bool(((takes > self.spare) & (leaves > 0)).any())
+        if ((takes > self.spare) & (leaves > 0)).any():
+            return True
+        return not self.swaps and bool(self.trades(owner).groups)
 
     def scattered_rows(self, owner: IntArray) -> IntArray:
         """Rows that are on more nodes than they need, and may be moved.

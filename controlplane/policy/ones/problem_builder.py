@@ -68,6 +68,7 @@ class ProblemBuilder:
             capacity=found.supply.capacity,
             speedup_exponent=self._options.speedup_exponent,
             evacuates=self._options.migration,
+            swaps=self._options.swaps,
             slow=self._estimates.type_slowdowns(cluster.types, families),
             interference=self._interference(job_rows, found.kept, view),
         )

@@ -222,7 +222,7 @@ def test_all_jobs_at_once_are_worth_what_each_by_itself_is(problem: Problem, see
             problem.free_to_move & (default_rng(seed).random(len(levels)) < 0.5)
         )
         jitter = default_rng(seed).normal(0.0, 1.0, len(problem.slots_on))
-        hints = PlacementHints(tuple(movers.tolist()), jitter, evacuate=bool(seed % 2))
+        hints = PlacementHints(tuple(movers.tolist()), jitter=jitter, evacuate=bool(seed % 2))
         owner = lay_out(problem, problem.owner, problem.present, levels, hints)
         assert owner is not None
 
@@ -281,7 +281,9 @@ def test_a_job_that_may_not_move_does_not_do_so_in_several_steps_either(
     candidate = present(problem)
     for step in range(number):
         movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.job_rows)) < 0.3))
-        hints = PlacementHints(tuple(movers.tolist()), rng.normal(0.0, 1.0, len(problem.slots_on)))
+        hints = PlacementHints(
+            tuple(movers.tolist()), jitter=rng.normal(0.0, 1.0, len(problem.slots_on))
+        )
         found = laid_out(problem, candidate, some_levels(problem, seed + step), hints)
         candidate = candidate if found is None else found
 

@@ -345,10 +345,12 @@ def test_the_fast_gpu_goes_to_the_job_that_gains_by_it() -> None:
     assert best.fitness == pytest.approx(problem.value[:, 1].sum())
 
 
-def test_two_running_jobs_change_places_by_way_of_a_free_slot() -> None:
+def test_two_running_jobs_change_places_by_way_of_a_free_slot_where_none_may_trade() -> None:
     view = view_of(row_of(1, 1, 1), single(A, S0), single(B, T0))
     problem = surrounded(
-        problem_of(view, events=pace("f", 100.0)), types=(0, 1, 1), slow=[(1.0, 1.0), (1.0, 3.0)]
+        problem_of(view, events=pace("f", 100.0), options=OnesOptions(swaps=False)),
+        types=(0, 1, 1),
+        slow=[(1.0, 1.0), (1.0, 3.0)],
     )
 
     greedy, best = greedily(problem), evolved(problem, 20)

@@ -14,7 +14,7 @@ from controlplane.policy.ones.explain import for_change, least_value, slot_owner
 from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.problem import FREE, Problem
 from schemas.ids import JobId, SlotId
-from tests.support.builders import S0, S1, T0, A, B, C, job_view
+from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
 from tests.support.views import NOW, problem_of, row_of, view_of
 
 
@@ -154,7 +154,22 @@ def test_a_job_that_is_spread_is_told_how_much_slower_it_will_be() -> None:
 
     where = {A: (S0, T0), B: (S1,)}
 
-    assert text(problem, where) == f"moved to make room for {B} (0.67 x the speed expected)"
+    words = f"trades places with {B}: makes room (0.67 x the speed expected)"
+    assert text(problem, where) == words
+
+
+def test_those_who_trade_places_are_told_with_whom_and_what_for() -> None:
+    problem = posed(on(A, S0, S1), on(B, T0, T1, family="g"))
+    slow = np.array([[1.0, 2.0], [1.0, 1.25]])
+    types = replace(problem.cluster, types=("a", "b"), type_of=np.array([1, 1, 0, 0]))
+    problem = replace(problem, cluster=types, slow=slow)
+
+    where = {A: (T0, T1), B: (S0, S1)}
+
+    faster = f"trades places with {B}: moved to faster GPUs (2.00 x the speed expected)"
+    slower = f"trades places with {A}: makes room (0.80 x the speed expected)"
+    assert (text(problem, where), text(problem, where, B)) == (faster, slower)
+    assert why(problem, where).code == "trade"
 
 
 # --- other sizes, and none

@@ -245,7 +245,7 @@ def any_wishes(problem: Problem, seed: int) -> PlacementHints:
     rng = default_rng(seed)
     movers = np.flatnonzero(problem.free_to_move & (rng.random(len(problem.job_rows)) < 0.5))
     jitter = rng.normal(0.0, 0.2, len(problem.slots_on)) if rng.random() < 0.5 else None
-    return PlacementHints(tuple(movers.tolist()), jitter, evacuate=bool(rng.random() < 0.5))
+    return PlacementHints(tuple(movers.tolist()), jitter=jitter, evacuate=bool(rng.random() < 0.5))
 
 
 @WHOLE
