@@ -2,8 +2,10 @@
 
 Three settings: each job has all slots of its own (one has to pause), each keeps one of its two slots
 (one goes on with that), and one more slot is free (one goes there meanwhile). Every step is written
-down with its time; what a swap costs a job is its longest gap between two steps until both are there.
-Baseline: both are paused, and resumed on the other's slots.
+down with its time; what a swap costs a job is its longest gap between two steps until both are there,
+for the one that steps aside and for the one that follows. Baseline: both are paused, and resumed on
+the other's slots. Epochs in which a sample was missed or came twice are counted, and workers that had
+a slot's device before the former one had exited.
 """
 
 from __future__ import annotations
@@ -15,14 +17,15 @@ import time
 from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from msgspec.structs import replace
+import msgspec
 
 from controlplane.client import BlockingClient
 from schemas.jobs import JobSpec, StopRule
+from schemas.messages.feed import FeedEvent
 from tests.bench import report
 from tests.bench.live_cluster import cluster
 from tests.bench.live_jobs import TRAININGS, Job, spec_of
@@ -59,6 +62,17 @@ class Swap:
     ended: float  # both train where they should
 
 
+@dataclass(frozen=True)
+class Measured:
+    """What came of a setting."""
+
+    aside: list[float]  # of each swap, the longest gap of the job that stepped aside, seconds
+    others: list[float]  # of the one that took its place; of two that pause, of the second one
+    whole: list[float]  # until both trained where they should, seconds
+    inexact: int  # finished epochs in which not every sample was taken once
+    two_owners: int  # times that a worker had a slot's device before the former one had exited
+
+
 def settings(share: float) -> list[Setting]:
     """The three, with their part of the repeats each; the first one is the full cluster."""
     one, two = (0,), (1,)
@@ -78,35 +92,50 @@ def main() -> None:
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         for setting in settings(0.1 if chosen.quick else 1.0):
             base = Path(folder) / setting.name.replace(" ", "-")
-            mine, swaps, wrong = measured(setting, base, trading=True)
-            rows.append([setting.name, len(swaps), *shown(mine, swaps), wrong])
-            key = setting.name.replace(" ", "_")
-            figures |= {f"{key}_still_s_median": statistics.median(mine), f"{key}_wrong": wrong}
-            figures[f"{key}_still_s_most"] = max(mine)
+            mine, key = measured(setting, base, trading=True), setting.name.replace(" ", "_")
+            told(rows, figures, setting.name, key, mine)
             if setting.name == "a pause":
-                short = replace_swaps(setting, max(2, setting.swaps // 10))
-                theirs, stops, wrong = measured(short, base / "stopped", trading=False)
-                rows.append(["both pause", len(stops), *shown(theirs, stops), wrong])
-                figures["still_vs_both_pause"] = statistics.median(mine) / statistics.median(theirs)
-    heads = ["", "swaps", "still, s: median", "p90", "most", "whole, s: median", "samples wrong"]
+                short = replace(setting, swaps=max(2, setting.swaps // 10))
+                theirs = measured(short, base / "stopped", trading=False)
+                told(rows, figures, "both pause", "both_pause", theirs)
+                both = statistics.median([*mine.aside, *mine.others])
+                stopped = statistics.median([*theirs.aside, *theirs.others])
+                figures["still_vs_both_pause"] = both / stopped
+                figures["aside_vs_both_pause"] = statistics.median(mine.aside) / stopped
+    heads = ["", "swaps", "job that", "still, s: median", "p99", "most", "whole, s: median",
+             "epochs wrong", "two owners"]  # fmt: skip
     report.table("longest gap between two steps of a job, in each swap", heads, rows)
     report.write(figures, chosen.json)
 
 
-def replace_swaps(setting: Setting, swaps: int) -> Setting:
-    """The same with another number of swaps."""
-    return Setting(setting.name, setting.slots, setting.here, setting.there, swaps)
+def told(
+    rows: list[list[object]], figures: dict[str, float], name: str, key: str, found: Measured
+) -> None:
+    """Add a setting's rows, one for each side, and its figures."""
+    whole = statistics.median(found.whole)
+    figures |= {f"{key}_swaps": len(found.whole), f"{key}_whole_s_median": whole}
+    figures |= {f"{key}_wrong": found.inexact, f"{key}_two_owners": found.two_owners}
+    for side, gaps in (("steps aside", found.aside), ("follows", found.others)):
+        middle, late = statistics.median(gaps), percentile_99(gaps)
+        rows.append(
+            [name, len(found.whole), side, middle, late, max(gaps), whole, found.inexact,
+             found.two_owners]
+        )  # fmt: skip
+        short = side.replace(" ", "_")
+        figures |= {f"{key}_{short}_s_median": middle, f"{key}_{short}_s_p99": late}
 
 
-def shown(gaps: Sequence[float], swaps: Sequence[Swap]) -> list[float]:
-    """What a row says of them."""
-    tenth = statistics.quantiles(gaps, n=10, method="inclusive")[-1]
-    whole = statistics.median([swap.ended - swap.began for swap in swaps])
-    return [statistics.median(gaps), tenth, max(gaps), whole]
+def percentile_99(values: Sequence[float]) -> float:
+    """Of few values nearly the largest."""
+    return (
+        statistics.quantiles(values, n=100, method="inclusive")[-1]
+        if len(values) > 1
+        else values[0]
+    )
 
 
-def measured(setting: Setting, base: Path, *, trading: bool) -> tuple[list[float], list[Swap], int]:
-    """Longest gaps of each job in each swap, seconds; the swaps; epochs that were not exact."""
+def measured(setting: Setting, base: Path, *, trading: bool) -> Measured:
+    """Let two jobs trade places by turns, or be paused and resumed there."""
     base.mkdir(parents=True)
     with cluster(base / "cluster", "fifo", slots=setting.slots) as (_, client):
         jobs = [submitted(client, number, setting, base) for number in range(2)]
@@ -126,11 +155,46 @@ def measured(setting: Setting, base: Path, *, trading: bool) -> tuple[list[float
             arrived(client, jobs, places)
             swaps.append(Swap(began, time.monotonic()))
             time.sleep(WARM_S / 4)
-        wrong = sum(inexact(client, job) for job in jobs)
+        inexact = sum(inexact_epochs(client, job) for job in jobs)
+        events = list(client.events())
         for job in jobs:
             client.cancel(job)
     steps = [stamps(base, number) for number in range(2)]
-    return [longest_gap(each, swap) for swap in swaps for each in steps], swaps, wrong
+    gaps = [[longest_gap(each, swap) for each in steps] for swap in swaps]
+    sides = [(one, other) for one, other in gaps]
+    if trading:
+        who = who_stepped_aside(events, jobs)
+        sides = [(gap[at], gap[1 - at]) for gap, at in zip(gaps, who, strict=True)]
+    return Measured(
+        aside=[first for first, _ in sides],
+        others=[second for _, second in sides],
+        whole=[swap.ended - swap.began for swap in swaps],
+        inexact=inexact,
+        two_owners=two_owners(events),
+    )
+
+
+def who_stepped_aside(events: Sequence[FeedEvent], jobs: Sequence[str]) -> list[int]:
+    """Which of the two, in each swap that was carried out."""
+    how = [str(event.detail["how"]) for event in events if event.event == "policy.swap"]
+    return [next(at for at, job in enumerate(jobs) if words.startswith(job)) for words in how]
+
+
+def two_owners(events: Sequence[FeedEvent]) -> int:
+    """How often a worker was ready, with its device, before the one there had exited."""
+    there: dict[object, object] = {}  # slot -> who is ready or trains there
+    found = 0
+    for event in events:
+        slot, who = (
+            event.detail.get("slot"),
+            (event.job, event.detail.get("version"), event.detail.get("rank")),
+        )
+        if event.event == "worker.ready":
+            found += slot in there
+            there[slot] = who
+        elif event.event == "worker.exited" and there.get(slot) == who:
+            del there[slot]
+    return found
 
 
 def submitted(client: BlockingClient, number: int, setting: Setting, base: Path) -> str:
@@ -142,7 +206,7 @@ def submitted(client: BlockingClient, number: int, setting: Setting, base: Path)
     size = len(setting.here[number])
     env = {**spec.env, STAMPS: str(base / f"times-{number}")}
     stop = StopRule(epochs=job.epochs)
-    return client.submit(replace(spec, slots=(1, size), stop=stop, env=env))
+    return client.submit(msgspec.structs.replace(spec, slots=(1, size), stop=stop, env=env))
 
 
 def order(client: BlockingClient, jobs: Sequence[str], places: Places) -> None:
@@ -180,7 +244,7 @@ def arrived(client: BlockingClient, jobs: Sequence[str], places: Places) -> None
             time.sleep(LOOK_S)
 
 
-def inexact(client: BlockingClient, job: str) -> int:
+def inexact_epochs(client: BlockingClient, job: str) -> int:
     """Finished epochs in which not every sample was taken once."""
     finished = client.job(job).summary.epoch
     taken: dict[int, list[int]] = defaultdict(list)
