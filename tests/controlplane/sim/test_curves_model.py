@@ -95,6 +95,7 @@ def test_a_file_of_curves_comes_back_as_it_was_written() -> None:
     ("text", "told"),
     [
         (b"[]", "f: Expected `object`"),
+        (b'{"command": "\xff"}', "f: .*can.t decode byte 0xff"),
         (encode(recorded()), "curves need names"),
         (encode(recorded(curve(2.0, 1.0), curve(2.0, 1.0))), "each its own"),
         (encode(recorded(curve(2.0))), "'c' lowers no loss"),

@@ -91,7 +91,7 @@ def decode(text: bytes, source: str) -> RecordedCurves:
     """
     try:
         recorded = msgspec.json.decode(text, type=RecordedCurves)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise TraceError(f"{source}: {error}", REMEDY) from None
     names = [curve.name for curve in recorded.curves]
     if not names or len(set(names)) < len(names):

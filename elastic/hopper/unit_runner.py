@@ -1,0 +1,185 @@
+"""Runs units in one process: data stay here, states come and go."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence, Sized
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from elastic.hopper.state_frames import Frames, digest, from_frames, to_frames
+from elastic.hopper.trained_objects import Trained, as_trained
+from elastic.hopper.unit import Unit, keyed_seed
+from elastic.hopper.user_functions import EvalFunction, UserFunctions
+from elastic.state.random_state import seed_generators
+from elastic.training_errors import ElasticError, UsageError
+
+
+class UnitFailedError(ElasticError):
+    """A function of the user raised, or gave what cannot be used.
+
+    Args:
+        where: which function.
+        error: that it raised.
+    """
+
+    code = "unit_failed"
+
+    def __init__(self, where: str, error: BaseException) -> None:
+        self.where = where
+        super().__init__(
+            f"{where} raised {type(error).__name__}: {error}",
+            "this configuration ends; the others go on",
+            where,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class UnitResult:
+    """What a unit leaves."""
+
+    frames: list[bytes]  # of the state after it, copied
+    digest: str  # SHA-256 of them
+    metrics: dict[str, float]  # means over the partition's samples
+    samples: int  # that they count for
+    scores: dict[str, float]  # of the evaluation; empty: none
+
+
+class UnitRunner:
+    """Runs units one after the other; keeps the data of each partition that it has seen."""
+
+    def __init__(self, functions: UserFunctions, partitions: int, device: torch.device) -> None:
+        """Begin without data.
+
+        Args:
+            functions: of the sweep's user.
+            partitions: that its data has.
+            device: of the slot.
+        """
+        self._functions = functions
+        self._partitions = partitions
+        self._device = device
+        self._data: dict[int | None, Any] = {}
+
+    def data(self, partition: int | None) -> Any:
+        """The data of a partition, read at the first call; None: of the evaluation.
+
+        Args:
+            partition: 0-based.
+
+        Raises:
+            UnitFailedError: if `input_fn` raised.
+            UsageError: if it gave nothing.
+        """
+        if partition not in self._data:
+            seed_generators(keyed_seed("input", "all" if partition is None else partition))
+            try:
+                found = self._functions.input_fn(partition, self._partitions)
+            except Exception as error:
+                raise UnitFailedError("input_fn", error) from error
+            if found is None or (isinstance(found, Sized) and not len(found)):
+                whose = "the evaluation" if partition is None else f"partition {partition}"
+                what = f"input_fn gave no data of {whose} of {self._partitions}"
+                raise UsageError(what, "give each partition some, or make fewer", "input_fn")
+            self._data[partition] = found
+        return self._data[partition]
+
+    def begin(self, config: str, values: Mapping[str, Any], seed: int) -> list[bytes]:
+        """The state of a configuration before its first unit.
+
+        Args:
+            config: its name in the sweep.
+            values: of it.
+            seed: of the sweep.
+
+        Raises:
+            UnitFailedError: if `model_fn` raised.
+            UsageError: if it gave what cannot hop.
+        """
+        return to_frames(self._build(config, values, seed).state())
+
+    def run(self, unit: Unit, state: Frames, *, evaluate: bool = False) -> UnitResult:
+        """Train over the partition from `state`.
+
+        Args:
+            unit: what to do.
+            state: that the configuration has now.
+            evaluate: afterwards, too: its epoch ends here.
+
+        Raises:
+            UnitFailedError: if a function of the user raised.
+            UsageError: if one gave what cannot be used.
+            StateFramesError: if `state` is none.
+        """
+        data = self.data(unit.partition)
+        trained = self._build(unit.config, unit.values, unit.sweep_seed)
+        trained.load(from_frames(state))
+        seed_generators(unit.seed)
+        try:
+            metrics = self._functions.train_fn(trained, data, unit)
+        except Exception as error:
+            raise UnitFailedError("train_fn", error) from error
+        frames = to_frames(trained.state())
+        eval_fn = self._functions.eval_fn
+        scores = self._scores(eval_fn, trained, unit) if evaluate and eval_fn else {}
+        samples = len(data) if isinstance(data, Sized) else 1
+        return UnitResult(frames, digest(frames), _numbers("train_fn", metrics), samples, scores)
+
+    def _build(self, config: str, values: Mapping[str, Any], seed: int) -> Trained:
+        seed_generators(keyed_seed(seed, config))
+        try:
+            built = self._functions.model_fn(dict(values))
+        except Exception as error:
+            raise UnitFailedError("model_fn", error) from error
+        trained = as_trained(built)
+        trained.to(self._device)
+        return trained
+
+    def _scores(self, eval_fn: EvalFunction, trained: Trained, unit: Unit) -> dict[str, float]:
+        """After the state was taken: an evaluation changes nothing that hops."""
+        data = self.data(None)
+        seed_generators(keyed_seed(unit.seed, "evaluation"))
+        training = trained.model.training
+        trained.model.eval()
+        try:
+            with torch.no_grad():
+                found = eval_fn(trained, data, unit)
+        except Exception as error:
+            raise UnitFailedError("eval_fn", error) from error
+        finally:
+            trained.model.train(training)
+        return _numbers("eval_fn", found)
+
+
+def _numbers(where: str, metrics: Any) -> dict[str, float]:
+    if metrics is None:
+        return {}
+    if not isinstance(metrics, Mapping):
+        what = f"{where} gave a {type(metrics).__name__}"
+        raise UsageError(what, "return numbers by name, such as {'loss': 0.5}", where)
+    found: dict[str, float] = {}
+    for name, value in metrics.items():
+        try:
+            found[str(name)] = float(value)
+        except (TypeError, ValueError) as error:
+            what = f"{where} gave {name} = {value!r}"
+            raise UsageError(what, "give numbers", where) from error
+    return found
+
+
+def merged(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
+    """Metrics over all partitions, each weighted by its samples.
+
+    Args:
+        parts: metrics of units and the samples that they count for; a metric that some do not have
+            is the mean of the others.
+    """
+    names = dict.fromkeys(name for metrics, _ in parts for name in metrics)
+    found: dict[str, float] = {}
+    for name in names:
+        having = [(metrics[name], samples) for metrics, samples in parts if name in metrics]
+        weight = sum(samples for _, samples in having)
+        found[name] = math.fsum(v * n for v, n in having) / weight if weight else math.nan
+    return found
