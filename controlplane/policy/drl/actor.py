@@ -1,4 +1,4 @@
-"""The policy network: one small net for every job, another for the end of the slot."""
+"""The policy network: one small net for every job, another for the end of the round."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SHAPES: Final[Mapping[str, tuple[int, ...]]] = {
 
 
 class Actor:
-    """Scores the actions of a slot.
+    """Scores the actions of a round.
 
     Every job is scored by the same net, from its own inputs and those of the cluster. So the
     number of jobs and slots is free, and a type of job is what was measured of it, not an index:
@@ -49,7 +49,7 @@ class Actor:
             cluster: shape (CLUSTER_INPUTS,).
 
         Returns:
-            Shape (3 N + 1,): more, fewer, same of the first job, of the next; the end of the slot.
+            Shape (3 N + 1,): more, fewer, same of the first job, of the next; the end of the round.
         """
         both = np.hstack((jobs, np.broadcast_to(cluster, (len(jobs), len(cluster)))))
         end = self._end(cluster[None, :])

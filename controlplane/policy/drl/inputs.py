@@ -20,7 +20,7 @@ SHORTEST_S: Final = 1e-6  # of a step
 
 @dataclass(frozen=True, slots=True)
 class JobTable:
-    """The N jobs that a slot decides about, by row; seconds are on the controller's clock."""
+    """The N jobs that a round decides about, by row; seconds are on the controller's clock."""
 
     have: IntArray  # slots, shape (N,), as all others
     least: IntArray
@@ -53,7 +53,7 @@ def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
 
     Args:
         table: the jobs.
-        sizes: slots that each has so far in this slot of decisions, shape (N,); 0: it waits.
+        sizes: slots that each has so far in this round, shape (N,); 0: it waits.
 
     Returns:
         Shape (N, JOB_INPUTS).
@@ -81,7 +81,7 @@ def job_inputs(table: JobTable, sizes: IntArray) -> FloatArray:
         np.log1p(saved_s) / LONG,
         np.log1p(lost_s) / LONG,
         np.log1p(table.still_s) / LONG,
-        (sizes - table.have) / MANY_SLOTS,  # as this slot of decisions has changed it so far
+        (sizes - table.have) / MANY_SLOTS,  # as this round has changed it so far
     )
     return np.column_stack([np.asarray(column, dtype=np.float64) for column in columns])
 

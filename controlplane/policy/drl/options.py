@@ -14,8 +14,8 @@ class DrlOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Options of policy `drl`, table `[policy.options]` of the controller's settings."""
 
     model: str | None = None  # path of a model's file; none: the one that ships
-    interval_s: float = 5.0  # a slot of decisions: sizes are chosen at most so often
-    one_job: bool = True  # re-scheduled in each slot, as the paper says of DRL; else any number
+    interval_s: float = 5.0  # a round: sizes are chosen at most so often
+    one_job: bool = True  # re-scheduled in each round, as the paper says of DRL; else any number
     preempt: bool = False  # whether a running job may be stopped; the paper: no
     most: int | None = None  # slots of one job
     placer: PlacerName = "consolidate"

@@ -9,7 +9,7 @@ import numpy as np
 
 from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
 from controlplane.policy.drl.actor import ACTIONS, Actor, read_actor_model
-from controlplane.policy.drl.decision_slot import MORE, DecisionSlot, Moment
+from controlplane.policy.drl.decision_round import MORE, DecisionRound, Moment
 from controlplane.policy.drl.inputs import JobTable
 from controlplane.policy.drl.observed_jobs import ObservedJobs
 from controlplane.policy.drl.options import DrlOptions
@@ -32,14 +32,15 @@ from schemas.ids import JobId, Seconds
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What the last slot of decisions had to do with a job."""
+    """What the last round had to do with a job."""
 
     probability: float  # of the action taken on it; of one that waits: of its start
     remaining_s: float  # on the slots that it gets, or would start with
+    known: bool  # whether that is more than a guess
 
 
 class Drl(ImmediatePolicy):
-    """A network gives slots job by job, in slots of decisions; sizes hold in between.
+    """A network gives slots job by job, in rounds; sizes hold in between.
 
     The batch stays the user's, and a running job is never stopped (the paper's Table 3), unless
     `preempt` says so. It is evaluated by its most probable action: nothing is drawn.
@@ -64,7 +65,7 @@ class Drl(ImmediatePolicy):
         self._observed = ObservedJobs()
         self._placer = placer_of(self.options.placer, self.options.moves)
         self._rounds = Rounds(self.options.interval_s)
-        self._targets: dict[JobId, int] = {}  # slots of each job of the last slot of decisions
+        self._targets: dict[JobId, int] = {}  # slots of each job of the last round
         self._said: dict[JobId, Said] = {}
         self._decided_for: frozenset[JobId] = frozenset()  # all jobs of the view then
         self._changed = False  # whether it changed anything
@@ -76,7 +77,7 @@ class Drl(ImmediatePolicy):
         self._placer.observe(event, now)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
-        """The sizes of the last slot of decisions, as far as there is room for them by now."""
+        """The sizes of the last round, as far as there is room for them by now."""
         partition = partition_of(view, now)
         if self._rounds.is_due(partition, self._targets):
             self._beyond = beyond(self._trained_on, len(view.slots))
@@ -121,14 +122,14 @@ class Drl(ImmediatePolicy):
                 odds[jobs[action // ACTIONS].job] = float(probable[action])
             return action
 
-        slot = DecisionSlot(table, one_job=self.options.one_job, preempt=self.options.preempt)
-        sizes = slot.run(choose)
+        round_ = DecisionRound(table, one_job=self.options.one_job, preempt=self.options.preempt)
+        sizes = round_.run(choose)
         left_s = table.step_s(np.maximum(sizes, table.least)) * table.steps_left
         self._changed = bool((sizes != table.have).any())
         self._decided_for = frozenset(partition.view.jobs)
         self._said = {
-            job.job: Said(odds.get(job.job, 0.0), seconds)
-            for job, seconds in zip(jobs, left_s.tolist(), strict=True)
+            job.job: Said(odds.get(job.job, 0.0), seconds, known)
+            for job, seconds, known in zip(jobs, left_s.tolist(), table.known.tolist(), strict=True)
         }
         leaving = {job.job: self._targets.get(job.job, 0) for job in partition.leaving}
         chosen = {job.job: size for job, size in zip(jobs, sizes.tolist(), strict=True)}
@@ -137,14 +138,15 @@ class Drl(ImmediatePolicy):
     def _why(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         target, said = self._targets.get(job.job), self._said.get(job.job)
         if target is None or said is None:
-            return "sizes are chosen again in the next slot of decisions", {}
+            return "sizes are chosen again in the next round", {}
         numbers = {
             "target": float(target),
             "probability": said.probability,
             "remaining_s": said.remaining_s,
         }
         if slots:
-            words = f"the network's choice, about {said.remaining_s:.0f} s left on them"
+            rest = f", about {said.remaining_s:.0f} s left on them" if said.known else ""
+            words = f"the network's choice{rest}"
         elif target:
             words = f"its {slots_in_words(target)} are not free yet"
         else:
@@ -172,7 +174,7 @@ def job_table(
     targets: Mapping[JobId, int],
     most: int | None,
 ) -> JobTable:
-    """What a slot of decisions knows of the jobs that may change.
+    """What a round knows of the jobs that may change.
 
     Args:
         jobs: running and waiting ones, N of them.

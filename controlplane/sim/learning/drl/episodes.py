@@ -10,7 +10,7 @@ import numpy as np
 from numpy.random import Generator
 
 from controlplane.policy.api import PolicyEvent
-from controlplane.policy.drl.decision_slot import Moment
+from controlplane.policy.drl.decision_round import Moment
 from controlplane.policy.drl.options import DrlOptions
 from controlplane.policy.drl.policy import Drl
 from controlplane.policy.learned.model_file import LearnedModel
@@ -24,8 +24,8 @@ from controlplane.sim.simulation_result import SimulationResult
 from schemas.ids import Seconds
 
 SLOTS_PER_NODE: Final = 4
-GAMMA: Final = 0.99  # of a reward one slot of decisions later
-GRID_S: Final = 5.0  # a slot of decisions
+GAMMA: Final = 0.99  # of a reward one round later
+GRID_S: Final = 5.0  # a round
 HUNDRED_S: Final = 100.0  # a reward is a job that is there for so long, negative
 
 
@@ -168,7 +168,7 @@ def average_jct_s(result: SimulationResult) -> float:
 
 
 def returns(result: SimulationResult) -> FloatArray:
-    """Discounted returns at every slot of decisions of an episode.
+    """Discounted returns at every round of an episode.
 
     A reward is minus the jobs that are there times seconds, so that without discount the return
     from the beginning on is minus the sum of all completion times (Little's law).
@@ -177,7 +177,7 @@ def returns(result: SimulationResult) -> FloatArray:
         result: of the episode.
 
     Returns:
-        Shape (T,): of the slot that begins at t times `GRID_S`.
+        Shape (T,): of the round that begins at t times `GRID_S`.
     """
     ends = [job.ended_at or result.ended_at for job in result.jobs]
     edges = np.arange(0.0, max(ends) + 2 * GRID_S, GRID_S)

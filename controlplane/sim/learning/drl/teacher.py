@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.policy.drl.actor import ACTIONS
-from controlplane.policy.drl.decision_slot import FEWER, MORE, Moment
+from controlplane.policy.drl.decision_round import FEWER, MORE, Moment
 from controlplane.prediction.array_types import BoolArray, FloatArray
 
 SHORT_FIRST: Final = 0.55  # a slot is worth its relative gain over the rest to this power
@@ -56,7 +56,7 @@ def teacher_action(moment: Moment) -> int:
 
 
 def _enough(moment: Moment, row: int) -> int:
-    """Slots up to which a job is brought in one slot of decisions."""
+    """Slots up to which a job is brought in one round."""
     have = int(moment.table.have[row])
     return 2 * have if have else moment.table.room // max(1, len(moment.sizes))
 

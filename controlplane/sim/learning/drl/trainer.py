@@ -13,7 +13,7 @@ from numpy.random import Generator, default_rng
 
 from controlplane.policy.api import PolicyEvent
 from controlplane.policy.drl.actor import POLICY, SHAPES
-from controlplane.policy.drl.decision_slot import Moment
+from controlplane.policy.drl.decision_round import Moment
 from controlplane.policy.drl.inputs import INPUTS_VERSION
 from controlplane.policy.learned.model_file import LearnedModel, ModelCard
 from controlplane.prediction.array_types import FloatArray
@@ -36,6 +36,7 @@ from controlplane.sim.scenario import Scenario
 TRACES_FROM: Final = 1_000_000  # seeds of the traces that it is trained on
 TRACES_EACH: Final = 100_000  # of each seed of a training
 LOOKED_AT: Final = 90_000  # from here on, those that models are compared on
+MOST_GAIN: Final = 3.0  # deviations
 PAST: Final = 99_000  # of what a cluster went through before an episode
 
 
@@ -58,7 +59,8 @@ class Recipe:
     warm_updates: int = 120  # of an iteration
     updates: int = 24
     clip: float = 0.2  # a decision counts no further than so much more or less probable
-    look_every: int = 5  # iterations: the model is compared on traces of its own
+    look_every: int = 10  # iterations: the model is compared on traces of its own
+    looks: int = 2  # of each size
 
 
 class DrlTrainer:
@@ -80,7 +82,7 @@ class DrlTrainer:
         self._best: dict[str, FloatArray] = self._net.arrays()
         self._best_score = math.inf
         self._first_score = math.nan
-        self._heuristic: dict[int, float] = {}  # its completion times, by slots of the cluster
+        self._heuristic: dict[int, float] = {}  # its completion times, by trace
         self._past: list[PolicyEvent] | None = None  # simulated when it is first needed
 
     @property
@@ -264,14 +266,14 @@ class DrlTrainer:
     def _look(self) -> float:
         """Completion time over that of the heuristic on the same traces, a geometric mean."""
         recipe, model, ratios = self._recipe, self._model(), []
-        for place, slots in enumerate(recipe.sizes):
+        for place, slots in enumerate(recipe.sizes * recipe.looks):
             scenario = training_scenario(slots, recipe.jobs, sum(recipe.intervals_s) / 2)
             seed, heard = self._trace(LOOKED_AT + place), self._heard(place)
             _, ours = episode(model, scenario, seed, _best, heard)
-            if slots not in self._heuristic:
+            if seed not in self._heuristic:
                 _, theirs = episode(model, scenario, seed, _taught, heard)
-                self._heuristic[slots] = average_jct_s(theirs)
-            ratios.append(average_jct_s(ours) / self._heuristic[slots])
+                self._heuristic[seed] = average_jct_s(theirs)
+            ratios.append(average_jct_s(ours) / self._heuristic[seed])
         score = float(np.exp(np.mean(np.log(ratios))))
         if math.isnan(self._first_score):
             self._first_score = score
@@ -290,7 +292,7 @@ def advantages(found: Sequence[FloatArray]) -> list[FloatArray]:
     padded = np.array([np.pad(values, (0, longest - len(values))) for values in found])
     gains = padded - padded.mean(axis=0)
     scale = float(gains.std()) or 1.0
-    return [gain / scale for gain in gains]
+    return [np.clip(gain / scale, -MOST_GAIN, MOST_GAIN) for gain in gains]
 
 
 def model_of(arrays: Mapping[str, FloatArray], sizes: Sequence[int]) -> LearnedModel:

@@ -85,7 +85,10 @@ def test_a_flipped_byte_is_refused_or_changes_nothing() -> None:
         (encoded(features=3), "trained on version 3 of what the policy sees, this one has 4"),
         (encoded(ARRAYS | {"net.0.bias": np.zeros(5)}), r"net.0.bias has shape \(5,\), not \(2,\)"),
         (encoded({"net.0.weight": np.zeros((2, 3))}), "net.0.bias is missing"),
-        (encoded(ARRAYS | {"net.1.bias": np.array([np.nan])}), "net.1.bias has values that are no"),
+        (
+            encoded(ARRAYS | {"net.0.bias": np.array([0.0, np.nan])}),
+            "net.0.bias has values that are no",
+        ),
         (encoded(ARRAYS | {"net.1.bias": np.array([np.inf])}), "net.1.bias has values that are no"),
         (encoded(slots=(0, 64)), r"its card cannot be read: .*slots"),
         (b"", "no whole model file"),

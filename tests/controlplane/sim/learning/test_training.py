@@ -23,7 +23,7 @@ from schemas.errors import SettingsError
 
 TINY = Recipe(
     warm_iterations=1, iterations=2, sizes=(8,), jobs=2, past=2, rollouts=2, warm_updates=3,
-    updates=2, look_every=2, batch=16, replay=40,
+    updates=2, look_every=2, looks=1, batch=16, replay=40,
 )  # fmt: skip
 
 

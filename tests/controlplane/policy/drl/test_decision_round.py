@@ -1,4 +1,4 @@
-"""One slot of decisions, action by action."""
+"""One round, action by action."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.random import default_rng
 
-from controlplane.policy.drl.decision_slot import DecisionSlot, Moment
+from controlplane.policy.drl.decision_round import DecisionRound, Moment
 from controlplane.policy.drl.inputs import CLUSTER_INPUTS, JOB_INPUTS, JobTable
 from tests.support.sizes import examples
 
@@ -45,7 +45,7 @@ def played(
         legal.append(np.flatnonzero(moment.legal).tolist())
         return left.pop(0)
 
-    sizes = DecisionSlot(jobs, one_job=one_job, preempt=preempt).run(choose).tolist()
+    sizes = DecisionRound(jobs, one_job=one_job, preempt=preempt).run(choose).tolist()
     assert not left
     return sizes, legal
 
@@ -125,7 +125,7 @@ def test_whatever_is_chosen_a_slot_ends_and_bounds_hold(
         asked.append(moment)
         return int(rng.choice(np.flatnonzero(moment.legal)))
 
-    sizes = DecisionSlot(jobs, one_job=one_job, preempt=preempt).run(choose)
+    sizes = DecisionRound(jobs, one_job=one_job, preempt=preempt).run(choose)
 
     assert len(asked) <= 3 * int(jobs.cap.sum()) + len(sizes) + 1
     assert sizes.sum() <= jobs.room

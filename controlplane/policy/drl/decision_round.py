@@ -1,4 +1,4 @@
-"""One slot of decisions: action by action, from the sizes of now to those of the next slot."""
+"""One round: action by action, from the sizes of now to those of the next round."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SAME: Final = 2
 
 @dataclass(frozen=True, slots=True)
 class Moment:
-    """What the network is asked: one action, of 3 for each of N jobs and the end of the slot."""
+    """What the network is asked: one action, of 3 for each of N jobs and the end of the round."""
 
     jobs: FloatArray  # shape (N, JOB_INPUTS)
     cluster: FloatArray  # shape (CLUSTER_INPUTS,)
@@ -31,13 +31,13 @@ class Moment:
 Choose = Callable[[Moment], int]
 
 
-class DecisionSlot:
+class DecisionRound:
     """Applies actions to sizes, and says which are legal.
 
     More gives a running job one slot, and a waiting one its least; fewer takes one, and what is
     left of a job that has its least only where jobs may be stopped; same leaves a job as it is for
-    this slot. What was begun with a job goes on in that direction only, so that a slot ends. While
-    nobody runs and somebody can start, nothing but a start is legal.
+    this round. What was begun with a job goes on in that direction only, so that a round ends.
+    While nobody runs and somebody can start, nothing but a start is legal.
     """
 
     def __init__(self, table: JobTable, *, one_job: bool, preempt: bool) -> None:
@@ -55,7 +55,7 @@ class DecisionSlot:
         self._ended = False
 
     def run(self, choose: Choose) -> IntArray:
-        """Ask for actions until the slot ends, or nothing but its end is legal.
+        """Ask for actions until the round ends, or nothing but its end is legal.
 
         Args:
             choose: gives the index of a legal action.
