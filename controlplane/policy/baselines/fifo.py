@@ -43,8 +43,6 @@ class Fifo(ImmediatePolicy):
         """Keep what runs, then place the oldest waiting jobs on the slots left over."""
         kept = {name: job.running_on for name, job in view.jobs.items() if job.running_on}
         waiting = _waiting(view)
-        if not waiting:
-            return Plan(based_on=view.version, local_batch=kept)
         partition = _free_now(view, now)
         left = partition.room
         sizes: dict[JobId, int] = {}

@@ -14,15 +14,28 @@ from controlplane.policy.planning.slot_placer import Moves, Placer
 from schemas.ids import JobId, Seconds, SlotId
 
 PlacerName = Literal[
-    "roomiest", "consolidate", "spread", "tetris", "emptiest", "load-balancing", "harmony"
+    "roomiest",
+    "consolidate",
+    "spread",
+    "tetris",
+    "emptiest",
+    "load-balancing",
+    "lif-linear",
+    "lif-quadratic",
+    "harmony",
 ]
+_ROOM: Final = "controlplane.policy.planning.interference"
 SCORERS: Final[Mapping[str, str]] = {  # of `ScoredPlacer`s: module:class, made without arguments
     "load-balancing": "controlplane.policy.planning.scored_rooms:LeastLoaded",
+    "lif-linear": f"{_ROOM}.least_interference:LinearInterference",
+    "lif-quadratic": f"{_ROOM}.least_interference:QuadraticInterference",
 }
 PLACERS: Final[Mapping[str, str]] = {  # that know nodes as a whole: module:class, called with moves
-    "harmony": "controlplane.policy.planning.interference.harmony_placer:HarmonyPlacer",
+    "harmony": f"{_ROOM}.harmony_placer:HarmonyPlacer",
 }
-LEARNING_PLACERS: Final[frozenset[str]] = frozenset({"harmony"})  # they have to hear of steps
+LEARNING_PLACERS: Final[frozenset[str]] = frozenset(  # they have to hear of steps
+    {"harmony", "lif-linear", "lif-quadratic"}
+)
 
 
 class SlotPlacer(Protocol):

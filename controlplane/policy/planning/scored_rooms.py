@@ -39,11 +39,13 @@ class NodeScorer(Protocol):
         """
         ...
 
-    def begin(self, view: ClusterView) -> None:
+    def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """A plan for this view is being made.
 
         Args:
             view: the cluster.
+            loads: of every node; who is placed enters them, so that they are as planned at last.
+            now: seconds on the controller's clock.
         """
         ...
 
@@ -82,8 +84,9 @@ class ScoredPlacer(Placer):
 
     def rooms(self, partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -> ScoredRooms:
         """What is free, by score."""
-        self._scorer.begin(partition.view)
-        return ScoredRooms(node_loads(partition, placed), self._scorer)
+        loads = node_loads(partition, placed)
+        self._scorer.begin(partition.view, loads, partition.now)
+        return ScoredRooms(loads, self._scorer)
 
 
 class ScoredRooms:
@@ -180,7 +183,7 @@ class LeastLoaded:
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """There is nothing to learn."""
 
-    def begin(self, view: ClusterView) -> None:
+    def begin(self, view: ClusterView, loads: Sequence[NodeLoad], now: Seconds) -> None:
         """There is nothing to prepare."""
 
     def score(self, job: JobView, load: NodeLoad) -> Score:
