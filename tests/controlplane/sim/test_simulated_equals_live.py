@@ -49,7 +49,7 @@ from tests.support.simulated_processes import World as Processes
 
 T = TypeVar("T")
 Event = tuple[Seconds, Input, list[Command]]
-POLICIES: Final = ("fifo", "tiresias", "ones", "slaq", "oasis", "drl")
+POLICIES: Final = ("fifo", "tiresias", "ones", "slaq", "oasis", "drl", "harmony")
 SAME: Final = 1e-6  # seconds between a timer of the loop and the moment that it was set for
 SCENARIO: Final = Scenario(
     jobs=8,

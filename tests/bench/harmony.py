@@ -1,0 +1,221 @@
+"""Where jobs go that slow each other down: `harmony` beside the placers of its paper.
+
+Everything is simulated in virtual time on the model of the paper's testbed (`--physics harmony`:
+six servers of two GPUs, six models, one to three workers and parameter servers), under its three
+patterns of arrival, on the same jobs for all. All serve gangs in order of arrival, without
+backfill, so that they differ in places only. `jct_vs_NAME` is the geometric mean of the ratio of
+average completion times over patterns and seeds, `_low` and `_high` its 95% interval (Student's,
+of logarithms). `oracle` is `harmony` with the simulator's truth about neighbours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, Final
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
+
+import numpy as np
+from msgspec.structs import replace
+from scipy.stats import t as student
+
+from controlplane.sim.analysis.plot_style import (
+    COLOURS,
+    HATCHES,
+    new_figure,
+    policy_legend,
+    save,
+    tidy,
+)
+from controlplane.sim.experiment import Cell, bar, run
+from controlplane.sim.run_scenario import simulate
+from controlplane.sim.scenario import HARMONY, Scenario
+from controlplane.sim.simulation_result import JobResult, SimulationResult
+from tests.bench import report
+
+SEEDS: Final = tuple(range(200, 206))  # nothing was trained on these, no constant chosen
+PATTERNS: Final = {"uniform": "uniform", "Poisson": "poisson", "bursty": "bursts"}
+LINE: Final = {"backfill": False}  # gangs in order of arrival, as `fifo` serves them
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A policy, how the tables call it, and how the keys do."""
+
+    name: str
+    policy: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+    key: str = ""  # `jct_vs_KEY`; empty: it has none
+
+
+ROWS: Final = (
+    Row("load balancing", "fifo", {"placer": "load-balancing"}, "lb"),
+    Row("tetris", "fifo", {"placer": "tetris"}, "tetris"),
+    Row("consolidate", "fifo", {"placer": "consolidate"}, "consolidate"),
+    Row("harmony, placement only", "harmony", LINE | {"migrations": "none"}, "placement"),
+    Row("harmony, free moves", "harmony", LINE | {"migrations": "free"}, "free_moves"),
+    Row("harmony", "harmony", LINE),
+    Row("oracle", "harmony", LINE | {"slowdowns": "oracle"}, "oracle"),
+)
+OURS: Final = "harmony"
+Found = Mapping[tuple[str, str], Sequence[SimulationResult]]  # by row and pattern, of each seed
+
+
+@dataclass(frozen=True, slots=True)
+class Ratio:
+    """A geometric mean, and its 95% interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        """In three digits."""
+        return f"{self.mean:.3f} ({self.low:.3f} to {self.high:.3f})"
+
+
+def ratio(ours: Iterable[float], theirs: Iterable[float]) -> Ratio:
+    """Of paired figures above 0."""
+    logs = [math.log(one / other) for one, other in zip(ours, theirs, strict=True)]
+    middle = mean(logs)
+    off = 0.0
+    if len(logs) > 1:
+        off = float(student.ppf(0.975, len(logs) - 1)) * stdev(logs) / math.sqrt(len(logs))
+    return Ratio(math.exp(middle), math.exp(middle - off), math.exp(middle + off))
+
+
+def average_s(result: SimulationResult) -> float:
+    """Completion time of counted jobs, seconds; all end."""
+    return mean(ended_s(job) for job in result.jobs if job.counted)
+
+
+def ended_s(job: JobResult) -> float:
+    """From its submission to its end, seconds."""
+    assert job.ended_at is not None, job
+    return job.ended_at - job.submitted_at
+
+
+def simulated(rows: Sequence[Row], seeds: Sequence[int], changes: Mapping[str, Any]) -> Found:
+    """Every row under every pattern with every seed."""
+    cells = {
+        (row.name, name): [
+            Cell(policy=row.policy, options=dict(row.options), scenario=where, seed=seed)
+            for seed in seeds
+        ]
+        for row in rows
+        for name, arrivals in PATTERNS.items()
+        for where in [replace(HARMONY, arrivals=arrivals, **changes)]
+    }
+    every = [cell for many in cells.values() for cell in many]
+    with bar() as progress:
+        results = iter(run(every, simulate_cell, None, os.cpu_count() or 1, progress))
+    return {key: [next(results) for _ in many] for key, many in cells.items()}
+
+
+def simulate_cell(cell: Cell) -> SimulationResult:
+    """One simulation, in a worker process."""
+    assert isinstance(cell.scenario, Scenario)
+    return simulate(cell.policy, cell.scenario, cell.seed, cell.options)
+
+
+def averages(found: Found, name: str, pattern: str | None = None) -> list[float]:
+    """Average completion times of a row, pattern by pattern and seed by seed."""
+    return [
+        average_s(result)
+        for each in PATTERNS
+        if pattern in {None, each}
+        for result in found[name, each]
+    ]
+
+
+def table(found: Found, rows: Sequence[Row], title: str) -> None:
+    """Times, and what they cost."""
+    lines: list[list[object]] = []
+    for row in rows:
+        results = [result for each in PATTERNS for result in found[row.name, each]]
+        jobs = [job for result in results for job in result.jobs if job.counted]
+        lines.append([
+            row.name,
+            *(f"{mean(averages(found, row.name, each)):.0f}" for each in PATTERNS),
+            str(ratio(averages(found, row.name), averages(found, rows[0].name))),
+            f"{np.quantile([ended_s(job) for job in jobs], 0.9):.0f}",
+            f"{mean(job.rescales for job in jobs):.1f}",
+            f"{mean(ms for result in results for ms in result.decisions_ms):.1f}",
+        ])  # fmt: skip
+    heads = ["", *(f"{each}, s" for each in PATTERNS), f"over {rows[0].name} (95%)", "p90, s",
+             "moves per job", "ms per decision"]  # fmt: skip
+    report.table(title, heads, lines)
+
+
+def figures_of(found: Found, rows: Sequence[Row]) -> dict[str, float]:
+    """The keys: ours over each baseline."""
+    figures: dict[str, float] = {}
+    ours = averages(found, OURS)
+    for row in rows:
+        if row.key:
+            against = ratio(ours, averages(found, row.name))
+            key = f"jct_vs_{row.key}"
+            figures |= {key: against.mean, f"{key}_low": against.low, f"{key}_high": against.high}
+    jobs = [job for each in PATTERNS for result in found[OURS, each] for job in result.jobs]
+    figures["moves_per_job"] = mean(job.rescales for job in jobs)
+    return figures
+
+
+def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
+    """Average completion time under each pattern, with 95% intervals (the paper's evaluation)."""
+    figure = new_figure(9.0, 4.0)
+    axes = figure.subplots()
+    width = 0.85 / len(rows)
+    for number, row in enumerate(rows):
+        for place, pattern in enumerate(PATTERNS):
+            times = averages(found, row.name, pattern)
+            off = 0.0
+            if len(times) > 1:
+                off = float(student.ppf(0.975, len(times) - 1)) * stdev(times)
+                off /= math.sqrt(len(times))
+            axes.bar(
+                place + (number - (len(rows) - 1) / 2) * width, mean(times), width * 0.92,
+                yerr=off, capsize=2, color=COLOURS[number % len(COLOURS)],
+                hatch=HATCHES[number // len(COLOURS)], label=row.name if not place else None,
+            )  # fmt: skip
+    axes.set_xticks(range(len(PATTERNS)), list(PATTERNS))
+    axes.set_ylabel("average completion time (s)")
+    tidy(axes)
+    policy_legend(figure, axes, 4)
+    save(figure, path)
+
+
+def main() -> None:
+    """Simulate, print, write, draw."""
+    options = arguments()
+    seeds = SEEDS[:1] if options.quick else SEEDS
+    changes = {"jobs": 25} if options.quick else {}
+    found = simulated(ROWS, seeds, changes)
+    jobs = changes.get("jobs", HARMONY.jobs)
+    table(found, ROWS, f"{jobs} jobs on 6 servers of 2 GPUs, seeds {seeds[0]} to {seeds[-1]}")
+    figures = figures_of(found, ROWS)
+    report.table("harmony", ["figure", "value"], list(figures.items()))
+    report.write(figures, options.json)
+    if options.figure is not None:
+        draw(found, ROWS, options.figure)
+
+
+def arguments() -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="bin/bench harmony", description=(__doc__ or "").partition("\n\n")[0]
+    )
+    parser.add_argument("--quick", action="store_true", help="one seed, 25 jobs")
+    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser.add_argument("--figure", type=Path, help="draw average completion times here")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,274 @@
+"""Jobs that really disturb each other, on a real cluster: what a policy learns of it, and does then.
+
+Two agents on this host, each with two CPU slots, each bound with all its workers to one core. Two
+kinds of trainings: one multiplies matrices all the time, the other waits for each of its batches as
+for a slow disk. Two that multiply halve each other; one that waits hardly disturbs anybody. They
+arrive so that a policy that knows nothing puts like beside like; then it learns from what the jobs
+report, and moves. The slow-downs that are printed beside what was learnt are measured apart: each
+kind alone on a core, and beside each kind. Then the journal is replayed to a new policy, as for a
+controller that begins anew.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import statistics
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from controlplane.client import BlockingClient
+from controlplane.core.policy_events import history
+from controlplane.journal.reader import Reader
+from controlplane.journal.replay import replay
+from controlplane.policy.harmony.options import HarmonyOptions
+from controlplane.policy.harmony.policy import Harmony
+from tests.bench import report
+from tests.support.cluster import Cluster
+
+KINDS: Final = ("grinder", "waiter")
+SAMPLES: Final = 600
+ALONE_S: Final = 9.0  # between two arrivals
+LOOK_S: Final = 0.5
+EPOCHS: Final = 5  # that a speed is the median of
+LIMIT_S: Final = 240.0  # until all are apart that hurt each other
+OPTIONS: Final = "{ settle_s = 8.0, stall_s = 1.0 }"  # of `harmony`: minutes instead of hours
+SCRIPT: Final = """
+import sys, time
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+from elastic import ScalingAgent
+
+WAITS_S, WIDTH = {"grinder": (0.0, 640), "waiter": (0.025, 8)}[sys.argv[1]]
+
+
+class Slow(Dataset):
+    def __len__(self):
+        return 600
+
+    def __getitem__(self, index):
+        return torch.full((WIDTH,), index / 600.0), torch.tensor([index / 600.0])
+
+    def __getitems__(self, indices):
+        time.sleep(WAITS_S)  # a disk
+        return [self[index] for index in indices]
+
+
+agent = ScalingAgent.from_env()
+model, optimizer, loader = agent.load(
+    lambda: nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.ReLU(), nn.Linear(WIDTH, WIDTH), nn.ReLU(),
+                          nn.Linear(WIDTH, 1)),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.01), Slow(), batch_size=20, lr=0.01)
+for epoch in agent.epochs(100_000):
+    for x, y in loader:
+        optimizer.zero_grad()
+        nn.functional.mse_loss(model(x), y).backward()
+        optimizer.step()
+    agent.report()
+"""
+Places = Mapping[str, str]  # node of each job
+
+
+@contextlib.contextmanager
+def two_cores(
+    base: Path, policy: str, *, agents: int = 2, options: str = ""
+) -> Iterator[tuple[Cluster, BlockingClient]]:
+    """A cluster each of whose agents has a core of its own, with all that it starts."""
+    made = Cluster(base / "home", base / "jobs", slots=2, agents=agents, policy=policy)
+    try:
+        made.up()
+        if options:
+            made.down()
+            with (made.home / "controller.toml").open("a", encoding="utf-8") as file:
+                file.write(f"options = {options}\n")  # [policy] is the last section
+        cores = sorted(os.sched_getaffinity(0))
+        for core, pid in enumerate(made.up()["agents"]):
+            bind(pid, cores[core % len(cores)])
+        with BlockingClient(made.home, timeout=60.0) as client:
+            yield made, client
+    finally:
+        made.down()
+
+
+def bind(pid: int, core: int) -> None:
+    """A process and all that it started run on this core from now on, and what they start."""
+    agent = psutil.Process(pid)
+    for process in (agent, *agent.children(recursive=True)):
+        for thread in process.threads():
+            with contextlib.suppress(OSError):
+                os.sched_setaffinity(thread.id, {core})
+
+
+def submit(cluster: Cluster, kind: str) -> str:
+    """One that trains until somebody cancels it."""
+    return cluster.submit(
+        SCRIPT, name=kind, args=[kind], batch_size=20, max_batch_size="keep", slots=[1, 1],
+        record_samples=True, stop={"epochs": 100_000},
+    )  # fmt: skip
+
+
+def speed(client: BlockingClient, job: str) -> float:
+    """Samples per second, the median of epochs that begin from now on."""
+    begun = client.job(job).summary.epoch + 1  # the epoch of now has begun before
+    until = time.monotonic() + LIMIT_S
+    while (detail := client.job(job)).summary.epoch < begun + EPOCHS:
+        assert time.monotonic() < until, detail.summary
+        time.sleep(LOOK_S)
+    new = [epoch.samples_per_s for epoch in detail.epochs if epoch.epoch > begun]
+    return statistics.median(new)
+
+
+def measured(base: Path) -> dict[tuple[str, str], float]:
+    """Share of its speed alone that each kind loses beside each."""
+    found: dict[tuple[str, str], float] = {}
+    with two_cores(base, "fifo", agents=1) as (cluster, client):
+        for kind in KINDS:
+            mine = submit(cluster, kind)
+            alone = speed(client, mine)
+            for other in KINDS:
+                neighbour = submit(cluster, other)
+                speed(client, neighbour)  # it trains by now
+                found[kind, other] = 1.0 - speed(client, mine) / alone
+                client.cancel(neighbour)
+                gone(client, neighbour)
+            client.cancel(mine)
+            gone(client, mine)
+    return found
+
+
+def gone(client: BlockingClient, job: str) -> None:
+    """Wait until it has no worker any more."""
+    until = time.monotonic() + LIMIT_S
+    while client.job(job).workers:
+        assert time.monotonic() < until, client.job(job).summary
+        time.sleep(LOOK_S)
+
+
+def places(client: BlockingClient, jobs: Sequence[str]) -> Places:
+    """The node of each job that trains on one."""
+    found = {job: {worker.node for worker in client.job(job).workers} for job in jobs}
+    return {job: str(min(nodes)) for job, nodes in found.items() if len(nodes) == 1}
+
+
+def is_apart(where: Places) -> bool:
+    """Whether those that multiply are on different nodes."""
+    nodes = [node for job, node in where.items() if job.startswith("grinder")]
+    return len(nodes) == 2 == len(set(nodes)) and len(where) == 4
+
+
+def arrive(cluster: Cluster, client: BlockingClient) -> tuple[list[str], Places]:
+    """Two of each kind, like beside like if nothing is known; and where they are then."""
+    jobs = []
+    for kind in (*KINDS, *KINDS):
+        jobs.append(submit(cluster, kind))
+        until = time.monotonic() + ALONE_S
+        while time.monotonic() < until:
+            time.sleep(LOOK_S)
+    return jobs, places(client, jobs)
+
+
+def moved(client: BlockingClient, jobs: Sequence[str], limit_s: float = LIMIT_S) -> Places:
+    """Wait until those that hurt each other are apart, or for too long; and where they are then."""
+    until = time.monotonic() + limit_s
+    while not is_apart(where := places(client, jobs)) and time.monotonic() < until:
+        time.sleep(LOOK_S)
+    return where
+
+
+def inexact(client: BlockingClient, jobs: Sequence[str]) -> int:
+    """Finished epochs in which not every sample was taken exactly once."""
+    wrong = 0
+    for job in jobs:
+        taken: dict[int, list[int]] = defaultdict(list)
+        finished = client.job(job).summary.epoch
+        for record in client.samples(job):
+            taken[record["epoch"]].extend(record["ids"])
+        wrong += sum(
+            sorted(taken[epoch]) != list(range(SAMPLES)) for epoch in sorted(taken)[:finished]
+        )
+    return wrong
+
+
+def learnt(home: Path) -> dict[tuple[str, str], float]:
+    """Shares that a policy believes in when it begins anew with this cluster's journal."""
+    state, histories = _replayed(home)
+    policy = Harmony(HarmonyOptions())
+    for at, event in history(state, histories):
+        policy.observe(event, at)
+    named = {job.spec.name: job.family for job in state.jobs.values()}
+    return {
+        (kind, other): 1.0 - math.exp(-policy.costs.cost(named[kind], named[other]))
+        for kind in KINDS
+        for other in KINDS
+    }
+
+
+def _replayed(home: Path) -> tuple[Any, Any]:
+    with contextlib.closing(Reader(home / "state" / "journal.sqlite")) as journal:
+        reactor = replay(journal.inputs())
+    return reactor.state, reactor.histories
+
+
+def main() -> None:
+    """Measure, let policies learn, print, write."""
+    chosen = report.arguments((__doc__ or "").partition("\n\n")[0])
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+        base = Path(folder)
+        real = measured(base / "alone")
+        for policy in ("harmony",) if chosen.quick else ("harmony", "ones"):
+            options = OPTIONS if policy == "harmony" else "{ report_interval_s = 8.0 }"
+            with two_cores(base / policy, policy, options=options) as (cluster, client):
+                jobs, before = arrive(cluster, client)
+                began = time.monotonic()
+                after = moved(client, jobs)
+                took_s = time.monotonic() - began
+                time.sleep(ALONE_S)
+                tell(client, jobs, before, after, took_s)
+                wrong = inexact(client, jobs)
+                for job in jobs:
+                    client.cancel(job)
+            figures |= {f"{policy}_apart_s": took_s, f"{policy}_apart": float(is_apart(after))}
+            figures[f"{policy}_samples_wrong"] = float(wrong)
+            if policy == "harmony":
+                known = learnt(cluster.home)
+                rows = [
+                    [
+                        f"{kind} beside {other}",
+                        f"{real[kind, other]:.0%}",
+                        f"{known[kind, other]:.0%}",
+                    ]
+                    for kind, other in real
+                ]
+                report.table("share of speed lost", ["", "measured apart", "learnt"], rows)
+                for kind, other in real:
+                    figures[f"lost_{kind}_{other}"] = real[kind, other]
+                    figures[f"learnt_{kind}_{other}"] = known[kind, other]
+    report.table("interference", ["figure", "value"], list(figures.items()))
+    report.write(figures, chosen.json)
+
+
+def tell(
+    client: BlockingClient, jobs: Sequence[str], before: Places, after: Places, took_s: float
+) -> None:
+    """Where everybody was and is, and what was said of it."""
+    rows = [[job, before.get(job, "?"), after.get(job, "?"), said(client, job)] for job in jobs]
+    report.table(f"after {took_s:.0f} s", ["job", "was on", "is on", "why"], rows)
+
+
+def said(client: BlockingClient, job: str) -> str:
+    """The last decision about a job."""
+    decisions = client.explain(job).decisions
+    return decisions[-1].why if decisions else ""
+
+
+if __name__ == "__main__":
+    main()
