@@ -30,16 +30,20 @@ from controlplane.journal.reader import Reader
 from controlplane.journal.replay import replay
 from controlplane.policy.harmony.options import HarmonyOptions
 from controlplane.policy.harmony.policy import Harmony
+from schemas.ids import node_of
 from tests.bench import report
 from tests.support.cluster import Cluster
 
 KINDS: Final = ("grinder", "waiter")
 SAMPLES: Final = 600
-ALONE_S: Final = 9.0  # between two arrivals
+ALONE: Final = 8  # epochs of a job until the next one comes
 LOOK_S: Final = 0.5
 EPOCHS: Final = 5  # that a speed is the median of
 LIMIT_S: Final = 240.0  # until all are apart that hurt each other
-OPTIONS: Final = "{ settle_s = 8.0, stall_s = 1.0 }"  # of `harmony`: minutes instead of hours
+OPTIONS: Final = {  # what takes minutes in a cluster shall take seconds here
+    "harmony": "{ settle_s = 15.0, stall_s = 1.0, margin = 0.15 }",
+    "ones": "{ report_interval_s = 15.0 }",
+}
 SCRIPT: Final = """
 import sys, time
 import torch
@@ -164,15 +168,16 @@ def is_apart(where: Places) -> bool:
     return len(nodes) == 2 == len(set(nodes)) and len(where) == 4
 
 
-def arrive(cluster: Cluster, client: BlockingClient) -> tuple[list[str], Places]:
-    """Two of each kind, like beside like if nothing is known; and where they are then."""
-    jobs = []
+def arrive(cluster: Cluster, client: BlockingClient) -> list[str]:
+    """Two of each kind, each when the one before trains: like beside like if nothing is known."""
+    jobs: list[str] = []
     for kind in (*KINDS, *KINDS):
         jobs.append(submit(cluster, kind))
-        until = time.monotonic() + ALONE_S
-        while time.monotonic() < until:
+        until = time.monotonic() + LIMIT_S
+        while client.job(jobs[-1]).summary.epoch < ALONE:
+            assert time.monotonic() < until, client.job(jobs[-1]).summary
             time.sleep(LOOK_S)
-    return jobs, places(client, jobs)
+    return jobs
 
 
 def moved(client: BlockingClient, jobs: Sequence[str], limit_s: float = LIMIT_S) -> Places:
@@ -225,14 +230,13 @@ def main() -> None:
         base = Path(folder)
         real = measured(base / "alone")
         for policy in ("harmony",) if chosen.quick else ("harmony", "ones"):
-            options = OPTIONS if policy == "harmony" else "{ report_interval_s = 8.0 }"
-            with two_cores(base / policy, policy, options=options) as (cluster, client):
-                jobs, before = arrive(cluster, client)
+            with two_cores(base / policy, policy, options=OPTIONS[policy]) as (cluster, client):
+                jobs = arrive(cluster, client)
                 began = time.monotonic()
                 after = moved(client, jobs)
                 took_s = time.monotonic() - began
-                time.sleep(ALONE_S)
-                tell(client, jobs, before, after, took_s)
+                tell(client, policy, jobs)
+                figures[f"{policy}_began_together"] = float(began_together(client, jobs))
                 wrong = inexact(client, jobs)
                 for job in jobs:
                     client.cancel(job)
@@ -256,18 +260,21 @@ def main() -> None:
     report.write(figures, chosen.json)
 
 
-def tell(
-    client: BlockingClient, jobs: Sequence[str], before: Places, after: Places, took_s: float
-) -> None:
-    """Where everybody was and is, and what was said of it."""
-    rows = [[job, before.get(job, "?"), after.get(job, "?"), said(client, job)] for job in jobs]
-    report.table(f"after {took_s:.0f} s", ["job", "was on", "is on", "why"], rows)
+def tell(client: BlockingClient, policy: str, jobs: Sequence[str]) -> None:
+    """Who was sent where when, and what was said of it."""
+    found = [(each.time, job, each) for job in jobs for each in client.explain(job).decisions]
+    found.sort(key=lambda entry: entry[0])
+    rows = [
+        [f"{at - found[0][0]:.0f}", job, " ".join(sorted(each.to.slots)) or "-", each.why]
+        for at, job, each in found
+    ]
+    report.table(policy, ["s", "job", "slots", "why"], rows)
 
 
-def said(client: BlockingClient, job: str) -> str:
-    """The last decision about a job."""
-    decisions = client.explain(job).decisions
-    return decisions[-1].why if decisions else ""
+def began_together(client: BlockingClient, jobs: Sequence[str]) -> bool:
+    """Whether those that multiply were sent to one node at first."""
+    first = [client.explain(job).decisions[0].to.slots for job in jobs if job.startswith(KINDS[0])]
+    return len({node_of(slot) for slots in first for slot in slots}) == 1
 
 
 if __name__ == "__main__":

@@ -1,0 +1,24 @@
+"""Jobs that really disturb each other, on a real cluster of two nodes with a core each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.bench.interference import OPTIONS, arrive, inexact, is_apart, moved, two_cores
+
+pytestmark = pytest.mark.slow
+
+
+def test_harmony_learns_who_disturbs_whom_and_takes_them_apart(tmp_path: Path) -> None:
+    with two_cores(tmp_path, "harmony", options=OPTIONS["harmony"]) as (cluster, client):
+        jobs = arrive(cluster, client)
+
+        where = moved(client, jobs)
+
+        assert is_apart(where), where
+        assert inexact(client, jobs) == 0
+        assert any("costs it" in said.why for job in jobs for said in client.explain(job).decisions)
+        for job in jobs:
+            client.cancel(job)
