@@ -68,7 +68,9 @@ def test_epochs_teach_the_noise_scale_that_each_of_them_told_of_and_no_mean() ->
     assert smoothed is not None
     assert 64.0 < smoothed < 256.0
     assert [event for _, event in past(controller)] == [
-        seen(noise_scale=64.0), seen(epoch=2, noise_scale=256.0), seen(epoch=3),
+        seen(noise_scale=64.0),
+        seen(epoch=2, noise_scale=256.0, beside=((1, ()),)),
+        seen(epoch=3, beside=((1, ()),)),
     ]  # fmt: skip
 
 
