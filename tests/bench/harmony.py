@@ -57,6 +57,8 @@ class Row:
 ROWS: Final = (
     Row("load balancing", "fifo", {"placer": "load-balancing"}, "lb"),
     Row("tetris", "fifo", {"placer": "tetris"}, "tetris"),
+    Row("LIF linear", "fifo", {"placer": "lif-linear"}, "lif_linear"),
+    Row("LIF quadratic", "fifo", {"placer": "lif-quadratic"}, "lif_quadratic"),
     Row("consolidate", "fifo", {"placer": "consolidate"}, "consolidate"),
     Row("harmony, placement only", "harmony", LINE | {"migrations": "none"}, "placement"),
     Row("harmony, free moves", "harmony", LINE | {"migrations": "free"}, "free_moves"),
@@ -101,8 +103,10 @@ def ended_s(job: JobResult) -> float:
     return job.ended_at - job.submitted_at
 
 
-def simulated(rows: Sequence[Row], seeds: Sequence[int], changes: Mapping[str, Any]) -> Found:
-    """Every row under every pattern with every seed."""
+def simulated(
+    rows: Sequence[Row], seeds: Sequence[int], changes: Mapping[str, Any], keep: Path | None
+) -> Found:
+    """Every row under every pattern with every seed; what `keep` has is not done again."""
     cells = {
         (row.name, name): [
             Cell(policy=row.policy, options=dict(row.options), scenario=where, seed=seed)
@@ -114,7 +118,7 @@ def simulated(rows: Sequence[Row], seeds: Sequence[int], changes: Mapping[str, A
     }
     every = [cell for many in cells.values() for cell in many]
     with bar() as progress:
-        results = iter(run(every, simulate_cell, None, os.cpu_count() or 1, progress))
+        results = iter(run(every, simulate_cell, keep, os.cpu_count() or 1, progress))
     return {key: [next(results) for _ in many] for key, many in cells.items()}
 
 
@@ -196,7 +200,7 @@ def main() -> None:
     options = arguments()
     seeds = SEEDS[:1] if options.quick else SEEDS
     changes = {"jobs": 25} if options.quick else {}
-    found = simulated(ROWS, seeds, changes)
+    found = simulated(ROWS, seeds, changes, options.keep)
     jobs = changes.get("jobs", HARMONY.jobs)
     table(found, ROWS, f"{jobs} jobs on 6 servers of 2 GPUs, seeds {seeds[0]} to {seeds[-1]}")
     figures = figures_of(found, ROWS)
@@ -213,6 +217,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--quick", action="store_true", help="one seed, 25 jobs")
     parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser.add_argument("--keep", type=Path, help="results as they come; go on from them")
     parser.add_argument("--figure", type=Path, help="draw average completion times here")
     return parser.parse_args()
 
