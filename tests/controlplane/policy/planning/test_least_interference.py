@@ -60,36 +60,42 @@ def test_before_anything_is_measured_a_job_goes_where_neighbours_use_less(name: 
     assert chosen(placer, 100.0, *BOTH) == ["n2/1"]
 
 
-@EACH
-def test_what_speeds_tell_is_learnt(name: PlacerName) -> None:
-    """A guest is as fast beside a busy job as alone, and half as fast beside a chatty one."""
+def after_guests(
+    name: PlacerName, *, wait_s: float, usual: float = 100.0, slow: float = 50.0
+) -> tuple[list[SlotId], list[SlotId]]:
+    """Where C goes before and after guests trained beside A, beside B, and alone.
+
+    Each reports its speed `wait_s` after it came: `slow` beside B, the chatty one.
+    """
     placer = placer_of(name)
     placer.observe(steps(A, "busy", **BUSY), Seconds(0.0))
     placer.observe(steps(B, "chatty", **CHATTY), Seconds(0.0))
     first = chosen(placer, 0.0, *BOTH)
-    for number in range(12):  # others come and go beside them
+    for number in range(12):
         guest, now = JobId(f"g-{number}"), Seconds(100.0 * (number + 1))
-        at, speed = (("n1/1", 100.0), ("n2/1", 50.0), ("n3/0", 100.0))[number % 3]
+        at, speed = (("n1/1", usual), ("n2/1", slow), ("n3/0", usual))[number % 3]
         jobs = (*BOTH, running(guest, "quiet", at))
         sizes = {job.job: 1 for job in jobs}
         placer.place(partition_of(view_of(row_of(2, 2, 1), *jobs), now), sizes)
         seen = steps(guest, "quiet", cores=0.0, sent=0.0, speed=speed)
-        placer.observe(seen, Seconds(now + 60.0))
-
-    assert (first, chosen(placer, 2000.0, *BOTH)) == (["n2/1"], ["n1/1"])
+        placer.observe(seen, Seconds(now + wait_s))
+    return first, chosen(placer, 2000.0, *BOTH)
 
 
 @EACH
-def test_a_speed_beside_neighbours_that_just_came_teaches_nothing(name: PlacerName) -> None:
-    told, untold = placer_of(name), placer_of(name)
-    for placer in (told, untold):
-        placer.observe(steps(A, "busy", **BUSY), Seconds(0.0))
-        placer.observe(steps(B, "chatty", **CHATTY), Seconds(0.0))
-        chosen(placer, 10.0, *BOTH)
-    for speed in (1.0, float("nan"), -5.0, 0.0):
-        told.observe(steps(A, "busy", **BUSY, speed=speed), Seconds(39.0))
+def test_what_speeds_tell_is_learnt(name: PlacerName) -> None:
+    assert after_guests(name, wait_s=60.0) == (["n2/1"], ["n1/1"])
 
-    assert chosen(told, 100.0, *BOTH) == chosen(untold, 100.0, *BOTH)
+
+@EACH
+def test_speeds_beside_neighbours_that_just_came_teach_nothing(name: PlacerName) -> None:
+    assert after_guests(name, wait_s=20.0) == (["n2/1"], ["n2/1"])
+
+
+@EACH
+@pytest.mark.parametrize("nonsense", [0.0, -5.0, float("nan"), float("inf")])
+def test_speeds_that_are_none_teach_nothing(name: PlacerName, nonsense: float) -> None:
+    assert after_guests(name, wait_s=60.0, usual=nonsense, slow=nonsense) == (["n2/1"], ["n2/1"])
 
 
 @EACH
