@@ -144,7 +144,10 @@ class Setup:
     def _nodes(self, usual: NodeGroup, gpus: int | None) -> tuple[NodeGroup, ...]:
         per_node = usual.slots if self.gpus_per_node is None else self.gpus_per_node
         nodes = _nodes(self.nodes or str(usual.count), per_node, gpus or self.gpus)
-        return tuple(replace(group, kind=usual.kind) for group in nodes)
+        return tuple(
+            replace(group, kind=usual.kind, cores=usual.cores * group.slots // usual.slots)
+            for group in nodes
+        )
 
 
 def _content(named: tuple[str, ...], profiles: str) -> str:

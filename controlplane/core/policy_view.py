@@ -122,8 +122,8 @@ class ViewBuilder:
     ) -> SlotView:
         """One view for each way that a slot can be; `what` says what its hardware is."""
         up = node.phase is NodePhase.UP
-        cores = node.spec.cores if what.kind == "cpu" else 0
-        key = (name, what.kind, what.model, cores, usable, leaving, up)
+        host_cores = node.spec.cores
+        key = (name, what.kind, what.model, host_cores, usable, leaving, up)
         known = self._slots.get(key)
         if known is None:
             known = self._slots[key] = SlotView(
@@ -134,7 +134,8 @@ class ViewBuilder:
                 usable=usable,
                 leaving=leaving,
                 up=up,
-                cores=cores,
+                cores=host_cores if what.kind == "cpu" else 0,
+                host_cores=host_cores,
             )
         return known
 

@@ -32,6 +32,7 @@ class SlotView(msgspec.Struct, frozen=True, kw_only=True):
     up: bool = True  # its node is; else whoever is on it cannot hand it on
     leaving: bool = False  # its process is on its way out, and the slot is reserved for nobody
     cores: int = 0  # of its node, which all its CPU slots share; 0: it computes elsewhere (a GPU)
+    host_cores: int = 0  # of its node, whatever computes; 0: not known
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

@@ -130,6 +130,6 @@ HARMONY: Final = Scenario(
     jobs=60,
     interval_s=240.0,
     warm_up=0.0,
-    nodes=(NodeGroup(count=6, slots=2),),
+    nodes=(NodeGroup(count=6, slots=2, cores=8),),
     interference="resources:0.3",  # case study 1: 30% on average
 )

@@ -28,6 +28,7 @@ class NodeGroup(msgspec.Struct, frozen=True, kw_only=True):
     slots: int  # GPUs on each
     model: str = ""  # of its GPUs, as in `RELATIVE_SPEEDS`
     kind: Literal["gpu", "cpu"] = "gpu"  # of its slots
+    cores: int = 0  # of each node; 0: 8 for each slot
 
 
 def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
@@ -50,7 +51,7 @@ def node_specs(groups: tuple[NodeGroup, ...]) -> list[NodeSpec]:
                     host=str(name),
                     address="192.0.2.1",  # documentation address: nobody connects
                     slots=slots,
-                    cores=8 * group.slots,
+                    cores=group.cores or 8 * group.slots,
                     memory_bytes=1 << 38,
                     release=RELEASE,
                 )

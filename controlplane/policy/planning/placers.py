@@ -18,6 +18,7 @@ PlacerName = Literal[
     "consolidate",
     "spread",
     "tetris",
+    "tetris-resources",
     "emptiest",
     "load-balancing",
     "lif-linear",
@@ -27,6 +28,7 @@ PlacerName = Literal[
 _ROOM: Final = "controlplane.policy.planning.interference"
 SCORERS: Final[Mapping[str, str]] = {  # of `ScoredPlacer`s: module:class, made without arguments
     "load-balancing": "controlplane.policy.planning.scored_rooms:LeastLoaded",
+    "tetris-resources": f"{_ROOM}.aligned_packing:AlignedPacking",
     "lif-linear": f"{_ROOM}.least_interference:LinearInterference",
     "lif-quadratic": f"{_ROOM}.least_interference:QuadraticInterference",
 }
@@ -34,7 +36,7 @@ PLACERS: Final[Mapping[str, str]] = {  # that know nodes as a whole: module:clas
     "harmony": f"{_ROOM}.harmony_placer:HarmonyPlacer",
 }
 LEARNING_PLACERS: Final[frozenset[str]] = frozenset(  # they have to hear of steps
-    {"harmony", "lif-linear", "lif-quadratic"}
+    {"harmony", "lif-linear", "lif-quadratic", "tetris-resources"}
 )
 
 

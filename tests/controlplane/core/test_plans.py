@@ -343,7 +343,7 @@ def test_what_one_job_gives_up_goes_to_one_job_only() -> None:
 
     assert controller.state.slot_index.releasing() == {}
     assert controller.view().slots[1] == SlotView(
-        slot=S1, node=N1, kind="cpu", usable=False, leaving=False, cores=2
+        slot=S1, node=N1, kind="cpu", usable=False, leaving=False, cores=2, host_cores=2
     )
 
 
