@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.core.handlers.swaps import PATIENCE_S
-from controlplane.core.inputs import NodeHeard, NodeSuspected
+from controlplane.core.inputs import NodeHeard, NodeSuspected, PlanProposed
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import check
+from controlplane.policy.api import Plan, Reason
 from schemas.ids import JobId, SlotId, WorkerId
 from tests.support.builders import (
     BATCH,
@@ -147,6 +148,21 @@ def test_a_circle_of_three_needs_one_who_steps_aside_and_the_reason_names_the_ot
     assert [codes(full, job) for job in (A, B, C)] == [[("swap", 0), ("planned", 1)], moves, moves]
     why = full.controller.history_of(A).decisions[1].why
     assert why == "pauses meanwhile, because it trades places with b-2, c-3: planned"
+
+
+def test_who_hears_from_its_policy_that_it_trades_places_hears_it_once() -> None:
+    full = site({A: {S0: BATCH}, B: {T0: BATCH}}, n1=1, n2=1)
+    told = {A: Reason("trade", f"trades places with {B}: makes room", {"speed_then": 2.0})}
+    target = {A: {T0: BATCH}, B: {S0: BATCH}}
+
+    based_on = full.controller.state.version
+    full.take(PlanProposed(plan=Plan(based_on=based_on, local_batch=target, reasons=told)))
+    full.settle()
+
+    pause, start = full.controller.history_of(A).decisions[1:]
+    assert pause.why == f"pauses meanwhile: trades places with {B}: makes room"
+    assert (pause.numbers, start.numbers) == ({}, {"speed_then": 2.0})
+    assert (pause.code, start.code) == ("swap", "trade")
 
 
 def test_two_circles_of_one_plan_go_on_beside_each_other() -> None:
