@@ -130,6 +130,12 @@ def test_an_imported_trace_can_be_simulated(tmp_path: Path) -> None:
         (("--jobs", "0"), "jobs: 0 is not a number from 1 on"),
         (("--interval", "nan"), "interval_s: nan is not a number"),
         (("--interference", "some"), "interference 'some' is not one of"),
+        (("--interference", "gavel:/nowhere.json"), "No such file"),
+        (("--interference", "class:2"), "is not one of"),
+        (
+            ("--physics", "harmony", "--job-seconds", "0"),
+            "job_s: 0.0 is not a number from 0.001 on",
+        ),
         (("--physics", "profiles"), "give --profiles DIR"),
         (("--seed", "-1"), "seed -1 is negative"),
         (("--gpus", "8", "--nodes", "2xv100"), "say both"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -18,6 +18,7 @@ from controlplane.policy.fallback import fallback_plan
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
 from controlplane.policy.planning.packing import split
+from controlplane.policy.planning.placers import PlacerName
 from controlplane.policy.registry import POLICIES, check_options, entry, make
 from controlplane.policy.restoring_policy import RestoringPolicy
 from schemas.errors import SettingsError
@@ -186,6 +187,25 @@ def test_policies_keep_their_promises_and_give_the_same_bytes_again(told: Shown)
         assert msgspec.msgpack.encode(answer(name, told)) == msgspec.msgpack.encode(plan)
         for promise in PROMISES:
             promise(told[0], plan)
+
+
+PLACING = [name for name in POLICIES if "placer" in check_options(name, {}).__struct_fields__]
+
+
+@SIZE
+@given(
+    name=st.sampled_from(PLACING),
+    placer=st.sampled_from(get_args(PlacerName)),
+    told=views_and_events,
+)
+def test_whoever_places_policies_keep_their_promises(
+    name: str, placer: PlacerName, told: Shown
+) -> None:
+    plan = asked(made(name, {"placer": placer}), told)
+
+    assert asked(made(name, {"placer": placer}), told) == plan
+    for promise in PROMISES:
+        promise(told[0], plan)
 
 
 @SIZE

@@ -13,17 +13,20 @@ from msgspec import structs
 
 from controlplane.sim.models.harmony.harmony_model import (
     BATCHES,
+    COSTS,
     EPOCHS,
     HarmonyJob,
     HarmonyModel,
     workload_of,
 )
 from controlplane.sim.models.interference.demands import DEMANDS
+from controlplane.sim.models.interference.resources import scale_for
 from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import HARMONY
-from controlplane.sim.scenario_loading import trace_of
+from controlplane.sim.scenario_loading import trace_of, usual_demands
+from controlplane.sim.simulated_cluster import NodeGroup
 from controlplane.sim.simulator_errors import TraceError
-from controlplane.sim.submissions import TraceJob
+from controlplane.sim.submissions import Trace, TraceJob
 from controlplane.sim.traces.harmony_generator import generate_harmony
 from schemas.ids import Seconds
 from schemas.jobs import problems
@@ -105,6 +108,23 @@ def test_who_has_servers_is_a_choice(exchange: str, share: float) -> None:
 
     with_servers = sum(workload_of(job.workload)[1] > 0 for job in trace.jobs) / len(trace.jobs)
     assert with_servers == pytest.approx(share, abs=0.1)
+
+
+def test_two_jobs_on_one_server_last_as_long_as_its_cores_let_them() -> None:
+    """Both ask for 7 of 8 cores: 7/4 - 1 of six tenths of a step, times the scale of the share."""
+    alone_s = DEMANDS["ctc"].step_s * 20 * 50
+    jobs = tuple(
+        TraceJob(name=name, at=Seconds(0.0), workload="ctc", slots=1, samples=20 * 50 * 50)
+        for name in ("a", "b")
+    )
+    server = structs.replace(
+        HARMONY, nodes=(NodeGroup(count=1, slots=2),), exchange="all-reduce", latency_s=0.0
+    )
+    found = simulate("fifo", server, 1, trace=Trace(name="two", jobs=jobs))
+
+    scale = scale_for(0.3, usual_demands(server))
+    ends = COSTS.start_s + alone_s * (1.0 + scale * 0.6 * (7 / 4 - 1))
+    assert [job.ended_at for job in found.jobs] == [pytest.approx(ends, rel=1e-9)] * 2
 
 
 def test_neighbours_cost_the_paper_s_jobs_time_and_nobody_starves() -> None:
