@@ -14,6 +14,7 @@ from controlplane.policy.registry import POLICIES
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.sim_options import SimOptions
 from controlplane.sim.engine.simulation import Simulation
+from controlplane.sim.models.interference.demands import DEMANDS
 from controlplane.sim.models.interference.neighbours import (
     DistributedInterference,
     PairwiseInterference,
@@ -290,6 +291,26 @@ def test_telemetry_tells_the_noise_scale_of_the_running_epoch_and_reports_of_the
     assert [at for at, _ in steps] == pytest.approx([84.8, 161.6, 261.6, 361.6])
     assert [scale for _, scale in steps] == [50.0, 100.0, 150.0, 200.0]
     assert epochs == [(108.0, 50.0), (208.0, 100.0), (308.0, 150.0), (408.0, 200.0)]
+
+
+def test_telemetry_tells_what_a_worker_uses_at_the_speed_that_neighbours_leave_it() -> None:
+    script = ScriptedPolicy((0, {A: {S0: 32, T0: 32}, B: {S1: 64}}))
+    halved = PairwiseInterference(0.5, 1, str, {(A, B): 0.5, (B, A): 0.0})
+    simulated_run(
+        script,
+        job("a", workload="vgg16"),
+        job("b", workload="ctc"),
+        nodes=TWO_NODES,
+        model=ToyModel(costs=FREE, epoch_samples=1000),
+        telemetry_s=100.0,
+        interference=lambda _: halved,
+    ).run(100.0)
+
+    vgg16, ctc = DEMANDS["vgg16"], DEMANDS["ctc"]
+    seen = {e.job: e for _, e in script.observed if isinstance(e, StepsSeen)}
+    assert (seen[A].cpu_cores, seen[B].cpu_cores) == (0.5 * vgg16.cores, ctc.cores)
+    assert seen[A].sent_bytes_per_s == pytest.approx(0.5 * vgg16.gradient_bytes_per_s)
+    assert seen[B].sent_bytes_per_s == 0.0
 
 
 def test_no_telemetry_is_sent_where_nobody_reads_it() -> None:
