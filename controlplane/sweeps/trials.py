@@ -136,6 +136,15 @@ def with_score(trial: Trial, score: float, last_epoch: int) -> Trial:
     return _changed(after, ended="done") if after.epochs >= last_epoch else after
 
 
+def failed(trial: Trial) -> Trial:
+    """The trial after it failed.
+
+    Args:
+        trial: that trains no further.
+    """
+    return _changed(trial, ended="failed")
+
+
 def _changed(
     trial: Trial,
     granted: int | None = None,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass
 from typing import Any
@@ -166,20 +165,4 @@ def _numbers(where: str, metrics: Any) -> dict[str, float]:
         except (TypeError, ValueError) as error:
             what = f"{where} gave {name} = {value!r}"
             raise UsageError(what, "give numbers", where) from error
-    return found
-
-
-def merged(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]:
-    """Metrics over all partitions, each weighted by its samples.
-
-    Args:
-        parts: metrics of units and the samples that they count for; a metric that some do not have
-            is the mean of the others.
-    """
-    names = dict.fromkeys(name for metrics, _ in parts for name in metrics)
-    found: dict[str, float] = {}
-    for name in names:
-        having = [(metrics[name], samples) for metrics, samples in parts if name in metrics]
-        weight = sum(samples for _, samples in having)
-        found[name] = math.fsum(v * n for v, n in having) / weight if weight else math.nan
     return found

@@ -18,7 +18,7 @@ from torch.utils.data import TensorDataset
 from elastic.hopper.state_frames import StateFramesError, digest, from_frames, to_frames
 from elastic.hopper.trained_objects import Trained, as_trained
 from elastic.hopper.unit import Unit, keyed_seed
-from elastic.hopper.unit_runner import UnitFailedError, UnitRunner, merged
+from elastic.hopper.unit_runner import UnitFailedError, UnitRunner
 from elastic.hopper.user_functions import UserFunctions, import_functions
 from elastic.training_errors import UsageError
 from tests.support.sizes import examples
@@ -258,10 +258,3 @@ def test_a_function_that_cannot_be_imported_is_named(path: str, what: str) -> No
 
     assert what in str(raised.value)
     assert raised.value.field == "model_fn"
-
-
-def test_metrics_of_partitions_are_weighted_by_their_samples() -> None:
-    assert merged([({"loss": 1.0}, 10), ({"loss": 4.0, "rare": 2.0}, 30)]) == {
-        "loss": 3.25,
-        "rare": 2.0,
-    }

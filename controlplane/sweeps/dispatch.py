@@ -1,0 +1,134 @@
+"""Which units begin now, where."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from controlplane.sweeps.hopping.problem import HopProblem, Model, Slot, Unit, Visit, partitions
+from controlplane.sweeps.hopping.progress import Progress
+from controlplane.sweeps.orders import Attempt, RunUnit, StateName
+from controlplane.sweeps.sweep_state import Lease, SweepState
+from schemas.ids import NodeId, Seconds, WorkerId
+
+PATIENCE: Final = 5.0  # times the expected seconds of a unit
+LEAST_PATIENCE_S: Final = 60.0
+FIRST_PATIENCE_S: Final = 3600.0  # before any unit was measured
+
+
+def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
+    """Lease what can begin.
+
+    Args:
+        state: of the sweep; the leases are added.
+        now: seconds on the controller's clock.
+    """
+    workers = [name for name, place in state.workers.items() if not place.revoked]
+    if not any(state.workers[name].attempt is None for name in workers):
+        return []
+    numbers = [trial.number for trial in state.trials if _trains(state, trial.number)]
+    problem = hop_problem(state, workers, numbers, now)
+    return [
+        _lease(state, numbers[visit.model], visit.partition, workers[visit.slot], now)
+        for visit in Progress(problem).begin_units()
+    ]
+
+
+def hop_problem(
+    state: SweepState, workers: list[WorkerId], numbers: list[int], now: Seconds
+) -> HopProblem:
+    """The sweep as the hopper sees it.
+
+    Args:
+        state: of the sweep.
+        workers: that may take units, in the order of the problem's slots.
+        numbers: of the trials that train, in the order of the problem's models.
+        now: seconds on the controller's clock.
+    """
+    slot_of = {worker: at for at, worker in enumerate(workers)}
+    model_of = {number: at for at, number in enumerate(numbers)}
+    homes = _homes(state, workers)
+    slots = []
+    for at, worker in enumerate(workers):
+        held = partitions(sorted(state.staged.get(state.workers[worker].node, ())))
+        own = partitions([p for p, home in enumerate(homes) if home == at])
+        slots.append(Slot(own, held & ~own, state.times.slowness(worker)))
+    running = [
+        Unit(
+            Visit(model_of[lease.trial], lease.order.partition, slot_of[lease.order.worker]),
+            max(0.0, lease.began + state.times.expected(lease.trial, lease.order.worker) - now),
+        )
+        for lease in state.leases.values()
+        if lease.order.worker in slot_of and lease.trial in model_of
+    ]
+    return HopProblem(
+        models=[_model(state, number, workers) for number in numbers],
+        slots=slots,
+        sizes=[1.0] * state.partitions,
+        running=running,
+    )
+
+
+def _trains(state: SweepState, number: int) -> bool:
+    """Whether the hopper has to know of it: it has work left, or is at it."""
+    trial = state.trials[number]
+    if trial.ended or not state.models[number].todo(trial.granted):
+        return False
+    leases = (lease for lease in state.leases.values() if lease.trial == number)
+    lease = next(leases, None)
+    if lease is not None:
+        return not state.workers[lease.order.worker].revoked  # else it is nowhere in the problem
+    return number not in state.paused
+
+
+def _model(state: SweepState, number: int, workers: list[WorkerId]) -> Model:
+    trial, model = state.trials[number], state.models[number]
+    nodes = {node for node, _ in state.stored.nodes(model.names(model.at))}
+    at = next((at for at, name in enumerate(workers) if state.workers[name].node in nodes), None)
+    epochs_left = max(0, trial.granted - model.whole_epochs - 1)
+    return Model(state.times.cost(number), model.todo(trial.granted), epochs_left, at)
+
+
+def _homes(state: SweepState, workers: list[WorkerId]) -> list[int | None]:
+    """The slot that each partition is primary at: of those that have it the one with fewest."""
+    many = [0] * len(workers)
+    homes: list[int | None] = []
+    held = [state.staged.get(state.workers[worker].node, set()) for worker in workers]
+    for partition in range(state.partitions):
+        having = [at for at in range(len(workers)) if partition in held[at]]
+        home = min(having, key=lambda at: (many[at], at), default=None)
+        homes.append(home)
+        if home is not None:
+            many[home] += 1
+    return homes
+
+
+def _lease(
+    state: SweepState, number: int, partition: int, worker: WorkerId, now: Seconds
+) -> RunUnit:
+    model, place = state.models[number], state.workers[worker]
+    state.attempts += 1
+    attempt = Attempt(state.attempts)
+    by = model.visits[model.at].trial if model.again else number
+    having = state.stored.nodes(model.names(model.at))
+    having.sort(key=lambda one: one[0] != place.node)  # its own first
+    name = having[0][1] if having else None
+    sources: tuple[NodeId, ...] = tuple(node for node, one in having if one == name)
+    patience = FIRST_PATIENCE_S
+    if state.times.known:
+        patience = max(LEAST_PATIENCE_S, PATIENCE * state.times.expected(number, worker))
+    order = RunUnit(
+        attempt=attempt,
+        worker=worker,
+        trial=by,
+        values=state.trials[by].values,
+        state=name,
+        sources=sources,
+        result=StateName(number, model.at + 1),
+        epoch=model.epoch,
+        partition=partition,
+        evaluate=not model.again and (len(model.visits) + 1) % state.partitions == 0,
+        deadline=Seconds(now + patience),
+    )
+    place.attempt = attempt
+    state.leases[attempt] = Lease(order, number, now)
+    return order

@@ -1,0 +1,149 @@
+"""Where a trial's training is: its visits, and the states that they led to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from controlplane.sweeps.hopping.problem import Partitions
+from controlplane.sweeps.orders import DropState, StateName
+from schemas.ids import NodeId
+
+
+@dataclass(frozen=True, slots=True)
+class VisitDone:
+    """A unit that counts."""
+
+    trial: int  # whose values trained it: its own, or a parent's
+    partition: int
+
+
+@dataclass(slots=True)
+class ModelState:
+    """The training of one trial.
+
+    `visits` are what was finished, in order, a parent's before its own; version v is the state
+    after the first v of them. What is finished stays finished: if no node has the last state any
+    more, the visits since the newest one that a node has are done again, in their order, which
+    gives the same state again.
+    """
+
+    trial: int
+    everything: Partitions
+    visits: list[VisitDone] = field(default_factory=list)
+    parent: StateName | None = None  # state that it began with; its visits come first
+    at: int = 0  # visits of the state that training goes on from; fewer than finished: some again
+    metrics: list[tuple[dict[str, float], int]] = field(default_factory=list)  # of this epoch
+
+    @property
+    def again(self) -> bool:
+        """Whether finished visits have to be done again first."""
+        return self.at < len(self.visits)
+
+    @property
+    def epoch(self) -> int:
+        """That its next visit is of, 1-based."""
+        return 1 + self.at // self.everything.bit_count()
+
+    @property
+    def whole_epochs(self) -> int:
+        """That are finished, its parent's too."""
+        return len(self.visits) // self.everything.bit_count()
+
+    def names(self, version: int) -> tuple[StateName, ...]:
+        """Names under which a node may have its state after so many visits; none: it is built.
+
+        Args:
+            version: from 0.
+        """
+        if not version:
+            return ()
+        own = StateName(self.trial, version)
+        return (own, self.parent) if self.parent and self.parent.version == version else (own,)
+
+    def todo(self, granted: int) -> Partitions:
+        """Partitions that the next visit may be of; none: it waits for the searcher.
+
+        Args:
+            granted: epochs that it may train to.
+        """
+        if self.again:
+            return 1 << self.visits[self.at].partition
+        done = len(self.visits) % self.everything.bit_count()
+        if not done:
+            return self.everything if self.whole_epochs < granted else 0
+        left = self.everything
+        for visit in self.visits[-done:]:
+            left &= ~(1 << visit.partition)
+        return left
+
+    def visited(self, partition: int) -> bool:
+        """A visit is done.
+
+        Args:
+            partition: that was visited.
+
+        Returns:
+            Whether it was done for the first time.
+        """
+        first = not self.again
+        if first:
+            self.visits.append(VisitDone(self.trial, partition))
+        self.at += 1
+        return first
+
+
+class StoredStates:
+    """Which nodes have which states."""
+
+    def __init__(self) -> None:
+        self._nodes: dict[StateName, list[NodeId]] = {}
+
+    def nodes(self, names: Iterable[StateName]) -> list[tuple[NodeId, StateName]]:
+        """Who has the state, under which of its names.
+
+        Args:
+            names: that it may have.
+        """
+        return [(node, name) for name in names for node in self._nodes.get(name, ())]
+
+    def add(self, name: StateName, node: NodeId) -> None:
+        """The node has it.
+
+        Args:
+            name: of the state.
+            node: that wrote it.
+        """
+        nodes = self._nodes.setdefault(name, [])
+        if node not in nodes:
+            nodes.append(node)
+
+    def lose(self, node: NodeId, name: StateName | None = None) -> None:
+        """The node has it no more.
+
+        Args:
+            node: that is lost, or whose copy cannot be read.
+            name: of the state; None: all of them.
+        """
+        for one in list(self._nodes) if name is None else [name]:
+            left = [at for at in self._nodes.get(one, ()) if at != node]
+            if left:
+                self._nodes[one] = left
+            else:
+                self._nodes.pop(one, None)
+
+    def drop_all_but(self, needed: set[StateName]) -> list[DropState]:
+        """Forget what nobody needs, and have it deleted.
+
+        Args:
+            needed: by anybody.
+        """
+        found = [
+            DropState(name, node)
+            for name, nodes in self._nodes.items()
+            if name not in needed
+            for node in nodes
+        ]
+        for one in found:
+            self._nodes.pop(one.state, None)
+        return found

@@ -1,0 +1,79 @@
+"""How long units take, as far as they were measured."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from schemas.ids import WorkerId
+
+FIRST_S: Final = 60.0  # of a unit, before any was measured
+OF_THE_NEWEST: Final = 0.5  # weight of the last measurement
+LEAST_S: Final = 1e-3
+
+
+class UnitTimes:
+    """Seconds of a unit = cost of its trial x slowness of its worker, each learnt in turns."""
+
+    def __init__(self) -> None:
+        self._cost: dict[int, float] = {}
+        self._slowness: dict[WorkerId, float] = {}
+
+    def cost(self, trial: int) -> float:
+        """Seconds of a unit of this trial on a worker of slowness 1; the mean of others before.
+
+        Args:
+            trial: its number.
+        """
+        if trial in self._cost:
+            return self._cost[trial]
+        return sum(self._cost.values()) / len(self._cost) if self._cost else FIRST_S
+
+    def slowness(self, worker: WorkerId) -> float:
+        """Of a worker beside the others, 1 until it was measured.
+
+        Args:
+            worker: of the sweep.
+        """
+        return self._slowness.get(worker, 1.0)
+
+    def expected(self, trial: int, worker: WorkerId) -> float:
+        """Seconds of the next unit.
+
+        Args:
+            trial: its number.
+            worker: that would run it.
+        """
+        return self.cost(trial) * self.slowness(worker)
+
+    @property
+    def known(self) -> bool:
+        """Whether any unit was measured."""
+        return bool(self._cost)
+
+    def measured(self, trial: int, worker: WorkerId, seconds: float) -> None:
+        """A unit took so long.
+
+        Args:
+            trial: its number.
+            worker: that ran it.
+            seconds: without the wait for its state.
+        """
+        took = max(LEAST_S, seconds)
+        if trial in self._cost:  # known from other units: what is left is the worker's
+            share = took / self._cost[trial]
+            self._slowness[worker] = _mixed(self._slowness.get(worker), share)
+        self._cost[trial] = _mixed(self._cost.get(trial), took / self.slowness(worker))
+
+    def forget(self, worker: WorkerId) -> None:
+        """The worker is gone.
+
+        Args:
+            worker: of the sweep.
+        """
+        self._slowness.pop(worker, None)
+
+
+def _mixed(before: float | None, newest: float) -> float:
+    if before is None:
+        return newest
+    return before + OF_THE_NEWEST * (newest - before)

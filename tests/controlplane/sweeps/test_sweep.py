@@ -1,0 +1,270 @@
+"""Whatever comes, goes and is lost: every trial ends as it would have alone."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.sweeps.orders import (
+    CopyState,
+    DropState,
+    ReleaseWorker,
+    RunUnit,
+    StateName,
+    StopUnit,
+    TrialEnded,
+    UnitReport,
+)
+from controlplane.sweeps.randomness import stream
+from controlplane.sweeps.sweep import Sweep
+from schemas.ids import NodeId, Seconds, WorkerId
+from schemas.sweeps import (
+    Grid,
+    Hyperband,
+    PopulationBased,
+    RandomSearch,
+    Searcher,
+    SuccessiveHalving,
+    choice,
+)
+from tests.support.sizes import examples
+from tests.support.sweep_site import NOW, History, SweepSite, goodness, loss_and_samples, step
+from tests.support.sweeps import search
+
+N0, N1 = NodeId("n0"), NodeId("n1")
+W0, W1 = WorkerId("w0"), WorkerId("w1")
+LR = {"lr": choice(0.1, 0.2)}
+
+
+def histories(site: SweepSite) -> dict[int, History]:
+    """What each trial's visits amount to, trained alone in their order."""
+    found: dict[int, History] = {}
+    state = site.sweep.state
+    for model in state.models:
+        history: History = ()
+        for at, visit in enumerate(model.visits):
+            epoch = 1 + at // state.partitions
+            history = step(history, state.trials[visit.trial].values, epoch, visit.partition)
+        found[model.trial] = history
+    return found
+
+
+SEARCHERS: list[Searcher] = [
+    Grid(),
+    RandomSearch(3),
+    SuccessiveHalving(5, eta=2),
+    Hyperband(2),
+    PopulationBased(4),
+]
+sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
+
+
+@pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda one: type(one).__name__)
+@settings(max_examples=examples(60), deadline=None)
+@given(size=sizes, faults=st.sampled_from([0, 12]), seed=st.integers(0, 10_000))
+def test_faults_change_no_result_and_repeat_no_finished_visit(
+    searcher: Searcher, size: tuple[int, int, int], faults: int, seed: int
+) -> None:
+    nodes, partitions, workers = size
+    rng = stream(seed)
+    names = [NodeId(f"n{at}") for at in range(nodes)]
+    held = {node: set(range(partitions)) for node in names}
+    spec = search(searcher, 4, LR if isinstance(searcher, Grid) else None, seed)
+    site = SweepSite(Sweep(spec, partitions), held, workers)
+
+    site.run(rng, faults)
+
+    alone = histories(site)
+    state = site.sweep.state
+    for model in state.models:
+        for epoch in range(model.whole_epochs):
+            visits = model.visits[epoch * partitions : (epoch + 1) * partitions]
+            assert sorted(one.partition for one in visits) == list(range(partitions))
+    for one in site.scored:
+        assert one.metrics == {
+            "accuracy": goodness(alone[one.trial][: one.epoch * partitions]),
+            "loss": pytest.approx(mean_loss(partitions)),
+        }
+    done = sum(
+        len(model.visits) - (model.parent.version if model.parent else 0) for model in state.models
+    )
+    assert site.units >= done
+    if not faults:
+        assert site.units == done
+    for states in site.states.values():
+        for name, history in states.items():
+            assert history == alone[name.trial][: name.version]
+
+
+def mean_loss(partitions: int) -> float:
+    samples = [loss_and_samples(partition) for partition in range(partitions)]
+    return sum(loss * many for loss, many in samples) / sum(many for _, many in samples)
+
+
+def sweep(
+    *, workers: dict[WorkerId, NodeId], epochs: int = 1, partitions: int = 2, many: int = 2
+) -> tuple[Sweep, list[object]]:
+    """A random search on nodes that have everything; what it orders last."""
+    found = Sweep(search(RandomSearch(many), epochs), partitions)
+    orders: list[object] = list(found.begin(NOW))
+    for node in dict.fromkeys(workers.values()):
+        orders = list(found.node_staged(node, range(partitions), NOW))
+    for worker, node in workers.items():
+        orders += found.worker_came(worker, node, NOW)
+    return found, orders
+
+
+def units(orders: list[object]) -> list[RunUnit]:
+    return [order for order in orders if isinstance(order, RunUnit)]
+
+
+def report(**scores: float) -> UnitReport:
+    return UnitReport({"loss": 1.0}, 10, 2.0, scores)
+
+
+def test_a_state_is_dropped_when_the_next_one_is_in_two_places() -> None:
+    one, orders = sweep(workers={W0: N0, W1: N1}, epochs=2)
+    first, second = units(orders)
+
+    orders = list(one.unit_done(first.attempt, report(), NOW))
+    copy = CopyState(StateName(first.trial, 1), N0, N1)
+    assert copy in orders
+    orders += one.state_stored(copy.state, N1, NOW)
+    assert not [order for order in orders if isinstance(order, DropState)]
+    one.unit_done(second.attempt, report(), NOW)
+
+    run = next(run for run in units(orders) if run.trial == first.trial)
+    orders = list(one.unit_done(run.attempt, report(accuracy=0.5), NOW))
+    assert not [order for order in orders if isinstance(order, DropState)]
+    after = list(one.state_stored(run.result, N1, NOW))
+    assert DropState(copy.state, N0) in after
+    assert DropState(copy.state, N1) in after
+
+
+def test_the_result_of_an_older_attempt_counts_for_nothing() -> None:
+    one, orders = sweep(workers={W0: N0})
+    (run,) = units(orders)
+    one.worker_gone(W0, NOW)
+
+    assert one.unit_done(run.attempt, report(), NOW) == []
+    (again,) = units(list(one.worker_came(W1, N0, NOW)))
+    assert again.attempt > run.attempt
+    assert again.state is None
+
+
+def test_a_worker_that_is_revoked_ends_its_unit_first() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+
+    assert one.worker_revoked(W0, NOW, urgent=False) == []
+    assert one.unit_done(run.attempt, report(), NOW) == [ReleaseWorker(W0)]
+
+
+def test_a_worker_that_is_wanted_at_once_gives_its_unit_up() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+
+    assert one.worker_revoked(W0, NOW, urgent=True) == [
+        StopUnit(run.attempt, W0),
+        ReleaseWorker(W0),
+    ]
+    (again,) = units(list(one.worker_came(W1, N0, NOW)))
+    assert (again.trial, again.partition, again.state) == (run.trial, run.partition, None)
+
+
+def test_a_trial_that_fails_ends_alone() -> None:
+    one, orders = sweep(workers={W0: N0})
+    (run,) = units(orders)
+
+    ended, *following = one.unit_failed(run.attempt, "model_fn raised", "trial", NOW)
+
+    assert ended == TrialEnded(run.trial, "failed", "model_fn raised")
+    assert [order.trial for order in units(list(following))] == [1 - run.trial]
+
+
+@pytest.mark.parametrize(
+    ("scores", "why"),
+    [
+        ({}, "no unit reported 'accuracy', only loss: return it from eval_fn"),
+        ({"accuracy": float("nan")}, "accuracy is nan"),
+    ],
+)
+def test_a_metric_that_is_missing_or_no_number_fails_its_trial(
+    scores: dict[str, float], why: str
+) -> None:
+    one, orders = sweep(workers={W0: N0}, partitions=1, many=1)
+    (run,) = units(orders)
+
+    orders = list(one.unit_done(run.attempt, report(**scores), NOW))
+
+    assert TrialEnded(run.trial, "failed", why) in orders
+    assert one.over
+
+
+def test_a_unit_that_hangs_is_given_up_and_fails_its_trial_the_second_time() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+    assert one.deadline == run.deadline == 3600.0
+
+    stop, again = one.deadline_passed(Seconds(3600.0))
+    assert stop == StopUnit(run.attempt, W0)
+    assert isinstance(again, RunUnit)
+    _, ended = one.deadline_passed(again.deadline)
+
+    assert ended == TrialEnded(
+        0, "failed", "2 units took longer than 3600 s; is there a deadlock in train_fn?"
+    )
+
+
+def test_a_unit_has_five_times_what_it_should_take() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+
+    (following,) = units(
+        list(one.unit_done(run.attempt, UnitReport({}, 10, 100.0), Seconds(100.0)))
+    )
+
+    assert following.deadline == 600.0
+
+
+def test_a_copy_that_cannot_be_read_is_done_again_from_the_state_before() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+    (following,) = units(list(one.unit_done(run.attempt, report(), NOW)))
+
+    (again,) = units(list(one.unit_failed(following.attempt, "digest", "state", NOW)))
+
+    assert (again.state, again.partition, again.evaluate) == (None, run.partition, False)
+
+
+def test_a_paused_trial_takes_no_unit_until_it_is_resumed() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+    one.pause(0)
+
+    assert units(list(one.unit_done(run.attempt, report(), NOW))) == []
+    assert len(units(list(one.resume(0, NOW)))) == 1
+
+
+def test_a_configuration_joins_and_goes_on_from_a_parent_s_state() -> None:
+    one, orders = sweep(workers={W0: N0}, partitions=1, many=1, epochs=2)
+    (run,) = units(orders)
+    one.pause(0)
+    one.unit_done(run.attempt, report(accuracy=0.5), NOW)
+
+    (child,) = units(list(one.add({"lr": 0.5}, NOW, parent=0)))
+
+    assert (child.trial, child.values, child.epoch) == (1, {"lr": 0.5}, 2)
+    assert (child.state, child.result) == (StateName(0, 1), StateName(1, 2))
+
+
+def test_a_trial_that_its_user_ends_gives_its_unit_up() -> None:
+    one, orders = sweep(workers={W0: N0})
+    (run,) = units(orders)
+
+    stop, ended, *following = one.stop(run.trial, "ended by anna", NOW)
+
+    assert stop == StopUnit(run.attempt, W0)
+    assert ended == TrialEnded(run.trial, "stopped", "ended by anna")
+    assert [order.trial for order in units(list(following))] == [1 - run.trial]
