@@ -206,3 +206,17 @@ def test_the_best_is_the_highest_score_at_its_earliest_epoch() -> None:
 
     assert best(trials) == (1, 1)
     assert best([]) is None
+
+
+def test_who_joins_a_rung_late_gets_a_place_only_if_one_is_left() -> None:
+    spec = search(SuccessiveHalving(3, eta=3), epochs=9)
+    there = [
+        Trial(0, {"lr": 0.1}, granted=3, scores=(0.5,)),
+        Trial(1, {"lr": 0.1}, granted=1, scores=(0.4,), ended="stopped"),
+        Trial(2, {"lr": 0.1}, granted=1, scores=(0.3,), ended="stopped"),
+    ]
+    late = Trial(3, {"lr": 0.2}, granted=1, scores=(0.9,))
+
+    assert next_decisions(spec, [*there, late]) == [
+        Stop(3, "not among the best 1 of 4 after 1 epoch")
+    ]
