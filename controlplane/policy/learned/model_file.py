@@ -161,7 +161,7 @@ def _card(text: bytes, name: str, policy: str, features: int) -> ModelCard:
     try:
         head = msgspec.json.decode(text)
         made_for = (head["format"], head["policy"], head["features"])
-    except (msgspec.DecodeError, KeyError, TypeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, KeyError, TypeError):
         raise _refusal(name, "its card cannot be read", policy) from None
     if made_for[0] != FORMAT:
         raise _refusal(name, f"format {made_for[0]}, this version reads {FORMAT}", policy)

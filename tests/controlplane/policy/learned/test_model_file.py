@@ -108,6 +108,18 @@ def test_a_model_that_is_not_for_this_policy_is_refused_with_what_is_wrong(
     assert "\n" not in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "card", [b"", b"{", b"\xff\xfe", b'{"format": "\xff"}', b"[]", b"{}", b"[" * 100_000]
+)
+def test_a_card_that_is_no_card_is_refused(card: bytes) -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        file.writestr("card.json", card)
+
+    with pytest.raises(SettingsError, match=r"m\.npz: its card cannot be read; leave it out"):
+        decoded(buffer.getvalue())
+
+
 def test_a_card_that_lies_about_its_arrays_is_refused() -> None:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as file:
