@@ -37,16 +37,18 @@ class Explainer:
             job: that changes or waits.
             slots: that it gets.
         """
-        words, numbers = self._placed(job) if slots else self._waits(job)
+        words, numbers = self._placed(job, slots) if slots else self._waits(job)
         if job.family in self.dropped:
             speed = self.dropped[job.family]
             words += f"; its family reported {speed:g} samples/s, which is not counted"
         return words, numbers
 
-    def _placed(self, job: JobView) -> tuple[str, dict[str, float]]:
+    def _placed(self, job: JobView, slots: int) -> tuple[str, dict[str, float]]:
         words, numbers = self._beside(job.job, self.where)
         if job.job in self.line.before:
             words += f"; it delays {self.line.before[job.job]} by nothing"
+        if len(job.running_on) > slots:
+            words = f"it has moved, and {words}"
         moved = self.migration
         if moved is None or job.job not in moved.layouts:
             return words, numbers

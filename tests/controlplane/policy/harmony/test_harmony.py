@@ -161,6 +161,8 @@ def test_the_second_half_of_a_migration_gives_up_the_worse_place() -> None:
     plan = wise().plan(cluster(job("loud-1", on(0)), both), NOW)
 
     assert plan.local_batch[JobId("meek-2")] == {on(1): 16}
+    said = "shrinks to 1 slot: it has moved, and has its node to itself"
+    assert plan.reasons[JobId("meek-2")].text == said
 
 
 def test_on_a_full_cluster_two_jobs_trade_places() -> None:
