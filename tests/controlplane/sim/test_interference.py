@@ -400,6 +400,15 @@ def test_a_file_that_is_another_one_is_refused_in_one_line(
     assert "\n" not in str(raised.value)
 
 
+@pytest.mark.parametrize("data", [b'{"v100": "\xff"}', b"[" * 100_000, b"\x00"])
+def test_a_file_that_is_no_text_is_refused(data: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "pairs.json"
+    path.write_bytes(data)
+
+    with pytest.raises(TraceError, match="is no JSON"):
+        read_pairs(path)
+
+
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match="No such file"):
         read_pairs(tmp_path / "none.json")

@@ -53,7 +53,7 @@ def read_pairs(path: Path) -> dict[str, dict[str, dict[str, float]]]:
         table = msgspec.json.decode(path.expanduser().read_bytes())
     except OSError as error:
         raise _refused(path, error.strerror or "cannot be read") from None
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise _refused(path, f"is no JSON ({error})") from None
     if not isinstance(table, dict):
         raise _refused(path, "is no table by GPU type")
@@ -82,7 +82,7 @@ def _pairs(path: Path, gpu: str, rows: Any) -> dict[str, dict[str, float]]:
                 for label, speeds in row.items()
                 if (other := _single(label)) is not None
             }
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError, OverflowError):
             raise _refused(path, f"{gpu}, {name}: no steps per second") from None
         good = [speed for speed in (alone, *beside.values()) if math.isfinite(speed)]
         if alone <= 0.0 or min(good) < 0.0 or len(good) <= len(beside):
