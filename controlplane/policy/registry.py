@@ -79,6 +79,12 @@ POLICIES: Final[Mapping[str, Entry]] = {
         epochs=True,
         batch="elastic",
     ),
+    "harmony-drl": Entry(
+        "controlplane.policy.harmony_drl.policy:HarmonyDrl",
+        options="controlplane.policy.harmony_drl.options:HarmonyDrlOptions",
+        searches=True,
+        gangs=True,
+    ),
     "slaq": Entry(
         "controlplane.policy.slaq.policy:Slaq",
         options="controlplane.policy.slaq.options:SlaqOptions",

@@ -5,7 +5,8 @@ six servers of two GPUs, six models, one to three workers and parameter servers)
 patterns of arrival, on the same jobs for all. All serve gangs in order of arrival, without
 backfill, so that they differ in places only. `jct_vs_NAME` is the geometric mean of the ratio of
 average completion times over patterns and seeds, `_low` and `_high` its 95% interval (Student's,
-of logarithms). `oracle` is `harmony` with the simulator's truth about neighbours.
+of logarithms). `oracle` is `harmony` with the simulator's truth about neighbours. `drl_vs_lb` is
+the same of `harmony-drl` with the model that ships, over load balancing.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ import numpy as np
 from msgspec.structs import replace
 from scipy.stats import t as student
 
+from controlplane.policy.harmony_drl.model import load_card
 from controlplane.sim.analysis.plot_style import (
     COLOURS,
     HATCHES,
@@ -63,9 +65,11 @@ ROWS: Final = (
     Row("harmony, placement only", "harmony", LINE | {"migrations": "none"}, "placement"),
     Row("harmony, free moves", "harmony", LINE | {"migrations": "free"}, "free_moves"),
     Row("harmony", "harmony", LINE),
+    Row("harmony-drl", "harmony-drl", LINE),
     Row("oracle", "harmony", LINE | {"slowdowns": "oracle"}, "oracle"),
 )
 OURS: Final = "harmony"
+LEARNED: Final = "harmony-drl"
 Found = Mapping[tuple[str, str], Sequence[SimulationResult]]  # by row and pattern, of each seed
 
 
@@ -167,8 +171,16 @@ def figures_of(found: Found, rows: Sequence[Row]) -> dict[str, float]:
             key = f"jct_vs_{row.key}"
             figures |= {key: against.mean, f"{key}_low": against.low, f"{key}_high": against.high}
     jobs = [job for each in PATTERNS for result in found[OURS, each] for job in result.jobs]
+    against = ratio(averages(found, LEARNED), averages(found, rows[0].name))
+    figures |= {"drl_vs_lb": against.mean, "drl_vs_lb_low": against.low}
+    figures |= {"drl_vs_lb_high": against.high, "drl_train_cpu_s": trained_cpu_s()}
     figures["moves_per_job"] = mean(job.rescales for job in jobs)
     return figures
+
+
+def trained_cpu_s() -> float:
+    """What the training of the model that ships took, by its card."""
+    return load_card(None).figures["cpu_s"]
 
 
 def draw(found: Found, rows: Sequence[Row], path: Path) -> None:

@@ -11,6 +11,7 @@ from controlplane.sim.simulator_errors import TrainingError
 
 TRAINERS: Final[Mapping[str, str]] = {  # policy -> module:class, called with the seed
     "drl": "controlplane.sim.learning.drl.trainer:DrlTrainer",
+    "harmony-drl": "controlplane.sim.learning.harmony_drl.trainer:HarmonyDrlTrainer",
 }
 
 

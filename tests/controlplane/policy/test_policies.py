@@ -389,6 +389,7 @@ def test_only_a_policy_that_searches_is_given_a_process() -> None:
         "slaq",
         "oasis",
         "harmony",
+        "harmony-drl",
     }
 
 

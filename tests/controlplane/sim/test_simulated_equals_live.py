@@ -49,7 +49,7 @@ from tests.support.simulated_processes import World as Processes
 
 T = TypeVar("T")
 Event = tuple[Seconds, Input, list[Command]]
-POLICIES: Final = ("fifo", "tiresias", "ones", "slaq", "oasis", "drl", "harmony")
+POLICIES: Final = ("fifo", "tiresias", "ones", "slaq", "oasis", "drl", "harmony", "harmony-drl")
 SAME: Final = 1e-6  # seconds between a timer of the loop and the moment that it was set for
 SCENARIO: Final = Scenario(
     jobs=8,
@@ -218,7 +218,7 @@ def test_the_live_service_plans_and_orders_what_the_simulation_did(
     assert live.told == list(events)
 
 
-@pytest.mark.parametrize("policy", ["ones", "slaq", "oasis", "drl"])
+@pytest.mark.parametrize("policy", ["ones", "slaq", "oasis", "drl", "harmony-drl"])
 def test_the_live_service_orders_what_a_simulated_search_led_to(
     policy: str, tmp_path: Path
 ) -> None:

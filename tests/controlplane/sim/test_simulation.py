@@ -47,7 +47,7 @@ from tests.support.simulated import (
 )
 
 TWO_NODES = (NodeGroup(count=2, slots=2),)
-SLOW = ("drl", "goodput", "ones", "ones-paper", "optimus", "slaq")  # policies that search
+SLOW = ("drl", "goodput", "harmony-drl", "ones", "ones-paper", "optimus", "slaq")  # that search
 FAST = (Phase.generate,)  # a failure is small enough; to make it smaller takes minutes
 
 

@@ -1,0 +1,179 @@
+"""A gang is placed worker by worker: every node with room is scored, one of them is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.random import Generator
+
+from controlplane.policy.harmony_drl.reward_model import WORKERS
+from controlplane.policy.harmony_drl.shared_nodes import SharedNodes
+from controlplane.policy.learned.dense_net import DenseNet, softmax
+from controlplane.prediction.array_types import FloatArray, IntArray
+
+STRUCTURE: Final = 12  # features of a node that are not about classes
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """pi(s, a): a score for each node, with the same numbers for every node.
+
+    Paper: one output for each server, so that a policy is for one number of servers. Here: a
+    scorer that all nodes share, so that the cluster may grow. And the score begins as what the
+    reward model expects, which the network corrects: before any training it is the greedy choice.
+    """
+
+    net: DenseNet  # inputs as of `features_of`
+    sharpness: float  # of the expected loss of speed, in units of the score
+
+    def scores(self, costs: FloatArray, features: FloatArray) -> FloatArray:
+        """Logits of candidates; the greatest is the best.
+
+        Args:
+            costs: expected losses of speed by this worker, shape (M,).
+            features: shape (M, inputs).
+        """
+        return self.net(features)[:, 0] - self.sharpness * costs
+
+
+@dataclass(frozen=True, slots=True)
+class Candidates:
+    """Nodes for one worker, as the actor scores them."""
+
+    nodes: IntArray  # M candidates
+    costs: FloatArray  # shape (M,)
+    features: FloatArray  # shape (M, inputs)
+    own: FloatArray  # expected loss of the job itself, shape (M,)
+    scores: FloatArray  # shape (M,)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One worker's node, and what it was chosen from."""
+
+    among: Candidates
+    place: int  # among them
+
+    @property
+    def node(self) -> int:
+        """Its number."""
+        return int(self.among.nodes[self.place])
+
+    @property
+    def score(self) -> float:
+        """Of that node."""
+        return float(self.among.scores[self.place])
+
+
+Choose = Callable[[Candidates], int]  # the place of one of them
+
+
+def place_gang(shared: SharedNodes, actor: Actor, name: str, choose: Choose) -> list[Choice]:
+    """Give a job nodes for its workers, one after the other.
+
+    Args:
+        shared: with room for it; it was added, and has no worker yet.
+        actor: scores nodes.
+        name: of the job.
+        choose: the best, or one by chance.
+    """
+    choices: list[Choice] = []
+    for _ in range(shared.jobs[name].size):
+        nodes = nodes_with_room(shared)
+        own, neighbours = shared.costs_of_next(name, nodes)
+        costs = own + neighbours
+        features = features_of(shared, name, nodes, own, neighbours)
+        scores = actor.scores(costs, features)
+        among = Candidates(nodes, costs, features, own, scores)
+        choice = Choice(among, choose(among))
+        shared.put(name, choice.node)
+        choices.append(choice)
+    return choices
+
+
+def nodes_with_room(shared: SharedNodes) -> IntArray:
+    """Nodes that the mask leaves: those with a free slot.
+
+    Of empty nodes that are alike the first stands for all.
+
+    Args:
+        shared: who is where.
+    """
+    found: list[int] = []
+    empty: set[int] = set()
+    for node in np.flatnonzero(shared.free > 0).tolist():
+        if not shared.on(node):
+            room = int(shared.free[node])
+            if room in empty:
+                continue
+            empty.add(room)
+        found.append(node)
+    return np.array(found, dtype=np.int64)
+
+
+def features_of(
+    shared: SharedNodes,
+    name: str,
+    nodes: IntArray,
+    own: FloatArray,
+    neighbours: FloatArray,
+) -> FloatArray:
+    """What the actor sees of each candidate: s = (x, r, w, p, v, d) of the paper, from its side.
+
+    Slots are the only resource that a node gives out here (r, v), and parameter servers have none.
+
+    Args:
+        shared: who is where.
+        name: of the job, some of whose workers may be placed.
+        nodes: M candidates.
+        own: expected loss of the job on each, shape (M,).
+        neighbours: what it would cost those that are there, shape (M,).
+
+    Returns:
+        Shape (M, 12 + 2 classes).
+    """
+    job, classes = shared.jobs[name], shared.model.classes
+    placed = sum(job.workers.values())
+    left = job.size - placed
+    free, size = shared.free[nodes], shared.sizes[nodes]
+    here = np.array([job.workers.get(node, 0) for node in nodes.tolist()], dtype=np.float64)
+    found = np.zeros((len(nodes), STRUCTURE + 2 * classes))
+    found[:, 0], found[:, 1] = own, neighbours
+    found[:, 2] = (free - 1) / size
+    found[:, 3] = here / WORKERS
+    found[:, 4] = free >= left
+    found[:, 5] = free == left
+    found[:, 6] = (size - free) == 0
+    found[:, 7] = left / WORKERS
+    found[:, 8] = placed / WORKERS
+    found[:, 9] = len(job.workers) / WORKERS
+    found[:, 10] = shared.free.sum() / max(int(shared.sizes.sum()), 1)
+    found[:, 11] = [len(shared.on(node)) / WORKERS for node in nodes.tolist()]
+    found[:, STRUCTURE + job.number] = 1.0
+    found[:, STRUCTURE + classes :] = shared.present(nodes) / WORKERS
+    return found
+
+
+def best(among: Candidates) -> int:
+    """The place of the greatest score; the first of several.
+
+    Args:
+        among: at least one.
+    """
+    return int(np.argmax(among.scores))
+
+
+def sampled(rng: Generator) -> Choose:
+    """Chooses each as probable as the policy says.
+
+    Args:
+        rng: where chance comes from.
+    """
+
+    def choose(among: Candidates) -> int:
+        return int(rng.choice(len(among.scores), p=softmax(among.scores)))
+
+    return choose

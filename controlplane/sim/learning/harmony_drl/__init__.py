@@ -1,0 +1,1 @@
+"""Training of `harmony-drl`: an environment of its own, reward model, actor and critic."""

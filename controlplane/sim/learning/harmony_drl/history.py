@@ -1,0 +1,98 @@
+"""What a cluster would have in its logs: who was where, and how fast everybody was."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.random import Generator
+
+from controlplane.policy.harmony_drl.gang_placement import Actor, place_gang
+from controlplane.policy.harmony_drl.reward_model import RewardModel, spread_inputs
+from controlplane.policy.harmony_drl.shared_nodes import SharedNodes
+from controlplane.prediction.array_types import BoolArray, FloatArray
+from controlplane.sim.learning.harmony_drl.environment import Arrival, Episode
+from controlplane.sim.learning.harmony_drl.exploration import PATTERNS, at_random, pattern
+from controlplane.sim.learning.harmony_drl.testbed import HarmonyTestbed
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """R reports of jobs that trained, each on up to K nodes."""
+
+    beside: FloatArray  # inputs of the reward model, shape (R, K, inputs)
+    occupied: BoolArray  # nodes where others were, too; shape (R, K)
+    spread: FloatArray  # inputs, shape (R, inputs)
+    on_several: BoolArray  # nodes; shape (R,)
+    log_speed: FloatArray  # of the speed alone on few nodes, as it was measured; shape (R,)
+
+
+class Recorder:
+    """Collects reports while an episode goes on."""
+
+    def __init__(self, classes: int, noise: float, rng: Generator) -> None:
+        """Begin with none.
+
+        Args:
+            classes: of the reward model.
+            noise: standard deviation of a report's logarithm.
+            rng: of the noise.
+        """
+        self._classes, self._noise, self._rng = classes, noise, rng
+        self._beside: list[FloatArray] = []
+        self._spread: list[tuple[int, int, int]] = []  # class, size, nodes
+        self._log_speed: list[float] = []
+
+    def __call__(self, shared: SharedNodes, speeds: dict[str, float]) -> dict[str, float]:
+        """The same speeds, of which noisy reports are kept.
+
+        Args:
+            shared: who is where.
+            speeds: of jobs that train, shares of their speed alone on few nodes.
+        """
+        for name, speed in speeds.items():
+            job, seen = shared.jobs[name], shared.look(name)
+            self._beside.append(np.c_[seen.others.sum(axis=1) > 0.0, seen.inputs()])
+            self._spread.append((job.number, job.size, len(job.workers)))
+            self._log_speed.append(math.log(speed) + self._noise * self._rng.standard_normal())
+        return speeds
+
+    def history(self) -> History:
+        """All that was reported."""
+        most = max(len(rows) for rows in self._beside)
+        inputs = np.zeros((len(self._beside), most, self._beside[0].shape[1]))
+        for at, rows in enumerate(self._beside):
+            inputs[at, : len(rows)] = rows
+        number, size, nodes = np.array(self._spread).T
+        return History(
+            beside=inputs[:, :, 1:],
+            occupied=inputs[:, :, 0] > 0.0,
+            spread=spread_inputs(number, size, nodes, self._classes),
+            on_several=nodes > 1,
+            log_speed=np.array(self._log_speed),
+        )
+
+
+def record_history(
+    bed: HarmonyTestbed, model: RewardModel, actor: Actor, record: Recorder, rng: Generator
+) -> None:
+    """Live through a trace in which every job is placed by another pattern.
+
+    Args:
+        bed: the trace and the truth.
+        model: of which nothing is used but the number of classes.
+        actor: not asked either.
+        record: keeps what the jobs report.
+        rng: chooses patterns.
+    """
+    ways = [*map(pattern, PATTERNS), at_random(rng)]
+
+    def place(shared: SharedNodes, job: Arrival, _line: object) -> None:
+        place_gang(shared, actor, job.name, ways[int(rng.integers(len(ways)))])
+
+    def speeds(shared: SharedNodes, training: Sequence[str]) -> dict[str, float]:
+        return record(shared, bed.speeds(shared, training))
+
+    Episode(bed.arrivals, SharedNodes(model, bed.sizes), speeds, bed.start_s).run(place)
