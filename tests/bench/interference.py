@@ -45,13 +45,15 @@ OPTIONS: Final = {  # what takes minutes in a cluster shall take seconds here
     "ones": "{ report_interval_s = 15.0 }",
 }
 SCRIPT: Final = """
-import sys, time
+import fcntl, os, sys, time
 import torch
 from torch import nn
 from torch.utils.data import Dataset
 from elastic import ScalingAgent
 
-WAITS_S, WIDTH = {"grinder": (0.0, 640), "waiter": (0.025, 8)}[sys.argv[1]]
+KIND, DISK = sys.argv[1:]
+WIDTH = 640 if KIND == "grinder" else 8
+DISK += f"-{min(os.sched_getaffinity(0))}"  # of the node
 
 
 class Slow(Dataset):
@@ -62,7 +64,12 @@ class Slow(Dataset):
         return torch.full((WIDTH,), index / 600.0), torch.tensor([index / 600.0])
 
     def __getitems__(self, indices):
-        time.sleep(WAITS_S)  # a disk
+        if KIND == "waiter":  # for a disk far away
+            time.sleep(0.025)
+        if KIND == "reader":  # from the node's disk, which serves one at a time
+            with open(DISK, "w") as disk:
+                fcntl.flock(disk, fcntl.LOCK_EX)
+                time.sleep(0.025)
         return [self[index] for index in indices]
 
 
@@ -114,7 +121,7 @@ def bind(pid: int, core: int) -> None:
 def submit(cluster: Cluster, kind: str) -> str:
     """One that trains until somebody cancels it."""
     return cluster.submit(
-        SCRIPT, name=kind, args=[kind], batch_size=20, max_batch_size="keep", slots=[1, 1],
+        SCRIPT, name=kind, args=[kind, str(cluster.base / "disk")], batch_size=20, max_batch_size="keep", slots=[1, 1],
         record_samples=True, stop={"epochs": 100_000},
     )  # fmt: skip
 
@@ -163,15 +170,15 @@ def places(client: BlockingClient, jobs: Sequence[str]) -> Places:
 
 
 def is_apart(where: Places) -> bool:
-    """Whether those that multiply are on different nodes."""
-    nodes = [node for job, node in where.items() if job.startswith("grinder")]
+    """Whether those that hurt each other are on different nodes."""
+    nodes = [node for job, node in where.items() if not job.startswith("waiter")]
     return len(nodes) == 2 == len(set(nodes)) and len(where) == 4
 
 
-def arrive(cluster: Cluster, client: BlockingClient) -> list[str]:
+def arrive(cluster: Cluster, client: BlockingClient, kinds: Sequence[str] = KINDS) -> list[str]:
     """Two of each kind, each when the one before trains: like beside like if nothing is known."""
     jobs: list[str] = []
-    for kind in (*KINDS, *KINDS):
+    for kind in (*kinds, *kinds):
         jobs.append(submit(cluster, kind))
         until = time.monotonic() + LIMIT_S
         while client.job(jobs[-1]).summary.epoch < ALONE:

@@ -13,9 +13,9 @@ pytestmark = pytest.mark.slow
 
 def test_harmony_learns_who_disturbs_whom_and_takes_them_apart(tmp_path: Path) -> None:
     with two_cores(tmp_path, "harmony", options=OPTIONS["harmony"]) as (cluster, client):
-        jobs = arrive(cluster, client)
+        jobs = arrive(cluster, client, ("reader", "waiter"))  # whatever else the host does
 
-        where = moved(client, jobs)
+        where = moved(client, jobs, 150.0)
 
         assert is_apart(where), where
         assert inexact(client, jobs) == 0
