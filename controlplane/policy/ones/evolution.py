@@ -136,7 +136,7 @@ class EvolutionarySearch(Evolution):
         climbs = self._options.search == "climb"
         many = 1 if climbs else len(self.population)
         one = self.population[int(rng.integers(many))]
-        match self._born % (KINDS + problem.swaps):
+        match self._born % (KINDS + problem.seeks_trades):
             case 0 if not climbs:
                 other = self.population[int(rng.integers(many))]
                 levels = crossed(problem, one.levels, other.levels, rng)

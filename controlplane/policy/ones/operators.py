@@ -152,7 +152,7 @@ def moved(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints
 def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHints | None:
     """Some jobs share out the slots that they have together anew; None if nobody may.
 
-    Two of them, or three. One is on more nodes than it needs, or could be on better ones.
+    Two of them, or three; only where GPU types differ.
 
     Args:
         problem: the view as the search sees it.
@@ -160,13 +160,10 @@ def traded(problem: Problem, parent: Candidate, rng: Generator) -> PlacementHint
         rng: draws what chance decides.
     """
     able = np.flatnonzero(problem.free_to_move & (parent.levels > 0))
-    first = able if problem.places_matter else problem.scattered_rows(parent.owner)
     many = PAIR + int(rng.random() < TRIOS)
-    if not problem.swaps or not len(first) or len(able) < many:
+    if not problem.seeks_trades or len(able) < many:
         return None
-    one = int(rng.choice(first))
-    others = rng.choice(able[able != one], size=many - 1, replace=False)
-    rows = rng.permutation([one, *others.tolist()])
+    rows = rng.choice(able, size=many, replace=False)
     return PlacementHints(traders=tuple(rows.tolist()), jitter=node_jitter(problem, rng))
 
 

@@ -43,7 +43,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     interference: bool = True  # learn who slows down whom on one node, and keep them apart
     gpu_types: bool = True  # learn how fast each type of GPU is
     migration: bool = True  # move small jobs away where others need whole nodes
-    swaps: bool = True  # look for jobs that had better trade places; else nobody does
+    swaps: bool = True  # where GPU types differ, let jobs trade places; else nobody ever does
     scale_down: ScaleDown = "off"
 
     def __post_init__(self) -> None:

@@ -20,8 +20,8 @@ LEAST_GAIN: Final = 1e-9  # relative: less is rounding
 def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
     """Let jobs trade places by pairs while that makes the schedule worth more.
 
-    Beside greedy filling, which sees sizes and no places: the jobs that lose most by GPU types,
-    neighbours or scattered slots are tried with those whose nodes would suit them best.
+    Beside greedy filling, which sees sizes and no places: where GPU types differ, the jobs that
+    lose most by their places are tried with those whose nodes would suit them best.
 
     Args:
         problem: the view as the search sees it.
@@ -30,7 +30,7 @@ def with_places_exchanged(problem: Problem, best: Candidate) -> Candidate:
     Returns:
         One that is worth more, or `best`.
     """
-    if not problem.swaps or not problem.places_matter:
+    if not problem.seeks_trades:
         return best
     for _ in range(ROUNDS):
         found = max(

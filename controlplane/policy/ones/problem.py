@@ -223,6 +223,14 @@ class Problem:
         spare = [job_row.job.batch_limit - len(job_row.now) for job_row in self.job_rows]
         return np.where(self.free_to_move, np.maximum(0, np.array(spare, dtype=np.int64)), 0)
 
+    @property
+    def seeks_trades(self) -> bool:
+        """Whether to look for jobs that had better trade places: for faster GPUs, which stay so.
+
+        For better neighbours no gain could be shown (docs/evolution.md, "Trading places").
+        """
+        return self.swaps and self.slow is not None
+
     def trades(self, owner: IntArray) -> Trades:
         """Who trades places with whom if this schedule follows, and who steps aside for that.
 

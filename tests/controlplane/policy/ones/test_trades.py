@@ -123,6 +123,14 @@ def test_nobody_trades_places_where_that_is_switched_off() -> None:
     )
 
 
+def test_for_better_neighbours_nobody_looks_for_a_trade() -> None:
+    problem = surrounded(two_types(), costs=[[0.0, 1.0], [1.0, 0.0]])
+
+    assert problem.places_matter
+    assert with_places_exchanged(problem, present(problem)).key == present(problem).key
+    assert traded(problem, present(problem), default_rng(0)) is None
+
+
 def test_jobs_that_share_out_their_slots_keep_those_of_nodes_where_both_stay() -> None:
     problem = two_types(on(A, S0, T1), on(B, T0, S1))
 
