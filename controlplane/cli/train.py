@@ -41,7 +41,7 @@ def train(
     Parameters
     ----------
     policy
-        Its name: drl.
+        Its name: drl or harmony-drl.
     out
         The model's file, NAME.npz; `[policy.options] model` is where a cluster takes it from.
     seed
