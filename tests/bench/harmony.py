@@ -41,7 +41,7 @@ from controlplane.sim.scenario import HARMONY, Scenario
 from controlplane.sim.simulation_result import JobResult, SimulationResult
 from tests.bench import report
 
-SEEDS: Final = tuple(range(200, 206))  # nothing was trained on these, no constant chosen
+SEEDS: Final = tuple(range(200, 212))  # nothing was trained on these, no constant chosen
 PATTERNS: Final = {"uniform": "uniform", "Poisson": "poisson", "bursty": "bursts"}
 LINE: Final = {"backfill": False}  # gangs in order of arrival, as `fifo` serves them
 
@@ -210,7 +210,7 @@ def draw(found: Found, rows: Sequence[Row], path: Path) -> None:
 def main() -> None:
     """Simulate, print, write, draw."""
     options = arguments()
-    seeds = SEEDS[:1] if options.quick else SEEDS
+    seeds = options.seeds[:1] if options.quick else options.seeds
     changes = {"jobs": 25} if options.quick else {}
     found = simulated(ROWS, seeds, changes, options.keep)
     jobs = changes.get("jobs", HARMONY.jobs)
@@ -222,12 +222,19 @@ def main() -> None:
         draw(found, ROWS, options.figure)
 
 
+def seeds_of(text: str) -> tuple[int, ...]:
+    """The seeds of FIRST-LAST."""
+    first, _, last = text.partition("-")
+    return tuple(range(int(first), int(last or first) + 1))
+
+
 def arguments() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(
         prog="bin/bench harmony", description=(__doc__ or "").partition("\n\n")[0]
     )
     parser.add_argument("--quick", action="store_true", help="one seed, 25 jobs")
+    parser.add_argument("--seeds", type=seeds_of, default=SEEDS, help="as in 200-211")
     parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
     parser.add_argument("--keep", type=Path, help="results as they come; go on from them")
     parser.add_argument("--figure", type=Path, help="draw average completion times here")

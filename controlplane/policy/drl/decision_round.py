@@ -37,7 +37,8 @@ class DecisionRound:
     More gives a running job one slot, and a waiting one its least; fewer takes one, and what is
     left of a job that has its least only where jobs may be stopped; same leaves a job as it is for
     this round. What was begun with a job goes on in that direction only, so that a round ends.
-    While nobody runs and somebody can start, nothing but a start is legal.
+    Where a waiting job fits, nothing but a start is legal as a round's first action, and while
+    nobody runs.
     """
 
     def __init__(self, table: JobTable, *, one_job: bool, preempt: bool) -> None:
@@ -84,8 +85,11 @@ class DecisionRound:
         more &= np.where(runs, (sizes < table.cap) & (free >= 1), table.least <= free)
         fewer = open_ & (changed <= 0) & runs
         fewer &= (sizes > table.least) | self._preempt
-        if more.any() and not runs.any():  # no model can keep a cluster idle
-            return np.append(np.column_stack((more, no := np.zeros_like(more), no)).ravel(), False)
+        starts = more & ~runs
+        begins = not changed.any() or not runs.any()
+        if begins and starts.any():  # no model can keep slots idle beside those who wait
+            no = np.zeros_like(starts)
+            return np.append(np.column_stack((starts, no, no)).ravel(), False)
         legal = np.column_stack((more, fewer, open_ & (more | fewer))).ravel()
         return np.append(legal, True)
 

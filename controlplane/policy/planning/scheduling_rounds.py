@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Container, Mapping
 
 from controlplane.policy.api import JobView
-from controlplane.policy.planning.slot_partition import Partition
+from controlplane.policy.planning.slot_partition import Partition, useful_slots
 from schemas.ids import JobId, Seconds
 
 
@@ -91,6 +91,8 @@ def fit_targets(partition: Partition, targets: Mapping[JobId, int]) -> dict[JobI
         left -= sizes[job.job]
     for job in (*partition.running, *partition.waiting):
         target = targets.get(job.job, 0)
+        if not job.running_on:  # its target may be the size of a group that it lost
+            target = min(target, max(job.least, useful_slots(job, partition)))
         further = target - sizes.get(job.job, 0)
         if 0 < further <= left:
             sizes[job.job] = target
