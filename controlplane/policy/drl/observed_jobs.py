@@ -22,6 +22,7 @@ class _Family:
 
     finished: deque[int] = field(default_factory=lambda: deque(maxlen=KEPT_RELATIVES))
     reached: int = 0  # samples, by the job that came furthest
+    left: dict[int, float] = field(default_factory=dict)  # samples done -> to come, until news
 
 
 class ObservedJobs:
@@ -43,8 +44,10 @@ class ObservedJobs:
                 self._speeds.observe(event)
                 family = self._family(event.family, event.job)
                 family.reached = max(family.reached, event.samples_done)
+                family.left.clear()
             case JobEnded():
                 family = self._family(event.family, event.job)
+                family.left.clear()
                 if event.succeeded and event.samples_done:
                     family.finished.append(event.samples_done)
                 family.reached = max(family.reached, event.samples_done)
@@ -70,10 +73,14 @@ class ObservedJobs:
             job: as the view shows it.
         """
         family = self._family(job.family, job.job)
-        stated = None if job.stop_samples is None else float(job.stop_samples)
-        left = remaining_samples(job.samples_done, stated, family.finished, family.reached)
-        if stated is None and left <= 0:
-            left = float(job.epoch_samples or FIRST_STEPS * job.batch_size)
+        if job.stop_samples is not None:
+            stated = float(job.stop_samples)
+            left = remaining_samples(job.samples_done, stated, family.finished, family.reached)
+            return left / job.batch_size
+        done = job.samples_done
+        if done not in family.left:
+            family.left[done] = remaining_samples(done, None, family.finished, family.reached)
+        left = family.left[done] or float(job.epoch_samples or FIRST_STEPS * job.batch_size)
         return left / job.batch_size
 
     def length_known(self, job: JobView) -> bool:
