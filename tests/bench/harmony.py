@@ -5,7 +5,7 @@ six servers of two GPUs, six models, one to three workers and parameter servers)
 patterns of arrival, on the same jobs for all. All serve gangs in order of arrival, without
 backfill, so that they differ in places only. `jct_vs_NAME` is the geometric mean of the ratio of
 average completion times over patterns and seeds, `_low` and `_high` its 95% interval (Student's,
-of logarithms). `oracle` is `harmony` with the simulator's truth about neighbours. `drl_vs_lb` is
+of logarithms), `_pairwise` and `_class` the same under other rules of interference. `oracle` is `harmony` with the simulator's truth about neighbours. `drl_vs_lb` is
 the same of `harmony-drl` with the model that ships, over load balancing.
 """
 
@@ -43,6 +43,7 @@ from tests.bench import report
 
 SEEDS: Final = tuple(range(200, 212))  # nothing was trained on these, no constant chosen
 PATTERNS: Final = {"uniform": "uniform", "Poisson": "poisson", "bursty": "bursts"}
+RULES: Final = ("pairwise:0.3", "class:0.3")  # beside that of the testbed, `resources:0.3`
 LINE: Final = {"backfill": False}  # gangs in order of arrival, as `fifo` serves them
 
 
@@ -216,6 +217,15 @@ def main() -> None:
     jobs = changes.get("jobs", HARMONY.jobs)
     table(found, ROWS, f"{jobs} jobs on 6 servers of 2 GPUs, seeds {seeds[0]} to {seeds[-1]}")
     figures = figures_of(found, ROWS)
+    for rule in RULES:
+        few = [row for row in ROWS if row.key in {"lb", "tetris", "oracle"} or row.name == OURS]
+        found_too = simulated(few, seeds, {**changes, "interference": rule}, options.keep)
+        table(found_too, few, f"the same jobs where neighbours hurt as {rule} says")
+        kind = rule.partition(":")[0]
+        for row in few:
+            if row.key:
+                ours, theirs = averages(found_too, OURS), averages(found_too, row.name)
+                figures[f"jct_vs_{row.key}_{kind}"] = ratio(ours, theirs).mean
     report.table("harmony", ["figure", "value"], list(figures.items()))
     report.write(figures, options.json)
     if options.figure is not None:

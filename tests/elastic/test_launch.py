@@ -61,7 +61,7 @@ def test_a_script_runs_stand_alone_beside_a_file_that_is_called_elastic(tmp_path
     ("script", "code", "says"),
     [
         ("import sys; print(sys.argv[1:], __name__); sys.exit(3)", 3, ""),
-        ("raise SystemExit('no')", 1, "no\n"),
+        pytest.param("raise SystemExit('no')", 1, "no\n", marks=pytest.mark.slow),
         ("def f():\n    1 / 0\nf()", 1, "ZeroDivisionError: division by zero"),
     ],
 )

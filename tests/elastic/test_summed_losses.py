@@ -147,7 +147,10 @@ RIGHT: Final[dict[str, Loss]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", SUMS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=[pytest.mark.slow] if "compiled" in kind else []) for kind in SUMS],
+)
 def test_a_sum_over_the_batch_is_known_as_one(kind: str) -> None:
     assert how_summed(SUMS[kind](Batch()), SAMPLES, SCALE) is Summed.SURELY
 

@@ -242,7 +242,7 @@ def test_names_are_white_on_dark_bars_only() -> None:
 # --- drawn into a file
 
 
-@pytest.mark.parametrize("nodes", [0, 1, 64])
+@pytest.mark.parametrize("nodes", [0, 1, pytest.param(64, marks=pytest.mark.slow)])
 def test_a_png_is_drawn_however_many_slots_there_are(tmp_path: Path, nodes: int) -> None:
     pytest.importorskip("matplotlib")
     slots = [slot_id(NodeId(f"n{node}"), index) for node in range(nodes) for index in range(8)]

@@ -43,7 +43,16 @@ STEADY: dict[str, tuple[Sequence[SlotView], list[JobView], dict[str, Any]]] = {
 }
 
 
-@pytest.mark.parametrize(("slots", "jobs", "how"), STEADY.values(), ids=STEADY)
+DEAR = {"an idle slot that makes everybody slower", "an idle slot that any of them would like"}
+
+
+@pytest.mark.parametrize(
+    ("slots", "jobs", "how"),
+    [
+        pytest.param(*each, id=name, marks=[pytest.mark.slow] if name in DEAR else [])
+        for name, each in STEADY.items()
+    ],
+)
 def test_a_steady_cluster_comes_to_rest(
     slots: Sequence[SlotView], jobs: list[JobView], how: dict[str, Any]
 ) -> None:
