@@ -87,14 +87,19 @@ def fit_targets(partition: Partition, targets: Mapping[JobId, int]) -> dict[JobI
     left = partition.room - sum(targets.get(job.job, 0) for job in partition.leaving)
     for job in partition.running:
         have = len(job.running_on)
-        sizes[job.job] = min(have, targets.get(job.job, have))
+        sizes[job.job] = min(have, _within_batch(job, targets.get(job.job, have), partition))
         left -= sizes[job.job]
     for job in (*partition.running, *partition.waiting):
-        target = targets.get(job.job, 0)
-        if not job.running_on:  # its target may be the size of a group that it lost
-            target = min(target, max(job.least, useful_slots(job, partition)))
+        target = _within_batch(job, targets.get(job.job, 0), partition)
         further = target - sizes.get(job.job, 0)
         if 0 < further <= left:
             sizes[job.job] = target
             left -= further
     return {name: sizes[name] for name in partition.view.jobs if sizes.get(name)}
+
+
+def _within_batch(job: JobView, target: int, partition: Partition) -> int:
+    """A size that changes gives each slot a sample; that of a group that it lost may not."""
+    if target in {0, len(job.running_on)}:
+        return target
+    return min(target, max(job.least, useful_slots(job, partition)))

@@ -164,7 +164,7 @@ def node_loads(partition: Partition, placed: Mapping[JobId, Sequence[SlotId]]) -
         placed: slots of those `running` jobs that keep some. Who runs and is not `running` stays.
     """
     sizes = Counter(slot.node for slot in partition.view.slots)
-    loads = {node: NodeLoad(node, sizes[node], list(free)) for node, free in partition.free.items()}
+    loads = {node: NodeLoad(node, sizes[node], free) for node, free in partition.free.items()}
     may_move = {job.job for job in partition.running}
     for name, job in partition.view.jobs.items():
         stays = placed.get(name, ()) if name in may_move else job.running_on

@@ -370,8 +370,8 @@ def test_whatever_happens_in_whichever_phase_nobody_waits_for_ever(
             fault(full, which)
     full.settle()
 
-    for _ in range(2 * len(before) + 3):
-        full.later(600.0)
+    for _ in range(2 * (2 * len(before) + 3)):
+        full.later(300.0)
         full.settle()
         full.plan(after)
         full.settle()

@@ -72,7 +72,7 @@ class InterferenceRooms:
             placed: slots of those `running` jobs that keep some; others that run stay.
             shares: of speeds.
         """
-        self._free = {node: list(slots) for node, slots in partition.free.items()}
+        self._free = partition.free  # used up
         self._shares = shares
         self._where = Occupancy.of(partition.view)
         for job in partition.running:
