@@ -83,7 +83,7 @@ class Drl(ImmediatePolicy):
             self._beyond = beyond(self._trained_on, len(view.slots))
             self._decide(partition)
             self._rounds.begin(now)
-        sizes = fit_targets(partition, self._targets)
+        sizes = fit_targets(partition, self._targets, fixed_batches=True)
         placed = self._placer.place(partition, sizes)
         more_to_do = self._changed or self._decided_for != view.jobs.keys()
         return compose_plan(

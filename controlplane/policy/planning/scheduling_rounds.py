@@ -70,7 +70,9 @@ def reschedulable(partition: Partition) -> list[JobView]:
     return [job for name, job in partition.view.jobs.items() if name in names]
 
 
-def fit_targets(partition: Partition, targets: Mapping[JobId, int]) -> dict[JobId, int]:
+def fit_targets(
+    partition: Partition, targets: Mapping[JobId, int], *, fixed_batches: bool = False
+) -> dict[JobId, int]:
     """The targets of jobs that may change now, as far as there is room; in the view's order.
 
     Who shrinks does so at once; who grows or starts does it when all of it fits. A running job
@@ -79,18 +81,26 @@ def fit_targets(partition: Partition, targets: Mapping[JobId, int]) -> dict[JobI
     Args:
         partition: what of the view can be given out.
         targets: slots of each job in the last round.
+        fixed_batches: jobs keep their user's batch, so that a size which changes is no larger.
 
     Returns:
         Slots of each job that runs.
     """
+    if fixed_batches:
+        jobs = partition.view.jobs
+        targets = {
+            name: _within_batch(jobs[name], target, partition)
+            for name, target in targets.items()
+            if name in jobs
+        }
     sizes: dict[JobId, int] = {}
     left = partition.room - sum(targets.get(job.job, 0) for job in partition.leaving)
     for job in partition.running:
         have = len(job.running_on)
-        sizes[job.job] = min(have, _within_batch(job, targets.get(job.job, have), partition))
+        sizes[job.job] = min(have, targets.get(job.job, have))
         left -= sizes[job.job]
     for job in (*partition.running, *partition.waiting):
-        target = _within_batch(job, targets.get(job.job, 0), partition)
+        target = targets.get(job.job, 0)
         further = target - sizes.get(job.job, 0)
         if 0 < further <= left:
             sizes[job.job] = target

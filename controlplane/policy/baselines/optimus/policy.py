@@ -92,7 +92,7 @@ class Optimus(ImmediatePolicy):
                 reschedulable(partition), partition, self._lengths, self.options.most
             )
             self._rounds.begin(now)
-        sizes = fit_targets(partition, self._targets)
+        sizes = fit_targets(partition, self._targets, fixed_batches=True)
         ascending = sorted(sizes.items(), key=lambda entry: entry[1])
         placed = self._placer.place(partition, dict(ascending))
         return compose_plan(

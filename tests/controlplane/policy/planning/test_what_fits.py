@@ -18,7 +18,8 @@ SLOTS = [slot_view(slot_id(NodeId("n1"), at)) for at in range(4)]
 def test_a_job_that_lost_its_group_starts_on_no_more_slots_than_have_a_sample_each() -> None:
     waits = job_view(A, slots=(1, 4), batch_size=2)
 
-    assert fit_targets(partition_of(cluster_view(*SLOTS, waits), Seconds(0.0)), {A: 4}) == {A: 2}
+    partition = partition_of(cluster_view(*SLOTS, waits), Seconds(0.0))
+    assert fit_targets(partition, {A: 4}, fixed_batches=True) == {A: 2}
 
 
 def test_who_grows_does_it_when_all_of_it_fits() -> None:
@@ -36,8 +37,9 @@ def test_who_shrinks_has_a_sample_for_each_slot_that_it_keeps() -> None:
     runs = job_view(A, slots=(1, 4), batch_size=2, running_on=had)
     partition = partition_of(cluster_view(*SLOTS, runs), Seconds(0.0))
 
-    assert fit_targets(partition, {A: 3}) == {A: 2}
-    assert fit_targets(partition, {A: 4}) == {A: 4}
+    assert fit_targets(partition, {A: 3}, fixed_batches=True) == {A: 2}
+    assert fit_targets(partition, {A: 4}, fixed_batches=True) == {A: 4}
+    assert fit_targets(partition, {A: 3}) == {A: 3}
 
 
 @pytest.mark.parametrize("name", get_args(PlacerName))
