@@ -8,6 +8,9 @@ from typing import Final, Literal
 
 import msgspec
 
+from schemas.errors import SettingsError
+from schemas.sweeps import SweepSpec, check_sweep
+
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 STATES: Final = (
@@ -23,6 +26,7 @@ STATES: Final = (
 )
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
 MAX_BATCH: Final = 2**40  # samples
+SWEEP_SCRIPT: Final = "sweep"  # of a job that is one
 KEEP: Final = "keep"  # of `max_batch_size`: the batch of the job file
 AUTO: Final = "auto"  # the same: the cluster chooses
 MAX_ARGS: Final = 4096
@@ -110,6 +114,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     seed: int | msgspec.UnsetType = msgspec.UNSET  # left out: the script's own
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # of its end; for policies that admit jobs
     env: dict[str, str] = msgspec.field(default_factory=dict)
+    sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # it trains many models, and no group
 
     @property
     def batch_limit(self) -> int:
@@ -145,6 +150,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         return None if self.seed is msgspec.UNSET else self.seed
 
     @property
+    def stated_sweep(self) -> SweepSpec | None:
+        """The sweep that it is; None: an ordinary job."""
+        return None if self.sweep is msgspec.UNSET else self.sweep
+
+    @property
     def stated_utility(self) -> Utility | None:
         """What its end is worth, if the user said so."""
         return None if self.utility is msgspec.UNSET else self.utility
@@ -170,7 +180,8 @@ def problems(spec: JobSpec) -> tuple[Problem, ...]:
         In the order of the fields; each names a field, what is wrong and the remedy.
     """
     shape = (*_text(spec), *_batches(spec), *_slots(spec), *_priority(spec))
-    return (*shape, *_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
+    rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
+    return (*shape, *rest, *_sweep(spec.stated_sweep))
 
 
 def _text(spec: JobSpec) -> list[Problem]:
@@ -260,6 +271,16 @@ def _slots(spec: JobSpec) -> list[Problem]:
     if not least <= spec.wanted <= most:
         what = f"slots_wanted {spec.wanted} is outside slots [{least}, {most}]"
         return [Problem("slots_wanted", what, "choose a number within slots")]
+    return []
+
+
+def _sweep(sweep: SweepSpec | None) -> list[Problem]:
+    if sweep is None:
+        return []
+    try:
+        check_sweep(sweep)
+    except SettingsError as error:
+        return [Problem(f"sweep.{error.field}", error.message, error.hint)]
     return []
 
 

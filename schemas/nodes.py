@@ -27,3 +27,4 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_bytes: int
     release: str  # of the agent's software
+    states_port: int = 0  # where it serves states of sweeps; 0: an older agent serves none

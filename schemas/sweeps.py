@@ -146,6 +146,52 @@ class SearchSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     seed: int = 0
 
 
+class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A sweep, as a part of its job: what is searched, and what trains.
+
+    Functions are named by module path, `module:function` in the job's working directory.
+    """
+
+    search: SearchSpec
+    input_fn: str  # the data of one partition
+    model_fn: str  # what is trained, from the values of a configuration
+    train_fn: str  # one pass over a partition
+    eval_fn: str | None = None  # metrics of a model, at the end of each epoch
+    partitions: int  # of the data
+    replicas: int = 1  # nodes that hold each partition; more: every node
+    keep: int = 1  # best configurations whose states stay when the sweep is over
+
+
+FUNCTION_PATH: Final = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}")
+MAX_REPLICAS: Final = 1024
+
+
+def check_sweep(spec: SweepSpec) -> None:
+    """Refuse what no sweep can do.
+
+    Args:
+        spec: as its user wrote it.
+
+    Raises:
+        SettingsError: names the field and the remedy.
+    """
+    check_search(spec.search)
+    for field in ("input_fn", "model_fn", "train_fn", "eval_fn"):
+        path = getattr(spec, field)
+        if path is not None and not FUNCTION_PATH.fullmatch(path):
+            what = f"{field} = {path[:120]!r} is no module:function"
+            raise SettingsError(what, "such as 'data:load'", field)
+    for field, least, most in (
+        ("partitions", 1, MAX_PARTITIONS),
+        ("replicas", 1, MAX_REPLICAS),
+        ("keep", 0, MAX_CONFIGURATIONS),
+    ):
+        value = getattr(spec, field)
+        if not least <= value <= most:
+            what = f"{field} = {value} is outside {least} to {most}"
+            raise SettingsError(what, "choose one inside", field)
+
+
 def check_search(spec: SearchSpec) -> None:
     """Refuse what no sweep can do.
 

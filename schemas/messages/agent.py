@@ -6,6 +6,7 @@ from schemas.groups import Group, Member
 from schemas.ids import BootId, JobId, NodeId, Rank, Term, Version
 from schemas.jobs import JobSpec
 from schemas.messages import Message, files
+from schemas.messages.hopping import StateCopied, StateNotCopied, SweepDelta, SweepDeltaAcked
 from schemas.nodes import NodeSpec
 
 PREPARE, SWITCH, SETTLED, ABANDONED = 1, 2, 3, 3  # stages of one version; they only grow
@@ -124,6 +125,41 @@ class TrainingFinished(ScriptReport, tag="worker.training_finished.1"):
     why: str
 
 
+class HopperOpened(ScriptReport, tag="hopper.opened.1"):
+    """The worker takes units of its sweep, and hands on states that it has in memory."""
+
+    address: str  # HOST:PORT
+
+
+class UnitBegun(ScriptReport, tag="hopper.unit_begun.1"):
+    """Data and state are there, user code runs."""
+
+    attempt: int
+    samples: int  # of the partition; the same on every node
+    waited_s: float  # for the state
+    staged_s: float  # for the data; 0: the node had it
+
+
+class UnitEnded(ScriptReport, tag="hopper.unit_ended.1"):
+    """The unit's state is on the node's disk, fsynced."""
+
+    attempt: int
+    metrics: dict[str, float]  # means over the partition's samples
+    samples: int
+    seconds: float  # of user code
+    scores: dict[str, float]  # of the evaluation
+    digest: str  # SHA-256 of the state's frames
+    size: int  # of it, bytes
+
+
+class UnitFailed(ScriptReport, tag="hopper.unit_failed.1"):
+    """The unit came to nothing; the worker takes the next."""
+
+    attempt: int
+    why: str
+    fault: str  # trial, state or data
+
+
 class ScriptFailed(ScriptReport, tag="worker.script_failed.1"):
     """The script raised; the process is about to exit."""
 
@@ -182,10 +218,16 @@ AgentEvent = (
     | Suspended
     | EpochReported
     | TrainingFinished
+    | HopperOpened
+    | UnitBegun
+    | UnitEnded
+    | UnitFailed
     | ScriptFailed
     | WorkerExited
     | WorkerRefused
     | JobCleared
+    | StateCopied
+    | StateNotCopied
 )
 
 
@@ -327,9 +369,16 @@ class DeltaAcked(Message, tag="agent.delta_acked.1"):
     applied: bool  # False: the delta was older than what is held, and refused
 
 
-FromAgent = Hello | Heartbeat | Resent | DeltaAcked
+FromAgent = Hello | Heartbeat | Resent | DeltaAcked | SweepDeltaAcked
 ToSession = (
-    Welcome | Refused | HeartbeatAck | HelloRequest | EventsCommitted | ResendEvents | GroupDelta
+    Welcome
+    | Refused
+    | HeartbeatAck
+    | HelloRequest
+    | EventsCommitted
+    | ResendEvents
+    | GroupDelta
+    | SweepDelta
 )
 ToAgent = ToSession | files.ToNode
 Published = Numbered | Telemetry

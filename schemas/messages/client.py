@@ -5,7 +5,7 @@ Frames of a request: [correlation id (1 to 32 bytes), message]; the reply repeat
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -14,6 +14,7 @@ from schemas.jobs import JobSpec
 from schemas.messages import Message
 from schemas.messages.feed import Detail, FeedEvent
 from schemas.messages.logs import LogPage, Position, ReadLog
+from schemas.sweeps import SweepSpec, Value
 
 # --- requests
 
@@ -106,6 +107,33 @@ class GetSearch(Message, tag="client.get_search.1"):
 
 class ListNodes(Message, tag="client.list_nodes.1"):
     """All nodes that ever joined."""
+
+
+class GetSweep(Message, tag="client.get_sweep.1"):
+    """How a sweep stands, trial by trial."""
+
+    job: JobId
+    from_trial: int = 0  # a page; the reply says how many there are
+    limit: int = 500
+
+
+class ChangeSweep(Message, tag="client.change_sweep.1"):
+    """Change one trial of a sweep, or add one. The same key a second time does nothing."""
+
+    job: JobId
+    change: Literal["add", "stop", "pause", "resume", "delete"]
+    trial: int | None = None  # all but add
+    values: dict[str, Value] = msgspec.field(default_factory=dict)  # add: beside a parent's own
+    parent: int | None = None  # add: goes on from this trial's state
+    key: str = ""
+
+
+class GetLedger(Message, tag="client.get_ledger.1"):
+    """The units of a sweep that count, in the order in which they ended."""
+
+    job: JobId
+    from_unit: int = 0
+    limit: int = 2000
 
 
 class ReadEvents(Message, tag="client.read_events.1"):
@@ -328,6 +356,79 @@ class SearchInfo(Message, tag="client.search_info.1"):
     diversity: float = 0.0  # mean share of jobs in which two candidates differ, 0 to 1
 
 
+class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration of a sweep."""
+
+    number: int
+    values: dict[str, Value]
+    state: str  # waiting, training, paused, granted (its rung is over), done, stopped, failed
+    why: str = ""
+    parent: int | None = None
+    epochs: int = 0  # finished, its parent's too
+    granted: int = 0  # that it may train to now
+    began_at: int = 0  # epochs of its parent that it began with
+    partition: int | None = None  # that it visits now
+    slot: SlotId | None = None  # where
+    left: int = 0  # partitions of this epoch that it has still to visit
+    metrics: tuple[dict[str, float], ...] = ()  # of its own epochs, the first one first
+    ended_at: tuple[Seconds, ...] = ()  # of these epochs
+    state_bytes: int = 0  # of its newest state; 0: not known yet
+
+
+class SweepDetail(Message, tag="client.sweep_detail.1"):
+    """Answer to GetSweep."""
+
+    summary: JobSummary
+    spec: SweepSpec
+    trials: tuple[TrialInfo, ...]  # a page
+    trials_in_all: int
+    best: int | None = None  # trial
+    best_score: float | None = None  # as it was reported: the largest, or the smallest for min
+    units_done: int = 0
+    units_again: int = 0  # done a second time, because a worker or its states were lost
+    units_left: int = 0  # to what is granted now, and what the searcher will surely grant
+    unit_s: float | None = None  # mean of late
+    expected_end: Seconds | None = None
+    hopped_bytes: int = 0  # states that came from another process or node
+    waited_s: float = 0.0  # for them, over all units
+    trained_s: float = 0.0  # over all units
+
+
+class SweepChanged(Message, tag="client.sweep_changed.1"):
+    """Answer to ChangeSweep: it is durable."""
+
+    job: JobId
+    trial: int
+    state: str
+
+
+class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+    """A unit that counts."""
+
+    trial: int  # whose training it is of
+    by: int  # whose values and randomness it had: the trial's own, or a parent's
+    version: int  # of the state that it left: units of the trial so far
+    epoch: int
+    partition: int
+    digest: str  # SHA-256 of that state
+    node: NodeId
+    slot: SlotId
+    ended: Seconds
+    seconds: float
+    metrics: dict[str, float]
+    samples: int
+
+
+class Ledger(Message, tag="client.ledger.1"):
+    """Answer to GetLedger."""
+
+    job: JobId
+    spec: SweepSpec
+    snapshot: str
+    units: tuple[LedgerUnit, ...]  # a page
+    units_in_all: int
+
+
 class NodeInfo(Message, tag="client.node_info.1"):
     """A line of `ones node list`."""
 
@@ -380,6 +481,9 @@ Request = (
     | ExplainJob
     | GetSearch
     | ListNodes
+    | GetSweep
+    | ChangeSweep
+    | GetLedger
     | ReadEvents
     | ReadLog
 )
@@ -392,6 +496,9 @@ Reply = (
     | JobDetail
     | Explanation
     | SearchInfo
+    | SweepDetail
+    | SweepChanged
+    | Ledger
     | Nodes
     | EventsPage
     | LogPage

@@ -11,6 +11,7 @@ from schemas.messages.agent import (
     EpochReported,
     GroupBroken,
     GroupFormed,
+    HopperOpened,
     JoinFailed,
     Quiesced,
     ScriptFailed,
@@ -19,8 +20,12 @@ from schemas.messages.agent import (
     StoreOpened,
     Suspended,
     TrainingFinished,
+    UnitBegun,
+    UnitEnded,
+    UnitFailed,
     WorkerReady,
 )
+from schemas.messages.hopping import UnitTask
 
 
 class Assignment(Message, tag="worker.assignment.3"):
@@ -125,7 +130,7 @@ class ProcessMark(Message, tag="worker.process_mark.1"):
 
 
 FromWorker = WorkerHello | Reported | StepsReported
-ToWorker = GroupOrder | SlotGranted
+ToWorker = GroupOrder | SlotGranted | UnitTask
 Report = (
     WorkerReady
     | SlotAwaited
@@ -137,6 +142,10 @@ Report = (
     | Suspended
     | EpochReported
     | TrainingFinished
+    | HopperOpened
+    | UnitBegun
+    | UnitEnded
+    | UnitFailed
     | ScriptFailed
 )
 FromZygote = Forked | ForkFailed | ZygoteReady
