@@ -226,8 +226,10 @@ class Agent:
                     self._publish(encode(numbered))
                 case SayHello():
                     self._orders.send(encode(self._hello()))
-                case Apply(delta=delta):
+                case Apply(delta=GroupDelta() as delta):
                     self._handle(Desired(delta))
+                case Apply(delta=delta):
+                    log.error("this agent runs no sweeps: update it", job=delta.job)
                 case Welcomed(welcome=welcome):
                     self._welcomed(welcome)
                 case Rejected(refused=refused):

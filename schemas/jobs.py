@@ -181,7 +181,7 @@ def problems(spec: JobSpec) -> tuple[Problem, ...]:
     """
     shape = (*_text(spec), *_batches(spec), *_slots(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
-    return (*shape, *rest, *_sweep(spec.stated_sweep))
+    return (*shape, *rest, *_sweep(spec))
 
 
 def _text(spec: JobSpec) -> list[Problem]:
@@ -274,14 +274,36 @@ def _slots(spec: JobSpec) -> list[Problem]:
     return []
 
 
-def _sweep(sweep: SweepSpec | None) -> list[Problem]:
+def _sweep(spec: JobSpec) -> list[Problem]:
+    """A sweep is a job whose workers train models of their own: no group, no batch, no script."""
+    sweep = spec.stated_sweep
     if sweep is None:
         return []
+    found = []
+    if spec.script != SWEEP_SCRIPT:
+        remedy = f"name its functions in [sweep], and give script = {SWEEP_SCRIPT!r}"
+        found.append(Problem("script", "a sweep has no script", remedy))
+    most = spec.slots[1]
+    if spec.batch_size != most or spec.batch_limit != most or spec.batch_limit_is_left_open:
+        what = f"a sweep has no batch of its own: it counts as its most slots, {most}"
+        remedy = f"give batch_size = {most} and max_batch_size = {KEEP!r}"
+        found.append(Problem("batch_size", what, remedy))
+    for field, given, remedy in (
+        ("args", bool(spec.args), "give what varies in sweep.search.space, the rest in env"),
+        ("lr", spec.lr is not None, "make it a value of sweep.search.space"),
+        ("record_samples", spec.record_samples, "`ones sweep manifest` has what each model saw"),
+        ("stop", spec.stop is not None, "give sweep.search.epochs"),
+        ("seed", spec.stated_seed is not None, "give sweep.search.seed"),
+        ("utility", spec.stated_utility is not None, "give priority"),
+    ):
+        if given:
+            found.append(Problem(field, "means nothing to a sweep", f"{remedy}, and leave it out"))
     try:
         check_sweep(sweep)
     except SettingsError as error:
-        return [Problem(f"sweep.{error.field}", error.message, error.hint)]
-    return []
+        inside = "" if error.field in SweepSpec.__struct_fields__ else "search."
+        found.append(Problem(f"sweep.{inside}{error.field}", error.message, error.hint))
+    return found
 
 
 def _run(spec: JobSpec) -> list[Problem]:

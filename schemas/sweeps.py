@@ -14,6 +14,8 @@ from schemas.errors import SettingsError
 Value = str | int | float | bool
 Values = Mapping[str, Value]
 
+VisitOrder = Literal["greedy", "rollouts", "random"]
+
 MAX_CONFIGURATIONS: Final = 10_000
 MAX_EPOCHS: Final = 1_000_000
 MAX_PARTITIONS: Final = 4096
@@ -160,6 +162,8 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     partitions: int  # of the data
     replicas: int = 1  # nodes that hold each partition; more: every node
     keep: int = 1  # best configurations whose states stay when the sweep is over
+    # Who visits what next: the most loaded; that, chosen by 20 plays; by chance (Cerebro).
+    order: VisitOrder = "greedy"
 
 
 FUNCTION_PATH: Final = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}")

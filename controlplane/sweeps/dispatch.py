@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Final
 
 from controlplane.sweeps.hopping.problem import HopProblem, Model, Slot, Unit, Visit, partitions
-from controlplane.sweeps.hopping.progress import Progress
 from controlplane.sweeps.orders import Attempt, RunUnit, StateName
 from controlplane.sweeps.sweep_state import Lease, SweepState
+from controlplane.sweeps.visit_order import visit_order
 from schemas.ids import NodeId, Seconds, WorkerId
 
 PATIENCE: Final = 5.0  # times the expected seconds of a unit
@@ -29,7 +29,7 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
     problem = hop_problem(state, workers, numbers, now)
     return [
         _lease(state, numbers[visit.model], visit.partition, workers[visit.slot], now)
-        for visit in Progress(problem).begin_units()
+        for visit in visit_order(state, problem, numbers, workers).begin_units()
     ]
 
 

@@ -26,7 +26,7 @@ from controlplane.sweeps.searchers.search import next_decisions
 from controlplane.sweeps.sweep_state import Place, SweepState
 from controlplane.sweeps.trials import Add, Decision, Stop, apply, failed, with_score
 from schemas.ids import NodeId, Seconds, WorkerId
-from schemas.sweeps import SearchSpec, Values
+from schemas.sweeps import SearchSpec, Values, VisitOrder
 
 Fault = Literal["trial", "state", "data"]
 HANGS: Final = 2  # units of a trial that were given up, before it fails
@@ -35,15 +35,18 @@ HANGS: Final = 2  # units of a trial that were given up, before it fails
 class Sweep:
     """One sweep; its workers and nodes come, go and are lost while it runs."""
 
-    def __init__(self, spec: SearchSpec, partitions: int, keep: int = 1) -> None:
+    def __init__(
+        self, spec: SearchSpec, partitions: int, keep: int = 1, order: VisitOrder = "greedy"
+    ) -> None:
         """Nothing has begun.
 
         Args:
             spec: checked.
             partitions: of the data.
             keep: best trials whose states are kept.
+            order: who visits which partition next.
         """
-        self.state = SweepState(spec, partitions, keep)
+        self.state = SweepState(spec, partitions, keep, order)
 
     @property
     def over(self) -> bool:

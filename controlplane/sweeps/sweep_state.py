@@ -9,7 +9,7 @@ from controlplane.sweeps.orders import Attempt, RunUnit, StateName, StopUnit
 from controlplane.sweeps.trials import Trial
 from controlplane.sweeps.unit_times import UnitTimes
 from schemas.ids import NodeId, Seconds, WorkerId
-from schemas.sweeps import SearchSpec
+from schemas.sweeps import SearchSpec, VisitOrder
 
 
 @dataclass(slots=True)
@@ -30,6 +30,16 @@ class Lease:
     began: Seconds
 
 
+@dataclass(frozen=True, slots=True)
+class ChosenWeights:
+    """Weights of trials and workers in the order of visits, as plays chose them."""
+
+    attempts: int  # units begun when they were chosen
+    models: dict[int, float]  # of trials
+    slots: dict[WorkerId, float]
+    visits: float
+
+
 @dataclass(slots=True)
 class SweepState:
     """The state of one sweep; changed by `sweep.Sweep` alone."""
@@ -37,6 +47,7 @@ class SweepState:
     spec: SearchSpec
     partitions: int
     keep: int = 1  # best trials whose states are kept
+    order: VisitOrder = "greedy"
     trials: list[Trial] = field(default_factory=list)
     models: list[ModelState] = field(default_factory=list)
     paused: set[int] = field(default_factory=set)
@@ -48,6 +59,7 @@ class SweepState:
     times: UnitTimes = field(default_factory=UnitTimes)
     hangs: dict[int, int] = field(default_factory=dict)
     attempts: int = 0
+    weights: ChosenWeights | None = None  # of the order `rollouts`
 
     def give_up(self, attempt: Attempt | None) -> list[StopUnit]:
         """The unit counts no more, whatever becomes of it.

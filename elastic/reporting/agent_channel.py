@@ -17,6 +17,7 @@ from schemas.codec import TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.link import ThreadDealer
 from schemas.messages.agent import ScriptReport, StepsReported
+from schemas.messages.hopping import UnitTask
 from schemas.messages.worker import (
     Assignment,
     GroupOrder,
@@ -103,7 +104,8 @@ class Channel:
             order = TO_WORKER.decode(data)
         except OnesError:
             return
-        self._hear(order)
+        if not isinstance(order, UnitTask):  # a job's worker has no units
+            self._hear(order)
 
     def _who(self) -> dict[str, Any]:
         a = self._assignment

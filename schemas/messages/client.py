@@ -402,7 +402,7 @@ class SweepChanged(Message, tag="client.sweep_changed.1"):
     state: str
 
 
-class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True, array_like=True):
+class LedgerUnit(msgspec.Struct, frozen=True, kw_only=True):
     """A unit that counts."""
 
     trial: int  # whose training it is of

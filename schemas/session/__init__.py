@@ -2,7 +2,8 @@
 
 What goes in: decoded messages, ticks of a clock, things to say. What comes out: values that say
 what to send, publish or take in. Events up are numbered per (node, boot) and delivered once and in
-order; deltas down are ordered by (term, version, stage) and delivered at least once, applied once.
+order; deltas down are ordered by (term, version, stage), those of sweeps in a lane of their own by
+(term, revision), and delivered at least once, applied once.
 Nothing here knows a socket, a clock or a thread.
 """
 
@@ -26,7 +27,13 @@ from schemas.session.controller_session import (
     Deliver,
     ToNode,
 )
-from schemas.session.delivery_rules import Order, SessionTimings, order_of
+from schemas.session.delivery_rules import (
+    Order,
+    SessionTimings,
+    SweepOrder,
+    order_of,
+    sweep_order_of,
+)
 
 __all__ = [
     "MAX_HELD",
@@ -44,8 +51,10 @@ __all__ = [
     "Rejected",
     "SayHello",
     "SessionTimings",
+    "SweepOrder",
     "ToController",
     "ToNode",
     "Welcomed",
     "order_of",
+    "sweep_order_of",
 ]

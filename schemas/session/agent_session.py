@@ -22,7 +22,14 @@ from schemas.messages.agent import (
     ToSession,
     Welcome,
 )
-from schemas.session.delivery_rules import Order, SessionTimings, order_of
+from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
+from schemas.session.delivery_rules import (
+    Order,
+    SessionTimings,
+    SweepOrder,
+    order_of,
+    sweep_order_of,
+)
 
 MAX_RESENT: Final = 256  # events in one Resent
 SPOOL_FULL: Final = 20_000  # events; beyond it an agent stops reading its workers' reports
@@ -49,9 +56,9 @@ class SayHello:
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Make this the desired state of its job on this node."""
+    """Make this the desired state of its job, or of its sweep, on this node."""
 
-    delta: GroupDelta
+    delta: GroupDelta | SweepDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +90,7 @@ class AgentSession:
     spool: list[Numbered] = field(default_factory=list)
     sent: int = 0  # highest seq given out
     held: dict[JobId, Order] = field(default_factory=dict)
+    held_sweeps: dict[JobId, SweepOrder] = field(default_factory=dict)
     _last_heard: Seconds = Seconds(0.0)
     _last_said: Seconds = Seconds(-1e9)
 
@@ -144,6 +152,8 @@ class AgentSession:
                 return self._resend(first) if boot == self.boot else []
             case GroupDelta():
                 return self._delta(message)
+            case SweepDelta():
+                return self._sweep_delta(message)
 
     def _welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
         if message.term < self.term or message.boot != self.boot:
@@ -190,10 +200,23 @@ class AgentSession:
         applied: list[AgentOutput] = [Apply(delta)] if order > newest else []
         return [*applied, ToController(ack)]
 
+    def _sweep_delta(self, delta: SweepDelta) -> list[AgentOutput]:
+        newest = self.held_sweeps.get(delta.job, (0, 0))
+        order = sweep_order_of(delta)
+        if order < newest or delta.term < self.term:
+            term, revision = max(newest, (self.term, 0))
+            held = SweepDeltaAcked(job=delta.job, term=Term(term), revision=revision)
+            return [ToController(held)]
+        self.held_sweeps[delta.job], self.term = order, delta.term
+        ack = SweepDeltaAcked(job=delta.job, term=delta.term, revision=delta.revision)
+        applied: list[AgentOutput] = [Apply(delta)] if order > newest else []
+        return [*applied, ToController(ack)]
+
     def forget_job(self, job: JobId) -> None:
-        """Drop the fence of a job of which nothing is left on this node.
+        """Drop the fences of a job of which nothing is left on this node.
 
         Args:
             job: its name; one that is not held is passed over.
         """
         self.held.pop(job, None)
+        self.held_sweeps.pop(job, None)

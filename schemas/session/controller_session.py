@@ -22,7 +22,8 @@ from schemas.messages.agent import (
     ToSession,
     Welcome,
 )
-from schemas.session.delivery_rules import SessionTimings, order_of
+from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
+from schemas.session.delivery_rules import SessionTimings, order_of, sweep_order_of
 
 MAX_HELD: Final = 4096  # events that arrived too early and wait for a gap to close
 
@@ -64,6 +65,7 @@ class ControllerSession:
     received: int = 0  # delivered through this seq
     durable: int = 0  # committed through this seq
     outstanding: dict[JobId, tuple[GroupDelta, Seconds]] = field(default_factory=dict)
+    outstanding_sweeps: dict[JobId, tuple[SweepDelta, Seconds]] = field(default_factory=dict)
     last_heard: Seconds = Seconds(0.0)
     _early: dict[int, Numbered] = field(default_factory=dict)
     _asked_at: Seconds = Seconds(-1e9)
@@ -92,6 +94,7 @@ class ControllerSession:
         self.last_heard = now
         self._asked_at = now
         self.outstanding.clear()
+        self.outstanding_sweeps.clear()
         welcome = Welcome(
             session=self.session,
             boot=hello.boot,
@@ -103,7 +106,7 @@ class ControllerSession:
         return [ToNode(welcome)]
 
     def receive(
-        self, message: Heartbeat | Resent | DeltaAcked, now: Seconds
+        self, message: Heartbeat | Resent | DeltaAcked | SweepDeltaAcked, now: Seconds
     ) -> list[ControllerOutput]:
         """Take in what came over the ROUTER.
 
@@ -120,6 +123,11 @@ class ControllerSession:
                 waiting = self.outstanding.get(message.job)
                 if waiting and order_of(message) >= order_of(waiting[0]):
                     del self.outstanding[message.job]
+                return []
+            case SweepDeltaAcked():
+                ordered = self.outstanding_sweeps.get(message.job)
+                if ordered and sweep_order_of(message) >= sweep_order_of(ordered[0]):
+                    del self.outstanding_sweeps[message.job]
                 return []
 
     def published(self, events: Iterable[Numbered], now: Seconds) -> list[ControllerOutput]:
@@ -153,11 +161,11 @@ class ControllerSession:
         self.durable = through
         return [ToNode(EventsCommitted(boot=self.boot, through=through))]
 
-    def order(self, delta: GroupDelta, now: Seconds) -> list[ControllerOutput]:
-        """Send `delta` until it is acknowledged; only the newest of a job is repeated.
+    def order(self, delta: GroupDelta | SweepDelta, now: Seconds) -> list[ControllerOutput]:
+        """Send `delta` until it is acknowledged; only the newest of a job or sweep is repeated.
 
         Args:
-            delta: what the node should run of one job.
+            delta: what the node should run of one job, or of one sweep.
             now: seconds of a monotonic clock.
 
         Returns:
@@ -165,7 +173,10 @@ class ControllerSession:
         """
         if self.session is None:
             return []
-        self.outstanding[delta.job] = (delta, now)
+        if isinstance(delta, SweepDelta):
+            self.outstanding_sweeps[delta.job] = (delta, now)
+        else:
+            self.outstanding[delta.job] = (delta, now)
         return [ToNode(delta)]
 
     def tick(self, now: Seconds) -> list[ControllerOutput]:
@@ -174,11 +185,11 @@ class ControllerSession:
         Args:
             now: seconds of a monotonic clock.
         """
-        overdue = [
-            delta
-            for delta, said in self.outstanding.values()
-            if now - said >= self.timings.retry_s and self.session is not None
-        ]
+        ordered: list[tuple[GroupDelta | SweepDelta, Seconds]] = []
+        if self.session is not None:
+            ordered += self.outstanding.values()
+            ordered += self.outstanding_sweeps.values()
+        overdue = [delta for delta, said in ordered if now - said >= self.timings.retry_s]
         outputs: list[ControllerOutput] = []
         for delta in overdue:
             outputs.extend(self.order(delta, now))

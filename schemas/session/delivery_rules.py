@@ -8,8 +8,10 @@ from schemas.messages.agent import (
     DeltaAcked,
     GroupDelta,
 )
+from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
 
 Order = tuple[int, int, int]  # (term, version, stage)
+SweepOrder = tuple[int, int]  # (term, revision)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,3 +34,15 @@ def order_of(delta: GroupDelta | DeltaAcked) -> Order:
         (term, version, stage), to be compared as a tuple.
     """
     return (delta.term, delta.version, delta.stage)
+
+
+def sweep_order_of(delta: SweepDelta | SweepDeltaAcked) -> SweepOrder:
+    """What makes one delta of a sweep newer than another.
+
+    Args:
+        delta: what was sent, or what was acknowledged.
+
+    Returns:
+        (term, revision), to be compared as a tuple.
+    """
+    return (delta.term, delta.revision)

@@ -17,7 +17,17 @@ from schemas.jobs import (
     not_python,
     problems,
 )
+from schemas.sweeps import RandomSearch, SearchSpec, SweepSpec, log_uniform
 
+SWEEP = SweepSpec(
+    search=SearchSpec(
+        space={"lr": log_uniform(1e-4, 0.1)}, searcher=RandomSearch(8), epochs=3, metric="accuracy"
+    ),
+    input_fn="data:load",
+    model_fn="models:build",
+    train_fn="models:train",
+    partitions=4,
+)
 FORMS = "give one of epochs, samples, metric with at_least, metric with plateau"
 
 
@@ -464,3 +474,65 @@ def test_a_priority_that_is_no_weight_is_refused(priority: float) -> None:
 @pytest.mark.parametrize("priority", [0.01, 1.0, 100.0])
 def test_a_priority_within_its_range_is_accepted(priority: float) -> None:
     assert problems(spec(priority=priority)) == ()
+
+
+# --- sweeps
+
+
+def sweep(**changes: Any) -> JobSpec:
+    """The smallest sweep, with changes."""
+    smallest: dict[str, Any] = {
+        "script": "sweep",
+        "slots": (1, 4),
+        "batch_size": 4,
+        "max_batch_size": "keep",
+        "sweep": SWEEP,
+    }
+    return spec(**smallest | changes)
+
+
+def test_a_sweep_has_no_problems() -> None:
+    assert problems(sweep()) == ()
+    assert problems(sweep(max_batch_size=4, retries=2, priority=3.0, env={"A": "1"})) == ()
+
+
+def test_a_sweep_has_neither_script_nor_batch_of_its_own() -> None:
+    batch = "a sweep has no batch of its own: it counts as its most slots, 4"
+    remedy = "give batch_size = 4 and max_batch_size = 'keep'"
+
+    assert problems(sweep(script="train.py", batch_size=32)) == (
+        Problem(
+            "script",
+            "a sweep has no script",
+            "name its functions in [sweep], and give script = 'sweep'",
+        ),
+        Problem("batch_size", batch, remedy),
+    )
+    assert problems(sweep(max_batch_size="auto")) == (Problem("batch_size", batch, remedy),)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "remedy"),
+    [
+        ("args", ("--width",), "give what varies in sweep.search.space, the rest in env"),
+        ("lr", 0.1, "make it a value of sweep.search.space"),
+        ("record_samples", True, "`ones sweep manifest` has what each model saw"),
+        ("stop", StopRule(epochs=3), "give sweep.search.epochs"),
+        ("seed", 7, "give sweep.search.seed"),
+        ("utility", Utility(value=1.0), "give priority"),
+    ],
+)
+def test_what_means_nothing_to_a_sweep_is_refused(field: str, value: Any, remedy: str) -> None:
+    assert problems(sweep(**{field: value})) == (
+        Problem(field, "means nothing to a sweep", f"{remedy}, and leave it out"),
+    )
+
+
+def test_what_is_wrong_with_the_search_is_told_with_its_place() -> None:
+    no_epochs = msgspec.structs.replace(SWEEP.search, epochs=0)
+
+    for changes, expected in (
+        ({"partitions": 0}, Problem("sweep.partitions", "partitions = 0 is outside 1 to 4096", "choose one inside")),
+        ({"search": no_epochs}, Problem("sweep.search.epochs", "epochs = 0 is outside 1 to 1000000", "choose one inside")),
+    ):  # fmt: skip
+        assert problems(sweep(sweep=msgspec.structs.replace(SWEEP, **changes))) == (expected,)

@@ -17,6 +17,7 @@ from schemas.messages.agent import (
     Resent,
     Welcome,
 )
+from schemas.messages.hopping import SweepDeltaAcked
 from schemas.session import (
     MAX_HELD,
     MAX_RESENT,
@@ -34,7 +35,7 @@ from schemas.session import (
     ToNode,
     Welcomed,
 )
-from tests.support.schemas_network import NODE, delta, hello, started
+from tests.support.schemas_network import NODE, delta, hello, started, sweep_delta
 
 BOOT: Final = BootId("boot-1")
 OTHER: Final = BootId("boot-0")
@@ -68,6 +69,10 @@ def acked(term: int, version: int, stage: int, *, applied: bool = True) -> Delta
     return DeltaAcked(
         job=A, term=Term(term), version=Version(version), stage=stage, applied=applied
     )
+
+
+def sweep_acked(term: int, revision: int) -> SweepDeltaAcked:
+    return SweepDeltaAcked(job=A, term=Term(term), revision=revision)
 
 
 def agent(*, said: int = 0) -> AgentSession:
@@ -493,9 +498,11 @@ def test_a_job_of_which_nothing_is_left_holds_no_order() -> None:
     session = welcomed()
     session.receive(delta(A, 2, 4, 2), at(1.0))
 
+    session.receive(sweep_delta(A, 2, 7), at(1.0))
+
     session.forget_job(A)
 
-    assert session.held == {}
+    assert (session.held, session.held_sweeps) == ({}, {})
 
 
 def test_a_delta_is_repeated_until_it_is_acknowledged() -> None:
@@ -564,6 +571,50 @@ def test_a_new_session_starts_without_orders_of_the_last_one() -> None:
     session.greeted(hello(BOOT, 0), 0, at(2.0), 1, 2)
 
     assert session.tick(at(9.0)) == []
+
+
+# --- deltas of sweeps
+
+
+def test_a_newer_delta_of_a_sweep_is_applied_an_equal_one_acknowledged() -> None:
+    session = welcomed()
+
+    for order in ((2, 1), (2, 9), (3, 2)):
+        applied = [Apply(sweep_delta(A, *order)), ToController(sweep_acked(*order))]
+        assert session.receive(sweep_delta(A, *order), at(1.0)) == applied
+        again = session.receive(sweep_delta(A, *order), at(1.0))
+        assert again == [ToController(sweep_acked(*order))]
+
+
+@pytest.mark.parametrize("older", [(1, 9), (2, 3)])
+def test_an_older_delta_of_a_sweep_is_answered_with_what_is_held(older: tuple[int, int]) -> None:
+    session = welcomed()
+    session.receive(sweep_delta(A, 2, 4), at(1.0))
+
+    assert session.receive(sweep_delta(A, *older), at(2.0)) == [ToController(sweep_acked(2, 4))]
+    assert session.held_sweeps == {A: (2, 4)}
+
+
+def test_a_job_and_its_sweep_are_ordered_apart() -> None:
+    session = welcomed()
+    session.receive(delta(A, 2, 9, 3), at(1.0))
+
+    assert session.receive(sweep_delta(A, 2, 1), at(1.0))[0] == Apply(sweep_delta(A, 2, 1))
+
+
+def test_both_deltas_of_a_sweep_are_repeated_until_each_is_acknowledged() -> None:
+    session = controller()
+    group, sweep = delta(A, 2, 1, 1), sweep_delta(A, 2, 5)
+    session.order(group, at(1.0))
+    session.order(sweep_delta(A, 2, 4), at(1.0))
+    session.order(sweep, at(1.0))
+
+    session.receive(sweep_acked(2, 4), at(1.1))
+    assert session.tick(at(3.0)) == [ToNode(group), ToNode(sweep)]
+    session.receive(sweep_acked(2, 5), at(3.1))
+    assert session.tick(at(5.0)) == [ToNode(group)]
+    session.receive(acked(2, 1, 1), at(5.1))
+    assert session.tick(at(60.0)) == []
 
 
 # --- a lower term

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from schemas.ids import JobId, Version
-from schemas.session import order_of
+from schemas.session import order_of, sweep_order_of
 from tests.support.schemas_network import Network
 from tests.support.sizes import examples
 
@@ -44,6 +44,16 @@ class Delivery(RuleBasedStateMachine):
         before = len(self.net.down)
         if newer > now:
             self.net.want(job, Version(newer[0]), stage)
+        if lost:
+            del self.net.down[before:]
+
+    @rule(job=st.sampled_from(JOBS), more=st.integers(1, 2), lost=st.booleans())
+    def the_core_wants_something_newer_of_a_sweep(
+        self, job: JobId, more: int, *, lost: bool
+    ) -> None:
+        held = self.net.wanted_sweeps.get(job)
+        before = len(self.net.down)
+        self.net.want_of_sweep(job, (held.revision if held else 0) + more)
         if lost:
             del self.net.down[before:]
 
@@ -112,6 +122,7 @@ class Delivery(RuleBasedStateMachine):
     def a_former_controller_orders_something(self, choice: int, job: JobId, version: int) -> None:
         former = self.net.former[choice % len(self.net.former)]
         self.net.order(former, job, Version(version), stage=1)
+        self.net.order_of_sweep(former, job, version)
 
     # --- what is always true
 
@@ -139,6 +150,8 @@ class Delivery(RuleBasedStateMachine):
     def a_newer_delta_is_never_followed_by_an_older_one(self) -> None:
         for orders in self.net.orders.values():
             assert orders == sorted(set(orders))
+        for revisions in self.net.sweep_orders.values():
+            assert revisions == sorted(set(revisions))
 
     # --- what becomes true
 
@@ -151,9 +164,13 @@ class Delivery(RuleBasedStateMachine):
         assert agent.spool == []
         assert session.durable == agent.sent
         assert session.outstanding == {}
+        assert session.outstanding_sweeps == {}
         for job, wish in self.net.wanted.items():
             assert self.net.orders[(agent.boot, job)][-1] == order_of(wish)
             assert agent.held[job] == order_of(wish)
+        for job, sweep in self.net.wanted_sweeps.items():
+            assert self.net.sweep_orders[(agent.boot, job)][-1] == sweep_order_of(sweep)
+            assert agent.held_sweeps[job] == sweep_order_of(sweep)
 
     def teardown(self) -> None:
         self.a_fair_while()

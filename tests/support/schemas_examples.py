@@ -11,8 +11,9 @@ from schemas.codec import CODECS, tag_of
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
-from schemas.messages import Message, agent, client, feed, files, logs, worker
+from schemas.messages import Message, agent, client, feed, files, hopping, logs, worker
 from schemas.nodes import NodeSpec, SlotSpec
+from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, Value
 
 JOB: Final = JobId("digits-7")
 NODE: Final = NodeId("agent-1")
@@ -24,6 +25,34 @@ TERM: Final = Term(3)
 DIGEST: Final = "9f86d081884c7d65"
 NOTE: Final = "no utility stated: it counts 1"
 
+SWEEP: Final = SweepSpec(
+    search=SearchSpec(
+        space={
+            "lr": Parameter(
+                choice=("sgd", 2, 0.5, True),
+                uniform=(0.0, 0.99),
+                log_uniform=(1e-4, 0.1),
+                integer=(16, 256),
+                log_integer=(1, 64),
+                when={"optimizer": ("sgd", 1)},
+            ),
+        },
+        searcher=Asha(configurations=24, min_epochs=2, eta=3),
+        epochs=18,
+        metric="accuracy",
+        mode="max",
+        seed=7,
+    ),
+    input_fn="data:load",
+    model_fn="models:build",
+    train_fn="models:train",
+    eval_fn="models:evaluate",
+    partitions=8,
+    replicas=2,
+    keep=3,
+    order="rollouts",
+)
+VALUES: Final[dict[str, Value]] = {"lr": 0.01, "optimizer": "adam", "width": 64, "bias": True}
 STOP: Final = StopRule(
     epochs=40, samples=1_000_000, metric="accuracy", at_least=0.97, consecutive=10, plateau=5
 )
@@ -47,6 +76,7 @@ SPEC: Final = JobSpec(
     seed=11,
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25),
     env={"OMP_NUM_THREADS": "1"},
+    sweep=SWEEP,
 )
 GROUP: Final = Group(
     version=VERSION,
@@ -75,6 +105,21 @@ NODE_SPEC: Final = NodeSpec(
     cores=16,
     memory_bytes=128 << 30,
     release="0.1.0",
+    states_port=7706,
+)
+STATE: Final = hopping.StateRef(trial=4, version=11, digest=DIGEST)
+SOURCE: Final = hopping.StateSource(node=NODE, address="10.0.0.7:7706")
+UNIT: Final = hopping.UnitOrder(
+    attempt=37,
+    worker=WorkerId("digits-7.v5.r1"),
+    trial=4,
+    values=VALUES,
+    state=STATE,
+    sources=(SOURCE,),
+    result=hopping.StateRef(trial=9, version=12, digest=DIGEST),
+    epoch=2,
+    partition=3,
+    evaluate=True,
 )
 
 _WORKER: Final[dict[str, Any]] = {"job": JOB, "version": VERSION, "rank": RANK}
@@ -122,6 +167,36 @@ _SUMMARY: Final = client.JobSummary(
     predicted_loss=0.125,
 )
 _PROMISE: Final = client.PromiseInfo(time=Seconds(1_760_000_004.5), end=Seconds(1_760_000_100.5))
+_TRIAL: Final = client.TrialInfo(
+    number=9,
+    values=VALUES,
+    state="training",
+    why="promoted",
+    parent=4,
+    epochs=2,
+    granted=6,
+    began_at=1,
+    partition=3,
+    slot=SLOT,
+    left=5,
+    metrics=({"accuracy": 0.75, "loss": 0.5},),
+    ended_at=(Seconds(1_760_000_030.5),),
+    state_bytes=4096,
+)
+_LEDGER_UNIT: Final = client.LedgerUnit(
+    trial=9,
+    by=4,
+    version=12,
+    epoch=2,
+    partition=3,
+    digest=DIGEST,
+    node=NODE,
+    slot=SLOT,
+    ended=Seconds(1_760_000_031.5),
+    seconds=5.25,
+    metrics={"loss": 0.5},
+    samples=180,
+)
 _WORKER_INFO: Final = client.WorkerInfo(
     rank=RANK,
     node=NODE,
@@ -244,10 +319,26 @@ _OF_WORKERS: Final = (
         left_early=True,
     ),
     agent.TrainingFinished(**_WORKER, index=4, why="40 epochs are done"),
+    agent.HopperOpened(**_WORKER, index=2, address="10.0.0.7:41007"),
+    agent.UnitBegun(**_WORKER, index=3, attempt=37, samples=180, waited_s=0.25, staged_s=1.5),
+    agent.UnitEnded(
+        **_WORKER,
+        index=4,
+        attempt=37,
+        metrics={"loss": 0.5},
+        samples=180,
+        seconds=5.25,
+        scores={"accuracy": 0.75},
+        digest=DIGEST,
+        size=4096,
+    ),
+    agent.UnitFailed(**_WORKER, index=5, attempt=37, why="loss is nan", fault="trial"),
     agent.ScriptFailed(**_WORKER, index=5, error="ValueError: no data", where="train.py:31"),
     agent.WorkerExited(**_WORKER, code=1, signal=9, unseen=True),
     agent.WorkerRefused(**_WORKER, error="no such interpreter", hint="correct `python`"),
     agent.JobCleared(job=JOB, version=VERSION),
+    hopping.StateCopied(job=JOB, trial=4, version=11),
+    hopping.StateNotCopied(job=JOB, trial=4, version=11, why="no space left on device"),
     _STEPS,
 )
 _OF_AGENTS: Final = (
@@ -280,6 +371,15 @@ _OF_AGENTS: Final = (
         source=RANK,
     ),
     agent.DeltaAcked(job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, applied=True),
+    hopping.SweepDelta(
+        job=JOB,
+        term=TERM,
+        revision=52,
+        attempts=40,
+        units=(UNIT,),
+        wanted=(hopping.WantedState(state=STATE, sources=(SOURCE,)),),
+    ),
+    hopping.SweepDeltaAcked(job=JOB, term=TERM, revision=52),
 )
 _OF_CLIENTS: Final = (
     client.GetCluster(),
@@ -295,6 +395,9 @@ _OF_CLIENTS: Final = (
     client.ExplainJob(job=JOB),
     client.GetSearch(),
     client.ListNodes(),
+    client.GetSweep(job=JOB, from_trial=500, limit=100),
+    client.ChangeSweep(job=JOB, change="add", trial=3, values=VALUES, parent=4, key="once"),
+    client.GetLedger(job=JOB, from_unit=2000, limit=100),
     client.ReadEvents(from_seq=70_000, limit=50, wait_s=10.5),
     client.Cluster(
         release="0.1.0",
@@ -351,6 +454,24 @@ _OF_CLIENTS: Final = (
         realised_gain=1.25,
         diversity=0.25,
     ),
+    client.SweepDetail(
+        summary=_SUMMARY,
+        spec=SWEEP,
+        trials=(_TRIAL,),
+        trials_in_all=24,
+        best=9,
+        best_score=0.75,
+        units_done=90,
+        units_again=1,
+        units_left=120,
+        unit_s=5.5,
+        expected_end=Seconds(1_760_000_400.5),
+        hopped_bytes=1 << 20,
+        waited_s=2.5,
+        trained_s=480.5,
+    ),
+    client.SweepChanged(job=JOB, trial=9, state="stopped"),
+    client.Ledger(job=JOB, spec=SWEEP, snapshot=DIGEST, units=(_LEDGER_UNIT,), units_in_all=2100),
     _NODE_INFO,
     client.Nodes(nodes=(_NODE_INFO,)),
     _FEED_EVENT,
@@ -406,6 +527,7 @@ _ON_A_NODE: Final = (
         source=RANK,
     ),
     worker.SlotGranted(),
+    hopping.UnitTask(unit=UNIT),
     worker.Fork(folder="/run/ones/digits-7.v5.r1"),
     worker.Forked(folder="/run/ones/digits-7.v5.r1", pid=4711, started_ticks=88_123),
     worker.ForkFailed(folder="/run/ones/digits-7.v5.r1", error="EAGAIN"),

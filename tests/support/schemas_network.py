@@ -22,6 +22,7 @@ from schemas.messages.agent import (
     Welcome,
     WorkerStarted,
 )
+from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
 from schemas.nodes import NodeSpec
 from schemas.session import (
     AgentOutput,
@@ -33,9 +34,11 @@ from schemas.session import (
     Order,
     Publish,
     SayHello,
+    SweepOrder,
     ToController,
     ToNode,
     order_of,
+    sweep_order_of,
 )
 
 NODE = NodeId("agent-1")
@@ -67,6 +70,13 @@ def delta(job: str, term: int, version: int, stage: int) -> GroupDelta:
     )
 
 
+def sweep_delta(job: str, term: int, revision: int) -> SweepDelta:
+    """A delta of a sweep of which only the order matters."""
+    return SweepDelta(
+        job=JobId(job), term=Term(term), revision=revision, attempts=0, units=(), wanted=()
+    )
+
+
 def hello(boot: BootId, events_sent: int) -> Hello:
     """What an agent without workers says first."""
     return Hello(node=NODE, boot=boot, spec=SPEC, workers=(), events_sent=events_sent)
@@ -79,6 +89,7 @@ class Controller:
     session: ControllerSession
     journal: dict[BootId, list[Numbered]]
     wanted: dict[JobId, GroupDelta]
+    wanted_sweeps: dict[JobId, SweepDelta]
     pending: list[Numbered | Hello] = field(default_factory=list)  # commits in this order
 
 
@@ -89,12 +100,14 @@ class Network:
     now: Seconds = Seconds(0.0)
     journal: dict[BootId, list[Numbered]] = field(default_factory=dict)
     wanted: dict[JobId, GroupDelta] = field(default_factory=dict)
+    wanted_sweeps: dict[JobId, SweepDelta] = field(default_factory=dict)
     up: list[Up] = field(default_factory=list)
     down: list[Down] = field(default_factory=list)
     sent_up: list[Up] = field(default_factory=list)  # ever
     sent_down: list[Down] = field(default_factory=list)  # ever
     said: dict[BootId, list[Numbered]] = field(default_factory=dict)  # what happened, per boot
     orders: dict[tuple[BootId, JobId], list[Order]] = field(default_factory=dict)
+    sweep_orders: dict[tuple[BootId, JobId], list[SweepOrder]] = field(default_factory=dict)
     agent: AgentSession = field(init=False)
     controller: Controller = field(init=False)
     former: list[Controller] = field(default_factory=list)  # incarnations that do not know it
@@ -120,7 +133,7 @@ class Network:
         if self._terms > 1:
             self.former.append(self.controller)
         session = ControllerSession(NODE, Term(self._terms))
-        self.controller = Controller(session, self.journal, self.wanted)
+        self.controller = Controller(session, self.journal, self.wanted, self.wanted_sweeps)
 
     def happen(self) -> None:
         """Something happens to a worker."""
@@ -135,6 +148,16 @@ class Network:
     def order(self, controller: Controller, job: JobId, version: Version, stage: int) -> GroupDelta:
         """An incarnation, not always the present one, orders something."""
         new = delta(job, controller.session.term, version, stage)
+        self._of_controller(controller, controller.session.order(new, self.now))
+        return new
+
+    def want_of_sweep(self, job: JobId, revision: int) -> None:
+        """The core decides about the sweep `job`."""
+        self.wanted_sweeps[job] = self.order_of_sweep(self.controller, job, revision)
+
+    def order_of_sweep(self, controller: Controller, job: JobId, revision: int) -> SweepDelta:
+        """An incarnation, not always the present one, orders something of a sweep."""
+        new = sweep_delta(job, controller.session.term, revision)
         self._of_controller(controller, controller.session.order(new, self.now))
         return new
 
@@ -157,6 +180,8 @@ class Network:
             self._of_controller(controller, session.greeted(taken, committed, self.now, 1, 2))
             for job, wish in self.wanted.items():
                 self.wanted[job] = self.order(controller, job, wish.version, wish.stage)
+            for job, sweep in self.wanted_sweeps.items():
+                self.wanted_sweeps[job] = self.order_of_sweep(controller, job, sweep.revision)
             return
         self.journal[taken.boot].append(taken)
         if session.boot == taken.boot:
@@ -168,7 +193,7 @@ class Network:
         """Bring a message to the controller, or to an incarnation before it."""
         boot, message = sent
         controller = controller or self.controller
-        if isinstance(message, DeltaAcked) and boot != controller.session.boot:
+        if isinstance(message, DeltaAcked | SweepDeltaAcked) and boot != controller.session.boot:
             return  # an ack names no boot, but its connection ended with its process
         if isinstance(message, Hello):
             self._greet(controller, message)
@@ -214,6 +239,7 @@ class Network:
             and self.journal[self.agent.boot] == self.said[self.agent.boot]
             and not self.agent.spool
             and not self.controller.session.outstanding
+            and not self.controller.session.outstanding_sweeps
         )
 
     def _greet(self, controller: Controller, message: Hello) -> None:
@@ -230,6 +256,7 @@ class Network:
                 Welcome(term=term)
                 | HelloRequest(term=term)
                 | GroupDelta(term=term)
+                | SweepDelta(term=term)
                 | HeartbeatAck(term=term)
             ):
                 return term < self.agent.term
@@ -247,7 +274,10 @@ class Network:
                     self._send_up(numbered)
                 case SayHello():
                     self._send_up(hello(self.agent.boot, self.agent.sent))
-                case Apply(delta=new):
+                case Apply(delta=SweepDelta() as new_of_sweep):
+                    done = self.sweep_orders.setdefault((self.agent.boot, new_of_sweep.job), [])
+                    done.append(sweep_order_of(new_of_sweep))
+                case Apply(delta=GroupDelta() as new):
                     held = self.orders.setdefault((self.agent.boot, new.job), [])
                     held.append(order_of(new))
 
@@ -268,8 +298,9 @@ class Network:
 
 def is_refusal(output: AgentOutput) -> bool:
     """Whether this only tells the sender that it is outdated."""
-    return (
-        isinstance(output, ToController)
-        and isinstance(output.message, DeltaAcked)
-        and not output.message.applied
+    if not isinstance(output, ToController):
+        return False
+    message = output.message
+    return isinstance(message, SweepDeltaAcked) or (
+        isinstance(message, DeltaAcked) and not message.applied
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Mapping
 from typing import Any, Final, Literal, get_args
 
 import msgspec
@@ -13,6 +14,7 @@ from schemas.messages import Message
 Path = tuple[str | int, ...]
 OPEN: Final = "[...]"  # how an error names a value of a map whose keys are free
 UINT64: Final = 2**64
+ANY_SCALAR: Final = re.compile(r"(detail|values)\[\.\.\.\]$|choice\[\d+\]$|when\[\.\.\.\]\[\d+\]$")
 
 
 def plain(message: Message) -> Any:
@@ -37,7 +39,7 @@ def leaves(value: Any, path: Path = (), name: str = "") -> Iterator[tuple[Path, 
 
 def of_another_type(value: Any, name: str) -> Any:
     """Something that cannot stand where `value` stands."""
-    if name.endswith(f"detail{OPEN}"):  # may be any scalar
+    if ANY_SCALAR.search(name):
         return [1]
     return "wrong" if isinstance(value, bool | int | float) else 7
 
@@ -69,7 +71,7 @@ def instances(annotation: Any) -> st.SearchStrategy[Any]:
         return st.lists(instances(inside[0]), max_size=2).map(tuple)
     if origin is tuple:
         return st.tuples(*map(instances, inside))
-    if origin is dict:
+    if origin in {dict, Mapping}:
         return st.dictionaries(*map(instances, inside), max_size=2)
     if inside:
         return st.one_of(*map(instances, inside))

@@ -137,7 +137,7 @@ class Node:
     def receive(self, delta: GroupDelta) -> None:
         """Apply a delta, if it is newer than what is held."""
         for output in self.session.receive(delta, Seconds(0.0)):
-            if isinstance(output, Apply):
+            if isinstance(output, Apply) and isinstance(output.delta, GroupDelta):
                 self._tell(Desired(output.delta))
 
     def said_after(self, seq: int) -> list[NodeReported]:

@@ -38,6 +38,7 @@ from schemas.messages.agent import (
     WorkerRefused,
     WorkerStarted,
 )
+from schemas.messages.hopping import StateCopied, StateNotCopied
 
 SPEAKING: Final = frozenset({WorkerPhase.READY, WorkerPhase.MEMBER, WorkerPhase.RETIRING})
 
@@ -59,6 +60,8 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     if isinstance(report, JobCleared):
         if job is not None:
             worker_exits.on_job_cleared(ctx, job, node, report)
+        return
+    if isinstance(report, StateCopied | StateNotCopied):
         return
     name = worker_id(report.job, report.version, report.rank)
     worker = job.workers.get(name) if job else None

@@ -209,6 +209,9 @@ class RequestServer:
     def _check(self, spec: JobSpec) -> None:
         for problem in problems(spec):
             raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
+        if spec.stated_sweep is not None:
+            what = "sweep: this release of the controller runs no sweeps"
+            raise BadFieldError(what, "update it, or leave `sweep` out", "sweep")
 
     async def _cancel(self, request: CancelJob, who: Identity) -> Message:
         job = self._state.job(request.job)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -26,6 +28,7 @@ from schemas.sweeps import (
     RandomSearch,
     Searcher,
     SuccessiveHalving,
+    VisitOrder,
     choice,
 )
 from tests.support.sizes import examples
@@ -62,16 +65,21 @@ sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
 
 @pytest.mark.parametrize("searcher", SEARCHERS, ids=lambda one: type(one).__name__)
 @settings(max_examples=examples(60), deadline=None)
-@given(size=sizes, faults=st.sampled_from([0, 12]), seed=st.integers(0, 10_000))
+@given(
+    size=sizes,
+    faults=st.sampled_from([0, 12]),
+    seed=st.integers(0, 10_000),
+    order=st.sampled_from(get_args(VisitOrder)),
+)
 def test_faults_change_no_result_and_repeat_no_finished_visit(
-    searcher: Searcher, size: tuple[int, int, int], faults: int, seed: int
+    searcher: Searcher, size: tuple[int, int, int], faults: int, seed: int, order: VisitOrder
 ) -> None:
     nodes, partitions, workers = size
     rng = stream(seed)
     names = [NodeId(f"n{at}") for at in range(nodes)]
     held = {node: set(range(partitions)) for node in names}
     spec = search(searcher, 4, LR if isinstance(searcher, Grid) else None, seed)
-    site = SweepSite(Sweep(spec, partitions), held, workers)
+    site = SweepSite(Sweep(spec, partitions, order=order), held, workers)
 
     site.run(rng, faults)
 
