@@ -29,7 +29,7 @@ from controlplane.sim.models.curves.loss_curves import encode
 from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario_loading import trace_of
 from controlplane.sim.simulation_result import SimulationResult
-from controlplane.sim.simulator_errors import ResultsError
+from controlplane.sim.simulator_errors import ResultsError, TraceError
 from controlplane.sim.submissions import Trace
 from controlplane.sim.traces.atomic_file import write_whole
 from controlplane.sim.traces.importers import Layout, import_trace
@@ -190,7 +190,7 @@ def record_curves(file: Path, /, *, seed: int = 0, families: str = "") -> int:
     wanted = [name.strip() for name in families.split(",") if name.strip()]
     today = datetime.now(tz=UTC).date().isoformat()
     recorded = record(seed, today, wanted, lambda name: sys.stderr.write(f"trained {name}\n"))
-    write_whole(file, encode(recorded).decode())
+    write_whole(file, encode(recorded), TraceError)
     algorithms = {curve.family for curve in recorded.curves}
     print_table(("file", "curves", "algorithms"), [(file, len(recorded.curves), len(algorithms))])
     return Exit.OK

@@ -142,9 +142,10 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
 
 
 class PlanTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
-    """A plan of this policy is in force; these jobs were left waiting by it."""
+    """A plan of this policy is in force."""
 
-    waiting: tuple[JobId, ...]
+    waiting: tuple[JobId, ...]  # that it left without slots
+    slots: Mapping[JobId, tuple[SlotId, ...]] = {}  # that jobs shall have whom it changes
 
 
 PolicyEvent = EpochSeen | StepsSeen | JobEnded | PlanTaken

@@ -98,6 +98,8 @@ def _alone(
         return Reason("grow", f"{text}: {_room(owners, best, row)}", numbers)
     if now < was:
         heirs = _heirs(owners, problem, row)
+        if job_row.moves_to and {problem.slots[at] for at in job_row.moves_to} == placed.keys():
+            return Reason("move", f"has moved: leaves its former slots, goes on with {to}", numbers)
         if job_row.growth_loss is not None:
             said = f"{job_row.growth_loss:.2f} x the progress of before"
             text = f"takes its growth back, which made {said}; goes on with {to}"

@@ -17,6 +17,7 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.ones.growth_trials import GrowthTrial, growth_loss
+from controlplane.policy.ones.half_moves import HalfMove, half_move
 from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement_index import PlacementIndex
@@ -33,7 +34,7 @@ from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
 from controlplane.prediction.array_types import FloatArray
 from controlplane.prediction.core_sharing import stretch
 from controlplane.prediction.remaining_work import remaining_samples
-from schemas.ids import JobId, Seconds
+from schemas.ids import JobId, Seconds, SlotId
 
 
 @dataclass(slots=True)
@@ -49,6 +50,7 @@ class OnesJobHistory(JobHistory):
     view: JobView | None = None  # as it was looked at last
     due_at: float = 0.0  # when its report interval ends
     trial: GrowthTrial = field(default_factory=GrowthTrial)
+    move: HalfMove | None = None  # that the last plan began which changed it
 
 
 class Estimates:
@@ -91,11 +93,15 @@ class Estimates:
                 family.reached = max(family.reached, event.samples_done)
                 self._histories.pop(event.job, None)
                 self._known.discard(event.job)
-            case PlanTaken(waiting=waiting):
+            case PlanTaken(waiting=waiting, slots=slots):
                 for name in waiting:
                     history = self._histories.get(name)
                     if history is not None:
                         history.limit = resumed(history.limit, history.bounds)
+                for name, placed in slots.items():
+                    history = self._histories.get(name)
+                    if history is not None and history.view is not None:
+                        history.move = half_move(history.view.running_on, placed)
 
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
         history = self._history(event.job)
@@ -197,7 +203,8 @@ class Estimates:
             return
         interval_s = self._options.report_interval_s
         slots = len(job.running_on)
-        if slots < history.slots and not contended:
+        moved = history.move is not None and history.move.to == job.running_on.keys()
+        if slots < history.slots and not contended and not moved:
             history.gave_back, history.gave_back_at = history.slots, now
         history.slots = slots
         history.due_at = max(history.counted_at, job.moved_at) + interval_s
@@ -272,7 +279,19 @@ class Estimates:
             None if it did not grow, too little was measured, or the growth does not lose.
         """
         history = self._histories.get(job.job)
-        return None if history is None else growth_loss(history.trial, job, self.noise_scale(job))
+        if history is None or self.moves_to(job) is not None:
+            return None
+        return growth_loss(history.trial, job, self.noise_scale(job))
+
+    def moves_to(self, job: JobView) -> frozenset[SlotId] | None:
+        """Slots that a job shall go on with which is half-way to them; None if it is not.
+
+        Args:
+            job: as the view shows it.
+        """
+        history = self._histories.get(job.job)
+        move = history.move if history else None
+        return move.to if move is not None and move.through == job.running_on.keys() else None
 
     def gate(self, job: JobView) -> Seconds:
         """When a gated job may be moved again, if no epoch ends before.

@@ -17,7 +17,7 @@ from controlplane.policy.ones.size_table import SizeTable, size_table
 from controlplane.policy.ones.size_value import kept_share, left_after, remaining_s
 from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex
 from controlplane.prediction.array_types import FloatArray, IntArray
-from schemas.ids import JobId
+from schemas.ids import JobId, SlotId
 
 KEPT_TABLES: Final = 20_000  # of alike jobs, before all are forgotten: a bound on memory
 ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes (README, "Numbers")
@@ -62,7 +62,9 @@ class JobRowBuilder:
         """
         estimates = self._estimates
         losing = estimates.growth_loss(job) if job.running_on else None
-        gated = bool(job.running_on) and losing is None and estimates.gated(job, supply.now)
+        moves_to = estimates.moves_to(job) if job.running_on else None
+        settles = losing is None and moves_to is None
+        gated = bool(job.running_on) and settles and estimates.gated(job, supply.now)
         limit, warm = estimates.limit(job), estimates.warm(job)
         family = estimates.family(job.family)
         family.speed_model(job.batch_size)  # fitted again if need be: a new edition is a new row
@@ -75,8 +77,8 @@ class JobRowBuilder:
         noise = estimates.noise_scale(job)
         others = _coarse(estimates.remaining_service(job, supply.now))
         key = (
-            family.edition, noise, limit, warm, gated, losing and losing[1], samples, most,
-            family.largest, others,
+            family.edition, noise, limit, warm, gated, losing and losing[1], moves_to, samples,
+            most, family.largest, others,
         )  # fmt: skip
         known = self._rows.get(job.job)
         if known is not None and known[0] == key and known[1].job is job:
@@ -91,6 +93,7 @@ class JobRowBuilder:
             others=others,
             gated=gated,
             losing=losing,
+            moves_to=moves_to,
         )
         self._rows[job.job] = (key, row)
         return row
@@ -106,6 +109,7 @@ class JobRowBuilder:
         others: float | None,
         gated: bool,
         losing: tuple[float, int] | None,
+        moves_to: frozenset[SlotId] | None,
     ) -> JobRow:
         family = self._estimates.family(job.family)
         size, place_of = len(job.running_on), self._cluster.place_of
@@ -113,6 +117,7 @@ class JobRowBuilder:
         nodes = np.maximum(1, -(-sizes // self._cluster.widest))
         nodes[sizes == size] = max(1, len({int(self._cluster.node_of[place]) for place in now_on}))
         table = self._table(job, (family.edition, limit, gated), noise, sizes, nodes)
+        due = losing[1] if losing else len(moves_to) if moves_to else None
         one_s = remaining_s(samples, table.one_speed, known=table.known)
         if others is not None:
             one_s = others if math.isnan(one_s) else max(one_s, others)
@@ -123,12 +128,13 @@ class JobRowBuilder:
             table=table,
             limit=limit,
             remaining_s=one_s,
-            change_factor=self._change_factor(job, table, one_s, size, losing),
+            change_factor=self._change_factor(job, table, one_s, size, due),
             move_factor=self._move_factor(table, one_s, size),
             restart_factor=self._restart_factor(job, one_s),
             model=family.speed_model(job.batch_size),
             gated=gated,
             growth_loss=losing[0] if losing else None,
+            moves_to=tuple(place_of[slot] for slot in sorted(moves_to or ())),
         )
 
     def _table(
@@ -166,9 +172,12 @@ class JobRowBuilder:
         known: SizeTable,
         one_s: float,
         size: int,
-        losing: tuple[float, int] | None,
+        due: int | None,
     ) -> FloatArray:
-        """A first start is no change: every job needs one. Taking growth back costs its stall."""
+        """A first start is no change: every job needs one.
+
+        Size `due` costs its stall alone: to take a growth back, or to complete a move.
+        """
         if not size and not job.epoch and not job.samples_done:
             return np.ones(len(known.sizes))
         stall = self._options.rescale_stall_s
@@ -176,10 +185,10 @@ class JobRowBuilder:
             stall = self._start_stall(job)
         length = one_s if math.isfinite(one_s) else 0.0
         kept = kept_share(known, length, stall, self._options.change_margin, size)
-        if losing is None:
+        if due is None:
             return kept
-        back = kept_share(known, length, stall, 0.0, size)
-        return np.where(known.sizes == losing[1], back, kept)
+        cheaper = kept_share(known, length, stall, 0.0, size)
+        return np.where(known.sizes == due, cheaper, kept)
 
     def _move_factor(self, known: SizeTable, one_s: float, size: int) -> float:
         """What is left of a job's value after it went to other slots, all else being the same."""

@@ -100,8 +100,12 @@ class _Layout:
     # --- what becomes of a job
 
     def shrink(self, row: int, size: int) -> None:
-        """Keep `size` slots on as few nodes as possible."""
+        """Keep `size` slots: those that it moves to, else on as few nodes as possible."""
         have = self._slots(row)
+        moves_to = self._problem.job_rows[row].moves_to
+        if size and size == len(moves_to) and np.isin(moves_to, have).all():
+            self._give(have[~np.isin(have, moves_to)])
+            return
         nodes = self._problem.node_of[have]
         if size:
             # Where it has most, and where it leaves whole nodes to others.

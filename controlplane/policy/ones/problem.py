@@ -38,6 +38,7 @@ class JobRow:
     model: SpeedModel
     gated: bool
     growth_loss: float | None = None  # its progress over that before it grew, if it loses by that
+    moves_to: tuple[int, ...] = ()  # places that it goes on with, if it is half-way to them
 
     @property
     def present(self) -> tuple[float, float]:

@@ -64,4 +64,5 @@ class PlanExchange:
         self._commit_loop.handle(PlanProposed(plan=changes, stats=stats))
         if self.planner is not None:
             left = [name for name in state.active if state.jobs[name].phase not in HOLDING]
-            self.planner.observe(PlanTaken(waiting=tuple(left)), now)
+            slots = {name: tuple(placed) for name, placed in changes.local_batch.items()}
+            self.planner.observe(PlanTaken(waiting=tuple(left), slots=slots), now)

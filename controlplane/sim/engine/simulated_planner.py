@@ -131,7 +131,8 @@ class SimulatedPlanner:
         self._handle(proposed)
         state = self._reactor.state
         left = [name for name in state.active if state.jobs[name].group is None]
-        self.observe(PlanTaken(waiting=tuple(left)))
+        slots = {name: tuple(placed) for name, placed in proposed.plan.local_batch.items()}
+        self.observe(PlanTaken(waiting=tuple(left), slots=slots))
         if self._ask_after_it:
             self._ask_after_it = False
             self.ask()

@@ -2,45 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import os
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 import torch
 
 from controlplane.sim.simulator_errors import TrainingError
+from controlplane.sim.traces.atomic_file import write_whole
 
 FORMAT: Final = 1
-
-
-def write_bytes_whole(path: Path, data: bytes) -> None:
-    """Write a file whole: another one beside it takes its place when it is on the disk.
-
-    Args:
-        path: of the file.
-        data: all that it will have.
-
-    Raises:
-        TrainingError: if the disk does not take it.
-    """
-    beside = ""
-    try:
-        handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(beside).chmod(0o644)
-        Path(beside).replace(path)
-    except (OSError, ValueError) as error:
-        if beside:
-            with contextlib.suppress(OSError):
-                Path(beside).unlink()
-        said = getattr(error, "strerror", None) or error
-        raise TrainingError(f"{path}: {said}", "choose another file") from None
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:
@@ -55,7 +26,7 @@ def write_state(path: Path, state: dict[str, Any]) -> None:
     """
     buffer = io.BytesIO()
     torch.save({"format": FORMAT, **state}, buffer)
-    write_bytes_whole(path, buffer.getvalue())
+    write_whole(path, buffer.getvalue(), TrainingError)
 
 
 def read_state(path: Path) -> dict[str, Any]:

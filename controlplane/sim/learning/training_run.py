@@ -11,9 +11,10 @@ from typing import Any, Final
 
 from controlplane.policy.learned.model_file import ModelCard, encode_model
 from controlplane.sim.learning.learning_curve import Row, as_csv
-from controlplane.sim.learning.saved_training import read_state, write_bytes_whole, write_state
+from controlplane.sim.learning.saved_training import read_state, write_state
 from controlplane.sim.learning.trainer import Trainer
 from controlplane.sim.simulator_errors import TrainingError
+from controlplane.sim.traces.atomic_file import write_whole
 
 SAVE_S: Final = 30.0  # between saved states
 Report = Callable[[int, int, Row], None]  # iterations done, of how many, row of the curve
@@ -149,6 +150,6 @@ def _write(trainer: Trainer, order: Order, done: Progress) -> None:
             **trained.figures,
         },
     )
-    write_bytes_whole(order.curve, as_csv(done.rows).encode())
-    write_bytes_whole(order.out, encode_model(card, trained.arrays))
+    write_whole(order.curve, as_csv(done.rows), TrainingError)
+    write_whole(order.out, encode_model(card, trained.arrays), TrainingError)
     order.state.unlink(missing_ok=True)

@@ -7,24 +7,26 @@ import os
 import tempfile
 from pathlib import Path
 
-from controlplane.sim.simulator_errors import TraceError
+from schemas.errors import OnesError
 
 
-def write_whole(path: Path, text: str) -> None:
+def write_whole(path: Path, content: str | bytes, refusal: type[OnesError]) -> None:
     """Write a file whole: another one beside it takes its place when it is on the disk.
 
     Args:
         path: of the file.
-        text: all that it will have.
+        content: all that it will have; text is written as UTF-8.
+        refusal: what is raised then.
 
     Raises:
-        TraceError: if the disk does not take it.
+        OnesError: of class `refusal`, if the disk does not take it.
     """
     beside = ""
     try:
+        data = content.encode() if isinstance(content, str) else content
         handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name[:100]}.")
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         Path(beside).chmod(0o644)
@@ -34,4 +36,4 @@ def write_whole(path: Path, text: str) -> None:
             with contextlib.suppress(OSError):
                 Path(beside).unlink()
         said = getattr(error, "strerror", None) or error
-        raise TraceError(f"{path}: {said}", "choose another file") from None
+        raise refusal(f"{path}: {said}", "choose another file") from None

@@ -64,7 +64,7 @@ def write_recording(recording: Recording, path: Path) -> None:
         jobs=len(recording.jobs),
     )
     lines = [header, *recording.families, *recording.jobs]
-    write_whole(path, "".join(f"{msgspec.json.encode(line).decode()}\n" for line in lines))
+    write_whole(path, b"".join(msgspec.json.encode(line) + b"\n" for line in lines), TraceError)
 
 
 def read_recording(path: Path) -> Recording:

@@ -67,7 +67,7 @@ def write_trace(trace: Trace, path: Path) -> None:
             raise TraceError(what, "leave out blanks around names, and fractions of whole numbers")
         text.write(row.getvalue() + "\n")
     build_trace(trace.name, path, trace.jobs)
-    write_whole(path, text.getvalue())
+    write_whole(path, text.getvalue(), TraceError)
 
 
 def build_trace(name: str, path: Path, jobs: Iterable[TraceJob]) -> Trace:

@@ -66,7 +66,7 @@ def problems(draw: st.DrawFn) -> HopProblem:
     return found
 
 
-def orders(seed: int) -> list[Callable[[HopProblem], Progress | RandomOrder]]:
+def orders(seed: int) -> list[Callable[[HopProblem], Progress]]:
     return [Progress, lambda one: RandomOrder(one, stream(seed))]
 
 

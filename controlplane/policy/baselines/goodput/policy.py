@@ -54,7 +54,8 @@ class _Target:
 
     slots: int
     batch: int
-    speedup: float
+    speedup: float  # over `fewest` slots
+    fewest: int = 1  # slots on which it can train
     packed: bool = False  # if it stays, then on fewer nodes
 
 
@@ -197,7 +198,9 @@ class Goodput(ImmediatePolicy):
     def _bounds(self, job: JobView, partition: Partition, widest: int) -> Bounds:
         """At most twice the most slots that it ever had (Pollux section 4.2.1)."""
         grown = int(self.options.growth * self._histories[job.job].most)
-        most = min(job.most, len(partition.view.slots), job.batch_limit, max(job.least, grown))
+        needs = -(-job.batch_size // max(1, job.local_limit))
+        first = max(job.least, needs, grown)
+        most = min(job.most, len(partition.view.slots), job.batch_limit, first)
         return Bounds(
             first_batch=job.batch_size,
             batch_limit=job.batch_limit,
@@ -268,7 +271,8 @@ class Goodput(ImmediatePolicy):
         packed = size == len(job.running_on) and self._kept(job, now) > (
             self._spread(job, bounds, table) * (1 + self.options.batch_margin)
         )
-        return _Target(size, batch, float(table.speedups[size - 1]), packed)
+        speedup = float(table.speedups[size - 1])
+        return _Target(size, batch, speedup, table.fewest, packed)
 
     # --- what is said
 
@@ -294,7 +298,8 @@ class Goodput(ImmediatePolicy):
             "noise_scale": noise_scale,
         }
         if slots:
-            words = f"{target.speedup:.2f} x the goodput of one slot, with batch {target.batch}"
+            fewest = "one slot" if target.fewest == 1 else f"{target.fewest} slots"
+            words = f"{target.speedup:.2f} x the goodput of {fewest}, with batch {target.batch}"
             return words, numbers
         if target.slots:
             return f"its {target.slots} slots are not free yet", numbers

@@ -36,9 +36,15 @@ class SizeTable:
     goodputs: FloatArray  # shape (N,), samples per second, each worth one at the first batch
 
     @property
+    def fewest(self) -> int:
+        """Slots on which it can train at all; 1 also where it cannot on any."""
+        return 1 + int(np.argmax(self.goodputs > 0))
+
+    @property
     def speedups(self) -> FloatArray:
-        """Goodput relative to one slot, shape (N,)."""
-        return np.asarray(self.goodputs / self.goodputs[0])
+        """Goodput relative to the fewest slots, shape (N,); 0 where there is no batch."""
+        least = float(self.goodputs[self.fewest - 1])
+        return self.goodputs / least if least else np.zeros_like(self.goodputs)
 
 
 def size_table(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -69,6 +70,21 @@ def test_a_noisy_gradient_makes_the_largest_batches_best() -> None:
 
 def test_without_noise_a_larger_batch_is_worth_nothing() -> None:
     assert set(size_table(STEP, BOUNDS, 0.0, 4).batches.tolist()) == {64}
+
+
+def test_speed_ups_of_a_batch_that_fits_no_single_slot_are_over_the_fewest_that_it_fits() -> None:
+    """64 samples, 32 of which fit a slot: none on one, 64 on two, 128 on four."""
+    table = size_table(STEP, replace(BOUNDS, local_limit=32, most=4), 1e9, 1)
+
+    assert (table.fewest, table.batches.tolist()) == (2, [0, 64, 64, 128])
+    assert table.speedups[:2].tolist() == [0.0, 1.0]
+    assert table.speedups[3] == table.goodputs[3] / table.goodputs[1]
+
+
+def test_a_batch_that_fits_no_number_of_slots_is_worth_nothing_on_any() -> None:
+    table = size_table(STEP, replace(BOUNDS, local_limit=1, most=4), 0.0, 1)
+
+    assert (table.batches.tolist(), table.speedups.tolist()) == ([0] * 4, [0.0] * 4)
 
 
 def test_goodput_on_one_slot_worked_out_by_hand() -> None:
@@ -148,6 +164,17 @@ def test_a_job_grows_to_twice_the_most_it_ever_had_in_each_round() -> None:
 
     assert grown == [1, 2, 4, 8, 8]
     assert sum(it.jobs[A].running_on.values()) == 512
+
+
+def test_a_job_whose_batch_fits_no_single_slot_starts_on_the_fewest_that_it_fits() -> None:
+    policy = goodput()
+    perfect(policy, A)
+    job = elastic(A, local_limit=32)
+
+    plan = policy.plan(view_of(row_of(4), job), Seconds(0.0))
+
+    assert plan.local_batch == {A: {S0: 32, S1: 32}}
+    assert plan.reasons[A].text.endswith("1.00 x the goodput of 2 slots, with batch 64")
 
 
 def test_two_equal_jobs_share_and_a_third_makes_room_for_itself() -> None:

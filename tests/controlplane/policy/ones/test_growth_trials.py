@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from numpy.random import default_rng
 
-from controlplane.policy.api import Budget, JobView, Plan, PolicyEvent, StepsSeen
+from controlplane.policy.api import Budget, JobView, Plan, PlanTaken, PolicyEvent, StepsSeen
 from controlplane.policy.ones.growth_trials import GrowthTrial
 from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
@@ -167,6 +167,52 @@ def test_a_growth_that_pays_is_left_alone_until_its_gate_opens() -> None:
 
     assert len(plan.local_batch[A]) >= 2
     assert A not in plan.reasons or plan.reasons[A].code == "grow"
+
+
+# --- a migration's first half is no growth
+
+
+def sent(to: SlotId, *, then: list[PolicyEvent]) -> Plan:
+    """A job on slot 0 is sent to another one; the answer when it is on both of them."""
+    policy = Ones()
+    policy.plan(view_of(row_of(4), a_job(S0, epoch_at=Seconds(90.0))), Seconds(99.0))
+    events = [*telemetry(1, 1, 640.0, 640.0), PlanTaken(waiting=(), slots={A: (to,)}), *then]
+    for event in events:
+        policy.observe(event, Seconds(101.0))
+    both = view_of(row_of(4), a_job(S0, to))
+    policy.improve(both, Budget(generations=5), default_rng(0), NOW)
+    return policy.plan(both, NOW)
+
+
+def test_what_a_job_makes_of_its_old_and_new_slots_together_is_no_loss() -> None:
+    estimates = learnt(
+        *telemetry(1, 1, 640.0, 640.0),
+        PlanTaken(waiting=(), slots={A: (S1,)}),
+        *telemetry(2, 2, 320.0, 320.0),
+    )
+    half_way = a_job(S0, S1)
+
+    assert estimates.growth_loss(half_way) is None
+    assert estimates.moves_to(half_way) == {S1}
+
+
+def test_a_move_that_is_slow_half_way_goes_on_to_its_new_slot() -> None:
+    plan = sent(S2, then=telemetry(2, 2, 320.0, 320.0))
+
+    assert plan.local_batch == {A: {S2: 64}}
+    assert plan.reasons[A].code == "move"
+    assert plan.reasons[A].text.startswith("has moved: leaves its former slots")
+
+
+def test_a_growth_after_a_move_is_judged_again() -> None:
+    estimates = learnt(
+        *telemetry(1, 1, 640.0, 640.0),
+        PlanTaken(waiting=(), slots={A: (S1,)}),
+        PlanTaken(waiting=(), slots={A: (S0, S1)}),
+        *telemetry(2, 2, 320.0, 320.0),
+    )
+
+    assert estimates.growth_loss(a_job(S0, S1)) == (pytest.approx(0.5), 1)
 
 
 # --- where slots share cores
