@@ -7,7 +7,7 @@ from typing import Any, Final, Generic, TypeVar, get_args
 import msgspec
 
 from schemas.errors import MalformedMessageError, TooLargeError
-from schemas.messages import Message, agent, client, feed, files, logs, worker
+from schemas.messages import Message, agent, client, feed, files, logs, states, worker
 
 MAX_BYTES: Final = 4 * 1024 * 1024  # of one message; sockets drop a peer that sends more
 
@@ -119,9 +119,11 @@ EXIT_STATUS: Final = Codec[worker.ExitStatus]("exit file", worker.ExitStatus)
 PROCESS_MARK: Final = Codec[worker.ProcessMark]("process file", worker.ProcessMark)
 FROM_ZYGOTE: Final = Codec[worker.FromZygote]("zygote to agent", worker.FromZygote)
 TO_ZYGOTE: Final = Codec[worker.ToZygote]("agent to zygote", worker.ToZygote)
+TO_STATES: Final = Codec[states.AskState]("request for a state", states.AskState)
+FROM_STATES: Final = Codec[states.FromStates]("piece of a state", states.FromStates)
 
 CODECS: Final[tuple[Codec[Any], ...]] = (
     FROM_AGENT, TO_AGENT, PUBLISHED, REQUEST, REPLY, FEED, FROM_SHIPPER, TO_SHIPPER, READ_LOG,
     LOG_REPLY, FROM_WORKER, TO_WORKER, REPORT, ASSIGNMENT, EXIT_STATUS, PROCESS_MARK, FROM_ZYGOTE,
-    TO_ZYGOTE,
+    TO_ZYGOTE, TO_STATES, FROM_STATES,
 )  # fmt: skip

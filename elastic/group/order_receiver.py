@@ -25,7 +25,7 @@ from elastic.group.order_inbox import (
 )
 from elastic.reporting.report_protocol import Report
 from schemas.messages.agent import RECOVER, JoinFailed, SlotAwaited, StoreOpened
-from schemas.messages.worker import GroupOrder, SlotGranted
+from schemas.messages.worker import GroupOrder, SlotGranted, ToWorker
 
 ERROR_CHARACTERS = 500  # of a report
 
@@ -54,14 +54,15 @@ class OrderListener:
 
     # --- the channel's thread
 
-    def receive(self, message: GroupOrder | SlotGranted) -> None:
+    def receive(self, message: ToWorker) -> None:
         """Take in what the agent says; never waits for training.
 
         Args:
-            message: an order, or the word that the slot's device is free.
+            message: an order, or the word that the slot's device is free; units are for sweeps.
         """
         if isinstance(message, SlotGranted):
             self._granted.set()
+        if not isinstance(message, GroupOrder):
             return
         membership = self._membership
         with self._changed:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Final
 
 import msgspec
@@ -16,8 +16,7 @@ import torch
 
 from elastic.collectives.tensor_bytes import as_byte_row, as_bytes
 from elastic.training_errors import ElasticError, UsageError
-
-Frames = Sequence[bytes | memoryview]
+from schemas.state_files import Frames
 
 FORMAT: Final = 1
 MAX_HEADER: Final = 64 << 20  # bytes

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from elastic.hopper.state_frames import Frames, digest, from_frames, to_frames
+from elastic.hopper.staged_data import StagedData, count_samples
+from elastic.hopper.state_frames import digest, from_frames, to_frames
 from elastic.hopper.trained_objects import Trained, as_trained
 from elastic.hopper.unit import Unit, keyed_seed
 from elastic.hopper.user_functions import EvalFunction, UserFunctions
 from elastic.state.random_state import seed_generators
 from elastic.training_errors import ElasticError, UsageError
+from schemas.state_files import Frames
 
 
 class UnitFailedError(ElasticError):
@@ -49,17 +52,25 @@ class UnitResult:
 class UnitRunner:
     """Runs units one after the other; keeps the data of each partition that it has seen."""
 
-    def __init__(self, functions: UserFunctions, partitions: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        functions: UserFunctions,
+        partitions: int,
+        device: torch.device,
+        staged: StagedData | None = None,
+    ) -> None:
         """Begin without data.
 
         Args:
             functions: of the sweep's user.
             partitions: that its data has.
             device: of the slot.
+            staged: what other processes of the node may have read; None: this one reads for itself.
         """
+        self._staged = staged
         self._functions = functions
         self._partitions = partitions
-        self._device = device
+        self.device = device  # of the slot
         self._data: dict[int | None, Any] = {}
 
     def data(self, partition: int | None) -> Any:
@@ -71,19 +82,25 @@ class UnitRunner:
         Raises:
             UnitFailedError: if `input_fn` raised.
             UsageError: if it gave nothing.
+            DataDiffersError: if it gave another number of samples than before on this node.
+            OSError: if data that are staged cannot be had.
         """
         if partition not in self._data:
-            seed_generators(keyed_seed("input", "all" if partition is None else partition))
-            try:
-                found = self._functions.input_fn(partition, self._partitions)
-            except Exception as error:
-                raise UnitFailedError("input_fn", error) from error
-            if found is None or (isinstance(found, Sized) and not len(found)):
-                whose = "the evaluation" if partition is None else f"partition {partition}"
-                what = f"input_fn gave no data of {whose} of {self._partitions}"
-                raise UsageError(what, "give each partition some, or make fewer", "input_fn")
-            self._data[partition] = found
+            read = partial(self._read, partition)
+            self._data[partition] = self._staged.get(partition, read) if self._staged else read()
         return self._data[partition]
+
+    def _read(self, partition: int | None) -> Any:
+        seed_generators(keyed_seed("input", "all" if partition is None else partition))
+        try:
+            found = self._functions.input_fn(partition, self._partitions)
+        except (Exception, SystemExit) as error:
+            raise UnitFailedError("input_fn", error) from error
+        if found is None or (isinstance(found, Sized) and not len(found)):
+            whose = "the evaluation" if partition is None else f"partition {partition}"
+            what = f"input_fn gave no data of {whose} of {self._partitions}"
+            raise UsageError(what, "give each partition some, or make fewer", "input_fn")
+        return found
 
     def begin(self, config: str, values: Mapping[str, Any], seed: int) -> list[bytes]:
         """The state of a configuration before its first unit.
@@ -118,22 +135,22 @@ class UnitRunner:
         seed_generators(unit.seed)
         try:
             metrics = self._functions.train_fn(trained, data, unit)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UnitFailedError("train_fn", error) from error
         frames = to_frames(trained.state())
         eval_fn = self._functions.eval_fn
         scores = self._scores(eval_fn, trained, unit) if evaluate and eval_fn else {}
-        samples = len(data) if isinstance(data, Sized) else 1
+        samples = count_samples(data)
         return UnitResult(frames, digest(frames), _numbers("train_fn", metrics), samples, scores)
 
     def _build(self, config: str, values: Mapping[str, Any], seed: int) -> Trained:
         seed_generators(keyed_seed(seed, config))
         try:
             built = self._functions.model_fn(dict(values))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UnitFailedError("model_fn", error) from error
         trained = as_trained(built)
-        trained.to(self._device)
+        trained.to(self.device)
         return trained
 
     def _scores(self, eval_fn: EvalFunction, trained: Trained, unit: Unit) -> dict[str, float]:
@@ -145,7 +162,7 @@ class UnitRunner:
         try:
             with torch.no_grad():
                 found = eval_fn(trained, data, unit)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise UnitFailedError("eval_fn", error) from error
         finally:
             trained.model.train(training)

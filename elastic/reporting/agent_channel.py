@@ -17,14 +17,7 @@ from schemas.codec import TO_WORKER, encode
 from schemas.errors import OnesError
 from schemas.link import ThreadDealer
 from schemas.messages.agent import ScriptReport, StepsReported
-from schemas.messages.hopping import UnitTask
-from schemas.messages.worker import (
-    Assignment,
-    GroupOrder,
-    Reported,
-    SlotGranted,
-    WorkerHello,
-)
+from schemas.messages.worker import Assignment, Reported, ToWorker, WorkerHello
 
 TELEMETRY_S: Final = 1.0
 Telemetry = Callable[[], StepsReported | None]
@@ -34,14 +27,14 @@ class Channel:
     """One worker's line to its agent; works on, in silence, while there is none."""
 
     def __init__(
-        self, assignment: Assignment, folder: Path, hear: Callable[[GroupOrder | SlotGranted], None]
+        self, assignment: Assignment, folder: Path, hear: Callable[[ToWorker], None]
     ) -> None:
         """Begin to talk.
 
         Args:
             assignment: whose worker this is.
             folder: its files.
-            hear: takes an order, in the channel's thread; must not wait.
+            hear: takes what the agent says, in the channel's thread; must not wait.
         """
         self._assignment = assignment
         self._hear = hear
@@ -101,11 +94,10 @@ class Channel:
 
     def _heard(self, data: bytes) -> None:
         try:
-            order = TO_WORKER.decode(data)
+            message = TO_WORKER.decode(data)
         except OnesError:
             return
-        if not isinstance(order, UnitTask):  # a job's worker has no units
-            self._hear(order)
+        self._hear(message)
 
     def _who(self) -> dict[str, Any]:
         a = self._assignment

@@ -14,6 +14,7 @@ import torch
 
 import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
 from elastic.collectives.nccl_environment import nccl_environment
+from elastic.hopper.hopper_process import run_hopper
 from elastic.reporting.report_file import report_file
 from elastic.state.checkpoint_writer import drain_checkpoints
 from elastic.state.job_seed import begin_generators
@@ -21,6 +22,7 @@ from schemas.codec import ASSIGNMENT
 from schemas.errors import OnesError
 from schemas.messages.agent import ScriptFailed
 from schemas.messages.worker import Assignment
+from schemas.sweeps import SweepSpec
 
 USAGE = 2
 
@@ -52,8 +54,25 @@ def run_worker(folder: Path) -> int:
     begin_generators(assignment.spec.stated_seed)
     workdir = Path(assignment.workdir)
     os.chdir(workdir)
+    failures = _Failures(folder, assignment)
+    if (sweep := assignment.spec.stated_sweep) is not None:
+        return _run_hopper(assignment, folder, sweep, failures)
     script = workdir / assignment.spec.script
-    return run_script(script, assignment.spec.args, _Failures(folder, assignment))
+    return run_script(script, assignment.spec.args, failures)
+
+
+def _run_hopper(assignment: Assignment, folder: Path, sweep: SweepSpec, failures: _Failures) -> int:
+    """Be a worker of a sweep: what is imported is the user's, as with a script."""
+    workdir = Path(assignment.workdir)
+    sys.argv = [str(workdir / assignment.spec.script), *assignment.spec.args]
+    sys.path.insert(0, str(workdir))
+    try:
+        run_hopper(assignment, folder, sweep)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker
+        traceback.print_exception(error)
+        failures.tell(_one_line(error), _where(error.__cause__ or error, workdir / "sweep"))
+        return 130 if isinstance(error, KeyboardInterrupt) else 1
+    return 0
 
 
 class _Failures:

@@ -44,6 +44,7 @@ class Assignment(Message, tag="worker.assignment.3"):
     address: str = "127.0.0.1"  # where members on other nodes reach this worker
     kind: str = START  # join: the job trains already, its members hand over the state
     granted: bool = True  # the slot's device is free; else it is granted later
+    states: str = ""  # folder of the job's states on the node, if it is a sweep
 
 
 class WorkerHello(Message, tag="worker.hello.1"):

@@ -11,7 +11,7 @@ from schemas.codec import CODECS, tag_of
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
-from schemas.messages import Message, agent, client, feed, files, hopping, logs, worker
+from schemas.messages import Message, agent, client, feed, files, hopping, logs, states, worker
 from schemas.nodes import NodeSpec, SlotSpec
 from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, Value
 
@@ -514,6 +514,7 @@ _ON_A_NODE: Final = (
         address="10.0.0.7",
         kind=agent.JOIN,
         granted=False,
+        states="/var/ones/work/.states/digits-7",
     ),
     worker.WorkerHello(**_WORKER, pid=4711),
     worker.Reported(**_WORKER, count=3),
@@ -536,9 +537,15 @@ _ON_A_NODE: Final = (
     worker.ProcessMark(pid=4711, started_ticks=88_123),
 )
 
+_OF_STATES: Final[tuple[Message, ...]] = (
+    states.AskState(job=JOB, trial=3, version=12, digest=DIGEST, offset=1 << 20),
+    states.StatePiece(digest=DIGEST, offset=1 << 20, total=100 << 20),
+    states.StateRefused(digest=DIGEST, why="it is not here"),
+)
+
 EXAMPLES: Final[dict[str, Message]] = {
     tag_of(type(message)): message
-    for message in (*_OF_WORKERS, *_OF_AGENTS, *_OF_CLIENTS, *_OF_LOGS, *_ON_A_NODE)
+    for message in (*_OF_WORKERS, *_OF_AGENTS, *_OF_CLIENTS, *_OF_LOGS, *_ON_A_NODE, *_OF_STATES)
 }
 
 

@@ -1,0 +1,314 @@
+"""Data of a partition, read once on a node: a file that all of its workers map.
+
+What `input_fn` gives is staged if it is made of tensors, arrays, numbers, texts, and tuples,
+lists, mappings and `TensorDataset`s of them. Anything else stays in its process, and each process
+reads its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import math
+import mmap
+import os
+import struct
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sized
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+from torch.utils.data import TensorDataset
+
+from elastic.training_errors import ElasticError
+
+MAGIC: Final = b"ONESdt\x00\x01"
+PREFIX: Final = struct.Struct(">8sQ")  # magic, bytes of the header that follows
+ALIGNED: Final = 64  # bytes; where a tensor begins
+_PLAIN: Final = (type(None), bool, int, float, str, bytes)
+_NUMBERS: Final = "biufc"  # kinds of numpy's types that are plain
+
+
+class DataDiffersError(ElasticError):
+    """`input_fn` gave another number of samples than it gave on this node before."""
+
+    def __init__(self, whose: str, found: int, staged: int) -> None:
+        """Say which.
+
+        Args:
+            whose: partition.
+            found: samples now.
+            staged: samples before.
+        """
+        super().__init__(
+            f"input_fn gave {found} samples of {whose}, and {staged} when it was called before",
+            "give the same data for the same partition at each call",
+            "input_fn",
+        )
+
+
+class _Header(msgspec.Struct, array_like=True):
+    content: Any
+    blocks: list[tuple[int, int]]  # of each tensor: where it begins behind the header, bytes
+    samples: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    owner: object  # keeps the content alive
+    content: memoryview | bytes
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+
+class _NotStagedError(Exception):
+    """Something in the data is of a kind that stays in its process."""
+
+
+class StagedData:
+    """The staged data of one job on one node."""
+
+    def __init__(self, folder: Path) -> None:
+        """Begin with what is there.
+
+        Args:
+            folder: of the job's data on the node; made when something is staged.
+        """
+        self._folder = folder
+
+    def get(self, partition: int | None, read: Callable[[], Any]) -> Any:
+        """The data of a partition, as this node has them.
+
+        One worker of the node reads at a time; the others then find what it left.
+
+        Args:
+            partition: 0-based; None: of the evaluation.
+            read: gives the data; what it raises is raised.
+
+        Raises:
+            DataDiffersError: if they are not as many samples as before.
+            OSError: if the folder cannot be used.
+        """
+        name = "evaluation" if partition is None else f"partition-{partition}"
+        path = self._folder / f"{name}.data"
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with _locked(self._folder / f"{name}.lock"):
+            staged = _mapped(path)
+            if staged is None:
+                return self._stage(path, read())
+        data, samples = staged
+        if data is not _OWN:
+            return data
+        found = read()
+        if count_samples(found) != samples:
+            raise DataDiffersError(name.replace("-", " "), count_samples(found), samples)
+        return found
+
+    @staticmethod
+    def _stage(path: Path, found: Any) -> Any:
+        """Leave the data for the others; this worker uses the same, so that all compute alike."""
+        try:
+            _write(path, *_described(found, count_samples(found)))
+        except OSError as error:
+            text = f"{path.name} cannot be kept for the node's other workers: {error.strerror}"
+            sys.stderr.write(f"[ones] {text}; each reads its own\n")
+            return found
+        staged = _mapped(path)
+        return found if staged is None or staged[0] is _OWN else staged[0]
+
+
+def count_samples(data: Any) -> int:
+    """How many samples a user's data are; at least 1.
+
+    Tuples and mappings are columns, whose first says how many; lists are samples; a loader has
+    those of its dataset. What has no length counts once.
+
+    Args:
+        data: that `input_fn` gave.
+    """
+    if isinstance(data, Mapping) and data:
+        return count_samples(next(iter(data.values())))
+    if isinstance(data, tuple) and data and isinstance(data[0], Sized):
+        return count_samples(data[0])
+    data = getattr(data, "dataset", data)
+    try:
+        return max(1, len(data))
+    except TypeError:
+        return 1
+
+
+_OWN: Final = object()  # instead of data: each process reads its own
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; one that is killed lets go."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+# --- data as bytes
+
+
+def _described(data: Any, samples: int) -> tuple[_Header, list[_Block]]:
+    blocks: list[_Block] = []
+    try:
+        content = _plain(data, blocks)
+    except _NotStagedError:
+        return _Header(["o"], [], samples), []
+    places, place = [], 0
+    for block in blocks:
+        place += -place % ALIGNED
+        places.append((place, len(block)))
+        place += len(block)
+    return _Header(content, places, samples), blocks
+
+
+def _plain(value: Any, blocks: list[_Block]) -> Any:
+    """What msgpack keeps; all else is a list with its kind first."""
+    kind = type(value)
+    if kind in _PLAIN:
+        if kind is int and not -(2**63) <= value < 2**64:
+            raise _NotStagedError
+        return value
+    if kind is torch.Tensor:
+        return ["x", *_block(value, blocks)]
+    if kind is TensorDataset:
+        return ["d", *(_plain(one, blocks) for one in value.tensors)]
+    if kind is tuple or kind is list:
+        return ["t" if kind is tuple else "l", *(_plain(one, blocks) for one in value)]
+    if kind is dict:
+        pairs = [[_plain(k, blocks), _plain(v, blocks)] for k, v in value.items()]
+        return ["m", *pairs]
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and kind is numpy.ndarray and value.dtype.kind in _NUMBERS:
+        if not (value.dtype.isnative and value.flags.c_contiguous):
+            raise _NotStagedError
+        blocks.append(_Block(value, memoryview(value).cast("B") if value.size else b""))
+        return ["a", len(blocks) - 1, value.dtype.str, list(value.shape)]
+    raise _NotStagedError
+
+
+def _block(tensor: torch.Tensor, blocks: list[_Block]) -> list[Any]:
+    """Its bytes as they lie, in the order of its strides: some results depend on that order."""
+    plain = tensor.layout == torch.strided and tensor.device.type == "cpu"
+    if not plain or tensor.requires_grad or tensor.is_quantized:
+        raise _NotStagedError
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
+    if tensor.is_contiguous() or not tensor.permute(order).is_contiguous():
+        order = list(range(tensor.dim()))
+    laid = tensor.permute(order).contiguous().resolve_conj().resolve_neg()
+    blocks.append(_Block(laid, _bytes_of(laid)))
+    name = str(tensor.dtype).removeprefix("torch.")
+    return [len(blocks) - 1, name, list(laid.shape), order]
+
+
+def _write(path: Path, header: _Header, blocks: list[_Block]) -> None:
+    """Durably: a file that is there is whole."""
+    encoded = msgspec.msgpack.encode(header)
+    fresh = path.with_suffix(".new")
+    start = _start(len(encoded))
+    try:
+        with fresh.open("wb") as file:
+            file.write(PREFIX.pack(MAGIC, len(encoded)) + encoded)
+            for (place, _), block in zip(header.blocks, blocks, strict=True):
+                file.seek(start + place)
+                file.write(block.content)
+            file.truncate(max(file.tell(), start))
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            fresh.unlink(missing_ok=True)
+        raise
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview | bytes:
+    """Of a contiguous tensor on the host, without a copy, as long as it lives."""
+    size = tensor.numel() * tensor.element_size()
+    if not size:
+        return b""
+    return memoryview((ctypes.c_char * size).from_address(tensor.data_ptr())).cast("B")
+
+
+def _start(header: int) -> int:
+    """Where tensors begin."""
+    return (PREFIX.size + header + ALIGNED - 1) // ALIGNED * ALIGNED
+
+
+# --- and back
+
+
+def _mapped(path: Path) -> tuple[Any, int] | None:
+    """Data and how many samples; `_OWN`: they are read by each process. None: nothing is there."""
+    try:
+        with path.open("rb") as file:
+            magic, length = PREFIX.unpack(file.read(PREFIX.size))
+            if magic != MAGIC:
+                return None
+            header = msgspec.msgpack.decode(file.read(length), type=_Header)
+            content = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except (OSError, struct.error, ValueError, msgspec.MsgspecError):
+        return None
+    if header.content == ["o"]:
+        return _OWN, header.samples
+    start = _start(length)
+    places = [(start + place, size) for place, size in header.blocks]
+    return _data(header.content, _Mapped(content, places)), header.samples
+
+
+class _Mapped:
+    """Pages that this process shares with the others, until it writes into one of them."""
+
+    def __init__(self, content: mmap.mmap, places: list[tuple[int, int]]) -> None:
+        self._content = content
+        self._places = places
+
+    def tensor(self, at: int, name: str, shape: list[int]) -> torch.Tensor:
+        """Of that type and shape."""
+        dtype = getattr(torch, name)
+        place, _ = self._places[at]
+        count = math.prod(shape)
+        if not count:
+            return torch.empty(shape, dtype=dtype)
+        flat = torch.frombuffer(self._content, dtype=dtype, count=count, offset=place)
+        return flat.view(shape)
+
+    def array(self, at: int, name: str, shape: list[int]) -> Any:
+        """The same for numpy."""
+        import numpy as np  # noqa: PLC0415 - only where the data had arrays
+
+        place, _ = self._places[at]
+        return np.ndarray(shape, dtype=np.dtype(name), buffer=self._content, offset=place)
+
+
+def _data(content: Any, mapped: _Mapped) -> Any:
+    if not isinstance(content, list):
+        return content
+    kind, *rest = content
+    match kind:
+        case "x":
+            at, name, shape, order = rest
+            inverse = sorted(range(len(order)), key=order.__getitem__)
+            return mapped.tensor(at, name, shape).permute(inverse)
+        case "a":
+            return mapped.array(*rest)
+        case "d":
+            return TensorDataset(*(_data(one, mapped) for one in rest))
+        case "t":
+            return tuple(_data(one, mapped) for one in rest)
+        case "l":
+            return [_data(one, mapped) for one in rest]
+        case _:
+            return {_data(key, mapped): _data(value, mapped) for key, value in rest}

@@ -1,0 +1,195 @@
+"""States of this worker: from its node's disk, another's memory or disk; to both of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Final
+
+from elastic.hopper.unit_runner import UnitResult
+from elastic.training_errors import ElasticError
+from schemas.errors import OnesError
+from schemas.ids import JobId
+from schemas.link import MemoryTarget, fetch_state
+from schemas.messages.hopping import StateRef, StateSource, UnitOrder
+from schemas.messages.states import AskState
+from schemas.state_files import (
+    DamagedStateError,
+    Frames,
+    StateFile,
+    find_state,
+    header_of,
+    map_state,
+    read_frames,
+    write_state,
+)
+
+KEPT_BYTES: Final = 1 << 30  # of states in memory; the newest is kept whatever its size
+DISK_S: Final = 30.0  # how long a disk may take nothing
+RETRY_S: Final = 0.5
+
+
+class StateLostError(ElasticError):
+    """Nobody gave a state that is right."""
+
+
+class DiskFullError(ElasticError):
+    """The node's disk does not take a state."""
+
+
+class StateStore:
+    """Keeps what this worker trained last, and finds what it is to train next."""
+
+    def __init__(self, job: JobId, folder: Path) -> None:
+        """Begin with nothing in memory.
+
+        Args:
+            job: whose states.
+            folder: of them, on the node.
+        """
+        self._job = job
+        self._folder = folder
+        self._lock = threading.Lock()  # the server has a thread of its own
+        self._kept: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
+
+    # --- what others ask for
+
+    def find(self, asked: AskState) -> Sequence[bytes | bytearray | memoryview] | None:
+        """A state's file as bytes, from memory, else from the disk.
+
+        Args:
+            asked: of whoever; its digest has to be right.
+        """
+        if asked.job != self._job:
+            return None
+        with self._lock:
+            if (kept := self._kept.get(asked.digest)) is not None:
+                return (kept[0], *kept[1])
+        path = find_state(self._folder, asked.trial, asked.version, asked.digest)
+        return None if path is None else [map_state(path)]
+
+    # --- what this worker needs
+
+    def get(self, state: StateRef, sources: Sequence[StateSource]) -> Frames:
+        """A state, checked; blocks.
+
+        Args:
+            state: with its digest.
+            sources: who has it, beside this node's disk.
+
+        Raises:
+            StateLostError: if nobody gave it.
+        """
+        with self._lock:
+            if (kept := self._kept.get(state.digest)) is not None:
+                return kept[1]
+        if (found := self._on_disk(state)) is not None:
+            return found
+        target = MemoryTarget()
+        frames: Frames = ()
+
+        def check() -> None:
+            nonlocal frames
+            frames = read_frames(target.content, state.digest)
+
+        asked = AskState(
+            job=self._job, trial=state.trial, version=state.version, digest=state.digest, offset=0
+        )
+        try:
+            fetch_state([source.address for source in sources], asked, target, check)
+        except (OnesError, MemoryError) as error:
+            what = error.message if isinstance(error, OnesError) else f"no memory for it: {error}"
+            raise StateLostError(what, "it is trained again") from None
+        return frames
+
+    def _on_disk(self, state: StateRef) -> Frames | None:
+        path = find_state(self._folder, state.trial, state.version, state.digest)
+        if path is None:
+            return None
+        try:
+            return read_frames(map_state(path), state.digest)
+        except DamagedStateError as error:
+            sys.stderr.write(f"[ones] {path.name}: {error.message}; another copy is looked for\n")
+            with contextlib.suppress(OSError):
+                path.unlink()
+        except (OSError, ValueError):  # it has just gone
+            pass
+        return None
+
+    def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_S) -> None:
+        """Keep a unit's state: in memory, and durably on the node's disk.
+
+        Args:
+            unit: that was made.
+            result: of it.
+            limit_s: how long a disk that takes nothing is tried again, seconds.
+
+        Raises:
+            DiskFullError: if the disk did not take it.
+        """
+        name = unit.result
+        file = StateFile(name.trial, name.version, unit.attempt)
+        deadline = time.monotonic() + limit_s
+        while True:
+            try:
+                write_state(self._folder, file, result.frames, result.digest)
+            except OSError as error:
+                if time.monotonic() >= deadline:
+                    what = f"cannot write a state of {_size(result.frames)} to {self._folder}"
+                    hint = "free space there"
+                    raise DiskFullError(f"{what}: {error.strerror}", hint) from None
+                time.sleep(RETRY_S)
+            else:
+                break
+        self._keep(result.digest, result.frames)
+
+    def _keep(self, digest: str, frames: Frames) -> None:
+        with self._lock:
+            self._kept[digest] = (header_of(frames, digest), frames)
+            self._kept.move_to_end(digest)
+            while len(self._kept) > 1 and self._bytes() > KEPT_BYTES:
+                self._kept.popitem(last=False)
+
+    def _bytes(self) -> int:
+        return sum(len(frame) for _, frames in self._kept.values() for frame in frames)
+
+
+class StateWait:
+    """A state on its way, received in a thread of its own."""
+
+    def __init__(self, get: Callable[[], Frames]) -> None:
+        """Begin.
+
+        Args:
+            get: gives it; what it raises is raised again by `frames`.
+        """
+        self._get = get
+        self._frames: Frames = ()
+        self._error: Exception | None = None
+        self.seconds = 0.0  # that it took
+        self._thread = threading.Thread(target=self._run, name="state", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        began = time.monotonic()
+        try:
+            self._frames = self._get()
+        except Exception as error:  # noqa: BLE001 - for the thread that waits
+            self._error = error
+        self.seconds = time.monotonic() - began
+
+    def frames(self) -> Frames:
+        """Wait for it."""
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return self._frames
+
+
+def _size(frames: Frames) -> str:
+    return f"{sum(map(len, frames)) / 1e6:.1f} MB"

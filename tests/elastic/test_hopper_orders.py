@@ -1,0 +1,155 @@
+"""A hopper answers the group's protocol at once, and makes each attempt once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from elastic.hopper.hopper_orders import HopperOrders
+from schemas.groups import Group, Member
+from schemas.ids import Rank, SlotId, Version, WorkerId
+from schemas.messages.agent import (
+    JOIN,
+    PREPARE,
+    RECOVER,
+    SETTLED,
+    START,
+    SUSPEND,
+    SWITCH,
+    GroupFormed,
+    Quiesced,
+    StoreOpened,
+    Suspended,
+)
+from schemas.messages.hopping import StateRef, UnitOrder
+from schemas.messages.worker import GroupOrder
+from tests.support.sizes import examples
+
+ME, OTHER = WorkerId("search-1.v1.r0"), WorkerId("search-1.v2.r1")
+
+
+def order(version: int, stage: int, kind: str, *workers: WorkerId) -> GroupOrder:
+    members = tuple(
+        Member(rank=Rank(rank), slot=SlotId(f"n/{rank}"), local_batch=4, worker=worker)
+        for rank, worker in enumerate(workers)
+    )
+    group = Group(version=Version(version), members=members, lr=None)
+    return GroupOrder(version=Version(version), stage=stage, kind=kind, group=group)
+
+
+def unit(attempt: int, worker: WorkerId = ME) -> UnitOrder:
+    return UnitOrder(
+        attempt=attempt, worker=worker, trial=0, values={}, state=None, sources=(),
+        result=StateRef(trial=0, version=1), epoch=1, partition=0, evaluate=False,
+    )  # fmt: skip
+
+
+def hopper(*heard: GroupOrder, me: WorkerId = ME, born: int = 1, rank: int = 0) -> HopperOrders:
+    orders = HopperOrders(me, Version(born), Rank(rank))
+    orders.port = 29000
+    for one in heard:
+        orders.receive(one)
+    return orders
+
+
+def formed(version: int) -> Any:
+    return ((GroupFormed, {"group": version, "epoch": 0, "step": 0}),)
+
+
+STARTED = order(1, SWITCH, START, ME)
+
+
+def test_who_hears_of_a_group_is_a_member_of_it() -> None:
+    orders = hopper()
+
+    assert orders.receive(order(1, PREPARE, START, ME)) == ()
+    assert orders.receive(STARTED) == formed(1)
+    assert orders.receive(STARTED) == ()
+    assert orders.receive(order(1, SETTLED, START, ME)) == ()
+    assert orders.receive(order(2, SWITCH, JOIN, ME, OTHER)) == formed(2)
+    assert (orders.rank, orders.size, orders.batch, orders.group) == (0, 2, 8, 2)
+    assert not orders.leaving
+
+
+def test_a_newcomer_is_a_member_of_the_group_that_it_was_born_for() -> None:
+    orders = hopper(me=OTHER, born=2, rank=1)
+
+    assert orders.receive(order(2, PREPARE, JOIN, ME, OTHER)) == ()
+    assert orders.receive(order(2, SWITCH, JOIN, ME, OTHER)) == formed(2)
+
+
+def test_the_first_of_a_group_that_grows_says_where_it_could_meet() -> None:
+    orders = hopper(STARTED)
+
+    opened = orders.receive(order(2, PREPARE, JOIN, ME, OTHER))
+
+    assert opened == ((StoreOpened, {"group": 2, "port": 29000}),)
+
+
+def test_a_group_that_recovers_stands_still_already() -> None:
+    orders = hopper(order(2, SWITCH, JOIN, ME, OTHER))
+
+    still = orders.receive(order(3, PREPARE, RECOVER, ME))
+    again = orders.receive(order(3, SWITCH, RECOVER, ME))
+
+    point = {"group": 3, "step": 0, "epoch": 0, "full": True, "port": 29000}
+    assert still == ((Quiesced, point),)
+    assert again == formed(3)
+
+
+def test_who_is_not_in_the_group_any_more_leaves_unless_the_change_is_given_up() -> None:
+    orders = hopper(order(2, SWITCH, JOIN, ME, OTHER))
+
+    assert orders.receive(order(3, SWITCH, JOIN, OTHER)) == ()
+    assert orders.leaving
+    orders.receive(order(3, SETTLED, JOIN, ME, OTHER))
+    assert not orders.leaving
+
+
+def test_the_first_of_a_group_that_is_paused_says_so_and_all_leave() -> None:
+    orders = hopper(order(2, SWITCH, JOIN, ME, OTHER))
+    other = hopper(order(2, SWITCH, JOIN, ME, OTHER), me=OTHER, born=2, rank=1)
+    orders.samples_done = 48
+
+    paused = orders.receive(order(3, SWITCH, SUSPEND))
+
+    at = {"group": 3, "epoch": 0, "step": 0, "samples_done": 48}
+    assert paused == ((Suspended, at),)
+    assert other.receive(order(3, SWITCH, SUSPEND)) == ()
+    assert orders.leaving
+    assert other.leaving
+
+
+def test_a_unit_is_taken_once_and_an_older_attempt_never() -> None:
+    orders = hopper(STARTED)
+
+    assert orders.assign(unit(5))
+    assert orders.take() == unit(5)
+    assert not orders.assign(unit(5))
+    assert not orders.assign(unit(4))
+    assert not orders.assign(unit(6, OTHER))
+    assert orders.take() is None
+    assert orders.assign(unit(7))
+
+
+heard = st.tuples(
+    st.integers(1, 4), st.sampled_from([PREPARE, SWITCH, SETTLED]),
+    st.sampled_from([START, JOIN, RECOVER, SUSPEND]), st.sampled_from([(ME,), (OTHER,), (ME, OTHER), ()]),
+)  # fmt: skip
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(st.lists(heard, max_size=12))
+def test_whatever_is_heard_versions_only_grow_and_nothing_is_answered_twice(
+    orders: list[Any],
+) -> None:
+    one = hopper()
+    answered: list[Any] = []
+    for version, stage, kind, workers in orders:
+        answered += one.receive(order(version, stage, kind, *workers))
+
+    groups = [fields["group"] for _, fields in answered]
+    assert groups == sorted(groups)
+    assert len({(kind, fields["group"]) for kind, fields in answered}) == len(answered)
