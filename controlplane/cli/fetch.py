@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -17,11 +16,11 @@ from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import byte_count, print_json, print_line
 from controlplane.client import BlockingClient
 from controlplane.client.job_files import Fetch, Fetched, JobFiles, matches
-from schemas.errors import BadFieldError, OnesError
+from controlplane.client.sweeps.runs import NoTorchError, convert_state
+from schemas.errors import BadFieldError
 
 MODEL: Final = "model.pt"
 SHOWN_FROM: Final = 4 << 20  # bytes whose way is worth a bar
-EXPORT_S: Final = 600.0
 PYTHON_HELP: Final = "interpreter that has torch; default: this one, else the job's"
 
 
@@ -74,7 +73,7 @@ def export(
     python: Annotated[str | None, Parameter(help=PYTHON_HELP)] = None,
     common: Common = COMMON,
 ) -> int:
-    """Write the model of JOB's last checkpoint to FILE, as a plain `state_dict` of torch."""
+    """Write the model of JOB's last checkpoint, or a sweep's best, to FILE: a `state_dict`."""
     with BlockingClient(common.home) as client:
         made = _exported(client, job, file, python)
     row = {"job": job, "file": str(made.path), "bytes": made.size, "sha256": made.sha256}
@@ -85,15 +84,11 @@ def export(
     return Exit.OK
 
 
-class NoTorchError(OnesError):
-    """No interpreter here can read a checkpoint."""
-
-    code = "no_torch"
-
-
 def _exported(client: BlockingClient, job: str, target: Path, python: str | None) -> Fetched:
-    checkpoint = client.last_checkpoint(job)
-    own = client.job(job).spec.python
+    spec = client.job(job).spec
+    if spec.stated_sweep is not None:
+        return _as_fetched(client.sweep_run(job).export(target, None, python).path)
+    own, checkpoint = spec.python, client.last_checkpoint(job)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".ones-", dir=target.parent) as folder:
@@ -108,30 +103,12 @@ def _exported(client: BlockingClient, job: str, target: Path, python: str | None
                         on_bytes(came, max(came, checkpoint.size))
 
                 client.fetch_file(job, checkpoint, local, count)
-            _convert(local, target, [python] if python else [sys.executable, *filter(None, [own])])
+            convert_state(
+                local, target, [python] if python else [sys.executable, *filter(None, [own])]
+            )
     except OSError as error:
         raise BadFieldError(f"{target}: {error.strerror}", "choose another", "file") from None
     return _as_fetched(target)
-
-
-def _convert(checkpoint: Path, target: Path, pythons: list[str]) -> None:
-    """Let the training library take the model out: the command line itself has no torch."""
-    for python in pythons:
-        command = [python, "-P", "-m", "elastic.export_state", str(checkpoint), str(target)]
-        try:
-            done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
-                command, capture_output=True, text=True, check=False, timeout=EXPORT_S
-            )
-        except OSError:
-            continue
-        if done.returncode == 0:
-            return
-        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
-        if "ModuleNotFoundError" not in said:
-            raise BadFieldError(f"the checkpoint cannot be exported: {said}", "", "job")
-    names = " or ".join(pythons)
-    hint = "name one that has torch and this library with --python"
-    raise NoTorchError(f"no torch in {names}", hint, "python")
 
 
 def _as_fetched(path: Path) -> Fetched:

@@ -30,6 +30,7 @@ DRAWN = {  # modules that draw, which takes long to import; loaded when they are
 
 
 INIT = "Write a job file for SCRIPT, and say which lines of it to change for the library."
+SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies before you use them."
 
 
@@ -72,6 +73,7 @@ def build() -> App:
     here.command(local_cluster.down)
     for group in (job, node, here):
         app.command(group)
+    app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP)
     app.command("controlplane.cli.simulate:sim", name="sim", help=SIM)
     return app
 

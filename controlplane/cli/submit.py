@@ -27,12 +27,15 @@ from controlplane.cli.output import (
 )
 from controlplane.client import BlockingClient, JobSpec
 from controlplane.client.jobfile import load_job
+from controlplane.client.sweeps.sweep import in_words
 from controlplane.client.workdir_archive import IGNORE_FILE, PackedFile, survey
 from schemas.errors import BadFieldError, OnesError, SettingsError, UnreachableError
 from schemas.messages.client import JobAccepted
+from schemas.sweeps import SweepSpec
 
 MUCH: Final = 100_000_000  # bytes of a working directory that are worth a question
 NAMED: Final = 3  # of the largest files
+OF_NO_SWEEP: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep"})
 ASK_S: Final = 3.0  # a dry run waits so long for a controller
 SHOWN_FROM: Final = 4 << 20  # bytes of an archive whose way is worth a bar
 KEY_HELP: Final = "submitting twice with it gives one job"
@@ -72,7 +75,32 @@ def submit(
     files = (file, *more)
     if key is not None and more:
         raise BadFieldError("--key is of one job", "submit these files one at a time", "key")
-    ready = [_prepared(path, set_ or ()) for path in files]  # all are good before one goes
+    ready = [prepared(path, set_ or ()) for path in files]  # all are good before one goes
+    return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
+
+
+def send(
+    ready: Sequence[Submission],
+    *,
+    key: str | None,
+    wait: bool,
+    dry_run: bool,
+    yes: bool,
+    common: Common,
+) -> int:
+    """Submit jobs that are ready to go, or only say what would go.
+
+    Args:
+        ready: checked.
+        key: submitting twice with it gives one job.
+        wait: until all have ended.
+        dry_run: submit nothing.
+        yes: ask nothing.
+        common: how to print.
+
+    Returns:
+        The exit code.
+    """
     if dry_run:
         return _say_dry(ready, common)
     if not all(_agreed(one, common, yes=yes) for one in ready):
@@ -83,7 +111,17 @@ def submit(
         return (_waited(client, accepted, first_event, common) if wait else Exit.OK) or code
 
 
-def _prepared(file: Path, overrides: Sequence[str]) -> Submission:
+def prepared(file: Path, overrides: Sequence[str]) -> Submission:
+    """A job file, checked, with what would travel.
+
+    Args:
+        file: of a job or a sweep.
+        overrides: KEY=VALUE over the file.
+
+    Raises:
+        SettingsError: if the file cannot be used.
+        BadFieldError: if a value cannot be accepted.
+    """
     spec = load_job(file, overrides)
     return Submission(file, spec, survey(Path(spec.workdir)))
 
@@ -263,13 +301,34 @@ def _dry(one: Submission) -> dict[str, Any]:
 def _stated(spec: JobSpec) -> dict[str, str]:
     """The fields that are not as they would be without a word, and those that rule its size."""
     found = {}
+    sweep = spec.stated_sweep
     for field in msgspec.structs.fields(spec):
+        if sweep is not None and field.name in OF_NO_SWEEP:
+            continue
         value = getattr(spec, field.name)
         if field.required or field.name == "slots" or value != field.default:
             found[field.name] = _text(plain(value))
     least, most = spec.slots
     found["slots"] = f"{least} to {most}"
+    if sweep is not None:
+        found |= _stated_search(sweep)
     return {name: text for name, text in found.items() if text}
+
+
+def _stated_search(sweep: SweepSpec) -> dict[str, str]:
+    search = sweep.search
+    options = plain(search.searcher)
+    kind = options.pop("type")
+    chosen = ", ".join(f"{name}={value}" for name, value in options.items())
+    names = ("input_fn", "model_fn", "train_fn", "eval_fn")
+    return {
+        "functions": " ".join(path for name in names if (path := getattr(sweep, name))),
+        "searcher": f"{kind} {chosen}".strip(),
+        "epochs": f"at most {search.epochs} each",
+        "metric": f"{search.mode} of {search.metric}",
+        "partitions": str(sweep.partitions),
+        **{f"space.{name}": in_words(one) for name, one in search.space.items()},
+    }
 
 
 def _text(value: Any) -> str:

@@ -1,8 +1,43 @@
-"""What users import to submit and follow jobs; needs `schemas` only."""
+"""What users import to submit and follow jobs and sweeps."""
 
 from controlplane.client.async_client import Client
 from controlplane.client.blocking_client import BlockingClient
 from controlplane.client.cluster_home import Home, find_home
+from controlplane.client.sweeps.searchers import (
+    ASHA,
+    PBT,
+    Choice,
+    Grid,
+    Hyperband,
+    Integer,
+    LogInteger,
+    LogUniform,
+    MedianStopping,
+    RandomSearch,
+    SuccessiveHalving,
+    Uniform,
+)
+from controlplane.client.sweeps.sweep import Sweep
 from schemas.jobs import JobSpec, StopRule
 
-__all__ = ["BlockingClient", "Client", "Home", "JobSpec", "StopRule", "find_home"]
+__all__ = [
+    "ASHA",
+    "PBT",
+    "BlockingClient",
+    "Choice",
+    "Client",
+    "Grid",
+    "Home",
+    "Hyperband",
+    "Integer",
+    "JobSpec",
+    "LogInteger",
+    "LogUniform",
+    "MedianStopping",
+    "RandomSearch",
+    "StopRule",
+    "SuccessiveHalving",
+    "Sweep",
+    "Uniform",
+    "find_home",
+]

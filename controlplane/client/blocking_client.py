@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -13,6 +13,9 @@ from controlplane.client.async_client import Client
 from controlplane.client.cluster_home import Home
 from controlplane.client.job_files import MOST_BYTES, Fetch, Fetched, JobFile, JobFiles
 from controlplane.client.stream_pages import OutputLine
+from controlplane.client.sweeps.blocking_runs import BlockingSweepRun
+from controlplane.client.sweeps.requests import Change
+from controlplane.client.sweeps.sweep import Sweep
 from schemas.ids import JobId
 from schemas.jobs import JobSpec
 from schemas.messages.client import (
@@ -22,10 +25,14 @@ from schemas.messages.client import (
     JobDetail,
     Jobs,
     JobSummary,
+    Ledger,
     NodeInfo,
     SearchInfo,
+    SweepChanged,
+    SweepDetail,
 )
 from schemas.messages.feed import FeedEvent
+from schemas.sweeps import Value
 
 T = TypeVar("T")
 
@@ -99,6 +106,68 @@ class BlockingClient:
             on_sent: called in the client's thread with bytes that arrived, and all of them.
         """
         return self._run(self._client.submit_accepted(spec, key, on_sent=on_sent))
+
+    def submit_sweep(
+        self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
+    ) -> BlockingSweepRun:
+        """See `Client.submit_sweep`.
+
+        Args:
+            sweep: what to search.
+            workdir: where its functions lie; None: as `sweep` says.
+            key: the same key gives the same sweep; None: a new one each time.
+        """
+        run = self._run(self._client.submit_sweep(sweep, workdir, key))
+        return BlockingSweepRun(run, self._run)
+
+    def sweep_run(self, job: str) -> BlockingSweepRun:
+        """See `Client.sweep_run`.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
+        return BlockingSweepRun(self._client.sweep_run(job), self._run)
+
+    def sweep(self, job: str) -> SweepDetail:
+        """See `Client.sweep`.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
+        return self._run(self._client.sweep(job))
+
+    def change_sweep(
+        self,
+        job: str,
+        change: Change,
+        trial: int | None = None,
+        *,
+        values: Mapping[str, Value] | None = None,
+        parent: int | None = None,
+        key: str | None = None,
+    ) -> SweepChanged:
+        """See `Client.change_sweep`.
+
+        Args:
+            job: the sweep.
+            change: what to do.
+            trial: all but `add`.
+            values: `add`: of the configuration; beside a parent's own where there is one.
+            parent: `add`: go on from this trial's state.
+            key: makes a repetition harmless; None: a new change each time.
+        """
+        changing = self._client.change_sweep(
+            job, change, trial, values=values, parent=parent, key=key
+        )
+        return self._run(changing)
+
+    def ledger(self, job: str) -> Ledger:
+        """See `Client.ledger`.
+
+        Args:
+            job: the sweep.
+        """
+        return self._run(self._client.ledger(job))
 
     def check(self, spec: JobSpec) -> tuple[str, ...]:
         """See `Client.check`.

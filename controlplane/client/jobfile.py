@@ -9,6 +9,8 @@ from typing import Final
 import msgspec
 
 from controlplane.client.spec_overrides import with_overrides
+from controlplane.client.sweeps.functions import check_functions
+from controlplane.client.sweeps.sweep_file import sweep_from, with_sweep_overrides
 from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import AUTO, KEEP, JobSpec, not_python, problems
 from schemas.toml_settings import convert, read_toml
@@ -17,11 +19,12 @@ LOOK_BYTES: Final = 4096  # of a script, to see that it is text
 
 
 def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job in a TOML file; its relative paths are relative to the file.
+    """The job, or the sweep, in a TOML file; its relative paths are relative to the file.
 
     Args:
         path: a TOML file, UTF-8.
-        overrides: KEY=VALUE, over what the file says, as `with_overrides` reads them.
+        overrides: KEY=VALUE, over what the file says, as `with_overrides` reads them, or
+            `with_sweep_overrides` those of a sweep.
 
     Raises:
         SettingsError: if the file cannot be read, a key is unknown or of the wrong type.
@@ -30,13 +33,17 @@ def load_job(path: Path, overrides: Sequence[str] = ()) -> JobSpec:
     table = read_toml(path)
     if not table:
         raise SettingsError(f"{path} is empty", "give at least name, script and batch_size")
+    base = path.resolve().parent
+    if "sweep" in table:
+        table = with_sweep_overrides(table, overrides)
+        return checked(sweep_from(table, path), base)
     if overrides:
         table = with_overrides(table, overrides)
     limit = table.get("max_batch_size")
     if isinstance(limit, str) and limit not in {KEEP, AUTO}:
         what = f"max_batch_size: {limit[:60]!r} is neither a number of samples nor keep nor auto"
         raise BadFieldError(what, "give one of these, or leave it out", "max_batch_size")
-    return checked(convert(JobSpec, table, path), path.resolve().parent)
+    return checked(convert(JobSpec, table, path), base)
 
 
 def checked(spec: JobSpec, base: Path) -> JobSpec:
@@ -52,6 +59,22 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
     for problem in problems(spec):
         raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
     workdir = (base / spec.workdir).resolve()
+    sweep = spec.stated_sweep
+    if sweep is not None:
+        if not workdir.is_dir():
+            raise BadFieldError(f"workdir: {workdir} is no folder", "correct workdir", "workdir")
+        check_functions(sweep, workdir, own_python=spec.python is not None)
+    else:
+        _check_script(spec, workdir)
+    python = spec.python
+    if python is not None and "/" in python:
+        python = str((base / python).absolute())
+    return msgspec.structs.replace(
+        spec, workdir=str(workdir), python=python, max_batch_size=_stated_limit(spec)
+    )
+
+
+def _check_script(spec: JobSpec, workdir: Path) -> None:
     if not (workdir / spec.script).is_file():
         what = f"script: {spec.script} is not in {workdir}"
         raise BadFieldError(what, "correct script or workdir", "script")
@@ -59,12 +82,6 @@ def checked(spec: JobSpec, base: Path) -> JobSpec:
         found = not_python(spec.script, file.read(LOOK_BYTES))
     if found is not None:
         raise BadFieldError(f"script: {found[0]}", found[1], "script")
-    python = spec.python
-    if python is not None and "/" in python:
-        python = str((base / python).absolute())
-    return msgspec.structs.replace(
-        spec, workdir=str(workdir), python=python, max_batch_size=_stated_limit(spec)
-    )
 
 
 def _stated_limit(spec: JobSpec) -> int | None:

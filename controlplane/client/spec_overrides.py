@@ -46,7 +46,7 @@ def with_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -> dict
         if field not in FIELDS:
             raise BadFieldError(f"--set {key}: a job has no such field", _near(field), key)
         if not dot:
-            changed[field] = text if field in TEXTS else _value(text)
+            changed[field] = text if field in TEXTS else toml_value(text)
         elif field == "args":
             changed["args"] = with_option(changed.get("args", ()), entry, text)
         elif field in {"env", "stop", "utility"}:
@@ -107,10 +107,15 @@ def _set_entry(table: dict[str, Any], field: str, entry: str, text: str) -> None
     other = {"epochs": "samples", "samples": "epochs"}.get(entry)
     if field == "stop" and other and "metric" not in inner:
         inner.pop(other, None)  # exactly one of the two is a rule
-    inner[entry] = text if field == "env" or entry == "metric" else _value(text)
+    inner[entry] = text if field == "env" or entry == "metric" else toml_value(text)
 
 
-def _value(text: str) -> Any:
+def toml_value(text: str) -> Any:
+    """A value as TOML has it; what is none is a text.
+
+    Args:
+        text: as it was typed.
+    """
     try:
         parsed = tomllib.loads(f"x = {text}")
     except tomllib.TOMLDecodeError:

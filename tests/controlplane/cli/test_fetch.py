@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from controlplane.cli.common_options import Common
-from controlplane.cli.fetch import NoTorchError, _as_fetched, _convert, _say_fetched
+from controlplane.cli.fetch import _as_fetched, _say_fetched
 from controlplane.client.job_files import Fetch, Fetched
+from controlplane.client.sweeps.runs import NoTorchError, convert_state
 from schemas.errors import BadFieldError
 
 
@@ -33,12 +34,12 @@ def test_the_first_interpreter_that_has_torch_takes_the_model_out(
 ) -> None:
     able = interpreter(tmp_path / "able", 'test "$*" = "-P -m elastic.export_state in out"')
 
-    _convert(Path("in"), Path("out"), [str(tmp_path / "none"), bare, able])
+    convert_state(Path("in"), Path("out"), [str(tmp_path / "none"), bare, able])
 
 
 def test_without_torch_the_remedy_is_named(tmp_path: Path, bare: str) -> None:
     with pytest.raises(NoTorchError, match=f"no torch in {bare}; name one .* with --python"):
-        _convert(tmp_path, tmp_path, [bare])
+        convert_state(tmp_path, tmp_path, [bare])
 
 
 def test_a_checkpoint_that_cannot_be_read_is_no_matter_of_the_interpreter(
@@ -47,7 +48,7 @@ def test_a_checkpoint_that_cannot_be_read_is_no_matter_of_the_interpreter(
     failing = interpreter(tmp_path / "failing", "echo first >&2; echo is damaged >&2; exit 1")
 
     with pytest.raises(BadFieldError, match="the checkpoint cannot be exported: is damaged"):
-        _convert(tmp_path, tmp_path, [failing, bare])
+        convert_state(tmp_path, tmp_path, [failing, bare])
 
 
 def test_what_came_and_what_did_not_are_said_apart(

@@ -1,0 +1,1 @@
+"""`ones sweep`: many configurations of one training."""

@@ -1,0 +1,179 @@
+"""ls, show and best: what sweeps there are, and how one stands."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import byte_count, plain, print_json, print_line, print_table, span
+from controlplane.cli.sweep.trial_columns import summary_lines, trial_cells
+from controlplane.client import BlockingClient
+from controlplane.client.sweeps.sweep import short
+from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
+from schemas.errors import BadFieldError
+from schemas.messages.client import SweepDetail
+
+ORDER_HELP = "best first, or in the order in which they were added"
+
+
+def ls(
+    *,
+    all_: Annotated[bool, Parameter(name=["--all", "-a"], help="ended ones too")] = False,
+    common: Common = COMMON,
+) -> int:
+    """List sweeps, oldest first, one line each."""
+    with BlockingClient(common.home) as client:
+        found = []
+        for job in client.jobs(ended=all_):
+            try:
+                found.append(client.sweep(job.job))
+            except BadFieldError:  # an ordinary job
+                continue
+    rows = [_line_of(detail) for detail in found]
+    if common.output == "json":
+        print_json(rows)
+    elif common.output == "jsonl":
+        for row in rows:
+            print_line(row)
+    elif common.output == "quiet":
+        sys.stdout.writelines(f"{row['job']}\n" for row in rows)
+    elif rows:
+        columns = ("job", "state", "slots", "trials", "ended", "units", "left", "best", "reason")
+        print_table(columns, [[_shown(row[name]) for name in columns] for row in rows])
+    if not rows:
+        which = "no sweep yet" if all_ else "no sweep waits or runs; -a lists ended ones"
+        sys.stderr.write(f"ones: {which}\n")
+    return Exit.OK
+
+
+def show(
+    job: str,
+    *,
+    by: Annotated[Literal["best", "number"], Parameter(help=ORDER_HELP)] = "best",
+    trial: Annotated[int | None, Parameter(help="only this one, with all its epochs")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Show the trials of sweep JOB: values, state, epoch, partition, metric, slot."""
+    with BlockingClient(common.home) as client:
+        detail = client.sweep(job)
+    if trial is not None:
+        return _show_trial(detail, trial, common)
+    if common.output == "json":
+        flat = plain(detail)
+        best = best_of(detail)
+        place = None if best is None else best.epoch
+        print_json({**flat.pop("summary"), "best_epoch": place, **flat})
+        return Exit.OK
+    trials = ranked(detail) if by == "best" else list(detail.trials)
+    if common.output == "jsonl":
+        for one in trials:
+            print_line(trial_row(detail, one))
+    elif common.output == "quiet":
+        sys.stdout.writelines(f"{one.number}\n" for one in trials)
+    else:
+        sys.stdout.writelines(f"{line}\n" for line in summary_lines(detail, time.time()))
+        if detail.units_done:
+            sys.stdout.write(f"{_hops(detail)}\n")
+        rows = trial_cells(detail, trials)
+        if rows:
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+            print_table(tuple(rows[0]), [list(row.values()) for row in rows])
+    return Exit.OK
+
+
+def best(job: str, *, common: Common = COMMON) -> int:
+    """Say which trial of sweep JOB is best, with which values and which metrics."""
+    with BlockingClient(common.home) as client:
+        detail = client.sweep(job)
+    found = best_of(detail)
+    if found is None:
+        what = f"no trial of {job} has a score yet"
+        raise BadFieldError(what, "wait for the end of the first epoch", "job")
+    metrics = found.trial.metrics[found.epoch - found.trial.began_at - 1]
+    if common.output in {"json", "jsonl"}:
+        print_line(
+            {
+                "job": job,
+                "trial": found.trial.number,
+                "metric": detail.spec.search.metric,
+                "score": found.score,
+                "epoch": found.epoch,
+                "values": found.trial.values,
+                "metrics": metrics,
+            }
+        )
+    elif common.output == "quiet":
+        sys.stdout.write(f"{found.trial.number}\n")
+    else:
+        line = f"{detail.spec.search.metric} {found.score:.6g} after epoch {found.epoch}"
+        sys.stdout.write(f"trial {found.trial.number}: {line}\n")
+        for name, value in found.trial.values.items():
+            sys.stdout.write(f"  {name:15s} {value}\n")
+        others = {
+            name: value for name, value in metrics.items() if name != detail.spec.search.metric
+        }
+        for name, number in others.items():
+            sys.stdout.write(f"  {name:15s} {number:.6g}\n")
+    return Exit.OK
+
+
+def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
+    job = detail.summary.job
+    if not 0 <= number < len(detail.trials):
+        hint = f"0 to {len(detail.trials) - 1}" if detail.trials else "there are none yet"
+        raise BadFieldError(f"{job} has no trial {number}", hint, "trial")
+    trial = detail.trials[number]
+    if common.output in {"json", "jsonl"}:
+        print_json(trial)
+        return Exit.OK
+    values = ", ".join(f"{name} {short(value)}" for name, value in trial.values.items())
+    sys.stdout.write(f"trial {number} of {job}: {trial.state}{trial.why and f' ({trial.why})'}\n")
+    sys.stdout.write(f"  {values}\n")
+    if trial.parent is not None:
+        sys.stdout.write(f"  goes on from trial {trial.parent} after {trial.began_at} epochs\n")
+    rows = epoch_rows(detail, (number,))
+    names = list(dict.fromkeys(name for metrics in trial.metrics for name in metrics))
+    if rows:
+        sys.stdout.flush()
+        print_table(
+            ("epoch", *names),
+            [[row["epoch"], *(_shown(row.get(n)) for n in names)] for row in rows],
+        )
+    return Exit.OK
+
+
+def _line_of(detail: SweepDetail) -> dict[str, Any]:
+    job = detail.summary
+    return {
+        "job": job.job,
+        "name": job.name,
+        "user": job.user,
+        "state": job.state,
+        "reason": job.reason,
+        "slots": job.slots,
+        "trials": detail.trials_in_all,
+        "ended": sum(one.state in {"done", "stopped", "failed"} for one in detail.trials),
+        "units": detail.units_done,
+        "left": detail.units_left,
+        "metric": detail.spec.search.metric,
+        "best": detail.best_score,
+        "best_trial": detail.best,
+    }
+
+
+def _hops(detail: SweepDetail) -> str:
+    share = detail.waited_s / (detail.waited_s + detail.trained_s) if detail.trained_s else 0.0
+    trained = f"{span(detail.trained_s)} trained"
+    return f"{byte_count(detail.hopped_bytes)} hopped, {share:.1%} of the time; {trained}"
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

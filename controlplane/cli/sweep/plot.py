@@ -1,0 +1,118 @@
+"""sweep plot: learning curves of all trials in a PNG file."""
+
+from __future__ import annotations
+
+import math
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+from cyclopts import Parameter
+
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import print_json
+from controlplane.cli.timeline_png import new_figure, save
+from controlplane.client import BlockingClient
+from controlplane.client.sweeps.sweep import short
+from controlplane.client.sweeps.tables import best_of, ranked
+from schemas.errors import BadFieldError
+from schemas.messages.client import SweepDetail, TrialInfo
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+NAMED: Final = 8  # trials with a colour and a name of their own
+COLOURS: Final = (
+    "#4e79a7", "#f28e2b", "#59a14f", "#e15759", "#76b7b2", "#b07aa1", "#edc948", "#9c755f"
+)  # fmt: skip
+OTHERS: Final = "#c8c8c8"
+
+
+def plot(
+    job: str,
+    /,
+    *,
+    png: Annotated[Path, Parameter(help="the file to write")],
+    metric: Annotated[str | None, Parameter(help="default: the one that is searched for")] = None,
+    time_: Annotated[bool, Parameter(name="--time", negative="", help="over hours")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Draw the learning curves of sweep JOB, and of how many trials trained how far."""
+    with BlockingClient(common.home) as client:
+        detail = client.sweep(job)
+    draw(detail, png, metric or detail.spec.search.metric, over_time=time_)
+    if common.output in {"json", "jsonl"}:
+        print_json({"job": job, "file": str(png)})
+    elif common.output == "table":
+        sys.stdout.write(f"{png}\n")
+    return Exit.OK
+
+
+def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = False) -> None:
+    """Learning curves into a PNG file.
+
+    Args:
+        detail: with all trials.
+        path: of the file.
+        metric: that is drawn.
+        over_time: over hours since the sweep was submitted, else over epochs.
+
+    Raises:
+        BadFieldError: if no trial has reported it.
+        SettingsError: if matplotlib is not installed, or the file cannot be written.
+    """
+    names = sorted({name for one in detail.trials for each in one.metrics for name in each})
+    if metric not in names:
+        known = f"one of {', '.join(names)}" if names else "wait for the first epoch"
+        what = f"no trial of {detail.summary.job} has reported {metric!r}"
+        raise BadFieldError(what, known, "metric")
+    figure = new_figure(10.0, 5.0)
+    axes = figure.add_subplot()
+    order = [trial for trial in ranked(detail) if trial.metrics]
+    for place, trial in reversed(list(enumerate(order))):
+        _curve(axes, detail, trial, metric, place, over_time=over_time)
+    axes.set_xlabel("hours since it was submitted" if over_time else "epochs")
+    axes.set_ylabel(metric)
+    best = best_of(detail)
+    said = "" if best is None else f", best {detail.spec.search.metric} {best.score:.4g}"
+    state = detail.summary.state
+    axes.set_title(f"{detail.summary.job} ({state}): {len(order)} trials{said}", loc="left")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(visible=True, color="#eeeeee")
+    axes.set_axisbelow(True)
+    if not over_time:
+        axes.locator_params(axis="x", integer=True)
+    handles, labels = axes.get_legend_handles_labels()
+    axes.legend(
+        handles[::-1], labels[::-1], frameon=False, fontsize="small",
+        loc="center left", bbox_to_anchor=(1.0, 0.5),
+    )  # fmt: skip
+    save(figure, path)
+
+
+def _curve(
+    axes: Axes, detail: SweepDetail, trial: TrialInfo, metric: str, place: int, *, over_time: bool
+) -> None:
+    named = place < NAMED
+    points = [
+        (_when(detail, trial, at) if over_time else float(trial.began_at + at + 1), value)
+        for at, one in enumerate(trial.metrics)
+        if (value := one.get(metric)) is not None and math.isfinite(value)
+    ]
+    values = ", ".join(f"{name} {short(value)}" for name, value in trial.values.items())
+    label = f"{trial.number}: {values}" if len(values) <= 60 else f"trial {trial.number}"  # noqa: PLR2004
+    axes.plot(
+        [x for x, _ in points],
+        [y for _, y in points],
+        color=COLOURS[place] if named else OTHERS,
+        linewidth=2.4 if place == 0 else 1.4 if named else 0.9,
+        marker="o",
+        markersize=3.5 if named else 2.0,
+        label=label if named else "_others",
+    )
+
+
+def _when(detail: SweepDetail, trial: TrialInfo, at: int) -> float:
+    ended = trial.ended_at[at] if at < len(trial.ended_at) else math.nan
+    return (ended - detail.summary.submitted_at) / 3600

@@ -1,0 +1,82 @@
+"""sweep submit: a sweep's file, or the manifest of one that was run before."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from cyclopts import Parameter
+
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.submit import KEY_HELP, Submission, prepared, send
+from controlplane.client.jobfile import checked
+from controlplane.client.sweeps.manifest import read_manifest
+from controlplane.client.sweeps.sweep import stated_sweep
+from controlplane.client.workdir_archive import digest_of, pack, survey
+from schemas.errors import BadFieldError
+
+SET_HELP = "KEY=VALUE over the file: space.lr=0.1, searcher.max_epochs=3, slots=[1,4]"
+MANIFEST_HELP = "of a sweep that was run: the same space, searcher and seed again"
+WORKDIR_HELP = "with --manifest: where its functions lie; default: as it says"
+CHANGED_HELP = "with --manifest: even if the working directory is not the same any more"
+
+
+def submit(
+    file: Path | None = None,
+    /,
+    *,
+    set_: Annotated[list[str] | None, Parameter(name="--set", negative="", help=SET_HELP)] = None,
+    manifest: Annotated[Path | None, Parameter(help=MANIFEST_HELP)] = None,
+    workdir: Annotated[Path | None, Parameter(help=WORKDIR_HELP)] = None,
+    changed: Annotated[bool, Parameter(negative="", help=CHANGED_HELP)] = False,
+    wait: Annotated[bool, Parameter(help="until it ends; exit 1 if it fails, and say why")] = False,
+    key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
+    dry_run: Annotated[bool, Parameter(help="check, say what would go, submit nothing")] = False,
+    yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="ask nothing")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Submit the sweep that FILE (TOML) describes, with a snapshot of its working directory."""
+    if (file is None) == (manifest is None):
+        raise BadFieldError(
+            "give FILE or --manifest, one of both", "see `ones sweep submit --help`"
+        )
+    if file is not None:
+        if workdir is not None or changed:
+            raise BadFieldError("--workdir and --changed go with --manifest", "leave them out")
+        ready = prepared(file, set_ or ())
+        stated_sweep(ready.spec)
+    else:
+        assert manifest is not None  # noqa: S101 - one of both
+        if set_:
+            raise BadFieldError("--set goes with FILE", "a manifest is run again as it was", "set")
+        ready = from_manifest(manifest, workdir, changed=changed)
+    return send([ready], key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
+
+
+def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submission:
+    """A sweep that was run before, ready to go.
+
+    Args:
+        file: its manifest.
+        workdir: where its functions lie; None: where they lay.
+        changed: whether that may have changed.
+
+    Raises:
+        BadFieldError: if the working directory is not the one of the manifest.
+    """
+    found = read_manifest(file)
+    spec = (
+        found.spec if workdir is None else msgspec.structs.replace(found.spec, workdir=str(workdir))
+    )
+    if not Path(spec.workdir).is_dir():
+        what = f"{spec.workdir}, the working directory of {file}, is not here"
+        raise BadFieldError(what, "name it with --workdir", "workdir")
+    spec = checked(spec, Path.cwd())
+    digest = digest_of(pack(Path(spec.workdir)))
+    if digest != found.snapshot and not changed:
+        other = f"{digest[:12]}, not {found.snapshot[:12]}"
+        what = f"{spec.workdir} is not what {found.job} was run with: {other}"
+        hint = "bring back its files, or accept the difference with --changed"
+        raise BadFieldError(what, hint, "workdir")
+    return Submission(file, spec, survey(Path(spec.workdir)))

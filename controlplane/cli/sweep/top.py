@@ -1,0 +1,196 @@
+"""sweep top: a sweep as it trains, again and again."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Final
+
+from cyclopts import Parameter
+from rich.box import SIMPLE_HEAD
+from rich.cells import cell_len
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import STYLES, byte_count, print_json, print_line
+from controlplane.cli.sweep.trial_columns import TRAINING, summary_lines, trial_cells
+from controlplane.client import BlockingClient
+from controlplane.client.sweeps.tables import best_of, ranked, trial_row
+from schemas.errors import UnavailableError, UnreachableError
+from schemas.jobs import ENDED
+from schemas.messages.client import SweepDetail, TrialInfo
+
+EVERY_S: Final = 1.0
+PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
+PLAIN_WIDTH: Final = 200  # where no terminal says how wide it is
+AWAY: Final = "controller unreachable, trying again"
+EDGE: Final = 4  # lines of the table that are no trials
+GAP: Final = 2
+SPARED: Final = ("why", "partition", "curve", "slot", "best")  # in order
+RIGHT: Final = frozenset({"trial", "epoch", "partition"})
+TRIAL_STYLES: Final = {
+    "training": "green",
+    "done": "bold green",
+    "failed": "bold red",
+    "paused": "yellow",
+    "stopped": "dim",
+    "waiting": "cyan",
+    "granted": "cyan",
+}
+
+
+def top(
+    job: str,
+    *,
+    once: Annotated[bool, Parameter(help="once, as without a terminal")] = False,
+    common: Common = COMMON,
+) -> int:
+    """Show sweep JOB as it trains, every second until it is over or Ctrl-C."""
+    live = common.output == "table" and not once and sys.stdout.isatty()
+    try:
+        with BlockingClient(common.home, PATIENCE_S if live else None) as client:
+            if common.output in {"json", "jsonl"}:
+                detail = client.sweep(job)
+                rows = [trial_row(detail, one) for one in in_order(detail)]
+                show = print_json if common.output == "json" else print_line
+                show({"sweep": detail.summary, "trials": rows})
+            elif live:
+                console = Console(highlight=False)
+                follow(lambda: client.sweep(job), console, time.sleep, time.time)
+            else:
+                wide = None if sys.stdout.isatty() else PLAIN_WIDTH
+                console = Console(width=wide, highlight=False)
+                console.print(dashboard(client.sweep(job), console.width, time.time()))
+    except KeyboardInterrupt:
+        if not live:
+            raise
+    return Exit.OK
+
+
+def follow(
+    read: Callable[[], SweepDetail],
+    console: Console,
+    pause: Callable[[float], None],
+    clock: Callable[[], float],
+) -> None:
+    """Draw every second until the sweep is over; a controller that is away for a while is borne.
+
+    Args:
+        read: how the sweep stands.
+        console: where to draw.
+        pause: waits so many seconds.
+        clock: seconds since the epoch.
+
+    Raises:
+        UnreachableError: if the controller does not answer the first time.
+    """
+    detail, note = read(), ""
+    with Live(console=console, auto_refresh=False) as live:
+        while True:
+            most = max(console.height - len(summary_lines(detail, 0.0)) - EDGE - 2, 1)
+            drawn = dashboard(detail, console.width, clock(), note, most)
+            live.update(drawn, refresh=True)
+            if detail.summary.state in ENDED:
+                return
+            pause(EVERY_S)
+            try:
+                detail, note = read(), ""
+            except (UnreachableError, UnavailableError):
+                note = AWAY
+
+
+def dashboard(
+    detail: SweepDetail, width: int, now: float, note: str = "", most: int | None = None
+) -> Group:
+    """How it stands, a bar of its units, and its trials: those that train first.
+
+    Args:
+        detail: with all trials.
+        width: columns.
+        now: seconds since the epoch.
+        note: behind the first line, such as that the controller is away.
+        most: lines of trials; None: all.
+    """
+    first, *others = summary_lines(detail, now)
+    head = Text(first, no_wrap=True, overflow="ellipsis")
+    head.stylize(STYLES.get(detail.summary.state, ""), 0, 0)
+    if note:
+        head.append(f"   {note}", style="bold red")
+    lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in others]
+    trials = in_order(detail)
+    shown = trials if most is None or len(trials) <= most else trials[: max(1, most - 1)]
+    rest = Text(f"and {len(trials) - len(shown)} more" if len(shown) < len(trials) else "")
+    table = trial_table(detail, shown, width)
+    return Group(head, *lines, _bar(detail, width), table, *([rest] if rest else []))
+
+
+def _bar(detail: SweepDetail, width: int) -> Table:
+    """Units done of all that are known, and what hops cost."""
+    everything = detail.units_done + detail.units_left
+    share = detail.units_done / everything if everything else 0.0
+    spent = detail.waited_s + detail.trained_s
+    waits = f", {detail.waited_s / spent:.1%} of the time" if spent else ""
+    hopped = f"{byte_count(detail.hopped_bytes)} hopped{waits}" if detail.hopped_bytes else ""
+    row = Table.grid(padding=(0, GAP))
+    bar = ProgressBar(1.0, share, max(10, min(60, width // 3)), style="grey35")
+    row.add_row(bar, f"{share:.0%}", hopped)
+    return row
+
+
+def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> Table:
+    """Trials, one a line.
+
+    Args:
+        detail: with all trials.
+        shown: in their order.
+        width: columns; what has no room is left out.
+    """
+    rows = trial_cells(detail, shown)
+    columns = _fitting(rows, width)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
+    for name in columns:
+        right = name in RIGHT or name in detail.spec.search.space
+        table.add_column(
+            name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
+        )
+    best = best_of(detail)
+    for trial, cells in zip(shown, rows, strict=True):
+        style = "bold" if best is not None and trial.number == best.trial.number else ""
+        table.add_row(*(_styled(name, cells[name]) for name in columns), style=style)
+    return table
+
+
+def in_order(detail: SweepDetail) -> list[TrialInfo]:
+    """Trials, those that train first, each group with the best first.
+
+    Args:
+        detail: with all trials.
+    """
+    return sorted(ranked(detail), key=lambda trial: trial.state != TRAINING)
+
+
+def _styled(name: str, cell: str) -> Text:
+    style = TRIAL_STYLES.get(cell, "") if name == "state" else "cyan" if name == "curve" else ""
+    return Text(cell, style=style)
+
+
+def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
+    if not rows:
+        return []
+    kept = list(rows[0])
+    wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in kept}
+    for name in SPARED:
+        if sum(wide[one] + GAP for one in kept) - GAP <= width:
+            break
+        if name == "why" and name in kept:  # cut first, and left out if there is no room at all
+            others = sum(wide[one] + GAP for one in kept if one != name)
+            if others + 20 <= width:
+                break
+        kept = [one for one in kept if one != name]
+    return kept

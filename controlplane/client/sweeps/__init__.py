@@ -1,0 +1,1 @@
+"""Sweeps as their users state, follow and change them."""

@@ -1,0 +1,152 @@
+"""Everything that a sweep was: what was asked, the working directory's digest, and its ledger."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from schemas.errors import BadFieldError, SettingsError
+from schemas.jobs import JobSpec
+from schemas.messages.client import Ledger, LedgerUnit, SweepDetail
+from schemas.sweeps import Value
+
+FORMAT: Final = 1
+
+
+class ManifestTrial(msgspec.Struct, frozen=True, kw_only=True):
+    """One configuration."""
+
+    number: int
+    values: dict[str, Value]
+    parent: int | None = None
+    began_at: int = 0
+    state: str = ""
+    epochs: int = 0
+
+
+class ManifestUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit that counts; fields as in `schemas.messages.client.LedgerUnit`."""
+
+    trial: int
+    by: int
+    version: int
+    epoch: int
+    partition: int
+    digest: str
+    node: str
+    slot: str
+    ended: float
+    seconds: float
+    metrics: dict[str, float]
+    samples: int
+
+
+class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """A sweep as a document."""
+
+    format: int
+    job: str
+    snapshot: str  # sha256 of the working directory's archive
+    spec: JobSpec  # its `workdir` is where it was submitted from
+    trials: tuple[ManifestTrial, ...]
+    units: tuple[ManifestUnit, ...]  # in the order in which they ended
+
+    def visits(self, trial: int) -> list[ManifestUnit]:
+        """The units that led to a trial's state, a parent's first.
+
+        Args:
+            trial: its number.
+
+        Raises:
+            BadFieldError: if it has none.
+        """
+        of = {one.number: one for one in self.trials}
+        if trial not in of:
+            raise BadFieldError(f"no trial {trial}", f"0 to {len(self.trials) - 1}", "trial")
+        lineage = [of[trial]]
+        while (parent := lineage[-1].parent) is not None:
+            lineage.append(of[parent])
+        partitions = self.spec.sweep.partitions if self.spec.stated_sweep else 0  # type: ignore[union-attr]
+        found: list[ManifestUnit] = []
+        for at, one in enumerate(reversed(lineage)):
+            following = len(lineage) - 2 - at
+            until = lineage[following].began_at * partitions if following >= 0 else None
+            own = sorted((u for u in self.units if u.trial == one.number), key=lambda u: u.version)
+            found += [u for u in own if until is None or u.version <= until]
+        return found
+
+
+def manifest_of(spec: JobSpec, detail: SweepDetail, ledger: Ledger) -> Manifest:
+    """A sweep as a document.
+
+    Args:
+        spec: of its job.
+        detail: with all trials.
+        ledger: with all units.
+    """
+    trials = tuple(
+        ManifestTrial(
+            number=one.number,
+            values=one.values,
+            parent=one.parent,
+            began_at=one.began_at,
+            state=one.state,
+            epochs=one.epochs,
+        )
+        for one in detail.trials
+    )
+    units = tuple(ManifestUnit(**_fields(unit)) for unit in ledger.units)
+    return Manifest(
+        format=FORMAT,
+        job=ledger.job,
+        snapshot=ledger.snapshot,
+        spec=spec,
+        trials=trials,
+        units=units,
+    )
+
+
+def write_manifest(manifest: Manifest, path: Path) -> None:
+    """Write it as JSON, whole or not at all.
+
+    Args:
+        manifest: of a sweep.
+        path: one that is there is replaced.
+
+    Raises:
+        BadFieldError: if it cannot be written.
+    """
+    fresh = path.with_name(f".{path.name}.part")
+    try:
+        fresh.write_bytes(msgspec.json.format(msgspec.json.encode(manifest), indent=1) + b"\n")
+        fresh.replace(path)
+    except OSError as error:
+        raise BadFieldError(f"{path}: {error.strerror}", "choose another file", "file") from None
+
+
+def read_manifest(path: Path) -> Manifest:
+    """What `write_manifest` wrote.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        SettingsError: if it is none.
+    """
+    try:
+        found = msgspec.json.decode(path.read_bytes(), type=Manifest)
+    except OSError as error:
+        raise SettingsError(f"{path}: {error.strerror}", "check the path", "manifest") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        what = f"{path} is no manifest: {error}"
+        raise SettingsError(what, "`ones sweep manifest` writes one", "manifest") from None
+    if found.format != FORMAT or found.spec.stated_sweep is None:
+        what = f"{path} is a manifest of format {found.format}, this is {FORMAT}"
+        raise SettingsError(what, "use the release that wrote it", "manifest")
+    return found
+
+
+def _fields(unit: LedgerUnit) -> dict[str, Any]:
+    return msgspec.structs.asdict(unit)

@@ -1,0 +1,228 @@
+"""A submitted sweep in the hands of its user."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from controlplane.client.sweeps.exported_states import StoredState, chosen_state
+from controlplane.client.sweeps.manifest import Manifest, manifest_of
+from controlplane.client.sweeps.preview import Preview, preview
+from controlplane.client.sweeps.tables import Best, best_of, epoch_rows, ranked, trial_row
+from schemas.errors import BadFieldError, OnesError
+from schemas.ids import JobId
+from schemas.messages.client import JobDetail, SweepDetail
+from schemas.sweeps import Value
+
+if TYPE_CHECKING:
+    from controlplane.client.async_client import Client
+
+EXPORT_S: Final = 600.0
+
+
+class NoTorchError(OnesError):
+    """No interpreter here can read a state."""
+
+    code = "no_torch"
+
+
+class Exported(NamedTuple):
+    """A model that was written to a file."""
+
+    path: Path
+    trial: int
+    epoch: float  # that its state had been through
+
+
+class SweepRun:
+    """One sweep of a cluster.
+
+    Args:
+        client: open.
+        job: the sweep's name.
+    """
+
+    def __init__(self, client: Client, job: JobId) -> None:
+        self._client = client
+        self.job = job
+
+    async def detail(self) -> SweepDetail:
+        """How it stands, with all its trials."""
+        return await self._client.sweep(self.job)
+
+    async def table(self) -> list[dict[str, Any]]:
+        """A row for each trial, the best first: `config.NAME`, `state`, `epochs`, `best`, ..."""
+        detail = await self.detail()
+        return [trial_row(detail, trial) for trial in ranked(detail)]
+
+    async def epochs(self, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
+        """A row for each epoch of each trial, with all its metrics.
+
+        Args:
+            trials: only these; none: all.
+        """
+        return epoch_rows(await self.detail(), trials)
+
+    async def best(self) -> Best | None:
+        """The best trial, its score, and the epoch after which it was so; None: no score yet."""
+        return best_of(await self.detail())
+
+    async def stop(self, trial: int) -> str:
+        """End a trial; what it reached counts. Its new state.
+
+        Args:
+            trial: its number.
+        """
+        return (await self._client.change_sweep(self.job, "stop", trial)).state
+
+    async def pause(self, trial: int) -> str:
+        """Let a trial rest after its unit; its state is kept. Its new state.
+
+        Args:
+            trial: its number.
+        """
+        return (await self._client.change_sweep(self.job, "pause", trial)).state
+
+    async def resume(self, trial: int) -> str:
+        """Let a trial that was paused or stopped train on. Its new state.
+
+        Args:
+            trial: its number.
+        """
+        return (await self._client.change_sweep(self.job, "resume", trial)).state
+
+    async def delete(self, trial: int) -> str:
+        """End a trial at once and drop its states; it is never the best. Its new state.
+
+        Args:
+            trial: its number.
+        """
+        return (await self._client.change_sweep(self.job, "delete", trial)).state
+
+    async def add(self, values: Mapping[str, Value]) -> int:
+        """Try one more configuration, from the beginning. Its number.
+
+        Args:
+            values: all of the space.
+        """
+        return (await self._client.change_sweep(self.job, "add", values=values)).trial
+
+    async def clone(self, trial: int, values: Mapping[str, Value] | None = None) -> int:
+        """A trial that goes on from the present state of another one. Its number.
+
+        Args:
+            trial: whose state.
+            values: those that are different.
+        """
+        changed = await self._client.change_sweep(self.job, "add", values=values, parent=trial)
+        return changed.trial
+
+    async def manifest(self) -> Manifest:
+        """What was asked, the working directory's digest, and every unit that counts."""
+        job = await self._client.job(self.job)
+        return manifest_of(job.spec, await self.detail(), await self._client.ledger(self.job))
+
+    async def preview(self, unit_s: float | None = None, state_bytes: int | None = None) -> Preview:
+        """What it would take if it began anew.
+
+        Args:
+            unit_s: seconds of one unit; None: as measured so far.
+            state_bytes: of one state; None: as measured so far.
+        """
+        detail, job = await self.detail(), await self._client.job(self.job)
+        largest = max((trial.state_bytes for trial in detail.trials), default=0)
+        return preview(
+            detail.spec,
+            job.spec.slots,
+            detail.unit_s if unit_s is None else unit_s,
+            (largest or None) if state_bytes is None else state_bytes,
+        )
+
+    async def export(
+        self, path: Path | str, trial: int | None = None, python: str | None = None
+    ) -> Exported:
+        """Write a trial's model as a plain `state_dict`: its best epoch's, or the newest there is.
+
+        Args:
+            path: one that is there is replaced.
+            trial: its number; None: the best.
+            python: interpreter that has torch; None: this one, else the sweep's.
+
+        Raises:
+            BadFieldError: if there is no such trial, or no state of it.
+            NoTorchError: if no interpreter here has torch.
+        """
+        detail, target = await self.detail(), Path(path)
+        if trial is None:
+            best = best_of(detail)
+            if best is None:
+                what = f"no trial of {self.job} has a score yet"
+                raise BadFieldError(what, "name one, or wait for the first epoch", "trial")
+            trial = best.trial.number
+        there = await self._client.files(self.job, "states/*")
+        state = chosen_state(detail, there.files, trial)
+        own = (await self._client.job(self.job)).spec.python
+        pythons = [python] if python else [sys.executable, *filter(None, [own])]
+        await self._convert(state, target, pythons)
+        return Exported(target, trial, state.epoch(detail.spec.partitions))
+
+    async def _convert(self, state: StoredState, target: Path, pythons: list[str]) -> None:
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".ones-", dir=target.parent) as folder:
+                local = Path(folder, "model.state")
+                await self._client.fetch_file(self.job, state.file, local)
+                await asyncio.to_thread(convert_state, local, target, pythons)
+        except OSError as error:
+            raise BadFieldError(f"{target}: {error.strerror}", "choose another", "file") from None
+
+    async def wait(self, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
+        """The sweep's job when it has ended.
+
+        Args:
+            timeout: seconds; None: for ever.
+
+        Raises:
+            TimedOutError: if it has not ended by then.
+        """
+        return await self._client.wait(self.job, timeout)
+
+    async def cancel(self) -> JobDetail:
+        """End the sweep; what its trials reached can still be read."""
+        return await self._client.cancel(self.job)
+
+
+def convert_state(source: Path, target: Path, pythons: Sequence[str]) -> None:
+    """Let the training library take the model out of a state or checkpoint.
+
+    Args:
+        source: of a node.
+        target: one that is there is replaced.
+        pythons: interpreters, the first that has torch is taken.
+
+    Raises:
+        BadFieldError: if it cannot be read.
+        NoTorchError: if none has torch.
+    """
+    for python in pythons:
+        command = [python, "-P", "-m", "elastic.export_state", str(source), str(target)]
+        try:
+            done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
+                command, capture_output=True, text=True, check=False, timeout=EXPORT_S
+            )
+        except OSError:
+            continue
+        if done.returncode == 0:
+            return
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        if "ModuleNotFoundError" not in said:
+            raise BadFieldError(f"the checkpoint cannot be exported: {said}", "", "job")
+    names = " or ".join(map(os.fspath, pythons))
+    hint = "name one that has torch and this library with --python"
+    raise NoTorchError(f"no torch in {names}", hint, "python")

@@ -1,0 +1,109 @@
+"""A sweep as rows: its trials, and every epoch of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from schemas.messages.client import SweepDetail, TrialInfo
+
+
+class Best(NamedTuple):
+    """The best epoch of the best trial."""
+
+    trial: TrialInfo
+    score: float  # as it was reported
+    epoch: int  # after which it was so; a parent's epochs count
+
+
+def best_of(detail: SweepDetail) -> Best | None:
+    """The best trial of a sweep; None: nobody has a score.
+
+    Args:
+        detail: with all trials.
+    """
+    found = [one for trial in detail.trials if (one := best_epoch(detail, trial)) is not None]
+    sign = 1.0 if detail.spec.search.mode == "max" else -1.0
+    return max(
+        found, key=lambda one: (sign * one.score, -one.epoch, -one.trial.number), default=None
+    )
+
+
+def best_epoch(detail: SweepDetail, trial: TrialInfo) -> Best | None:
+    """The best epoch of one trial; None: it has no score.
+
+    Args:
+        detail: of its sweep.
+        trial: of it.
+    """
+    metric = detail.spec.search.metric
+    sign = 1.0 if detail.spec.search.mode == "max" else -1.0
+    found = [
+        Best(trial, value, trial.began_at + at)
+        for at, metrics in enumerate(trial.metrics, start=1)
+        if (value := metrics.get(metric)) is not None and math.isfinite(value)
+    ]
+    return max(found, key=lambda one: (sign * one.score, -one.epoch), default=None)
+
+
+def ranked(detail: SweepDetail) -> list[TrialInfo]:
+    """Trials, the best first; those without a score after them, in order.
+
+    Args:
+        detail: with all trials.
+    """
+    sign = 1.0 if detail.spec.search.mode == "max" else -1.0
+
+    def place(trial: TrialInfo) -> tuple[float, int]:
+        found = best_epoch(detail, trial)
+        return (math.inf if found is None else -sign * found.score, trial.number)
+
+    return sorted(detail.trials, key=place)
+
+
+def trial_row(detail: SweepDetail, trial: TrialInfo) -> dict[str, Any]:
+    """A trial, flat: its values as `config.NAME`, its best score, and where it is.
+
+    Args:
+        detail: of its sweep.
+        trial: of it.
+    """
+    found = best_epoch(detail, trial)
+    last = trial.metrics[-1] if trial.metrics else {}
+    return {
+        "trial": trial.number,
+        "parent": trial.parent,
+        **{f"config.{name}": value for name, value in trial.values.items()},
+        "state": trial.state,
+        "why": trial.why,
+        "epochs": trial.epochs,
+        "granted": trial.granted,
+        "partition": trial.partition,
+        "slot": trial.slot,
+        "best": None if found is None else found.score,
+        "best_epoch": None if found is None else found.epoch,
+        **last,
+    }
+
+
+def epoch_rows(detail: SweepDetail, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
+    """Every epoch of every trial, flat; a copy's begin where its parent was left.
+
+    Args:
+        detail: with all trials.
+        trials: only these; none: all.
+    """
+    return [
+        {
+            "trial": trial.number,
+            "parent": trial.parent,
+            **{f"config.{name}": value for name, value in trial.values.items()},
+            "epoch": trial.began_at + at + 1,
+            "ended": trial.ended_at[at] if at < len(trial.ended_at) else None,
+            **metrics,
+        }
+        for trial in detail.trials
+        if not trials or trial.number in trials
+        for at, metrics in enumerate(trial.metrics)
+    ]

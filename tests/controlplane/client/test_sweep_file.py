@@ -1,0 +1,261 @@
+"""A sweep's file, or the same in Python, becomes a job, or says what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from controlplane.client import (
+    ASHA,
+    PBT,
+    Choice,
+    Grid,
+    Hyperband,
+    Integer,
+    LogInteger,
+    LogUniform,
+    MedianStopping,
+    RandomSearch,
+    SuccessiveHalving,
+    Sweep,
+    Uniform,
+)
+from controlplane.client.jobfile import load_job
+from controlplane.client.sweeps.sweep import sweep_of
+from schemas import sweeps
+from schemas.errors import BadFieldError, OnesError
+from schemas.jobs import JobSpec
+from schemas.sweeps import Parameter, SearchSpec, SweepSpec
+from tests.support.sweep_details import sweep
+
+FILE = """
+name = "digits"
+slots = [1, 4]
+
+[sweep]
+input_fn = "data:load"
+model_fn = "models:build"
+train_fn = "models:train"
+eval_fn = "models.scores:evaluate"
+metric = "accuracy"
+partitions = 8
+seed = 7
+
+[sweep.space]
+lr = { log_uniform = [1e-4, 1e-1] }
+width = [16, 64]
+momentum = 0.9
+
+[sweep.searcher]
+type = "asha"
+max_epochs = 9
+"""
+MODELS = "def build(values): ...\n\ndef train(trained, data, unit): ...\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "data.py").write_text("from somewhere import load\n")
+    (tmp_path / "models").mkdir()
+    (tmp_path / "models" / "__init__.py").write_text(MODELS)
+    (tmp_path / "models" / "scores.py").write_text("evaluate = build_evaluation()\n")
+    path = tmp_path / "sweep.toml"
+    path.write_text(FILE)
+    return path
+
+
+def test_the_file_and_the_class_say_the_same_and_become_one_job(file: Path) -> None:
+    stated = Sweep(
+        name="digits",
+        slots=(1, 4),
+        input_fn="data:load",
+        model_fn="models:build",
+        train_fn="models:train",
+        eval_fn="models.scores:evaluate",
+        space={"lr": LogUniform(1e-4, 1e-1), "width": [16, 64], "momentum": 0.9},
+        searcher=ASHA(max_epochs=9),
+        metric="accuracy",
+        partitions=8,
+        seed=7,
+        workdir=str(file.parent),
+    )
+    spec = JobSpec(
+        name="digits",
+        script="sweep",
+        workdir=str(file.parent),
+        batch_size=4,
+        max_batch_size=4,
+        slots=(1, 4),
+        sweep=SweepSpec(
+            search=SearchSpec(
+                space={
+                    "lr": Parameter(log_uniform=(1e-4, 1e-1)),
+                    "width": Parameter(choice=(16, 64)),
+                    "momentum": Parameter(choice=(0.9,)),
+                },
+                searcher=sweeps.Asha(configurations=27, min_epochs=1, eta=3),
+                epochs=9,
+                metric="accuracy",
+                seed=7,
+            ),
+            input_fn="data:load",
+            model_fn="models:build",
+            train_fn="models:train",
+            eval_fn="models.scores:evaluate",
+            partitions=8,
+        ),
+    )
+
+    assert load_job(file) == spec
+    assert stated.sweep_spec() == spec.sweep
+    assert sweep_of(stated.job_spec()).job_spec() == stated.job_spec()
+
+
+@pytest.mark.parametrize(
+    ("searcher", "spec"),
+    [
+        (Grid(9), sweeps.Grid()),
+        (RandomSearch(9, 20), sweeps.RandomSearch(20)),
+        (SuccessiveHalving(9), sweeps.SuccessiveHalving(27)),
+        (Hyperband(81), sweeps.Hyperband()),
+        (ASHA(max_epochs=16, min_epochs=2, eta=2), sweeps.Asha(16, 2, 2)),
+        (ASHA(max_epochs=1000), sweeps.Asha(64)),  # more, if they are asked for
+        (MedianStopping(9, 20, grace_epochs=2), sweeps.MedianStopping(20, 2)),
+        (PBT(9, population=8), sweeps.PopulationBased(8)),
+    ],
+)
+def test_searchers_have_the_names_of_the_field_and_epochs_of_their_own(
+    searcher: ASHA, spec: sweeps.Searcher
+) -> None:
+    space = {"width": Choice(1, 2)}
+
+    search = sweep(searcher=searcher, space=space).sweep_spec().search
+
+    assert (search.searcher, search.epochs) == (spec, searcher.max_epochs)
+
+
+def test_values_are_drawn_from_forms_and_may_depend_on_others() -> None:
+    space = {
+        "model": Choice("cnn", "mlp"),
+        "kernel": Integer(3, 7, when={"model": ["cnn"]}),
+        "width": LogInteger(8, 512),
+        "dropout": Uniform(0.0, 0.5),
+    }
+
+    assert sweep(space=space).sweep_spec().search.space == {
+        "model": Parameter(choice=("cnn", "mlp")),
+        "kernel": Parameter(integer=(3, 7), when={"model": ("cnn",)}),
+        "width": Parameter(log_integer=(8, 512)),
+        "dropout": Parameter(uniform=(0.0, 0.5)),
+    }
+
+
+@pytest.mark.parametrize(
+    ("there", "instead", "said"),
+    [
+        ("max_epochs = 9", "max_epoch = 9",
+         "sweep.searcher.max_epoch: is an unknown key; did you mean max_epochs?"),
+        ("max_epochs = 9", "", "sweep.searcher.max_epochs: is missing"),
+        ("max_epochs = 9", "max_epochs = 0",
+         "searcher.max_epochs: max_epochs = 0 is outside 1 to 1000000; choose one inside"),
+        ("max_epochs = 9", "max_epochs = 9\neta = 1", "searcher.eta = 1 is outside 2 to 100"),
+        ('"asha"', '"asah"', "sweep.searcher.type: no searcher 'asah'; did you mean asha?"),
+        ('type = "asha"', "", "sweep.searcher.type: is missing; one of grid, random,"),
+        ("log_uniform = [1e-4, 1e-1]", "log_unifrm = [1, 2]",
+         "sweep.space.lr.log_unifrm: is an unknown key; did you mean log_uniform?"),
+        ("log_uniform = [1e-4, 1e-1]", "log_uniform = [0, 2]",
+         "space.lr.log_uniform begins at 0.0; logarithms need numbers above 0"),
+        ("log_uniform = [1e-4, 1e-1]", 'log_uniform = [1e-3, "x"]',
+         "sweep.space.lr.log_uniform[1]: Expected `float`, got `str`"),
+        ("[16, 64]", "[16, 16]", "space.width.choice repeats a value; give each once"),
+        ("momentum = 0.9", "momentum = 1979-05-27",
+         "sweep.space.momentum: datetime.date(1979, 5, 27) is no value of a configuration"),
+        ("partitions = 8", "partitons = 8",
+         "unknown key sweep.partitons; did you mean partitions?"),
+        ("partitions = 8", "", "sweep.partitions: is missing; give it in [sweep]"),
+        ("partitions = 8", "partitions = 0", "partitions = 0 is outside 1 to 4096"),
+        ("partitions = 8", 'partitions = "x"', "sweep.partitions: Expected `int`, got `str`"),
+        ("partitions = 8", "partitions = 8\nslots_wanted = 2",
+         "unknown key sweep.slots_wanted; move it above [sweep]"),
+        ("slots = [1, 4]", "partitions = 8", "unknown key partitions; move it into [sweep]"),
+        ("slots = [1, 4]", "slots = [4, 1]", "slots: slots [4, 1] is no range"),
+        ("slots = [1, 4]", "lr = 0.1", "unknown key lr; leave it out: make it a value of"),
+        ('"models:build"', '"models:biuld"',
+         "models/__init__.py has no biuld; name a function at its top level; did you mean build?"),
+        ('"models:build"', '"modles:build"', "sweep.model_fn: there is no module modles in "),
+        ('"models:build"', '"models"',
+         "model_fn = 'models' is no module:function; such as 'data:load'"),
+        ("seed = 7", 'mode = "maximum"', "sweep.mode: Invalid enum value 'maximum'"),
+        ('name = "digits"', 'name = "digits"\nworkdir = "none"', "none is no folder"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line_that_names_the_field(
+    file: Path, there: str, instead: str, said: str
+) -> None:
+    assert there in FILE
+    file.write_text(FILE.replace(there, instead, 1))
+
+    with pytest.raises(OnesError) as refused:
+        load_job(file)
+
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert refused.value.field
+    assert refused.value.hint
+
+
+def test_a_module_that_cannot_be_parsed_is_named_with_its_line(file: Path) -> None:
+    (file.parent / "data.py").write_text("def load(:\n")
+
+    with pytest.raises(BadFieldError, match=r"sweep.input_fn: data.py, line 1: .*; correct the"):
+        load_job(file)
+
+
+def test_modules_of_another_interpreter_cannot_be_looked_up_here(file: Path) -> None:
+    file.write_text(FILE.replace('"data:load"', '"elsewhere:load"'))
+    with pytest.raises(BadFieldError, match="there is no module elsewhere"):
+        load_job(file)
+
+    file.write_text('python = "/opt/python"\n' + file.read_text())
+
+    assert load_job(file).python == "/opt/python"
+
+
+@pytest.mark.parametrize(
+    ("assignment", "there", "instead"),
+    [
+        ("space.lr=0.1", "lr = { log_uniform = [1e-4, 1e-1] }", "lr = 0.1"),
+        ("space.lr=[0.1, 0.2]", "{ log_uniform = [1e-4, 1e-1] }", "[0.1, 0.2]"),
+        ("space.lr.uniform=[1, 2]", "log_uniform = [1e-4, 1e-1]", "uniform = [1, 2]"),
+        ("sweep.partitions=4", "partitions = 8", "partitions = 4"),
+        ("partitions=4", "partitions = 8", "partitions = 4"),
+        ("searcher.eta=2", "max_epochs = 9", "max_epochs = 9\neta = 2"),
+        ("slots=[2, 3]", "slots = [1, 4]", "slots = [2, 3]"),
+        ("name=1", '"digits"', '"1"'),
+        ("env.MODE=1", 'name = "digits"', 'env = { MODE = "1" }\nname = "digits"'),
+        ("mode=min", "seed = 7", 'seed = 7\nmode = "min"'),
+    ],
+)
+def test_what_is_set_on_the_command_line_goes_before_the_file(
+    file: Path, assignment: str, there: str, instead: str
+) -> None:
+    found = load_job(file, [assignment])
+
+    assert there in FILE
+    file.write_text(FILE.replace(there, instead, 1))
+    assert found == load_job(file)
+
+
+@pytest.mark.parametrize(
+    ("assignment", "said"),
+    [
+        ("partitions", "'partitions' is no assignment"),
+        ("partiton=3", "a sweep has no such field; did you mean partitions?"),
+        ("metric.x=3", "metric has no entries"),
+        ("searcher.type=gird", "no searcher 'gird'; did you mean grid?"),
+    ],
+)
+def test_what_cannot_be_set_is_named(file: Path, assignment: str, said: str) -> None:
+    with pytest.raises(OnesError, match=said):
+        load_job(file, [assignment])

@@ -1,0 +1,179 @@
+"""A sweep is read whole, changed with a key, and written down so that it can be run again."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from controlplane.client.job_files import JobFile
+from controlplane.client.sweeps.exported_states import chosen_state
+from controlplane.client.sweeps.manifest import Manifest, manifest_of, read_manifest, write_manifest
+from controlplane.client.sweeps.requests import SweepRequests
+from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
+from schemas.errors import BadFieldError, SettingsError
+from schemas.ids import NodeId
+from schemas.messages.client import (
+    ChangeSweep,
+    GetLedger,
+    GetSweep,
+    Ledger,
+    SweepChanged,
+    SweepDetail,
+)
+from schemas.messages.files import FileInfo
+from tests.support.sweep_details import PARTITIONS, detail, ledger, sweep, trial, unit
+
+PAGE = 2
+
+
+class Controller(SweepRequests):
+    """A client whose controller has one sweep, and pages of two."""
+
+    def __init__(self, whole: SweepDetail, units: Ledger) -> None:
+        self.whole = whole
+        self.units = units
+        self.asked: list[Any] = []
+
+    async def _call(self, request: Any, kind: Any, wait_s: float = 0.0) -> Any:
+        self.asked.append(request)
+        match request:
+            case GetSweep(from_trial=begin):
+                page = self.whole.trials[begin : begin + PAGE]
+                return msgspec.structs.replace(self.whole, trials=page)
+            case GetLedger(from_unit=begin):
+                units = self.units.units[begin : begin + PAGE]
+                return msgspec.structs.replace(self.units, units=units)
+            case ChangeSweep():
+                return SweepChanged(job=request.job, trial=request.trial or 7, state="stopped")
+        raise AssertionError(request)
+
+
+async def test_pages_are_joined() -> None:
+    whole = detail(*(trial(number, 0.5) for number in range(5)))
+    units = ledger([unit(0, version) for version in range(1, 4)])
+    controller = Controller(whole, units)
+
+    assert await controller.sweep("a-1") == whole
+    assert await controller.ledger("a-1") == units
+    assert [type(one) for one in controller.asked] == [GetSweep] * 3 + [GetLedger] * 2
+
+
+async def test_a_page_that_came_back_empty_ends_the_list() -> None:
+    controller = Controller(detail(trial(0, 0.5), trials_in_all=9), ledger([]))
+
+    assert len((await controller.sweep("a-1")).trials) == 1
+
+
+async def test_each_change_has_a_key_of_its_own_unless_its_caller_gives_one() -> None:
+    controller = Controller(detail(), ledger([]))
+
+    await controller.change_sweep("a-1", "stop", 3)
+    await controller.change_sweep("a-1", "stop", 3)
+    await controller.change_sweep("a-1", "add", values={"lr": 0.1}, parent=2, key="mine")
+
+    first, second, third = controller.asked
+    assert first.key != second.key
+    assert third == ChangeSweep(
+        job=third.job, change="add", values={"lr": 0.1}, parent=2, key="mine"
+    )
+
+
+def test_the_best_is_the_earliest_epoch_of_the_best_score() -> None:
+    whole = detail(trial(0, 0.7, 0.9), trial(1, 0.9, 0.6), trial(2), trial(3, float("nan")))
+
+    best = best_of(whole)
+
+    assert best is not None
+    assert (best.trial.number, best.score, best.epoch) == (1, 0.9, 1)
+    assert [one.number for one in ranked(whole)] == [0, 1, 2, 3]
+    assert best_of(detail(trial(0))) is None
+
+
+def test_for_a_metric_that_should_be_small_the_smallest_is_best() -> None:
+    spec = sweep(metric="loss", mode="min").sweep_spec()
+    whole = detail(trial(0, 0.7), trial(1, 0.9), spec=spec)
+
+    assert [one.number for one in ranked(whole)] == [1, 0]
+    assert best_of(whole) == (whole.trials[1], pytest.approx(0.1), 1)
+
+
+def test_rows_are_flat_and_a_copy_counts_its_parents_epochs() -> None:
+    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9, parent=0, began_at=2))
+
+    assert epoch_rows(whole, (1,)) == [
+        {"trial": 1, "parent": 0, "config.lr": 0.02, "config.width": 16, "epoch": 3,
+         "ended": 100.0, "loss": pytest.approx(0.1), "accuracy": 0.9},
+    ]  # fmt: skip
+    assert [row["epoch"] for row in epoch_rows(whole)] == [1, 2, 3]
+    assert trial_row(whole, whole.trials[1]) == {
+        "trial": 1, "parent": 0, "config.lr": 0.02, "config.width": 16, "state": "waiting",
+        "why": "", "epochs": 3, "granted": 1, "partition": None, "slot": None, "best": 0.9,
+        "best_epoch": 3, "loss": pytest.approx(0.1), "accuracy": 0.9,
+    }  # fmt: skip
+
+
+def stored(*names: str) -> list[JobFile]:
+    info = FileInfo(area="work", path="x", size=1, stamp="")
+    return [JobFile(name, NodeId("n1"), info) for name in names]
+
+
+def test_the_state_of_a_trial_is_that_of_its_best_epoch_else_its_newest() -> None:
+    whole = detail(trial(0, 0.7, 0.9, 0.8))
+    best, newest = f"states/n1/0-{2 * PARTITIONS}-9.state", f"states/n2/0-{3 * PARTITIONS}-0.state"
+
+    assert chosen_state(whole, stored("work/n1/x", best, newest), 0).file.name == best
+    assert chosen_state(whole, stored(newest, "states/n1/0-1-1.state"), 0).file.name == newest
+    with pytest.raises(BadFieldError, match="no node has a state of trial 0; a sweep that is over"):
+        chosen_state(whole, stored("states/n1/1-8-9.state"), 0)
+    with pytest.raises(BadFieldError, match="a-1 has no trial 3; 0 to 0: see"):
+        chosen_state(whole, [], 3)
+
+
+def manifest() -> Manifest:
+    whole = detail(trial(0, 0.7, 0.8), trial(1, 0.9), trial(2, 0.9, parent=0, began_at=1))
+    units = [*(unit(0, version) for version in range(1, 9)), unit(1, 2), unit(1, 1)]
+    units += [unit(2, version) for version in range(5, 9)]
+    return manifest_of(sweep().job_spec(), whole, ledger(units))
+
+
+def test_a_manifest_is_read_back_as_it_was(tmp_path: Path) -> None:
+    write_manifest(manifest(), tmp_path / "m.json")
+
+    assert read_manifest(tmp_path / "m.json") == manifest()
+
+
+def test_the_visits_of_a_copy_begin_with_its_parents() -> None:
+    found = manifest()
+
+    assert [one.version for one in found.visits(1)] == [1, 2]
+    assert [(one.trial, one.version) for one in found.visits(2)] == [
+        (0, 1), (0, 2), (0, 3), (0, 4), (2, 5), (2, 6), (2, 7), (2, 8)
+    ]  # fmt: skip
+    with pytest.raises(BadFieldError, match="no trial 9; 0 to 2"):
+        found.visits(9)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (None, "No such file"),
+        ("{", "is no manifest: Input data was truncated"),
+        ("{}", "is no manifest: Object missing required field `format`"),
+    ],
+)
+def test_what_is_no_manifest_is_refused(tmp_path: Path, text: str | None, said: str) -> None:
+    if text is not None:
+        (tmp_path / "m.json").write_text(text)
+
+    with pytest.raises(SettingsError, match=said):
+        read_manifest(tmp_path / "m.json")
+
+
+def test_a_manifest_of_another_format_is_refused(tmp_path: Path) -> None:
+    write_manifest(msgspec.structs.replace(manifest(), format=2), tmp_path / "m.json")
+
+    with pytest.raises(SettingsError, match="is a manifest of format 2, this is 1"):
+        read_manifest(tmp_path / "m.json")

@@ -1,0 +1,123 @@
+"""A trial is trained here, without a cluster: one unit to measure it, or all to compare digests."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from elastic.hopper.replay import replay
+from elastic.hopper.try_unit import try_unit
+from elastic.hopper.unit import Unit
+from elastic.hopper.unit_runner import UnitRunner
+from elastic.hopper.user_functions import import_functions
+from elastic.training_errors import UsageError
+
+FUNCTIONS = {
+    name: f"alone_functions:{name}" for name in ("input_fn", "model_fn", "train_fn", "eval_fn")
+}
+SCRIPT = """
+import torch
+from torch.utils.data import TensorDataset
+
+def input_fn(partition, partitions):
+    x = torch.arange(12.0).reshape(6, 2) + (0 if partition is None else partition)
+    return TensorDataset(x)
+
+def model_fn(values):
+    model = torch.nn.Linear(2, 1)
+    return model, torch.optim.Adam(model.parameters(), lr=values["lr"])
+
+def train_fn(trained, data, unit):
+    for (x,) in unit.loader(data, batch_size=2):
+        trained.optimizer.zero_grad()
+        trained.model(x).square().mean().backward()
+        trained.optimizer.step()
+
+def eval_fn(trained, data, unit):
+    print("a user prints")
+    return {"score": trained.model(data.tensors[0]).mean()}
+"""
+VISITS = [(1, 1), (1, 0), (2, 0)]  # epoch, partition
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    (tmp_path / "alone_functions.py").write_text(SCRIPT)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    sys.modules.pop("alone_functions", None)
+
+
+def trained(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """The visits of configuration 3 as a ledger has them."""
+    cpu = torch.device("cpu")
+    runner = UnitRunner(import_functions(FUNCTIONS), 2, cpu)
+    frames, found = runner.begin("3", values, 7), []
+    for version, (epoch, partition) in enumerate(VISITS, start=1):
+        result = runner.run(Unit("3", values, epoch, partition, 2, 7, cpu), frames)
+        frames = result.frames
+        found.append(
+            {"config": "3", "values": values, "epoch": epoch, "partition": partition,
+             "version": version, "digest": result.digest}
+        )  # fmt: skip
+    return found
+
+
+def task(visits: list[dict[str, Any]], model: Path | None = None) -> dict[str, Any]:
+    where = None if model is None else str(model)
+    return {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "visits": visits, "model": where}
+
+
+def test_a_trial_that_is_trained_again_alone_is_equal_bit_by_bit(folder: Path) -> None:
+    visits = trained({"lr": 0.1})
+
+    assert replay(task(visits, folder / "model.pt")) == {
+        "equal": True, "first_difference": None, "units": 3
+    }  # fmt: skip
+    assert torch.load(folder / "model.pt", weights_only=True).keys() == {"weight", "bias"}
+
+
+@pytest.mark.usefixtures("folder")
+def test_the_first_unit_that_differs_is_named() -> None:
+    visits = trained({"lr": 0.1})
+    visits[1]["digest"] = "another"
+
+    found = replay(task(visits))
+
+    assert not found["equal"]
+    assert found["first_difference"]["version"] == 2
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_unit_is_measured_and_its_metric_looked_up() -> None:
+    asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "values": {"lr": 0.1}}
+
+    found = try_unit({**asked, "metric": "score"})
+
+    assert found["samples"] == 6
+    assert found["state_bytes"] > 3 * 3 * 4  # Adam has two more of each parameter
+    assert found["metrics"].keys() == {"score"}
+    with pytest.raises(UsageError, match="no function gave the metric 'skore', only score"):
+        try_unit({**asked, "metric": "skore"})
+
+
+def test_the_answer_is_the_last_line_whatever_a_user_prints(folder: Path) -> None:
+    file = folder / "task.json"
+    asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "values": {}, "metric": "score"}
+    file.write_text(json.dumps({**asked, "values": {"lr": 0.1}}))
+    command = [sys.executable, "-P", "-m", "elastic.hopper.try_unit", str(file)]
+
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    file.write_text(json.dumps(asked))
+    failed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+
+    assert json.loads(done.stdout.splitlines()[-1])["samples"] == 6
+    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
+    assert "model_fn raised KeyError: 'lr'" in failed.stderr
