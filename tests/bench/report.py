@@ -13,12 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 
+def parser(about: str) -> argparse.ArgumentParser:
+    """The command line of a benchmark, to be added to."""
+    made = argparse.ArgumentParser(prog="bin/bench", description=about)
+    made.add_argument("--quick", action="store_true", help="fewer repeats")
+    made.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    return made
+
+
 def arguments(about: str) -> argparse.Namespace:
-    """The command line of a benchmark."""
-    parser = argparse.ArgumentParser(prog="bin/bench", description=about)
-    parser.add_argument("--quick", action="store_true", help="fewer repeats")
-    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
-    return parser.parse_args()
+    """What the command line says, where nothing is added."""
+    return parser(about).parse_args()
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -1,0 +1,121 @@
+"""The Cerebro paper's figures, drawn anew: makespans, what the ways cost, and learning curves.
+
+`bin/bench hopper_figures --into docs/figures [--trainings FILE]`. Makespans come from plays in virtual
+time, as in `bin/bench hopper`; costs and learning curves from the file that `bin/bench
+hopper_trainings --curves FILE` wrote.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from statistics import mean
+from typing import Any, Final
+
+from controlplane.sim.analysis.plot_style import COLOURS, new_figure, save, tidy
+from controlplane.sweeps.hopping.bounds import makespan_bound
+from controlplane.sweeps.hopping.problem import HopProblem
+from controlplane.sweeps.hopping.rollouts import best_weights, makespan
+from controlplane.sweeps.randomness import stream
+from tests.bench.hopper import ROLLOUTS, at_random, problem
+
+SLOTS: Final = 8
+CONFIGURATIONS: Final = (8, 12, 16, 24, 32, 48, 64)
+SEEDS: Final = 20
+ORDERS: Final[Mapping[str, Callable[[HopProblem, Random], float]]] = {
+    "random (the paper)": at_random,
+    "greedy": lambda one, _: makespan(one),
+    f"greedy, {ROLLOUTS} rollouts": lambda one, rng: makespan(
+        one, best_weights(one, ROLLOUTS, rng)
+    ),
+}
+
+
+def makespans(*, alike: bool) -> dict[str, list[tuple[float, float]]]:
+    """Mean and worst makespan over the bound, for each number of configurations."""
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in ORDERS}
+    for many in CONFIGURATIONS:
+        problems = [problem(many, SLOTS, alike=alike, seed=seed) for seed in range(SEEDS)]
+        for name, order in ORDERS.items():
+            over = [
+                order(one, stream(name, seed)) / makespan_bound(one)
+                for seed, one in enumerate(problems)
+            ]
+            found[name].append((mean(over), max(over)))
+    return found
+
+
+def draw_makespans(path: Path) -> None:
+    """Two panels, alike and different; lines are means, the shade reaches to the worst seed."""
+    figure = new_figure(9.0, 3.8)
+    panels = figure.subplots(1, 2, sharey=True)
+    for axes, alike in zip(panels, (True, False), strict=True):
+        for colour, (name, cells) in zip(COLOURS, makespans(alike=alike).items(), strict=False):
+            means, worst = zip(*cells, strict=True)
+            axes.plot(CONFIGURATIONS, means, color=colour, marker="o", markersize=3, label=name)
+            axes.fill_between(CONFIGURATIONS, means, worst, color=colour, alpha=0.15, linewidth=0)
+        kind = "all alike" if alike else "different configurations and slots"
+        axes.set_title(kind, fontsize=10)
+        axes.set_xlabel(f"configurations on {SLOTS} slots")
+        tidy(axes)
+    panels[0].set_ylabel("makespan over the bound")
+    panels[1].legend(frameon=False, fontsize=9)
+    save(figure, path)
+
+
+def draw_costs(measured: Mapping[str, Any], path: Path) -> None:
+    """For each training two bars a way: bytes on the nodes' disks, bytes over the network."""
+    figure = new_figure(9.0, 3.8)
+    panels = figure.subplots(1, len(measured))
+    for axes, (training, ways) in zip(panels, measured.items(), strict=True):
+        names = list(ways)
+        for aside, key, colour, label in (
+            (-0.2, "data_bytes", COLOURS[0], "data on disks"),
+            (0.2, "network_bytes", COLOURS[1], "over the network"),
+        ):
+            places = [at + aside for at in range(len(names))]
+            bars = [max(1e-3, ways[name][key] / 1e6) for name in names]
+            axes.bar(places, bars, width=0.38, color=colour, label=label)
+        axes.set_yscale("log")
+        axes.set_xticks(range(len(names)), [name.replace(" ", "\n") for name in names], fontsize=8)
+        axes.set_title(training, fontsize=10)
+        axes.set_ylabel("MB")
+        tidy(axes)
+    panels[-1].legend(frameon=False, fontsize=9)
+    save(figure, path)
+
+
+def draw_curves(measured: Mapping[str, Any], path: Path) -> None:
+    """The best configuration's metric, epoch by epoch: hopping, and trained alone on all data."""
+    figure = new_figure(9.0, 3.8)
+    panels = figure.subplots(1, len(measured))
+    for axes, (training, curves) in zip(panels, measured.items(), strict=True):
+        for colour, (name, values) in zip(COLOURS, curves["curves"].items(), strict=False):
+            epochs = range(1, len(values) + 1)
+            axes.plot(epochs, values, color=colour, marker="o", markersize=3, label=name)
+        axes.set_title(training, fontsize=10)
+        axes.set_xlabel("epoch")
+        axes.set_ylabel(curves["metric"])
+        tidy(axes)
+    panels[-1].legend(frameon=False, fontsize=9)
+    save(figure, path)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw what there are measurements for."""
+    parser = argparse.ArgumentParser(prog="bin/bench", description=__doc__)
+    parser.add_argument("--into", type=Path, required=True, help="folder of the pictures")
+    parser.add_argument("--trainings", type=Path, help="what bin/bench hopper_trainings measured")
+    given = parser.parse_args(arguments)
+    draw_makespans(given.into / "hopper-makespans.png")
+    if given.trainings is not None:
+        measured = json.loads(given.trainings.read_text(encoding="utf-8"))
+        draw_costs(measured["ways"], given.into / "hopper-costs.png")
+        draw_curves(measured["curves"], given.into / "hopper-curves.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Real trainings as sweeps and as elastic jobs, on clusters of four nodes with a slot each.
+
+The four ways that `bin/bench hopper_trainings` compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from controlplane.client import BlockingClient
+from controlplane.sweeps.searchers.search import first_trials
+from controlplane.sweeps.trials import Add
+from schemas.ids import JobId
+from schemas.jobs import ENDED, SWEEP_SCRIPT, JobSpec
+from schemas.messages.client import Ledger
+from schemas.sweeps import Parameter, RandomSearch, SearchSpec, SweepSpec, Value, choice
+from tests.bench.live_jobs import EXAMPLES
+from tests.support.cluster import Cluster
+
+ROOT: Final = Path(__file__).parents[2]
+NODES: Final = 4
+ALONE: Final = 3  # configurations that are trained once more, alone, and compared
+LIMIT_S: Final = 1800.0  # of one way
+LOOK_S: Final = 0.2
+FUNCTIONS: Final = {
+    "input_fn": "sweep:load",
+    "model_fn": "sweep:build",
+    "train_fn": "sweep:train",
+    "eval_fn": "sweep:evaluate",
+}
+DATA_PARALLEL: Final = """
+import json
+import os
+
+import sweep
+import torch
+from torch.utils.data import ConcatDataset
+
+from elastic import ScalingAgent
+from elastic.hopper import Trained
+
+values, partitions = json.loads(os.environ["VALUES"]), int(os.environ["PARTITIONS"])
+data = ConcatDataset([sweep.load(one, partitions) for one in range(partitions)])
+held_out = sweep.load(None, partitions)
+built = []
+
+
+class Whole:
+    device = torch.device("cpu")
+
+    def loader(self, data, batch):
+        return loader
+
+
+def build_model():
+    built[:] = sweep.build(values)
+    return built[0]
+
+
+torch.manual_seed(0)
+agent = ScalingAgent.from_env()
+model, optimizer, loader = agent.load(
+    build_model, lambda _: built[1], data, batch_size=sweep.BATCH, lr=values["lr"]
+)
+trained = Trained(model=model, optimizer=optimizer)
+for epoch in agent.epochs(int(os.environ["EPOCHS"])):
+    model.train()
+    sweep.train(trained, data, Whole())
+    model.eval()
+    with torch.no_grad():
+        scores = sweep.evaluate(trained, held_out, Whole())
+    agent.report(parameters=sum(one.numel() for one in model.parameters()), **scores)
+"""
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is searched."""
+
+    name: str  # of the example
+    metric: str
+    mode: str
+    space: dict[str, Parameter]
+    batch: int
+    epochs: int
+    configurations: int
+
+
+@dataclass(frozen=True)
+class Way:
+    """What one way took."""
+
+    makespan_s: float  # submission to the last unit
+    curves: list[list[float]]  # the metric of each configuration, epoch by epoch
+    data_bytes: int  # partitions on all nodes' disks
+    network_bytes: float  # between workers
+    waited_s: float = 0.0  # all units, for states
+    trained_s: float = 0.0  # all units
+    units: int = 0
+    bit_equal: bool = True
+
+
+def trainings(*, quick: bool) -> list[Training]:
+    """Digits and the text model, with the configurations of a small search."""
+    epochs, many = (1, 4) if quick else (2, 16)
+    rates = Parameter(log_uniform=(1e-3, 1e-1))
+    digits, language = {"lr": rates, "width": choice(48, 96)}, {"lr": rates, "depth": choice(1, 2)}
+    return [
+        Training("digits", "accuracy", "max", digits, 48, epochs, many),
+        Training("language", "loss", "min", language, 32, epochs, many),
+    ]
+
+
+def ways(one: Training, base: Path) -> dict[str, Way]:
+    """Train all configurations in each way, on a cluster of its own.
+
+    Args:
+        one: what is searched.
+        base: folder to make clusters in.
+    """
+    return {
+        "hopping": as_sweep(one, base / "hopping", NODES, 1, "greedy"),
+        "random order": as_sweep(one, base / "random", NODES, 1, "random"),
+        "task-parallel": as_sweep(one, base / "tasks", 1, NODES, "greedy"),
+        "elastic jobs": one_by_one(one, base / "elastic"),
+    }
+
+
+def as_sweep(one: Training, base: Path, partitions: int, replicas: int, order: str) -> Way:
+    """Train it as a sweep.
+
+    Args:
+        one: what is searched.
+        base: folder of the cluster.
+        partitions: of the data.
+        replicas: nodes that hold each.
+        order: of visits.
+    """
+    workdir = _workdir(one, base)
+    spec = spec_of(one, partitions, replicas, order, workdir)
+    with _cluster(base) as (made, client):
+        job = client.submit(spec)
+        wait_for(client, [job], made)
+        detail, ledger = client.sweep(job), client.ledger(job)
+        staged = data_on_disk(made.home)
+    assert detail.summary.state == "succeeded", detail.summary
+    return Way(
+        makespan_s=max(unit.ended for unit in ledger.units) - detail.summary.submitted_at,
+        curves=[[epoch[one.metric] for epoch in info.metrics] for info in detail.trials],
+        data_bytes=staged,
+        network_bytes=float(detail.hopped_bytes),
+        waited_s=detail.waited_s,
+        trained_s=detail.trained_s,
+        units=len(ledger.units),
+        bit_equal=all(equal_alone(ledger, trial, workdir) for trial in range(ALONE)),
+    )
+
+
+def spec_of(one: Training, partitions: int, replicas: int, order: str, workdir: Path) -> JobSpec:
+    """The sweep as its user would submit it."""
+    search = SearchSpec(
+        space=one.space,
+        searcher=RandomSearch(one.configurations),
+        epochs=one.epochs,
+        metric=one.metric,
+        mode="max" if one.mode == "max" else "min",
+        seed=7,
+    )
+    return JobSpec(
+        name=one.name,
+        script=SWEEP_SCRIPT,
+        batch_size=NODES,
+        max_batch_size="keep",
+        slots=(1, NODES),
+        workdir=str(workdir),
+        env={"OMP_NUM_THREADS": "1"},
+        sweep=SweepSpec(
+            search=search, partitions=partitions, replicas=replicas, order=order, **FUNCTIONS
+        ),
+    )
+
+
+def equal_alone(ledger: Ledger, trial: int, workdir: Path) -> bool:
+    """Whether training it alone, in the order of its visits, ends each unit in the same bytes."""
+    search = ledger.spec.search
+    values = first_configurations(search)[trial]
+    visits = [
+        {
+            "config": str(trial),
+            "values": values,
+            "epoch": unit.epoch,
+            "partition": unit.partition,
+            "version": unit.version,
+            "digest": unit.digest,
+        }
+        for unit in ledger.units
+        if unit.trial == trial
+    ]
+    task = {
+        "functions": FUNCTIONS,
+        "partitions": ledger.spec.partitions,
+        "seed": search.seed,
+        "model": None,
+        "visits": visits,
+    }
+    file = workdir / "task.json"
+    file.write_text(json.dumps(task), encoding="utf-8")
+    command = [sys.executable, "-P", "-m", "elastic.hopper.replay", file.name]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=workdir, env=environment, capture_output=True, check=False)
+    assert not done.returncode, done.stderr.decode()
+    return bool(json.loads(done.stdout.decode().strip().rpartition("\n")[2])["equal"])
+
+
+def one_by_one(one: Training, base: Path) -> Way:
+    """Train each configuration as an elastic job on all slots, one after the other.
+
+    Args:
+        one: what is searched.
+        base: folder of the cluster.
+    """
+    workdir = _workdir(one, base)
+    (workdir / "train.py").write_text(DATA_PARALLEL, encoding="utf-8")
+    search = spec_of(one, NODES, 1, "greedy", workdir).stated_sweep
+    assert search is not None
+    with _cluster(base) as (made, client):
+        names = [
+            client.submit(
+                JobSpec(
+                    name=f"{one.name}-{number}",
+                    script="train.py",
+                    batch_size=one.batch,
+                    max_batch_size="keep",
+                    slots=(NODES, NODES),
+                    workdir=str(workdir),
+                    env={
+                        "OMP_NUM_THREADS": "1",
+                        "VALUES": json.dumps(values),
+                        "PARTITIONS": str(NODES),
+                        "EPOCHS": str(one.epochs),
+                    },
+                )
+            )
+            for number, values in enumerate(first_configurations(search.search))
+        ]
+        wait_for(client, names, made)
+        jobs = [client.job(name) for name in names]
+    assert {job.summary.state for job in jobs} == {"succeeded"}, [j.summary.reason for j in jobs]
+    sent = [
+        job.epochs[-1].step * 2 * (NODES - 1) * 4 * job.epochs[-1].metrics["parameters"]
+        for job in jobs
+    ]
+    return Way(
+        makespan_s=max(j.history[-1].time for j in jobs) - jobs[0].summary.submitted_at,
+        curves=[[epoch.metrics[one.metric] for epoch in job.epochs] for job in jobs],
+        data_bytes=0,
+        network_bytes=float(sum(sent)),
+    )
+
+
+def first_configurations(search: SearchSpec) -> list[dict[str, Value]]:
+    """Those that the sweep begins with."""
+    return [dict(add.values) for add in first_trials(search) if isinstance(add, Add)]
+
+
+def wait_for(client: BlockingClient, jobs: list[JobId], made: Cluster) -> None:
+    """Until all have ended; fails when that takes too long."""
+    began = time.monotonic()
+    while any(client.job(job).summary.state not in ENDED for job in jobs):
+        assert time.monotonic() - began < LIMIT_S, made.said()
+        time.sleep(LOOK_S)
+
+
+def data_on_disk(home: Path) -> int:
+    """Bytes of partitions that lie on the disks of all nodes."""
+    return sum(path.stat().st_size for path in home.rglob("staged/*") if path.is_file())
+
+
+@contextlib.contextmanager
+def _cluster(base: Path) -> Iterator[tuple[Cluster, BlockingClient]]:
+    made = Cluster(base / "home", base, slots=1, agents=NODES)
+    try:
+        made.up()
+        with BlockingClient(made.home, timeout=60.0) as client:
+            yield made, client
+    finally:
+        made.down()
+        shutil.rmtree(made.home, ignore_errors=True)
+
+
+def _workdir(one: Training, base: Path) -> Path:
+    """A copy of the example's modules."""
+    folder = base / "workdir"
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in ("dataset.py", "model.py", "sweep.py"):
+        shutil.copy(EXAMPLES / one.name / name, folder / name)
+    return folder
