@@ -13,6 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
 from nodeagent import job_files
@@ -21,10 +22,19 @@ from nodeagent.agent_settings import AgentSettings
 from nodeagent.job_workspaces import sweep
 from nodeagent.log_shipper import LogShipper
 from nodeagent.reconciler import Reconciler
-from nodeagent.reconciler_actions import Action, ForgetJob, GrantSlot, OrderGroup, PublishEvent
-from nodeagent.reconciler_events import Connected, Desired, Event, LogsStored
+from nodeagent.reconciler_actions import (
+    Action,
+    ForgetJob,
+    GrantSlot,
+    KeepStates,
+    OrderGroup,
+    OrderUnit,
+    PublishEvent,
+)
+from nodeagent.reconciler_events import Connected, Desired, Event, LogsStored, SweepDesired
 from nodeagent.slot_devices import inventory
 from nodeagent.snapshot_fetcher import SnapshotFetcher
+from nodeagent.state_keeper import StateKeeper, serve_states, sweep_states
 from nodeagent.worker_folders import NodeFolders
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
@@ -34,8 +44,9 @@ from schemas.ids import BootId, NodeId, Seconds, WorkerId, worker_id
 from schemas.link import Link, Socket, load_keys, load_public
 from schemas.logging_and_watchdog import notify, watchdog
 from schemas.messages import Message
-from schemas.messages.agent import GroupDelta, Hello, StepsReported, Telemetry, Welcome
+from schemas.messages.agent import AgentEvent, GroupDelta, Hello, StepsReported, Telemetry, Welcome
 from schemas.messages.files import AskFiles, AskPiece
+from schemas.messages.hopping import SweepDelta, UnitTask
 from schemas.messages.logs import LogStored, SnapshotPiece
 from schemas.messages.worker import GroupOrder, Reported, SlotGranted, WorkerHello
 from schemas.session import (
@@ -77,6 +88,10 @@ class Agent:
             home / settings.run, home / settings.work, home / settings.checkpoints
         )
         self._folders.make()
+        self._server = serve_states(self._folders, settings.address, settings.states_port)
+        port = self._server.port if self._server else 0
+        self._spec = msgspec.structs.replace(self._spec, states_port=port)
+        self._states = StateKeeper(self._folders, self._happened)
         self._link = Link(load_keys(home / (settings.key or f"keys/{self._node}.key_secret")))
         self._server_key = load_public(home / settings.controller.key)
         self._session = AgentSession(self._node, BootId(uuid.uuid4().hex[:12]))
@@ -140,6 +155,9 @@ class Agent:
             if self._bulk_receiving:
                 self._bulk_receiving.cancel()
         self._manager.close()
+        self._states.close()
+        if self._server is not None:
+            self._server.close()
         self._link.close()
         log.info("agent stopped; its workers go on", node=self._node)
 
@@ -202,8 +220,9 @@ class Agent:
 
     async def _sweep_workspaces(self) -> None:
         while True:
-            busy = set(self._reconciler.jobs)
-            await asyncio.to_thread(sweep, self._folders.work, self._settings.keep_work_s, busy)
+            busy, keep_s = set(self._reconciler.jobs), self._settings.keep_work_s
+            await asyncio.to_thread(sweep, self._folders.work, keep_s, busy)
+            await asyncio.to_thread(sweep_states, self._folders.all_states, keep_s, busy)
             await asyncio.sleep(SWEEP_S)
 
     async def _warm_up(self) -> None:
@@ -228,8 +247,8 @@ class Agent:
                     self._orders.send(encode(self._hello()))
                 case Apply(delta=GroupDelta() as delta):
                     self._handle(Desired(delta))
-                case Apply(delta=delta):
-                    log.error("this agent runs no sweeps: update it", job=delta.job)
+                case Apply(delta=SweepDelta() as delta):
+                    self._handle(SweepDesired(delta))
                 case Welcomed(welcome=welcome):
                     self._welcomed(welcome)
                 case Rejected(refused=refused):
@@ -276,15 +295,23 @@ class Agent:
     def _perform(self, action: Action) -> None:
         match action:
             case PublishEvent(event=event):
-                self._apply(self._session.happened(event))
+                self._happened(event)
             case OrderGroup(worker=worker, delta=delta):
                 self._send_order(worker, delta)
             case GrantSlot(worker=worker):
                 self._send(worker, SlotGranted())
+            case OrderUnit(worker=worker, unit=unit):
+                self._send(worker, UnitTask(unit=unit))
+            case KeepStates(delta=delta):
+                self._states.keep(delta)
             case ForgetJob(job=job):
                 self._session.forget_job(job)
+                self._states.forget(job)
             case _:
                 self._manager.perform(action)
+
+    def _happened(self, event: AgentEvent) -> None:
+        self._apply(self._session.happened(event))
 
     def _send_order(self, worker: WorkerId, delta: GroupDelta) -> None:
         if delta.group is not None:

@@ -25,6 +25,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     controller: Controller = Controller()
     key: str = ""  # default: keys/NODE.key_secret
     address: str = "127.0.0.1"  # where workers on other nodes reach this one's
+    states_port: int = 0  # where it serves states of sweeps to them; 0: any
     devices: str = "auto"  # "auto": all GPUs, else CPU slots; "cpu": CPU slots
     slots: int = 4  # CPU slots, where GPUs are not used
     cores: int = 0  # that they share; 0: as many as the agent may use

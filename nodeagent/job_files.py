@@ -15,6 +15,7 @@ from schemas.errors import BadFieldError, OnesError, UnavailableError
 from schemas.ids import JobId
 from schemas.messages.files import (
     CHECKPOINTS,
+    STATES,
     WORK,
     Area,
     AskFiles,
@@ -26,11 +27,13 @@ from schemas.messages.files import (
     FromNode,
     ToNode,
 )
+from schemas.state_files import StateFile
 
 PIECE: Final = 1 << 20
 MAX_FILES: Final = 10_000
 MAX_NAMES: Final = 1 << 20  # bytes of all paths in one list
 MAX_REFUSED: Final = 20
+AREAS: Final = (WORK, CHECKPOINTS, STATES)
 LEFT_ALONE: Final = frozenset({"__pycache__", ".git"})
 
 
@@ -72,7 +75,8 @@ def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
     """The job's folder; a name that could lead anywhere else is refused."""
     if not job or "/" in job or job.startswith(".") or "\0" in job:
         raise BadFieldError(f"{job!r} is no job", "ask for one that ran here", "job")
-    return (folders.job(job) if area == WORK else folders.checkpoints / job).resolve()
+    roots = {WORK: folders.job(job), CHECKPOINTS: folders.checkpoints / job}
+    return roots.get(area, folders.states(job)).resolve()
 
 
 # --- lists
@@ -82,10 +86,12 @@ def _file_list(asked: AskFiles, folders: NodeFolders) -> FileList:
     found: list[FileInfo] = []
     refused: list[str] = []
     left_out = names = 0
-    for area in (WORK, CHECKPOINTS):
+    for area in AREAS:
         root = _root(folders, asked.job, area)
         had = read_manifest(root) if area == WORK else {}
         for path in _paths(root):
+            if area == STATES and StateFile.of(path.name) is None:  # staged data
+                continue
             info = _info(root, path, area, refused)
             if info is None or had.get(info.path) == _change_mark(path):
                 continue

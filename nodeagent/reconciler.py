@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any
 
 from nodeagent.reconciler_actions import (
@@ -17,8 +16,10 @@ from nodeagent.reconciler_actions import (
     FetchWorkspace,
     ForgetJob,
     GrantSlot,
+    KeepStates,
     Kill,
     OrderGroup,
+    OrderUnit,
     PublishEvent,
     RemoveWorker,
     StartWorker,
@@ -35,11 +36,13 @@ from nodeagent.reconciler_events import (
     ReportRead,
     Started,
     StartFailed,
+    SweepDesired,
     WorkspaceFailed,
     WorkspaceReady,
 )
+from nodeagent.worker_state import LISTENING, LIVING, ProcessPhase, WorkerState
 from schemas.groups import Member
-from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, index_of, node_of, worker_id
+from schemas.ids import JobId, NodeId, Version, WorkerId, index_of, node_of, worker_id
 from schemas.messages.agent import (
     SETTLED,
     SWITCH,
@@ -50,43 +53,7 @@ from schemas.messages.agent import (
     WorkerSeen,
     WorkerStarted,
 )
-
-
-class ProcessPhase(Enum):
-    """Where one process stands."""
-
-    WANTED = "wanted"  # waits for its working directory or its slot
-    STARTING = "starting"  # the zygote was asked
-    ALIVE = "alive"
-    RETIRING = "retiring"  # left its group as agreed; is given time to exit by itself
-    STOPPING = "stopping"  # TERM was sent
-    ENDED = "ended"  # its folder stays until its output is stored
-
-
-LIVING = frozenset(
-    {ProcessPhase.STARTING, ProcessPhase.ALIVE, ProcessPhase.RETIRING, ProcessPhase.STOPPING}
-)
-
-
-@dataclass(slots=True)
-class WorkerState:
-    """One worker on this node."""
-
-    worker: WorkerId
-    job: JobId
-    version: Version
-    rank: Rank
-    slot: int
-    phase: ProcessPhase = ProcessPhase.WANTED
-    pid: int | None = None
-    started_ticks: int | None = None
-    code: int | None = None
-    signal: int | None = None
-    granted: bool = True  # the slot's device is its own
-    adopted: bool = False  # an earlier life of this agent may have granted it since it began
-    leaving: bool = False  # was notified of a group without it
-    newest_order: tuple[Version, int] = (Version(0), 0)  # the newest order that was sent to it
-    stored: bool = False
+from schemas.messages.hopping import SweepDelta
 
 
 @dataclass(slots=True)
@@ -98,6 +65,7 @@ class JobState:
     fetching: str = ""
     ordered: Version = Version(0)  # the highest whose workers were made here, each once
     cleared: Version = Version(0)  # the highest for which it was said that nothing older is left
+    sweep: SweepDelta | None = None  # if it is one
 
 
 @dataclass(slots=True)
@@ -107,6 +75,7 @@ class Reconciler:
     node: NodeId
     jobs: dict[JobId, JobState] = field(default_factory=dict)
     workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
+    forgotten: set[JobId] = field(default_factory=set)  # sweeps that ended in this agent's life
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return what to do about it, in order.
@@ -119,6 +88,8 @@ class Reconciler:
             case Desired(delta=delta):
                 self._job(delta.job).delta = delta
                 return self._reconcile(delta.job)
+            case SweepDesired(delta=delta):
+                return self._sweep_desired(delta)
             case WorkspaceReady(job=job, digest=digest):
                 if (state := self.jobs.get(job)) is None:
                     return []
@@ -146,9 +117,10 @@ class Reconciler:
                     *self._slot_freed(worker),
                 ]
             case Connected():
-                worker.newest_order = (Version(0), 0)
+                worker.newest_order, worker.unit.told = (Version(0), 0), 0
                 return [GrantSlot(worker.worker)] if worker.granted else []
             case ReportRead(report=report):
+                worker.unit.reported(report)
                 return [PublishEvent(report)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
             case Ended() if worker.phase in LIVING:
                 worker.phase, worker.code, worker.signal = (
@@ -200,16 +172,39 @@ class Reconciler:
 
     # --- wanted against observed
 
+    def _sweep_desired(self, delta: SweepDelta) -> list[Action]:
+        """Of a sweep that is over only states are left to keep."""
+        if delta.job in self.forgotten:
+            return [KeepStates(delta)]
+        self._job(delta.job).sweep = delta
+        return [KeepStates(delta), *self._reconcile(delta.job)]
+
     def _reconcile(self, name: JobId) -> list[Action]:
         job = self._job(name)
-        delta = job.delta
-        if delta is None:
-            return []
+        units = self._reconcile_units(name, job.sweep) if job.sweep else []
+        return [*units, *(self._reconcile_group(name, job, job.delta) if job.delta else [])]
+
+    def _reconcile_units(self, name: JobId, sweep: SweepDelta) -> list[Action]:
+        """Hand on what is to be trained; who trains what was given up is killed."""
+        ordered = {unit.worker: unit for unit in sweep.units}
+        actions: list[Action] = []
+        for worker in self.workers.values():
+            if worker.job != name or worker.phase not in LISTENING:
+                continue
+            unit = ordered.get(worker.worker)
+            if worker.unit.withdrawn(unit, sweep.attempts):
+                worker.phase = ProcessPhase.STOPPING
+                actions.append(Kill(worker.worker))
+            elif unit is not None and worker.unit.tell(unit):
+                actions.append(OrderUnit(worker.worker, unit))
+        return actions
+
+    def _reconcile_group(self, name: JobId, job: JobState, delta: GroupDelta) -> list[Action]:
         wanted = {member.worker: member for member in self._members(delta)}
         actions: list[Action] = []
         for worker in [w for w in self.workers.values() if w.job == name]:
             if worker.worker not in wanted:
-                actions.extend(self._withdraw(worker))
+                actions.extend(self._withdraw(worker, delta))
         for identity, member in wanted.items():
             born = identity == worker_id(name, delta.version, member.rank)
             if born and identity not in self.workers and delta.version > job.ordered:
@@ -224,14 +219,16 @@ class Reconciler:
         members = (*(delta.group.members if delta.group else ()), *delta.former)
         return [member for member in members if node_of(member.slot) == self.node]
 
-    def _withdraw(self, worker: WorkerState) -> list[Action]:
+    def _withdraw(self, worker: WorkerState, delta: GroupDelta) -> list[Action]:
         match worker.phase:
             case ProcessPhase.WANTED:
                 del self.workers[worker.worker]
                 return []
-            case ProcessPhase.ALIVE if worker.leaving:
+            case ProcessPhase.ALIVE if worker.leaving or (delta.group and worker.unit.under_way):
                 worker.phase = ProcessPhase.RETIRING
-                return [AwaitExit(worker.worker)]
+                return self._await_exit(worker)
+            case ProcessPhase.RETIRING:
+                return self._await_exit(worker)
             case ProcessPhase.ALIVE:
                 worker.phase = ProcessPhase.STOPPING
                 return [Terminate(worker.worker)]
@@ -240,6 +237,14 @@ class Reconciler:
                 return [RemoveWorker(worker.worker)]
             case _:  # STARTING is stopped when it has a process; STOPPING is on its way
                 return []
+
+    @staticmethod
+    def _await_exit(worker: WorkerState) -> list[Action]:
+        """Give it time to exit, once; a unit that it trains comes first, however long it takes."""
+        if worker.awaited or worker.unit.under_way:
+            return []
+        worker.awaited = True
+        return [AwaitExit(worker.worker)]
 
     def _advance(self, job: JobState, worker: WorkerState, delta: GroupDelta) -> list[Action]:
         if worker.phase is ProcessPhase.WANTED:
@@ -303,6 +308,8 @@ class Reconciler:
             actions.append(PublishEvent(JobCleared(job=delta.job, version=through)))
         if delta.forget and not mine and delta.group is None:
             del self.jobs[delta.job]
+            if job.sweep is not None:
+                self.forgotten.add(delta.job)
             actions.append(ForgetJob(delta.job))
         return actions
 

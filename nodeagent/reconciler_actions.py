@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from schemas.ids import JobId, WorkerId
 from schemas.messages.agent import AgentEvent, GroupDelta
+from schemas.messages.hopping import SweepDelta, UnitOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +64,21 @@ class GrantSlot:
 
 
 @dataclass(frozen=True, slots=True)
+class OrderUnit:
+    """Tell the worker which unit of its sweep to train."""
+
+    worker: WorkerId
+    unit: UnitOrder
+
+
+@dataclass(frozen=True, slots=True)
+class KeepStates:
+    """Fetch the states of a sweep that are wanted on this node, and drop the others."""
+
+    delta: SweepDelta
+
+
+@dataclass(frozen=True, slots=True)
 class PublishEvent:
     """Number this event and publish it."""
 
@@ -91,6 +107,8 @@ Action = (
     | AwaitExit
     | OrderGroup
     | GrantSlot
+    | OrderUnit
+    | KeepStates
     | PublishEvent
     | RemoveWorker
     | ForgetJob

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from schemas.ids import JobId, WorkerId
 from schemas.messages.agent import GroupDelta, ScriptReport
+from schemas.messages.hopping import SweepDelta
 from schemas.messages.worker import Assignment
 
 
@@ -14,6 +15,13 @@ class Desired:
     """The controller wants this of a job."""
 
     delta: GroupDelta
+
+
+@dataclass(frozen=True, slots=True)
+class SweepDesired:
+    """The controller wants this of a sweep."""
+
+    delta: SweepDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,7 @@ class LogsStored:
 
 Event = (
     Desired
+    | SweepDesired
     | WorkspaceReady
     | WorkspaceFailed
     | Adopted

@@ -174,3 +174,16 @@ class NodeFolders:
             job: its name; the directory need not exist.
         """
         return self.work / job
+
+    @property
+    def all_states(self) -> Path:
+        """Where the states of sweeps lie, a folder for each job."""
+        return self.work / ".states"
+
+    def states(self, job: JobId) -> Path:
+        """The states of a sweep on this node.
+
+        Args:
+            job: its name; the directory need not exist.
+        """
+        return self.all_states / job

@@ -237,6 +237,7 @@ class WorkerManager:
             address=self._address,
             kind=action.delta.kind,
             granted=action.granted,
+            states=str(self._folders.states(action.delta.job)) if spec.stated_sweep else "",
         )
 
     def _watch_process(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:

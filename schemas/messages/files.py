@@ -14,7 +14,8 @@ from schemas.messages.logs import Position
 
 WORK: Final = "work"
 CHECKPOINTS: Final = "checkpoints"
-Area = Literal["work", "checkpoints"]  # the job's working directory, or its checkpoints
+STATES: Final = "states"
+Area = Literal["work", "checkpoints", "states"]  # working directory, checkpoints, a sweep's states
 
 
 class FileInfo(Message, tag="files.info.1"):
