@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from schemas.ids import JobId, NodeId
 from schemas.messages.agent import GroupDelta
 from schemas.messages.feed import FeedEvent
+from schemas.messages.hopping import SweepDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,14 @@ class SendDelta:
 
     node: NodeId
     delta: GroupDelta
+
+
+@dataclass(frozen=True, slots=True)
+class SendSweepDelta:
+    """Bring one sweep on one node to this state."""
+
+    node: NodeId
+    delta: SweepDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,4 +45,4 @@ class AskForPlan:
     """The cluster changed in a way that may change the plan."""
 
 
-Command = SendDelta | Announce | Accept | AskForPlan
+Command = SendDelta | SendSweepDelta | Announce | Accept | AskForPlan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from controlplane.core.commands import Announce, Command, SendDelta
+from controlplane.core.commands import Announce, Command, SendDelta, SendSweepDelta
 from controlplane.core.desired_state import desired
 from controlplane.core.errors import IllegalTransitionError
 from controlplane.core.history_read_model import JobHistories
@@ -18,6 +18,7 @@ from controlplane.core.state import State
 from schemas.ids import JobId, NodeId, Seconds, node_of
 from schemas.messages.client import Change
 from schemas.messages.feed import Detail, FeedEvent
+from schemas.messages.hopping import SweepDelta
 
 SHOWN_CHANGES = 5  # in an error
 
@@ -64,6 +65,15 @@ class HandlerContext:
         """
         if job.group is not None:
             self.send_to(job, dict.fromkeys(node_of(member.slot) for member in job.group.members))
+
+    def send_sweep(self, node: NodeId, delta: SweepDelta) -> None:
+        """Send `node` what it should do and keep of a sweep now.
+
+        Args:
+            node: that it is for.
+            delta: with a revision of its own.
+        """
+        self.out.append(SendSweepDelta(node, delta))
 
     def advance(
         self,

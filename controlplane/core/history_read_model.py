@@ -10,6 +10,7 @@ from typing import Final
 import msgspec
 
 from controlplane.core.model.job import SpeedPromise
+from controlplane.core.sweep_read_model import SweepHistory
 from schemas.ids import JobId, NodeId, Seconds, WorkerId
 from schemas.messages.agent import GroupFormed
 from schemas.messages.client import Change, Decision, EpochInfo, PromiseInfo, VersionInfo
@@ -37,6 +38,7 @@ class JobHistories(msgspec.Struct, kw_only=True):
 
     jobs: dict[JobId, JobHistory] = {}
     plans_taken: int = 0
+    sweeps: dict[JobId, SweepHistory] = {}
     gains: list[tuple[float, float]] = []  # speed-ups of changes, predicted and realised
 
     def of(self, job: JobId) -> JobHistory:
@@ -46,6 +48,14 @@ class JobHistories(msgspec.Struct, kw_only=True):
             job: may be unknown. What is returned for it is not kept.
         """
         return self.jobs.get(job) or JobHistory()
+
+    def sweep(self, job: JobId) -> SweepHistory:
+        """The past of the sweep `job`, to be written to.
+
+        Args:
+            job: that is a sweep.
+        """
+        return self.sweeps.setdefault(job, SweepHistory())
 
     def phase_changed(self, job: JobId, change: Change) -> None:
         """A job moved along its table.

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from controlplane.policy.api import Plan, SearchStats
 from schemas.ids import BootId, JobId, NodeId, SlotId, Term, Version
 from schemas.jobs import JobSpec
 from schemas.messages import Message
 from schemas.messages.agent import AgentEvent, WorkerSeen
 from schemas.nodes import NodeSpec
+from schemas.sweeps import Value
 
 
 class ControllerStarted(Message, tag="core.controller_started.1"):
@@ -126,6 +129,24 @@ class OverrideDue(Message, tag="core.override_due.1"):
     job: JobId
 
 
+class UnitExpired(Message, tag="core.unit_expired.1"):
+    """A unit of a sweep took too long."""
+
+    job: JobId
+
+
+class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
+    """A user changes one trial of a sweep, or adds one; it was checked when it came."""
+
+    job: JobId
+    user: str
+    change: Literal["add", "stop", "pause", "resume", "delete"]
+    trial: int | None
+    values: dict[str, Value]
+    parent: int | None
+    key: str  # of the request; a second one with it does nothing
+
+
 class InputSkipped(Message, tag="core.input_skipped.1"):
     """An input that `handle` could not take; its place in the node's stream is passed over."""
 
@@ -152,5 +173,7 @@ Input = (
     | PauseRequested
     | ResumeRequested
     | OverrideDue
+    | UnitExpired
+    | SweepChangeRequested
     | InputSkipped
 )

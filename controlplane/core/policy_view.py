@@ -152,6 +152,9 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
     spec, status, progress = job.spec, job.status, job.progress
     account, attempts, group = job.accounting, job.attempts, status.group
     runs_on, end = status.change.group if status.change else group, job.promised_end
+    least, most = spec.slots
+    if job.sweep is not None:  # more slots than trials that can train would be idle
+        most = max(least, min(most, job.sweep.can_train))
     running_on = {m.slot: m.local_batch for m in runs_on.members} if runs_on else {}
     return JobView(
         job=job.job,
@@ -159,9 +162,9 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         batch_size=spec.batch_size,
         batch_limit=batch_limit(job),
         local_limit=local_limit(job),
-        least=spec.slots[0],
-        most=spec.slots[1],
-        wanted=spec.wanted,
+        least=least,
+        most=most,
+        wanted=min(spec.wanted, most),
         running_on=dict(trades_to) if trades_to is not None else running_on,
         priority=spec.priority,
         family=job.family,

@@ -15,6 +15,8 @@ from controlplane.core.handlers import (
     plans,
     submission,
     swaps,
+    sweep_changes,
+    sweeps,
     worker_reports,
 )
 from controlplane.core.history_read_model import JobHistories
@@ -36,6 +38,8 @@ from controlplane.core.inputs import (
     ResizeRequested,
     ResumeRequested,
     StartExpired,
+    SweepChangeRequested,
+    UnitExpired,
 )
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.state import State
@@ -59,6 +63,8 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     PauseRequested: overrides.on_pause_requested,
     ResumeRequested: overrides.on_resume_requested,
     OverrideDue: overrides.on_override_due,
+    UnitExpired: sweeps.on_unit_expired,
+    SweepChangeRequested: sweep_changes.on_sweep_change_requested,
 }
 
 
@@ -97,6 +103,8 @@ class Reactor:
             swaps.reconcile_all(ctx)
         if self.state.overrides:
             overrides.reconcile_all(ctx)
+        if self.state.sweeps:
+            sweeps.reconcile_all(ctx)
         self._views.touch(ctx.changed_jobs)
         if ctx.ask:
             ctx.out.append(AskForPlan())
@@ -119,4 +127,4 @@ class Reactor:
             for name in state.overrides
             if 0 < state.jobs[name].attempts.change_at <= now
         ]
-        return [*passed, *again]
+        return [*passed, *again, *sweeps.late(state, now)]

@@ -31,6 +31,8 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
+    sweeps: dict[JobId, None] = {}  # those that go on, or that some node has to hear of
+    ended_sweeps: dict[JobId, None] = {}  # the latest: nodes that come back hear of them
     swaps: list[Swap] = []  # of running jobs that trade slots just now
 
     def job(self, job: JobId) -> Job:

@@ -12,7 +12,13 @@ from typing import Any, Final
 import structlog
 
 from controlplane.core import policy_events
-from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta
+from controlplane.core.commands import (
+    Announce,
+    AskForPlan,
+    Command,
+    SendDelta,
+    SendSweepDelta,
+)
 from controlplane.core.history_read_model import JobHistories
 from controlplane.core.state import State
 from controlplane.service.client_api import replies
@@ -227,7 +233,7 @@ class Controller:
         match command:
             case AskForPlan():
                 self._plans.request()
-            case SendDelta():
+            case SendDelta() | SendSweepDelta():
                 self._node_sessions.send(command)
             case Announce(event=event):
                 self._feed.publish(event)

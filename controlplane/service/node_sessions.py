@@ -8,7 +8,7 @@ from typing import Final
 
 import structlog
 
-from controlplane.core.commands import SendDelta
+from controlplane.core.commands import SendDelta, SendSweepDelta
 from controlplane.core.inputs import NodeGreeted, NodeHeard, NodeLost, NodeReported, NodeSuspected
 from controlplane.core.model.node import NodePhase
 from controlplane.service.commit_loop import CommitLoop
@@ -168,7 +168,7 @@ class NodeSessions:
 
     # --- what leaves
 
-    def send(self, command: SendDelta) -> None:
+    def send(self, command: SendDelta | SendSweepDelta) -> None:
         """Send a delta, if the node is there; if not, it is cut again when the node says hello.
 
         Args:

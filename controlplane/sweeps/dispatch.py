@@ -6,13 +6,15 @@ from typing import Final
 
 from controlplane.sweeps.hopping.problem import HopProblem, Model, Slot, Unit, Visit, partitions
 from controlplane.sweeps.orders import Attempt, RunUnit, StateName
-from controlplane.sweeps.sweep_state import Lease, SweepState
+from controlplane.sweeps.sweep_state import Lease, Place, SweepState
 from controlplane.sweeps.visit_order import visit_order
 from schemas.ids import NodeId, Seconds, WorkerId
 
 PATIENCE: Final = 5.0  # times the expected seconds of a unit
 LEAST_PATIENCE_S: Final = 60.0
-FIRST_PATIENCE_S: Final = 3600.0  # before any unit was measured
+FIRST_PATIENCE: Final = 20.0  # of a trial of which no unit was measured: others may be cheaper
+FIRST_PATIENCE_S: Final = 3600.0  # at least, then
+STAGING_PATIENCE_S: Final = 3600.0  # for state and data to be there
 
 
 def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
@@ -22,7 +24,7 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
         state: of the sweep; the leases are added.
         now: seconds on the controller's clock.
     """
-    workers = [name for name, place in state.workers.items() if not place.revoked]
+    workers = [name for name, place in state.workers.items() if _takes_units(state, place)]
     if not any(state.workers[name].attempt is None for name in workers):
         return []
     numbers = [trial.number for trial in state.trials if _trains(state, trial.number)]
@@ -31,6 +33,40 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
         _lease(state, numbers[visit.model], visit.partition, workers[visit.slot], now)
         for visit in visit_order(state, problem, numbers, workers).begin_units()
     ]
+
+
+def _takes_units(state: SweepState, place: Place) -> bool:
+    """Whether its worker has a unit that counts, or may take one."""
+    if place.revoked:
+        return False
+    return place.attempt is None or not state.leases[place.attempt].void
+
+
+def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
+    """How long a unit may take once state and data are there, seconds.
+
+    Args:
+        state: of the sweep.
+        trial: whose unit it is.
+        worker: that does it.
+    """
+    expected = state.times.expected(trial, worker)
+    if state.times.knows(trial):
+        return max(LEAST_PATIENCE_S, PATIENCE * expected)
+    return max(FIRST_PATIENCE_S, FIRST_PATIENCE * expected)
+
+
+def trains(state: SweepState, number: int) -> bool:
+    """Whether a trial has a unit under way, or could have one now.
+
+    Args:
+        state: of the sweep.
+        number: of the trial.
+    """
+    trial = state.trials[number]
+    if trial.ended or not state.models[number].todo(trial.granted):
+        return False
+    return number not in state.paused or state.lease_of(number) is not None
 
 
 def hop_problem(
@@ -73,8 +109,7 @@ def _trains(state: SweepState, number: int) -> bool:
     trial = state.trials[number]
     if trial.ended or not state.models[number].todo(trial.granted):
         return False
-    leases = (lease for lease in state.leases.values() if lease.trial == number)
-    lease = next(leases, None)
+    lease = state.lease_of(number)
     if lease is not None:
         return not state.workers[lease.order.worker].revoked  # else it is nowhere in the problem
     return number not in state.paused
@@ -113,9 +148,6 @@ def _lease(
     having.sort(key=lambda one: one[0] != place.node)  # its own first
     name = having[0][1] if having else None
     sources: tuple[NodeId, ...] = tuple(node for node, one in having if one == name)
-    patience = FIRST_PATIENCE_S
-    if state.times.known:
-        patience = max(LEAST_PATIENCE_S, PATIENCE * state.times.expected(number, worker))
     order = RunUnit(
         attempt=attempt,
         worker=worker,
@@ -127,8 +159,7 @@ def _lease(
         epoch=model.epoch,
         partition=partition,
         evaluate=not model.again and (len(model.visits) + 1) % state.partitions == 0,
-        deadline=Seconds(now + patience),
     )
     place.attempt = attempt
-    state.leases[attempt] = Lease(order, number, now)
+    state.leases[attempt] = Lease(order, number, now, STAGING_PATIENCE_S, model.again)
     return order

@@ -33,9 +33,8 @@ def keep_states(state: SweepState) -> list[Order]:
 
 def _keep_newest(state: SweepState, model: ModelState, needed: set[StateName]) -> list[CopyState]:
     """Its newest state, and older ones while that is not yet in enough places."""
-    if not _running(state, model.trial):
-        while model.at and not state.stored.nodes(model.names(model.at)):
-            model.at -= 1
+    if state.lease_of(model.trial) is None:
+        _go_to_newest(state, model)
     places = min(PLACES, max(1, len(state.staged)))
     found: list[CopyState] = []
     for version in range(model.at, 0, -1):
@@ -51,6 +50,16 @@ def _keep_newest(state: SweepState, model: ModelState, needed: set[StateName]) -
     return found
 
 
+def _go_to_newest(state: SweepState, model: ModelState) -> None:
+    """The newest state that a node has: a node that came back may have one that others lost."""
+    for version in range(len(model.visits), model.at, -1):
+        if state.stored.nodes(model.names(version)):
+            model.at = version
+            return
+    while model.at and not state.stored.nodes(model.names(model.at)):
+        model.at -= 1
+
+
 def _copy(
     state: SweepState, model: ModelState, nodes: list[NodeId], places: int
 ) -> list[CopyState]:
@@ -64,13 +73,9 @@ def _copy(
     return [CopyState(name, source, target)]
 
 
-def _running(state: SweepState, trial: int) -> bool:
-    return any(lease.trial == trial for lease in state.leases.values())
-
-
 def _best(state: SweepState) -> list[Trial]:
     """Trials of the best scores that anybody had, `keep` of them."""
-    scored = [trial for trial in state.trials if trial.scores]
+    scored = [one for one in state.trials if one.scores and one.number not in state.deleted]
     return sorted(scored, key=lambda one: (-max(one.scores), one.number))[: state.keep]
 
 

@@ -16,6 +16,7 @@ class VisitDone:
 
     trial: int  # whose values trained it: its own, or a parent's
     partition: int
+    digest: str = ""  # of the state that it left
 
 
 @dataclass(slots=True)
@@ -77,27 +78,50 @@ class ModelState:
             left &= ~(1 << visit.partition)
         return left
 
-    def visited(self, partition: int) -> bool:
+    def digest(self, version: int) -> str:
+        """Of its state after so many visits, as it was last reported.
+
+        Args:
+            version: from 1.
+        """
+        return self.visits[version - 1].digest
+
+    def visited(self, partition: int, digest: str = "") -> bool:
         """A visit is done.
 
         Args:
             partition: that was visited.
+            digest: of the state that it left; of a visit that was done again the last one counts.
 
         Returns:
             Whether it was done for the first time.
         """
         first = not self.again
         if first:
-            self.visits.append(VisitDone(self.trial, partition))
+            self.visits.append(VisitDone(self.trial, partition, digest))
+        else:
+            self.visits[self.at] = VisitDone(self.visits[self.at].trial, partition, digest)
         self.at += 1
         return first
 
 
+@dataclass(slots=True)
 class StoredStates:
     """Which nodes have which states."""
 
-    def __init__(self) -> None:
-        self._nodes: dict[StateName, list[NodeId]] = {}
+    _nodes: dict[StateName, list[NodeId]] = field(default_factory=dict)
+
+    def on(self, node: NodeId) -> list[StateName]:
+        """What a node has.
+
+        Args:
+            node: may have none.
+        """
+        return [name for name, nodes in self._nodes.items() if node in nodes]
+
+    def all_nodes(self) -> list[NodeId]:
+        """Those that have anything."""
+        return list(dict.fromkeys(node for nodes in self._nodes.values() for node in nodes))
 
     def nodes(self, names: Iterable[StateName]) -> list[tuple[NodeId, StateName]]:
         """Who has the state, under which of its names.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NewType
 
-from schemas.ids import NodeId, Seconds, WorkerId
+from schemas.ids import NodeId, WorkerId
 from schemas.sweeps import Values
 
 Attempt = NewType(
@@ -13,7 +13,7 @@ Attempt = NewType(
 )  # at a unit; counts up, so that the result of an older one is known
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, order=True)
 class StateName:
     """A state of a trial after so many of its visits, at least one: before, it is built."""
 
@@ -35,12 +35,11 @@ class RunUnit:
     epoch: int  # 1-based
     partition: int
     evaluate: bool  # afterwards: the epoch ends with this visit
-    deadline: Seconds  # when it is given up
 
 
 @dataclass(frozen=True, slots=True)
 class StopUnit:
-    """Give up what the worker does."""
+    """Give up what the worker does, with its process: it takes no other unit."""
 
     attempt: Attempt
     worker: WorkerId
@@ -89,6 +88,22 @@ class TrialEnded:
 
 
 @dataclass(frozen=True, slots=True)
+class StateDiffers:
+    """A unit was done again, and left another state: the training is not deterministic."""
+
+    state: StateName
+
+
+@dataclass(frozen=True, slots=True)
+class DataRefused:
+    """A node could not give a partition, or gave another one than others have."""
+
+    node: NodeId
+    partition: int
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
 class UnitReport:
     """What a unit left beside its state."""
 
@@ -96,6 +111,17 @@ class UnitReport:
     samples: int  # that they count for
     seconds: float  # that it took, without the wait for its state
     scores: dict[str, float] = field(default_factory=dict)  # of the evaluation
+    digest: str = ""  # of the state, SHA-256
 
 
-Order = RunUnit | StopUnit | CopyState | DropState | ReleaseWorker | TrialScored | TrialEnded
+Order = (
+    RunUnit
+    | StopUnit
+    | CopyState
+    | DropState
+    | ReleaseWorker
+    | TrialScored
+    | TrialEnded
+    | StateDiffers
+    | DataRefused
+)

@@ -6,34 +6,42 @@ written down of them is the ledger, and to read it again is recovery.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Final, Literal
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from functools import partial
 
-from controlplane.sweeps.dispatch import begin_units
-from controlplane.sweeps.epoch_metrics import merged, score
+from controlplane.sweeps.dispatch import begin_units, training_limit, trains
+from controlplane.sweeps.epoch_metrics import merged
 from controlplane.sweeps.kept_states import keep_states
-from controlplane.sweeps.model_states import ModelState
 from controlplane.sweeps.orders import (
     Attempt,
     Order,
-    ReleaseWorker,
+    StateDiffers,
     StateName,
-    TrialEnded,
-    TrialScored,
     UnitReport,
 )
+from controlplane.sweeps.partition_holders import partition_holders
 from controlplane.sweeps.searchers.search import next_decisions
-from controlplane.sweeps.sweep_state import Place, SweepState
-from controlplane.sweeps.trials import Add, Decision, Stop, apply, failed, with_score
+from controlplane.sweeps.sweep_state import Lease, Place, SweepState
+from controlplane.sweeps.trial_changes import add_score, decide
+from controlplane.sweeps.trials import Add, Stop
+from controlplane.sweeps.unit_faults import (
+    Fault,
+    can_hold,
+    crash,
+    give_up_late_units,
+    refuse_data,
+    unit_fault,
+)
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import SearchSpec, Values, VisitOrder
 
-Fault = Literal["trial", "state", "data"]
-HANGS: Final = 2  # units of a trial that were given up, before it fails
 
-
+@dataclass(slots=True, init=False)
 class Sweep:
     """One sweep; its workers and nodes come, go and are lost while it runs."""
+
+    state: SweepState
 
     def __init__(
         self, spec: SearchSpec, partitions: int, keep: int = 1, order: VisitOrder = "greedy"
@@ -54,12 +62,16 @@ class Sweep:
         return bool(self.state.trials) and all(trial.ended for trial in self.state.trials)
 
     @property
+    def can_train(self) -> int:
+        """Trials that have a unit under way, or could have one now."""
+        return sum(trains(self.state, number) for number in range(len(self.state.trials)))
+
+    @property
     def deadline(self) -> Seconds | None:
         """When `deadline_passed` has to be called."""
-        leases = self.state.leases.values()
-        return min((lease.order.deadline for lease in leases), default=None)
+        return min((lease.deadline for lease in self.state.leases.values()), default=None)
 
-    # --- what is reported
+    # --- workers and nodes
 
     def begin(self, now: Seconds) -> list[Order]:
         """The search makes its first trials."""
@@ -70,10 +82,21 @@ class Sweep:
         self.state.workers[worker] = Place(node)
         return self._go_on(now)
 
-    def worker_gone(self, worker: WorkerId, now: Seconds) -> list[Order]:
-        """Its process is no more; what its node has stays."""
-        self._lose(worker)
-        return self._go_on(now)
+    def worker_gone(
+        self, worker: WorkerId, now: Seconds, why: str = "", *, fault: bool = False
+    ) -> list[Order]:
+        """Its process is no more; what its node has stays.
+
+        Args:
+            worker: of the sweep.
+            now: seconds on the controller's clock.
+            why: how it ended; empty: nobody is to blame.
+            fault: by itself; else it was killed.
+        """
+        lease, found = self._lose(worker), list[Order]()
+        if lease is not None and why:
+            found += crash(self.state, lease.trial, why, fault=fault)
+        return [*found, *self._go_on(now)]
 
     def worker_revoked(self, worker: WorkerId, now: Seconds, *, urgent: bool) -> list[Order]:
         """Its slot is wanted: it ends its unit first, unless it is urgent."""
@@ -83,106 +106,163 @@ class Sweep:
         place.revoked = True
         if place.attempt is not None and not urgent:
             return []
-        found: list[Order] = [*self.state.give_up(place.attempt)]
-        del self.state.workers[worker]
-        return [*found, ReleaseWorker(worker), *self._go_on(now)]
+        return [*self.state.release(worker), *self._go_on(now)]
 
-    def node_staged(self, node: NodeId, held: Sequence[int], now: Seconds) -> list[Order]:
-        """The node has these partitions."""
-        self.state.staged[node] = set(held)
+    def share_partitions(
+        self, workers: Mapping[NodeId, int], replicas: int, now: Seconds
+    ) -> list[Order]:
+        """Nodes with workers share the partitions.
+
+        Args:
+            workers: of each node, those that take units.
+            replicas: nodes that hold each partition.
+            now: seconds on the controller's clock.
+        """
+        state = self.state
+        for partition in range(state.partitions):
+            if not any(can_hold(state, node, partition) for node in workers):
+                for node in workers:  # nobody is left: they try again, and fail if it is no better
+                    state.data.failed.pop((node, partition), None)
+        held = partition_holders(
+            workers, state.partitions, replicas, state.staged, partial(can_hold, state)
+        )
+        return self.nodes_hold(held, now)
+
+    def nodes_hold(self, held: Mapping[NodeId, Collection[int]], now: Seconds) -> list[Order]:
+        """Which partitions each node has; one that is not named has none."""
+        self.state.staged = {node: set(some) for node, some in held.items()}
         return self._go_on(now)
 
     def node_lost(self, node: NodeId, now: Seconds) -> list[Order]:
-        """It is gone with its workers, its partitions and its states."""
-        self.state.staged.pop(node, None)
-        self.state.stored.lose(node)
-        self.state.copying = {(name, at) for name, at in self.state.copying if at != node}
-        for worker, place in list(self.state.workers.items()):
+        """It is gone with its workers and partitions; whether its states are, will be seen."""
+        state = self.state
+        state.staged.pop(node, None)
+        names = state.stored.on(node)
+        away = {name: state.models[name.trial].digest(name.version) for name in names}
+        state.away[node] = {**state.away.get(node, {}), **away}
+        state.stored.lose(node)
+        state.copying = {(name, at) for name, at in state.copying if at != node}
+        for worker, place in list(state.workers.items()):
             if place.node == node:
                 self._lose(worker)
         return self._go_on(now)
 
+    def node_back(self, node: NodeId, now: Seconds) -> list[Order]:
+        """It speaks again: states that it had count, if they are those that there are now."""
+        state = self.state
+        for name, digest in state.away.pop(node, {}).items():
+            if state.models[name.trial].digest(name.version) == digest:
+                state.stored.add(name, node)
+        return self._go_on(now)
+
+    # --- units and states
+
+    def unit_begun(self, attempt: Attempt, samples: int, now: Seconds) -> list[Order]:
+        """State and data are there: its time counts from now on.
+
+        Args:
+            attempt: of an older one nothing is heard.
+            samples: of the partition; another number than elsewhere ends the unit.
+            now: seconds on the controller's clock.
+        """
+        state = self.state
+        lease = state.leases.get(attempt)
+        if lease is None or lease.trains:
+            return []
+        node, partition = state.workers[lease.order.worker].node, lease.order.partition
+        known, first = state.data.sizes.setdefault(partition, (samples, node))
+        if known != samples:
+            found: list[Order] = [*state.release(lease.order.worker)]
+            why = f"{node} has {samples} samples, {first} has {known}: give input_fn the same data"
+            found += refuse_data(state, node, partition, why, for_good=True)
+            return [*found, *self._go_on(now)]
+        lease.trains, lease.began = True, now
+        lease.limit_s = training_limit(state, lease.trial, lease.order.worker)
+        return []
+
     def unit_done(self, attempt: Attempt, report: UnitReport, now: Seconds) -> list[Order]:
         """A unit is through and its state is on the worker's node; of an older attempt: nothing."""
-        lease = self.state.leases.pop(attempt, None)
-        if lease is None:
+        state = self.state
+        ended = state.end_lease(attempt)
+        if ended is None:
             return []
-        order, model = lease.order, self.state.models[lease.trial]
-        place = self.state.workers[order.worker]
-        place.attempt = None
-        self.state.times.measured(order.trial, order.worker, report.seconds)
-        found: list[Order] = []
-        first = model.visited(order.partition)
-        self.state.stored.add(order.result, place.node)
+        lease, place, released = ended
+        order, model = lease.order, state.models[lease.trial]
+        state.times.measured(order.trial, order.worker, report.seconds)
+        if lease.void:
+            return [*released, *self._go_on(now)]
+        found: list[Order] = [*released]
+        state.full_disks = 0
+        state.crashes.pop(lease.trial, None)
+        if order.state is not None:
+            state.unreadable.pop(order.state, None)
+        differs = model.again and model.visits[model.at].digest != report.digest
+        first = model.visited(order.partition, report.digest)
+        state.stored.add(order.result, place.node)
         if first:
             model.metrics.append((report.metrics, report.samples))
             if order.evaluate:
-                found += self._score(lease.trial, {**merged(model.metrics), **report.scores})
+                found += add_score(state, lease.trial, {**merged(model.metrics), **report.scores})
                 model.metrics.clear()
-        if place.revoked:
-            del self.state.workers[order.worker]
-            found.append(ReleaseWorker(order.worker))
+        elif differs:
+            found.append(StateDiffers(order.result))
         return [*found, *self._go_on(now)]
 
     def unit_failed(self, attempt: Attempt, why: str, fault: Fault, now: Seconds) -> list[Order]:
-        """A unit came to nothing: its trial is at fault, or a state or the data of its node."""
-        lease = self.state.leases.pop(attempt, None)
-        if lease is None:
+        """A unit came to nothing: whose fault that is decides what follows."""
+        ended = self.state.end_lease(attempt)
+        if ended is None:
             return []
-        place = self.state.workers[lease.order.worker]
-        place.attempt = None
-        found: list[Order] = []
-        match fault:
-            case "trial":
-                found = self._fail(lease.trial, why)
-            case "state":
-                for node in lease.order.sources:
-                    self.state.stored.lose(node, lease.order.state)
-            case "data":
-                self.state.staged[place.node].discard(lease.order.partition)
-        if place.revoked:
-            del self.state.workers[lease.order.worker]
-            found.append(ReleaseWorker(lease.order.worker))
-        return [*found, *self._go_on(now)]
+        lease, place, released = ended
+        found = unit_fault(self.state, lease, place.node, why, fault)
+        return [*released, *found, *self._go_on(now)]
 
     def state_stored(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
         """A copy is complete; one that nobody ordered any more is dropped again."""
+        if (name, node) not in self.state.copying:
+            return []
         self.state.copying.discard((name, node))
-        if node in self.state.staged:
-            self.state.stored.add(name, node)
+        self.state.stored.add(name, node)
+        return self._go_on(now)
+
+    def state_missing(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
+        """A node has not what it was thought to have; a copy that failed is tried again later."""
+        if (name, node) in self.state.copying:
+            return []
+        self.state.stored.lose(node, name)
         return self._go_on(now)
 
     def deadline_passed(self, now: Seconds) -> list[Order]:
         """Give up units that take far too long; their trial fails if that happens again."""
-        found: list[Order] = []
-        for attempt, lease in list(self.state.leases.items()):
-            if lease.order.deadline > now:
-                continue
-            found += self.state.give_up(attempt)
-            self.state.hangs[lease.trial] = self.state.hangs.get(lease.trial, 0) + 1
-            if self.state.hangs[lease.trial] >= HANGS:
-                took = lease.order.deadline - lease.began
-                why = (
-                    f"{HANGS} units took longer than {took:.0f} s; is there a deadlock in train_fn?"
-                )
-                found += self._fail(lease.trial, why)
-        return [*found, *self._go_on(now)]
+        found = give_up_late_units(self.state, now)
+        return [*found, *self._go_on(now)] if found else []
+
+    def begin_anew(self, now: Seconds) -> None:
+        """Nothing could be heard while no controller was there: every unit's time begins again."""
+        for lease in self.state.leases.values():
+            lease.began = now
 
     # --- what users ask
 
     def add(self, values: Values, now: Seconds, parent: int | None = None) -> list[Order]:
         """A configuration joins; with a parent it goes on from the parent's state."""
-        first = next_decisions(self.state.spec, [])
-        epochs = first[0].epochs if first and isinstance(first[0], Add) else self.state.spec.epochs
-        begun = 0 if parent is None else self.state.models[parent].whole_epochs
-        granted = min(self.state.spec.epochs, max(epochs, begun + 1))
-        return [*self._decide([Add(dict(values), granted, parent)]), *self._go_on(now)]
+        state = self.state
+        first = next_decisions(state.spec, [])
+        epochs = first[0].epochs if first and isinstance(first[0], Add) else state.spec.epochs
+        begun = 0 if parent is None else state.models[parent].whole_epochs
+        granted = min(state.spec.epochs, max(epochs, begun + 1))
+        return [*decide(state, [Add(dict(values), granted, parent)]), *self._go_on(now)]
 
     def stop(self, trial: int, why: str, now: Seconds) -> list[Order]:
-        """A user ends a trial."""
+        """A user ends a trial; its unit runs to its end, and counts for nothing."""
         if self.state.trials[trial].ended:
             return []
-        return [*self._decide([Stop(trial, why)]), *self._go_on(now)]
+        return [*decide(self.state, [Stop(trial, why)]), *self._go_on(now)]
+
+    def delete(self, trial: int, why: str, now: Seconds) -> list[Order]:
+        """A user ends a trial and has its states dropped."""
+        self.state.deleted.add(trial)
+        return [*self.stop(trial, why, now), *self._go_on(now)]
 
     def pause(self, trial: int) -> list[Order]:
         """It takes no further unit; the one that runs ends."""
@@ -194,54 +274,33 @@ class Sweep:
         self.state.paused.discard(trial)
         return self._go_on(now)
 
+    def close(self, why: str) -> list[Order]:
+        """All ends here: trials that have not ended are stopped, the best states stay.
+
+        Args:
+            why: in words.
+        """
+        state = self.state
+        left = [Stop(trial.number, why) for trial in state.trials if not trial.ended]
+        found = decide(state, left)
+        for worker in list(state.workers):
+            self._lose(worker)
+        state.staged.clear()
+        return [*found, *keep_states(state)]
+
     # --- what follows
 
     def _go_on(self, now: Seconds) -> list[Order]:
         """Ask the searcher until it has no more to say, then order what can be ordered."""
         found: list[Order] = []
         while decisions := next_decisions(self.state.spec, self.state.trials):
-            found += self._decide(decisions)
+            found += decide(self.state, decisions)
         found += keep_states(self.state)
         return [*found, *begin_units(self.state, now)]
 
-    def _decide(self, decisions: Sequence[Decision]) -> list[Order]:
-        state = self.state
-        everything = (1 << state.partitions) - 1
-        found: list[Order] = []
-        state.trials = apply(state.trials, decisions)
-        for one in decisions:
-            if isinstance(one, Add):
-                model = ModelState(len(state.models), everything)
-                if one.parent is not None:
-                    whole = state.models[one.parent]
-                    model.visits, model.at = list(whole.visits), len(whole.visits)
-                    model.parent = StateName(one.parent, model.at)
-                    model.metrics = list(whole.metrics)
-                state.models.append(model)
-            elif isinstance(one, Stop):
-                for attempt, lease in list(state.leases.items()):
-                    if lease.trial == one.trial:
-                        found += state.give_up(attempt)
-                found.append(TrialEnded(one.trial, "stopped", one.why))
-        return found
-
-    def _score(self, number: int, metrics: dict[str, float]) -> list[Order]:
-        state = self.state
-        value, wrong = score(state.spec, metrics)
-        found: list[Order] = [TrialScored(number, state.models[number].whole_epochs, metrics)]
-        if wrong:
-            return [*found, *self._fail(number, wrong)]
-        state.trials[number] = with_score(state.trials[number], value, state.spec.epochs)
-        if state.trials[number].ended:
-            found.append(TrialEnded(number, "done", f"trained {state.spec.epochs} epochs"))
-        return found
-
-    def _fail(self, number: int, why: str) -> list[Order]:
-        self.state.trials[number] = failed(self.state.trials[number])
-        return [TrialEnded(number, "failed", why)]
-
-    def _lose(self, worker: WorkerId) -> None:
+    def _lose(self, worker: WorkerId) -> Lease | None:
         place = self.state.workers.pop(worker, None)
-        if place is not None and place.attempt is not None:
-            del self.state.leases[place.attempt]
         self.state.times.forget(worker)
+        if place is None or place.attempt is None:
+            return None
+        return self.state.leases.pop(place.attempt)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from controlplane.sweeps.model_states import ModelState, StoredStates
-from controlplane.sweeps.orders import Attempt, RunUnit, StateName, StopUnit
+from controlplane.sweeps.orders import Attempt, ReleaseWorker, RunUnit, StateName, StopUnit
 from controlplane.sweeps.trials import Trial
 from controlplane.sweeps.unit_times import UnitTimes
 from schemas.ids import NodeId, Seconds, WorkerId
@@ -21,13 +21,22 @@ class Place:
     revoked: bool = False  # it takes no other unit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Lease:
     """A unit that was ordered and has no result yet."""
 
     order: RunUnit
     trial: int  # whose training it is of, whoever's values it has
-    began: Seconds
+    began: Seconds  # when it was ordered, or its worker had state and data
+    limit_s: float
+    again: bool = False  # the visit was done before, and its state was lost
+    trains: bool = False  # it has state and data
+    void: bool = False  # its trial ended: what it leaves counts for nothing
+
+    @property
+    def deadline(self) -> Seconds:
+        """When it is given up."""
+        return Seconds(self.began + self.limit_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,14 @@ class ChosenWeights:
 
 
 @dataclass(slots=True)
+class DataFaults:
+    """What nodes have of the data, and what they could not give."""
+
+    sizes: dict[int, tuple[int, NodeId]] = field(default_factory=dict)  # samples, who said so first
+    failed: dict[tuple[NodeId, int], int] = field(default_factory=dict)  # node, partition: times
+
+
+@dataclass(slots=True)
 class SweepState:
     """The state of one sweep; changed by `sweep.Sweep` alone."""
 
@@ -51,24 +68,55 @@ class SweepState:
     trials: list[Trial] = field(default_factory=list)
     models: list[ModelState] = field(default_factory=list)
     paused: set[int] = field(default_factory=set)
+    deleted: set[int] = field(default_factory=set)  # trials that are no longer among the best
     workers: dict[WorkerId, Place] = field(default_factory=dict)
     staged: dict[NodeId, set[int]] = field(default_factory=dict)  # partitions on each node
     leases: dict[Attempt, Lease] = field(default_factory=dict)
     stored: StoredStates = field(default_factory=StoredStates)
+    away: dict[NodeId, dict[StateName, str]] = field(default_factory=dict)  # lost nodes: digests
     copying: set[tuple[StateName, NodeId]] = field(default_factory=set)
     times: UnitTimes = field(default_factory=UnitTimes)
+    data: DataFaults = field(default_factory=DataFaults)
     hangs: dict[int, int] = field(default_factory=dict)
+    crashes: dict[int, tuple[int, int]] = field(default_factory=dict)  # faults and kills in a row
+    unreadable: dict[StateName, int] = field(default_factory=dict)  # times in a row
+    full_disks: int = 0  # units that could not leave their state, in a row
     attempts: int = 0
     weights: ChosenWeights | None = None  # of the order `rollouts`
+    stuck: str = ""  # why nothing can go on, whatever comes
 
-    def give_up(self, attempt: Attempt | None) -> list[StopUnit]:
-        """The unit counts no more, whatever becomes of it.
+    def release(self, worker: WorkerId) -> list[StopUnit | ReleaseWorker]:
+        """The worker is of the sweep no more, and its unit counts no more.
 
         Args:
-            attempt: None: there is none.
+            worker: of the sweep.
         """
-        lease = self.leases.pop(attempt, None) if attempt is not None else None
+        place = self.workers.pop(worker)
+        lease = self.leases.pop(place.attempt, None) if place.attempt is not None else None
+        stopped = [] if lease is None else [StopUnit(lease.order.attempt, worker)]
+        return [*stopped, ReleaseWorker(worker)]
+
+    def end_lease(self, attempt: Attempt) -> tuple[Lease, Place, list[ReleaseWorker]] | None:
+        """A unit came to its end: its worker is idle, or leaves if it was revoked.
+
+        Args:
+            attempt: None is returned for one that counts no more.
+        """
+        lease = self.leases.pop(attempt, None)
         if lease is None:
-            return []
-        self.workers[lease.order.worker].attempt = None
-        return [StopUnit(lease.order.attempt, lease.order.worker)]
+            return None
+        worker = lease.order.worker
+        place = self.workers[worker]
+        place.attempt = None
+        if not place.revoked:
+            return lease, place, []
+        del self.workers[worker]
+        return lease, place, [ReleaseWorker(worker)]
+
+    def lease_of(self, trial: int) -> Lease | None:
+        """The unit of a trial that is under way and counts.
+
+        Args:
+            trial: its number.
+        """
+        return next((one for one in self.leases.values() if one.trial == trial), None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Final
 
 from schemas.ids import WorkerId
@@ -11,12 +12,20 @@ OF_THE_NEWEST: Final = 0.5  # weight of the last measurement
 LEAST_S: Final = 1e-3
 
 
+@dataclass(slots=True)
 class UnitTimes:
     """Seconds of a unit = cost of its trial x slowness of its worker, each learnt in turns."""
 
-    def __init__(self) -> None:
-        self._cost: dict[int, float] = {}
-        self._slowness: dict[WorkerId, float] = {}
+    _cost: dict[int, float] = field(default_factory=dict)
+    _slowness: dict[WorkerId, float] = field(default_factory=dict)
+
+    def knows(self, trial: int) -> bool:
+        """Whether a unit of this trial was measured.
+
+        Args:
+            trial: its number.
+        """
+        return trial in self._cost
 
     def cost(self, trial: int) -> float:
         """Seconds of a unit of this trial on a worker of slowness 1; the mean of others before.
@@ -44,11 +53,6 @@ class UnitTimes:
             worker: that would run it.
         """
         return self.cost(trial) * self.slowness(worker)
-
-    @property
-    def known(self) -> bool:
-        """Whether any unit was measured."""
-        return bool(self._cost)
 
     def measured(self, trial: int, worker: WorkerId, seconds: float) -> None:
         """A unit took so long.

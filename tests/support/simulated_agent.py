@@ -22,7 +22,6 @@ from schemas.messages.agent import (
     Welcome,
     WorkerSeen,
 )
-from schemas.messages.hopping import SweepDelta
 from schemas.nodes import NodeSpec
 from schemas.session import AgentOutput, AgentSession, Apply, Publish, SayHello, ToController
 
@@ -101,9 +100,7 @@ class SimulatedAgent:
                     self.events.send(self.node.encode(), encode(numbered))
                 case SayHello():
                     self.orders.send(encode(self.hello()))
-                case Apply(delta=SweepDelta()):
-                    pass  # it has no sweeps
-                case Apply(delta=delta):
+                case Apply(delta=GroupDelta() as delta):
                     self.deltas.append(delta)
                     self.news.set()
                     self.apply(delta)

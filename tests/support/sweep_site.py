@@ -40,8 +40,16 @@ def loss_and_samples(partition: int) -> tuple[float, int]:
 
 
 class SweepSite:
-    def __init__(self, sweep: Sweep, held: dict[NodeId, set[int]], workers: int) -> None:
+    def __init__(
+        self,
+        sweep: Sweep,
+        held: dict[NodeId, set[int]],
+        workers: int,
+        *,
+        lost_disks: bool = True,  # of a node that comes back
+    ) -> None:
         self.sweep = sweep
+        self.lost_disks = lost_disks
         self.held = held
         self.states: dict[NodeId, dict[StateName, History]] = {node: {} for node in held}
         self.running: dict[WorkerId, RunUnit] = {}
@@ -53,8 +61,7 @@ class SweepSite:
         self.units = 0  # that ended
         self._made = 0
         self.do(sweep.begin(NOW))
-        for node, some in held.items():
-            self.do(sweep.node_staged(node, sorted(some), NOW))
+        self.do(sweep.nodes_hold(held, NOW))
         for at in range(workers):
             self.new_worker(list(held)[at % len(held)])
 
@@ -75,18 +82,19 @@ class SweepSite:
                     self.running[order.worker] = order
                 case StopUnit(worker=worker):
                     del self.running[worker]
-                    self.idle.add(worker)
                 case CopyState():
                     self.copies.append(order)
                 case DropState(state=name, node=node):
-                    del self.states[node][name]
+                    self.states[node].pop(name, None)
                 case ReleaseWorker(worker=worker):
-                    self.idle.remove(worker)
+                    self.idle.discard(worker)
                 case TrialScored():
                     self.scored.append(order)
                 case TrialEnded():
                     self.ended.append(order)
-        trials = [order.result.trial for order in self.running.values()]
+        leases = self.sweep.state.leases
+        running = [order for order in self.running.values() if not leases[order.attempt].void]
+        trials = [order.result.trial for order in running]
         assert len(trials) == len(set(trials)), "a trial is in one place at a time"
 
     def end_unit(self, worker: WorkerId) -> None:
@@ -105,7 +113,8 @@ class SweepSite:
         self.units += 1
         good = {"accuracy": goodness(after)} if order.evaluate else {}
         loss, samples = loss_and_samples(order.partition)
-        report = UnitReport({"loss": loss}, samples, 1.0, good)
+        digest = hashlib.sha256(repr(after).encode()).hexdigest()
+        report = UnitReport({"loss": loss}, samples, 1.0, good, digest)
         self.do(self.sweep.unit_done(order.attempt, report, NOW))
 
     def end_copy(self, at: int) -> None:
@@ -129,10 +138,20 @@ class SweepSite:
         gone = [one for one in (*self.running, *self.idle) if self.node_of[one] == node]
         self.running = {w: order for w, order in self.running.items() if w not in gone}
         self.idle -= set(gone)
+        kept = self.states[node]
         self.states[node] = {}
         self.copies = [copy for copy in self.copies if node not in (copy.source, copy.target)]
         self.do(self.sweep.node_lost(node, NOW))
-        self.do(self.sweep.node_staged(node, sorted(self.held[node]), NOW))
+        if self.lost_disks:
+            self.do(self.sweep.node_back(node, NOW))
+            for name in self.sweep.state.stored.on(node):
+                self.do(self.sweep.state_missing(name, node, NOW))
+        else:
+            self.states[node] = kept
+            self.do(self.sweep.node_back(node, NOW))
+            known = set(self.sweep.state.stored.on(node))
+            self.states[node] = {name: each for name, each in kept.items() if name in known}
+        self.do(self.sweep.nodes_hold(self.held, NOW))
         for _ in gone:
             self.new_worker(node)
 

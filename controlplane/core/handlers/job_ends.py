@@ -37,6 +37,8 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
         return
     epoch = job.progress.epoch
     again = f"resumes after epoch {epoch}" if job.progress.checkpoint else "starts again"
+    if job.sweep is not None:
+        again = "finished units are kept"
     withdraw(ctx, job, "lost", JobTrigger.GROUP_LOST, f"{why}; {again}")
 
 

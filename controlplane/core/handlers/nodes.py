@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers import group_recovery, worker_exits
+from controlplane.core.handlers import group_recovery, sweeps, worker_exits
 from controlplane.core.handlers.worker_reports import note_process
 from controlplane.core.inputs import (
     ControllerStarted,
@@ -41,6 +41,7 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
         nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)
     state.slot_index.touch_phases()
     state.deadlines.begin_anew(ctx.now)
+    sweeps.on_controller_started(ctx)
     ctx.ask = True
 
 
@@ -66,6 +67,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
     _reconcile(ctx, node, event.workers)
+    sweeps.on_node_greeted(ctx, node.node)
     ctx.ask = True
 
 

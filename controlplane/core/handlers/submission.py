@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from controlplane.core.commands import Accept
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import sweep_orders
 from controlplane.core.handlers.job_ends import end
 from controlplane.core.inputs import CancelRequested, JobSubmitted
 from controlplane.core.model.job import Accounting, Job
 from controlplane.core.model.job_phases import JobTrigger
+from controlplane.core.model.job_sweep import new_sweep
 from schemas.ids import JobId
 
 
@@ -35,6 +37,10 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
         accounting=Accounting(since=ctx.now),
     )
     state.jobs[name] = job
+    if (spec := event.spec.stated_sweep) is not None:
+        job.sweep = new_sweep(spec)
+        state.sweeps[name] = None
+        sweep_orders.carry_out(ctx, job, job.sweep, job.sweep.engine.begin(ctx.now))
     state.active[name] = None
     ctx.changed_jobs[name] = None
     if key:

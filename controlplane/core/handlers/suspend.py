@@ -28,9 +28,10 @@ def on_suspended(ctx: HandlerContext, job: Job, _: Worker, event: Suspended) -> 
     change = status.change
     rescales.advance(job.job, change, RescaleTrigger.FORMED)
     progress, attempts = job.progress, job.attempts
-    progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)
-    progress.epoch, progress.step = event.epoch, event.step
-    progress.samples_done = event.samples_done
+    if job.sweep is None:  # its states are its own
+        progress.checkpoint = ResumePoint(epoch=event.epoch, version=event.group)
+        progress.epoch, progress.step = event.epoch, event.step
+        progress.samples_done = event.samples_done
     progress.last_batch = status.group.global_batch
     attempts.losses, attempts.changes, attempts.recoveries = 0, 0, 0
     job.accounting.rescales += 1
@@ -41,7 +42,8 @@ def on_suspended(ctx: HandlerContext, job: Job, _: Worker, event: Suspended) -> 
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     ctx.state.deadlines.clear(job.job)
     ctx.histories.group_concluded(job.job, "suspended", ctx.now)
-    why = f"{change.why}, at step {event.step}"
+    where = f"at step {event.step}" if job.sweep is None else "its workers end their units"
+    why = f"{change.why}, {where}"
     ctx.advance(job, JobTrigger.SUSPENDED, Paused(suspended=True), why, {"epoch": event.epoch})
     ctx.send_to(job, dict.fromkeys([*nodes_of(status.group), *change.notified_nodes]))
     forget_exited(ctx, job)

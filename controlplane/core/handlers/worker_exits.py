@@ -8,7 +8,13 @@ from controlplane.core.handlers.group_recovery import abandon, recover, rejoin_w
 from controlplane.core.handlers.job_ends import end, fail, forget_exited, restart_from_checkpoint
 from controlplane.core.model.exit_cause import ExitCause, exit_cause
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
+from controlplane.core.model.job_phases import (
+    JobTrigger,
+    Rescaling,
+    Running,
+    ScriptReports,
+    Starting,
+)
 from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import Rescale, RescalePhase, RescaleTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase, WorkerTrigger
@@ -50,6 +56,9 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
     ctx.announce("worker.exited", job, detail)
     status = job.status
     left = was in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
+    if job.sweep is not None and was is not WorkerPhase.LEAVING:
+        cause, why = exit_cause(event, ScriptReports(), 0)
+        job.sweep.exits[worker.worker] = (why, cause is not ExitCause.LOST)
     if isinstance(status, Starting) and not left:
         group_start.on_worker_exited(ctx, job, status, event, was)
     elif isinstance(status, Rescaling) and status.change.phase is RescalePhase.QUIESCING:
@@ -123,7 +132,7 @@ def _lose_worker(
 ) -> None:
     """A worker ended that was not ordered to."""
     change = status.change
-    cause, why = exit_cause(event, status.script, job.progress.epoch)
+    cause, why = _cause(job, status, event)
     incumbent = status.group.member(worker.worker) is not None
     stays = change is not None and change.group.member(worker.worker) is not None
     if _nobody_left(job, status):
@@ -149,7 +158,7 @@ def _all_gone(
 ) -> None:
     """Nobody is left who may have the state."""
     change = status.change
-    cause, why = exit_cause(event, status.script, job.progress.epoch)
+    cause, why = _cause(job, status, event)
     job.attempts.exit_code = _code(event)
     expected = _leaves(change) or (change is not None and change.kind == RECOVER)
     if cause is ExitCause.DONE and (status.script.finished or not expected):
@@ -158,6 +167,14 @@ def _all_gone(
         fail(ctx, job, why)
     else:
         restart_from_checkpoint(ctx, job, why)
+
+
+def _cause(job: Job, status: Running | Rescaling, event: WorkerExited) -> tuple[ExitCause, str]:
+    """What the end of a worker means; that of a sweep's worker concerns its unit alone."""
+    cause, why = exit_cause(event, status.script, job.progress.epoch)
+    if job.sweep is not None and not status.script.error:
+        return ExitCause.LOST, why
+    return cause, why
 
 
 def _nobody_left(job: Job, status: Running | Rescaling) -> bool:

@@ -11,6 +11,7 @@ from controlplane.core.handlers import (
     group_rescale,
     group_start,
     suspend,
+    sweep_units,
     training_epochs,
     worker_exits,
 )
@@ -24,6 +25,7 @@ from schemas.messages.agent import (
     EpochReported,
     GroupBroken,
     GroupFormed,
+    HopperOpened,
     JobCleared,
     JoinFailed,
     Quiesced,
@@ -33,6 +35,9 @@ from schemas.messages.agent import (
     StoreOpened,
     Suspended,
     TrainingFinished,
+    UnitBegun,
+    UnitEnded,
+    UnitFailed,
     WorkerExited,
     WorkerReady,
     WorkerRefused,
@@ -62,6 +67,8 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
             worker_exits.on_job_cleared(ctx, job, node, report)
         return
     if isinstance(report, StateCopied | StateNotCopied):
+        if job is not None:
+            sweep_units.on_state_report(ctx, job, node, report)
         return
     name = worker_id(report.job, report.version, report.rank)
     worker = job.workers.get(name) if job else None
@@ -133,7 +140,9 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
         ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
     if not ctx.advance_worker(job, worker, WorkerTrigger.READY) or job.group is None:
         return
-    job.progress.epoch_samples, worker.store_port = event.epoch_samples, event.store_port
+    worker.store_port = event.store_port
+    if job.sweep is None:  # whose units tell
+        job.progress.epoch_samples = event.epoch_samples
     ctx.announce("worker.ready", job, place(worker))
     if isinstance(job.status, Starting):
         group_start.form_when_ready(ctx, job, job.status)
@@ -198,6 +207,10 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Job, Worker, Any], None]
     Suspended: suspend.on_suspended,
     EpochReported: training_epochs.on_epoch_reported,
     TrainingFinished: training_epochs.on_training_finished,
+    HopperOpened: sweep_units.on_hopper_opened,
+    UnitBegun: sweep_units.on_unit_begun,
+    UnitEnded: sweep_units.on_unit_ended,
+    UnitFailed: sweep_units.on_unit_failed,
     ScriptFailed: on_script_failed,
     WorkerExited: worker_exits.on_worker_exited,
     WorkerRefused: worker_exits.on_worker_refused,

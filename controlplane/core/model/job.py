@@ -21,6 +21,7 @@ from controlplane.core.model.job_phases import (
     Starting,
     WithGroup,
 )
+from controlplane.core.model.job_sweep import JobSweep
 from controlplane.core.model.manual_override import ManualOverride
 from controlplane.core.model.rescale import Rescale
 from controlplane.core.model.worker import Worker
@@ -121,6 +122,7 @@ class Job(msgspec.Struct, kw_only=True):
     promise: SpeedPromise | None = None  # of the group ordered last, until it is measured
     promised_end: PromisedEnd | None = None  # None: nobody said
     changed_at: int = 0  # version of the state; plans that are older leave the job alone
+    sweep: JobSweep | None = None  # None: an ordinary job
 
     @property
     def phase(self) -> Phase:
@@ -176,6 +178,9 @@ class Job(msgspec.Struct, kw_only=True):
         loop early in each.
         """
         stop, progress = self.spec.stop, self.progress
+        if self.sweep is not None:
+            left = self.sweep.units_left * self.sweep.unit_samples
+            return progress.samples_done + round(left) if left else None
         if stop is not None and stop.metric is not None:
             return None
         if stop is not None and stop.samples is not None:

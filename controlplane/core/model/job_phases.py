@@ -74,6 +74,8 @@ NEXT: Final[Mapping[tuple[Phase, JobTrigger], Phase]] = {
     (Phase.RESCALING, JobTrigger.FINISHED): Phase.SUCCEEDED,
     (Phase.RESCALING, JobTrigger.CANCELLED): Phase.CANCELLED,
     (Phase.PAUSED, JobTrigger.GROUP_ORDERED): Phase.STARTING,
+    (Phase.PAUSED, JobTrigger.GAVE_UP): Phase.FAILED,  # a sweep whose last unit ended meanwhile
+    (Phase.PAUSED, JobTrigger.FINISHED): Phase.SUCCEEDED,  # the same
     (Phase.PAUSED, JobTrigger.CANCELLED): Phase.CANCELLED,
 }
 

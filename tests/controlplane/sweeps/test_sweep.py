@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import get_args
 
 import pytest
@@ -10,9 +11,11 @@ from hypothesis import strategies as st
 
 from controlplane.sweeps.orders import (
     CopyState,
+    DataRefused,
     DropState,
     ReleaseWorker,
     RunUnit,
+    StateDiffers,
     StateName,
     StopUnit,
     TrialEnded,
@@ -20,6 +23,7 @@ from controlplane.sweeps.orders import (
 )
 from controlplane.sweeps.randomness import stream
 from controlplane.sweeps.sweep import Sweep
+from controlplane.sweeps.unit_faults import READS
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import (
     Grid,
@@ -70,16 +74,24 @@ sizes = st.tuples(st.integers(1, 3), st.integers(1, 3), st.integers(1, 4))
     faults=st.sampled_from([0, 12]),
     seed=st.integers(0, 10_000),
     order=st.sampled_from(get_args(VisitOrder)),
+    lost_disks=st.booleans(),
 )
 def test_faults_change_no_result_and_repeat_no_finished_visit(
-    searcher: Searcher, size: tuple[int, int, int], faults: int, seed: int, order: VisitOrder
+    searcher: Searcher,
+    size: tuple[int, int, int],
+    faults: int,
+    seed: int,
+    order: VisitOrder,
+    *,
+    lost_disks: bool,
 ) -> None:
     nodes, partitions, workers = size
     rng = stream(seed)
     names = [NodeId(f"n{at}") for at in range(nodes)]
     held = {node: set(range(partitions)) for node in names}
     spec = search(searcher, 4, LR if isinstance(searcher, Grid) else None, seed)
-    site = SweepSite(Sweep(spec, partitions, order=order), held, workers)
+    sweep = Sweep(spec, partitions, order=order)
+    site = SweepSite(sweep, held, workers, lost_disks=lost_disks)
 
     site.run(rng, faults)
 
@@ -116,14 +128,13 @@ def sweep(
     """A random search on nodes that have everything; what it orders last."""
     found = Sweep(search(RandomSearch(many), epochs), partitions)
     orders: list[object] = list(found.begin(NOW))
-    for node in dict.fromkeys(workers.values()):
-        orders = list(found.node_staged(node, range(partitions), NOW))
+    orders += found.nodes_hold({node: range(partitions) for node in workers.values()}, NOW)
     for worker, node in workers.items():
         orders += found.worker_came(worker, node, NOW)
     return found, orders
 
 
-def units(orders: list[object]) -> list[RunUnit]:
+def units(orders: Sequence[object]) -> list[RunUnit]:
     return [order for order in orders if isinstance(order, RunUnit)]
 
 
@@ -213,12 +224,14 @@ def test_a_metric_that_is_missing_or_no_number_fails_its_trial(
 def test_a_unit_that_hangs_is_given_up_and_fails_its_trial_the_second_time() -> None:
     one, orders = sweep(workers={W0: N0}, many=1)
     (run,) = units(orders)
-    assert one.deadline == run.deadline == 3600.0
+    one.unit_begun(run.attempt, 10, Seconds(100.0))
+    assert one.deadline == 3700.0
 
-    stop, again = one.deadline_passed(Seconds(3600.0))
-    assert stop == StopUnit(run.attempt, W0)
-    assert isinstance(again, RunUnit)
-    _, ended = one.deadline_passed(again.deadline)
+    assert one.deadline_passed(Seconds(3600.0)) == []
+    assert one.deadline_passed(Seconds(3700.0)) == [StopUnit(run.attempt, W0), ReleaseWorker(W0)]
+    (again,) = units(one.worker_came(W1, N0, Seconds(3700.0)))
+    one.unit_begun(again.attempt, 10, Seconds(3700.0))
+    _, _, ended = one.deadline_passed(Seconds(7300.0))
 
     assert ended == TrialEnded(
         0, "failed", "2 units took longer than 3600 s; is there a deadlock in train_fn?"
@@ -232,8 +245,9 @@ def test_a_unit_has_five_times_what_it_should_take() -> None:
     (following,) = units(
         list(one.unit_done(run.attempt, UnitReport({}, 10, 100.0), Seconds(100.0)))
     )
+    one.unit_begun(following.attempt, 10, Seconds(200.0))
 
-    assert following.deadline == 600.0
+    assert one.deadline == 700.0
 
 
 def test_a_copy_that_cannot_be_read_is_done_again_from_the_state_before() -> None:
@@ -241,8 +255,11 @@ def test_a_copy_that_cannot_be_read_is_done_again_from_the_state_before() -> Non
     (run,) = units(orders)
     (following,) = units(list(one.unit_done(run.attempt, report(), NOW)))
 
-    (again,) = units(list(one.unit_failed(following.attempt, "digest", "state", NOW)))
+    for _ in range(READS):
+        assert following.state == StateName(0, 1)
+        (following,) = units(list(one.unit_failed(following.attempt, "digest", "state", NOW)))
 
+    again = following
     assert (again.state, again.partition, again.evaluate) == (None, run.partition, False)
 
 
@@ -267,12 +284,76 @@ def test_a_configuration_joins_and_goes_on_from_a_parent_s_state() -> None:
     assert (child.state, child.result) == (StateName(0, 1), StateName(1, 2))
 
 
-def test_a_trial_that_its_user_ends_gives_its_unit_up() -> None:
+def test_the_unit_of_a_trial_that_its_user_ends_runs_out_and_counts_for_nothing() -> None:
     one, orders = sweep(workers={W0: N0})
     (run,) = units(orders)
 
-    stop, ended, *following = one.stop(run.trial, "ended by anna", NOW)
+    assert one.stop(run.trial, "ended by anna", NOW) == [
+        TrialEnded(run.trial, "stopped", "ended by anna")
+    ]
+    (following,) = one.unit_done(run.attempt, report(), NOW)
 
-    assert stop == StopUnit(run.attempt, W0)
-    assert ended == TrialEnded(run.trial, "stopped", "ended by anna")
-    assert [order.trial for order in units(list(following))] == [1 - run.trial]
+    assert isinstance(following, RunUnit)
+    assert following.trial == 1 - run.trial
+    assert one.state.models[run.trial].visits == []
+
+
+def test_what_a_node_has_on_its_disk_counts_again_when_it_comes_back() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+    one.unit_done(run.attempt, UnitReport({}, 10, 1.0, {}, "d1"), NOW)
+
+    one.node_lost(N0, NOW)
+    assert one.state.models[0].at == 0
+    one.node_back(N0, NOW)
+    one.nodes_hold({N0: range(2)}, NOW)
+    (again,) = units(one.worker_came(W1, N0, NOW))
+
+    assert again.state == run.result
+
+
+def test_a_unit_that_is_done_again_and_leaves_another_state_is_announced() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+    (following,) = units(one.unit_done(run.attempt, UnitReport({}, 10, 1.0, {}, "d1"), NOW))
+    one.state_missing(run.result, N0, NOW)
+    for _ in range(READS):
+        (following,) = units(one.unit_failed(following.attempt, "gone", "state", NOW))
+
+    orders = list(one.unit_done(following.attempt, UnitReport({}, 10, 1.0, {}, "d2"), NOW))
+
+    assert StateDiffers(run.result) in orders
+    assert one.state.models[0].digest(1) == "d2"
+
+
+def test_a_trial_whose_units_end_three_workers_in_a_row_fails() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    ended: list[object] = []
+    for at in range(3):
+        assert len(units(orders)) == 1
+        worker = W0 if not at else WorkerId(f"again{at}")
+        ended = list(one.worker_gone(worker, NOW, "a worker died of SIGSEGV", fault=True))
+        orders = list(one.worker_came(WorkerId(f"again{at + 1}"), N0, NOW))
+
+    why = "3 workers in a row ended in its units: a worker died of SIGSEGV"
+    assert TrialEnded(0, "failed", why) in ended
+    assert one.over
+
+
+def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> None:
+    one, orders = sweep(workers={W0: N0, W1: N1})
+    first, second = units(orders)
+    assert first.partition != second.partition
+    one.state.data.sizes[second.partition] = (10, N0)
+
+    stop, released, refused, *_ = one.unit_begun(second.attempt, 9, NOW)
+
+    why = "n1 has 9 samples, n0 has 10: give input_fn the same data"
+    assert (stop, released) == (StopUnit(second.attempt, W1), ReleaseWorker(W1))
+    assert refused == DataRefused(N1, second.partition, why)
+    assert second.partition not in one.state.staged[N1]
+    assert one.state.stuck == ""
+    one.unit_failed(first.attempt, "no such file", "data", NOW)
+    (again,) = [lease.order for lease in one.state.leases.values() if lease.order.worker == W0]
+    one.unit_failed(again.attempt, "no such file", "data", NOW)
+    assert "no such file" in one.state.stuck

@@ -1,0 +1,175 @@
+"""What workers and nodes report of a sweep's units and states."""
+
+from __future__ import annotations
+
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.sweep_orders import carry_out
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_sweep import JobSweep
+from controlplane.core.model.node import Node
+from controlplane.core.model.worker import Worker
+from controlplane.sweeps.orders import Attempt, StateName, UnitReport
+from controlplane.sweeps.sweep_state import Lease
+from controlplane.sweeps.unit_faults import Fault
+from schemas.ids import node_of
+from schemas.messages.agent import HopperOpened, UnitBegun, UnitEnded, UnitFailed
+from schemas.messages.client import LedgerUnit
+from schemas.messages.feed import Detail
+from schemas.messages.hopping import StateCopied, StateNotCopied
+
+FAULTS: dict[str, Fault] = {"trial": "trial", "state": "state", "data": "data", "disk": "disk"}
+
+
+def on_hopper_opened(_: HandlerContext, job: Job, worker: Worker, event: HopperOpened) -> None:
+    """A worker takes units, once it is a member of its group.
+
+    Args:
+        job: nothing happens if it is no sweep.
+        worker: of the job.
+        event: where its states can be had.
+    """
+    if job.sweep is not None:
+        job.sweep.addresses[worker.worker] = event.address
+
+
+def on_unit_begun(ctx: HandlerContext, job: Job, worker: Worker, event: UnitBegun) -> None:
+    """A unit has state and data.
+
+    Args:
+        ctx: of this input.
+        job: nothing happens if it is no sweep.
+        worker: of the job.
+        event: the samples of its partition, and how long it waited.
+    """
+    sweep = job.sweep
+    lease = _lease(sweep, worker, event.attempt)
+    if sweep is None or lease is None:
+        return
+    name = lease.order.state
+    if name is not None:
+        own = sweep.memory.get(name.trial) == (name.version, worker.worker)
+        history = ctx.histories.sweep(job.job)
+        history.unit_begun(name.trial, event.waited_s, hops=not own)
+    attempt = Attempt(event.attempt)
+    carry_out(ctx, job, sweep, sweep.engine.unit_begun(attempt, event.samples, ctx.now))
+    progress = job.progress
+    progress.epoch_samples = round(sweep.unit_samples * sweep.engine.state.partitions)
+
+
+def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnded) -> None:
+    """A unit is through, and its state is on its node's disk.
+
+    Args:
+        ctx: of this input.
+        job: nothing happens if it is no sweep.
+        worker: of the job; one that was to be killed with this unit lives on.
+        event: of an attempt that counts no more, nothing else follows.
+    """
+    sweep = job.sweep
+    if sweep is None:
+        return
+    lease = _lease(sweep, worker, event.attempt)
+    if lease is None:
+        sweep.stopping.pop(worker.worker, None)
+        return
+    sweep.stale[node_of(worker.slot)] = None
+    if not lease.void:
+        _write_down(ctx, job, worker, lease, event)
+        _count(job, sweep, lease, event)
+    report = UnitReport(event.metrics, event.samples, event.seconds, event.scores, event.digest)
+    orders = sweep.engine.unit_done(Attempt(event.attempt), report, ctx.now)
+    carry_out(ctx, job, sweep, orders)
+
+
+def _write_down(
+    ctx: HandlerContext, job: Job, worker: Worker, lease: Lease, event: UnitEnded
+) -> None:
+    """Add a unit to the ledger, before the sweep goes on from it."""
+    order = lease.order
+    unit = LedgerUnit(
+        trial=lease.trial,
+        by=order.trial,
+        version=order.result.version,
+        epoch=order.epoch,
+        partition=order.partition,
+        digest=event.digest,
+        node=node_of(worker.slot),
+        slot=worker.slot,
+        ended=ctx.now,
+        seconds=event.seconds,
+        metrics=event.metrics,
+        samples=event.samples,
+    )
+    ctx.histories.sweep(job.job).unit_ended(unit, event.size, again=lease.again)
+
+
+def _count(job: Job, sweep: JobSweep, lease: Lease, event: UnitEnded) -> None:
+    """Count what a unit brought, before the sweep goes on from it."""
+    order = lease.order
+    sweep.memory[lease.trial] = (order.result.version, order.worker)
+    job.attempts.losses, job.attempts.changes, job.attempts.recoveries = 0, 0, 0
+    if lease.again:
+        return
+    sweep.units_done += 1
+    job.progress.samples_done += event.samples
+    if event.seconds > 0.0:
+        job.progress.samples_per_s = event.samples / event.seconds * len(sweep.engine.state.workers)
+
+
+def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFailed) -> None:
+    """A unit came to nothing; its worker takes the next.
+
+    Args:
+        ctx: of this input.
+        job: nothing happens if it is no sweep.
+        worker: of the job.
+        event: why, and whose fault it is; of an attempt that counts no more, nothing follows.
+    """
+    sweep = job.sweep
+    if sweep is None:
+        return
+    if _lease(sweep, worker, event.attempt) is None:
+        sweep.stopping.pop(worker.worker, None)
+        return
+    sweep.stale[node_of(worker.slot)] = None
+    fault = FAULTS.get(event.fault, "trial")
+    detail: Detail = {
+        "attempt": event.attempt,
+        "fault": event.fault,
+        "reason": event.why,
+        "slot": worker.slot,
+    }
+    ctx.announce("sweep.unit_failed", job, detail)
+    orders = sweep.engine.unit_failed(Attempt(event.attempt), event.why, fault, ctx.now)
+    carry_out(ctx, job, sweep, orders)
+
+
+def _lease(sweep: JobSweep | None, worker: Worker, attempt: int) -> Lease | None:
+    """The unit that a worker speaks of, if it counts and is its own."""
+    lease = sweep.engine.state.leases.get(Attempt(attempt)) if sweep is not None else None
+    return lease if lease is not None and lease.order.worker == worker.worker else None
+
+
+def on_state_report(
+    ctx: HandlerContext, job: Job, node: Node, event: StateCopied | StateNotCopied
+) -> None:
+    """A state is on a node's disk, or it is not.
+
+    Args:
+        ctx: of this input.
+        job: nothing happens if it is no sweep, or has ended.
+        node: that speaks.
+        event: which state. One that the sweep does not know changes nothing.
+    """
+    sweep = job.sweep
+    if sweep is None or job.ended:
+        return
+    engine, name = sweep.engine, StateName(event.trial, event.version)
+    ctx.changed_jobs[job.job] = None
+    if isinstance(event, StateCopied):
+        sweep.stale |= {node.node: None} if (name, node.node) in engine.state.copying else {}
+        carry_out(ctx, job, sweep, engine.state_stored(name, node.node, ctx.now))
+        return
+    detail: Detail = {"trial": event.trial, "version": event.version, "reason": event.why}
+    ctx.announce("sweep.state_not_copied", job, detail, node)
+    carry_out(ctx, job, sweep, engine.state_missing(name, node.node, ctx.now))

@@ -1,0 +1,216 @@
+"""A sweep follows its job: workers that come, go or are to leave, nodes that are lost, its end.
+
+After every input each sweep is held against its job. So there is one place that knows what a
+start, a change, a pause, a loss or an end of a job means for its sweep.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers.job_ends import end
+from controlplane.core.handlers.sweep_orders import (
+    best_score,
+    best_trial,
+    carry_out,
+    send_stale,
+)
+from controlplane.core.inputs import UnitExpired
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running
+from controlplane.core.model.job_sweep import JobSweep
+from controlplane.core.model.node import NodePhase
+from controlplane.core.model.rescale import RescalePhase
+from controlplane.core.model.worker import Worker, WorkerPhase
+from controlplane.core.state import State
+from schemas.ids import JobId, NodeId, Seconds, WorkerId, node_of
+
+SWITCHED: Final = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
+KEPT_SWEEPS: Final = 200  # that have ended
+GONE: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
+
+
+def reconcile_all(ctx: HandlerContext) -> None:
+    """Hold every sweep against its job, and tell nodes what changed.
+
+    Args:
+        ctx: of this input.
+    """
+    for name in list(ctx.state.sweeps):
+        job = ctx.state.jobs[name]
+        sweep = job.sweep
+        if sweep is None:
+            continue
+        if not job.ended:
+            _follow_nodes(ctx, job, sweep)
+            _follow_workers(ctx, job, sweep)
+            _end_when_over(ctx, job, sweep)
+        if job.ended and not sweep.closed:
+            sweep.closed = True
+            carry_out(ctx, job, sweep, sweep.engine.close(job.why))
+            sweep.stale |= sweep.told
+        if sweep.stale:
+            send_stale(ctx, job, sweep)
+        if name in ctx.changed_jobs:
+            _ask_when_it_needs_other_slots(ctx, job, sweep)
+        if sweep.closed:
+            _file_away(ctx, name)
+
+
+def _file_away(ctx: HandlerContext, name: JobId) -> None:
+    """Nothing more happens to it; only nodes that come back have to hear of it."""
+    ended = ctx.state.ended_sweeps
+    del ctx.state.sweeps[name]
+    ended.pop(name, None)
+    ended[name] = None
+    while len(ended) > KEPT_SWEEPS:
+        del ended[next(iter(ended))]
+
+
+def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
+    """Lost nodes take their states with them, and bring them back."""
+    engine = sweep.engine
+    for node in sweep.told:
+        known = ctx.state.nodes.get(node)
+        lost = known is None or known.phase is NodePhase.LOST
+        if lost and node not in engine.state.away:
+            sweep.holders = {}  # its partitions are shared anew
+            carry_out(ctx, job, sweep, engine.node_lost(node, ctx.now))
+        elif not lost and node in engine.state.away:
+            sweep.stale[node] = None
+            carry_out(ctx, job, sweep, engine.node_back(node, ctx.now))
+
+
+def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
+    """Members of the group take units, who leaves ends its unit, and who is gone loses it."""
+    engine = sweep.engine
+    serving = {worker.worker: worker for worker in job.workers.values() if _serves(job, worker)}
+    for name, place in list(engine.state.workers.items()):
+        worker = job.workers.get(name)
+        if worker is None or worker.phase in GONE:
+            why, fault = sweep.exits.get(name, ("", False))
+            orders = engine.worker_gone(name, ctx.now, why, fault=fault)
+            carry_out(ctx, job, sweep, orders)
+        elif name not in serving and not place.revoked:
+            carry_out(ctx, job, sweep, engine.worker_revoked(name, ctx.now, urgent=False))
+    sweep.exits = {}
+    for kept in (sweep.addresses, sweep.stopping):
+        for name in [name for name in kept if name not in job.workers]:
+            del kept[name]
+    _share_partitions(ctx, job, sweep, serving)
+    for name, worker in serving.items():
+        if name not in engine.state.workers:
+            orders = engine.worker_came(name, node_of(worker.slot), ctx.now)
+            carry_out(ctx, job, sweep, orders)
+
+
+def _serves(job: Job, worker: Worker) -> bool:
+    """Whether a worker takes units: it is there, and stays."""
+    sweep, status = job.sweep, job.status
+    if sweep is None or worker.phase is not WorkerPhase.MEMBER:
+        return False
+    if worker.worker not in sweep.addresses or worker.worker in sweep.stopping:
+        return False
+    if isinstance(status, Rescaling) and status.change.phase in SWITCHED:
+        return status.change.group.member(worker.worker) is not None
+    return isinstance(status, Running | Rescaling)
+
+
+def _share_partitions(
+    ctx: HandlerContext, job: Job, sweep: JobSweep, serving: dict[WorkerId, Worker]
+) -> None:
+    """Give every partition to nodes that have workers, when these changed or one could not."""
+    spec = job.spec.stated_sweep
+    workers: dict[NodeId, int] = dict(Counter(node_of(one.slot) for one in serving.values()))
+    faults = sum(sweep.engine.state.data.failed.values())
+    if spec is None or not workers or (workers, faults) == (sweep.holders, sweep.faults):
+        return
+    sweep.holders, sweep.faults = workers, faults
+    orders = sweep.engine.share_partitions(workers, spec.replicas, ctx.now)
+    carry_out(ctx, job, sweep, orders)
+
+
+def _end_when_over(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
+    engine = sweep.engine
+    if engine.state.stuck:
+        end(ctx, job, JobTrigger.GAVE_UP, engine.state.stuck)
+    elif engine.over:
+        score, number = best_score(sweep), best_trial(sweep)
+        if score is not None:
+            metric = engine.state.spec.metric
+            why = f"best: trial {number} with {metric} {score:.6g}"
+            end(ctx, job, JobTrigger.FINISHED, why, {"trial": number, metric: score})
+        elif sweep.first_failure:
+            many = len(engine.state.trials)
+            why = f"none of {many} trials came to the end of an epoch; {sweep.first_failure}"
+            end(ctx, job, JobTrigger.GAVE_UP, why)
+        else:
+            end(ctx, job, JobTrigger.CANCELLED, "every trial was stopped before it had a score")
+
+
+def _ask_when_it_needs_other_slots(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
+    can_train = 0 if job.ended else sweep.engine.can_train
+    if can_train != sweep.can_train:
+        least, most = job.spec.slots
+        bounded = [max(least, min(most, many)) for many in (sweep.can_train, can_train)]
+        sweep.can_train = can_train
+        ctx.changed_jobs[job.job] = None
+        if bounded[0] != bounded[1]:
+            ctx.ask = True
+
+
+def on_unit_expired(ctx: HandlerContext, event: UnitExpired) -> None:
+    """A unit took too long.
+
+    Args:
+        ctx: of this input.
+        event: its job. Nothing happens if what was waited for is there by now.
+    """
+    job = ctx.state.jobs.get(event.job)
+    if job is not None and job.sweep is not None and not job.ended:
+        carry_out(ctx, job, job.sweep, job.sweep.engine.deadline_passed(ctx.now))
+        ctx.changed_jobs[job.job] = None
+
+
+def on_controller_started(ctx: HandlerContext) -> None:
+    """Every wait begins again: nothing could be heard while no controller was there.
+
+    Args:
+        ctx: of this input.
+    """
+    for name in ctx.state.sweeps:
+        sweep = ctx.state.jobs[name].sweep
+        if sweep is not None:
+            sweep.engine.begin_anew(ctx.now)
+
+
+def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
+    """A node hears anew what it should do and keep of every sweep that it ever heard of.
+
+    Args:
+        ctx: of this input.
+        node: that said hello.
+    """
+    for name in (*ctx.state.sweeps, *ctx.state.ended_sweeps):
+        sweep = ctx.state.jobs[name].sweep
+        if sweep is not None and node in sweep.told:
+            sweep.stale[node] = None
+            ctx.state.sweeps[name] = None
+
+
+def late(state: State, now: Seconds) -> list[UnitExpired]:
+    """Sweeps with a unit that took too long.
+
+    Args:
+        state: of the cluster.
+        now: up to when, in seconds since the epoch.
+    """
+    found = []
+    for name in state.sweeps:
+        sweep = state.jobs[name].sweep
+        deadline = sweep.engine.deadline if sweep is not None else None
+        if deadline is not None and deadline <= now:
+            found.append(UnitExpired(job=name))
+    return found

@@ -1,0 +1,63 @@
+"""A job that is a sweep: the sweep itself, and what of it was ordered where."""
+
+from __future__ import annotations
+
+import msgspec
+
+from controlplane.sweeps.sweep import Sweep
+from schemas.ids import NodeId, WorkerId
+from schemas.messages.hopping import UnitOrder
+from schemas.sweeps import SweepSpec
+
+
+class PlacedUnit(msgspec.Struct, frozen=True, kw_only=True):
+    """A unit that was ordered, as its node is told."""
+
+    node: NodeId
+    order: UnitOrder
+
+
+class JobSweep(msgspec.Struct, kw_only=True):
+    """What a sweep has beside what every job has."""
+
+    engine: Sweep
+    addresses: dict[WorkerId, str] = {}  # HOST:PORT of workers that take units
+    units: dict[WorkerId, PlacedUnit] = {}  # under way
+    memory: dict[int, tuple[int, WorkerId]] = {}  # who has a trial's newest state, and its version
+    stopping: dict[WorkerId, None] = {}  # that are killed with their units
+    exits: dict[WorkerId, tuple[str, bool]] = {}  # how workers ended, and whether by a fault
+    holders: dict[NodeId, int] = {}  # nodes with workers that take units, when shares were made
+    faults: int = 0  # of the data, at that time
+    told: dict[NodeId, None] = {}  # nodes that ever heard of it
+    stale: dict[NodeId, None] = {}  # nodes that have to hear of it again
+    revision: int = 0
+    keys: dict[str, int] = {}  # USER/KEY of changes: their trials
+    units_done: int = 0  # for the first time
+    can_train: int = 0  # trials, when policies were asked last
+    first_failure: str = ""
+    closed: bool = False
+
+    @property
+    def units_left(self) -> int:
+        """Units to the end of what is granted now, those that are done again among them."""
+        state, found = self.engine.state, 0
+        for trial, model in zip(state.trials, state.models, strict=True):
+            if not trial.ended:
+                granted = trial.granted * state.partitions
+                found += max(0, granted - model.at)
+        return found
+
+    @property
+    def unit_samples(self) -> float:
+        """Mean samples of a partition; 0: none is known yet."""
+        sizes = [samples for samples, _ in self.engine.state.data.sizes.values()]
+        return sum(sizes) / len(sizes) if sizes else 0.0
+
+
+def new_sweep(spec: SweepSpec) -> JobSweep:
+    """A sweep of which nothing has begun.
+
+    Args:
+        spec: checked.
+    """
+    return JobSweep(engine=Sweep(spec.search, spec.partitions, spec.keep, spec.order))

@@ -1,0 +1,348 @@
+"""A job that is a sweep: its units go where its workers are, and what is finished stays finished."""
+
+from __future__ import annotations
+
+import pytest
+
+from controlplane.core.commands import Announce, Command
+from controlplane.core.inputs import SweepChangeRequested
+from controlplane.core.model.job_phases import Phase
+from schemas.ids import JobId, NodeId
+from schemas.messages.feed import FeedEvent
+from schemas.sweeps import Asha, Parameter, choice
+from tests.support.builders import cancelled, paused, resumed
+from tests.support.simulated_hoppers import Hopper
+from tests.support.sweep_cluster import SweepCluster, sweep_job
+
+N1, N2 = NodeId("n1"), NodeId("n2")
+
+
+def running(slots: int = 2, nodes: int = 1, **changes: object) -> tuple[SweepCluster, JobId]:
+    """A sweep whose workers have all begun units; one for each slot there is."""
+    cluster = SweepCluster(**{f"n{at + 1}": slots for at in range(nodes)})
+    name = cluster.submit(**sweep_job((1, slots * nodes), **changes))
+    cluster.place({name: cluster.slots()})
+    cluster.settle()
+    assert cluster.job(name).phase is Phase.RUNNING
+    return cluster, name
+
+
+def busy(cluster: SweepCluster, name: JobId) -> list[Hopper]:
+    return [one for one in cluster.hoppers(name) if one.unit is not None]
+
+
+def events(commands: list[Command], kind: str) -> list[FeedEvent]:
+    told = [command.event for command in commands if isinstance(command, Announce)]
+    return [event for event in told if event.event == kind]
+
+
+def train(cluster: SweepCluster, name: JobId) -> None:
+    """To the end of the sweep."""
+    for _ in range(10_000):
+        if cluster.job(name).ended:
+            return
+        cluster.settle(training=True)
+    raise AssertionError("the sweep does not end")
+
+
+def change(name: JobId, what: str, trial: int | None = None, **more: object) -> object:
+    fields: dict[str, object] = {"values": {}, "parent": None, "key": "", "user": "ann", **more}
+    return SweepChangeRequested(job=name, change=what, trial=trial, **fields)  # type: ignore[arg-type]
+
+
+def test_every_worker_of_a_group_takes_a_unit_of_another_trial() -> None:
+    cluster, name = running(slots=2)
+
+    units = [one.unit for one in busy(cluster, name)]
+
+    assert len(units) == 2
+    assert {unit.result.trial for unit in units if unit} == {0, 1}
+    assert {unit.partition for unit in units if unit} == {0, 1}
+
+
+def test_a_sweep_ends_with_its_best_trial_and_keeps_the_best_state() -> None:
+    cluster, name = running(slots=2, keep=1)
+
+    train(cluster, name)
+    cluster.settle()
+
+    job, sweep = cluster.job(name), cluster.sweep(name)
+    scores = [max(trial.scores) for trial in sweep.engine.state.trials]
+    best = scores.index(max(scores))
+    assert job.phase is Phase.SUCCEEDED
+    assert job.why == f"best: trial {best} with accuracy {max(scores):.6g}"
+    assert job.progress.metrics == {"accuracy": max(scores)}
+    assert job.progress.samples_done == 2 * 3 * (10 + 20)
+    kept = [file for node in cluster.world.nodes.values() for file in node.files]
+    assert [(job, trial) for job, trial, _ in kept] == [(name, best)]
+    assert cluster.controller.replayed() == cluster.controller.state
+    ledger = cluster.controller.reactor.histories.sweep(name)
+    assert len(ledger.units) == 3 * 2 * 2
+    assert ledger.trained_s == 2.0 * 12
+
+
+def test_a_killed_worker_costs_its_unit_and_nothing_else() -> None:
+    cluster, name = running(slots=2)
+    cluster.end_unit(name)
+    victim = busy(cluster, name)[0]
+    lost = victim.unit
+
+    victim.die()
+    cluster.settle()
+
+    sweep = cluster.sweep(name)
+    assert sweep.units_done == 1
+    assert cluster.job(name).phase is Phase.RUNNING
+    cluster.place({name: cluster.slots()})
+    train(cluster, name)
+    again = cluster.controller.reactor.histories.sweep(name).units_again
+    assert (lost is not None, again) == (True, 0)
+    assert len(cluster.controller.reactor.histories.sweep(name).units) == 12
+
+
+def test_a_report_of_a_unit_that_was_given_up_counts_for_nothing() -> None:
+    cluster, name = running(slots=1)
+    hopper = busy(cluster, name)[0]
+    hopper.end()
+    late = cluster.world.nodes[N1].said_after(cluster.controller.state.nodes[N1].committed)
+    cluster.later(4000.0)  # its time is over before the controller hears of it
+    assert cluster.sweep(name).units == {}
+
+    for report in late:
+        cluster.take(report)
+    cluster.settle()
+
+    assert cluster.sweep(name).units_done == 0
+    assert cluster.hoppers(name) == [hopper], "who was done is not killed"
+    assert hopper.unit is not None
+
+
+def test_a_unit_that_takes_far_too_long_is_killed_with_its_worker() -> None:
+    cluster, name = running(slots=2)
+    cluster.end_unit(name)
+    cluster.settle()
+    before = {one.name for one in cluster.hoppers(name)}
+
+    cluster.later(4000.0)
+    cluster.settle()
+
+    assert before.isdisjoint(one.name for one in cluster.hoppers(name))
+
+
+def test_who_leaves_the_group_ends_its_unit_first() -> None:
+    cluster, name = running(slots=2)
+    first, _ = cluster.slots()
+
+    cluster.place({name: [first]})
+    cluster.settle()
+
+    stays, leaves = sorted(cluster.hoppers(name), key=lambda one: one.slot)
+    assert (stays.leaving, leaves.leaving) == (False, True)
+    assert leaves.unit is not None
+    leaves.end()
+    cluster.settle(training=False)
+    assert cluster.sweep(name).units_done == 1
+    assert cluster.hoppers(name) == [stays]
+
+
+def test_a_paused_sweep_ends_its_units_and_goes_on_where_it_was() -> None:
+    cluster, name = running(slots=2)
+
+    cluster.take(paused(name))
+    cluster.settle()
+    assert cluster.job(name).phase is Phase.PAUSED
+    for one in busy(cluster, name):
+        one.end()
+    cluster.settle()
+    assert cluster.sweep(name).units_done == 2
+    assert cluster.hoppers(name) == []
+
+    cluster.take(resumed(name, auto=True))
+    cluster.place({name: cluster.slots()})
+    train(cluster, name)
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+    assert cluster.controller.reactor.histories.sweep(name).units_again == 0
+
+
+def test_a_sweep_whose_last_unit_ends_while_it_is_paused_has_succeeded() -> None:
+    cluster, name = running(slots=1, partitions=1, epochs=1, searcher=Asha(configurations=1))
+    cluster.take(paused(name))
+    cluster.settle()
+
+    busy(cluster, name)[0].end()
+    cluster.settle()
+
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+
+
+def test_a_lost_node_takes_its_copies_and_the_other_one_has_the_rest() -> None:
+    cluster, name = running(slots=1, nodes=2, partitions=2, replicas=2)
+    for _ in range(4):
+        cluster.end_unit(name)
+    done = cluster.sweep(name).units_done
+
+    cluster.lose(cluster.world.nodes[N2])
+    cluster.settle()
+    train(cluster, name)
+
+    history = cluster.controller.reactor.histories.sweep(name)
+    assert done == 4
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+    assert history.units_again == 0, "each state was in two places"
+    assert cluster.controller.replayed() == cluster.controller.state
+
+
+def test_a_node_that_comes_back_brings_its_states() -> None:
+    cluster, name = running(slots=1)
+    for _ in range(3):
+        cluster.end_unit(name)
+
+    cluster.lose(cluster.world.nodes[N1])
+    assert [model.at for model in cluster.sweep(name).engine.state.models] == [0, 0, 0]
+    cluster.bring_back(cluster.world.nodes[N1])
+    cluster.settle()
+    cluster.place({name: cluster.slots()})
+    train(cluster, name)
+
+    assert cluster.controller.reactor.histories.sweep(name).units_again == 0
+
+
+def test_a_node_that_comes_back_without_its_disk_has_finished_units_done_again() -> None:
+    cluster, name = running(slots=1)
+    for _ in range(3):
+        cluster.end_unit(name)
+
+    cluster.lose(cluster.world.nodes[N1])
+    cluster.bring_back(cluster.world.nodes[N1], disk=False)
+    cluster.settle()
+    cluster.place({name: cluster.slots()})
+    train(cluster, name)
+
+    history = cluster.controller.reactor.histories.sweep(name)
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+    assert history.units_again == 3
+    assert len(history.units) == 12
+
+
+def test_a_new_controller_and_a_new_agent_find_units_under_way() -> None:
+    cluster, name = running(slots=2)
+    before = [one.unit for one in busy(cluster, name)]
+
+    cluster.restart_controller()
+    cluster.settle()
+    cluster.restart_agent(cluster.world.nodes[N1])
+    cluster.settle()
+
+    assert [one.unit for one in busy(cluster, name)] == before
+    train(cluster, name)
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+
+
+def test_a_trial_that_fails_is_announced_and_the_others_go_on() -> None:
+    cluster, name = running(slots=1, space={"lr": choice(0.1, "poison")}, searcher=Asha(4))
+
+    train(cluster, name)
+
+    trials = cluster.sweep(name).engine.state.trials
+    bad = [trial.number for trial in trials if trial.values["lr"] == "poison"]
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+    assert bad
+    assert [trials[number].ended for number in bad] == ["failed"] * len(bad)
+    history = cluster.controller.reactor.histories.sweep(name)
+    assert [history.trial(number).why for number in bad] == ["model_fn raised"] * len(bad)
+
+
+def test_a_sweep_of_which_every_trial_fails_has_failed_for_the_first_reason() -> None:
+    space = {"lr": Parameter(choice=("poison",))}
+    cluster, name = running(slots=1, space=space, searcher=Asha(2))
+
+    train(cluster, name)
+
+    job = cluster.job(name)
+    assert job.phase is Phase.FAILED
+    assert job.why == ("none of 2 trials came to the end of an epoch; trial 0: model_fn raised")
+
+
+def test_a_cancelled_sweep_stops_at_once_and_keeps_its_best_state() -> None:
+    cluster, name = running(slots=1)
+    while not any(trial.scores for trial in cluster.sweep(name).engine.state.trials):
+        cluster.end_unit(name)
+
+    cluster.take(cancelled(name))
+    cluster.settle()
+
+    node = cluster.world.nodes[N1]
+    assert cluster.job(name).phase is Phase.CANCELLED
+    assert cluster.hoppers(name) == []
+    assert len(node.files) == 1
+
+
+def test_a_trial_that_its_user_stops_takes_no_further_unit() -> None:
+    cluster, name = running(slots=1)
+    number = busy(cluster, name)[0].unit.result.trial  # type: ignore[union-attr]
+
+    told = cluster.take(change(name, "stop", number, key="k"))  # type: ignore[arg-type]
+    again = cluster.take(change(name, "stop", number, key="k"))  # type: ignore[arg-type]
+
+    (ended,) = events(told, "sweep.trial_ended")
+    assert ended.detail == {"trial": number, "how": "stopped", "reason": "stopped by ann"}
+    assert again == []
+    cluster.end_unit(name, number)
+    assert cluster.sweep(name).units_done == 0
+
+
+def test_a_trial_is_added_paused_and_resumed() -> None:
+    cluster, name = running(slots=1)
+
+    cluster.take(change(name, "add", values={"lr": 0.5}, parent=None))  # type: ignore[arg-type]
+    assert cluster.sweep(name).engine.state.trials[3].values == {"lr": 0.5}
+    cluster.take(change(name, "pause", 3))  # type: ignore[arg-type]
+    while cluster.sweep(name).engine.can_train:
+        cluster.end_unit(name)
+    assert not cluster.job(name).ended
+    cluster.take(change(name, "resume", 3))  # type: ignore[arg-type]
+    train(cluster, name)
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+
+
+def test_a_node_with_other_data_is_left_out_and_says_how_many_samples_it_has() -> None:
+    cluster, name = running(slots=1, nodes=2, replicas=2)
+    other = cluster.world.nodes[N2]
+    other.sizes = {0: 7, 1: 7}
+
+    for _ in range(3):
+        cluster.end_unit(name)
+        cluster.place({name: cluster.slots()})
+        cluster.settle()
+    train(cluster, name)
+
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+    assert {unit.node for unit in cluster.controller.reactor.histories.sweep(name).units} <= {
+        N1,
+        N2,
+    }
+
+
+def test_policies_see_no_more_slots_than_there_are_trials_that_can_train() -> None:
+    cluster, name = running(slots=4, searcher=Asha(configurations=2))
+
+    view = cluster.controller.view().jobs[name]
+
+    assert (view.least, view.most) == (1, 2)
+    cluster.take(change(name, "pause", 0))  # type: ignore[arg-type]
+    for _ in range(2):
+        cluster.end_unit(name)
+    assert cluster.controller.view().jobs[name].most == 1
+
+
+@pytest.mark.parametrize("partitions", [2, 4])
+def test_what_is_left_of_a_sweep_is_known_in_samples(partitions: int) -> None:
+    cluster, name = running(slots=1, partitions=partitions)
+
+    cluster.end_unit(name)
+    view = cluster.controller.view().jobs[name]
+
+    sizes = [samples for samples, _ in cluster.sweep(name).engine.state.data.sizes.values()]
+    mean = sum(sizes) / len(sizes)
+    left = 3 * 2 * partitions - 1
+    assert view.stop_samples == view.samples_done + round(left * mean)
