@@ -196,6 +196,44 @@ def check_sweep(spec: SweepSpec) -> None:
             raise SettingsError(what, "choose one inside", field)
 
 
+def check_values(space: Space, values: Values) -> None:
+    """Refuse a configuration that is none of this space; numbers may be beyond its bounds.
+
+    Args:
+        space: checked.
+        values: that a user chose.
+
+    Raises:
+        SettingsError: names the field and the remedy.
+    """
+    for name in values:
+        if name not in space:
+            what = f"values.{name[:64]} is no value of this sweep"
+            raise SettingsError(what, f"give {', '.join(space)}", f"values.{name[:64]}")
+    for name, parameter in space.items():
+        field = f"values.{name}"
+        applies = all(values.get(other) in some for other, some in parameter.when.items())
+        if applies and name not in values:
+            raise SettingsError(f"{field} is missing", "give it a value", field)
+        if name in values and not applies:
+            goes = " and ".join(f"{key} in {list(some)}" for key, some in parameter.when.items())
+            raise SettingsError(f"{field} goes only with {goes}", "leave it out", field)
+        if name in values:
+            _check_value(field, parameter, values[name])
+
+
+def _check_value(field: str, parameter: Parameter, value: Value) -> None:
+    if parameter.choice is not None:
+        if not any(type(value) is type(one) and value == one for one in parameter.choice):
+            known = ", ".join(map(repr, parameter.choice[:20]))
+            raise SettingsError(f"{field} = {value!r} is none of its choices", known, field)
+        return
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise SettingsError(f"{field} = {value!r} is no number", "give a finite one", field)
+    if parameter.form.endswith("integer") and not isinstance(value, int):
+        raise SettingsError(f"{field} = {value} is no whole number", "give one", field)
+
+
 def check_search(spec: SearchSpec) -> None:
     """Refuse what no sweep can do.
 

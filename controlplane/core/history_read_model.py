@@ -49,6 +49,14 @@ class JobHistories(msgspec.Struct, kw_only=True):
         """
         return self.jobs.get(job) or JobHistory()
 
+    def sweep_of(self, job: JobId) -> SweepHistory:
+        """The past of the sweep `job`; empty if nothing happened to it yet.
+
+        Args:
+            job: may be unknown. What is returned for it is not kept.
+        """
+        return self.sweeps.get(job) or SweepHistory()
+
     def sweep(self, job: JobId) -> SweepHistory:
         """The past of the sweep `job`, to be written to.
 

@@ -36,6 +36,7 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
         orders: in their order.
     """
     engine = sweep.engine.state
+    ctx.changed_jobs[job.job] = None
     for order in orders:
         match order:
             case RunUnit(worker=worker):

@@ -52,7 +52,10 @@ def reconcile_all(ctx: HandlerContext) -> None:
             carry_out(ctx, job, sweep, sweep.engine.close(job.why))
             sweep.stale |= sweep.told
         if sweep.stale:
+            before = len(ctx.out)
             send_stale(ctx, job, sweep)
+            if job.ended:  # a node hears what it keeps before it hears that it may forget the job
+                ctx.out[:] = [*ctx.out[before:], *ctx.out[:before]]
         if name in ctx.changed_jobs:
             _ask_when_it_needs_other_slots(ctx, job, sweep)
         if sweep.closed:

@@ -177,7 +177,7 @@ def job_detail(
         versions=tuple(history.versions),
         failures=job.attempts.failures,
         exit_code=job.attempts.exit_code,
-        samples_done=max(job.progress.samples_done, live.samples_done if live else 0),
+        samples_done=_samples_done(job, live),
         version=job.version,
         batch_limit=batch_limit(job),
         promises=tuple(history.promises),
@@ -301,6 +301,9 @@ def _speed(job: Job, live: StepsReported | None) -> float:
 
 
 def _progress(job: Job, live: StepsReported | None) -> float | None:
+    if job.sweep is not None:
+        left = 0 if job.phase is Phase.SUCCEEDED else job.sweep.units_left
+        return job.sweep.units_done / max(1, job.sweep.units_done + left)
     stop, total = job.spec.stop, job.stop_samples
     if stop is not None and stop.metric is not None:
         return None
@@ -308,5 +311,10 @@ def _progress(job: Job, live: StepsReported | None) -> float | None:
         return 1.0 if job.progress.samples_done else 0.0
     if not total:
         return 0.0
-    done = max(job.progress.samples_done, live.samples_done if live else 0)
-    return min(1.0, done / total)
+    return min(1.0, _samples_done(job, live) / total)
+
+
+def _samples_done(job: Job, live: StepsReported | None) -> int:
+    """As far as is known; a worker of a sweep knows of its own only."""
+    counts = live is not None and job.sweep is None
+    return max(job.progress.samples_done, live.samples_done if live and counts else 0)

@@ -17,10 +17,11 @@ from controlplane.core.inputs import (
     PauseRequested,
     ResizeRequested,
     ResumeRequested,
+    SweepChangeRequested,
 )
 from controlplane.core.model.job import Job
 from controlplane.core.state import State
-from controlplane.service.client_api import replies
+from controlplane.service.client_api import replies, sweep_changes, sweep_replies
 from controlplane.service.client_api.policy_notes import PolicyNotes
 from controlplane.service.client_api.resize_checks import check_resize
 from controlplane.service.commit_loop import CommitLoop
@@ -37,6 +38,7 @@ from schemas.logging_and_watchdog import Audit
 from schemas.messages import Message
 from schemas.messages.client import (
     CancelJob,
+    ChangeSweep,
     CheckJob,
     Cluster,
     EventsPage,
@@ -44,7 +46,9 @@ from schemas.messages.client import (
     Failed,
     GetCluster,
     GetJob,
+    GetLedger,
     GetSearch,
+    GetSweep,
     JobAccepted,
     JobChecked,
     Jobs,
@@ -59,6 +63,8 @@ from schemas.messages.client import (
     SearchInfo,
     SnapshotStored,
     SubmitJob,
+    SweepChanged,
+    SweepDetail,
 )
 from schemas.messages.logs import ReadLog
 
@@ -68,6 +74,14 @@ MAX_WAIT_S: Final = 30.0
 MAX_WAITING: Final = 1000  # requests under way at once
 MAX_EVENTS: Final = 1000
 MAX_REPLY: Final = 2 << 20
+Asked = (
+    JobSubmitted
+    | CancelRequested
+    | ResizeRequested
+    | PauseRequested
+    | ResumeRequested
+    | SweepChangeRequested
+)
 
 
 class RequestServer:
@@ -166,6 +180,11 @@ class RequestServer:
                 return JobChecked(notes=self._notes.of_spec(spec))
             case ListNodes():
                 return Nodes(nodes=replies.node_infos(self._state))
+            case GetSweep():
+                return self._sweep(request)
+            case GetLedger(job=name):
+                history = self._commit_loop.reactor.histories.sweep_of(name)
+                return sweep_replies.ledger(self._state.job(name), history, request)
             case ReadEvents():
                 return await self._events(request)
             case ReadLog():
@@ -184,6 +203,8 @@ class RequestServer:
                 return await self._cancel(request, who)
             case ResizeJob() | PauseJob() | ResumeJob():
                 return await self._override(request, who)
+            case ChangeSweep():
+                return await self._change_sweep(request, who)
             case _:
                 raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
 
@@ -209,9 +230,6 @@ class RequestServer:
     def _check(self, spec: JobSpec) -> None:
         for problem in problems(spec):
             raise BadFieldError(f"{problem.field}: {problem.what}", problem.remedy, problem.field)
-        if spec.stated_sweep is not None:
-            what = "sweep: this release of the controller runs no sweeps"
-            raise BadFieldError(what, "update it, or leave `sweep` out", "sweep")
 
     async def _cancel(self, request: CancelJob, who: Identity) -> Message:
         job = self._state.job(request.job)
@@ -243,10 +261,29 @@ class RequestServer:
         await self._durable(event)
         return self._detail(self._state.job(request.job))
 
-    async def _durable(
-        self,
-        event: JobSubmitted | CancelRequested | ResizeRequested | PauseRequested | ResumeRequested,
-    ) -> list[Command]:
+    async def _change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
+        job = self._state.job(request.job)
+        if who.role != "admin" and who.name != job.user:
+            raise DeniedError(f"{job.job} belongs to {job.user}", "ask its owner")
+        known = sweep_changes.known_change(job, request, who.name)
+        if known is not None:
+            return known
+        event = sweep_changes.checked_change(job, request, who.name)
+        sweep, _ = sweep_replies.sweep_of(job)
+        new = len(sweep.engine.state.trials)
+        await self._durable(event)
+        sweep, _ = sweep_replies.sweep_of(self._state.job(request.job))
+        return sweep_changes.changed(job, sweep, new if event.trial is None else event.trial)
+
+    def _sweep(self, request: GetSweep) -> SweepDetail:
+        job = self._state.job(request.job)
+        sweep_replies.sweep_of(job)
+        history = self._commit_loop.reactor.histories.sweep_of(job.job)
+        now, reason = self._commit_loop.now(), self._plans.reasons.get(job.job)
+        summary = replies.job_summary(job, reason, self._telemetry, now)
+        return sweep_replies.sweep_detail(job, history, summary, request, now)
+
+    async def _durable(self, event: Asked) -> list[Command]:
         done: asyncio.Future[list[Command]] = asyncio.get_running_loop().create_future()
 
         def committed(commands: list[Command]) -> None:

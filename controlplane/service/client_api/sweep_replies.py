@@ -1,0 +1,171 @@
+"""Sweeps to what clients see: a table of trials, and the ledger."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final, TypeVar
+
+import msgspec
+
+from controlplane.core.handlers.sweep_orders import best_score, best_trial
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_sweep import JobSweep
+from controlplane.core.sweep_read_model import SweepHistory
+from schemas.errors import BadFieldError
+from schemas.ids import Seconds, SlotId
+from schemas.messages.client import (
+    GetLedger,
+    GetSweep,
+    JobSummary,
+    Ledger,
+    SweepDetail,
+    TrialInfo,
+)
+from schemas.sweeps import SweepSpec
+
+MAX_PAGE: Final = 2000
+MAX_BYTES: Final = 2 << 20
+SHOWN_EPOCHS: Final = 5000  # of a trial, the latest
+Row = TypeVar("Row")
+
+
+def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
+    """The sweep that a job is.
+
+    Args:
+        job: in any phase.
+
+    Raises:
+        BadFieldError: if it is none.
+    """
+    spec = job.spec.stated_sweep
+    if job.sweep is None or spec is None:
+        raise BadFieldError(f"job: {job.job} is no sweep", "`ones show` is for jobs", "job")
+    return job.sweep, spec
+
+
+def sweep_detail(
+    job: Job, history: SweepHistory, summary: JobSummary, request: GetSweep, now: Seconds
+) -> SweepDetail:
+    """How a sweep stands.
+
+    Args:
+        job: that is one.
+        history: its past.
+        summary: of the job.
+        request: which trials.
+        now: seconds since the epoch.
+
+    Raises:
+        BadFieldError: if the job is no sweep.
+    """
+    sweep, spec = sweep_of(job)
+    state = sweep.engine.state
+    unit_s = sum(history.late_s) / len(history.late_s) if history.late_s else None
+    left = 0 if job.ended else sweep.units_left
+    workers = len(state.workers)
+    end = Seconds(now + left * unit_s / workers) if unit_s and workers and left else None
+    first = max(0, request.from_trial)
+    numbers = range(first, min(len(state.trials), first + _page(request.limit)))
+    return SweepDetail(
+        summary=summary,
+        spec=spec,
+        trials=_fitting([trial_info(job, sweep, history, number) for number in numbers]),
+        trials_in_all=len(state.trials),
+        best=best_trial(sweep),
+        best_score=best_score(sweep),
+        units_done=sweep.units_done,
+        units_again=history.units_again,
+        units_left=left,
+        unit_s=unit_s,
+        expected_end=end,
+        hopped_bytes=history.hopped_bytes,
+        waited_s=history.waited_s,
+        trained_s=history.trained_s,
+    )
+
+
+def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) -> TrialInfo:
+    """One configuration of a sweep.
+
+    Args:
+        job: that is the sweep.
+        sweep: of the job.
+        history: of the sweep.
+        number: of a trial that there is.
+    """
+    state, past = sweep.engine.state, history.trial(number)
+    trial, model, lease = state.trials[number], state.models[number], state.lease_of(number)
+    slot: SlotId | None = None
+    if lease is not None and (worker := job.workers.get(lease.order.worker)) is not None:
+        slot = worker.slot
+    visited = model.at % state.partitions
+    whole = not visited and (trial.ended or not model.todo(trial.granted))
+    return TrialInfo(
+        number=number,
+        values=dict(trial.values),
+        state=trial_state(sweep, number),
+        why=past.why,
+        parent=trial.parent,
+        epochs=trial.epochs,
+        granted=trial.granted,
+        began_at=trial.began_at,
+        partition=lease.order.partition if lease is not None else None,
+        slot=slot,
+        left=0 if whole else state.partitions - visited,
+        metrics=tuple(past.metrics[-SHOWN_EPOCHS:]),
+        ended_at=tuple(past.ended_at[-SHOWN_EPOCHS:]),
+        state_bytes=past.state_bytes,
+    )
+
+
+def trial_state(sweep: JobSweep, number: int) -> str:
+    """Where a trial stands, in the words of `TrialInfo.state`.
+
+    Args:
+        sweep: of a job.
+        number: of a trial that there is.
+    """
+    state = sweep.engine.state
+    trial = state.trials[number]
+    if trial.ended:
+        return trial.ended
+    if state.lease_of(number) is not None:
+        return "training"
+    if number in state.paused:
+        return "paused"
+    return "granted" if trial.waits else "waiting"
+
+
+def ledger(job: Job, history: SweepHistory, request: GetLedger) -> Ledger:
+    """The units that count.
+
+    Args:
+        job: that is a sweep.
+        history: its past.
+        request: which units.
+
+    Raises:
+        BadFieldError: if the job is no sweep.
+    """
+    _, spec = sweep_of(job)
+    first = max(0, request.from_unit)
+    units = history.units[first : first + _page(request.limit)]
+    return Ledger(
+        job=job.job,
+        spec=spec,
+        snapshot=job.snapshot,
+        units=_fitting(units),
+        units_in_all=len(history.units),
+    )
+
+
+def _page(limit: int) -> int:
+    return max(1, min(limit, MAX_PAGE))
+
+
+def _fitting(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The first of them, as many as a message can have; at least one."""
+    while len(rows) > 1 and len(msgspec.msgpack.encode(rows)) > MAX_BYTES:
+        rows = rows[: -(-len(rows) // 4)]
+    return tuple(rows)

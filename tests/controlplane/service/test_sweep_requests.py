@@ -1,0 +1,141 @@
+"""What clients see of a sweep, and what they may change."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from controlplane.service.client_api.replies import job_summary
+from controlplane.service.client_api.sweep_changes import changed, checked_change, known_change
+from controlplane.service.client_api.sweep_replies import ledger, sweep_detail
+from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.errors import OnesError
+from schemas.ids import JobId, NodeId, Seconds
+from schemas.messages.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepDetail
+from schemas.sweeps import Parameter, RandomSearch, choice, integer
+from tests.support.sweep_cluster import SweepCluster, sweep_job
+
+SPACE = {
+    "lr": Parameter(log_uniform=(1e-4, 0.1)),
+    "kind": choice("a", "b"),
+    "layers": Parameter(integer=(1, 4), when={"kind": ("b",)}),
+}
+
+
+def running(**changes: Any) -> tuple[SweepCluster, JobId]:
+    cluster = SweepCluster(n1=2)
+    name = cluster.submit(**sweep_job((1, 2), **changes))
+    cluster.place({name: cluster.slots()})
+    cluster.settle()
+    return cluster, name
+
+
+def detail(cluster: SweepCluster, name: JobId, **page: int) -> SweepDetail:
+    job, now = cluster.job(name), Seconds(cluster.controller.now)
+    summary = job_summary(job, None, TelemetryTable(), now)
+    history = cluster.controller.reactor.histories.sweep_of(name)
+    return sweep_detail(job, history, summary, GetSweep(job=name, **page), now)
+
+
+def units(cluster: SweepCluster, name: JobId, **page: int) -> Ledger:
+    history = cluster.controller.reactor.histories.sweep_of(name)
+    return ledger(cluster.job(name), history, GetLedger(job=name, **page))
+
+
+def test_a_sweep_shows_each_trial_where_it_is_and_how_far() -> None:
+    cluster, name = running()
+    cluster.end_unit(name, 0)
+
+    shown = detail(cluster, name)
+
+    states = {trial.number: (trial.state, trial.left) for trial in shown.trials}
+    assert shown.trials_in_all == 3
+    assert states[0][1] == 1
+    assert sorted(state for state, _ in states.values()) == ["training", "training", "waiting"]
+    assert {trial.slot for trial in shown.trials if trial.state == "training"} == set(
+        cluster.slots()
+    )
+    assert (shown.units_done, shown.units_left, shown.unit_s) == (1, 11, 2.0)
+    assert shown.expected_end == cluster.controller.now + 11 * 2.0 / 2
+    assert shown.summary.progress == 1 / 12
+    assert shown.trained_s == 2.0
+
+
+def test_trials_and_units_come_in_pages() -> None:
+    cluster, name = running(searcher=RandomSearch(5))
+    cluster.end_unit(name)
+    cluster.end_unit(name)
+
+    assert [t.number for t in detail(cluster, name, from_trial=3, limit=10).trials] == [3, 4]
+    assert [t.number for t in detail(cluster, name, limit=2).trials] == [0, 1]
+    assert len(units(cluster, name).units) == units(cluster, name).units_in_all == 2
+    assert units(cluster, name, from_unit=1).units == units(cluster, name).units[1:]
+
+
+def test_the_ledger_has_every_unit_with_the_digest_of_its_state() -> None:
+    cluster, name = running()
+    cluster.end_unit(name, 0)
+
+    (unit,) = units(cluster, name).units
+
+    assert (unit.trial, unit.by, unit.version, unit.epoch, unit.node) == (0, 0, 1, 1, NodeId("n1"))
+    assert unit.digest == cluster.sweep(name).engine.state.models[0].digest(1)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "what"),
+    [
+        ({"change": "stop"}, "trial: stop is of one trial"),
+        ({"change": "stop", "trial": 9}, "trial: there is no trial 9"),
+        ({"change": "resume", "trial": 0}, "trial: 0 is not paused"),
+        ({"change": "add", "parent": -1}, "parent: there is no trial -1"),
+        ({"change": "add", "values": {"lr": 0.1}}, "values.kind is missing"),
+        ({"change": "add", "values": {"rate": 1}}, "values.rate is no value of this sweep"),
+        (
+            {"change": "add", "values": {"lr": 0.1, "kind": "c"}},
+            "values.kind = 'c' is none of its choices",
+        ),
+        ({"change": "add", "values": {"lr": "x", "kind": "a"}}, "values.lr = 'x' is no number"),
+        (
+            {"change": "add", "values": {"lr": 0.1, "kind": "a", "layers": 1}},
+            "values.layers goes only with kind in ['b']",
+        ),
+        (
+            {"change": "add", "values": {"lr": 0.1, "kind": "b", "layers": 1.5}},
+            "values.layers = 1.5 is no whole number",
+        ),
+    ],
+)
+def test_a_change_that_cannot_be_is_refused_with_its_field(
+    wanted: dict[str, Any], what: str
+) -> None:
+    cluster, name = running(space=SPACE)
+
+    with pytest.raises(OnesError) as refused:
+        checked_change(cluster.job(name), ChangeSweep(job=name, **wanted), "ann")
+
+    assert refused.value.message == what
+    assert refused.value.field
+    assert refused.value.hint
+
+
+def test_an_ordinary_job_is_no_sweep() -> None:
+    cluster = SweepCluster(n1=1)
+    name = cluster.submit()
+
+    with pytest.raises(OnesError, match="is no sweep"):
+        known_change(cluster.job(name), ChangeSweep(job=name, change="stop", trial=0), "ann")
+
+
+def test_a_change_that_was_done_is_answered_again() -> None:
+    cluster, name = running(space={"layers": integer(1, 4)})
+    request = ChangeSweep(job=name, change="add", values={"layers": 9}, key="k")
+
+    cluster.take(checked_change(cluster.job(name), request, "ann"))
+
+    again = known_change(cluster.job(name), request, "ann")
+    assert again == changed(cluster.job(name), cluster.sweep(name), 3)
+    assert again is not None
+    assert (again.trial, again.state) == (3, "waiting")
+    assert known_change(cluster.job(name), request, "bob") is None
