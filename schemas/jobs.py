@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from schemas.errors import SettingsError
-from schemas.sweeps import SweepSpec, check_sweep
+from schemas.sweeps import SweepSpec, TrialSpec, check_sweep
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -115,6 +115,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # of its end; for policies that admit jobs
     env: dict[str, str] = msgspec.field(default_factory=dict)
     sweep: SweepSpec | msgspec.UnsetType = msgspec.UNSET  # it trains many models, and no group
+    trial: TrialSpec | msgspec.UnsetType = msgspec.UNSET  # one of a sweep's, that graduated
 
     @property
     def batch_limit(self) -> int:
@@ -153,6 +154,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def stated_sweep(self) -> SweepSpec | None:
         """The sweep that it is; None: an ordinary job."""
         return None if self.sweep is msgspec.UNSET else self.sweep
+
+    @property
+    def stated_trial(self) -> TrialSpec | None:
+        """The trial that it goes on with; None: it is no sweep's."""
+        return None if self.trial is msgspec.UNSET else self.trial
 
     @property
     def stated_utility(self) -> Utility | None:
@@ -276,6 +282,8 @@ def _slots(spec: JobSpec) -> list[Problem]:
 
 def _sweep(spec: JobSpec) -> list[Problem]:
     """A sweep is a job whose workers train models of their own: no group, no batch, no script."""
+    if spec.stated_trial is not None:
+        return [Problem("trial", "is written by the cluster", "give sweep.graduate_batch instead")]
     sweep = spec.stated_sweep
     if sweep is None:
         return []

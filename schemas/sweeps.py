@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from schemas.errors import SettingsError
+from schemas.ids import JobId
 
 Value = str | int | float | bool
 Values = Mapping[str, Value]
@@ -164,10 +165,36 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     keep: int = 1  # best configurations whose states stay when the sweep is over
     # Who visits what next: the most loaded; that, chosen by 20 plays; by chance (Cerebro).
     order: VisitOrder = "greedy"
+    # Global batch of the last trials as elastic jobs, once they are fewer than half the slots.
+    graduate_batch: int | None = None  # None: they train on here, and stay exact
+
+    @property
+    def functions(self) -> dict[str, str]:
+        """Those that it names, by field."""
+        given = {name: getattr(self, name) for name in FUNCTIONS}
+        return {name: path for name, path in given.items() if path is not None}
+
+
+class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """A trial of a sweep that goes on as an elastic job; the controller writes it."""
+
+    sweep: JobId
+    trial: int
+    values: dict[str, Value]
+    functions: dict[str, str]  # paths by field
+    partitions: int
+    seed: int  # of the sweep
+    epochs: int  # to train to
+    epochs_done: int
+    version: int  # of the state that it goes on from
+    digest: str  # of that
+    sources: tuple[str, ...]  # HOST:PORT of who has it
 
 
 FUNCTION_PATH: Final = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}")
 MAX_REPLICAS: Final = 1024
+MAX_GRADUATE_BATCH: Final = 2**40  # samples
+FUNCTIONS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
 
 
 def check_sweep(spec: SweepSpec) -> None:
@@ -180,7 +207,7 @@ def check_sweep(spec: SweepSpec) -> None:
         SettingsError: names the field and the remedy.
     """
     check_search(spec.search)
-    for field in ("input_fn", "model_fn", "train_fn", "eval_fn"):
+    for field in FUNCTIONS:
         path = getattr(spec, field)
         if path is not None and not FUNCTION_PATH.fullmatch(path):
             what = f"{field} = {path[:120]!r} is no module:function"
@@ -189,9 +216,10 @@ def check_sweep(spec: SweepSpec) -> None:
         ("partitions", 1, MAX_PARTITIONS),
         ("replicas", 1, MAX_REPLICAS),
         ("keep", 0, MAX_CONFIGURATIONS),
+        ("graduate_batch", 1, MAX_GRADUATE_BATCH),
     ):
         value = getattr(spec, field)
-        if not least <= value <= most:
+        if value is not None and not least <= value <= most:
             what = f"{field} = {value} is outside {least} to {most}"
             raise SettingsError(what, "choose one inside", field)
 

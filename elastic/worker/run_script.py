@@ -7,13 +7,14 @@ import os
 import sys
 import traceback
 import types
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 import elastic  # noqa: F401 - ours comes first, whatever lies beside the script
 from elastic.collectives.nccl_environment import nccl_environment
+from elastic.graduated_trial import train_graduated
 from elastic.hopper.hopper_process import run_hopper
 from elastic.reporting.report_file import report_file
 from elastic.state.checkpoint_writer import drain_checkpoints
@@ -22,7 +23,6 @@ from schemas.codec import ASSIGNMENT
 from schemas.errors import OnesError
 from schemas.messages.agent import ScriptFailed
 from schemas.messages.worker import Assignment
-from schemas.sweeps import SweepSpec
 
 USAGE = 2
 
@@ -56,18 +56,20 @@ def run_worker(folder: Path) -> int:
     os.chdir(workdir)
     failures = _Failures(folder, assignment)
     if (sweep := assignment.spec.stated_sweep) is not None:
-        return _run_hopper(assignment, folder, sweep, failures)
+        return _run_functions(assignment, lambda: run_hopper(assignment, folder, sweep), failures)
+    if (trial := assignment.spec.stated_trial) is not None:
+        return _run_functions(assignment, lambda: train_graduated(assignment, trial), failures)
     script = workdir / assignment.spec.script
     return run_script(script, assignment.spec.args, failures)
 
 
-def _run_hopper(assignment: Assignment, folder: Path, sweep: SweepSpec, failures: _Failures) -> int:
-    """Be a worker of a sweep: what is imported is the user's, as with a script."""
+def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _Failures) -> int:
+    """Be a worker of a sweep, or of a trial of it: what is imported is the user's."""
     workdir = Path(assignment.workdir)
     sys.argv = [str(workdir / assignment.spec.script), *assignment.spec.args]
     sys.path.insert(0, str(workdir))
     try:
-        run_hopper(assignment, folder, sweep)
+        run()
     except BaseException as error:  # noqa: BLE001 - whatever it is, it ends the worker
         traceback.print_exception(error)
         failures.tell(_one_line(error), _where(error.__cause__ or error, workdir / "sweep"))

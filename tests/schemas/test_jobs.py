@@ -6,10 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 
+from schemas.ids import JobId
 from schemas.jobs import (
     MAX_ARGS,
     MAX_FAMILY,
     MAX_TEXT,
+    SWEEP_SCRIPT,
     JobSpec,
     Problem,
     StopRule,
@@ -17,7 +19,7 @@ from schemas.jobs import (
     not_python,
     problems,
 )
-from schemas.sweeps import RandomSearch, SearchSpec, SweepSpec, log_uniform
+from schemas.sweeps import RandomSearch, SearchSpec, SweepSpec, TrialSpec, log_uniform
 
 SWEEP = SweepSpec(
     search=SearchSpec(
@@ -536,3 +538,13 @@ def test_what_is_wrong_with_the_search_is_told_with_its_place() -> None:
         ({"search": no_epochs}, Problem("sweep.search.epochs", "epochs = 0 is outside 1 to 1000000", "choose one inside")),
     ):  # fmt: skip
         assert problems(sweep(sweep=msgspec.structs.replace(SWEEP, **changes))) == (expected,)
+
+
+def test_only_the_cluster_writes_a_trial() -> None:
+    trial = TrialSpec(
+        sweep=JobId("s-1"), trial=0, values={}, functions={}, partitions=1, seed=0, epochs=2,
+        epochs_done=1, version=1, digest="", sources=(),
+    )  # fmt: skip
+    spec = JobSpec(name="s-t0", script=SWEEP_SCRIPT, batch_size=4, trial=trial)
+    found = [(one.field, one.remedy) for one in problems(spec)]
+    assert found == [("trial", "give sweep.graduate_batch instead")]

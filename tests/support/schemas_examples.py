@@ -13,7 +13,7 @@ from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Vers
 from schemas.jobs import JobSpec, StopRule, Utility
 from schemas.messages import Message, agent, client, feed, files, hopping, logs, states, worker
 from schemas.nodes import NodeSpec, SlotSpec
-from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, Value
+from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, TrialSpec, Value
 
 JOB: Final = JobId("digits-7")
 NODE: Final = NodeId("agent-1")
@@ -51,10 +51,24 @@ SWEEP: Final = SweepSpec(
     replicas=2,
     keep=3,
     order="rollouts",
+    graduate_batch=64,
 )
 VALUES: Final[dict[str, Value]] = {"lr": 0.01, "optimizer": "adam", "width": 64, "bias": True}
 STOP: Final = StopRule(
     epochs=40, samples=1_000_000, metric="accuracy", at_least=0.97, consecutive=10, plateau=5
+)
+TRIAL: Final = TrialSpec(
+    sweep=JobId("search-4"),
+    trial=3,
+    values={"lr": 0.1, "model": "resnet18"},
+    functions={"input_fn": "data:load", "model_fn": "models:build", "train_fn": "models:train"},
+    partitions=8,
+    seed=7,
+    epochs=9,
+    epochs_done=3,
+    version=24,
+    digest="9f86d081" * 8,
+    sources=("10.0.0.7:29411", "10.0.0.8:29411"),
 )
 SPEC: Final = JobSpec(
     name="digits",
@@ -77,6 +91,7 @@ SPEC: Final = JobSpec(
     utility=Utility(value=80.0, deadline_s=3600.0, decay=0.25),
     env={"OMP_NUM_THREADS": "1"},
     sweep=SWEEP,
+    trial=TRIAL,
 )
 GROUP: Final = Group(
     version=VERSION,

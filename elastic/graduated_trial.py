@@ -1,0 +1,138 @@
+"""A trial of a sweep that goes on as an elastic job, over all partitions at once.
+
+The user's functions are those of the sweep, and it begins with the state that hopping left.
+`unit.loader` gives the elastic loader of all partitions together, so `train_fn` trains an epoch of
+the whole data, in a group that grows and shrinks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset
+
+from elastic.hopper.state_frames import from_frames
+from elastic.hopper.trained_objects import Trained, as_trained
+from elastic.hopper.unit import Unit, keyed_seed
+from elastic.hopper.unit_runner import UnitRunner
+from elastic.hopper.user_functions import EvalFunction, UserFunctions, import_functions
+from elastic.scaling_agent import ScalingAgent
+from elastic.state.random_state import seed_generators
+from elastic.training_errors import UsageError
+from schemas.link import MemoryTarget, fetch_state
+from schemas.messages.agent import START
+from schemas.messages.states import AskState
+from schemas.messages.worker import Assignment
+from schemas.state_files import read_frames
+from schemas.sweeps import TrialSpec
+
+LOADED: Final = frozenset({"model", "optimizer"})  # the agent's from `load` on; others are tracked
+
+
+@dataclass(frozen=True, slots=True)
+class WholeUnit(Unit):
+    """An epoch over all partitions, as `train_fn` and `eval_fn` see it."""
+
+    elastic_loader: Any = None
+
+    def loader(
+        self, data: Any, batch_size: int, *, shuffle: bool = True, **options: Any
+    ) -> DataLoader[Any]:
+        """The job's own, of all partitions; its batch is the job's.
+
+        Args:
+            data: what `train_fn` was given.
+            batch_size: counts for nothing.
+            shuffle: counts for nothing: the job's samples come in an order of their own.
+            options: count for nothing.
+        """
+        return self.elastic_loader  # type: ignore[no-any-return]
+
+
+def train_graduated(assignment: Assignment, trial: TrialSpec) -> None:
+    """Train a trial to its last epoch, as a member of its job's group.
+
+    Args:
+        assignment: of this worker.
+        trial: of its job.
+
+    Raises:
+        UsageError: if a function cannot be imported, or what it gives cannot be trained so.
+        UnitFailedError: if `input_fn` raised.
+        StateUnavailableError: if no node has the trial's state any more.
+    """
+    functions = import_functions(trial.functions)
+    runner = UnitRunner(functions, trial.partitions, torch.device("cpu"))
+    data = _whole(runner, trial.partitions)
+    trained = _built(functions, trial)
+    if assignment.kind == START and assignment.rank == 0 and assignment.group.resume is None:
+        trained.load(_state(trial))  # the others take that of rank 0, or a checkpoint
+    agent = ScalingAgent.from_env()
+    batch = assignment.spec.batch_size
+    _, _, loader = agent.load(
+        lambda: trained.model,
+        lambda _: trained.optimizer,
+        data,
+        batch_size=batch,
+        schedule_batch=batch,
+    )
+    agent.track(**{name: getattr(trained, name) for name in trained if name not in LOADED})
+    for epoch in agent.epochs(trial.epochs - trial.epochs_done):
+        unit = WholeUnit(
+            config=str(trial.trial),
+            values=trial.values,
+            epoch=trial.epochs_done + 1 + epoch,
+            partition=0,
+            partitions=trial.partitions,
+            sweep_seed=trial.seed,
+            device=agent.device,
+            elastic_loader=loader,
+        )
+        metrics = dict(functions.train_fn(trained, data, unit) or {})
+        if functions.eval_fn is not None:
+            metrics |= _scores(functions.eval_fn, trained, runner.data(None), unit)
+        agent.report(**{name: float(value) for name, value in metrics.items()})
+
+
+def _built(functions: UserFunctions, trial: TrialSpec) -> Trained:
+    seed_generators(keyed_seed(trial.seed, str(trial.trial)))
+    trained = as_trained(functions.model_fn(dict(trial.values)))
+    if "optimizer" not in list(trained):
+        hint = "a trial that graduates needs (model, optimizer)"
+        raise UsageError("model_fn gave no optimizer", hint, "model_fn")
+    return trained
+
+
+def _scores(
+    eval_fn: EvalFunction, trained: Trained, held_out: Any, unit: WholeUnit
+) -> dict[str, float]:
+    trained.model.eval()
+    with torch.no_grad():
+        found = dict(eval_fn(trained, held_out, unit))
+    trained.model.train()
+    return found
+
+
+def _whole(runner: UnitRunner, partitions: int) -> ConcatDataset[Any]:
+    parts = [runner.data(one) for one in range(partitions)]
+    for part in parts:
+        if not isinstance(part, Dataset):
+            what = f"input_fn gave a {type(part).__name__}"
+            raise UsageError(what, "a trial that graduates needs torch's Datasets", "input_fn")
+    return ConcatDataset(parts)
+
+
+def _state(trial: TrialSpec) -> dict[str, Any]:
+    """From a node that has it, checked."""
+    target = MemoryTarget()
+    asked = AskState(
+        job=trial.sweep, trial=trial.trial, version=trial.version, digest=trial.digest, offset=0
+    )
+
+    def check() -> None:
+        read_frames(target.content, trial.digest)
+
+    fetch_state(trial.sources, asked, target, check)
+    return from_frames(read_frames(target.content, trial.digest))
