@@ -1,0 +1,130 @@
+"""Sweeps with real processes: whatever is killed, finished units stay and results are exact."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster, kill
+from tests.support.live_sweeps import FUNCTIONS, ledger, submit_sweep, trained_alone, until
+
+FOUR = 'type = "random"\nconfigurations = 4\nmax_epochs = 2\n'  # 4 x 2 x 4 units
+
+
+@contextlib.contextmanager
+def cluster(folder: Path, **shape: Any) -> Iterator[Cluster]:
+    """A cluster of its own, taken down whatever becomes of the test."""
+    made = Cluster(folder / "home", folder / "jobs", **shape)
+    made.up()
+    try:
+        yield made
+    finally:
+        made.down()
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    base: Path = tmp_path_factory.mktemp("w")
+    running = Cluster(base / "home", base / "jobs", policy="fair")
+    running.up()
+    yield running
+    running.down()
+
+
+def test_kill_9_of_worker_agent_and_controller_costs_no_finished_unit(house: Cluster) -> None:
+    job = submit_sweep(house, FOUR)
+    until(house, job, lambda shown: shown.units_done >= 4)
+    kill(house.show(job)["workers"][0]["pid"])
+    until(house, job, lambda shown: shown.units_done >= 8)
+    pids = house.up()
+    kill(pids["agents"][0])
+    house.up()
+    until(house, job, lambda shown: shown.units_done >= 12)
+    before = ledger(house, job).units
+    kill(pids["controller"])
+    house.up()
+
+    assert house.wait(job).code == 0, house.said()
+
+    units = ledger(house, job).units
+    assert units[: len(before)] == before
+    assert sorted((unit.trial, unit.version) for unit in units) == [
+        (trial, version) for trial in range(4) for version in range(1, 9)
+    ]
+    assert until(house, job, lambda _: True).units_again == 0
+    assert trained_alone(house, job, 0) == {"equal": True, "first_difference": None, "units": 8}
+
+
+def test_functions_that_cannot_be_imported_fail_the_job_with_what_they_raised(
+    house: Cluster,
+) -> None:
+    job = submit_sweep(house, FOUR, functions=FUNCTIONS + "\nraise ValueError('no licence')\n")
+
+    assert house.wait(job).code == 1
+
+    reason = house.show(job)["reason"]
+    assert "importing functions raised ValueError: no licence" in reason
+
+
+def test_a_configuration_that_raises_fails_alone(house: Cluster) -> None:
+    bad = FUNCTIONS.replace(
+        "    model = nn", "    assert values['lr'] < 0.03, 'too fast'\n    model = nn"
+    )
+    job = submit_sweep(house, FOUR, functions=bad, pause_s=0.0)
+
+    assert house.wait(job).code == 0, house.said()
+
+    trials = until(house, job, lambda _: True).trials
+    failed = [trial for trial in trials if trial.state == "failed"]
+    assert [trial.values["lr"] > 0.03 for trial in trials] == [t in failed for t in trials]
+    assert failed
+    assert all("too fast" in trial.why for trial in failed)
+
+
+@pytest.mark.slow
+def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
+    with cluster(tmp_path, slots=2, agents=2, policy="fair") as pair:
+        settings = pair.home / "controller.toml"
+        settings.write_text(f"{settings.read_text()}\n[silence]\nsuspect_s = 1.0\nlost_s = 3.0\n")
+        kill(pair.up()["controller"])
+        pids = pair.up()
+        job = submit_sweep(pair, FOUR, pause_s=0.5)
+        until(pair, job, lambda shown: shown.units_done >= 6 and shown.summary.slots == 4)
+        workers = pair.show(job)["workers"]
+
+        kill(pids["agents"][1])
+        for worker in workers:
+            if worker["node"] == "node-2":
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker["pid"], signal.SIGKILL)
+        before = ledger(pair, job).units
+
+        assert pair.wait(job).code == 0, pair.said()
+        units = ledger(pair, job).units
+        assert units[: len(before)] == before
+        assert len({(unit.trial, unit.version) for unit in units}) == len(units) == 32
+        assert trained_alone(pair, job, 1)["equal"]
+
+
+@pytest.mark.slow
+def test_asha_of_24_configurations_shares_four_slots_with_three_jobs(tmp_path: Path) -> None:
+    asha = 'type = "asha"\nconfigurations = 24\nmax_epochs = 9\n'
+    with cluster(tmp_path, policy="ones") as shared:
+        sweep = submit_sweep(shared, asha, pause_s=0.1)
+        until(shared, sweep, lambda shown: shown.units_done >= 8)
+        env = {"PAUSE_S": "0.05", "HOLD": "/"}
+        jobs = [shared.submit(slots=[1, 2], env=env) for _ in range(3)]
+
+        for job in (*jobs, sweep):
+            assert shared.wait(job).code == 0, shared.said()
+
+        versions = shared.show(sweep)["versions"]
+        detail = until(shared, sweep, lambda _: True)
+        assert (detail.trials_in_all, detail.units_again) == (24, 0)
+        assert len({len(version["slots"]) for version in versions}) > 1, "slots moved"
