@@ -1,15 +1,20 @@
-"""`python -P -m elastic.export_state CHECKPOINT FILE` writes the model's plain `state_dict`."""
+"""`python -P -m elastic.export_state CHECKPOINT FILE` writes the model's plain `state_dict`.
+
+Of a checkpoint, or of the file that has the state of a sweep's trial.
+"""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 
+from elastic.hopper.state_frames import StateFramesError, from_frames
 from elastic.state.checkpoint_files import load_checkpoint
 from elastic.training_errors import CheckpointError
+from schemas.state_files import MAGIC, DamagedStateError, read_frames
 
 USAGE: Final = 2
 
@@ -18,7 +23,7 @@ def export_state(checkpoint: Path, target: Path) -> int:
     """Write the model's state out of a checkpoint, whole or not at all.
 
     Args:
-        checkpoint: of a job.
+        checkpoint: of a job, or a state of a sweep.
         target: for `torch.load(target, weights_only=True)`; one that is there is replaced.
 
     Returns:
@@ -26,9 +31,10 @@ def export_state(checkpoint: Path, target: Path) -> int:
 
     Raises:
         CheckpointError: if `checkpoint` cannot be read.
+        DamagedStateError: if it is a state of a sweep and its digest is another one.
         OSError: if `target` cannot be written.
     """
-    state = load_checkpoint(checkpoint)["model"]
+    state = _model_of(checkpoint)
     fresh = target.with_name(f".{target.name}.part")
     try:
         with fresh.open("wb") as file:
@@ -39,6 +45,14 @@ def export_state(checkpoint: Path, target: Path) -> int:
     return len(state)
 
 
+def _model_of(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        begin = file.read(len(MAGIC))
+    if begin == MAGIC:
+        return dict(from_frames(read_frames(path.read_bytes()))["model"])
+    return dict(load_checkpoint(path)["model"])
+
+
 def main() -> None:
     """Do what the command line says; exit 1 and one line where it cannot be done."""
     if len(sys.argv) != USAGE + 1:
@@ -46,7 +60,7 @@ def main() -> None:
         sys.exit(USAGE)
     try:
         sys.stdout.write(f"{export_state(Path(sys.argv[1]), Path(sys.argv[2]))}\n")
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, DamagedStateError, StateFramesError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         sys.exit(1)
 

@@ -109,11 +109,8 @@ def _facts(detail: JobDetail) -> dict[str, object]:
     return {
         "user": job.user,
         "submitted": moment(job.submitted_at),
-        "script": " ".join((detail.spec.script, *detail.spec.args)),
+        **_training(detail),
         "workdir": f"{detail.spec.workdir} (snapshot {detail.snapshot[:12]})",
-        "batch": _batch(detail),
-        "lr": "the script's" if job.lr is None else f"{job.lr:g}",
-        "epochs": job.epoch,
         "samples": detail.samples_done,
         "metrics": ", ".join(f"{k} {v:.4g}" for k, v in job.metrics.items()) or "none yet",
         "waited": span(job.queued_s),
@@ -121,6 +118,24 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         **({"promised": promised} if (promised := promise_in_words(job)) else {}),
         "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
         "exit code": "" if detail.exit_code is None else detail.exit_code,
+    }
+
+
+def _training(detail: JobDetail) -> dict[str, object]:
+    """What trains: a script, or the configurations of a sweep."""
+    job, sweep = detail.summary, detail.spec.stated_sweep
+    if sweep is None:
+        return {
+            "script": " ".join((detail.spec.script, *detail.spec.args)),
+            "batch": _batch(detail),
+            "lr": "the script's" if job.lr is None else f"{job.lr:g}",
+            "epochs": job.epoch,
+        }
+    kind = type(sweep.search.searcher).__struct_config__.tag
+    return {
+        "sweep": f"{kind} over {', '.join(sweep.search.space)}: `ones sweep show {job.job}`",
+        "goal": f"{sweep.search.mode} of {sweep.search.metric}",
+        "functions": " ".join(filter(None, (sweep.model_fn, sweep.train_fn, sweep.eval_fn))),
     }
 
 

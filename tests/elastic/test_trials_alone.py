@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 
+from elastic.export_state import export_state
 from elastic.hopper.replay import replay
+from elastic.hopper.state_frames import digest, from_frames
 from elastic.hopper.try_unit import try_unit
 from elastic.hopper.unit import Unit
 from elastic.hopper.unit_runner import UnitRunner
 from elastic.hopper.user_functions import import_functions
 from elastic.training_errors import UsageError
+from schemas.state_files import DamagedStateError, StateFile, write_state
 
 FUNCTIONS = {
     name: f"alone_functions:{name}" for name in ("input_fn", "model_fn", "train_fn", "eval_fn")
@@ -121,3 +124,22 @@ def test_the_answer_is_the_last_line_whatever_a_user_prints(folder: Path) -> Non
     assert json.loads(done.stdout.splitlines()[-1])["samples"] == 6
     assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
     assert "model_fn raised KeyError: 'lr'" in failed.stderr
+
+
+def test_the_model_is_taken_out_of_a_state_that_is_whole(folder: Path) -> None:
+    runner = UnitRunner(import_functions(FUNCTIONS), 2, torch.device("cpu"))
+    frames = runner.begin("3", {"lr": 0.1}, 7)
+    file = StateFile(3, 2, 1)
+    write_state(folder, file, frames, digest(frames))
+
+    assert export_state(folder / file.name, folder / "model.pt") == 2
+
+    model = from_frames(frames)["model"]
+    found = torch.load(folder / "model.pt", weights_only=True)
+    assert found.keys() == model.keys()
+    assert all(torch.equal(found[name], model[name]) for name in model)
+    content = bytearray((folder / file.name).read_bytes())
+    content[-1] ^= 1
+    (folder / file.name).write_bytes(content)
+    with pytest.raises(DamagedStateError, match="a state whose digest is"):
+        export_state(folder / file.name, folder / "model.pt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -11,13 +12,14 @@ from cyclopts import Parameter
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import byte_count, plain, print_json, print_line, print_table, span
-from controlplane.cli.sweep.trial_columns import summary_lines, trial_cells
+from controlplane.cli.sweep.trial_columns import summary_lines
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.sweep import short
 from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError
-from schemas.messages.client import SweepDetail
+from schemas.messages.client import SweepDetail, TrialInfo
 
+PLAIN_WIDTH = 200  # where no terminal says how wide it is
 ORDER_HELP = "best first, or in the order in which they were added"
 
 
@@ -79,11 +81,8 @@ def show(
         sys.stdout.writelines(f"{line}\n" for line in summary_lines(detail, time.time()))
         if detail.units_done:
             sys.stdout.write(f"{_hops(detail)}\n")
-        rows = trial_cells(detail, trials)
-        if rows:
-            sys.stdout.write("\n")
-            sys.stdout.flush()
-            print_table(tuple(rows[0]), [list(row.values()) for row in rows])
+        if trials:
+            _print_trials(detail, trials)
     return Exit.OK
 
 
@@ -121,6 +120,17 @@ def best(job: str, *, common: Common = COMMON) -> int:
         for name, number in others.items():
             sys.stdout.write(f"  {name:15s} {number:.6g}\n")
     return Exit.OK
+
+
+def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
+    from rich.console import Console  # noqa: PLC0415 - slow to import, and seldom needed
+
+    from controlplane.cli.sweep.trial_table import trial_table  # noqa: PLC0415
+
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console.print(trial_table(detail, trials, console.width))
 
 
 def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Annotated, Final
 
 from cyclopts import Parameter
-from rich.box import SIMPLE_HEAD
-from rich.cells import cell_len
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -19,9 +17,10 @@ from rich.text import Text
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import STYLES, byte_count, print_json, print_line
-from controlplane.cli.sweep.trial_columns import TRAINING, summary_lines, trial_cells
+from controlplane.cli.sweep.trial_columns import TRAINING, summary_lines
+from controlplane.cli.sweep.trial_table import GAP, trial_table
 from controlplane.client import BlockingClient
-from controlplane.client.sweeps.tables import best_of, ranked, trial_row
+from controlplane.client.sweeps.tables import ranked, trial_row
 from schemas.errors import UnavailableError, UnreachableError
 from schemas.jobs import ENDED
 from schemas.messages.client import SweepDetail, TrialInfo
@@ -31,18 +30,6 @@ PATIENCE_S: Final = 2.0  # with a controller that is away, before that is said
 PLAIN_WIDTH: Final = 200  # where no terminal says how wide it is
 AWAY: Final = "controller unreachable, trying again"
 EDGE: Final = 4  # lines of the table that are no trials
-GAP: Final = 2
-SPARED: Final = ("why", "partition", "curve", "slot", "best")  # in order
-RIGHT: Final = frozenset({"trial", "epoch", "partition"})
-TRIAL_STYLES: Final = {
-    "training": "green",
-    "done": "bold green",
-    "failed": "bold red",
-    "paused": "yellow",
-    "stopped": "dim",
-    "waiting": "cyan",
-    "granted": "cyan",
-}
 
 
 def top(
@@ -143,29 +130,6 @@ def _bar(detail: SweepDetail, width: int) -> Table:
     return row
 
 
-def trial_table(detail: SweepDetail, shown: Sequence[TrialInfo], width: int) -> Table:
-    """Trials, one a line.
-
-    Args:
-        detail: with all trials.
-        shown: in their order.
-        width: columns; what has no room is left out.
-    """
-    rows = trial_cells(detail, shown)
-    columns = _fitting(rows, width)
-    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
-    for name in columns:
-        right = name in RIGHT or name in detail.spec.search.space
-        table.add_column(
-            name, justify="right" if right else "left", no_wrap=True, overflow="ellipsis"
-        )
-    best = best_of(detail)
-    for trial, cells in zip(shown, rows, strict=True):
-        style = "bold" if best is not None and trial.number == best.trial.number else ""
-        table.add_row(*(_styled(name, cells[name]) for name in columns), style=style)
-    return table
-
-
 def in_order(detail: SweepDetail) -> list[TrialInfo]:
     """Trials, those that train first, each group with the best first.
 
@@ -173,24 +137,3 @@ def in_order(detail: SweepDetail) -> list[TrialInfo]:
         detail: with all trials.
     """
     return sorted(ranked(detail), key=lambda trial: trial.state != TRAINING)
-
-
-def _styled(name: str, cell: str) -> Text:
-    style = TRIAL_STYLES.get(cell, "") if name == "state" else "cyan" if name == "curve" else ""
-    return Text(cell, style=style)
-
-
-def _fitting(rows: Sequence[Mapping[str, str]], width: int) -> list[str]:
-    if not rows:
-        return []
-    kept = list(rows[0])
-    wide = {name: max(cell_len(name), *(cell_len(row[name]) for row in rows)) for name in kept}
-    for name in SPARED:
-        if sum(wide[one] + GAP for one in kept) - GAP <= width:
-            break
-        if name == "why" and name in kept:  # cut first, and left out if there is no room at all
-            others = sum(wide[one] + GAP for one in kept if one != name)
-            if others + 20 <= width:
-                break
-        kept = [one for one in kept if one != name]
-    return kept

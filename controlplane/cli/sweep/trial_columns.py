@@ -90,7 +90,7 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
     slots = f"{job.slots} slot{'s' * (job.slots != 1)}"
     parts = f"{detail.spec.partitions} partitions, {slots}"
     lines = [f"{job.job}  {job.state}  {kind}, {counted(detail)}, {parts}"]
-    if job.reason:
+    if job.reason and not (best is not None and job.reason.startswith("best: ")):
         lines.append(job.reason)
     if best is not None:
         values = ", ".join(f"{name} {short(value)}" for name, value in best.trial.values.items())

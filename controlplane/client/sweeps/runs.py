@@ -90,7 +90,7 @@ class SweepRun:
         return (await self._client.change_sweep(self.job, "pause", trial)).state
 
     async def resume(self, trial: int) -> str:
-        """Let a trial that was paused or stopped train on. Its new state.
+        """Let a trial that was paused train on. Its new state.
 
         Args:
             trial: its number.
