@@ -45,7 +45,16 @@ def trial(number: int, *accuracies: float, **changes: Any) -> TrialInfo:
 
 def detail(*trials: TrialInfo, spec: SweepSpec | None = None, **changes: Any) -> SweepDetail:
     """A running sweep with these trials, but for `changes`."""
+    best = max(
+        (
+            (max(one["accuracy"] for one in each.metrics), -each.number)
+            for each in trials
+            if each.metrics
+        ),
+        default=None,
+    )
     fields: dict[str, Any] = {
+        "best": None if best is None else -best[1],
         "summary": summary(A, state="running", reason="trains on 2 slots", slots=2),
         "spec": spec or sweep().sweep_spec(),
         "trials": trials,

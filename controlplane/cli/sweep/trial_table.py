@@ -23,6 +23,7 @@ TRIAL_STYLES: Final = {
     "failed": "bold red",
     "paused": "yellow",
     "stopped": "dim",
+    "deleted": "dim",
     "waiting": "cyan",
     "granted": "cyan",
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from schemas.messages.client import SweepDetail, TrialInfo
+
+DELETED: Final = "deleted"
 
 
 class Best(NamedTuple):
@@ -18,16 +20,14 @@ class Best(NamedTuple):
 
 
 def best_of(detail: SweepDetail) -> Best | None:
-    """The best trial of a sweep; None: nobody has a score.
+    """The best trial of a sweep, as the controller says; None: nobody has a score.
 
     Args:
         detail: with all trials.
     """
-    found = [one for trial in detail.trials if (one := best_epoch(detail, trial)) is not None]
-    sign = 1.0 if detail.spec.search.mode == "max" else -1.0
-    return max(
-        found, key=lambda one: (sign * one.score, -one.epoch, -one.trial.number), default=None
-    )
+    if detail.best is None or detail.best >= len(detail.trials):
+        return None
+    return best_epoch(detail, detail.trials[detail.best])
 
 
 def best_epoch(detail: SweepDetail, trial: TrialInfo) -> Best | None:
@@ -48,16 +48,17 @@ def best_epoch(detail: SweepDetail, trial: TrialInfo) -> Best | None:
 
 
 def ranked(detail: SweepDetail) -> list[TrialInfo]:
-    """Trials, the best first; those without a score after them, in order.
+    """Trials, the best first; those without a score after them, then deleted ones.
 
     Args:
         detail: with all trials.
     """
     sign = 1.0 if detail.spec.search.mode == "max" else -1.0
 
-    def place(trial: TrialInfo) -> tuple[float, int]:
+    def place(trial: TrialInfo) -> tuple[bool, float, int]:
         found = best_epoch(detail, trial)
-        return (math.inf if found is None else -sign * found.score, trial.number)
+        score = math.inf if found is None else -sign * found.score
+        return trial.state == DELETED, score, trial.number
 
     return sorted(detail.trials, key=place)
 

@@ -81,20 +81,21 @@ async def test_each_change_has_a_key_of_its_own_unless_its_caller_gives_one() ->
     )
 
 
-def test_the_best_is_the_earliest_epoch_of_the_best_score() -> None:
-    whole = detail(trial(0, 0.7, 0.9), trial(1, 0.9, 0.6), trial(2), trial(3, float("nan")))
+def test_the_best_is_the_controllers_after_the_earliest_of_its_best_epochs() -> None:
+    others = trial(0, 0.7, 0.9), trial(2), trial(3, float("nan")), trial(4, 1.0, state="deleted")
+    whole = detail(others[0], trial(1, 0.6, 0.9, 0.9), *others[1:], best=1)
 
     best = best_of(whole)
 
     assert best is not None
-    assert (best.trial.number, best.score, best.epoch) == (1, 0.9, 1)
-    assert [one.number for one in ranked(whole)] == [0, 1, 2, 3]
+    assert (best.trial.number, best.score, best.epoch) == (1, 0.9, 2)
+    assert [one.number for one in ranked(whole)] == [0, 1, 2, 3, 4]
     assert best_of(detail(trial(0))) is None
 
 
 def test_for_a_metric_that_should_be_small_the_smallest_is_best() -> None:
     spec = sweep(metric="loss", mode="min").sweep_spec()
-    whole = detail(trial(0, 0.7), trial(1, 0.9), spec=spec)
+    whole = detail(trial(0, 0.7), trial(1, 0.9), spec=spec, best=1)
 
     assert [one.number for one in ranked(whole)] == [1, 0]
     assert best_of(whole) == (whole.trials[1], pytest.approx(0.1), 1)
