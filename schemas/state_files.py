@@ -81,6 +81,23 @@ def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
     Raises:
         DamagedStateError: if they have another, or it is no state.
     """
+    own, frames = split_frames(content)
+    whole = hashlib.sha256()
+    for frame in frames:
+        whole.update(frame)
+    require_digest(whole.hexdigest(), digest or own)
+    return frames
+
+
+def split_frames(content: Buffer) -> tuple[str, list[memoryview]]:
+    """The digest that a file's header names, and its frames, which are not looked at.
+
+    Args:
+        content: of a whole file.
+
+    Raises:
+        DamagedStateError: if it is no state, or cut.
+    """
     view = memoryview(content)
     own, sizes = _parse_header(view[: HEADER.size], view[HEADER.size :])
     start = HEADER.size + SIZE.size * len(sizes)
@@ -90,13 +107,33 @@ def read_frames(content: Buffer, digest: str = "") -> list[memoryview]:
     for size in sizes:
         frames.append(view[start : start + size])
         start += size
-    whole = hashlib.sha256()
-    for frame in frames:
-        whole.update(frame)
-    if whole.hexdigest() != (digest or own):
-        what = f"a state whose digest is {whole.hexdigest()[:12]}, not {(digest or own)[:12]}"
+    return own, frames
+
+
+def header_size(start: Buffer) -> int | None:
+    """Bytes before the first frame; None: too little of the file is there to say.
+
+    Args:
+        start: of the file.
+    """
+    if len(start) < HEADER.size:
+        return None
+    return int(HEADER.size + SIZE.size * HEADER.unpack_from(start)[2])
+
+
+def require_digest(found: str, wanted: str) -> None:
+    """Refuse frames with another digest.
+
+    Args:
+        found: SHA-256, hexadecimal.
+        wanted: the same.
+
+    Raises:
+        DamagedStateError: if they differ.
+    """
+    if found != wanted:
+        what = f"a state whose digest is {found[:12]}, not {wanted[:12]}"
         raise DamagedStateError(what, "it is fetched or trained again")
-    return frames
 
 
 def _parse_header(fixed: Buffer, rest: Buffer) -> tuple[str, list[int]]:

@@ -55,6 +55,7 @@ class StateStore:
         self._job = job
         self._folder = folder
         self._lock = threading.Lock()  # the server has a thread of its own
+        self._came = MemoryTarget()  # its memory serves one state after the other
         self._kept: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
 
     # --- what others ask for
@@ -76,7 +77,7 @@ class StateStore:
     # --- what this worker needs
 
     def get(self, state: StateRef, sources: Sequence[StateSource]) -> Frames:
-        """A state, checked; blocks.
+        """A state, checked; blocks. It may be overwritten by the next one.
 
         Args:
             state: with its digest.
@@ -90,18 +91,17 @@ class StateStore:
                 return kept[1]
         if (found := self._on_disk(state)) is not None:
             return found
-        target = MemoryTarget()
         frames: Frames = ()
 
         def check() -> None:
             nonlocal frames
-            frames = read_frames(target.content, state.digest)
+            frames = self._came.frames(state.digest)
 
         asked = AskState(
             job=self._job, trial=state.trial, version=state.version, digest=state.digest, offset=0
         )
         try:
-            fetch_state([source.address for source in sources], asked, target, check)
+            fetch_state([source.address for source in sources], asked, self._came, check)
         except (OnesError, MemoryError) as error:
             what = error.message if isinstance(error, OnesError) else f"no memory for it: {error}"
             raise StateLostError(what, "it is trained again") from None

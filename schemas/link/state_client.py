@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +15,20 @@ import zmq
 from schemas.codec import FROM_STATES, encode
 from schemas.errors import OnesError
 from schemas.messages.states import AskState, StatePiece
-from schemas.state_files import Buffer
+from schemas.state_files import (
+    Buffer,
+    header_size,
+    read_frames,
+    require_digest,
+    split_frames,
+)
 
 PIECE: Final = 1 << 20  # bytes
 WINDOW: Final = 8  # pieces that are asked for and have not come
 PIECE_S: Final = 10.0  # without a piece, the source is given up
 LOOK_S: Final = 0.25
 MAX_STATE: Final = 1 << 40  # bytes
+MAX_HEADER: Final = 16 << 20  # bytes
 
 
 class StateUnavailableError(OnesError):
@@ -40,18 +48,61 @@ class Target(Protocol):
 
 
 class MemoryTarget:
-    """Keeps the bytes in memory."""
+    """Keeps the bytes in memory, and works out their digest as they come."""
 
     def __init__(self) -> None:
-        self.content = bytearray()
+        """Begin without memory; what was taken once is used again, as far as it reaches."""
+        self._memory = bytearray()
+        self._total = 0
+        self._end = 0  # of what came without a gap, and is in the digest
+        self._payload: int | None = None  # where frames begin
+        self._digest = hashlib.sha256()
+
+    @property
+    def content(self) -> memoryview:
+        """What came, until the next `begin`."""
+        return memoryview(self._memory)[: self._total]
 
     def begin(self, total: int) -> None:
         """Take the memory."""
-        self.content = bytearray(total)
+        if len(self._memory) < total:
+            self._memory = bytearray(total)
+        self._total, self._end, self._payload = total, 0, None
+        self._digest = hashlib.sha256()
 
     def write(self, offset: int, data: Buffer) -> None:
         """Copy into it."""
-        self.content[offset : offset + len(data)] = data
+        self._memory[offset : offset + len(data)] = data
+        if offset == self._end:
+            self._follow(data)
+
+    def _follow(self, data: Buffer) -> None:
+        """Have the digest take in what lies behind the header."""
+        before, self._end = self._end, self._end + len(data)
+        if self._payload is not None:
+            self._digest.update(data)
+            return
+        payload = header_size(self.content[: self._end])
+        if payload is not None and payload <= self._end:
+            self._payload = payload
+            self._digest.update(self.content[max(payload, 0) : self._end])
+        elif before > MAX_HEADER:
+            raise StateUnavailableError("a state whose header does not end")
+
+    def frames(self, digest: str) -> list[memoryview]:
+        """The frames of the state that came, until the next `begin`.
+
+        Args:
+            digest: that they should have, hexadecimal.
+
+        Raises:
+            DamagedStateError: if they have another, or it is no state.
+        """
+        if self._end != self._total:  # it came in another order
+            return read_frames(self.content, digest)
+        _, frames = split_frames(self.content)
+        require_digest(self._digest.hexdigest(), digest)
+        return frames
 
 
 class FileTarget:

@@ -22,6 +22,7 @@ from controlplane.sweeps.hopping.random_order import RandomOrder
 from controlplane.sweeps.hopping.rollouts import best_weights, makespan
 from controlplane.sweeps.randomness import stream
 from tests.bench import report
+from tests.bench.hopper_transfer import transfer_figures
 
 SETTINGS: Final = ((16, 16, False), (16, 8, False), (16, 8, True), (32, 16, True))
 GPUS: Final = (12.1, 5.6, 11.3, 9.5)  # TFLOPS
@@ -145,6 +146,7 @@ def main() -> None:
         "jitter_mean": mean(jitter[True]),
         "jitter_different_mean": mean(jitter[False]),
         "decision_ms": ms,
+        **transfer_figures(quick=given.quick),
     }
     report.write(figures, given.json)
 

@@ -100,7 +100,7 @@ def fetched(*sources: str, asked: AskState = ASKED) -> tuple[str, list[bytes]]:
     frames: list[bytes] = []
 
     def check() -> None:
-        frames[:] = [bytes(frame) for frame in read_frames(target.content, asked.digest)]
+        frames[:] = [bytes(frame) for frame in target.frames(asked.digest)]
 
     return fetch_state(sources, asked, target, check, piece_s=SHORT_S), frames
 

@@ -114,7 +114,7 @@ def job_spec(sweep: SweepSpec, slots: int = 8) -> JobSpec:
     """The job of a sweep."""
     return JobSpec(
         name="search", script="sweep", batch_size=slots, max_batch_size="keep", slots=(1, slots),
-        sweep=sweep,
+        sweep=sweep, env={"OMP_NUM_THREADS": "1"},
     )  # fmt: skip
 
 
