@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
+from controlplane.sweeps.graduation import at_the_end_of_an_epoch
 from controlplane.sweeps.hopping.problem import HopProblem, Model, Slot, Unit, Visit, partitions
 from controlplane.sweeps.orders import Attempt, RunUnit, StateName
 from controlplane.sweeps.sweep_state import Lease, Place, SweepState
@@ -66,6 +67,8 @@ def trains(state: SweepState, number: int) -> bool:
     trial = state.trials[number]
     if trial.ended or not state.models[number].todo(trial.granted):
         return False
+    if number in state.graduating and at_the_end_of_an_epoch(state, number):
+        return False
     return number not in state.paused or state.lease_of(number) is not None
 
 
@@ -106,13 +109,12 @@ def hop_problem(
 
 def _trains(state: SweepState, number: int) -> bool:
     """Whether the hopper has to know of it: it has work left, or is at it."""
-    trial = state.trials[number]
-    if trial.ended or not state.models[number].todo(trial.granted):
+    if not trains(state, number):
         return False
     lease = state.lease_of(number)
     if lease is not None:
         return not state.workers[lease.order.worker].revoked  # else it is nowhere in the problem
-    return number not in state.paused
+    return True
 
 
 def _model(state: SweepState, number: int, workers: list[WorkerId]) -> Model:

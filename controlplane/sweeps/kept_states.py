@@ -25,6 +25,7 @@ def keep_states(state: SweepState) -> list[Order]:
     for trial in _best(state):
         model = state.models[trial.number]
         needed.update(model.names(_best_version(state, trial)))
+    needed.update(state.left_with.values())
     needed.update(lease.order.state for lease in state.leases.values() if lease.order.state)
     dropped = state.stored.drop_all_but(needed)
     state.copying = {(name, node) for name, node in state.copying if name in needed}

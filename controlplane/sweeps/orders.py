@@ -104,6 +104,17 @@ class DataRefused:
 
 
 @dataclass(frozen=True, slots=True)
+class Graduate:
+    """A trial goes on as an elastic job."""
+
+    trial: int
+    values: Values
+    state: StateName  # that it goes on from
+    digest: str  # of that
+    epochs: int  # that are finished
+
+
+@dataclass(frozen=True, slots=True)
 class UnitReport:
     """What a unit left beside its state."""
 
@@ -124,4 +135,5 @@ Order = (
     | TrialEnded
     | StateDiffers
     | DataRefused
+    | Graduate
 )

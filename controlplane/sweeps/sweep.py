@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from controlplane.sweeps.dispatch import begin_units, training_limit, trains
-from controlplane.sweeps.epoch_metrics import merged
+from controlplane.sweeps.epoch_metrics import merged, score
+from controlplane.sweeps.graduation import graduate_last_trials, score_graduate
 from controlplane.sweeps.kept_states import keep_states
 from controlplane.sweeps.orders import (
     Attempt,
@@ -44,7 +45,12 @@ class Sweep:
     state: SweepState
 
     def __init__(
-        self, spec: SearchSpec, partitions: int, keep: int = 1, order: VisitOrder = "greedy"
+        self,
+        spec: SearchSpec,
+        partitions: int,
+        keep: int = 1,
+        order: VisitOrder = "greedy",
+        graduate_slots: int = 0,
     ) -> None:
         """Nothing has begun.
 
@@ -53,8 +59,10 @@ class Sweep:
             partitions: of the data.
             keep: best trials whose states are kept.
             order: who visits which partition next.
+            graduate_slots: trials that are fewer than half of these go on as elastic jobs; 0: they
+                stay.
         """
-        self.state = SweepState(spec, partitions, keep, order)
+        self.state = SweepState(spec, partitions, keep, order, graduate_slots=graduate_slots)
 
     @property
     def over(self) -> bool:
@@ -274,6 +282,16 @@ class Sweep:
         self.state.paused.discard(trial)
         return self._go_on(now)
 
+    def graduate_ended_epoch(self, trial: int, metrics: Mapping[str, float]) -> None:
+        """A trial that graduated trained an epoch in its job.
+
+        Args:
+            trial: its number.
+            metrics: of the epoch; without the one that counts, or one that is not finite, its score
+                stays what it was.
+        """
+        score_graduate(self.state, trial, score(self.state.spec, metrics)[0])
+
     def close(self, why: str) -> list[Order]:
         """All ends here: trials that have not ended are stopped, the best states stay.
 
@@ -295,6 +313,7 @@ class Sweep:
         found: list[Order] = []
         while decisions := next_decisions(self.state.spec, self.state.trials):
             found += decide(self.state, decisions)
+        found += graduate_last_trials(self.state)
         found += keep_states(self.state)
         return [*found, *begin_units(self.state, now)]
 

@@ -82,6 +82,9 @@ class SweepState:
     unreadable: dict[StateName, int] = field(default_factory=dict)  # times in a row
     full_disks: int = 0  # units that could not leave their state, in a row
     attempts: int = 0
+    graduate_slots: int = 0  # fewer trials than half of these go on as jobs; 0: nobody does
+    graduating: set[int] = field(default_factory=set)  # trials that do so after their epoch
+    left_with: dict[int, StateName] = field(default_factory=dict)  # trials that did so
     weights: ChosenWeights | None = None  # of the order `rollouts`
     stuck: str = ""  # why nothing can go on, whatever comes
 

@@ -9,7 +9,7 @@ from typing import Literal
 
 from schemas.sweeps import Values
 
-Ending = Literal["", "done", "stopped", "failed"]
+Ending = Literal["", "done", "stopped", "failed", "graduated"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +143,25 @@ def failed(trial: Trial) -> Trial:
         trial: that trains no further.
     """
     return _changed(trial, ended="failed")
+
+
+def graduated(trial: Trial) -> Trial:
+    """The trial after it went on as a job of its own.
+
+    Args:
+        trial: that trains no further here.
+    """
+    return _changed(trial, ended="graduated")
+
+
+def with_later_score(trial: Trial, score: float) -> Trial:
+    """A trial that graduated, after one more epoch.
+
+    Args:
+        trial: that trains elsewhere.
+        score: larger is better; one that is not finite is left out.
+    """
+    return _changed(trial, scores=(*trial.scores, score)) if math.isfinite(score) else trial
 
 
 def _changed(

@@ -361,7 +361,8 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     values: dict[str, Value]
-    state: str  # waiting, training, paused, granted (its rung is over), done, stopped, failed
+    # waiting, training, paused, granted (its rung is over), done, graduated, stopped, failed
+    state: str
     why: str = ""
     parent: int | None = None
     epochs: int = 0  # finished, its parent's too

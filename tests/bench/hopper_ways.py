@@ -150,9 +150,8 @@ def as_sweep(one: Training, base: Path, partitions: int, replicas: int, order: s
     spec = spec_of(one, partitions, replicas, order, workdir)
     with _cluster(base) as (made, client):
         job = client.submit(spec)
-        wait_for(client, [job], made)
+        staged = wait_for(client, [job], made)
         detail, ledger = client.sweep(job), client.ledger(job)
-        staged = data_on_disk(made.home)
     assert detail.summary.state == "succeeded", detail.summary
     return Way(
         makespan_s=max(unit.ended for unit in ledger.units) - detail.summary.submitted_at,
@@ -181,7 +180,7 @@ def spec_of(one: Training, partitions: int, replicas: int, order: str, workdir: 
         script=SWEEP_SCRIPT,
         batch_size=NODES,
         max_batch_size="keep",
-        slots=(1, NODES),
+        slots=(NODES, NODES),
         workdir=str(workdir),
         env={"OMP_NUM_THREADS": "1"},
         sweep=SweepSpec(
@@ -273,17 +272,27 @@ def first_configurations(search: SearchSpec) -> list[dict[str, Value]]:
     return [dict(add.values) for add in first_trials(search) if isinstance(add, Add)]
 
 
-def wait_for(client: BlockingClient, jobs: list[JobId], made: Cluster) -> None:
-    """Until all have ended; fails when that takes too long."""
-    began = time.monotonic()
+def wait_for(client: BlockingClient, jobs: list[JobId], made: Cluster) -> int:
+    """Until all have ended; fails when that takes too long.
+
+    Returns:
+        Most bytes of partitions that lay on the nodes' disks meanwhile.
+    """
+    began, most = time.monotonic(), 0
     while any(client.job(job).summary.state not in ENDED for job in jobs):
         assert time.monotonic() - began < LIMIT_S, made.said()
+        most = max(most, data_on_disk(made.home))
         time.sleep(LOOK_S)
+    return most
 
 
 def data_on_disk(home: Path) -> int:
     """Bytes of partitions that lie on the disks of all nodes."""
-    return sum(path.stat().st_size for path in home.rglob("staged/*") if path.is_file())
+    found = 0
+    for path in home.glob("state/work/*/.states/*/data/*"):
+        with contextlib.suppress(OSError):  # gone meanwhile
+            found += path.stat().st_size
+    return found
 
 
 @contextlib.contextmanager

@@ -128,3 +128,20 @@ def test_asha_of_24_configurations_shares_four_slots_with_three_jobs(tmp_path: P
         detail = until(shared, sweep, lambda _: True)
         assert (detail.trials_in_all, detail.units_again) == (24, 0)
         assert len({len(version["slots"]) for version in versions}) > 1, "slots moved"
+
+
+def test_the_last_configuration_goes_on_as_a_job_and_its_sweep_counts_its_epochs(
+    house: Cluster,
+) -> None:
+    one = 'type = "random"\nconfigurations = 1\nmax_epochs = 3\n'
+    sweep = submit_sweep(house, one, more="graduate_batch = 4", pause_s=0.0)
+    assert house.wait(sweep).code == 0, house.said()
+    (trial,) = until(house, sweep, lambda shown: shown.trials[0].state == "graduated").trials
+    job = trial.why.removeprefix("goes on as job ").partition(",")[0]
+
+    assert house.wait(job).code == 0, house.said()
+
+    (after,) = until(house, sweep, lambda _: True).trials
+    assert len(ledger(house, sweep).units) == 4, "one epoch of it was the sweep's"
+    assert (after.epochs, len(after.metrics)) == (3, 3)
+    assert house.show(job)["epochs"][-1]["metrics"] == after.metrics[-1]

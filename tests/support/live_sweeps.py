@@ -58,9 +58,10 @@ def submit_sweep(
     *,
     pause_s: float = 0.2,
     functions: str = FUNCTIONS,
+    more: str = "",
     **fields: Any,
 ) -> str:
-    """Submit a sweep that must be accepted; `searcher` is its table, in TOML."""
+    """Submit a sweep that must be accepted; `searcher` and `more` are TOML."""
     folder = house.base / f"sweep-{time.monotonic_ns()}"
     folder.mkdir(parents=True)
     (folder / "functions.py").write_text(functions)
@@ -78,6 +79,7 @@ def submit_sweep(
             eval_fn = "functions:evaluate"
             partitions = 4
             metric = "accuracy"
+            {more}
             [sweep.space.lr]
             log_uniform = [1e-3, 1e-1]
             [sweep.searcher]

@@ -19,7 +19,7 @@ from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial
 from schemas.errors import BadFieldError
 from schemas.messages.client import SweepDetail, TrialInfo
 
-OVER = frozenset({"done", "stopped", "failed", "deleted"})
+OVER = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
 PLAIN_WIDTH = 200  # where no terminal says how wide it is
 ORDER_HELP = "best first, or in the order in which they were added"
 
@@ -169,9 +169,7 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
         "reason": job.reason,
         "slots": job.slots,
         "trials": detail.trials_in_all,
-        "ended": sum(
-            one.state in {"done", "stopped", "failed", "deleted"} for one in detail.trials
-        ),
+        "ended": sum(one.state in OVER for one in detail.trials),
         "units": detail.units_done,
         "left": detail.units_left,
         "metric": detail.spec.search.metric,

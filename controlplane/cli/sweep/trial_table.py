@@ -20,6 +20,7 @@ RIGHT: Final = frozenset({"trial", "epoch", "partition"})
 TRIAL_STYLES: Final = {
     "training": "green",
     "done": "bold green",
+    "graduated": "bold blue",
     "failed": "bold red",
     "paused": "yellow",
     "stopped": "dim",

@@ -34,6 +34,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1  # nodes that hold each partition; more: every node
     keep: int = 1  # best configurations whose states stay when the sweep is over
     order: Order = "greedy"  # who visits which partition next
+    graduate_batch: int | None = None  # of the last trials as elastic jobs; None: they stay
     seed: int = 0
     # of its job
     name: str = "sweep"
@@ -70,6 +71,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             replicas=self.replicas,
             keep=self.keep,
             order=self.order,
+            graduate_batch=self.graduate_batch,
         )
         try:
             check_sweep(spec)
@@ -130,6 +132,7 @@ def sweep_of(spec: JobSpec) -> Sweep:
         replicas=sweep.replicas,
         keep=sweep.keep,
         order=sweep.order,
+        graduate_batch=sweep.graduate_batch,
         seed=search.seed,
         name=spec.name,
         workdir=spec.workdir,

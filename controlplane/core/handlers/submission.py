@@ -6,11 +6,10 @@ from controlplane.core.commands import Accept
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import sweep_orders
 from controlplane.core.handlers.job_ends import end
+from controlplane.core.handlers.new_jobs import accept
 from controlplane.core.inputs import CancelRequested, JobSubmitted
-from controlplane.core.model.job import Accounting, Job
 from controlplane.core.model.job_phases import JobTrigger
 from controlplane.core.model.job_sweep import new_sweep
-from schemas.ids import JobId
 
 
 def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
@@ -26,28 +25,14 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
     if known is not None:
         ctx.out.append(Accept(known))
         return
-    state.jobs_accepted += 1
-    name = JobId(f"{event.spec.name}-{state.jobs_accepted}")
-    job = Job(
-        job=name,
-        spec=event.spec,
-        snapshot=event.snapshot,
-        user=event.user,
-        submitted_at=ctx.now,
-        accounting=Accounting(since=ctx.now),
-    )
-    state.jobs[name] = job
+    job = accept(ctx, event.spec, event.snapshot, event.user)
     if (spec := event.spec.stated_sweep) is not None:
-        job.sweep = new_sweep(spec)
-        state.sweeps[name] = None
+        job.sweep = new_sweep(spec, event.spec.slots[1])
+        state.sweeps[job.job] = None
         sweep_orders.carry_out(ctx, job, job.sweep, job.sweep.engine.begin(ctx.now))
-    state.active[name] = None
-    ctx.changed_jobs[name] = None
     if key:
-        state.keys[key] = name
-    ctx.announce("job.submitted", job, {"name": event.spec.name, "user": event.user})
-    ctx.out.append(Accept(name))
-    ctx.ask = True
+        state.keys[key] = job.job
+    ctx.out.append(Accept(job.job))
 
 
 def on_cancel_requested(ctx: HandlerContext, event: CancelRequested) -> None:

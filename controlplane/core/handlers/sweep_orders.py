@@ -6,6 +6,7 @@ from collections.abc import Iterable
 
 from controlplane.core.desired_sweep import desired_sweep, unit_order
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import graduates
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep, PlacedUnit
 from controlplane.core.model.node import NodePhase
@@ -13,6 +14,7 @@ from controlplane.sweeps.orders import (
     CopyState,
     DataRefused,
     DropState,
+    Graduate,
     Order,
     ReleaseWorker,
     RunUnit,
@@ -58,6 +60,8 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
             case DataRefused(node=node, partition=partition, why=why):
                 refused: Detail = {"node": node, "partition": partition, "reason": why}
                 ctx.announce("sweep.data_refused", job, refused)
+            case Graduate():
+                graduates.submit(ctx, job, sweep, order)
             case ReleaseWorker():
                 pass  # it leaves by itself, or is killed
     for worker, unit in list(sweep.units.items()):

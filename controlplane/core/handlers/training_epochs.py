@@ -9,6 +9,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import graduates
 from controlplane.core.model.job import Job, Progress
 from controlplane.core.model.job_phases import Rescaling, Running, Starting
 from controlplane.core.model.noise_scale import first_noise_scale
@@ -62,6 +63,7 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     if event.left_early:
         detail |= {"trained_samples": event.trained_samples, "left_early": True}
     ctx.announce("job.epoch", job, detail)
+    graduates.epoch_reported(ctx, job, event.metrics)
     ctx.ask = True
 
 

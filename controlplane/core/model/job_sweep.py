@@ -54,10 +54,13 @@ class JobSweep(msgspec.Struct, kw_only=True):
         return sum(sizes) / len(sizes) if sizes else 0.0
 
 
-def new_sweep(spec: SweepSpec) -> JobSweep:
+def new_sweep(spec: SweepSpec, most: int) -> JobSweep:
     """A sweep of which nothing has begun.
 
     Args:
         spec: checked.
+        most: slots of its job.
     """
-    return JobSweep(engine=Sweep(spec.search, spec.partitions, spec.keep, spec.order))
+    slots = most if spec.graduate_batch is not None else 0
+    engine = Sweep(spec.search, spec.partitions, spec.keep, spec.order, graduate_slots=slots)
+    return JobSweep(engine=engine)

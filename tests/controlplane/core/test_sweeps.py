@@ -9,7 +9,7 @@ from controlplane.core.inputs import SweepChangeRequested
 from controlplane.core.model.job_phases import Phase
 from schemas.ids import JobId, NodeId
 from schemas.messages.feed import FeedEvent
-from schemas.sweeps import Asha, Parameter, choice
+from schemas.sweeps import Asha, Parameter, RandomSearch, choice
 from tests.support.builders import cancelled, paused, resumed
 from tests.support.simulated_hoppers import Hopper
 from tests.support.sweep_cluster import SweepCluster, sweep_job
@@ -346,3 +346,25 @@ def test_what_is_left_of_a_sweep_is_known_in_samples(partitions: int) -> None:
     mean = sum(sizes) / len(sizes)
     left = 3 * 2 * partitions - 1
     assert view.stop_samples == view.samples_done + round(left * mean)
+
+
+def test_the_last_trial_goes_on_as_a_job_from_its_state_and_its_sweep_hears_of_its_epochs() -> None:
+    cluster, name = running(slots=2, nodes=2, searcher=RandomSearch(1), graduate_batch=8)
+
+    train(cluster, name)
+
+    (graduate,) = [one for one in cluster.controller.state.jobs if one != name]
+    job, sweep = cluster.job(graduate), cluster.sweep(name)
+    trial = job.spec.stated_trial
+    model = sweep.engine.state.models[0]
+    assert graduate == f"{cluster.job(name).spec.name}-t0-2"
+    assert trial is not None
+    assert (trial.sweep, trial.trial, trial.epochs, trial.epochs_done) == (name, 0, 2, 1)
+    assert (trial.version, trial.digest) == (2, model.digest(2))
+    assert trial.values == dict(sweep.engine.state.trials[0].values)
+    assert len(trial.sources) >= 1
+    assert (job.spec.batch_size, job.spec.slots, job.phase) == (8, (1, 4), Phase.QUEUED)
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+    history = cluster.controller.reactor.histories.sweep(name)
+    assert history.trial(0).why == f"goes on as job {graduate}, from epoch 1"
+    assert cluster.controller.replayed() == cluster.controller.state

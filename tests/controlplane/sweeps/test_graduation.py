@@ -1,0 +1,115 @@
+"""The last trials of a sweep go on as jobs of their own: at the end of an epoch, with their state."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.sweeps.orders import Graduate, Order, RunUnit, StateName, UnitReport
+from controlplane.sweeps.randomness import stream
+from controlplane.sweeps.sweep import Sweep
+from schemas.ids import NodeId, WorkerId
+from schemas.sweeps import RandomSearch, Searcher, SuccessiveHalving
+from tests.support.sizes import examples
+from tests.support.sweep_site import NOW, SweepSite
+from tests.support.sweeps import search
+
+N0, W0 = NodeId("n0"), WorkerId("w0")
+
+
+def graduates(orders: list[Order]) -> list[Graduate]:
+    return [order for order in orders if isinstance(order, Graduate)]
+
+
+def report(accuracy: float) -> UnitReport:
+    return UnitReport({"loss": 1.0}, 10, 2.0, {"accuracy": accuracy}, digest="d")
+
+
+def alone(slots: int, epochs: int = 3) -> tuple[Sweep, RunUnit]:
+    """A sweep of one trial over one partition, and its first unit."""
+    sweep = Sweep(search(RandomSearch(1), epochs), 1, graduate_slots=slots)
+    orders = [*sweep.begin(NOW), *sweep.nodes_hold({N0: {0}}, NOW)]
+    orders += sweep.worker_came(W0, N0, NOW)
+    (unit,) = [order for order in orders if isinstance(order, RunUnit)]
+    return sweep, unit
+
+
+def test_one_trial_of_four_slots_goes_on_as_a_job_after_its_epoch() -> None:
+    sweep, unit = alone(slots=4)
+
+    orders = sweep.unit_done(unit.attempt, report(0.5), NOW)
+
+    values = sweep.state.trials[0].values
+    assert graduates(orders) == [Graduate(0, values, StateName(0, 1), "d", 1)]
+    assert not [order for order in orders if isinstance(order, RunUnit)]
+    assert sweep.state.trials[0].ended == "graduated"
+    assert sweep.over
+    assert sweep.state.stored.on(N0) == [StateName(0, 1)]  # until its job has it
+    sweep.close("it is over")
+    assert sweep.state.stored.on(N0) == [StateName(0, 1)]
+
+
+def test_one_trial_of_two_slots_stays() -> None:
+    sweep, unit = alone(slots=2)
+
+    orders = sweep.unit_done(unit.attempt, report(0.5), NOW)
+
+    assert graduates(orders) == []
+    assert [type(order) for order in orders][-1] is RunUnit
+
+
+def test_a_trial_that_is_done_does_not_graduate() -> None:
+    sweep, unit = alone(slots=4, epochs=1)
+
+    orders = sweep.unit_done(unit.attempt, report(0.5), NOW)
+
+    assert graduates(orders) == []
+    assert sweep.state.trials[0].ended == "done"
+
+
+def test_what_a_graduate_reaches_in_its_job_counts_for_the_best() -> None:
+    sweep, unit = alone(slots=4)
+    sweep.unit_done(unit.attempt, report(0.5), NOW)
+
+    sweep.graduate_ended_epoch(0, {"accuracy": 0.75})
+    sweep.graduate_ended_epoch(0, {"loss": 0.1})
+
+    assert sweep.state.trials[0].scores == (0.5, 0.75)
+    assert sweep.state.trials[0].ended == "graduated"
+
+
+def test_a_trial_that_joins_takes_the_last_ones_back() -> None:
+    sweep = Sweep(search(RandomSearch(1), 3), 2, graduate_slots=4)
+    site = SweepSite(sweep, {N0: {0, 1}}, 1)
+    (worker,) = site.running
+    site.end_unit(worker)
+    assert sweep.state.graduating == {0}
+
+    site.do(sweep.add({"lr": 0.1}, NOW))
+
+    assert sweep.state.graduating == set()
+
+
+@pytest.mark.parametrize(
+    "searcher", [RandomSearch(5), SuccessiveHalving(5, eta=2)], ids=["random", "halving"]
+)
+@settings(max_examples=examples(40), deadline=None)
+@given(slots=st.integers(0, 12), faults=st.sampled_from([0, 8]), seed=st.integers(0, 10_000))
+def test_whoever_is_lost_every_trial_ends_and_graduates_have_a_state_that_is_kept(
+    searcher: Searcher, slots: int, faults: int, seed: int
+) -> None:
+    nodes = {NodeId(f"n{at}"): {0, 1, 2} for at in range(2)}
+    sweep = Sweep(search(searcher, 4, seed=seed), 3, graduate_slots=slots)
+    site = SweepSite(sweep, nodes, 4, lost_disks=False)
+
+    site.run(stream(seed), faults)
+
+    gone = [trial for trial in sweep.state.trials if trial.ended == "graduated"]
+    assert 2 * len(gone) <= max(0, slots)
+    for trial in gone:
+        name = sweep.state.left_with[trial.number]
+        assert name.version % 3 == 0
+        assert name.version == len(sweep.state.models[trial.number].visits)
+        assert any(name in states for states in site.states.values())
+    assert {trial.ended for trial in sweep.state.trials} <= {"done", "stopped", "graduated"}
