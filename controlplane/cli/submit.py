@@ -48,6 +48,7 @@ class Submission(NamedTuple):
     file: Path
     spec: JobSpec
     travels: tuple[PackedFile, ...]
+    stored: str = ""  # digest of the archive that the cluster should have already; nothing travels
 
     @property
     def size(self) -> int:
@@ -159,8 +160,11 @@ def _all_sent(
 
 
 def _sent(client: BlockingClient, one: Submission, key: str | None, common: Common) -> JobAccepted:
-    with _progress(one) as on_sent:
-        accepted = client.submit_accepted(one.spec, key, on_sent=on_sent)
+    if one.stored:
+        accepted = client.submit_stored(one.spec, one.stored, key)
+    else:
+        with _progress(one) as on_sent:
+            accepted = client.submit_accepted(one.spec, key, on_sent=on_sent)
     if common.output == "jsonl":
         print_line(accepted)
     elif common.output != "json":
@@ -195,6 +199,8 @@ def _waited(
 
 def snapshot_line(one: Submission) -> str:
     """What travels with a job, for people: how much, how many files, the largest of them."""
+    if one.stored:
+        return f"{one.stored[:12]}, which the cluster has from an earlier job"
     many = len(one.travels)
     line = f"{byte_count(one.size)} in {many} file{'s' * (many != 1)} of {one.spec.workdir}"
     largest = ", ".join(f"{name} {byte_count(size)}" for name, size in one.largest)
@@ -282,7 +288,7 @@ def _notes(
     """
     try:
         with BlockingClient(common.home, ASK_S) as client:
-            return [client.check(one.spec) for one in ready], None
+            return [None if one.stored else client.check(one.spec) for one in ready], None
     except BadFieldError:
         raise
     except SettingsError:  # nobody spoke of a cluster

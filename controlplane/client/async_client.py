@@ -104,6 +104,22 @@ class Client(SweepRequests):
         request = SubmitJob(spec=spec, snapshot=digest, key=key or uuid.uuid4().hex)
         return await self._call(request, JobAccepted)
 
+    async def submit_stored(
+        self, spec: JobSpec, snapshot: str, key: str | None = None
+    ) -> JobAccepted:
+        """Submit a job whose working directory the cluster has from an earlier one.
+
+        Args:
+            spec: what to run; its `workdir` is only told.
+            snapshot: digest of the archive, as `job` and a sweep's manifest name it.
+            key: makes a repetition harmless: the same key gives the same job.
+
+        Raises:
+            BadFieldError: if a field cannot be accepted, or (field `snapshot`) it is not there.
+        """
+        request = SubmitJob(spec=spec, snapshot=snapshot, key=key or uuid.uuid4().hex)
+        return await self._call(request, JobAccepted)
+
     async def submit_sweep(
         self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
     ) -> SweepRun:

@@ -107,6 +107,16 @@ class BlockingClient:
         """
         return self._run(self._client.submit_accepted(spec, key, on_sent=on_sent))
 
+    def submit_stored(self, spec: JobSpec, snapshot: str, key: str | None = None) -> JobAccepted:
+        """See `Client.submit_stored`.
+
+        Args:
+            spec: what to run; its `workdir` is only told.
+            snapshot: digest of the archive.
+            key: the same key gives the same job; None: a new job each time.
+        """
+        return self._run(self._client.submit_stored(spec, snapshot, key))
+
     def submit_sweep(
         self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
     ) -> BlockingSweepRun:

@@ -27,7 +27,9 @@ def export(
     job: str,
     /,
     *,
-    csv_: Annotated[Path | None, Parameter(name="--csv", help=CSV_HELP)] = None,
+    csv_: Annotated[
+        Path | None, Parameter(name="--csv", allow_leading_hyphen=True, help=CSV_HELP)
+    ] = None,
     model: Annotated[Path | None, Parameter(help=MODEL_HELP)] = None,
     trial: Annotated[int | None, Parameter(help="whose model; default: the best")] = None,
     tensorboard: Annotated[Path | None, Parameter(help=BOARD_HELP)] = None,

@@ -180,8 +180,8 @@ def _line_of(detail: SweepDetail) -> dict[str, Any]:
 
 def _hops(detail: SweepDetail) -> str:
     share = detail.waited_s / (detail.waited_s + detail.trained_s) if detail.trained_s else 0.0
-    trained = f"{span(detail.trained_s)} trained"
-    return f"{byte_count(detail.hopped_bytes)} hopped, {share:.1%} of the time; {trained}"
+    trained = f"{span(detail.trained_s)} of training"
+    return f"hops: {byte_count(detail.hopped_bytes)}, {share:.1%} of the time; {trained}"
 
 
 def _shown(value: object) -> str:

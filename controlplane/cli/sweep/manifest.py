@@ -155,6 +155,6 @@ def run_here(
                 return dict(answer)
             said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
             if "No module named 'torch'" not in said and "No module named 'elastic'" not in said:
-                raise BadFieldError(f"{module}: {said}", "", "workdir")
+                raise BadFieldError(f"trained here it fails: {said}", "", "workdir")
     hint = "name one that has torch and this library with --python"
     raise NoTorchError(f"no torch in {' or '.join(pythons)}", hint, "python")

@@ -35,7 +35,9 @@ def plot(
     *,
     png: Annotated[Path, Parameter(help="the file to write")],
     metric: Annotated[str | None, Parameter(help="default: the one that is searched for")] = None,
-    time_: Annotated[bool, Parameter(name="--time", negative="", help="over hours")] = False,
+    time_: Annotated[
+        bool, Parameter(name="--time", negative="", help="over time, not epochs")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
     """Draw the learning curves of sweep JOB, and of how many trials trained how far."""
@@ -56,7 +58,7 @@ def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = Fals
         detail: with all trials.
         path: of the file.
         metric: that is drawn.
-        over_time: over hours since the sweep was submitted, else over epochs.
+        over_time: over the time since the sweep was submitted, else over epochs.
 
     Raises:
         BadFieldError: if no trial has reported it.
@@ -70,9 +72,10 @@ def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = Fals
     figure = new_figure(10.0, 5.0)
     axes = figure.add_subplot()
     order = [trial for trial in ranked(detail) if trial.metrics]
+    scale = _time_scale(detail)
     for place, trial in reversed(list(enumerate(order))):
-        _curve(axes, detail, trial, metric, place, over_time=over_time)
-    axes.set_xlabel("hours since it was submitted" if over_time else "epochs")
+        _curve(axes, detail, trial, metric, place, unit_s=scale[0] if over_time else None)
+    axes.set_xlabel(f"{scale[1]} since it was submitted" if over_time else "epochs")
     axes.set_ylabel(metric)
     best = best_of(detail)
     said = "" if best is None else f", best {detail.spec.search.metric} {best.score:.4g}"
@@ -92,11 +95,17 @@ def draw(detail: SweepDetail, path: Path, metric: str, *, over_time: bool = Fals
 
 
 def _curve(
-    axes: Axes, detail: SweepDetail, trial: TrialInfo, metric: str, place: int, *, over_time: bool
+    axes: Axes,
+    detail: SweepDetail,
+    trial: TrialInfo,
+    metric: str,
+    place: int,
+    *,
+    unit_s: float | None,
 ) -> None:
     named = place < NAMED
     points = [
-        (_when(detail, trial, at) if over_time else float(trial.began_at + at + 1), value)
+        (_when(detail, trial, at, unit_s) if unit_s else float(trial.began_at + at + 1), value)
         for at, one in enumerate(trial.metrics)
         if (value := one.get(metric)) is not None and math.isfinite(value)
     ]
@@ -113,6 +122,17 @@ def _curve(
     )
 
 
-def _when(detail: SweepDetail, trial: TrialInfo, at: int) -> float:
+def _time_scale(detail: SweepDetail) -> tuple[float, str]:
+    """Seconds of the unit of its time axis, and the unit's name."""
+    begin = detail.summary.submitted_at
+    last = max(
+        (trial.ended_at[-1] - begin for trial in detail.trials if trial.ended_at), default=0.0
+    )
+    if last < 120:  # noqa: PLR2004 - two minutes
+        return 1.0, "seconds"
+    return (60.0, "minutes") if last < 7200 else (3600.0, "hours")  # noqa: PLR2004
+
+
+def _when(detail: SweepDetail, trial: TrialInfo, at: int, unit_s: float) -> float:
     ended = trial.ended_at[at] if at < len(trial.ended_at) else math.nan
-    return (ended - detail.summary.submitted_at) / 3600
+    return (ended - detail.summary.submitted_at) / unit_s

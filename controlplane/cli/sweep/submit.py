@@ -18,8 +18,8 @@ from schemas.errors import BadFieldError
 
 SET_HELP = "KEY=VALUE over the file: space.lr=0.1, searcher.max_epochs=3, slots=[1,4]"
 MANIFEST_HELP = "of a sweep that was run: the same space, searcher and seed again"
-WORKDIR_HELP = "with --manifest: where its functions lie; default: as it says"
-CHANGED_HELP = "with --manifest: even if the working directory is not the same any more"
+WORKDIR_HELP = "with --manifest: where its functions lie; default: what the cluster has of them"
+CHANGED_HELP = "with --workdir: even if its files are not the same any more"
 
 
 def submit(
@@ -51,7 +51,13 @@ def submit(
         if set_:
             raise BadFieldError("--set goes with FILE", "a manifest is run again as it was", "set")
         ready = from_manifest(manifest, workdir, changed=changed)
-    return send([ready], key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
+    try:
+        return send([ready], key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
+    except BadFieldError as error:
+        if error.field != "snapshot" or not ready.stored:
+            raise
+        what = f"the cluster has no snapshot {ready.stored[:12]} any more"
+        raise BadFieldError(what, "name a copy of the files with --workdir", "workdir") from None
 
 
 def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submission:
@@ -59,24 +65,22 @@ def from_manifest(file: Path, workdir: Path | None, *, changed: bool) -> Submiss
 
     Args:
         file: its manifest.
-        workdir: where its functions lie; None: where they lay.
+        workdir: where its functions lie; None: the cluster has them from then.
         changed: whether that may have changed.
 
     Raises:
         BadFieldError: if the working directory is not the one of the manifest.
     """
     found = read_manifest(file)
-    spec = (
-        found.spec if workdir is None else msgspec.structs.replace(found.spec, workdir=str(workdir))
-    )
-    if not Path(spec.workdir).is_dir():
-        what = f"{spec.workdir}, the working directory of {file}, is not here"
-        raise BadFieldError(what, "name it with --workdir", "workdir")
-    spec = checked(spec, Path.cwd())
+    if workdir is None:
+        if changed:
+            raise BadFieldError("--changed goes with --workdir", "name the files", "changed")
+        return Submission(file, found.spec, (), found.snapshot)
+    spec = checked(msgspec.structs.replace(found.spec, workdir=str(workdir)), Path.cwd())
     digest = digest_of(pack(Path(spec.workdir)))
     if digest != found.snapshot and not changed:
         other = f"{digest[:12]}, not {found.snapshot[:12]}"
         what = f"{spec.workdir} is not what {found.job} was run with: {other}"
-        hint = "bring back its files, or accept the difference with --changed"
+        hint = "take out what was not there, or accept the difference with --changed"
         raise BadFieldError(what, hint, "workdir")
     return Submission(file, spec, survey(Path(spec.workdir)))

@@ -267,6 +267,7 @@ def test_a_sweep_is_submitted_by_either_command(folder: Path) -> None:
         ("submit", "give FILE or --manifest, one of both"),
         ("submit sweep.toml --manifest m.json", "give FILE or --manifest, one of both"),
         ("submit sweep.toml --changed", "--workdir and --changed go with --manifest"),
+        ("submit --manifest m.json --changed", "--changed goes with --workdir"),
         ("submit --manifest m.json --set a=1", "--set goes with FILE"),
         ("submit --manifest none.json", "none.json: No such file"),
         ("submit job.toml", "j is no sweep; give it a table [sweep]"),
@@ -301,12 +302,17 @@ def test_a_manifest_is_submitted_again_only_with_the_files_that_it_was_run_with(
     file = tmp_path.parent / f"{tmp_path.name}.json"
     write_manifest(msgspec.structs.replace(found, snapshot=digest), file)
 
-    same = ones("sweep", "submit", "--manifest", str(file), "--dry-run")
-    (tmp_path / "train.py").write_text(TRAIN + "def evaluate(): return 1\n")
-    other = ones("sweep", "submit", "--manifest", str(file), "--dry-run")
-    accepted = ones("sweep", "submit", "--manifest", str(file), "--dry-run", "--changed")
+    again = ("sweep", "submit", "--manifest", str(file), "--dry-run")
+    there = ("--workdir", str(tmp_path))
 
-    assert (same.code, other.code, accepted.code) == (0, 2, 0)
+    stored, same = ones(*again), ones(*again, *there)
+    (tmp_path / "train.py").write_text(TRAIN + "def evaluate(): return 1\n")
+    other, accepted = ones(*again, *there), ones(*again, *there, "--changed")
+
+    assert (stored.code, same.code, other.code, accepted.code) == (0, 0, 2, 0)
+    assert (
+        f"  snapshot        {digest[:12]}, which the cluster has from an earlier job" in stored.out
+    )
     assert "is not what a-1 was run with: " in other.err
     assert replay_task(found, 0)["visits"] == [
         {"config": "0", "values": {"lr": 0.01, "width": 16}, "epoch": 1, "partition": 0,
