@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import msgspec
 import torch
-from torch.utils.data import TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 from elastic.training_errors import ElasticError
 
@@ -135,9 +135,9 @@ def count_samples(data: Any) -> int:
         return count_samples(next(iter(data.values())))
     if isinstance(data, tuple) and data and isinstance(data[0], Sized):
         return count_samples(data[0])
-    data = getattr(data, "dataset", data)
+    rows: Any = data.dataset if isinstance(data, DataLoader) else data
     try:
-        return max(1, len(data))
+        return max(1, len(rows))
     except TypeError:
         return 1
 

@@ -3,144 +3,32 @@
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import os
+import socket
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Final, Protocol
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
 
 import zmq
 
 from schemas.codec import FROM_STATES, encode
 from schemas.errors import OnesError
+from schemas.link.state_targets import Target
 from schemas.messages.states import AskState, StatePiece
-from schemas.state_files import (
-    Buffer,
-    header_size,
-    read_frames,
-    require_digest,
-    split_frames,
-)
 
 PIECE: Final = 1 << 20  # bytes
 WINDOW: Final = 8  # pieces that are asked for and have not come
 PIECE_S: Final = 10.0  # without a piece, the source is given up
 LOOK_S: Final = 0.25
+CONNECT_S: Final = 3.0
 MAX_STATE: Final = 1 << 40  # bytes
-MAX_HEADER: Final = 16 << 20  # bytes
 
 
 class StateUnavailableError(OnesError):
     """Nobody gave the state; says why for each that was asked."""
 
     code = "state_unavailable"
-
-
-class Target(Protocol):
-    """Takes the bytes of a file, in any order."""
-
-    def begin(self, total: int) -> None:
-        """So many bytes will come; once for each source."""
-
-    def write(self, offset: int, data: Buffer) -> None:
-        """Some of them."""
-
-
-class MemoryTarget:
-    """Keeps the bytes in memory, and works out their digest as they come."""
-
-    def __init__(self) -> None:
-        """Begin without memory; what was taken once is used again, as far as it reaches."""
-        self._memory = bytearray()
-        self._total = 0
-        self._end = 0  # of what came without a gap, and is in the digest
-        self._payload: int | None = None  # where frames begin
-        self._digest = hashlib.sha256()
-
-    @property
-    def content(self) -> memoryview:
-        """What came, until the next `begin`."""
-        return memoryview(self._memory)[: self._total]
-
-    def begin(self, total: int) -> None:
-        """Take the memory."""
-        if len(self._memory) < total:
-            self._memory = bytearray(total)
-        self._total, self._end, self._payload = total, 0, None
-        self._digest = hashlib.sha256()
-
-    def write(self, offset: int, data: Buffer) -> None:
-        """Copy into it."""
-        self._memory[offset : offset + len(data)] = data
-        if offset == self._end:
-            self._follow(data)
-
-    def _follow(self, data: Buffer) -> None:
-        """Have the digest take in what lies behind the header."""
-        before, self._end = self._end, self._end + len(data)
-        if self._payload is not None:
-            self._digest.update(data)
-            return
-        payload = header_size(self.content[: self._end])
-        if payload is not None and payload <= self._end:
-            self._payload = payload
-            self._digest.update(self.content[max(payload, 0) : self._end])
-        elif before > MAX_HEADER:
-            raise StateUnavailableError("a state whose header does not end")
-
-    def frames(self, digest: str) -> list[memoryview]:
-        """The frames of the state that came, until the next `begin`.
-
-        Args:
-            digest: that they should have, hexadecimal.
-
-        Raises:
-            DamagedStateError: if they have another, or it is no state.
-        """
-        if self._end != self._total:  # it came in another order
-            return read_frames(self.content, digest)
-        _, frames = split_frames(self.content)
-        require_digest(self._digest.hexdigest(), digest)
-        return frames
-
-
-class FileTarget:
-    """Writes them into a file, which is not durable yet."""
-
-    def __init__(self, path: Path) -> None:
-        """Make the file.
-
-        Args:
-            path: one that is there is emptied.
-
-        Raises:
-            OSError: if the disk does not take it.
-        """
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-
-    def begin(self, total: int) -> None:
-        """Make it as long."""
-        os.ftruncate(self._descriptor, 0)
-        os.ftruncate(self._descriptor, total)
-
-    def write(self, offset: int, data: Buffer) -> None:
-        """Write there."""
-        rest = memoryview(data)
-        while rest:
-            written = os.pwrite(self._descriptor, rest, offset)
-            rest, offset = rest[written:], offset + written
-
-    def close(self) -> None:
-        """Make durable what there is.
-
-        Raises:
-            OSError: if the disk does not take it.
-        """
-        try:
-            os.fsync(self._descriptor)
-        finally:
-            os.close(self._descriptor)
 
 
 def fetch_state(
@@ -185,9 +73,32 @@ def fetch_state(
     raise StateUnavailableError(what, "it is trained again")
 
 
+@dataclass(frozen=True, slots=True)
+class _Patience:
+    """How long a source is waited for."""
+
+    piece_s: float
+    stopped: Callable[[], bool]
+    probe: Callable[[], None]
+
+    def lost(self, deadline: float) -> None:
+        """Nothing has come for a moment.
+
+        Raises:
+            StateUnavailableError: if it is not waited for any longer.
+        """
+        if self.stopped():
+            raise StateUnavailableError("nobody wants it any more")
+        if time.monotonic() > deadline:
+            raise StateUnavailableError(f"no answer within {self.piece_s:g} s")
+        self.probe()
+
+
 def _fetch_from(
     source: str, asked: AskState, target: Target, piece_s: float, stopped: Callable[[], bool]
 ) -> None:
+    patience = _Patience(piece_s, stopped, partial(_require_listener, source))
+    patience.probe()
     context = zmq.Context()
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
@@ -195,12 +106,38 @@ def _fetch_from(
     dealer.ipv6 = "[" in source
     try:
         dealer.connect(f"tcp://{source}")
-        _receive(dealer, _Request(asked), target, piece_s, stopped)
+        _receive(dealer, _Request(asked), target, patience)
     except zmq.ZMQError as error:
         raise StateUnavailableError(f"cannot connect: {error.strerror}") from None
     finally:
         dealer.close()
         context.term()
+
+
+def _receive(
+    dealer: zmq.Socket[bytes], request: _Request, target: Target, patience: _Patience
+) -> None:
+    deadline = time.monotonic() + patience.piece_s
+    while not request.over:
+        for message in request.more():
+            dealer.send(message)
+        if not dealer.poll(int(1000 * min(LOOK_S, patience.piece_s))):
+            patience.lost(deadline)
+            continue
+        with contextlib.suppress(zmq.Again):
+            while True:
+                if _take(dealer.recv_multipart(zmq.NOBLOCK, copy=False), request, target):
+                    deadline = time.monotonic() + patience.piece_s
+
+
+def _require_listener(source: str) -> None:
+    """ZeroMQ tries for ever, in silence; a process that is dead should cost no time."""
+    host, _, port = source.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or str(error)
+        raise StateUnavailableError(f"nobody listens there: {why}") from None
 
 
 class _Request:
@@ -230,29 +167,6 @@ class _Request:
     def over(self) -> bool:
         """Whether everything came."""
         return self.total is not None and not self.awaited and self._next >= self.total
-
-
-def _receive(
-    dealer: zmq.Socket[bytes],
-    request: _Request,
-    target: Target,
-    piece_s: float,
-    stopped: Callable[[], bool],
-) -> None:
-    deadline = time.monotonic() + piece_s
-    while not request.over:
-        for message in request.more():
-            dealer.send(message)
-        if not dealer.poll(int(1000 * min(LOOK_S, piece_s))):
-            if stopped():
-                raise StateUnavailableError("nobody wants it any more")
-            if time.monotonic() > deadline:
-                raise StateUnavailableError(f"no answer within {piece_s:g} s")
-            continue
-        with contextlib.suppress(zmq.Again):
-            while True:
-                if _take(dealer.recv_multipart(zmq.NOBLOCK, copy=False), request, target):
-                    deadline = time.monotonic() + piece_s
 
 
 def _take(frames: list[zmq.Frame], request: _Request, target: Target) -> bool:

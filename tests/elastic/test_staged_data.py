@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 
 from elastic.hopper.staged_data import DataDiffersError, StagedData, count_samples
 from tests.elastic.peers import FORKS
@@ -117,6 +117,7 @@ def test_an_error_of_the_users_leaves_nothing(tmp_path: Path) -> None:
         ({"x": X, "y": 3}, 6),
         ([X, X], 2),
         (DataLoader(TensorDataset(X), batch_size=4), 6),
+        (Subset(TensorDataset(X), [0, 5]), 2),
         (iter([1]), 1),
         (Lazy(0), 1),
     ],

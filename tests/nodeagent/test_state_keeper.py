@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import os
+import socket
 import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
@@ -18,7 +19,7 @@ from nodeagent.kept_states import compare
 from nodeagent.state_keeper import StateKeeper, serve_states, sweep_states
 from nodeagent.worker_folders import NodeFolders
 from schemas.ids import JobId, NodeId, Term, WorkerId
-from schemas.link import MemoryTarget, StateServer, StateUnavailableError, fetch_state
+from schemas.link import MemoryTarget, StateUnavailableError, fetch_state
 from schemas.messages.files import AskFiles, AskPiece, FileList, FilePiece
 from schemas.messages.hopping import (
     StateCopied,
@@ -233,13 +234,12 @@ async def test_states_that_are_not_wanted_are_dropped_with_what_is_not_finished(
 
 async def test_a_state_that_is_not_wanted_any_more_is_not_waited_for(nodes: Nodes) -> None:
     here, _ = nodes
-    silent = StateServer("127.0.0.1", lambda _: None)
-    silent.close()
-    here.keeper.keep(delta(want(3, 2, silent.address)))  # nobody listens there
-    while not (here.folder / "3-2-0.state.new").exists():
-        await asyncio.sleep(0)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        here.keeper.keep(delta(want(3, 2, f"127.0.0.1:{silent.getsockname()[1]}")))
+        while not (here.folder / "3-2-0.state.new").exists():
+            await asyncio.sleep(0)
 
-    assert await here.settled(revision=2) == []
+        assert await here.settled(revision=2) == []
     assert here.heard.empty()
 
 

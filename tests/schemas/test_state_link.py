@@ -125,7 +125,7 @@ def test_a_state_comes_whole_into_a_file(sources: Sources, tmp_path: Path) -> No
     ("kind", "why"),
     [
         ("hanging", "no answer within 0.3 s"),
-        ("gone", "no answer within 0.3 s"),
+        ("gone", "nobody listens there: Connection refused"),
         ("other", "it is not here"),
         ("damaged", "a state whose digest is"),
         ("short", "a piece that is cut"),
@@ -148,6 +148,28 @@ def test_a_source_that_gives_nothing_is_passed_over(sources: Sources, kind: str,
         fetched(bad)
     assert bad in raised.value.message
     assert fetched(bad, good) == (good, FRAMES)
+
+
+def test_a_source_that_dies_while_it_gives_is_given_up_at_once(sources: Sources) -> None:
+    known = [header_of(FRAMES, DIGEST), *FRAMES]
+    given: list[AskState] = []
+
+    def find(asked: AskState) -> Parts:
+        given.append(asked)
+        if len(given) == 2:
+            threading.Thread(target=dying.close).start()
+        return known
+
+    dying = StateServer("127.0.0.1", find)
+    good = sources.good()
+    target = MemoryTarget()
+
+    source = fetch_state(
+        [dying.address, good], ASKED, target, lambda: None, piece_s=60.0
+    )  # a limit that the test would not live to see
+
+    assert source in {dying.address, good}
+    assert [bytes(frame) for frame in target.frames(DIGEST)] == FRAMES
 
 
 def test_what_nobody_waits_for_any_more_is_given_up(sources: Sources) -> None:
