@@ -1,154 +1,39 @@
-"""How much time the order of hops loses, beside the paper's random order, in virtual time.
+"""Model hopping: its order, the way of its states, real trainings beside others', and what deaths cost.
 
-`makespan_mean` and `makespan_worst` are over the open-shop bound, for 16 and 32 configurations on
-half as many slots: costs are spread as those of the paper's 35 networks (0.36 to 21 GFLOPS, mean
-5.9), slots as its four GPUs (section 5.4). `jitter_mean` has eight epochs without a barrier,
-where every unit takes up to 20% more or less than expected, over the busiest slot or model.
+`--only order|transfer|trainings|faults` measures one of these parts; a whole run takes half an hour on two
+cores. `--curves FILE` keeps what `bin/bench hopper_figures` draws.
 """
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from heapq import heappop, heappush
-from random import Random
-from statistics import mean
-from typing import Final
+from pathlib import Path
 
-from controlplane.sweeps.hopping.bounds import makespan_bound
-from controlplane.sweeps.hopping.problem import HopProblem, Model, Slot, Visit, partitions
-from controlplane.sweeps.hopping.progress import Progress
-from controlplane.sweeps.hopping.random_order import RandomOrder
-from controlplane.sweeps.hopping.rollouts import best_weights, makespan
-from controlplane.sweeps.randomness import stream
 from tests.bench import report
+from tests.bench.hopper_faults import fault_figures
+from tests.bench.hopper_order import order_figures
+from tests.bench.hopper_trainings import training_figures
 from tests.bench.hopper_transfer import transfer_figures
-
-SETTINGS: Final = ((16, 16, False), (16, 8, False), (16, 8, True), (32, 16, True))
-GPUS: Final = (12.1, 5.6, 11.3, 9.5)  # TFLOPS
-ROLLOUTS: Final = 20
-JITTER: Final = 0.2
-EPOCHS: Final = 8
-
-
-def problem(configs: int, slots: int, *, alike: bool, seed: int, epochs: int = 1) -> HopProblem:
-    """Configurations and slots of one setting, a partition for each slot."""
-    rng = stream("hopper", seed)
-    costs = [
-        5.9 if alike else min(21.0, max(0.36, rng.lognormvariate(1.4, 0.9))) for _ in range(configs)
-    ]
-    slowness = [1.0 if alike else GPUS[0] / rng.choice(GPUS) for _ in range(slots)]
-    everything = partitions(range(slots))
-    return HopProblem(
-        models=[Model(cost, everything, epochs - 1) for cost in costs],
-        slots=[Slot(partitions([at]), slowness=slow) for at, slow in enumerate(slowness)],
-        sizes=[1.0] * slots,
-    )
-
-
-def at_random(one: HopProblem, rng: Random) -> float:
-    """Seconds in the paper's order."""
-    order, now = RandomOrder(one, rng), 0.0
-    ends: list[tuple[float, Visit]] = []
-    while True:
-        for visit in order.begin_units():
-            heappush(ends, (now + one.seconds(visit), visit))
-        if not ends:
-            return now
-        now = ends[0][0]
-        while ends and ends[0][0] <= now:
-            order.end(heappop(ends)[1])
-
-
-def with_jitter(one: HopProblem, rng: Random) -> float:
-    """Makespan where units take other times than expected, over the busiest slot or model."""
-    busy: dict[tuple[str, int], float] = {}
-
-    def seconds(visit: Visit) -> float:
-        took = one.seconds(visit) * rng.uniform(1.0 - JITTER, 1.0 + JITTER)
-        for whose in (("model", visit.model), ("slot", visit.slot)):
-            busy[whose] = busy.get(whose, 0.0) + took
-        return took
-
-    took = makespan(one, best_weights(one, ROLLOUTS, rng), seconds)
-    return took / max(busy.values())
-
-
-def decision_ms(one: HopProblem) -> float:
-    """Of a core, for what may begin after the end of a unit; the mean over a sweep."""
-    progress, took, asked = Progress(one), 0.0, 0
-    running: list[Visit] = []
-    while True:
-        before = time.perf_counter()
-        running += progress.begin_units()
-        took += time.perf_counter() - before
-        asked += 1
-        if not running:
-            return took / asked * 1000.0
-        progress.end(running.pop(0))
 
 
 def main() -> None:
-    """Print the table and write the figures."""
-    given = report.arguments(__doc__ or "")
-    seeds = range(8 if given.quick else 40)
-    rows: list[list[object]] = []
-    ours: list[float] = []
-    chance: list[float] = []
-    for configs, slots, differ in SETTINGS:
-        problems = [problem(configs, slots, alike=not differ, seed=seed) for seed in seeds]
-        orders: dict[str, Callable[[HopProblem, Random], float]] = {
-            "random": at_random,
-            "greedy": lambda one, _: makespan(one),
-            "rollouts": lambda one, rng: makespan(one, best_weights(one, ROLLOUTS, rng)),
-        }
-        found = {
-            name: [
-                order(one, stream(name, seed)) / makespan_bound(one)
-                for seed, one in enumerate(problems)
-            ]
-            for name, order in orders.items()
-        }
-        cells = [f"{mean(one):.4f} ({max(one):.4f})" for one in found.values()]
-        kind = "different" if differ else "alike"
-        rows.append([f"{configs} on {slots}, {kind}", *cells])
-        if configs >= 2 * slots:
-            ours += found["rollouts"]
-            chance += found["random"]
-    report.table(
-        f"makespan over the bound, mean (worst) of {len(seeds)} seeds",
-        ["configurations", "random (the paper)", "greedy", f"greedy, {ROLLOUTS} rollouts"],
-        rows,
-    )
-    jitter = {
-        alike: [
-            with_jitter(
-                problem(16, 8, alike=alike, seed=seed, epochs=EPOCHS), stream("jitter", seed)
-            )
-            for seed in seeds[:8]
-        ]
-        for alike in (True, False)
+    """Measure, print, write."""
+    parser = report.parser(__doc__ or "")
+    parser.add_argument("--curves", type=Path, help="write what figures are drawn from here")
+    parser.add_argument("--only", choices=["order", "transfer", "trainings", "faults"])
+    given = parser.parse_args()
+    quick: bool = given.quick
+    parts: dict[str, Callable[[], dict[str, float]]] = {
+        "order": lambda: order_figures(quick=quick),
+        "transfer": lambda: transfer_figures(quick=quick),
+        "trainings": lambda: training_figures(quick=quick, curves=given.curves),
+        "faults": lambda: fault_figures(quick=quick),
     }
-    ms = decision_ms(problem(32, 16, alike=False, seed=0))
-    report.table(
-        "16 on 8, eight epochs without a barrier, units 20% off, over the busiest; a decision",
-        ["", "mean", "worst"],
-        [
-            ["alike", mean(jitter[True]), max(jitter[True])],
-            ["different", mean(jitter[False]), max(jitter[False])],
-            ["decision of 32 on 16, ms of a core", ms, ""],
-        ],
-    )
-    figures = {
-        "makespan_mean": mean(ours),
-        "makespan_worst": max(ours),
-        "random_mean": mean(chance),
-        "jitter_mean": mean(jitter[True]),
-        "jitter_different_mean": mean(jitter[False]),
-        "decision_ms": ms,
-        **transfer_figures(quick=given.quick),
-    }
-    report.write(figures, given.json)
+    figures: dict[str, float] = {}
+    for name, measure in parts.items():
+        if given.only in {None, name}:
+            figures |= measure()
+            report.write(figures, given.json)
 
 
 if __name__ == "__main__":

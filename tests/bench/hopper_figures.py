@@ -1,8 +1,7 @@
 """The Cerebro paper's figures, drawn anew: makespans, what the ways cost, and learning curves.
 
-`bin/bench hopper_figures --into docs/figures [--trainings FILE]`. Makespans come from plays in virtual
-time, as in `bin/bench hopper`; costs and learning curves from the file that `bin/bench
-hopper_trainings --curves FILE` wrote.
+`bin/bench hopper_figures --into docs/figures [--curves FILE]`. Makespans come from plays in virtual
+time; costs and learning curves come from the file that `bin/bench hopper --curves FILE` wrote.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from controlplane.sweeps.hopping.bounds import makespan_bound
 from controlplane.sweeps.hopping.problem import HopProblem
 from controlplane.sweeps.hopping.rollouts import best_weights, makespan
 from controlplane.sweeps.randomness import stream
-from tests.bench.hopper import ROLLOUTS, at_random, problem
+from tests.bench.hopper_order import ROLLOUTS, at_random, problem
 
 SLOTS: Final = 8
 CONFIGURATIONS: Final = (8, 12, 16, 24, 32, 48, 64)
@@ -108,11 +107,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Draw what there are measurements for."""
     parser = argparse.ArgumentParser(prog="bin/bench", description=__doc__)
     parser.add_argument("--into", type=Path, required=True, help="folder of the pictures")
-    parser.add_argument("--trainings", type=Path, help="what bin/bench hopper_trainings measured")
+    parser.add_argument("--curves", type=Path, help="what bin/bench hopper kept")
     given = parser.parse_args(arguments)
     draw_makespans(given.into / "hopper-makespans.png")
-    if given.trainings is not None:
-        measured = json.loads(given.trainings.read_text(encoding="utf-8"))
+    if given.curves is not None:
+        measured = json.loads(given.curves.read_text(encoding="utf-8"))
         draw_costs(measured["ways"], given.into / "hopper-costs.png")
         draw_curves(measured["curves"], given.into / "hopper-curves.png")
 

@@ -20,21 +20,22 @@ from tests.bench import report
 from tests.bench.hopper_ways import NODES, Training, Way, trainings, ways
 
 
-def main() -> None:
-    """Measure, print, write."""
-    parser = report.parser(__doc__ or "")
-    parser.add_argument("--curves", type=Path, help="write what figures are drawn from here")
-    given = parser.parse_args()
-    searched = trainings(quick=given.quick)
+def training_figures(*, quick: bool, curves: Path | None) -> dict[str, float]:
+    """Print the tables; the figures of `bin/bench hopper`.
+
+    Args:
+        quick: four configurations, one epoch.
+        curves: where what figures are drawn from is written.
+    """
+    searched = trainings(quick=quick)
     found: dict[str, dict[str, Way]] = {}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         for one in searched:
             found[one.name] = ways(one, Path(folder) / one.name)
             told(one, found[one.name])
-    figures = figures_of(found)
-    report.write(figures, given.json)
-    if given.curves is not None:
-        given.curves.write_text(json.dumps(for_figures(searched, found)), encoding="utf-8")
+    if curves is not None:
+        curves.write_text(json.dumps(for_figures(searched, found)), encoding="utf-8")
+    return figures_of(found)
 
 
 def told(one: Training, mine: dict[str, Way]) -> None:
@@ -93,7 +94,3 @@ def for_figures(
         "ways": {name: {way: asdict(m) for way, m in mine.items()} for name, mine in found.items()},
         "curves": curves,
     }
-
-
-if __name__ == "__main__":
-    main()

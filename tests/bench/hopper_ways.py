@@ -1,6 +1,6 @@
 """Real trainings as sweeps and as elastic jobs, on clusters of four nodes with a slot each.
 
-The four ways that `bin/bench hopper_trainings` compares.
+The four ways that `bin/bench hopper` compares.
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ def as_sweep(one: Training, base: Path, partitions: int, replicas: int, order: s
         replicas: nodes that hold each.
         order: of visits.
     """
-    workdir = _workdir(one, base)
+    workdir = workdir_of(one, base)
     spec = spec_of(one, partitions, replicas, order, workdir)
     with _cluster(base) as (made, client):
         job = client.submit(spec)
@@ -228,7 +228,7 @@ def one_by_one(one: Training, base: Path) -> Way:
         one: what is searched.
         base: folder of the cluster.
     """
-    workdir = _workdir(one, base)
+    workdir = workdir_of(one, base)
     (workdir / "train.py").write_text(DATA_PARALLEL, encoding="utf-8")
     search = spec_of(one, NODES, 1, "greedy", workdir).stated_sweep
     assert search is not None
@@ -307,7 +307,7 @@ def _cluster(base: Path) -> Iterator[tuple[Cluster, BlockingClient]]:
         shutil.rmtree(made.home, ignore_errors=True)
 
 
-def _workdir(one: Training, base: Path) -> Path:
+def workdir_of(one: Training, base: Path) -> Path:
     """A copy of the example's modules."""
     folder = base / "workdir"
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,0 +1,237 @@
+"""What kill -9 costs a sweep: of a worker, an agent, the controller, and of a whole node.
+
+Two nodes with two slots each train digits. `finished_lost` counts units that were in the ledger before
+a kill and are not afterwards, and units that are in it twice. `redispatch_s` is the longest time from
+a death until the next unit begins in its place: from the kill of a worker on, from the start of the next
+agent or controller on (systemd starts them at once), and from when a node counts as lost.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+from msgspec.structs import replace
+
+from controlplane.client import BlockingClient
+from schemas.ids import JobId
+from schemas.messages.client import LedgerUnit, SweepDetail
+from tests.bench import report
+from tests.bench.hopper_ways import (
+    LIMIT_S,
+    Training,
+    equal_alone,
+    spec_of,
+    trainings,
+    wait_for,
+    workdir_of,
+)
+from tests.support.cluster import Cluster, kill
+
+LOOK_S: Final = 0.02
+SILENCE: Final = "\n[silence]\nsuspect_s = 1.0\nlost_s = 3.0\n"
+Running = tuple[int, int, int, int | None]  # trial, epochs, partitions left, partition
+
+
+@dataclass
+class Faults:
+    """A sweep, and what deaths did to it."""
+
+    made: Cluster
+    job: JobId
+    redispatch: dict[str, list[float]] = field(default_factory=dict)
+    lost: int = 0
+    before: list[LedgerUnit] = field(default_factory=list)
+
+    def look(self) -> SweepDetail:
+        """How it stands; waits for a controller."""
+        with BlockingClient(self.made.home, timeout=60.0) as client:
+            return client.sweep(self.job)
+
+    def units(self) -> list[LedgerUnit]:
+        """Those that count."""
+        with BlockingClient(self.made.home, timeout=60.0) as client:
+            return list(client.ledger(self.job).units)
+
+    def trained(self, more: int) -> None:
+        """Until so many more units are done; then nothing that was finished may be missing."""
+        begun = self.look().units_done
+        self.until(lambda shown: shown.units_done >= begun + more)
+        self.held()
+
+    def held(self) -> None:
+        """Count what is missing or there twice."""
+        now = self.units()
+        known = [(unit.trial, unit.version, unit.digest) for unit in now]
+        self.lost += sum(
+            (unit.trial, unit.version, unit.digest) not in known for unit in self.before
+        )
+        self.lost += len(known) - len(set(known))
+        self.before = now
+
+    def dispatched(self, kind: str, since: float, node: str, was: set[Running]) -> None:
+        """Until a unit that was not there runs on a node; empty: on any.
+
+        Args:
+            kind: of the fault.
+            since: when it was over, seconds since the epoch.
+            node: where; empty: anywhere.
+            was: units that ran before.
+        """
+        self.until(lambda shown: bool(running(shown, node) - was))
+        self.redispatch.setdefault(kind, []).append(time.time() - since)
+
+    def until(self, holds: Callable[[SweepDetail], bool]) -> None:
+        """Wait; fails when it never is."""
+        began = time.monotonic()
+        with BlockingClient(self.made.home, timeout=60.0) as client:
+            while not holds(client.sweep(self.job)):
+                assert time.monotonic() - began < LIMIT_S, self.made.said()
+                time.sleep(LOOK_S)
+
+
+def running(shown: SweepDetail, node: str = "") -> set[Running]:
+    """The units that are under way."""
+    return {
+        (one.number, one.epochs, one.left, one.partition)
+        for one in shown.trials
+        if one.slot is not None and one.slot.startswith(node)
+    }
+
+
+def fault_figures(*, quick: bool) -> dict[str, float]:
+    """Print the table; the figures of `bin/bench hopper`.
+
+    Args:
+        quick: each fault once.
+    """
+    repeats = 1 if quick else 3
+    one = _training(quick=quick)
+    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+        base = Path(folder)
+        made = Cluster(base / "home", base, slots=2, agents=2)
+        made.up()
+        try:
+            settings = made.home / "controller.toml"
+            settings.write_text(settings.read_text(encoding="utf-8") + SILENCE, encoding="utf-8")
+            kill(made.up()["controller"])
+            made.up()
+            faults, equal = _with_faults(made, one, repeats, base)
+        finally:
+            made.down()
+    shown = faults.redispatch
+    rows: list[list[object]] = [
+        [kind, len(times), median(times), max(times)] for kind, times in shown.items()
+    ]
+    report.table(
+        f"a unit begins again after kill -9; {faults.lost} finished units lost, "
+        f"three configurations equal to those trained alone: {'yes' if equal else 'NO'}",
+        ["of", "times", "s", "s, worst"],
+        rows,
+    )
+    figures = {f"redispatch_{kind}_s": median(times) for kind, times in shown.items()}
+    return figures | {
+        "finished_lost": float(faults.lost),
+        "redispatch_s": max(max(times) for times in shown.values()),
+        "bit_equal_with_kills": float(equal),
+    }
+
+
+def _training(*, quick: bool) -> Training:
+    """Digits, long enough for all faults."""
+    return dataclasses.replace(
+        trainings(quick=quick)[0], configurations=6 if quick else 12, epochs=3
+    )
+
+
+def _with_faults(made: Cluster, one: Training, repeats: int, base: Path) -> tuple[Faults, bool]:
+    workdir = workdir_of(one, base)
+    spec = replace(spec_of(one, 4, 2, "greedy", workdir), slots=(1, 4), slots_wanted=4)
+    with BlockingClient(made.home, timeout=60.0) as client:
+        job = client.submit(spec)
+    faults = Faults(made, job)
+    faults.trained(4)
+    for _ in range(repeats):
+        _worker(faults)
+        faults.trained(3)
+        _agent(faults)
+        faults.trained(3)
+        _controller(faults)
+        faults.trained(3)
+    _node(faults)
+    with BlockingClient(made.home, timeout=60.0) as client:
+        wait_for(client, [job], made)
+        faults.held()
+        ledger = client.ledger(job)
+    return faults, all(equal_alone(ledger, trial, workdir) for trial in range(3))
+
+
+def _worker(faults: Faults) -> None:
+    """Its unit begins again, on whichever slot."""
+    shown = faults.look()
+    with BlockingClient(faults.made.home, timeout=60.0) as client:
+        slots = {worker.slot: worker.pid for worker in client.job(faults.job).workers}
+    victim = next(one for one in shown.trials if one.slot is not None and slots.get(one.slot))
+    pid = slots[victim.slot or ""]
+    unit = next(iter(running(replace(shown, trials=(victim,)))))
+    assert pid is not None
+    kill(pid)
+    since = time.time()
+    faults.until(lambda now: unit not in running(now))
+    faults.dispatched("worker", since, "", running(faults.look()) - {unit})
+
+
+def _agent(faults: Faults) -> None:
+    """The next agent finds its workers, and gives them units."""
+    kill(faults.made.up()["agents"][0])
+    was = running(faults.look())
+    pids = faults.made.up()
+    faults.dispatched("agent", started(pids["agents"][0]), "node-1", was)
+
+
+def _controller(faults: Faults) -> None:
+    """The next controller knows what is finished, and goes on."""
+    was = running(faults.look())
+    kill(faults.made.up()["controller"])
+    pids = faults.made.up()
+    faults.dispatched("controller", started(pids["controller"]), "", was)
+
+
+def _node(faults: Faults) -> None:
+    """All of its processes; what it did is done on the other one."""
+    with BlockingClient(faults.made.home, timeout=60.0) as client:
+        workers = [one for one in client.job(faults.job).workers if one.node == "node-2"]
+    lost = {trial for trial, *_ in running(faults.look(), "node-2")}
+    kill(faults.made.up()["agents"][1])
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker.pid or 0, signal.SIGKILL)
+    since = _lost_at(faults)
+    faults.until(
+        lambda now: not lost or bool(lost & {trial for trial, *_ in running(now, "node-1")})
+    )
+    faults.redispatch.setdefault("node", []).append(max(0.0, time.time() - since))
+
+
+def _lost_at(faults: Faults) -> float:
+    """When the controller gave the node up."""
+    while True:
+        with BlockingClient(faults.made.home, timeout=60.0) as client:
+            for event in client.events():
+                if event.event == "node.lost" and event.node == "node-2":
+                    return float(event.time)
+        time.sleep(LOOK_S)
+
+
+def started(pid: int) -> float:
+    """When a process began, seconds since the epoch."""
+    return Path(f"/proc/{pid}").stat().st_ctime
