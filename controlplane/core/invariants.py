@@ -34,7 +34,7 @@ def check(state: State) -> None:
             f"{name}: its processes are forgotten",
         )
         _require(
-            job.progress.epoch == _checkpointed(job),
+            job.sweep is not None or job.progress.epoch == _checkpointed(job),
             f"{name}: epoch {job.progress.epoch} has no checkpoint",
         )
     _deadlines_have_their_reason(state)

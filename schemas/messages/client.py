@@ -361,7 +361,8 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
 
     number: int
     values: dict[str, Value]
-    # waiting, training, paused, granted (its rung is over), done, graduated, stopped, failed
+    # waiting, training, paused, granted (its rung is over), done, graduated, stopped, failed,
+    # deleted
     state: str
     why: str = ""
     parent: int | None = None

@@ -265,7 +265,7 @@ class HopperNode:
             host=self.node,
             address=self.node,
             slots=tuple(SlotSpec(index=index, kind="cpu") for index in range(self.slots)),
-            cores=2,
+            cores=64,
             memory_bytes=1 << 30,
             release="0",
             states_port=STATES_PORT,

@@ -7,12 +7,13 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from controlplane.core.commands import AskForPlan, Command, SendDelta, SendSweepDelta
+from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta, SendSweepDelta
 from controlplane.core.inputs import ControllerStarted, Input, NodeLost
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Term, slot_id
 from schemas.messages.agent import GroupDelta
+from schemas.messages.feed import FeedEvent
 from schemas.messages.hopping import SweepDelta
 from schemas.sweeps import Parameter, RandomSearch, SearchSpec, SweepSpec
 from tests.support.builders import proposal
@@ -63,6 +64,7 @@ class SweepCluster:
         self.world = World()
         self.orders: dict[NodeId, list[Delta]] = {}
         self.asked = False
+        self.told: list[FeedEvent] = []  # announcements
         for name, many in slots.items():
             node = HopperNode(NodeId(name), many, self.world)
             self.orders[node.node] = []
@@ -79,6 +81,8 @@ class SweepCluster:
                         self.orders[node].append(delta)
                 case AskForPlan():
                     self.asked = True
+                case Announce(event=told):
+                    self.told.append(told)
         self.check()
         return commands
 

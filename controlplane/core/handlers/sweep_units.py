@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import sweep_epochs
 from controlplane.core.handlers.sweep_orders import carry_out
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep
@@ -75,7 +76,7 @@ def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnde
     sweep.stale[node_of(worker.slot)] = None
     if not lease.void:
         _write_down(ctx, job, worker, lease, event)
-        _count(job, sweep, lease, event)
+        _count(ctx, job, sweep, lease, event)
     report = UnitReport(event.metrics, event.samples, event.seconds, event.scores, event.digest)
     orders = sweep.engine.unit_done(Attempt(event.attempt), report, ctx.now)
     carry_out(ctx, job, sweep, orders)
@@ -103,17 +104,14 @@ def _write_down(
     ctx.histories.sweep(job.job).unit_ended(unit, event.size, again=lease.again)
 
 
-def _count(job: Job, sweep: JobSweep, lease: Lease, event: UnitEnded) -> None:
+def _count(ctx: HandlerContext, job: Job, sweep: JobSweep, lease: Lease, event: UnitEnded) -> None:
     """Count what a unit brought, before the sweep goes on from it."""
     order = lease.order
     sweep.memory[lease.trial] = (order.result.version, order.worker)
     job.attempts.losses, job.attempts.changes, job.attempts.recoveries = 0, 0, 0
     if lease.again:
         return
-    sweep.units_done += 1
-    job.progress.samples_done += event.samples
-    if event.seconds > 0.0:
-        job.progress.samples_per_s = event.samples / event.seconds * len(sweep.engine.state.workers)
+    sweep_epochs.count_unit(ctx, job, sweep, event.samples, event.seconds)
 
 
 def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFailed) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from controlplane.sweeps.sweep import Sweep
-from schemas.ids import NodeId, WorkerId
+from schemas.ids import NodeId, Version, WorkerId
 from schemas.messages.hopping import UnitOrder
 from schemas.sweeps import SweepSpec
 
@@ -33,6 +33,9 @@ class JobSweep(msgspec.Struct, kw_only=True):
     revision: int = 0
     keys: dict[str, int] = {}  # USER/KEY of changes: their trials
     units_done: int = 0  # for the first time
+    epoch_samples: int = 0  # of units since the sweep's last epoch
+    epoch_s: float = 0.0  # that they took
+    epoch_group: Version | None = None  # that all of them were done in
     can_train: int = 0  # trials, when policies were asked last
     first_failure: str = ""
     closed: bool = False

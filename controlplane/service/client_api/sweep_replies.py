@@ -128,6 +128,8 @@ def trial_state(sweep: JobSweep, number: int) -> str:
     """
     state = sweep.engine.state
     trial = state.trials[number]
+    if number in state.deleted:
+        return "deleted"
     if trial.ended:
         return trial.ended
     if state.lease_of(number) is not None:

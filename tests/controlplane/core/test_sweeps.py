@@ -305,6 +305,34 @@ def test_a_trial_is_added_paused_and_resumed() -> None:
     assert cluster.job(name).phase is Phase.SUCCEEDED
 
 
+def test_a_trial_that_is_deleted_is_not_the_best_and_its_states_go() -> None:
+    cluster, name = running(slots=1, partitions=1, epochs=2, keep=3)
+    while not all(trial.scores for trial in cluster.sweep(name).engine.state.trials):
+        cluster.end_unit(name)
+    best = max(cluster.sweep(name).engine.state.trials, key=lambda one: max(one.scores)).number
+
+    cluster.take(change(name, "delete", best))  # type: ignore[arg-type]
+    train(cluster, name)
+    cluster.settle()
+
+    kept = {trial for node in cluster.world.nodes.values() for _, trial, _ in node.files}
+    assert best not in kept
+    assert len(kept) == 2
+    assert not cluster.job(name).why.startswith(f"best: trial {best} ")
+
+
+def test_an_epoch_of_a_sweep_is_as_many_units_as_there_are_partitions() -> None:
+    cluster, name = running(slots=2, partitions=2)
+    for _ in range(4):
+        cluster.end_unit(name)
+
+    epochs = cluster.controller.history_of(name).epochs
+
+    assert [(one.epoch, one.slots, one.whole) for one in epochs] == [(1, 2, False), (2, 2, True)]
+    assert [one.samples_per_s for one in epochs] == [10.0, 15.0]  # 2 x 10, and 10 + 20 samples
+    assert cluster.job(name).progress.epoch == 2
+
+
 def test_a_node_with_other_data_is_left_out_and_says_how_many_samples_it_has() -> None:
     cluster, name = running(slots=1, nodes=2, replicas=2)
     other = cluster.world.nodes[N2]
