@@ -200,7 +200,7 @@ def _pace(problem: Problem, levels: IntArray, owner: IntArray) -> FloatArray:
     sane = (levels > 0) & (plain > 0.0)
     share = np.divide(value, plain, out=np.ones(len(value)), where=sane)
     pace = np.power(share, 1.0 / problem.speedup_exponent)
-    for row, left in problem.left_by_stepping_aside(owner).items():
+    for row, left in problem.left_by_trading(owner).items():
         pace[row] /= left
     stalled = moved & sane & (levels == problem.present)  # by the move itself, which passes
     return np.asarray(np.where(stalled, pace / problem.move_factor, pace))

@@ -131,8 +131,8 @@ class Problem:
     def placed_value(self, levels: IntArray, owner: IntArray) -> tuple[FloatArray, BoolArray]:
         """What each job is worth where it is laid out, and whether that is a change.
 
-        Worth at the level, times (what nodes, GPU types, neighbours, a move and stepping aside for
-        others leave of the speed)^0.8.
+        Worth at the level, times (what nodes, GPU types, neighbours, a move and trading places
+        leave of the speed)^0.8.
 
         Args:
             levels: shape (J,).
@@ -155,7 +155,7 @@ class Problem:
             factor[row] = self._stretched(row, int(levels[row]), int(nodes[row]))
         same = moved & runs & (levels == self.present)
         factor[same] *= self.move_factor[same]
-        for row, left in self.left_by_stepping_aside(owner).items():
+        for row, left in self.left_by_trading(owner).items():
             factor[row] *= left
         if self.slow is not None:
             slowest = np.zeros(len(levels))
@@ -241,11 +241,12 @@ class Problem:
         spare = int(np.count_nonzero((self.owner == FREE) & (owner == FREE)))
         return trades_between(self.owner, owner, spare, self._step_aside)
 
-    def left_by_stepping_aside(self, owner: IntArray) -> dict[int, float]:
-        """What is left of the speed-ups of those who step aside so that others can trade places.
+    def left_by_trading(self, owner: IntArray) -> dict[int, float]:
+        """What is left of the speed-ups of those who trade places, beside what a move leaves.
 
-        One that pauses is started again, which takes the place of its move; another one changes
-        once more.
+        Of those who step aside one that pauses is started again, which takes the place of its move;
+        another one changes once more. Where trades are looked for, each who trades pays for one
+        change more besides: nobody can change any of them until all are there.
 
         Args:
             owner: the row of the job on each slot, shape (S,).
@@ -253,11 +254,14 @@ class Problem:
         Returns:
             By row, at most 1.
         """
-        found = {}
-        for row, way in self.trades(owner).aside.items():
+        trades = self.trades(owner)
+        found = dict.fromkeys(trades.aside, 1.0)
+        if self.seeks_trades:
+            found = {row: float(self.move_factor[row]) for group in trades.groups for row in group}
+        for row, way in trades.aside.items():
             move = float(self.move_factor[row])
             again = self.job_rows[row].restart_factor / move if way is Way.PAUSE else move
-            found[row] = min(1.0, again)
+            found[row] *= min(1.0, again)
         return found
 
     def _step_aside(self, row: int, kept: int, spare: int) -> tuple[Way, float]:

@@ -90,17 +90,19 @@ def test_who_can_go_on_meanwhile_steps_aside_before_one_that_has_to_pause() -> N
 # --- what it costs
 
 
-def test_one_that_pauses_pays_for_a_start_and_the_other_one_for_a_move() -> None:
+def test_one_that_pauses_pays_for_a_start_the_other_one_for_a_move_and_both_for_being_held() -> (
+    None
+):
     problem = two_types(on(A, S0), on(B, T0, start_s=200.0))
 
     found = score(problem, problem.present, np.array([1, 0]))
 
     shares = found.value / problem.value[problem.rows, problem.present]
     paid = shares ** (1.0 / problem.speedup_exponent)
-    dear, cheap = problem.job_rows[1].restart_factor, problem.move_factor[1]
+    dear, (held, cheap) = problem.job_rows[1].restart_factor, problem.move_factor
     assert dear < cheap
     assert problem.trades(found.owner).aside == {0: Way.PAUSE}
-    assert paid.tolist() == pytest.approx([problem.job_rows[0].restart_factor, cheap])
+    assert paid.tolist() == pytest.approx([problem.job_rows[0].restart_factor * held, cheap**2])
 
 
 def test_places_are_traded_only_where_that_pays() -> None:
