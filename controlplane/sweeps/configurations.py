@@ -69,15 +69,19 @@ def changed(space: Space, values: Values, resample: float, rng: Random) -> dict[
 def _where_they_apply(space: Space, value_of: Callable[[str], Value]) -> dict[str, Value]:
     """Values in the order of the space, without those whose condition does not hold."""
     found: dict[str, Value] = {}
-    for name in _conditions_first(space):
+    for name in conditions_first(space):
         conditions = space[name].when.items()
         if all(other in found and found[other] in allowed for other, allowed in conditions):
             found[name] = value_of(name)
     return {name: found[name] for name in space if name in found}
 
 
-def _conditions_first(space: Mapping[str, Parameter]) -> Iterator[str]:
-    """All names, each after those that it depends on."""
+def conditions_first(space: Mapping[str, Parameter]) -> Iterator[str]:
+    """All names, each after those that it depends on.
+
+    Args:
+        space: checked.
+    """
     ready: set[str] = set()
     while len(ready) < len(space):
         for name, parameter in space.items():

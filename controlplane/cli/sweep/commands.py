@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cyclopts import App
 
-from controlplane.cli.sweep import changes, export, list_and_show, manifest, preview, submit
+from controlplane.cli.sweep import changes, export, list_and_show, manifest, preview, sample, submit
 
 sweep = App(name="sweep", help="Train many configurations of one model, and keep the best.")
 for command in (
@@ -19,6 +19,7 @@ for command in (
     changes.delete,
     changes.clone,
     changes.add,
+    sample.sample,
     export.export,
     manifest.manifest,
     manifest.replay,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from controlplane.client.sweeps.manifest import Manifest
 from controlplane.client.sweeps.preview import Preview
 from controlplane.client.sweeps.runs import Exported, SweepRun
+from controlplane.client.sweeps.sampler import SamplerName
 from controlplane.client.sweeps.tables import Best
 from schemas.ids import JobId
 from schemas.messages.client import JobDetail, SweepDetail
@@ -103,6 +104,23 @@ class BlockingSweepRun:
             values: those that are different.
         """
         return self._run(self._sweep.clone(trial, values))
+
+    def sample(
+        self,
+        trials: int,
+        sampler: SamplerName = "tpe",
+        parallel: int | None = None,
+        on_added: Callable[[int, Mapping[str, Value]], None] | None = None,
+    ) -> int:
+        """See `SweepRun.sample`.
+
+        Args:
+            trials: that the sweep shall have, with those that it began with.
+            sampler: `tpe`, or `gp` (needs torch).
+            parallel: that may train or wait for a slot at once; None: one more than the most slots.
+            on_added: called in the client's thread with the number and the values of each.
+        """
+        return self._run(self._sweep.sample(trials, sampler, parallel, on_added))
 
     def manifest(self) -> Manifest:
         """See `SweepRun.manifest`."""

@@ -11,6 +11,7 @@ from controlplane.client.sweeps.tables import best_epoch
 from schemas.errors import BadFieldError
 from schemas.messages.client import SweepDetail
 
+GRADUATED: Final = re.compile(r"goes on as job ([\w-]+)")
 NAME: Final = re.compile(r"states/[^/]+/(\d+)-(\d+)-(\d+)\.state")
 
 
@@ -52,10 +53,19 @@ def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> S
         what = f"{detail.summary.job} has no trial {trial}"
         raise BadFieldError(what, f"0 to {len(detail.trials) - 1}: see `ones sweep show`", "trial")
     mine = [state for state in stored_states(files) if state.trial == trial]
+    if (job := GRADUATED.match(detail.trials[trial].why)) is not None and not any(
+        state.version == _best_version(detail, trial) for state in mine
+    ):
+        what = f"trial {trial} {detail.trials[trial].why}"
+        raise BadFieldError(what, f"`ones export {job[1]} FILE` has its model", "trial")
     if not mine:
         over = detail.spec.keep
         hint = f"a sweep that is over keeps the best {over}; more with `keep`"
         raise BadFieldError(f"no node has a state of trial {trial}", hint, "trial")
-    best = best_epoch(detail, detail.trials[trial])
-    wanted = -1 if best is None else best.epoch * detail.spec.partitions
+    wanted = _best_version(detail, trial)
     return max(mine, key=lambda one: (one.version == wanted, one.version, one.attempt))
+
+
+def _best_version(detail: SweepDetail, trial: int) -> int:
+    best = best_epoch(detail, detail.trials[trial])
+    return -1 if best is None else best.epoch * detail.spec.partitions

@@ -7,16 +7,18 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from controlplane.client.sweeps.exported_states import StoredState, chosen_state
 from controlplane.client.sweeps.manifest import Manifest, manifest_of
 from controlplane.client.sweeps.preview import Preview, preview
+from controlplane.client.sweeps.sampler import SamplerName, suggested
 from controlplane.client.sweeps.tables import Best, best_of, epoch_rows, ranked, trial_row
 from schemas.errors import BadFieldError, OnesError
 from schemas.ids import JobId
+from schemas.jobs import ENDED
 from schemas.messages.client import JobDetail, SweepDetail
 from schemas.sweeps import Value
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from controlplane.client.async_client import Client
 
 EXPORT_S: Final = 600.0
+SAMPLE_S: Final = 0.5
+UNDER_WAY: Final = frozenset({"training", "waiting"})
 
 
 class NoTorchError(OnesError):
@@ -122,6 +126,45 @@ class SweepRun:
         """
         changed = await self._client.change_sweep(self.job, "add", values=values, parent=trial)
         return changed.trial
+
+    async def sample(
+        self,
+        trials: int,
+        sampler: SamplerName = "tpe",
+        parallel: int | None = None,
+        on_added: Callable[[int, Mapping[str, Value]], None] | None = None,
+    ) -> int:
+        """Add configurations that Optuna suggests from what the sweep has found, as others end.
+
+        It has no state of its own: whoever calls it again, on a sweep that is not over, goes on.
+
+        Args:
+            trials: that the sweep shall have, with those that it began with.
+            sampler: `tpe`, or `gp` (needs torch).
+            parallel: that may train or wait for a slot at once; None: one more than the most slots.
+            on_added: called with the number and the values of each new one.
+
+        Returns:
+            How many trials the sweep has; fewer if it was over before.
+
+        Raises:
+            SettingsError: if Optuna is not installed.
+        """
+        if parallel is None:
+            parallel = (await self._client.job(self.job)).spec.slots[1] + 1
+        while True:
+            detail = await self.detail()
+            many = len(detail.trials)
+            if many >= trials or detail.summary.state in ENDED:
+                return many
+            if sum(one.state in UNDER_WAY for one in detail.trials) >= parallel:
+                await asyncio.sleep(SAMPLE_S)
+                continue
+            values = await asyncio.to_thread(suggested, detail, sampler)
+            key = f"{sampler}-{many}"  # so that nobody adds it twice
+            added = await self._client.change_sweep(self.job, "add", values=values, key=key)
+            if on_added is not None:
+                on_added(added.trial, values)
 
     async def manifest(self) -> Manifest:
         """What was asked, the working directory's digest, and every unit that counts."""

@@ -1,0 +1,133 @@
+"""What Optuna would try next: a study that is rebuilt from a sweep's trials at each question.
+
+So there is no state beside the sweep: whoever asks next, after any crash, asks the same study. The
+sampler's seed is of the sweep's seed and the number of the new trial; a study that was rebuilt with
+the same seed would suggest the same values again.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import TYPE_CHECKING, Any, Final, Literal
+
+from controlplane.sweeps.configurations import conditions_first
+from controlplane.sweeps.randomness import stream
+from schemas.errors import SettingsError
+from schemas.messages.client import SweepDetail, TrialInfo
+from schemas.sweeps import Parameter, Space, Value
+
+if TYPE_CHECKING:
+    from optuna.distributions import BaseDistribution
+    from optuna.samplers import BaseSampler
+    from optuna.trial import FrozenTrial, Trial
+
+SamplerName = Literal["tpe", "gp"]
+NEVER: Final = frozenset({"failed", "deleted"})
+TO_THE_END: Final = frozenset({"done", "graduated"})
+
+
+def suggested(detail: SweepDetail, sampler: SamplerName = "tpe") -> dict[str, Value]:
+    """Values for the next configuration of a sweep.
+
+    Args:
+        detail: with all trials; those that still train are taken into account as such.
+        sampler: `tpe` (tree-structured Parzen estimator) or `gp` (Gaussian process; needs torch).
+
+    Raises:
+        SettingsError: if Optuna is not installed.
+    """
+    optuna = _optuna()
+    space, search = detail.spec.search.space, detail.spec.search
+    direction = "maximize" if search.mode == "max" else "minimize"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of features that Optuna calls experimental
+        seed = stream(search.seed, sampler, len(detail.trials)).randrange(2**32)
+        study = optuna.create_study(direction=direction, sampler=_sampler(sampler, seed))
+        study.add_trials([_past(space, search.metric, one) for one in detail.trials])
+        return _asked(space, study.ask())
+
+
+def _optuna() -> Any:
+    try:
+        import optuna  # noqa: PLC0415 - slow to import, and not always there
+    except ImportError:
+        hint = "in a checkout of ONES: pip install '.[optuna]'"
+        raise SettingsError("samplers need Optuna", hint, "sampler") from None
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    return optuna
+
+
+def _sampler(name: SamplerName, seed: int) -> BaseSampler:
+    from optuna import samplers  # noqa: PLC0415
+
+    if name == "gp":
+        return samplers.GPSampler(seed=seed)
+    return samplers.TPESampler(seed=seed, constant_liar=True, multivariate=True, group=True)
+
+
+def _past(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
+    """A trial of the sweep as one of a study; stopped ones are pruned, with what they reached."""
+    from optuna.trial import TrialState, create_trial  # noqa: PLC0415
+
+    names = [name for name in space if _fits(space[name], trial.values.get(name))]
+    scores = {
+        trial.began_at + at: value
+        for at, one in enumerate(trial.metrics, start=1)
+        if (value := one.get(metric)) is not None and math.isfinite(value)
+    }
+    if trial.state in NEVER or (trial.state in TO_THE_END and not scores):
+        state = TrialState.FAIL
+    elif trial.state in TO_THE_END:
+        state = TrialState.COMPLETE
+    else:
+        state = TrialState.PRUNED if scores else TrialState.RUNNING
+    return create_trial(
+        state=state,
+        params={name: trial.values[name] for name in names},
+        distributions={name: _distribution(space[name]) for name in names},
+        intermediate_values=scores,
+        value=scores[max(scores)] if state == TrialState.COMPLETE else None,
+    )
+
+
+def _fits(parameter: Parameter, value: Value | None) -> bool:
+    if value is None:
+        return False
+    if parameter.choice is not None:
+        return value in parameter.choice
+    least, most = parameter.bounds
+    return not isinstance(value, str) and least <= value <= most
+
+
+def _distribution(parameter: Parameter) -> BaseDistribution:
+    from optuna import distributions  # noqa: PLC0415
+
+    if parameter.choice is not None:
+        return distributions.CategoricalDistribution(parameter.choice)
+    least, most = parameter.bounds
+    log = parameter.form.startswith("log")
+    if parameter.form in {"integer", "log_integer"}:
+        return distributions.IntDistribution(int(least), int(most), log=log)
+    return distributions.FloatDistribution(least, most, log=log)
+
+
+def _asked(space: Space, trial: Trial) -> dict[str, Value]:
+    """Values in the order of the space, without those whose condition does not hold."""
+    found: dict[str, Value] = {}
+    for name in conditions_first(space):
+        parameter = space[name]
+        conditions = parameter.when.items()
+        if all(other in found and found[other] in allowed for other, allowed in conditions):
+            found[name] = _suggest(trial, name, parameter)
+    return {name: found[name] for name in space if name in found}
+
+
+def _suggest(trial: Trial, name: str, parameter: Parameter) -> Value:
+    if parameter.choice is not None:
+        return trial.suggest_categorical(name, parameter.choice)  # type: ignore[return-value]
+    least, most = parameter.bounds
+    log = parameter.form.startswith("log")
+    if parameter.form in {"integer", "log_integer"}:
+        return trial.suggest_int(name, int(least), int(most), log=log)
+    return trial.suggest_float(name, least, most, log=log)

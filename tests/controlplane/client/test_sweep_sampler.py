@@ -1,0 +1,86 @@
+"""Optuna suggests from a study that is made anew of a sweep's trials each time."""
+
+from __future__ import annotations
+
+import math
+import sys
+
+import pytest
+
+from controlplane.client import Choice, Integer, LogInteger, LogUniform
+from controlplane.client.sweeps.sampler import SamplerName, suggested
+from controlplane.sweeps.configurations import drawn
+from schemas.errors import SettingsError
+from schemas.messages.client import SweepDetail
+from schemas.sweeps import Values
+from tests.support.sweep_details import detail, sweep, trial
+
+SPACE = {
+    "model": Choice("cnn", "mlp"),
+    "kernel": Integer(3, 7, when={"model": ["cnn"]}),
+    "width": LogInteger(8, 512),
+    "lr": LogUniform(1e-4, 1e-1),
+}
+SPEC = sweep(space=SPACE, seed=5).sweep_spec()
+
+
+def accuracy(values: Values) -> float:
+    """Best at a rate of 0.01, and better for cnn."""
+    return 0.9 - 0.2 * abs(math.log10(float(values["lr"])) + 2) - 0.1 * (values["model"] == "mlp")
+
+
+def tried(many: int) -> SweepDetail:
+    """A sweep that tried so many at random; one failed, one is at its rung, one has just begun."""
+    trials = [
+        trial(n, accuracy(values), values=values, state="done")
+        for n in range(many)
+        for values in [drawn(SPACE, 5, n)]
+    ]
+    failed = trial(many, values=drawn(SPACE, 5, many), state="failed")
+    at_rung = trial(many + 1, 0.5, values=drawn(SPACE, 5, many + 1), state="granted")
+    begun = trial(many + 2, values=drawn(SPACE, 5, many + 2), state="training")
+    return detail(*trials, failed, at_rung, begun, spec=SPEC)
+
+
+def test_the_same_sweep_gives_the_same_suggestion_and_another_trial_another() -> None:
+    assert suggested(tried(12)) == suggested(tried(12))
+    assert suggested(tried(12)) != suggested(tried(13))
+
+
+def test_suggestions_are_of_the_space_with_its_conditions() -> None:
+    for many in range(12):
+        values = suggested(tried(many))
+
+        assert list(values) == [name for name in SPACE if name != "kernel" or "kernel" in values]
+        assert ("kernel" in values) is (values["model"] == "cnn")
+        assert 8 <= int(values["width"]) <= 512
+        assert 1e-4 <= float(values["lr"]) <= 1e-1
+
+
+@pytest.mark.parametrize("sampler", ["tpe", pytest.param("gp", marks=pytest.mark.slow)])
+def test_suggestions_are_better_than_chance(sampler: SamplerName) -> None:
+    whole = tried(30)
+    for _ in range(8):  # each is tried, and comes to its end
+        values = suggested(whole, sampler)
+        one = trial(len(whole.trials), accuracy(values), values=values, state="done")
+        whole = detail(*whole.trials, one, spec=SPEC)
+
+    scores = [accuracy(one.values) for one in whole.trials]
+    by_chance, by_sampler = scores[:30], scores[-8:]
+    assert sum(by_sampler) / 8 > sum(by_chance) / 30 + 0.1
+
+
+def test_what_should_be_small_is_made_small() -> None:
+    spec = sweep(space=SPACE, seed=5, metric="accuracy", mode="min").sweep_spec()
+    trials = tried(30).trials
+
+    worst = [accuracy(suggested(detail(*trials[:n], spec=spec))) for n in range(22, 30)]
+
+    assert sum(worst) / 8 < sum(accuracy(one.values) for one in trials[:30]) / 30
+
+
+def test_without_optuna_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+
+    with pytest.raises(SettingsError, match=r"samplers need Optuna; .* pip install '.\[optuna\]'"):
+        suggested(tried(2))
