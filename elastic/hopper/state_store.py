@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import sys
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -25,7 +27,7 @@ from schemas.state_files import (
     find_state,
     header_of,
     map_state,
-    read_frames,
+    split_frames,
     write_state,
 )
 
@@ -56,6 +58,7 @@ class StateStore:
         self._folder = folder
         self._lock = threading.Lock()  # the server has a thread of its own
         self._came = MemoryTarget()  # its memory serves one state after the other
+        self._damaged: set[Path] = set()  # files
         self._kept: OrderedDict[str, tuple[bytes, Frames]] = OrderedDict()  # by digest
 
     # --- what others ask for
@@ -76,8 +79,8 @@ class StateStore:
 
     # --- what this worker needs
 
-    def get(self, state: StateRef, sources: Sequence[StateSource]) -> Frames:
-        """A state, checked; blocks. It may be overwritten by the next one.
+    def get(self, state: StateRef, sources: Sequence[StateSource]) -> FoundState:
+        """A state; blocks. It may be overwritten by the next one.
 
         Args:
             state: with its digest.
@@ -88,7 +91,7 @@ class StateStore:
         """
         with self._lock:
             if (kept := self._kept.get(state.digest)) is not None:
-                return kept[1]
+                return FoundState(kept[1])
         if (found := self._on_disk(state)) is not None:
             return found
         frames: Frames = ()
@@ -105,21 +108,23 @@ class StateStore:
         except (OnesError, MemoryError) as error:
             what = error.message if isinstance(error, OnesError) else f"no memory for it: {error}"
             raise StateLostError(what, "it is trained again") from None
-        return frames
+        return FoundState(frames)
 
-    def _on_disk(self, state: StateRef) -> Frames | None:
+    def _on_disk(self, state: StateRef) -> FoundState | None:
         path = find_state(self._folder, state.trial, state.version, state.digest)
-        if path is None:
+        if path is None or path in self._damaged:
             return None
         try:
-            return read_frames(map_state(path), state.digest)
-        except DamagedStateError as error:
-            sys.stderr.write(f"[ones] {path.name}: {error.message}; another copy is looked for\n")
-            with contextlib.suppress(OSError):
-                path.unlink()
-        except (OSError, ValueError):  # it has just gone
-            pass
-        return None
+            _, frames = split_frames(map_state(path))
+        except (OSError, ValueError, DamagedStateError):  # it has just gone
+            return None
+        return FileState(frames, state.digest, partial(self._drop, path))
+
+    def _drop(self, path: Path) -> None:
+        sys.stderr.write(f"[ones] {path.name} is damaged; another copy is looked for\n")
+        self._damaged.add(path)
+        with contextlib.suppress(OSError):
+            path.unlink()
 
     def put(self, unit: UnitOrder, result: UnitResult, limit_s: float = DISK_S) -> None:
         """Keep a unit's state: in memory, and durably on the node's disk.
@@ -159,17 +164,65 @@ class StateStore:
         return sum(len(frame) for _, frames in self._kept.values() for frame in frames)
 
 
+class FoundState:
+    """A state that was checked when it came."""
+
+    def __init__(self, frames: Frames) -> None:
+        """Keep it.
+
+        Args:
+            frames: of the state.
+        """
+        self.frames = frames
+
+    def is_sound(self) -> bool:
+        """Whether it is what it should be; may wait."""
+        return True
+
+
+class FileState(FoundState):
+    """A state on this node's disk, which is checked while it is trained on."""
+
+    def __init__(self, frames: Frames, digest: str, reject: Callable[[], None]) -> None:
+        """Begin to check it.
+
+        Args:
+            frames: of the file.
+            digest: that they should have.
+            reject: called if they have another.
+        """
+        super().__init__(frames)
+        self._wanted = digest
+        self._reject = reject
+        self._sound = False
+        self._thread = threading.Thread(target=self._check, name="digest", daemon=True)
+        self._thread.start()
+
+    def _check(self) -> None:
+        whole = hashlib.sha256()
+        for frame in self.frames:
+            whole.update(frame)
+        self._sound = whole.hexdigest() == self._wanted
+
+    def is_sound(self) -> bool:
+        """Whether it is what it should be; waits until that is known."""
+        self._thread.join()
+        if not self._sound:
+            self._reject()
+        return self._sound
+
+
 class StateWait:
     """A state on its way, received in a thread of its own."""
 
-    def __init__(self, get: Callable[[], Frames]) -> None:
+    def __init__(self, get: Callable[[], FoundState]) -> None:
         """Begin.
 
         Args:
-            get: gives it; what it raises is raised again by `frames`.
+            get: gives it; what it raises is raised again by `state`.
         """
         self._get = get
-        self._frames: Frames = ()
+        self._state: FoundState | None = None
         self._error: Exception | None = None
         self.seconds = 0.0  # that it took
         self._thread = threading.Thread(target=self._run, name="state", daemon=True)
@@ -178,17 +231,18 @@ class StateWait:
     def _run(self) -> None:
         began = time.monotonic()
         try:
-            self._frames = self._get()
+            self._state = self._get()
         except Exception as error:  # noqa: BLE001 - for the thread that waits
             self._error = error
         self.seconds = time.monotonic() - began
 
-    def frames(self) -> Frames:
+    def state(self) -> FoundState:
         """Wait for it."""
         self._thread.join()
         if self._error is not None:
             raise self._error
-        return self._frames
+        assert self._state is not None  # noqa: S101 - one of the two is there
+        return self._state
 
 
 def _size(frames: Frames) -> str:

@@ -6,15 +6,22 @@ import gc
 import sys
 import time
 import traceback
+from functools import partial
 from typing import Final
 
 import torch
 
 from elastic.hopper.staged_data import DataDiffersError, count_samples
 from elastic.hopper.state_frames import StateFramesError, size
-from elastic.hopper.state_store import DiskFullError, StateLostError, StateStore, StateWait
+from elastic.hopper.state_store import (
+    DiskFullError,
+    FoundState,
+    StateLostError,
+    StateStore,
+    StateWait,
+)
 from elastic.hopper.unit import Unit
-from elastic.hopper.unit_runner import UnitFailedError, UnitRunner
+from elastic.hopper.unit_runner import UnitFailedError, UnitResult, UnitRunner
 from elastic.hopper.unit_speed import UnitSpeed
 from elastic.reporting.report_protocol import Report
 from elastic.training_errors import UsageError
@@ -51,7 +58,6 @@ class UnitAttempts:
         self._store = store
         self._report = report
         self._speed = speed
-        self._device = runner.device
 
     def make(self, order: UnitOrder) -> None:
         """Train a unit and report what came of it; a failure is its own, the next one goes on.
@@ -69,36 +75,25 @@ class UnitAttempts:
         else:
             return
         gc.collect()  # an error's frames hold tensors
-        if self._device.type != "cpu":
+        if self._runner.device.type != "cpu":
             torch.accelerator.empty_cache()
         self._report(UnitFailed, attempt=order.attempt, why=why, fault=fault)
 
     def _make(self, order: UnitOrder) -> None:
         began = time.monotonic()
-        known = order.state
-        wait = None if known is None else StateWait(lambda: self._store.get(known, order.sources))
+        wait = None if order.state is None else StateWait(partial(self._state_of, order))
         data = self._runner.data(order.partition)
         if order.evaluate and self._sweep.eval_fn:
             self._runner.data(None)
         staged_s, samples = time.monotonic() - began, count_samples(data)
-        state = wait.frames() if wait else None
+        state = wait.state() if wait else None
         waited_s = wait.seconds if wait else 0.0
         _say(order, f"{samples} samples")
         begun = {"samples": samples, "waited_s": waited_s, "staged_s": staged_s}
         self._report(UnitBegun, attempt=order.attempt, **begun)
         started = time.monotonic()
-        seed, name = self._sweep.search.seed, str(order.trial)
-        unit = Unit(
-            config=name,
-            values=order.values,
-            epoch=order.epoch,
-            partition=order.partition,
-            partitions=self._sweep.partitions,
-            sweep_seed=seed,
-            device=self._device,
-        )
-        frames = state if state is not None else self._runner.begin(name, order.values, seed)
-        result = self._runner.run(unit, frames, evaluate=order.evaluate)
+        while (result := self._train(order, state)) is None:
+            state = self._state_of(order)
         seconds = time.monotonic() - started
         self._store.put(order, result)
         self._speed.add(samples, time.monotonic() - began)
@@ -112,6 +107,33 @@ class UnitAttempts:
             digest=result.digest,
             size=size(result.frames),
         )
+
+    def _state_of(self, order: UnitOrder) -> FoundState:
+        assert order.state is not None  # noqa: S101 - who has none is not asked
+        return self._store.get(order.state, order.sources)
+
+    def _train(self, order: UnitOrder, state: FoundState | None) -> UnitResult | None:
+        """Run the user's functions; None: on a state that turned out to be damaged."""
+        seed, name = self._sweep.search.seed, str(order.trial)
+        unit = Unit(
+            config=name,
+            values=order.values,
+            epoch=order.epoch,
+            partition=order.partition,
+            partitions=self._sweep.partitions,
+            sweep_seed=seed,
+            device=self._runner.device,
+        )
+        if state is None:
+            begin = self._runner.begin(name, order.values, seed)
+            return self._runner.run(unit, begin, evaluate=order.evaluate)
+        try:
+            result = self._runner.run(unit, state.frames, evaluate=order.evaluate)
+        except Exception:
+            if state.is_sound():
+                raise
+            return None
+        return result if state.is_sound() else None
 
 
 def fault_of(error: Exception) -> tuple[str, str]:

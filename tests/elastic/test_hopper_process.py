@@ -124,14 +124,15 @@ def test_the_first_of_a_group_tells_how_fast_all_are(crews: Crews) -> None:
     assert told.samples_per_s > 0.0
 
 
-def test_a_torn_file_is_no_state_and_another_copy_is_taken(crews: Crews) -> None:
+@pytest.mark.parametrize("place", [-1, 600], ids=["a weight", "the header"])
+def test_a_damaged_file_is_no_state_and_another_copy_is_taken(crews: Crews, place: int) -> None:
     crew = crews()
     first, other = crew.start("a", "b")
     one = crew.ended(crew.unit(first, 1, (1, 0)))
     (late,) = crew.join("a")
     path = late.states / f"0-1-{one.attempt}.state"
     content = bytearray(path.read_bytes())
-    content[-1] ^= 1
+    content[place] ^= 1
     path.write_bytes(content)
 
     two = crew.ended(crew.unit(late, 2, (1, 1), one, [first]))

@@ -1,0 +1,47 @@
+"""Workers of a sweep on a device: states leave it, and come back as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from schemas.messages.agent import UnitEnded
+from tests.support.hopper_crew import FUNCTIONS, Hopper, HopperCrew
+from tests.support.simgpu.processes import require_library
+
+PRELUDE = "import tests.support.simgpu.worker\n"
+ON_DEVICE = PRELUDE + FUNCTIONS.replace(
+    "loss = functional.mse_loss(trained.model(x + 0.1 * torch.randn_like(x)), y)",
+    "x, y = x.to(unit.device), y.to(unit.device)\n"
+    "        assert x.device.type == 'simgpu'\n"
+    "        loss = functional.mse_loss(trained.model(x + 0.1 * torch.randn_like(x)), y)",
+).replace("x, y = data.tensors", "x, y = (one.to(unit.device) for one in data.tensors)")
+VISITS = [(1, 2), (1, 0), (1, 3), (1, 1)]
+
+
+@pytest.fixture
+def crew(tmp_path: Path) -> Iterator[HopperCrew]:
+    require_library()
+    made = HopperCrew(tmp_path, ON_DEVICE)
+    yield made
+    made.close()
+
+
+def test_a_configuration_that_hops_between_devices_is_one_that_stayed(crew: HopperCrew) -> None:
+    first, second = crew.start("a", "b")
+    digests: dict[str, list[str]] = {"hops": [], "stays": []}
+    for kind, places in (("hops", (first, second)), ("stays", (first, first))):
+        before: UnitEnded | None = None
+        for at, visit in enumerate(VISITS):
+            hopper = places[at % 2]
+            sources: list[Hopper | str] = [places[(at + 1) % 2]] if before else []
+            unit = crew.unit(hopper, at + 1, visit, before, sources, evaluate=at == 3)
+            before = crew.ended(unit)
+            digests[kind].append(before.digest)
+
+    assert digests["hops"] == digests["stays"]
+    assert len(set(digests["hops"])) == len(VISITS)
+    assert before is not None
+    assert before.scores.keys() == {"error"}
