@@ -47,3 +47,40 @@ def test_an_example_trains_two_epochs_on_a_cluster(
     first, second = cluster.show(job)["epochs"]
     assert (first["global_batch"], second["epoch"]) == (spec.batch_size, 2)
     assert second["train_loss"] < first["train_loss"]
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("digits", ("searcher.configurations=3", "searcher.max_epochs=3", "space.width=16")),
+        ("language", ("searcher.configurations=2", "searcher.max_epochs=2", "partitions=2")),
+    ],
+)
+@pytest.mark.slow
+def test_an_example_is_swept_on_a_cluster(
+    cluster: Cluster, name: str, changes: tuple[str, ...]
+) -> None:
+    options = [word for change in changes for word in ("--set", change)]
+
+    done = cluster.ones(
+        "sweep",
+        "submit",
+        str(EXAMPLES / name / "sweep.toml"),
+        *options,
+        "--wait",
+        timeout=LONGEST_S,
+    )
+
+    job = done.out.strip()
+    assert done.code == 0, cluster.ones("logs", job).out
+    trials = cluster.ones("sweep", "show", job, "-o", "json").json["trials"]
+    assert {one["state"] for one in trials} == {"done", "stopped"}
+    assert max(one["epochs"] for one in trials) == int(changes[1].rpartition("=")[2])
+
+
+@pytest.mark.parametrize("name", ["digits", "language"])
+def test_the_functions_of_a_swept_example_are_where_its_file_says(name: str) -> None:
+    sweep = load_job(EXAMPLES / name / "sweep.toml").stated_sweep
+
+    assert sweep is not None
+    assert sweep.search.seed == 1

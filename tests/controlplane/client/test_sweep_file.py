@@ -259,3 +259,9 @@ def test_what_is_set_on_the_command_line_goes_before_the_file(
 def test_what_cannot_be_set_is_named(file: Path, assignment: str, said: str) -> None:
     with pytest.raises(OnesError, match=said):
         load_job(file, [assignment])
+
+
+def test_every_field_that_the_cluster_knows_can_be_stated() -> None:
+    fields = set(SweepSpec.__struct_fields__) | set(SearchSpec.__struct_fields__)
+
+    assert fields - {"search", "epochs"} <= set(Sweep.__struct_fields__)
