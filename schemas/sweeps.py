@@ -163,6 +163,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     partitions: int  # of the data
     replicas: int = 1  # nodes that hold each partition; more: every node
     keep: int = 1  # best configurations whose states stay when the sweep is over
+    revoke_s: float = 120.0  # a worker whose slot is wanted may take so long to end its unit
     # Who visits what next: the most loaded; that, chosen by 20 plays; by chance (Cerebro).
     order: VisitOrder = "greedy"
     # Global batch of the last trials as elastic jobs, once they are fewer than half the slots.
@@ -193,6 +194,7 @@ class TrialSpec(msgspec.Struct, frozen=True, kw_only=True):
 
 FUNCTION_PATH: Final = re.compile(r"[A-Za-z_][\w.]{0,199}:[A-Za-z_]\w{0,99}")
 MAX_REPLICAS: Final = 1024
+MAX_REVOKE_S: Final = 86_400.0
 MAX_GRADUATE_BATCH: Final = 2**40  # samples
 FUNCTIONS: Final = ("input_fn", "model_fn", "train_fn", "eval_fn")
 
@@ -217,6 +219,7 @@ def check_sweep(spec: SweepSpec) -> None:
         ("replicas", 1, MAX_REPLICAS),
         ("keep", 0, MAX_CONFIGURATIONS),
         ("graduate_batch", 1, MAX_GRADUATE_BATCH),
+        ("revoke_s", 0, MAX_REVOKE_S),
     ):
         value = getattr(spec, field)
         if value is not None and not least <= value <= most:

@@ -57,6 +57,23 @@ def training_limit(state: SweepState, trial: int, worker: WorkerId) -> float:
     return max(FIRST_PATIENCE_S, FIRST_PATIENCE * expected)
 
 
+def waits_for_unit(state: SweepState, place: Place, now: Seconds) -> bool:
+    """Whether a worker that is revoked may end its unit first.
+
+    Args:
+        state: of the sweep.
+        place: of the worker.
+        now: seconds on the controller's clock.
+    """
+    lease = state.leases[place.attempt] if place.attempt is not None else None
+    if lease is None or lease.void or place.within_s <= 0.0:
+        return False
+    if not state.times.knows(lease.trial):
+        return True
+    began = lease.began if lease.trains else now
+    return began + state.times.expected(lease.trial, lease.order.worker) - now <= place.within_s
+
+
 def trains(state: SweepState, number: int) -> bool:
     """Whether a trial has a unit under way, or could have one now.
 

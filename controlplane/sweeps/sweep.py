@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from controlplane.sweeps.dispatch import begin_units, training_limit, trains
+from controlplane.sweeps.dispatch import begin_units, training_limit, trains, waits_for_unit
 from controlplane.sweeps.epoch_metrics import merged, score
 from controlplane.sweeps.graduation import graduate_last_trials, score_graduate
 from controlplane.sweeps.kept_states import keep_states
@@ -32,6 +32,7 @@ from controlplane.sweeps.unit_faults import (
     crash,
     give_up_late_units,
     refuse_data,
+    release_late_leavers,
     unit_fault,
 )
 from schemas.ids import NodeId, Seconds, WorkerId
@@ -77,7 +78,9 @@ class Sweep:
     @property
     def deadline(self) -> Seconds | None:
         """When `deadline_passed` has to be called."""
-        return min((lease.deadline for lease in self.state.leases.values()), default=None)
+        leases = [lease.deadline for lease in self.state.leases.values()]
+        places = [place.leaves_by for place in self.state.workers.values()]
+        return min([*leases, *(by for by in places if by is not None)], default=None)
 
     # --- workers and nodes
 
@@ -106,15 +109,30 @@ class Sweep:
             found += crash(self.state, lease.trial, why, fault=fault)
         return [*found, *self._go_on(now)]
 
-    def worker_revoked(self, worker: WorkerId, now: Seconds, *, urgent: bool) -> list[Order]:
-        """Its slot is wanted: it ends its unit first, unless it is urgent."""
+    def worker_revoked(self, worker: WorkerId, now: Seconds, within_s: float) -> list[Order]:
+        """Its slot is wanted: it ends its unit first, if that is over in time.
+
+        Args:
+            worker: of the sweep.
+            now: seconds on the controller's clock.
+            within_s: it has to be gone; 0: at once. A unit that is expected to take longer is
+                given up now, and one that does take longer is given up then.
+        """
         place = self.state.workers.get(worker)
         if place is None:
             return []
-        place.revoked = True
-        if place.attempt is not None and not urgent:
+        place.revoked, place.revoked_at, place.within_s = True, now, within_s
+        if waits_for_unit(self.state, place, now):
             return []
         return [*self.state.release(worker), *self._go_on(now)]
+
+    def worker_kept(self, worker: WorkerId, now: Seconds) -> list[Order]:
+        """A worker that was revoked stays after all."""
+        place = self.state.workers.get(worker)
+        if place is None or not place.revoked:
+            return []
+        place.revoked = False
+        return self._go_on(now)
 
     def share_partitions(
         self, workers: Mapping[NodeId, int], replicas: int, now: Seconds
@@ -241,14 +259,16 @@ class Sweep:
         return self._go_on(now)
 
     def deadline_passed(self, now: Seconds) -> list[Order]:
-        """Give up units that take far too long; their trial fails if that happens again."""
-        found = give_up_late_units(self.state, now)
+        """Give up units that take far too long, and those of workers that had to leave by now."""
+        found = [*release_late_leavers(self.state, now), *give_up_late_units(self.state, now)]
         return [*found, *self._go_on(now)] if found else []
 
     def begin_anew(self, now: Seconds) -> None:
         """Nothing could be heard while no controller was there: every unit's time begins again."""
         for lease in self.state.leases.values():
             lease.began = now
+        for place in self.state.workers.values():
+            place.revoked_at = now
 
     # --- what users ask
 

@@ -19,6 +19,13 @@ class Place:
     node: NodeId
     attempt: Attempt | None = None
     revoked: bool = False  # it takes no other unit
+    revoked_at: Seconds = Seconds(0.0)  # if it was
+    within_s: float = 0.0  # it has to be gone, whatever becomes of its unit
+
+    @property
+    def leaves_by(self) -> Seconds | None:
+        """When its unit is given up; None: it stays."""
+        return Seconds(self.revoked_at + self.within_s) if self.revoked else None
 
 
 @dataclass(slots=True)

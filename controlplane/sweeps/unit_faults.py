@@ -100,6 +100,20 @@ def crash(state: SweepState, trial: int, why: str, *, fault: bool = True) -> lis
     return fail(state, trial, f"{faults + kills} workers in a row ended in its units: {why}")
 
 
+def release_late_leavers(state: SweepState, now: Seconds) -> list[Order]:
+    """Give up units of workers that were to be gone by now; their trials are not to blame.
+
+    Args:
+        state: of the sweep.
+        now: seconds on the controller's clock.
+    """
+    found: list[Order] = []
+    for worker, place in list(state.workers.items()):
+        if place.leaves_by is not None and place.leaves_by <= now:
+            found += state.release(worker)
+    return found
+
+
 def give_up_late_units(state: SweepState, now: Seconds) -> list[Order]:
     """Give up units that take far too long, with their workers.
 

@@ -87,6 +87,18 @@ def test_a_configuration_that_raises_fails_alone(house: Cluster) -> None:
     assert all("too fast" in trial.why for trial in failed)
 
 
+def test_a_slot_that_is_wanted_is_given_up_in_the_midst_of_a_long_unit(house: Cluster) -> None:
+    job = submit_sweep(house, FOUR, pause_s=60.0, more="revoke_s = 0.5")
+    until(house, job, lambda shown: sum(t.state == "training" for t in shown.trials) == 4)
+
+    assert house.ones("resize", job, "--slots", "1").code == 0
+
+    left = house.until(job, lambda shown: len(shown["workers"]) == 1)["workers"]
+    shown = until(house, job, lambda shown: shown.units_done == 0)
+    assert [t.slot for t in shown.trials if t.state == "training"] == [left[0]["slot"]]
+    house.ones("cancel", job)
+
+
 @pytest.mark.slow
 def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
     with cluster(tmp_path, slots=2, agents=2, policy="fair") as pair:

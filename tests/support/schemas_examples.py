@@ -51,6 +51,7 @@ SWEEP: Final = SweepSpec(
     replicas=2,
     keep=3,
     order="rollouts",
+    revoke_s=30.0,
     graduate_batch=64,
 )
 VALUES: Final[dict[str, Value]] = {"lr": 0.01, "optimizer": "adam", "width": 64, "bias": True}

@@ -131,7 +131,7 @@ class SweepSite:
         self.new_worker(self.node_of[worker])
 
     def revoke(self, worker: WorkerId, *, urgent: bool) -> None:
-        self.do(self.sweep.worker_revoked(worker, NOW, urgent=urgent))
+        self.do(self.sweep.worker_revoked(worker, NOW, 0.0 if urgent else 120.0))
         self.new_worker(self.node_of[worker])
 
     def lose(self, node: NodeId) -> None:

@@ -34,6 +34,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     replicas: int = 1  # nodes that hold each partition; more: every node
     keep: int = 1  # best configurations whose states stay when the sweep is over
     order: Order = "greedy"  # who visits which partition next
+    revoke_s: float = 120.0  # that a unit may still take where its slot is wanted
     graduate_batch: int | None = None  # of the last trials as elastic jobs; None: they stay
     seed: int = 0
     # of its job
@@ -71,6 +72,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
             replicas=self.replicas,
             keep=self.keep,
             order=self.order,
+            revoke_s=self.revoke_s,
             graduate_batch=self.graduate_batch,
         )
         try:
@@ -132,6 +134,7 @@ def sweep_of(spec: JobSpec) -> Sweep:
         replicas=sweep.replicas,
         keep=sweep.keep,
         order=sweep.order,
+        revoke_s=sweep.revoke_s,
         graduate_batch=sweep.graduate_batch,
         seed=search.seed,
         name=spec.name,

@@ -88,7 +88,7 @@ def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
 
 def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
     """Members of the group take units, who leaves ends its unit, and who is gone loses it."""
-    engine = sweep.engine
+    engine, spec = sweep.engine, job.spec.stated_sweep
     serving = {worker.worker: worker for worker in job.workers.values() if _serves(job, worker)}
     for name, place in list(engine.state.workers.items()):
         worker = job.workers.get(name)
@@ -97,7 +97,10 @@ def _follow_workers(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
             orders = engine.worker_gone(name, ctx.now, why, fault=fault)
             carry_out(ctx, job, sweep, orders)
         elif name not in serving and not place.revoked:
-            carry_out(ctx, job, sweep, engine.worker_revoked(name, ctx.now, urgent=False))
+            within_s = spec.revoke_s if spec is not None else 0.0
+            carry_out(ctx, job, sweep, engine.worker_revoked(name, ctx.now, within_s))
+        elif name in serving and place.revoked:
+            carry_out(ctx, job, sweep, engine.worker_kept(name, ctx.now))
     sweep.exits = {}
     for kept in (sweep.addresses, sweep.stopping):
         for name in [name for name in kept if name not in job.workers]:

@@ -8,6 +8,7 @@ from controlplane.core.commands import Announce, Command
 from controlplane.core.inputs import SweepChangeRequested
 from controlplane.core.model.job_phases import Phase
 from schemas.ids import JobId, NodeId
+from schemas.messages.agent import UnitEnded
 from schemas.messages.feed import FeedEvent
 from schemas.sweeps import Asha, Parameter, RandomSearch, choice
 from tests.support.builders import cancelled, paused, resumed
@@ -117,6 +118,38 @@ def test_a_report_of_a_unit_that_was_given_up_counts_for_nothing() -> None:
     assert hopper.unit is not None
 
 
+def test_nobody_speaks_of_a_unit_that_is_another_s() -> None:
+    cluster, name = running(slots=2)
+    first, second = busy(cluster, name)
+    attempt = first.unit.attempt  # type: ignore[union-attr]
+
+    second.report(
+        UnitEnded,
+        attempt=attempt,
+        metrics={},
+        samples=10,
+        seconds=1.0,
+        scores={},
+        digest="d",
+        size=1,
+    )
+    cluster.settle()
+
+    assert cluster.sweep(name).units_done == 0
+
+
+def test_a_worker_that_dies_by_itself_costs_its_unit_and_not_the_job() -> None:
+    cluster, name = running(slots=2)
+
+    busy(cluster, name)[0].die(code=None, signal=11)
+    cluster.settle()
+
+    assert cluster.job(name).phase is Phase.RUNNING
+    assert len(cluster.hoppers(name)) == 1
+    train(cluster, name)
+    assert cluster.job(name).phase is Phase.SUCCEEDED
+
+
 def test_a_unit_that_takes_far_too_long_is_killed_with_its_worker() -> None:
     cluster, name = running(slots=2)
     cluster.end_unit(name)
@@ -143,6 +176,66 @@ def test_who_leaves_the_group_ends_its_unit_first() -> None:
     cluster.settle(training=False)
     assert cluster.sweep(name).units_done == 1
     assert cluster.hoppers(name) == [stays]
+
+
+def test_who_is_to_leave_takes_no_other_unit_though_it_has_not_heard_of_it_yet() -> None:
+    cluster, name = running(slots=2)
+    _, leaves = sorted(busy(cluster, name), key=lambda one: one.slot)
+    cluster.place({name: cluster.slots()[:1]})
+    assert cluster.job(name).phase is Phase.RESCALING
+
+    leaves.end()
+    known = cluster.controller.state.nodes[N1]
+    for report in cluster.world.nodes[N1].said_after(known.committed):
+        cluster.take(report)
+
+    assert cluster.sweep(name).units_done == 1
+    assert leaves.name not in cluster.sweep(name).units
+
+
+def test_an_agent_that_missed_an_order_hears_it_when_it_greets() -> None:
+    cluster, name = running(slots=1)
+    node, hopper = cluster.world.nodes[N1], busy(cluster, name)[0]
+    hopper.end()
+    for report in node.said_after(cluster.controller.state.nodes[N1].committed):
+        cluster.take(report)
+    assert cluster.orders[N1]
+
+    cluster.restart_agent(node)  # with its connection, what was under way is lost
+    cluster.settle()
+
+    assert hopper.unit is not None
+
+
+def test_who_leaves_and_does_not_end_its_unit_in_time_is_killed_and_the_unit_done_again() -> None:
+    cluster, name = running(slots=2, revoke_s=30.0)
+    stays, leaves = sorted(busy(cluster, name), key=lambda one: one.slot)
+    cluster.place({name: cluster.slots()[:1]})
+    cluster.settle()
+    assert leaves.alive
+
+    cluster.later(29.0)
+    cluster.settle()
+    assert leaves.alive
+    cluster.later(1.0)
+    cluster.settle()
+
+    assert not leaves.alive
+    assert stays.alive
+    train(cluster, name)
+    history = cluster.controller.reactor.histories.sweep(name)
+    assert (len(history.units), history.units_again) == (12, 0)
+    assert cluster.controller.replayed() == cluster.controller.state
+
+
+def test_a_slot_that_is_wanted_at_once_is_given_at_once() -> None:
+    cluster, name = running(slots=2, revoke_s=0.0)
+    _, leaves = sorted(busy(cluster, name), key=lambda one: one.slot)
+
+    cluster.place({name: cluster.slots()[:1]})
+    cluster.settle()
+
+    assert not leaves.alive
 
 
 def test_a_paused_sweep_ends_its_units_and_goes_on_where_it_was() -> None:

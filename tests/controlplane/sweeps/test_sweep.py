@@ -176,7 +176,7 @@ def test_a_worker_that_is_revoked_ends_its_unit_first() -> None:
     one, orders = sweep(workers={W0: N0}, many=1)
     (run,) = units(orders)
 
-    assert one.worker_revoked(W0, NOW, urgent=False) == []
+    assert one.worker_revoked(W0, NOW, 120.0) == []
     assert one.unit_done(run.attempt, report(), NOW) == [ReleaseWorker(W0)]
 
 
@@ -184,12 +184,52 @@ def test_a_worker_that_is_wanted_at_once_gives_its_unit_up() -> None:
     one, orders = sweep(workers={W0: N0}, many=1)
     (run,) = units(orders)
 
-    assert one.worker_revoked(W0, NOW, urgent=True) == [
+    assert one.worker_revoked(W0, NOW, 0.0) == [
         StopUnit(run.attempt, W0),
         ReleaseWorker(W0),
     ]
     (again,) = units(list(one.worker_came(W1, N0, NOW)))
     assert (again.trial, again.partition, again.state) == (run.trial, run.partition, None)
+
+
+def test_a_unit_that_is_not_over_in_time_is_given_up_and_its_trial_is_not_to_blame() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+    assert one.worker_revoked(W0, Seconds(10.0), 120.0) == []
+    assert one.deadline == 130.0
+
+    assert one.deadline_passed(Seconds(129.0)) == []
+    assert one.deadline_passed(Seconds(130.0)) == [StopUnit(run.attempt, W0), ReleaseWorker(W0)]
+
+    assert (one.state.hangs, one.state.crashes) == ({}, {})
+    assert len(units(one.worker_came(W1, N0, Seconds(131.0)))) == 1
+
+
+@pytest.mark.parametrize(("at", "ends_first"), [(50.0, False), (90.0, True)])
+def test_a_unit_that_is_known_to_take_longer_is_given_up_at_once(
+    at: float, *, ends_first: bool
+) -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+    took = UnitReport({}, 10, 200.0)
+    (following,) = units(one.unit_done(run.attempt, took, NOW))  # 200 s a unit
+    one.unit_begun(following.attempt, 10, NOW)
+
+    orders = one.worker_revoked(W0, Seconds(at), 120.0)
+
+    given_up = [StopUnit(following.attempt, W0), ReleaseWorker(W0)]
+    assert orders == ([] if ends_first else given_up)
+
+
+def test_a_worker_that_stays_after_all_takes_units_again() -> None:
+    one, orders = sweep(workers={W0: N0}, many=1)
+    (run,) = units(orders)
+    one.worker_revoked(W0, NOW, 120.0)
+
+    one.worker_kept(W0, NOW)
+
+    assert one.deadline != 120.0
+    assert len(units(one.unit_done(run.attempt, report(), NOW))) == 1
 
 
 def test_a_trial_that_fails_ends_alone() -> None:
