@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sized
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import torch
 
@@ -17,6 +17,9 @@ from elastic.hopper.user_functions import EvalFunction, UserFunctions
 from elastic.state.random_state import seed_generators
 from elastic.training_errors import ElasticError, UsageError
 from schemas.state_files import Frames
+
+MAX_METRICS: Final = 100
+MAX_NAME: Final = 100  # characters
 
 
 class UnitFailedError(ElasticError):
@@ -175,10 +178,16 @@ def _numbers(where: str, metrics: Any) -> dict[str, float]:
     if not isinstance(metrics, Mapping):
         what = f"{where} gave a {type(metrics).__name__}"
         raise UsageError(what, "return numbers by name, such as {'loss': 0.5}", where)
+    if len(metrics) > MAX_METRICS:
+        what = f"{where} gave {len(metrics)} metrics"
+        raise UsageError(what, f"give {MAX_METRICS} at most", where)
     found: dict[str, float] = {}
     for name, value in metrics.items():
+        if not (isinstance(name, str) and 0 < len(name) <= MAX_NAME and name.isprintable()):
+            what = f"{where} gave a metric named {str(name)[:MAX_NAME]!r}"
+            raise UsageError(what, f"name it with 1 to {MAX_NAME} printable characters", where)
         try:
-            found[str(name)] = float(value)
+            found[name] = float(value)
         except (TypeError, ValueError) as error:
             what = f"{where} gave {name} = {value!r}"
             raise UsageError(what, "give numbers", where) from error

@@ -103,9 +103,10 @@ def _fetch_from(
     dealer = context.socket(zmq.DEALER)
     dealer.linger = 0
     dealer.maxmsgsize = PIECE + 64 * 1024
-    dealer.ipv6 = "[" in source
+    host, _, port = source.rpartition(":")
+    dealer.ipv6 = ":" in host
     try:
-        dealer.connect(f"tcp://{source}")
+        dealer.connect(f"tcp://[{host.strip('[]')}]:{port}" if dealer.ipv6 else f"tcp://{source}")
         _receive(dealer, _Request(asked), target, patience)
     except zmq.ZMQError as error:
         raise StateUnavailableError(f"cannot connect: {error.strerror}") from None

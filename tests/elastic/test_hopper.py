@@ -227,6 +227,9 @@ def test_a_function_that_raises_is_named(functions: dict[str, Any], where: str) 
         ({"model_fn": lambda _: nn.Linear(1, 1)}, "the state that came has model, optimizer"),
         ({"train_fn": lambda *_: 3}, "train_fn gave a int"),
         ({"train_fn": lambda *_: {"loss": "low"}}, "train_fn gave loss = 'low'"),
+        ({"train_fn": lambda *_: {7: 0.5}}, "train_fn gave a metric named '7'"),
+        ({"train_fn": lambda *_: {"a\nb": 0.5}}, "train_fn gave a metric named 'a\\nb'"),
+        ({"train_fn": lambda *_: dict.fromkeys(map(str, range(101)), 0)}, "gave 101 metrics"),
     ],
 )
 def test_what_a_function_gives_that_cannot_be_used_is_named(

@@ -227,6 +227,21 @@ def test_a_peer_that_sends_too_much_at_once_is_dropped_and_others_are_served(
         assert fetched(address) == (address, FRAMES)
 
 
+@pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6 here")
+def test_a_state_comes_over_ipv6_with_brackets_or_without() -> None:
+    known = [header_of(FRAMES, DIGEST), *FRAMES]
+    try:
+        server = StateServer("::1", lambda _: known)
+    except OSError:
+        pytest.skip("no IPv6 loopback here")
+    try:
+        assert server.address == f"[::1]:{server.port}"
+        for address in (server.address, f"::1:{server.port}"):
+            assert fetched(address) == (address, FRAMES)
+    finally:
+        server.close()
+
+
 def test_a_port_that_is_taken_is_an_error(sources: Sources) -> None:
     taken = int(sources.good().rpartition(":")[2])
 

@@ -1,0 +1,102 @@
+"""What a worker keeps of its states, and whose fault it is when a unit comes to nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from elastic.hopper import state_store
+from elastic.hopper.staged_data import DataDiffersError
+from elastic.hopper.state_frames import StateFramesError, digest
+from elastic.hopper.state_store import DiskFullError, StateLostError, StateStore
+from elastic.hopper.unit_attempt import fault_of
+from elastic.hopper.unit_runner import UnitFailedError, UnitResult
+from elastic.training_errors import UsageError
+from schemas.ids import JobId, WorkerId
+from schemas.messages.hopping import StateRef, UnitOrder
+from schemas.messages.states import AskState
+from schemas.state_files import read_frames
+
+JOB = JobId("search-1")
+
+
+def order(attempt: int, version: int) -> UnitOrder:
+    return UnitOrder(
+        attempt=attempt, worker=WorkerId("w"), trial=0, values={}, state=None, sources=(),
+        result=StateRef(trial=0, version=version), epoch=1, partition=0, evaluate=False,
+    )  # fmt: skip
+
+
+def result(text: bytes) -> UnitResult:
+    frames = [b"header", text]
+    return UnitResult(frames, digest(frames), {}, 1, {})
+
+
+def ask(version: int, left: UnitResult, job: str = JOB) -> AskState:
+    return AskState(job=JobId(job), trial=0, version=version, digest=left.digest, offset=0)
+
+
+def test_a_state_is_handed_out_from_memory_and_from_the_disk(tmp_path: Path) -> None:
+    one = result(b"one")
+    store = StateStore(JOB, tmp_path)
+    store.put(order(1, 1), one)
+
+    for holder in (store, StateStore(JOB, tmp_path)):
+        parts = holder.find(ask(1, one))
+        assert parts is not None
+        frames = read_frames(b"".join(map(bytes, parts)), one.digest)
+        assert [bytes(frame) for frame in frames] == one.frames
+    assert store.find(ask(1, one, "other-1")) is None
+    assert store.find(ask(1, result(b"another"))) is None
+
+
+def test_memory_holds_the_newest_states_up_to_a_bound(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state_store, "KEPT_BYTES", 250)
+    states = [result(bytes([at]) * 100) for at in range(3)]
+    store = StateStore(JOB, tmp_path)
+    for at, state in enumerate(states, start=1):
+        store.put(order(at, at), state)
+    for path in tmp_path.iterdir():
+        path.unlink()
+
+    found = [store.find(ask(at, state)) is not None for at, state in enumerate(states, start=1)]
+
+    assert found == [False, True, True]
+
+
+def test_a_disk_that_takes_nothing_is_an_error_with_its_remedy(tmp_path: Path) -> None:
+    folder = tmp_path / "states"
+    folder.write_text("no folder")
+
+    with pytest.raises(DiskFullError, match=r"a state of 0\.0 MB to .*free space there"):
+        StateStore(JOB, folder).put(order(1, 1), result(b"one"), limit_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "fault"),
+    [
+        (UnitFailedError("train_fn", KeyError("x")), "trial"),
+        (UnitFailedError("input_fn", KeyError("x")), "data"),
+        (UsageError("input_fn gave no data", "give some", "input_fn"), "data"),
+        (UsageError("model_fn gave a int", "a model", "model_fn"), "trial"),
+        (DataDiffersError("partition 1", 3, 4), "data"),
+        (StateLostError("nobody has it"), "state"),
+        (StateFramesError("no state"), "state"),
+        (DiskFullError("no room"), "disk"),
+        (OSError(28, "No space left on device"), "disk"),
+        (RuntimeError("size mismatch"), "trial"),
+    ],
+)
+def test_whose_fault_it_is(error: Exception, fault: str) -> None:
+    assert fault_of(error)[0] == fault
+
+
+def test_a_reason_is_one_line_that_can_be_printed() -> None:
+    _, why = fault_of(RuntimeError("CUDA out of memory.\n\tTried \x1b[31m20 GiB" + "x" * 9000))
+
+    assert why.startswith("CUDA out of memory. Tried  [31m20 GiBxxx")
+    assert len(why) == 2000
+    assert "\n" not in why
