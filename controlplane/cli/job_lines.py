@@ -56,7 +56,7 @@ def job_lines(
             least telling first; then the reason is cut.
         styled: puts colour around the state, for example.
     """
-    filled = {name: [_one_line(cell(job)) for job in jobs] for name, cell in COLUMNS.items()}
+    filled = {name: [one_line(cell(job)) for job in jobs] for name, cell in COLUMNS.items()}
     cells = {name: column for name, column in filled.items() if name in ALWAYS or any(column)}
     wide = {name: max([len(name), *map(_columns, column)]) for name, column in cells.items()}
     kept = _fitting(wide, width)
@@ -106,8 +106,12 @@ def cut(text: str, width: int) -> str:
     return text.rstrip() + "…"
 
 
-def _one_line(text: str) -> str:
-    """What a script said cannot break the table, nor say anything to a terminal."""
+def one_line(text: str) -> str:
+    """What a script said cannot break the table, nor say anything to a terminal.
+
+    Args:
+        text: that others wrote.
+    """
     line = text if text.isprintable() else " ".join(text.split())
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 

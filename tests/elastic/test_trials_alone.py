@@ -15,7 +15,7 @@ import torch
 from elastic.export_state import export_state
 from elastic.hopper.replay import replay
 from elastic.hopper.state_frames import digest, from_frames
-from elastic.hopper.try_unit import try_unit
+from elastic.hopper.try_unit import main, try_unit
 from elastic.hopper.unit import Unit
 from elastic.hopper.unit_runner import UnitRunner
 from elastic.hopper.user_functions import import_functions
@@ -113,17 +113,30 @@ def test_a_unit_is_measured_and_its_metric_looked_up() -> None:
 
 def test_the_answer_is_the_last_line_whatever_a_user_prints(folder: Path) -> None:
     file = folder / "task.json"
-    asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "values": {}, "metric": "score"}
+    asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "metric": "score"}
     file.write_text(json.dumps({**asked, "values": {"lr": 0.1}}))
-    command = [sys.executable, "-P", "-m", "elastic.hopper.try_unit", str(file)]
 
+    command = [sys.executable, "-P", "-m", "elastic.hopper.try_unit", str(file)]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    file.write_text(json.dumps(asked))
-    failed = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
     assert json.loads(done.stdout.splitlines()[-1])["samples"] == 6
-    assert (failed.returncode, failed.stderr.count("\n")) == (1, 1)
-    assert "model_fn raised KeyError: 'lr'" in failed.stderr
+
+
+def test_a_function_that_fails_is_named_in_one_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = folder / "task.json"
+    asked = {"functions": FUNCTIONS, "partitions": 2, "seed": 7, "values": {}, "metric": "score"}
+    file.write_text(json.dumps(asked))
+    monkeypatch.setattr(sys, "argv", ["try_unit", str(file)])
+    monkeypatch.chdir(folder)
+
+    with pytest.raises(SystemExit) as left:
+        main()
+
+    said = capsys.readouterr().err
+    assert (left.value.code, said.count("\n")) == (1, 1)
+    assert "model_fn raised KeyError: 'lr'" in said
 
 
 def test_the_model_is_taken_out_of_a_state_that_is_whole(folder: Path) -> None:

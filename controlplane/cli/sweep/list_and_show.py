@@ -11,6 +11,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
+from controlplane.cli.job_lines import one_line
 from controlplane.cli.output import byte_count, plain, print_json, print_line, print_table, span
 from controlplane.cli.sweep.trial_columns import summary_lines
 from controlplane.client import BlockingClient
@@ -114,7 +115,7 @@ def best(job: str, *, common: Common = COMMON) -> int:
         line = f"{detail.spec.search.metric} {found.score:.6g} after epoch {found.epoch}"
         sys.stdout.write(f"trial {found.trial.number}: {line}\n")
         for name, value in found.trial.values.items():
-            sys.stdout.write(f"  {name:15s} {value}\n")
+            sys.stdout.write(f"  {name:15s} {one_line(str(value))}\n")
         others = {
             name: value for name, value in metrics.items() if name != detail.spec.search.metric
         }
@@ -144,8 +145,8 @@ def _show_trial(detail: SweepDetail, number: int, common: Common) -> int:
         print_json(trial)
         return Exit.OK
     values = ", ".join(f"{name} {short(value)}" for name, value in trial.values.items())
-    sys.stdout.write(f"trial {number} of {job}: {trial.state}{trial.why and f' ({trial.why})'}\n")
-    sys.stdout.write(f"  {values}\n")
+    why = one_line(trial.why and f" ({trial.why})")
+    sys.stdout.write(f"trial {number} of {job}: {trial.state}{why}\n  {one_line(values)}\n")
     if trial.parent is not None:
         sys.stdout.write(f"  goes on from trial {trial.parent} after {trial.began_at} epochs\n")
     rows = epoch_rows(detail, (number,))

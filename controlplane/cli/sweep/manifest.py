@@ -22,6 +22,10 @@ from controlplane.client.sweeps.manifest import Manifest, read_manifest, write_m
 from controlplane.client.sweeps.runs import NoTorchError
 from schemas.errors import BadFieldError
 
+THREADS: Final = (
+    "bits depend on the number of threads: set OMP_NUM_THREADS to what the workers had, that of "
+    "[env] or else usable cores / slots of their node"
+)
 REPLAY_S: Final = 24 * 3600.0
 PYTHON_HELP = "interpreter that has torch; default: the sweep's, else this one"
 
@@ -77,6 +81,7 @@ def replay(
                 f"trial {trial}: differs from unit {at['version']} on "
                 f"(epoch {at['epoch']}, partition {at['partition']})\n"
             )
+            sys.stderr.write(f"ones: {THREADS}\n")
     return Exit.OK if equal else Exit.JOB_FAILED
 
 

@@ -52,6 +52,8 @@ def preview(
     measured: dict[str, Any] | None = None
     note = ""
     if measure and (unit_s is None or state_bytes is None):
+        if common.output == "table" and sys.stderr.isatty():
+            sys.stderr.write("a unit is trained here (--no-measure: it is not)\n")
         try:
             measured = measured_unit(spec, python)
         except NoTorchError as error:

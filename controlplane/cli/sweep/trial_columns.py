@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Final
 
+from controlplane.cli.job_lines import one_line
 from controlplane.cli.output import span
 from controlplane.client.sweeps.sweep import short
 from controlplane.client.sweeps.tables import best_epoch, best_of
@@ -27,7 +28,10 @@ def trial_cells(detail: SweepDetail, trials: Sequence[TrialInfo]) -> list[Cells]
         trials: in the order of the table.
     """
     scale = _scale(detail)
-    rows = [_cells(detail, trial, scale) for trial in trials]
+    rows = [
+        {name: one_line(cell) for name, cell in _cells(detail, trial, scale).items()}
+        for trial in trials
+    ]
     filled = {name for row in rows for name, cell in row.items() if cell or name in ALWAYS}
     return [{name: cell for name, cell in row.items() if name in filled} for row in rows]
 
@@ -99,7 +103,7 @@ def summary_lines(detail: SweepDetail, now: float) -> list[str]:
             f"best: trial {best.trial.number}, {search.metric} {best.score:.4g} {after} ({values})"
         )
     lines.append(units_line(detail, now))
-    return lines
+    return [one_line(line) for line in lines]
 
 
 def counted(detail: SweepDetail) -> str:

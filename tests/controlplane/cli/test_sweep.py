@@ -74,6 +74,17 @@ def test_where_there_is_no_room_columns_go_and_trials_are_counted() -> None:
     assert lines[-1].split() == ["and", "27", "more"]
 
 
+def test_what_a_training_said_says_nothing_to_a_terminal() -> None:
+    loud = trial(
+        0, state="failed", why="\x1b[31mred\nand\tmore", values={"lr": 1.0, "width": "\x07"}
+    )
+
+    lines = shown(dashboard(detail(loud), 120, now=0.0))
+
+    assert all(line.isprintable() for line in lines)
+    assert lines[-1].endswith("?[31mred and more")
+
+
 def test_time_left_is_the_controllers_else_counted_from_units_and_slots() -> None:
     quiet = msgspec.structs.replace(WHOLE, unit_s=None)
     expected = msgspec.structs.replace(WHOLE, expected_end=Seconds(110.0))
