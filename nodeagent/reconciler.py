@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from nodeagent.reconciler_actions import (
     Action,
@@ -42,7 +41,7 @@ from nodeagent.reconciler_events import (
 )
 from nodeagent.worker_state import LISTENING, LIVING, ProcessPhase, WorkerState
 from schemas.groups import Member
-from schemas.ids import JobId, NodeId, Version, WorkerId, index_of, node_of, worker_id
+from schemas.ids import JobId, NodeId, Version, WorkerId, node_of, worker_id
 from schemas.messages.agent import (
     SETTLED,
     SWITCH,
@@ -108,11 +107,11 @@ class Reconciler:
         match event:
             case Started(pid=pid, started_ticks=ticks) if worker.phase is ProcessPhase.STARTING:
                 worker.phase, worker.pid, worker.started_ticks = ProcessPhase.ALIVE, pid, ticks
-                return [PublishEvent(WorkerStarted(**_of(worker), pid=pid, started_ticks=ticks))]
+                return [PublishEvent(WorkerStarted(**worker.who, pid=pid, started_ticks=ticks))]
             case StartFailed(error=error, hint=hint) if worker.phase is ProcessPhase.STARTING:
                 del self.workers[worker.worker]
                 return [
-                    PublishEvent(WorkerRefused(**_of(worker), error=error, hint=hint)),
+                    PublishEvent(WorkerRefused(**worker.who, error=error, hint=hint)),
                     RemoveWorker(worker.worker),
                     *self._slot_freed(worker),
                 ]
@@ -129,7 +128,7 @@ class Reconciler:
                     event.signal,
                 )
                 exited = WorkerExited(
-                    **_of(worker), code=event.code, signal=event.signal, unseen=event.unseen
+                    **worker.who, code=event.code, signal=event.signal, unseen=event.unseen
                 )
                 return [PublishEvent(exited), *self._slot_freed(worker)]
             case GraceOver() if worker.phase is ProcessPhase.RETIRING:
@@ -168,7 +167,7 @@ class Reconciler:
         ]
         for worker in refused:
             del self.workers[worker.worker]
-        return [PublishEvent(WorkerRefused(**_of(worker), error=event.error)) for worker in refused]
+        return [PublishEvent(WorkerRefused(**worker.who, error=event.error)) for worker in refused]
 
     # --- wanted against observed
 
@@ -208,7 +207,7 @@ class Reconciler:
         for identity, member in wanted.items():
             born = identity == worker_id(name, delta.version, member.rank)
             if born and identity not in self.workers and delta.version > job.ordered:
-                self.workers[identity] = _new(identity, delta, member)
+                self.workers[identity] = WorkerState.wanted(identity, delta, member)
             if worker_now := self.workers.get(identity):
                 actions.extend(self._advance(job, worker_now, delta))
         job.ordered = delta.version
@@ -324,35 +323,8 @@ class Reconciler:
 
     def seen(self) -> tuple[WorkerSeen, ...]:
         """Every process that was started, for the hello."""
-        return tuple(
-            WorkerSeen(
-                job=worker.job,
-                version=worker.version,
-                rank=worker.rank,
-                slot=worker.slot,
-                pid=worker.pid,
-                started_ticks=worker.started_ticks,
-                ended=worker.phase is ProcessPhase.ENDED,
-                code=worker.code,
-                signal=worker.signal,
-            )
-            for worker in self.workers.values()
-            if worker.phase is not ProcessPhase.WANTED
-        )
+        started = (w for w in self.workers.values() if w.phase is not ProcessPhase.WANTED)
+        return tuple(worker.seen() for worker in started)
 
     def _job(self, job: JobId) -> JobState:
         return self.jobs.setdefault(job, JobState())
-
-
-def _new(identity: WorkerId, delta: GroupDelta, member: Member) -> WorkerState:
-    return WorkerState(
-        worker=identity,
-        job=delta.job,
-        version=delta.version,
-        rank=member.rank,
-        slot=index_of(member.slot),
-    )
-
-
-def _of(worker: WorkerState) -> dict[str, Any]:
-    return {"job": worker.job, "version": worker.version, "rank": worker.rank}

@@ -4,9 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
-from schemas.ids import JobId, Rank, Version, WorkerId
-from schemas.messages.agent import ScriptReport, UnitBegun, UnitEnded, UnitFailed
+from schemas.groups import Member
+from schemas.ids import JobId, Rank, Version, WorkerId, index_of
+from schemas.messages.agent import (
+    GroupDelta,
+    ScriptReport,
+    UnitBegun,
+    UnitEnded,
+    UnitFailed,
+    WorkerSeen,
+)
 from schemas.messages.hopping import UnitOrder
 
 
@@ -95,3 +104,37 @@ class WorkerState:
     stored: bool = False
     awaited: bool = False  # its exit, with a limit
     unit: HeldUnit = field(default_factory=HeldUnit)  # if it is a sweep's
+
+    @classmethod
+    def wanted(cls, identity: WorkerId, delta: GroupDelta, member: Member) -> WorkerState:
+        """A worker that is not there yet.
+
+        Args:
+            identity: its name.
+            delta: that asks for it.
+            member: its place in the group.
+        """
+        return cls(
+            worker=identity,
+            job=delta.job,
+            version=delta.version,
+            rank=member.rank,
+            slot=index_of(member.slot),
+        )
+
+    @property
+    def who(self) -> dict[str, Any]:
+        """What events about it begin with."""
+        return {"job": self.job, "version": self.version, "rank": self.rank}
+
+    def seen(self) -> WorkerSeen:
+        """As a greeting tells it."""
+        return WorkerSeen(
+            **self.who,
+            slot=self.slot,
+            pid=self.pid,
+            started_ticks=self.started_ticks,
+            ended=self.phase is ProcessPhase.ENDED,
+            code=self.code,
+            signal=self.signal,
+        )

@@ -232,10 +232,13 @@ def find_state(folder: Path, trial: int, version: int, digest: str) -> Path | No
         version: visits that it has behind it.
         digest: SHA-256 of its frames, hexadecimal.
     """
-    for file, path in states_in(folder):
-        if (file.trial, file.version) == (trial, version) and digest_of(path) == digest:
-            return path
-    return None
+    try:
+        with os.scandir(folder) as entries:
+            names = [one.name for one in entries if one.name.startswith(f"{trial}-{version}-")]
+    except FileNotFoundError:
+        return None
+    paths = (folder / name for name in sorted(names) if StateFile.of(name) is not None)
+    return next((path for path in paths if digest_of(path) == digest), None)
 
 
 def map_state(path: Path) -> memoryview:
