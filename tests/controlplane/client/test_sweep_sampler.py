@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import math
 import sys
+from typing import Any, cast
 
+import msgspec
 import pytest
 
-from controlplane.client import Choice, Integer, LogInteger, LogUniform
+from controlplane.client import Choice, Client, Integer, LogInteger, LogUniform
+from controlplane.client.sweeps import runs
+from controlplane.client.sweeps.requests import SweepRequests
+from controlplane.client.sweeps.runs import SweepRun
 from controlplane.client.sweeps.sampler import SamplerName, suggested
 from controlplane.sweeps.configurations import drawn
 from schemas.errors import SettingsError
-from schemas.messages.client import SweepDetail
+from schemas.messages.client import ChangeSweep, JobDetail, SweepChanged, SweepDetail
 from schemas.sweeps import Values
+from tests.support.builders import A
+from tests.support.schemas_examples import EXAMPLES
+from tests.support.summaries import summary
 from tests.support.sweep_details import detail, sweep, trial
 
 SPACE = {
@@ -84,3 +92,63 @@ def test_without_optuna_the_remedy_is_named(monkeypatch: pytest.MonkeyPatch) -> 
 
     with pytest.raises(SettingsError, match=r"samplers need Optuna; .* pip install '.\[optuna\]'"):
         suggested(tried(2))
+
+
+class Training(SweepRequests):
+    """A client whose sweep ends a trial at each second look, the oldest one first."""
+
+    def __init__(self, whole: SweepDetail) -> None:
+        self.whole = whole
+        self.looks = 0
+        self.keys: list[str] = []
+        self.most = 0  # that were under way at once
+
+    async def job(self, job: str) -> JobDetail:
+        found = EXAMPLES["client.job_detail.3"]
+        assert isinstance(found, JobDetail)
+        spec = msgspec.structs.replace(found.spec, slots=(1, 2))
+        return msgspec.structs.replace(found, spec=spec)
+
+    async def _call(self, request: Any, kind: Any, wait_s: float = 0.0) -> Any:
+        trials = list(self.whole.trials)
+        under_way = [one.number for one in trials if one.state == "training"]
+        if isinstance(request, ChangeSweep):
+            self.keys.append(request.key)
+            trials.append(trial(len(trials), values=request.values, state="training"))
+            self.most = max(self.most, len(under_way) + 1)
+        else:
+            self.looks += 1
+            if self.looks % 2 == 0 and under_way:
+                values = trials[under_way[0]].values
+                trials[under_way[0]] = trial(
+                    under_way[0], accuracy(values), values=values, state="done"
+                )
+        self.whole = detail(*trials, spec=SPEC, summary=self.whole.summary)
+        if isinstance(request, ChangeSweep):
+            return SweepChanged(job=request.job, trial=len(trials) - 1, state="training")
+        return self.whole
+
+
+async def test_configurations_are_added_as_others_end_each_under_a_key_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runs, "SAMPLE_S", 0.0)
+    begun = trial(0, values=drawn(SPACE, 5, 0), state="training")
+    client = Training(detail(begun, spec=SPEC))
+    added: list[int] = []
+
+    many = await SweepRun(cast("Client", client), A).sample(
+        6, on_added=lambda number, _: added.append(number)
+    )
+
+    assert (many, added) == (6, [1, 2, 3, 4, 5])
+    assert client.keys == ["tpe-1", "tpe-2", "tpe-3", "tpe-4", "tpe-5"]
+    assert client.most == 3  # one more than its most slots
+
+
+async def test_a_sweep_that_is_over_gets_no_more() -> None:
+    over = detail(trial(0, 0.5, state="done"), summary=summary(A, state="succeeded"), spec=SPEC)
+    client = Training(over)
+
+    assert await SweepRun(cast("Client", client), A).sample(6) == 1
+    assert client.keys == []
