@@ -10,6 +10,7 @@ from typing import Final, Literal
 import msgspec
 
 from schemas.errors import SettingsError
+from schemas.hyperband import brackets
 from schemas.ids import JobId
 
 Value = str | int | float | bool
@@ -21,6 +22,8 @@ MAX_CONFIGURATIONS: Final = 10_000
 MAX_EPOCHS: Final = 1_000_000
 MAX_PARTITIONS: Final = 4096
 MAX_CHOICES: Final = 1000
+MAX_PARAMETERS: Final = 256
+MAX_VALUES: Final = 100_000  # of all configurations together: drawing them holds up the cluster
 PARAMETER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 FORMS: Final = ("choice", "uniform", "log_uniform", "integer", "log_integer")
 
@@ -276,6 +279,9 @@ def check_search(spec: SearchSpec) -> None:
     """
     if not spec.space:
         raise SettingsError("space is empty", "give at least one value to choose", "space")
+    if len(spec.space) > MAX_PARAMETERS:
+        what = f"space has {len(spec.space)} values, more than {MAX_PARAMETERS}"
+        raise SettingsError(what, "search those that matter most", "space")
     for name, parameter in spec.space.items():
         _check_parameter(name, parameter, spec.space)
     _check_conditions(spec.space)
@@ -327,6 +333,9 @@ def _check_range(field: str, form: str, bounds: tuple[float, float]) -> None:
     if not (math.isfinite(least) and math.isfinite(most) and least < most):
         what = f"{field}.{form} = [{least}, {most}] is no range"
         raise SettingsError(what, "give two finite numbers, the smaller first", field)
+    if not math.isfinite(most - least):
+        what = f"{field}.{form} = [{least}, {most}] is wider than numbers go"
+        raise SettingsError(what, "give bounds that are closer", field)
     if form.startswith("log") and least <= 0:
         what = f"{field}.{form} begins at {least}"
         raise SettingsError(what, "logarithms need numbers above 0", field)
@@ -374,6 +383,23 @@ def _check_searcher(spec: SearchSpec) -> None:
         if not least <= value <= most:
             what = f"searcher.{field} = {value} is outside {least} to {most}"
             raise SettingsError(what, "choose one inside", f"searcher.{field}")
+    _check_many(spec)
+
+
+def _check_many(spec: SearchSpec) -> None:
+    """All first configurations are drawn at once, within an input of the controller."""
+    searcher = spec.searcher
+    if isinstance(searcher, Hyperband):
+        many = sum(size for size, _ in brackets(spec.epochs, searcher.eta))
+        if many > MAX_CONFIGURATIONS:
+            what = f"hyperband tries {many} configurations in {spec.epochs} epochs with eta"
+            what += f" {searcher.eta}, more than {MAX_CONFIGURATIONS}"
+            raise SettingsError(what, "give fewer epochs or a larger eta", "epochs")
+    else:
+        many = getattr(searcher, "configurations", getattr(searcher, "population", 0))
+    if many * len(spec.space) > MAX_VALUES:
+        what = f"{many} configurations of {len(spec.space)} values are more than {MAX_VALUES}"
+        raise SettingsError(what, "try fewer configurations", "searcher")
 
 
 def _bounds_of(space: Space) -> list[tuple[float, float]]:

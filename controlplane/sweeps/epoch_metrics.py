@@ -19,9 +19,21 @@ def merged(parts: Sequence[tuple[Mapping[str, float], int]]) -> dict[str, float]
     found: dict[str, float] = {}
     for name in names:
         having = [(metrics[name], samples) for metrics, samples in parts if name in metrics]
-        weight = sum(samples for _, samples in having)
-        found[name] = math.fsum(v * n for v, n in having) / weight if weight else math.nan
+        found[name] = _mean(having)
     return found
+
+
+def _mean(having: Sequence[tuple[float, int]]) -> float:
+    """NaN of nothing, and of infinities of both signs; values may be as large as there are."""
+    weight = sum(samples for _, samples in having)
+    if not weight:
+        return math.nan
+    try:
+        return math.fsum(value * samples for value, samples in having) / weight
+    except OverflowError:
+        return sum(value * (samples / weight) for value, samples in having)
+    except ValueError:
+        return math.nan
 
 
 def score(spec: SearchSpec, metrics: Mapping[str, float]) -> tuple[float, str]:

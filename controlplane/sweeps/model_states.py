@@ -32,7 +32,8 @@ class ModelState:
     trial: int
     everything: Partitions
     visits: list[VisitDone] = field(default_factory=list)
-    parent: StateName | None = None  # state that it began with; its visits come first
+    # States that it and its parents began with, the first parent's first; their visits come first.
+    parents: tuple[StateName, ...] = ()
     at: int = 0  # visits of the state that training goes on from; fewer than finished: some again
     metrics: list[tuple[dict[str, float], int]] = field(default_factory=list)  # of this epoch
 
@@ -59,8 +60,8 @@ class ModelState:
         """
         if not version:
             return ()
-        own = StateName(self.trial, version)
-        return (own, self.parent) if self.parent and self.parent.version == version else (own,)
+        theirs = [StateName(one.trial, version) for one in self.parents if version <= one.version]
+        return (StateName(self.trial, version), *reversed(theirs))
 
     def todo(self, granted: int) -> Partitions:
         """Partitions that the next visit may be of; none: it waits for the searcher.

@@ -22,10 +22,10 @@ from controlplane.sweeps.orders import (
     UnitReport,
 )
 from controlplane.sweeps.partition_holders import partition_holders
-from controlplane.sweeps.searchers.search import next_decisions
+from controlplane.sweeps.searchers.search import epochs_of_new, next_decisions
 from controlplane.sweeps.sweep_state import Lease, Place, SweepState
 from controlplane.sweeps.trial_changes import add_score, decide
-from controlplane.sweeps.trials import Add, Stop
+from controlplane.sweeps.trials import Add, Decision, Stop
 from controlplane.sweeps.unit_faults import (
     Fault,
     can_hold,
@@ -275,11 +275,13 @@ class Sweep:
     def add(self, values: Values, now: Seconds, parent: int | None = None) -> list[Order]:
         """A configuration joins; with a parent it goes on from the parent's state."""
         state = self.state
-        first = next_decisions(state.spec, [])
-        epochs = first[0].epochs if first and isinstance(first[0], Add) else state.spec.epochs
         begun = 0 if parent is None else state.models[parent].whole_epochs
-        granted = min(state.spec.epochs, max(epochs, begun + 1))
-        return [*decide(state, [Add(dict(values), granted, parent)]), *self._go_on(now)]
+        granted = epochs_of_new(state.spec, begun)
+        said: list[Decision] = [Add(dict(values), granted, parent, begun)]
+        if begun >= state.spec.epochs:
+            why = f"trial {parent} has trained all {begun} epochs: nothing is left to train"
+            said.append(Stop(len(state.trials), why))
+        return [*decide(state, said), *self._go_on(now)]
 
     def stop(self, trial: int, why: str, now: Seconds) -> list[Order]:
         """A user ends a trial; its unit runs to its end, and counts for nothing."""

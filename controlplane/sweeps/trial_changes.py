@@ -27,7 +27,7 @@ def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
             if one.parent is not None:
                 whole = state.models[one.parent]
                 model.visits, model.at = list(whole.visits), len(whole.visits)
-                model.parent = StateName(one.parent, model.at)
+                model.parents = (*whole.parents, StateName(one.parent, model.at))
                 model.metrics = list(whole.metrics)
             state.models.append(model)
         elif isinstance(one, Stop):

@@ -51,6 +51,7 @@ class Add:
     values: Values
     epochs: int  # that it may train to
     parent: int | None = None  # trial whose state it begins with, as that is now; None: afresh
+    began_at: int | None = None  # epochs that this state had; None: those the parent has scores of
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +112,9 @@ def apply(trials: Sequence[Trial], decisions: Iterable[Decision]) -> list[Trial]
     after = list(trials)
     for one in decisions:
         match one:
-            case Add(values, epochs, parent):
-                began_at = 0 if parent is None else after[parent].epochs
+            case Add(values, epochs, parent, began_at):
+                if began_at is None:
+                    began_at = 0 if parent is None else after[parent].epochs
                 new = Trial(len(after), values, epochs, parent=parent, began_at=began_at)
                 after.append(new)
             case Grant(number, epochs):

@@ -11,6 +11,7 @@ from schemas.errors import SettingsError
 from schemas.sweeps import (
     Asha,
     Grid,
+    Hyperband,
     Parameter,
     PopulationBased,
     RandomSearch,
@@ -79,6 +80,18 @@ def test_a_search_is_read_as_its_user_writes_it() -> None:
         (search({"lr": choice(1.0, math.nan)}), "space.lr", "has nan"),
         (search({"lr": uniform(1, 0)}), "space.lr", "is no range"),
         (search({"lr": uniform(0, math.inf)}), "space.lr", "is no range"),
+        (search({"lr": uniform(-1.7e308, 1.7e308)}), "space.lr", "is wider than numbers go"),
+        (search({f"v{n}": LR for n in range(257)}), "space", "space has 257 values"),
+        (
+            search({f"v{n}": LR for n in range(11)}, RandomSearch(10_000)),
+            "searcher",
+            "10000 configurations of 11 values",
+        ),
+        (
+            search(searcher=Hyperband(2), epochs=10**6),
+            "epochs",
+            "hyperband tries 1111429 configurations in 1000000 epochs with eta 2",
+        ),
         (search({"lr": log_uniform(0, 1)}), "space.lr", "begins at 0"),
         (search({"lr": Parameter(uniform=(0, 1), when={"x": (1,)})}), "space.lr.when", "names 'x'"),
         (

@@ -79,9 +79,18 @@ def _values_of_new(sweep: JobSweep, spec: SweepSpec, request: ChangeSweep) -> di
     values = dict(request.values)
     if request.parent is not None:
         _check_number(sweep, "parent", request.parent)
+        _check_left(sweep, request.parent)
         values = {**trials[request.parent].values, **values}
     check_values(spec.search.space, values)
     return dict(values)
+
+
+def _check_left(sweep: JobSweep, parent: int) -> None:
+    state = sweep.engine.state
+    if state.models[parent].whole_epochs >= state.spec.epochs:
+        what = f"parent: trial {parent} has trained all {state.spec.epochs} epochs"
+        remedy = "nothing is left to train from it: add one without a parent"
+        raise BadFieldError(what, remedy, "parent")
 
 
 def _check_trial(sweep: JobSweep, request: ChangeSweep) -> None:

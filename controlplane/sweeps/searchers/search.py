@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left
 from collections.abc import Sequence
-from statistics import fmean, median
 
 from controlplane.sweeps.configurations import drawn, grid
 from controlplane.sweeps.searchers.population import exploit_and_explore
 from controlplane.sweeps.searchers.rungs import asynchronous, rungs, synchronous
 from controlplane.sweeps.trials import Add, Decision, Stop, Trial
+from schemas.hyperband import brackets
 from schemas.sweeps import (
     Asha,
     Grid,
@@ -77,20 +79,25 @@ def first_trials(spec: SearchSpec) -> list[Decision]:
     ]
 
 
-def brackets(most: int, eta: int) -> list[tuple[int, int]]:
-    """Hyperband's brackets: how many trials, and their first rung in epochs.
-
-    Li et al., JMLR '18, algorithm 1, with R = `most`: s from floor(log_eta R) down to 0,
-    n = ceil((s_max + 1) eta^s / (s + 1)), r = R eta^-s.
+def epochs_of_new(spec: SearchSpec, begun: int) -> int:
+    """Epochs that a trial may train to which a user adds.
 
     Args:
-        most: epochs of a trial that is never stopped.
-        eta: factor from rung to rung.
+        spec: checked.
+        begun: epochs that the state has which it begins with.
+
+    Returns:
+        Its first rung; of Hyperband, whose brackets are full, and of searchers without rungs the
+        last epoch.
     """
-    top = 0
-    while eta ** (top + 1) <= most:
-        top += 1
-    return [(-(-(top + 1) * eta**s // (s + 1)), max(1, most // eta**s)) for s in range(top, -1, -1)]
+    match spec.searcher:
+        case SuccessiveHalving(min_epochs=least, eta=eta) | Asha(min_epochs=least, eta=eta):
+            levels = rungs(least, spec.epochs, eta)
+            return next((level for level in levels if level > begun), spec.epochs)
+        case PopulationBased(interval_epochs=interval):
+            return min(spec.epochs, max(interval, begun + 1))
+        case _:
+            return spec.epochs
 
 
 def _brackets(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
@@ -107,15 +114,32 @@ def _brackets(trials: Sequence[Trial], most: int, eta: int) -> list[Decision]:
 def _below_the_median(trials: Sequence[Trial], searcher: MedianStopping) -> list[Decision]:
     """Stop whose best is worse than the median of the others' running means (section 3.2.2)."""
     found: list[Decision] = []
+    means: dict[int, list[float]] = {}  # by epochs, ascending, of all that have come as far
     for trial in trials:
-        if trial.ended or trial.epochs < searcher.grace_epochs or not trial.scores:
+        came = trial.epochs
+        if trial.ended or came < searcher.grace_epochs or not trial.scores:
             continue
-        others = [
-            fmean(other.scores[: trial.epochs])
-            for other in trials
-            if other.number != trial.number and len(other.scores) >= trial.epochs
-        ]
-        if len(others) >= searcher.min_others and max(trial.scores) < median(others):
-            why = f"its best is below the median of {len(others)} others after {trial.epochs}"
-            found.append(Stop(trial.number, f"{why} epoch{'s' * (trial.epochs != 1)}"))
+        if came not in means:
+            means[came] = sorted(_mean(one, came) for one in trials if len(one.scores) >= came)
+        others = list(means[came])
+        if len(trial.scores) >= came:
+            del others[bisect_left(others, _mean(trial, came))]
+        if len(others) >= searcher.min_others and max(trial.scores) < _median(others):
+            why = f"its best is below the median of {len(others)} others after {came}"
+            found.append(Stop(trial.number, f"{why} epoch{'s' * (came != 1)}"))
     return found
+
+
+def _mean(trial: Trial, epochs: int) -> float:
+    scores = trial.scores[:epochs]
+    try:
+        return math.fsum(scores) / epochs
+    except OverflowError:
+        return sum(score / epochs for score in scores)
+
+
+def _median(ordered: Sequence[float]) -> float:
+    middle = len(ordered) // 2
+    if len(ordered) % 2:
+        return ordered[middle]
+    return ordered[middle - 1] / 2 + ordered[middle] / 2

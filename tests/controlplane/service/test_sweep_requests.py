@@ -120,6 +120,19 @@ def test_a_change_that_cannot_be_is_refused_with_its_field(
     assert refused.value.hint
 
 
+def test_a_trial_that_is_through_is_no_parent() -> None:
+    cluster, name = running(space=SPACE)
+    models = cluster.sweep(name).engine.state.models
+    while not (through := [model.trial for model in models if model.whole_epochs == 2]):
+        cluster.end_unit(name)
+    add = ChangeSweep(job=name, change="add", parent=through[0])
+
+    with pytest.raises(OnesError, match="has trained all 2 epochs") as refused:
+        checked_change(cluster.job(name), add, "ann")
+
+    assert refused.value.field == "parent"
+
+
 def test_an_ordinary_job_is_no_sweep() -> None:
     cluster = SweepCluster(n1=1)
     name = cluster.submit()

@@ -10,8 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from controlplane.sweeps.randomness import stream
-from controlplane.sweeps.searchers.search import brackets, next_decisions
+from controlplane.sweeps.searchers.search import epochs_of_new, next_decisions
 from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, with_score
+from schemas.hyperband import brackets
 from schemas.sweeps import (
     Asha,
     Grid,
@@ -219,4 +220,33 @@ def test_who_joins_a_rung_late_gets_a_place_only_if_one_is_left() -> None:
 
     assert next_decisions(spec, [*there, late]) == [
         Stop(3, "not among the best 1 of 4 after 1 epoch")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("searcher", "begun", "granted"),
+    [
+        (SuccessiveHalving(9), 0, 1),
+        (SuccessiveHalving(9), 1, 3),
+        (SuccessiveHalving(9), 3, 9),
+        (SuccessiveHalving(9), 9, 9),
+        (Asha(9), 2, 3),
+        (Hyperband(), 0, 9),
+        (PopulationBased(4, interval_epochs=2), 0, 2),
+        (PopulationBased(4, interval_epochs=2), 8, 9),
+        (RandomSearch(2), 4, 9),
+    ],
+)
+def test_who_joins_trains_to_a_rung_that_the_searcher_has(
+    searcher: Searcher, begun: int, granted: int
+) -> None:
+    assert epochs_of_new(search(searcher, epochs=9), begun) == granted
+
+
+def test_the_median_of_scores_at_the_end_of_what_numbers_can_be_is_no_error() -> None:
+    spec = search(MedianStopping(4))
+    large = [Trial(n, {"lr": 0.1}, 9, scores=(1.7e308, 1.7e308)) for n in range(4)]
+
+    assert next_decisions(spec, [*large, Trial(4, {"lr": 0.1}, 9, scores=(0.1, 0.1))]) == [
+        Stop(4, "its best is below the median of 4 others after 2 epochs")
     ]

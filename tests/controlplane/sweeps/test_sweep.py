@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import get_args
 
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from controlplane.sweeps.epoch_metrics import merged
 from controlplane.sweeps.orders import (
     CopyState,
     DataRefused,
@@ -26,8 +28,10 @@ from controlplane.sweeps.sweep import Sweep
 from controlplane.sweeps.unit_faults import READS
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import (
+    Asha,
     Grid,
     Hyperband,
+    MedianStopping,
     PopulationBased,
     RandomSearch,
     Searcher,
@@ -107,7 +111,8 @@ def test_faults_change_no_result_and_repeat_no_finished_visit(
             "loss": pytest.approx(mean_loss(partitions)),
         }
     done = sum(
-        len(model.visits) - (model.parent.version if model.parent else 0) for model in state.models
+        len(model.visits) - (model.parents[-1].version if model.parents else 0)
+        for model in state.models
     )
     assert site.units >= done
     if not faults:
@@ -397,3 +402,84 @@ def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> N
     (again,) = [lease.order for lease in one.state.leases.values() if lease.order.worker == W0]
     one.unit_failed(again.attempt, "no such file", "data", NOW)
     assert "no such file" in one.state.stuck
+
+
+JOINED: list[Searcher] = [
+    RandomSearch(4),
+    SuccessiveHalving(9),
+    Asha(9),
+    Hyperband(),
+    MedianStopping(4),
+    PopulationBased(4, interval_epochs=2),
+]
+
+
+@pytest.mark.parametrize("searcher", JOINED, ids=lambda one: type(one).__name__)
+@settings(max_examples=examples(20), deadline=None)
+@given(seed=st.integers(0, 99), after=st.integers(0, 60), failing=st.booleans())
+def test_a_sweep_ends_whenever_users_add_trials_afresh_or_from_anybody_s_state(
+    searcher: Searcher, seed: int, after: int, *, failing: bool
+) -> None:
+    rng = stream("joining", seed)
+    one = Sweep(search(searcher, epochs=9, seed=seed), 2)
+    site = SweepSite(one, {N0: {0, 1}, N1: {0, 1}}, workers=3)
+    for _ in range(after):
+        if site.running:
+            site.end_unit(sorted(site.running)[rng.randrange(len(site.running))])
+    if failing and (scored := [trial for trial in one.state.trials if not trial.ended]):
+        lease = one.state.lease_of(scored[0].number)
+        if lease is not None:
+            site.running.pop(lease.order.worker)
+            site.idle.add(lease.order.worker)
+            nan = UnitReport({}, 10, 1.0, {"accuracy": float("nan")}, "d")
+            site.do(one.unit_done(lease.order.attempt, nan, NOW))
+    for _ in range(3):
+        many = len(one.state.trials)
+        parent = rng.choice([None, *range(many)])
+        site.do(one.add({"lr": 0.01}, NOW, parent))
+
+    site.run(rng)
+
+    for trial in one.state.trials:
+        model = one.state.models[trial.number]
+        assert trial.ended
+        assert trial.epochs <= 9
+        if trial.ended == "done":
+            assert trial.epochs == model.whole_epochs == 9
+
+
+def test_a_copy_of_a_trial_that_is_through_has_nothing_to_train() -> None:
+    one, orders = sweep(workers={W0: N0}, partitions=1, many=2, epochs=1)
+    (run,) = units(orders)
+    one.unit_done(run.attempt, report(accuracy=0.5), NOW)
+
+    orders = list(one.add({"lr": 0.5}, NOW, parent=run.trial))
+
+    why = f"trial {run.trial} has trained all 1 epochs: nothing is left to train"
+    assert TrialEnded(2, "stopped", why) in orders
+
+
+def test_a_copy_of_a_copy_goes_on_from_the_state_of_the_first() -> None:
+    one, orders = sweep(workers={W0: N0}, partitions=1, many=1, epochs=3)
+    (run,) = units(orders)
+    one.pause(0)
+    one.unit_done(run.attempt, report(accuracy=0.5), NOW)
+    one.worker_gone(W0, NOW)
+    one.add({"lr": 0.5}, NOW, parent=0)
+    one.pause(1)
+    one.add({"lr": 0.6}, NOW, parent=1)
+
+    (child,) = units(list(one.worker_came(W1, N0, NOW)))
+
+    assert (child.state, child.result) == (StateName(0, 1), StateName(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("losses", "mean"), [((math.inf, -math.inf), math.nan), ((1e306, 1.2e306), 1.1e306)]
+)
+def test_metrics_at_the_end_of_what_numbers_can_be_are_put_together(
+    losses: tuple[float, float], mean: float
+) -> None:
+    parts = [({"loss": loss}, 100) for loss in losses]
+
+    assert merged(parts) == {"loss": pytest.approx(mean, nan_ok=True)}
