@@ -31,7 +31,7 @@ from schemas.state_files import (
     write_state,
 )
 
-KEPT_BYTES: Final = 1 << 30  # of states in memory; the newest is kept whatever its size
+KEPT_BYTES: Final = 256 << 20  # of states in memory; the newest is kept whatever its size
 DISK_S: Final = 30.0  # how long a disk may take nothing
 RETRY_S: Final = 0.5
 

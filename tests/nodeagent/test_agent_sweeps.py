@@ -197,6 +197,7 @@ async def test_a_configuration_hops_over_nodes_workers_and_agents_that_die(site:
     assert find_state(states, 0, 4, four.digest) is not None
 
 
+@pytest.mark.slow
 async def test_who_trains_what_is_given_up_is_killed_and_its_file_goes(site: Site) -> None:
     await site.start()
     hold = site.near.folders.job(JOB) / "hold-0-1-2"
