@@ -54,18 +54,19 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: {error}", "correct the TOML") from None
 
 
-def convert(kind: type[S], table: Mapping[str, Any], path: Path) -> S:
+def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "") -> S:
     """`table` as a `kind`, with every unknown key refused.
 
     Args:
         kind: the struct that `table` fills.
         table: as it was parsed.
         path: where it came from, for error messages.
+        prefix: of its keys in the file, such as `sweep.searcher.`; empty: it is the whole file.
 
     Raises:
         SettingsError: if a key is unknown, missing or of the wrong type; `field` is its path.
     """
-    _refuse_unknown(kind, table, path, "")
+    _refuse_unknown(kind, table, path, prefix)
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
@@ -74,6 +75,7 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path) -> S:
         if text.startswith("Object missing required field"):
             name = text.rpartition("field ")[2].strip("`")
             field, text = f"{field}.{name}" if field else name, "is missing"
+        field = f"{prefix}{field}" if field else prefix.rstrip(".")
         raise SettingsError(
             f"{path}: {field or 'the file'}: {text}", "correct this key", field
         ) from None

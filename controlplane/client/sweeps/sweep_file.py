@@ -134,7 +134,7 @@ def _space(space: Any, path: Path) -> dict[str, Parameter]:
         else:
             what = f"{path}: {field}: {value!r} is no value of a configuration"
             raise SettingsError(what, "give texts, numbers or truth values", field)
-        found[name] = _converted(Parameter, table, path, field)
+        found[name] = convert(Parameter, table, path, f"{field}.")
     return found
 
 
@@ -151,23 +151,7 @@ def _searcher(table: Any, path: Path) -> Any:
         near = _near(str(kind), tuple(BY_TYPE))
         raise SettingsError(f"{path}: {field}.type: no searcher {kind!r}", near, f"{field}.type")
     rest = {key: value for key, value in table.items() if key != "type"}
-    return {"type": kind, **msgspec.structs.asdict(_converted(BY_TYPE[kind], rest, path, field))}
-
-
-def _converted(kind: Any, table: Mapping[str, Any], path: Path, prefix: str) -> Any:
-    """Like `convert`, of a table inside a file."""
-    try:
-        return convert(kind, table, path)
-    except SettingsError as error:
-        field = f"{prefix}.{error.field}" if error.field else prefix
-        rest = error.message.removeprefix(f"{path}: ")
-        for head in ("unknown key ", ""):
-            if rest.startswith(head):
-                rest = rest.removeprefix(head)
-                break
-        inner = error.field or "the file"
-        said = rest.removeprefix(inner).removeprefix(":").strip() or "is an unknown key"
-        raise SettingsError(f"{path}: {field}: {said}", error.hint, field) from None
+    return {"type": kind, **msgspec.structs.asdict(convert(BY_TYPE[kind], rest, path, f"{field}."))}
 
 
 def _refuse_unknown(
