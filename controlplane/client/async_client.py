@@ -8,13 +8,9 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from controlplane.client.jobfile import checked
 from controlplane.client.stream_pages import POLL_S
 from controlplane.client.sweeps.requests import SweepRequests
-from controlplane.client.sweeps.runs import SweepRun
-from controlplane.client.sweeps.sweep import Sweep
 from controlplane.client.workdir_archive import digest_of, pack
 from schemas.errors import TimedOutError
 from schemas.ids import JobId, SlotId
@@ -119,33 +115,6 @@ class Client(SweepRequests):
         """
         request = SubmitJob(spec=spec, snapshot=snapshot, key=key or uuid.uuid4().hex)
         return await self._call(request, JobAccepted)
-
-    async def submit_sweep(
-        self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
-    ) -> SweepRun:
-        """Ship the working directory and submit a sweep.
-
-        Args:
-            sweep: what to search.
-            workdir: where its functions lie; None: as `sweep` says.
-            key: makes a repetition harmless: the same key gives the same sweep.
-
-        Raises:
-            BadFieldError: if a field cannot be accepted; nothing was submitted.
-            TooLargeError: if the working directory packs to more than the cluster takes.
-        """
-        spec = sweep.job_spec()
-        if workdir is not None:
-            spec = msgspec.structs.replace(spec, workdir=str(workdir))
-        return SweepRun(self, await self.submit(spec, key))
-
-    def sweep_run(self, job: str) -> SweepRun:
-        """The sweep of that name, to be followed and changed.
-
-        Args:
-            job: its name, as `submit` returned it.
-        """
-        return SweepRun(self, JobId(job))
 
     async def check(self, spec: JobSpec) -> tuple[str, ...]:
         """What the cluster would say of a job; nothing is submitted.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -13,9 +13,7 @@ from controlplane.client.async_client import Client
 from controlplane.client.cluster_home import Home
 from controlplane.client.job_files import MOST_BYTES, Fetch, Fetched, JobFile, JobFiles
 from controlplane.client.stream_pages import OutputLine
-from controlplane.client.sweeps.blocking_runs import BlockingSweepRun
-from controlplane.client.sweeps.requests import Change
-from controlplane.client.sweeps.sweep import Sweep
+from controlplane.client.sweeps.blocking_requests import BlockingSweepRequests
 from schemas.ids import JobId
 from schemas.jobs import JobSpec
 from schemas.messages.client import (
@@ -25,19 +23,15 @@ from schemas.messages.client import (
     JobDetail,
     Jobs,
     JobSummary,
-    Ledger,
     NodeInfo,
     SearchInfo,
-    SweepChanged,
-    SweepDetail,
 )
 from schemas.messages.feed import FeedEvent
-from schemas.sweeps import Value
 
 T = TypeVar("T")
 
 
-class BlockingClient:
+class BlockingClient(BlockingSweepRequests):
     """A `Client` whose loop runs in a thread of its own; a context manager.
 
     Args:
@@ -116,68 +110,6 @@ class BlockingClient:
             key: the same key gives the same job; None: a new job each time.
         """
         return self._run(self._client.submit_stored(spec, snapshot, key))
-
-    def submit_sweep(
-        self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
-    ) -> BlockingSweepRun:
-        """See `Client.submit_sweep`.
-
-        Args:
-            sweep: what to search.
-            workdir: where its functions lie; None: as `sweep` says.
-            key: the same key gives the same sweep; None: a new one each time.
-        """
-        run = self._run(self._client.submit_sweep(sweep, workdir, key))
-        return BlockingSweepRun(run, self._run)
-
-    def sweep_run(self, job: str) -> BlockingSweepRun:
-        """See `Client.sweep_run`.
-
-        Args:
-            job: its name, as `submit` returned it.
-        """
-        return BlockingSweepRun(self._client.sweep_run(job), self._run)
-
-    def sweep(self, job: str) -> SweepDetail:
-        """See `Client.sweep`.
-
-        Args:
-            job: its name, as `submit` returned it.
-        """
-        return self._run(self._client.sweep(job))
-
-    def change_sweep(
-        self,
-        job: str,
-        change: Change,
-        trial: int | None = None,
-        *,
-        values: Mapping[str, Value] | None = None,
-        parent: int | None = None,
-        key: str | None = None,
-    ) -> SweepChanged:
-        """See `Client.change_sweep`.
-
-        Args:
-            job: the sweep.
-            change: what to do.
-            trial: all but `add`.
-            values: `add`: of the configuration; beside a parent's own where there is one.
-            parent: `add`: go on from this trial's state.
-            key: makes a repetition harmless; None: a new change each time.
-        """
-        changing = self._client.change_sweep(
-            job, change, trial, values=values, parent=parent, key=key
-        )
-        return self._run(changing)
-
-    def ledger(self, job: str) -> Ledger:
-        """See `Client.ledger`.
-
-        Args:
-            job: the sweep.
-        """
-        return self._run(self._client.ledger(job))
 
     def check(self, spec: JobSpec) -> tuple[str, ...]:
         """See `Client.check`.
@@ -404,6 +336,10 @@ class BlockingClient:
 
         while (item := self._run(following())) is not end:
             yield item  # type: ignore[misc] # it is not the end, so it is a T
+
+    @property
+    def _sweeps(self) -> Client:
+        return self._client
 
     def _run(self, work: Coroutine[Any, Any, T]) -> T:
         future = asyncio.run_coroutine_threadsafe(work, self._loop)

@@ -9,7 +9,8 @@ import msgspec
 from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
-from controlplane.cli.submit import KEY_HELP, Submission, prepared, send
+from controlplane.cli.submission import Submission, prepared
+from controlplane.cli.submit import KEY_HELP, send
 from controlplane.client.jobfile import checked
 from controlplane.client.sweeps.manifest import read_manifest
 from controlplane.client.sweeps.sweep import stated_sweep

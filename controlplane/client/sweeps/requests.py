@@ -1,19 +1,25 @@
-"""What a client asks of a sweep, page by page joined, and how it changes one."""
+"""What a client does with sweeps: submits and changes them, and asks, with all pages joined."""
 
 from __future__ import annotations
 
+import abc
 import uuid
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 
 from controlplane.client.job_files import FileTransfers
+from controlplane.client.sweeps.runs import SweepRun
+from controlplane.client.sweeps.sweep import Sweep
 from schemas.ids import JobId
+from schemas.jobs import JobSpec
 from schemas.messages.client import (
     ChangeSweep,
     GetLedger,
     GetSweep,
+    JobDetail,
     Ledger,
     SweepChanged,
     SweepDetail,
@@ -24,7 +30,60 @@ Change = Literal["add", "stop", "pause", "resume", "delete"]
 
 
 class SweepRequests(FileTransfers):
-    """Asks for sweeps and changes them."""
+    """Submits sweeps, asks for them and changes them."""
+
+    @abc.abstractmethod
+    async def submit(self, spec: JobSpec, key: str | None = None) -> JobId:
+        """Ship the working directory and submit.
+
+        Args:
+            spec: what to run.
+            key: the same key gives the same job.
+        """
+
+    @abc.abstractmethod
+    async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
+        """The job when it has ended.
+
+        Args:
+            job: its name.
+            timeout: seconds; None: for ever.
+        """
+
+    @abc.abstractmethod
+    async def cancel(self, job: str) -> JobDetail:
+        """End a job.
+
+        Args:
+            job: its name.
+        """
+
+    async def submit_sweep(
+        self, sweep: Sweep, workdir: Path | str | None = None, key: str | None = None
+    ) -> SweepRun:
+        """Ship the working directory and submit a sweep.
+
+        Args:
+            sweep: what to search.
+            workdir: where its functions lie; None: as `sweep` says.
+            key: makes a repetition harmless: the same key gives the same sweep.
+
+        Raises:
+            BadFieldError: if a field cannot be accepted; nothing was submitted.
+            TooLargeError: if the working directory packs to more than the cluster takes.
+        """
+        spec = sweep.job_spec()
+        if workdir is not None:
+            spec = msgspec.structs.replace(spec, workdir=str(workdir))
+        return SweepRun(self, await self.submit(spec, key))
+
+    def sweep_run(self, job: str) -> SweepRun:
+        """The sweep of that name, to be followed and changed.
+
+        Args:
+            job: its name, as `submit` returned it.
+        """
+        return SweepRun(self, JobId(job))
 
     async def sweep(self, job: str) -> SweepDetail:
         """How a sweep stands, with all its trials.

@@ -23,7 +23,7 @@ from schemas.messages.client import JobDetail, SweepDetail
 from schemas.sweeps import Value
 
 if TYPE_CHECKING:
-    from controlplane.client.async_client import Client
+    from controlplane.client.sweeps.requests import SweepRequests
 
 EXPORT_S: Final = 600.0
 SAMPLE_S: Final = 0.5
@@ -52,7 +52,7 @@ class SweepRun:
         job: the sweep's name.
     """
 
-    def __init__(self, client: Client, job: JobId) -> None:
+    def __init__(self, client: SweepRequests, job: JobId) -> None:
         self._client = client
         self.job = job
 

@@ -8,7 +8,7 @@ import pytest
 
 from controlplane.cli.failure_report import failing_rank
 from controlplane.cli.output import byte_count
-from controlplane.cli.submit import Submission, snapshot_line
+from controlplane.cli.submission import Submission, snapshot_line
 from controlplane.client.jobfile import load_job
 from controlplane.client.workdir_archive import PackedFile, survey
 from schemas.errors import BadFieldError, OnesError
