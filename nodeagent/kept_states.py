@@ -30,7 +30,7 @@ def compare(
         files: on the node's disk, finished or not.
         digests: of the finished ones.
     """
-    wanted = [(one.state.trial, one.state.version, one.state.digest) for one in delta.wanted]
+    wanted = {_key(one.state) for one in delta.wanted}
     attempts = {unit.attempt for unit in delta.units}
     named = {(file.trial, file.version, digest) for file, digest in digests.items()}
     doomed = tuple(

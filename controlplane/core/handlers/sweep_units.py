@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import sweep_epochs
 from controlplane.core.handlers.sweep_orders import carry_out
+from controlplane.core.model.believable_units import believable_begin, believable_end, printable
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep
 from controlplane.core.model.node import Node
@@ -18,6 +21,7 @@ from schemas.messages.client import LedgerUnit
 from schemas.messages.feed import Detail
 from schemas.messages.hopping import StateCopied, StateNotCopied
 
+WHY_CHARACTERS: Final = 2000  # of a report
 FAULTS: dict[str, Fault] = {"trial": "trial", "state": "state", "data": "data", "disk": "disk"}
 
 
@@ -42,7 +46,7 @@ def on_unit_begun(ctx: HandlerContext, job: Job, worker: Worker, event: UnitBegu
         worker: of the job.
         event: the samples of its partition, and how long it waited.
     """
-    sweep = job.sweep
+    sweep, event = job.sweep, believable_begin(event)
     lease = _lease(sweep, worker, event.attempt)
     if sweep is None or lease is None:
         return
@@ -66,7 +70,7 @@ def on_unit_ended(ctx: HandlerContext, job: Job, worker: Worker, event: UnitEnde
         worker: of the job; one that was to be killed with this unit lives on.
         event: of an attempt that counts no more, nothing else follows.
     """
-    sweep = job.sweep
+    sweep, event = job.sweep, believable_end(event)
     if sweep is None:
         return
     lease = _lease(sweep, worker, event.attempt)
@@ -130,15 +134,15 @@ def on_unit_failed(ctx: HandlerContext, job: Job, worker: Worker, event: UnitFai
         sweep.stopping.pop(worker.worker, None)
         return
     sweep.stale[node_of(worker.slot)] = None
-    fault = FAULTS.get(event.fault, "trial")
+    fault, why = FAULTS.get(event.fault, "trial"), printable(event.why)[:WHY_CHARACTERS]
     detail: Detail = {
         "attempt": event.attempt,
-        "fault": event.fault,
-        "reason": event.why,
+        "fault": fault,
+        "reason": why,
         "slot": worker.slot,
     }
     ctx.announce("sweep.unit_failed", job, detail)
-    orders = sweep.engine.unit_failed(Attempt(event.attempt), event.why, fault, ctx.now)
+    orders = sweep.engine.unit_failed(Attempt(event.attempt), why, fault, ctx.now)
     carry_out(ctx, job, sweep, orders)
 
 
