@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Final
 
 from controlplane.sweeps.graduation import at_the_end_of_an_epoch
@@ -28,7 +29,12 @@ def begin_units(state: SweepState, now: Seconds) -> list[RunUnit]:
     workers = [name for name, place in state.workers.items() if _takes_units(state, place)]
     if not any(state.workers[name].attempt is None for name in workers):
         return []
-    numbers = [trial.number for trial in state.trials if _trains(state, trial.number)]
+    leases = {lease.trial: lease for lease in state.leases.values()}
+    numbers = [
+        trial.number
+        for trial in state.trials
+        if not trial.ended and _trains(state, trial.number, leases.get(trial.number))
+    ]
     problem = hop_problem(state, workers, numbers, now)
     return [
         _lease(state, numbers[visit.model], visit.partition, workers[visit.slot], now)
@@ -81,12 +87,18 @@ def trains(state: SweepState, number: int) -> bool:
         state: of the sweep.
         number: of the trial.
     """
-    trial = state.trials[number]
-    if trial.ended or not state.models[number].todo(trial.granted):
+    if state.trials[number].ended:
+        return False
+    return _has_work(state, number, leased=state.lease_of(number) is not None)
+
+
+def _has_work(state: SweepState, number: int, *, leased: bool) -> bool:
+    """The same of a trial that has not ended."""
+    if not state.models[number].todo(state.trials[number].granted):
         return False
     if number in state.graduating and at_the_end_of_an_epoch(state, number):
         return False
-    return number not in state.paused or state.lease_of(number) is not None
+    return leased or number not in state.paused
 
 
 def hop_problem(
@@ -116,30 +128,53 @@ def hop_problem(
         for lease in state.leases.values()
         if lease.order.worker in slot_of and lease.trial in model_of
     ]
+    first_worker: dict[NodeId, int] = {}
+    for at, worker in enumerate(workers):
+        first_worker.setdefault(state.workers[worker].node, at)
     return HopProblem(
-        models=[_model(state, number, workers) for number in numbers],
+        models=_models(state, numbers, first_worker),
         slots=slots,
         sizes=[1.0] * state.partitions,
         running=running,
     )
 
 
-def _trains(state: SweepState, number: int) -> bool:
+def _trains(state: SweepState, number: int, lease: Lease | None) -> bool:
     """Whether the hopper has to know of it: it has work left, or is at it."""
-    if not trains(state, number):
+    if not _has_work(state, number, leased=lease is not None):
         return False
-    lease = state.lease_of(number)
     if lease is not None:
         return not state.workers[lease.order.worker].revoked  # else it is nowhere in the problem
     return True
 
 
-def _model(state: SweepState, number: int, workers: list[WorkerId]) -> Model:
+def _models(
+    state: SweepState, numbers: list[int], first_worker: Mapping[NodeId, int]
+) -> list[Model]:
+    """Trials as the hopper sees them; those of which nothing was trained are alike."""
+    usual_s, everything = state.times.usual, (1 << state.partitions) - 1
+    fresh: dict[int, Model] = {}  # by granted epochs
+    found: list[Model] = []
+    for number in numbers:
+        granted = state.trials[number].granted
+        if state.models[number].visits:
+            found.append(_model(state, number, first_worker, usual_s))
+        else:
+            if granted not in fresh:
+                fresh[granted] = Model(usual_s, everything, max(0, granted - 1))
+            found.append(fresh[granted])
+    return found
+
+
+def _model(
+    state: SweepState, number: int, first_worker: Mapping[NodeId, int], usual_s: float
+) -> Model:
     trial, model = state.trials[number], state.models[number]
-    nodes = {node for node, _ in state.stored.nodes(model.names(model.at))}
-    at = next((at for at, name in enumerate(workers) if state.workers[name].node in nodes), None)
+    nodes = state.stored.nodes(model.names(model.at)) if model.at else ()
+    at = min((first_worker[node] for node, _ in nodes if node in first_worker), default=None)
     epochs_left = max(0, trial.granted - model.whole_epochs - 1)
-    return Model(state.times.cost(number), model.todo(trial.granted), epochs_left, at)
+    unit_s = state.times.cost(number) if state.times.knows(number) else usual_s
+    return Model(unit_s, model.todo(trial.granted), epochs_left, at)
 
 
 def _homes(state: SweepState, workers: list[WorkerId]) -> list[int | None]:

@@ -19,9 +19,17 @@ def keep_states(state: SweepState) -> list[Order]:
     """
     needed: set[StateName] = set()
     found: list[Order] = []
-    for trial in state.trials:
-        if not trial.ended:
-            found += _keep_newest(state, state.models[trial.number], needed)
+    leased = {lease.trial for lease in state.leases.values()}
+    copying = {name for name, _ in state.copying}
+    for trial, model in zip(state.trials, state.models, strict=True):
+        if trial.ended or not model.visits:
+            continue
+        if trial.number not in leased:
+            _go_to_newest(state, model)
+        copy = _keep_newest(state, model, needed)
+        if copy is not None and copy.state not in copying:
+            state.copying.add((copy.state, copy.target))
+            found.append(copy)
     for trial in _best(state):
         model = state.models[trial.number]
         needed.update(model.names(_best_version(state, trial)))
@@ -32,20 +40,18 @@ def keep_states(state: SweepState) -> list[Order]:
     return [*found, *dropped]
 
 
-def _keep_newest(state: SweepState, model: ModelState, needed: set[StateName]) -> list[CopyState]:
-    """Its newest state, and older ones while that is not yet in enough places."""
-    if state.lease_of(model.trial) is None:
-        _go_to_newest(state, model)
+def _keep_newest(state: SweepState, model: ModelState, needed: set[StateName]) -> CopyState | None:
+    """Its newest state, and older ones while that is not yet in enough places: then a copy."""
     places = min(PLACES, max(1, len(state.staged)))
-    found: list[CopyState] = []
+    found: CopyState | None = None
     for version in range(model.at, 0, -1):
         names = model.names(version)
         nodes = [node for node, _ in state.stored.nodes(names)]
         if not nodes:
             continue
         needed.update(names)
-        if version == model.at:
-            found = _copy(state, model, nodes, places)
+        if version == model.at and len(nodes) < places:
+            found = _copy(state, model, nodes)
         if len(nodes) >= places:
             break
     return found
@@ -61,17 +67,11 @@ def _go_to_newest(state: SweepState, model: ModelState) -> None:
         model.at -= 1
 
 
-def _copy(
-    state: SweepState, model: ModelState, nodes: list[NodeId], places: int
-) -> list[CopyState]:
+def _copy(state: SweepState, model: ModelState, nodes: list[NodeId]) -> CopyState | None:
+    """Of its newest state, to a node that has it not, if there is any."""
     (source, name), *_ = state.stored.nodes(model.names(model.at))
-    under_way = any(one == name for one, _ in state.copying)
     others = [node for node in state.staged if node not in nodes]
-    if under_way or len(nodes) >= places or not others:
-        return []
-    target = others[model.trial % len(others)]
-    state.copying.add((name, target))
-    return [CopyState(name, source, target)]
+    return CopyState(name, source, others[model.trial % len(others)]) if others else None
 
 
 def _best(state: SweepState) -> list[Trial]:

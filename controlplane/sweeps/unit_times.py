@@ -33,8 +33,12 @@ class UnitTimes:
         Args:
             trial: its number.
         """
-        if trial in self._cost:
-            return self._cost[trial]
+        found = self._cost.get(trial)
+        return self.usual if found is None else found
+
+    @property
+    def usual(self) -> float:
+        """Mean of the trials that were measured."""
         return sum(self._cost.values()) / len(self._cost) if self._cost else FIRST_S
 
     def slowness(self, worker: WorkerId) -> float:

@@ -36,18 +36,16 @@ class Progress:
         self._todo = [model.todo for model in models]
         self._epochs_left = [model.epochs_left for model in models]
         self._at = [model.at for model in models]
-        whole = sum(problem.sizes)
+        sizes = _SizesOfSets(problem)
+        whole = sizes.of(problem.everything)
         self._work = [  # of each model, seconds on a slot of slowness 1
-            m.unit_s * (m.epochs_left * whole + sum(problem.sizes[p] for p in members(m.todo)))
-            for m in models
+            m.unit_s * (m.epochs_left * whole + sizes.of(m.todo)) for m in models
         ]
         self._load = [0.0] * len(slots)  # of what is primary there, seconds
-        for model in models:
-            for p, size in enumerate(problem.sizes):
-                if p in self._home:
-                    visits = model.epochs_left + (model.todo >> p & 1)
-                    seconds = visits * model.unit_s * size * slots[self._home[p]].slowness
-                    self._load[self._home[p]] += seconds
+        for p, unit_s in enumerate(_unit_seconds(problem)):
+            if p in self._home:
+                home = self._home[p]
+                self._load[home] += unit_s * problem.sizes[p] * slots[home].slowness
         self.idle_models = {at for at, model in enumerate(models) if model.todo}
         self.idle_slots = set(range(len(slots)))
         for unit in problem.running:
@@ -136,3 +134,35 @@ class Progress:
             self._load[home] -= cost * self.problem.slots[home].slowness
         self.idle_models.discard(model)
         self.idle_slots.discard(slot)
+
+
+class _SizesOfSets:
+    """Sums of sizes of sets of partitions; most models have one of a few sets left."""
+
+    def __init__(self, problem: HopProblem) -> None:
+        self._sizes = problem.sizes
+        self._known: dict[Partitions, float] = {}
+
+    def of(self, some: Partitions) -> float:
+        """Size of all of them together.
+
+        Args:
+            some: a set of partitions.
+        """
+        found = self._known.get(some)
+        if found is None:
+            found = self._known[some] = sum(self._sizes[p] for p in members(some))
+        return found
+
+
+def _unit_seconds(problem: HopProblem) -> list[float]:
+    """Seconds of a unit of size 1, summed over all visits that a partition has left."""
+    later = sum(model.unit_s * model.epochs_left for model in problem.models)
+    now: dict[Partitions, float] = {}
+    for model in problem.models:
+        now[model.todo] = now.get(model.todo, 0.0) + model.unit_s
+    found = [later] * len(problem.sizes)
+    for some, unit_s in now.items():
+        for p in members(some):
+            found[p] += unit_s
+    return found
