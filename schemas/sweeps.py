@@ -23,6 +23,8 @@ MAX_EPOCHS: Final = 1_000_000
 MAX_PARTITIONS: Final = 4096
 MAX_CHOICES: Final = 1000
 MAX_PARAMETERS: Final = 256
+MAX_SPACE_BYTES: Final = 128 << 10  # as it travels: with every reply about the sweep
+MAX_WHOLE: Final = 2**53  # beyond, neighbours are one number
 MAX_VALUES: Final = 100_000  # of all configurations together: drawing them holds up the cluster
 PARAMETER_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 FORMS: Final = ("choice", "uniform", "log_uniform", "integer", "log_integer")
@@ -285,6 +287,10 @@ def check_search(spec: SearchSpec) -> None:
     for name, parameter in spec.space.items():
         _check_parameter(name, parameter, spec.space)
     _check_conditions(spec.space)
+    size = len(msgspec.msgpack.encode(spec.space))
+    if size > MAX_SPACE_BYTES:
+        what = f"space takes {size} bytes, more than {MAX_SPACE_BYTES}"
+        raise SettingsError(what, "name long choices, and look them up in model_fn", "space")
     if not 1 <= spec.epochs <= MAX_EPOCHS:
         raise SettingsError(
             f"epochs = {spec.epochs} is outside 1 to {MAX_EPOCHS}", "choose one inside", "epochs"
@@ -326,6 +332,9 @@ def _check_choice(field: str, values: tuple[Value, ...]) -> None:
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
             raise SettingsError(f"{field}.choice has {value}", "give finite numbers", field)
+        if isinstance(value, int) and abs(value) > MAX_WHOLE:
+            what = f"{field}.choice has a whole number beyond 2**53"
+            raise SettingsError(what, "give smaller ones", field)
 
 
 def _check_range(field: str, form: str, bounds: tuple[float, float]) -> None:
@@ -336,6 +345,9 @@ def _check_range(field: str, form: str, bounds: tuple[float, float]) -> None:
     if not math.isfinite(most - least):
         what = f"{field}.{form} = [{least}, {most}] is wider than numbers go"
         raise SettingsError(what, "give bounds that are closer", field)
+    if form.endswith("integer") and max(abs(least), abs(most)) > MAX_WHOLE:
+        what = f"{field}.{form} goes beyond 2**53"
+        raise SettingsError(what, "give smaller bounds", field)
     if form.startswith("log") and least <= 0:
         what = f"{field}.{form} begins at {least}"
         raise SettingsError(what, "logarithms need numbers above 0", field)

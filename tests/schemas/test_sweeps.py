@@ -80,6 +80,9 @@ def test_a_search_is_read_as_its_user_writes_it() -> None:
         (search({"lr": choice(1.0, math.nan)}), "space.lr", "has nan"),
         (search({"lr": uniform(1, 0)}), "space.lr", "is no range"),
         (search({"lr": uniform(0, math.inf)}), "space.lr", "is no range"),
+        (search({"n": integer(0, 2**70)}), "space.n", "goes beyond 2**53"),
+        (search({"n": choice(2**70)}), "space.n", "a whole number beyond 2**53"),
+        (search({"text": choice("a" * 2**17)}), "space", "space takes 131092 bytes"),
         (search({"lr": uniform(-1.7e308, 1.7e308)}), "space.lr", "is wider than numbers go"),
         (search({f"v{n}": LR for n in range(257)}), "space", "space has 257 values"),
         (

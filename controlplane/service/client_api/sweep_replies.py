@@ -10,7 +10,7 @@ import msgspec
 from controlplane.core.handlers.sweep_orders import best_score, best_trial
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep
-from controlplane.core.sweep_read_model import SweepHistory
+from controlplane.core.sweep_read_model import SweepHistory, TrialHistory
 from schemas.errors import BadFieldError
 from schemas.ids import Seconds, SlotId
 from schemas.messages.client import (
@@ -26,6 +26,7 @@ from schemas.sweeps import SweepSpec
 MAX_PAGE: Final = 2000
 MAX_BYTES: Final = 2 << 20
 SHOWN_EPOCHS: Final = 5000  # of a trial, the latest
+MAX_ROW_BYTES: Final = 1 << 20  # of their metrics
 Row = TypeVar("Row")
 
 
@@ -100,6 +101,7 @@ def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) ->
     if lease is not None and (worker := job.workers.get(lease.order.worker)) is not None:
         slot = worker.slot
     visited = model.at % state.partitions
+    shown = _shown_epochs(past)
     whole = not visited and (trial.ended or not model.todo(trial.granted))
     return TrialInfo(
         number=number,
@@ -113,10 +115,16 @@ def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) ->
         partition=lease.order.partition if lease is not None else None,
         slot=slot,
         left=0 if whole else state.partitions - visited,
-        metrics=tuple(past.metrics[-SHOWN_EPOCHS:]),
-        ended_at=tuple(past.ended_at[-SHOWN_EPOCHS:]),
+        metrics=tuple(past.metrics[-shown:]),
+        ended_at=tuple(past.ended_at[-shown:]),
         state_bytes=past.state_bytes,
     )
+
+
+def _shown_epochs(past: TrialHistory) -> int:
+    """As many as a row of the table can have; trials have the same metrics in every epoch."""
+    size = len(msgspec.msgpack.encode(past.metrics[-1])) if past.metrics else 1
+    return max(1, min(SHOWN_EPOCHS, MAX_ROW_BYTES // size))
 
 
 def trial_state(sweep: JobSweep, number: int) -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
+from controlplane.core.sweep_read_model import SweepHistory, TrialHistory
 from controlplane.service.client_api.replies import job_summary
 from controlplane.service.client_api.sweep_changes import changed, checked_change, known_change
-from controlplane.service.client_api.sweep_replies import ledger, sweep_detail
+from controlplane.service.client_api.sweep_replies import ledger, sweep_detail, trial_info
 from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.codec import MAX_BYTES
 from schemas.errors import OnesError
 from schemas.ids import JobId, NodeId, Seconds
 from schemas.messages.client import ChangeSweep, GetLedger, GetSweep, Ledger, SweepDetail
@@ -71,6 +74,18 @@ def test_trials_and_units_come_in_pages() -> None:
     assert [t.number for t in detail(cluster, name, limit=2).trials] == [0, 1]
     assert len(units(cluster, name).units) == units(cluster, name).units_in_all == 2
     assert units(cluster, name, from_unit=1).units == units(cluster, name).units[1:]
+
+
+def test_a_trial_of_many_epochs_and_metrics_fits_a_message() -> None:
+    cluster, name = running()
+    one = {f"metric_{at:03}": 1.0 for at in range(100)}
+    past = TrialHistory(metrics=[one] * 5000, ended_at=[Seconds(0.0)] * 5000)
+    history = SweepHistory(trials={0: past})
+
+    row = trial_info(cluster.job(name), cluster.sweep(name), history, 0)
+
+    assert len(msgspec.msgpack.encode(row)) < MAX_BYTES // 2
+    assert len(row.metrics) == len(row.ended_at) > 500
 
 
 def test_the_ledger_has_every_unit_with_the_digest_of_its_state() -> None:
