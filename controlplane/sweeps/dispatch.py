@@ -80,20 +80,22 @@ def waits_for_unit(state: SweepState, place: Place, now: Seconds) -> bool:
     return began + state.times.expected(lease.trial, lease.order.worker) - now <= place.within_s
 
 
-def trains(state: SweepState, number: int) -> bool:
-    """Whether a trial has a unit under way, or could have one now.
+def training_trials(state: SweepState) -> list[int]:
+    """Trials that have a unit under way, or could have one now.
 
     Args:
         state: of the sweep.
-        number: of the trial.
     """
-    if state.trials[number].ended:
-        return False
-    return _has_work(state, number, leased=state.lease_of(number) is not None)
+    leased = {lease.trial for lease in state.leases.values()}
+    return [
+        trial.number
+        for trial in state.trials
+        if not trial.ended and _has_work(state, trial.number, leased=trial.number in leased)
+    ]
 
 
 def _has_work(state: SweepState, number: int, *, leased: bool) -> bool:
-    """The same of a trial that has not ended."""
+    """Whether a trial that has not ended has a unit under way, or could have one now."""
     if not state.models[number].todo(state.trials[number].granted):
         return False
     if number in state.graduating and at_the_end_of_an_epoch(state, number):

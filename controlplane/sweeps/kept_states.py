@@ -6,9 +6,9 @@ from controlplane.sweeps.model_states import ModelState
 from controlplane.sweeps.orders import CopyState, Order, StateName
 from controlplane.sweeps.sweep_state import SweepState
 from controlplane.sweeps.trials import Trial
-from schemas.ids import NodeId
 
 PLACES = 2  # nodes that have a state before the one before it is dropped
+COPY_TRIES = 3  # of one state; then the next state is copied
 
 
 def keep_states(state: SweepState) -> list[Order]:
@@ -20,14 +20,15 @@ def keep_states(state: SweepState) -> list[Order]:
     needed: set[StateName] = set()
     found: list[Order] = []
     leased = {lease.trial for lease in state.leases.values()}
-    copying = {name for name, _ in state.copying}
+    copied = {name for name, _ in state.copying}
     for trial, model in zip(state.trials, state.models, strict=True):
         if trial.ended or not model.visits:
             continue
         if trial.number not in leased:
             _go_to_newest(state, model)
-        copy = _keep_newest(state, model, needed)
-        if copy is not None and copy.state not in copying:
+        copy = _keep_newest(state, model, needed, copied)
+        if copy is not None and copy.state not in copied:
+            copied.add(copy.state)
             state.copying.add((copy.state, copy.target))
             found.append(copy)
     for trial in _best(state):
@@ -37,24 +38,40 @@ def keep_states(state: SweepState) -> list[Order]:
     needed.update(lease.order.state for lease in state.leases.values() if lease.order.state)
     dropped = state.stored.drop_all_but(needed)
     state.copying = {(name, node) for name, node in state.copying if name in needed}
+    state.failed_copies = {name: n for name, n in state.failed_copies.items() if name in needed}
     return [*found, *dropped]
 
 
-def _keep_newest(state: SweepState, model: ModelState, needed: set[StateName]) -> CopyState | None:
-    """Its newest state, and older ones while that is not yet in enough places: then a copy."""
+def _keep_newest(
+    state: SweepState, model: ModelState, needed: set[StateName], copied: set[StateName]
+) -> CopyState | None:
+    """Its newest state, that which is copied, and the newest that is in enough places.
+
+    One copy of a trial is under way at a time: where copies are slower than units, or fail, nodes
+    keep three of its states and no more.
+    """
     places = min(PLACES, max(1, len(state.staged)))
-    found: CopyState | None = None
-    for version in range(model.at, 0, -1):
+    lacking, busy = False, False
+    for version in _stored_versions(state, model):
         names = model.names(version)
-        nodes = [node for node, _ in state.stored.nodes(names)]
-        if not nodes:
-            continue
-        needed.update(names)
-        if version == model.at and len(nodes) < places:
-            found = _copy(state, model, nodes)
-        if len(nodes) >= places:
+        enough = len(state.stored.nodes(names)) >= places
+        under_way = not copied.isdisjoint(names)
+        if version == model.at or under_way or enough:
+            needed.update(names)
+        lacking |= version == model.at and not enough
+        busy |= under_way
+        if enough:
             break
-    return found
+    return _copy(state, model) if lacking and not busy else None
+
+
+def _stored_versions(state: SweepState, model: ModelState) -> list[int]:
+    """Of its states up to the present one those that a node has, the newest first."""
+    found = {version for version in state.stored.versions(model.trial) if version <= model.at}
+    for one in model.parents:
+        most = min(one.version, model.at)
+        found |= {version for version in state.stored.versions(one.trial) if version <= most}
+    return sorted(found, reverse=True)
 
 
 def _go_to_newest(state: SweepState, model: ModelState) -> None:
@@ -67,11 +84,16 @@ def _go_to_newest(state: SweepState, model: ModelState) -> None:
         model.at -= 1
 
 
-def _copy(state: SweepState, model: ModelState, nodes: list[NodeId]) -> CopyState | None:
-    """Of its newest state, to a node that has it not, if there is any."""
-    (source, name), *_ = state.stored.nodes(model.names(model.at))
+def _copy(state: SweepState, model: ModelState) -> CopyState | None:
+    """Of its newest state, to a node that has it not; another one after each failure."""
+    having = state.stored.nodes(model.names(model.at))
+    source, name = having[0]
+    nodes = {node for node, _ in having}
     others = [node for node in state.staged if node not in nodes]
-    return CopyState(name, source, others[model.trial % len(others)]) if others else None
+    tries = state.failed_copies.get(name, 0)
+    if not others or tries >= COPY_TRIES:
+        return None
+    return CopyState(name, source, others[(model.trial + tries) % len(others)])
 
 
 def _best(state: SweepState) -> list[Trial]:

@@ -111,6 +111,15 @@ class StoredStates:
     """Which nodes have which states."""
 
     _nodes: dict[StateName, list[NodeId]] = field(default_factory=dict)
+    _versions: dict[int, set[int]] = field(default_factory=dict)  # of each trial
+
+    def versions(self, trial: int) -> set[int]:
+        """Visits of the states of a trial that a node has.
+
+        Args:
+            trial: its number.
+        """
+        return self._versions.get(trial, set())
 
     def on(self, node: NodeId) -> list[StateName]:
         """What a node has.
@@ -140,6 +149,7 @@ class StoredStates:
             node: that wrote it.
         """
         nodes = self._nodes.setdefault(name, [])
+        self._versions.setdefault(name.trial, set()).add(name.version)
         if node not in nodes:
             nodes.append(node)
 
@@ -155,7 +165,14 @@ class StoredStates:
             if left:
                 self._nodes[one] = left
             else:
-                self._nodes.pop(one, None)
+                self._forget(one)
+
+    def _forget(self, name: StateName) -> None:
+        self._nodes.pop(name, None)
+        versions = self._versions.get(name.trial, set())
+        versions.discard(name.version)
+        if not versions:
+            self._versions.pop(name.trial, None)
 
     def drop_all_but(self, needed: set[StateName]) -> list[DropState]:
         """Forget what nobody needs, and have it deleted.
@@ -170,5 +187,5 @@ class StoredStates:
             for node in nodes
         ]
         for one in found:
-            self._nodes.pop(one.state, None)
+            self._forget(one.state)
         return found

@@ -10,7 +10,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from controlplane.sweeps.dispatch import begin_units, training_limit, trains, waits_for_unit
+from controlplane.sweeps.dispatch import (
+    begin_units,
+    training_limit,
+    training_trials,
+    waits_for_unit,
+)
 from controlplane.sweeps.epoch_metrics import merged, score
 from controlplane.sweeps.graduation import graduate_last_trials, score_graduate
 from controlplane.sweeps.kept_states import keep_states
@@ -73,7 +78,7 @@ class Sweep:
     @property
     def can_train(self) -> int:
         """Trials that have a unit under way, or could have one now."""
-        return sum(trains(self.state, number) for number in range(len(self.state.trials)))
+        return len(training_trials(self.state))
 
     @property
     def deadline(self) -> Seconds | None:
@@ -252,10 +257,13 @@ class Sweep:
         return self._go_on(now)
 
     def state_missing(self, name: StateName, node: NodeId, now: Seconds) -> list[Order]:
-        """A node has not what it was thought to have; a copy that failed is tried again later."""
-        if (name, node) in self.state.copying:
-            return []
-        self.state.stored.lose(node, name)
+        """A node has not what it was thought to have, or a copy that was ordered failed."""
+        state = self.state
+        if (name, node) in state.copying:
+            state.copying.discard((name, node))
+            state.failed_copies[name] = state.failed_copies.get(name, 0) + 1
+        else:
+            state.stored.lose(node, name)
         return self._go_on(now)
 
     def deadline_passed(self, now: Seconds) -> list[Order]:

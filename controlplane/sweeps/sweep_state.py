@@ -82,6 +82,7 @@ class SweepState:
     stored: StoredStates = field(default_factory=StoredStates)
     away: dict[NodeId, dict[StateName, str]] = field(default_factory=dict)  # lost nodes: digests
     copying: set[tuple[StateName, NodeId]] = field(default_factory=set)
+    failed_copies: dict[StateName, int] = field(default_factory=dict)  # times
     times: UnitTimes = field(default_factory=UnitTimes)
     data: DataFaults = field(default_factory=DataFaults)
     hangs: dict[int, int] = field(default_factory=dict)

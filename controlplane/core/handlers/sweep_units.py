@@ -172,6 +172,7 @@ def on_state_report(
         sweep.stale |= {node.node: None} if (name, node.node) in engine.state.copying else {}
         carry_out(ctx, job, sweep, engine.state_stored(name, node.node, ctx.now))
         return
+    sweep.stale[node.node] = None
     detail: Detail = {"trial": event.trial, "version": event.version, "reason": event.why}
     ctx.announce("sweep.state_not_copied", job, detail, node)
     carry_out(ctx, job, sweep, engine.state_missing(name, node.node, ctx.now))

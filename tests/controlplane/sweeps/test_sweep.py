@@ -166,6 +166,31 @@ def test_a_state_is_dropped_when_the_next_one_is_in_two_places() -> None:
     assert DropState(copy.state, N1) in after
 
 
+def test_where_no_copy_ever_ends_a_node_keeps_few_states_of_a_trial() -> None:
+    one, orders = sweep(workers={W0: N0, W1: N1}, epochs=50, many=1)
+    most = 0
+    for _ in range(60):
+        (run,) = units(orders)
+        orders = list(one.unit_done(run.attempt, report(accuracy=0.5), NOW))
+        most = max(most, sum(len(one.state.stored.on(node)) for node in (N0, N1)))
+
+    assert most <= 4
+
+
+def test_a_copy_that_fails_goes_to_another_node_and_after_three_tries_waits_for_the_next() -> None:
+    one, orders = sweep(workers={W0: N0, W1: N1, WorkerId("w2"): NodeId("n2")}, many=1)
+    (run,) = units(orders)
+    orders = list(one.unit_done(run.attempt, report(), NOW))
+    targets = []
+    while copies := [order for order in orders if isinstance(order, CopyState)]:
+        (copy,) = copies
+        targets.append(copy.target)
+        orders = list(one.state_missing(copy.state, copy.target, NOW))
+
+    assert len(targets) == 3
+    assert len(set(targets)) == 2
+
+
 def test_the_result_of_an_older_attempt_counts_for_nothing() -> None:
     one, orders = sweep(workers={W0: N0})
     (run,) = units(orders)
