@@ -151,7 +151,7 @@ def run_here(
             try:
                 done = subprocess.run(  # noqa: S603 - an interpreter that the user or the job names
                     command, cwd=workdir, capture_output=True, text=True, check=False,
-                    timeout=REPLAY_S, env={**os.environ, **env},
+                    timeout=REPLAY_S, env={"OMP_NUM_THREADS": "1", **os.environ, **env},
                 )  # fmt: skip
             except OSError:
                 continue
