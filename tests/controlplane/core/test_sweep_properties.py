@@ -139,4 +139,4 @@ def nothing_is_lost_and_all_is_as_alone(
     kept = [file for node in cluster.world.nodes.values() if node.up for file in node.files]
     assert {file[1] for file in kept} <= {
         trial.number for trial in state.trials if trial.scores
-    } | {model.parent.trial for model in state.models if model.parent}
+    } | {one.trial for model in state.models for one in model.parents}
