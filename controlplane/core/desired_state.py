@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobStatus, Starting
+from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import Rescale, RescalePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
+from controlplane.sweeps.orders import StateName
 from schemas.groups import Group
 from schemas.ids import NodeId, Rank, node_of
+from schemas.jobs import JobSpec
 from schemas.messages.agent import PREPARE, RECOVER, SETTLED, SWITCH, GroupDelta
 
 BEGUN = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
@@ -40,7 +45,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
             version=version,
             stage=stage,
             group=group,
-            spec=job.spec,
+            spec=_spec_told(state, job),
             snapshot=job.snapshot,
             store=_store_of(state, job) if stage == SWITCH else "",
         )
@@ -53,6 +58,21 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
         spec=None,
         forget=job.ended,
     )
+
+
+def _spec_told(state: State, job: Job) -> JobSpec:
+    """With the places where a graduated trial's state can be had now: agents move."""
+    trial = job.spec.stated_trial
+    former = state.jobs.get(trial.sweep) if trial is not None else None
+    if trial is None or former is None or former.sweep is None:
+        return job.spec
+    name, found = StateName(trial.trial, trial.version), list[str]()
+    for node, _ in former.sweep.engine.state.stored.nodes([name]):
+        known = state.nodes.get(node)
+        if known is not None and known.phase is not NodePhase.LOST and known.spec.states_port:
+            found.append(f"{known.spec.address}:{known.spec.states_port}")
+    sources = tuple(dict.fromkeys([*found, *trial.sources]))
+    return replace(job.spec, trial=replace(trial, sources=sources))
 
 
 def _has_member_on(job: Job, group: Group, node: NodeId) -> bool:
@@ -84,7 +104,7 @@ def _in_change(state: State, job: Job, change: Rescale, node: NodeId) -> GroupDe
         version=change.group.version,
         stage=stage,
         group=change.group,
-        spec=job.spec,
+        spec=_spec_told(state, job),
         snapshot=job.snapshot,
         kind=change.kind,
         former=leaving,

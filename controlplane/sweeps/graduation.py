@@ -63,11 +63,21 @@ def _last_trials(state: SweepState) -> set[int]:
     final = all(trial.granted >= state.spec.epochs for trial in left)
     if not final or 2 * len(left) >= state.graduate_slots:
         return set()
-    return {trial.number for trial in left if trial.number not in state.paused}
+    return {
+        trial.number
+        for trial in left
+        if trial.number not in state.paused and _has_own_state(state, trial.number)
+    }
+
+
+def _has_own_state(state: SweepState, number: int) -> bool:
+    """Whether it trained itself: until then its state has its parent's name."""
+    model = state.models[number]
+    return not model.parents or len(model.visits) > model.parents[-1].version
 
 
 def _newest(state: SweepState, number: int) -> StateName | None:
     """Of its states the one after all of its visits, if a node has it."""
     model = state.models[number]
-    having = state.stored.nodes(model.names(len(model.visits)))
+    having = state.stored.nodes([StateName(number, len(model.visits))])
     return having[0][1] if having else None

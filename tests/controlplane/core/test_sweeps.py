@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from controlplane.core.commands import Announce, Command
+from controlplane.core.desired_state import desired
 from controlplane.core.inputs import SweepChangeRequested
 from controlplane.core.model.job_phases import Phase
 from schemas.ids import JobId, NodeId
@@ -489,3 +491,21 @@ def test_the_last_trial_goes_on_as_a_job_from_its_state_and_its_sweep_hears_of_i
     history = cluster.controller.reactor.histories.sweep(name)
     assert history.trial(0).why == f"goes on as job {graduate}, from epoch 1"
     assert cluster.controller.replayed() == cluster.controller.state
+
+
+def test_a_graduate_asks_for_its_state_where_that_is_when_it_begins() -> None:
+    cluster, name = running(slots=2, nodes=2, searcher=RandomSearch(1), graduate_batch=8)
+    train(cluster, name)
+    (graduate,) = [one for one in cluster.controller.state.jobs if one != name]
+    for node in cluster.controller.state.nodes.values():  # agents began anew, on other ports
+        node.spec = msgspec.structs.replace(node.spec, states_port=node.spec.states_port + 1000)
+
+    delta = desired(cluster.controller.state, cluster.job(graduate), N1)
+    assert delta.group is None
+    cluster.place({graduate: cluster.slots()[:1]})
+    delta = desired(cluster.controller.state, cluster.job(graduate), N1)
+
+    assert delta.spec is not None
+    trial = delta.spec.stated_trial
+    assert trial is not None
+    assert trial.sources[0].endswith(":8706")

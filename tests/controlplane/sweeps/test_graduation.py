@@ -91,6 +91,19 @@ def test_a_trial_that_joins_takes_the_last_ones_back() -> None:
     assert sweep.state.graduating == set()
 
 
+def test_a_copy_trains_an_epoch_of_its_own_before_it_goes_on_as_a_job() -> None:
+    sweep, unit = alone(slots=8)
+    sweep.pause(0)
+    sweep.unit_done(unit.attempt, report(0.5), NOW)
+
+    orders = sweep.add({"lr": 0.5}, NOW, parent=0)
+    (own,) = [order for order in orders if isinstance(order, RunUnit)]
+    assert graduates(orders) == []
+    orders = sweep.unit_done(own.attempt, report(0.6), NOW)
+
+    assert [(one.trial, one.state) for one in graduates(orders)] == [(1, StateName(1, 2))]
+
+
 @pytest.mark.parametrize(
     "searcher", [RandomSearch(5), SuccessiveHalving(5, eta=2)], ids=["random", "halving"]
 )
