@@ -372,7 +372,10 @@ class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):
     partition: int | None = None  # that it visits now
     slot: SlotId | None = None  # where
     left: int = 0  # partitions of this epoch that it has still to visit
-    metrics: tuple[dict[str, float], ...] = ()  # of its own epochs, the first one first
+    metrics: tuple[dict[str, float], ...] = ()  # of its own epochs; of very many the latest ones
+    first_epoch: int = 1  # that `metrics` begin with
+    best_score: float | None = None  # of all of its own epochs, as it was reported
+    best_epoch: int = 0  # that reached it first; 0: none
     ended_at: tuple[Seconds, ...] = ()  # of these epochs
     state_bytes: int = 0  # of its newest state; 0: not known yet
 

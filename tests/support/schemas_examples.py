@@ -198,6 +198,9 @@ _TRIAL: Final = client.TrialInfo(
     metrics=({"accuracy": 0.75, "loss": 0.5},),
     ended_at=(Seconds(1_760_000_030.5),),
     state_bytes=4096,
+    first_epoch=2,
+    best_score=0.75,
+    best_epoch=2,
 )
 _LEDGER_UNIT: Final = client.LedgerUnit(
     trial=9,

@@ -32,10 +32,15 @@ def sweep(**changes: Any) -> Sweep:
 
 def trial(number: int, *accuracies: float, **changes: Any) -> TrialInfo:
     """A trial that trained so many epochs and waits for its rung, but for `changes`."""
+    began_at = changes.get("began_at", 0)
+    top = max(accuracies, default=None)
     fields: dict[str, Any] = {
+        "first_epoch": began_at + 1,
+        "best_score": top,
+        "best_epoch": 0 if top is None else began_at + accuracies.index(top) + 1,
         "values": {"lr": 0.01 * (number + 1), "width": 16},
         "state": "waiting",
-        "epochs": len(accuracies) + changes.get("began_at", 0),
+        "epochs": len(accuracies) + began_at,
         "granted": max(1, len(accuracies)),
         "metrics": tuple({"loss": 1.0 - one, "accuracy": one} for one in accuracies),
         "ended_at": tuple(Seconds(100.0 * (at + 1)) for at in range(len(accuracies))),

@@ -113,7 +113,7 @@ def write_scalars(detail: SweepDetail, folder: Path) -> int:
                 said = "  \n".join(f"{name}: {value}" for name, value in trial.values.items())
                 writer.add_text("configuration", said)
                 for row in epoch_rows(detail, (trial.number,)):
-                    for name in trial.metrics[row["epoch"] - trial.began_at - 1]:
+                    for name in trial.metrics[row["epoch"] - trial.first_epoch]:
                         writer.add_scalar(name, row[name], row["epoch"], row["ended"])
                         many += 1
     except OSError as error:

@@ -76,7 +76,7 @@ def show(
     trials = ranked(detail) if by == "best" else list(detail.trials)
     if common.output == "jsonl":
         for one in trials:
-            print_line(trial_row(detail, one))
+            print_line(trial_row(one))
     elif common.output == "quiet":
         sys.stdout.writelines(f"{one.number}\n" for one in trials)
     else:
@@ -96,7 +96,9 @@ def best(job: str, *, common: Common = COMMON) -> int:
     if found is None:
         what = f"no trial of {job} has a score yet"
         raise BadFieldError(what, "wait for the end of the first epoch", "job")
-    metrics = found.trial.metrics[found.epoch - found.trial.began_at - 1]
+    at = found.epoch - found.trial.first_epoch
+    shown = found.trial.metrics[at : at + 1] if at >= 0 else ()  # of very many the latest are known
+    metrics = shown[0] if shown else {detail.spec.search.metric: found.score}
     if common.output in {"json", "jsonl"}:
         print_line(
             {

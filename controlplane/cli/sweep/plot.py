@@ -105,7 +105,7 @@ def _curve(
 ) -> None:
     named = place < NAMED
     points = [
-        (_when(detail, trial, at, unit_s) if unit_s else float(trial.began_at + at + 1), value)
+        (_when(detail, trial, at, unit_s) if unit_s else float(trial.first_epoch + at), value)
         for at, one in enumerate(trial.metrics)
         if (value := one.get(metric)) is not None and math.isfinite(value)
     ]

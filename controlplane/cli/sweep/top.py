@@ -44,7 +44,7 @@ def top(
         with BlockingClient(common.home, PATIENCE_S if live else None) as client:
             if common.output in {"json", "jsonl"}:
                 detail = client.sweep(job)
-                rows = [trial_row(detail, one) for one in in_order(detail)]
+                rows = [trial_row(one) for one in in_order(detail)]
                 show = print_json if common.output == "json" else print_line
                 show({"sweep": detail.summary, "trials": rows})
             elif live:

@@ -38,7 +38,7 @@ def trial_cells(detail: SweepDetail, trials: Sequence[TrialInfo]) -> list[Cells]
 
 def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str]) -> Cells:
     metric, partitions = detail.spec.search.metric, detail.spec.partitions
-    found = best_epoch(detail, trial)
+    found = best_epoch(trial)
     last = trial.metrics[-1].get(metric) if trial.metrics else None
     curve = [value for one in trial.metrics if (value := one.get(metric)) is not None]
     where = "" if trial.partition is None else f"{trial.partition}"

@@ -67,5 +67,5 @@ def chosen_state(detail: SweepDetail, files: Iterable[JobFile], trial: int) -> S
 
 
 def _best_version(detail: SweepDetail, trial: int) -> int:
-    best = best_epoch(detail, detail.trials[trial])
+    best = best_epoch(detail.trials[trial])
     return -1 if best is None else best.epoch * detail.spec.partitions

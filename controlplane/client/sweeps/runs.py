@@ -63,7 +63,7 @@ class SweepRun:
     async def table(self) -> list[dict[str, Any]]:
         """A row for each trial, the best first: `config.NAME`, `state`, `epochs`, `best`, ..."""
         detail = await self.detail()
-        return [trial_row(detail, trial) for trial in ranked(detail)]
+        return [trial_row(trial) for trial in ranked(detail)]
 
     async def epochs(self, trials: Sequence[int] = ()) -> list[dict[str, Any]]:
         """A row for each epoch of each trial, with all its metrics.

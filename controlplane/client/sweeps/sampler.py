@@ -72,8 +72,8 @@ def _past(space: Space, metric: str, trial: TrialInfo) -> FrozenTrial:
 
     names = [name for name in space if _fits(space[name], trial.values.get(name))]
     scores = {
-        trial.began_at + at: value
-        for at, one in enumerate(trial.metrics, start=1)
+        trial.first_epoch + at: value
+        for at, one in enumerate(trial.metrics)
         if (value := one.get(metric)) is not None and math.isfinite(value)
     }
     if trial.state in NEVER or (trial.state in TO_THE_END and not scores):

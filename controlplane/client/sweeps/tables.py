@@ -27,24 +27,18 @@ def best_of(detail: SweepDetail) -> Best | None:
     """
     if detail.best is None or detail.best >= len(detail.trials):
         return None
-    return best_epoch(detail, detail.trials[detail.best])
+    return best_epoch(detail.trials[detail.best])
 
 
-def best_epoch(detail: SweepDetail, trial: TrialInfo) -> Best | None:
+def best_epoch(trial: TrialInfo) -> Best | None:
     """The best epoch of one trial; None: it has no score.
 
     Args:
-        detail: of its sweep.
-        trial: of it.
+        trial: of a sweep.
     """
-    metric = detail.spec.search.metric
-    sign = 1.0 if detail.spec.search.mode == "max" else -1.0
-    found = [
-        Best(trial, value, trial.began_at + at)
-        for at, metrics in enumerate(trial.metrics, start=1)
-        if (value := metrics.get(metric)) is not None and math.isfinite(value)
-    ]
-    return max(found, key=lambda one: (sign * one.score, -one.epoch), default=None)
+    if trial.best_score is None:
+        return None
+    return Best(trial, trial.best_score, trial.best_epoch)
 
 
 def ranked(detail: SweepDetail) -> list[TrialInfo]:
@@ -56,21 +50,20 @@ def ranked(detail: SweepDetail) -> list[TrialInfo]:
     sign = 1.0 if detail.spec.search.mode == "max" else -1.0
 
     def place(trial: TrialInfo) -> tuple[bool, float, int]:
-        found = best_epoch(detail, trial)
+        found = best_epoch(trial)
         score = math.inf if found is None else -sign * found.score
         return trial.state == DELETED, score, trial.number
 
     return sorted(detail.trials, key=place)
 
 
-def trial_row(detail: SweepDetail, trial: TrialInfo) -> dict[str, Any]:
+def trial_row(trial: TrialInfo) -> dict[str, Any]:
     """A trial, flat: its values as `config.NAME`, its best score, and where it is.
 
     Args:
-        detail: of its sweep.
-        trial: of it.
+        trial: of a sweep.
     """
-    found = best_epoch(detail, trial)
+    found = best_epoch(trial)
     last = trial.metrics[-1] if trial.metrics else {}
     return {
         "trial": trial.number,
@@ -100,7 +93,7 @@ def epoch_rows(detail: SweepDetail, trials: Sequence[int] = ()) -> list[dict[str
             "trial": trial.number,
             "parent": trial.parent,
             **{f"config.{name}": value for name, value in trial.values.items()},
-            "epoch": trial.began_at + at + 1,
+            "epoch": trial.first_epoch + at,
             "ended": trial.ended_at[at] if at < len(trial.ended_at) else None,
             **metrics,
         }

@@ -102,6 +102,7 @@ def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) ->
         slot = worker.slot
     visited = model.at % state.partitions
     shown = _shown_epochs(past)
+    top = max(trial.scores, default=None)
     whole = not visited and (trial.ended or not model.todo(trial.granted))
     return TrialInfo(
         number=number,
@@ -116,6 +117,9 @@ def trial_info(job: Job, sweep: JobSweep, history: SweepHistory, number: int) ->
         slot=slot,
         left=0 if whole else state.partitions - visited,
         metrics=tuple(past.metrics[-shown:]),
+        first_epoch=trial.began_at + max(0, len(past.metrics) - shown) + 1,
+        best_score=None if top is None else top if state.spec.mode == "max" else -top,
+        best_epoch=0 if top is None else trial.began_at + trial.scores.index(top) + 1,
         ended_at=tuple(past.ended_at[-shown:]),
         state_bytes=past.state_bytes,
     )

@@ -95,10 +95,18 @@ def test_the_best_is_the_controllers_after_the_earliest_of_its_best_epochs() -> 
 
 def test_for_a_metric_that_should_be_small_the_smallest_is_best() -> None:
     spec = sweep(metric="loss", mode="min").sweep_spec()
-    whole = detail(trial(0, 0.7), trial(1, 0.9), spec=spec, best=1)
+    losses = [trial(0, 0.7, best_score=0.3), trial(1, 0.9, best_score=0.1)]
+    whole = detail(*losses, spec=spec, best=1)
 
     assert [one.number for one in ranked(whole)] == [1, 0]
     assert best_of(whole) == (whole.trials[1], pytest.approx(0.1), 1)
+
+
+def test_epochs_of_a_very_long_trial_keep_their_numbers_and_its_best_may_be_an_older_one() -> None:
+    late = trial(0, 0.7, 0.8, first_epoch=4001, best_score=0.95, best_epoch=17, epochs=4002)
+
+    assert [row["epoch"] for row in epoch_rows(detail(late))] == [4001, 4002]
+    assert best_of(detail(late)) == (late, 0.95, 17)
 
 
 def test_rows_are_flat_and_a_copy_counts_its_parents_epochs() -> None:
@@ -109,7 +117,7 @@ def test_rows_are_flat_and_a_copy_counts_its_parents_epochs() -> None:
          "ended": 100.0, "loss": pytest.approx(0.1), "accuracy": 0.9},
     ]  # fmt: skip
     assert [row["epoch"] for row in epoch_rows(whole)] == [1, 2, 3]
-    assert trial_row(whole, whole.trials[1]) == {
+    assert trial_row(whole.trials[1]) == {
         "trial": 1, "parent": 0, "config.lr": 0.02, "config.width": 16, "state": "waiting",
         "why": "", "epochs": 3, "granted": 1, "partition": None, "slot": None, "best": 0.9,
         "best_epoch": 3, "loss": pytest.approx(0.1), "accuracy": 0.9,

@@ -86,6 +86,7 @@ def test_a_trial_of_many_epochs_and_metrics_fits_a_message() -> None:
 
     assert len(msgspec.msgpack.encode(row)) < MAX_BYTES // 2
     assert len(row.metrics) == len(row.ended_at) > 500
+    assert row.first_epoch == 5000 - len(row.metrics) + 1, "the latest ones"
 
 
 def test_the_ledger_has_every_unit_with_the_digest_of_its_state() -> None:
