@@ -58,8 +58,12 @@ def score_graduate(state: SweepState, number: int, score: float) -> None:
 
 
 def _last_trials(state: SweepState) -> set[int]:
-    """Those that have not ended, if they are few and nobody can join them any more."""
-    left: list[Trial] = [trial for trial in state.trials if not trial.ended]
+    """Those that train on, if they are few and nobody can join them any more.
+
+    Who waits for a promotion when all others may train to the end waits for nothing: no score that
+    is still to come is compared with its own.
+    """
+    left: list[Trial] = [trial for trial in state.trials if not trial.ended and not trial.waits]
     final = all(trial.granted >= state.spec.epochs for trial in left)
     if not final or 2 * len(left) >= state.graduate_slots:
         return set()

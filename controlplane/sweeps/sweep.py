@@ -340,12 +340,17 @@ class Sweep:
 
     def _go_on(self, now: Seconds) -> list[Order]:
         """Ask the searcher until it has no more to say, then order what can be ordered."""
+        found = self._ask_searcher()
+        if left := graduate_last_trials(self.state):
+            found += [*left, *self._ask_searcher()]
+        found += keep_states(self.state)
+        return [*found, *begin_units(self.state, now)]
+
+    def _ask_searcher(self) -> list[Order]:
         found: list[Order] = []
         while decisions := next_decisions(self.state.spec, self.state.trials):
             found += decide(self.state, decisions)
-        found += graduate_last_trials(self.state)
-        found += keep_states(self.state)
-        return [*found, *begin_units(self.state, now)]
+        return found
 
     def _lose(self, worker: WorkerId) -> Lease | None:
         place = self.state.workers.pop(worker, None)

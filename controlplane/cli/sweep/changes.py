@@ -21,6 +21,7 @@ from schemas.sweeps import Space, Value
 
 VALUES_HELP = "NAME=VALUE of the configuration: lr=0.1"
 Values = Annotated[list[str] | None, Parameter(name="--set", negative="", help=VALUES_HELP)]
+RESTS = "rests after its unit"
 
 
 def stop(job: str, trial: int, /, *more: int, common: Common = COMMON) -> int:
@@ -117,11 +118,13 @@ def _each(job: str, change: Change, trials: Sequence[int], common: Common) -> in
             for trial in dict.fromkeys(trials):
                 done.append(client.change_sweep(job, change, trial))  # noqa: PERF401 - kept if one is refused
     finally:
-        _say(done, common, alone=len(trials) == 1)
+        _say(done, common, alone=len(trials) == 1, resting=change == "pause")
     return Exit.OK
 
 
-def _say(done: Sequence[SweepChanged], common: Common, *, alone: bool) -> None:
+def _say(
+    done: Sequence[SweepChanged], common: Common, *, alone: bool, resting: bool = False
+) -> None:
     rows = [{"job": one.job, "trial": one.trial, "state": one.state} for one in done]
     if common.output == "json" and rows:
         print_json(rows[0] if alone else rows)
@@ -131,4 +134,5 @@ def _say(done: Sequence[SweepChanged], common: Common, *, alone: bool) -> None:
         elif common.output == "quiet":
             sys.stdout.write(f"{one.trial}\n")
         elif common.output == "table":
-            sys.stdout.write(f"{one.job} trial {one.trial} {one.state}\n")
+            said = RESTS if resting and one.state == "training" else one.state
+            sys.stdout.write(f"{one.job} trial {one.trial} {said}\n")

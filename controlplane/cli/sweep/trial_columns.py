@@ -43,7 +43,7 @@ def _cells(detail: SweepDetail, trial: TrialInfo, scale: Callable[[float], str])
     curve = [value for one in trial.metrics if (value := one.get(metric)) is not None]
     where = "" if trial.partition is None else f"{trial.partition}"
     through = partitions - trial.left if trial.left else 0
-    part = f" +{through}/{partitions}" if through and trial.state == TRAINING else ""
+    part = f" +{through}/{partitions}" if through else ""
     return {
         "trial": f"{trial.number}" if trial.parent is None else f"{trial.number} of {trial.parent}",
         **{name: short(trial.values[name]) if name in trial.values else ""

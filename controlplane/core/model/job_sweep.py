@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from controlplane.sweeps.searchers.expected_epochs import expected_epochs
 from controlplane.sweeps.sweep import Sweep
 from schemas.ids import NodeId, Version, WorkerId
 from schemas.messages.hopping import UnitOrder
@@ -42,13 +43,18 @@ class JobSweep(msgspec.Struct, kw_only=True):
 
     @property
     def units_left(self) -> int:
-        """Units to the end of what is granted now, those that are done again among them."""
+        """Units to the end of what is granted now, or of what its rungs will grant.
+
+        Those that are done again are among them.
+        """
         state, found = self.engine.state, 0
         for trial, model in zip(state.trials, state.models, strict=True):
             if not trial.ended:
                 granted = trial.granted * state.partitions
                 found += max(0, granted - model.at)
-        return found
+        if self.engine.over:
+            return 0
+        return max(found, expected_epochs(state.spec) * state.partitions - self.units_done)
 
     @property
     def unit_samples(self) -> float:

@@ -57,7 +57,7 @@ def asynchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> li
     ASHA (Li et al., MLSys '20, algorithm 2), highest rung first. Paper: where nobody can be
     promoted a new configuration begins. Here all are there from the beginning, and paused ones
     cost nothing. When nobody trains and nobody is among the best, the first of the highest rung
-    goes on until one is trained to the end; then the others stop.
+    goes on until one is trained to the end, or leaves for that; then the others stop.
 
     Args:
         trials: all of them.
@@ -71,7 +71,7 @@ def asynchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> li
         found += [Grant(one.number, following) for one in promoted if _waits_at(one, level)]
     if found or any(not trial.ended and not trial.waits for trial in trials):
         return found
-    if not any(trial.epochs >= levels[-1] for trial in trials):
+    if not any(trial.epochs >= levels[-1] or trial.ended == "graduated" for trial in trials):
         for level, following in reversed(list(pairwise(levels))):
             waiting = [trial for trial in ranked(trials, level) if _waits_at(trial, level)]
             if waiting:

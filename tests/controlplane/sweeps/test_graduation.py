@@ -10,7 +10,7 @@ from controlplane.sweeps.orders import Graduate, Order, RunUnit, StateName, Unit
 from controlplane.sweeps.randomness import stream
 from controlplane.sweeps.sweep import Sweep
 from schemas.ids import NodeId, WorkerId
-from schemas.sweeps import RandomSearch, Searcher, SuccessiveHalving
+from schemas.sweeps import Asha, RandomSearch, Searcher, SuccessiveHalving
 from tests.support.sizes import examples
 from tests.support.sweep_site import NOW, SweepSite
 from tests.support.sweeps import search
@@ -68,6 +68,17 @@ def test_a_trial_that_is_done_does_not_graduate() -> None:
     assert sweep.state.trials[0].ended == "done"
 
 
+def test_the_winner_of_asha_graduates_and_those_that_were_not_promoted_stop() -> None:
+    sweep = Sweep(search(Asha(4, eta=2), 4), 1, graduate_slots=4)
+    site = SweepSite(sweep, {N0: {0}}, 1)
+
+    site.run(stream(1))
+
+    ended = [trial.ended for trial in sweep.state.trials]
+    assert ended.count("graduated") == 1
+    assert set(ended) == {"graduated", "stopped"}
+
+
 def test_what_a_graduate_reaches_in_its_job_counts_for_the_best() -> None:
     sweep, unit = alone(slots=4)
     sweep.unit_done(unit.attempt, report(0.5), NOW)
@@ -105,7 +116,9 @@ def test_a_copy_trains_an_epoch_of_its_own_before_it_goes_on_as_a_job() -> None:
 
 
 @pytest.mark.parametrize(
-    "searcher", [RandomSearch(5), SuccessiveHalving(5, eta=2)], ids=["random", "halving"]
+    "searcher",
+    [RandomSearch(5), SuccessiveHalving(5, eta=2), Asha(7, eta=2)],
+    ids=["random", "halving", "asha"],
 )
 @settings(max_examples=examples(40), deadline=None)
 @given(slots=st.integers(0, 12), faults=st.sampled_from([0, 8]), seed=st.integers(0, 10_000))
