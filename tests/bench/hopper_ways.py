@@ -261,7 +261,10 @@ def one_by_one(one: Training, base: Path) -> Way:
     ]
     return Way(
         makespan_s=max(j.history[-1].time for j in jobs) - jobs[0].summary.submitted_at,
-        curves=[[epoch.metrics[one.metric] for epoch in job.epochs] for job in jobs],
+        curves=[
+            [float(epoch.metrics.get(one.metric, epoch.train_loss or 0.0)) for epoch in job.epochs]
+            for job in jobs
+        ],
         data_bytes=0,
         network_bytes=float(sum(sent)),
     )

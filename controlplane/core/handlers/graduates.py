@@ -11,6 +11,7 @@ from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep
 from controlplane.sweeps.orders import Graduate
 from schemas.jobs import KEEP, SWEEP_SCRIPT, JobSpec, StopRule
+from schemas.messages.agent import EpochReported
 from schemas.messages.feed import Detail
 from schemas.sweeps import SweepSpec, TrialSpec
 
@@ -67,17 +68,28 @@ def _spec_of(spec: JobSpec, sweep: SweepSpec, trial: TrialSpec) -> JobSpec:
     )
 
 
-def epoch_reported(ctx: HandlerContext, job: Job, metrics: dict[str, float]) -> None:
+def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     """A job that was a trial finished an epoch: its sweep has the score, even if it has ended.
 
     Args:
         ctx: of this input.
         job: nothing happens if it is no such job.
-        metrics: of the epoch.
+        event: what the epoch came to.
     """
     trial = job.spec.stated_trial
     former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
     if trial is None or former is None or former.sweep is None:
         return
+    metrics = metrics_of(event)
     former.sweep.engine.graduate_ended_epoch(trial.trial, metrics)
     ctx.histories.sweep(former.job).epoch_ended(trial.trial, metrics, ctx.now)
+
+
+def metrics_of(event: EpochReported) -> dict[str, float]:
+    """What the trial's functions returned: `loss` travels as the training loss of jobs.
+
+    Args:
+        event: of a job that was a trial.
+    """
+    loss = {} if event.train_loss is None else {"loss": event.train_loss}
+    return {**loss, **event.metrics}

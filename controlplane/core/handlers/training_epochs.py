@@ -63,7 +63,7 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     if event.left_early:
         detail |= {"trained_samples": event.trained_samples, "left_early": True}
     ctx.announce("job.epoch", job, detail)
-    graduates.epoch_reported(ctx, job, event.metrics)
+    graduates.epoch_reported(ctx, job, event)
     ctx.ask = True
 
 
