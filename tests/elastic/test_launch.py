@@ -38,6 +38,7 @@ def _launch(folder: Path, arguments: Sequence[str]) -> None:
     run_script.main()
 
 
+@pytest.mark.slow
 def test_a_script_runs_stand_alone_beside_a_file_that_is_called_elastic(tmp_path: Path) -> None:
     (tmp_path / "elastic.py").write_text("raise SystemExit('the wrong elastic')")
     (tmp_path / "mine.py").write_text("VALUE = 42")

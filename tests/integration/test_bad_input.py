@@ -178,6 +178,7 @@ def test_a_flood_of_output_arrives_complete(cluster: Cluster) -> None:
     assert cluster.wait(other).code == 0
 
 
+@pytest.mark.slow
 def test_a_script_that_ignores_term_is_killed(cluster: Cluster) -> None:
     script = """
     import signal, time

@@ -44,6 +44,7 @@ def test_a_job_takes_every_size_and_loses_no_sample(cluster: Cluster) -> None:
     assert_nothing_lost(cluster, job)
 
 
+@pytest.mark.slow
 def test_random_sizes_and_batches_one_upon_the_other_lose_no_sample(cluster: Cluster) -> None:
     job = training(cluster)
     choose = random.Random(7)  # noqa: S311 - sizes

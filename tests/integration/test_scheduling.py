@@ -77,7 +77,7 @@ def test_the_death_of_the_search_costs_nothing(cluster: Cluster) -> None:
     assert "search process ended" in (cluster.home / "logs" / "controller.log").read_text()
 
 
-@pytest.mark.parametrize("victim", ["controller", "agents"])
+@pytest.mark.parametrize("victim", ["controller", pytest.param("agents", marks=pytest.mark.slow)])
 def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) -> None:
     family = f"of {victim} that die"
     jobs = [submit(cluster, 18, family=family)]

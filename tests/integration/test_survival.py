@@ -172,6 +172,7 @@ def test_a_job_that_lost_a_worker_is_brought_back_to_its_least_slots(
     )
 
 
+@pytest.mark.slow
 def test_a_zygote_that_dies_takes_no_worker_with_it(house: Cluster, tmp_path: Path) -> None:
     job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     worker = house.until_epoch(job, 1)["workers"][0]

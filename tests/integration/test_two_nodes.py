@@ -31,6 +31,7 @@ def pair(nodes: Cluster) -> Iterator[Cluster]:
     nodes.clear()
 
 
+@pytest.mark.slow
 def test_a_quiet_cluster_stays_quiet(pair: Cluster) -> None:
     jobs = [submit(pair, 10_000, slots=[1, 1], max_batch_size=24) for _ in range(4)]
     for job in jobs:

@@ -68,6 +68,7 @@ def test_a_generated_trace_runs_as_if_it_had_not_been_written_down(tmp_path: Pat
     assert from_file["jct_s"] == generated["jct_s"]
 
 
+@pytest.mark.slow
 def test_a_comparison_is_paired_drawn_and_gone_on_with(tmp_path: Path) -> None:
     kept, plots = tmp_path / "results.jsonl", tmp_path / "plots"
     command = (
