@@ -138,19 +138,3 @@ def _save_archive(content: dict[str, Any], file: _ArchiveFile) -> None:
         torch.save(plain_containers(content), file)
     except RuntimeError as error:  # torch ends the archive all the same and finds that it is short
         raise (file.error or error) from None
-
-
-def sync_folder(folder: Path) -> None:
-    """Make the names in `folder` durable.
-
-    Args:
-        folder: in which a file was made or renamed.
-
-    Raises:
-        OSError: if the disk does not take it.
-    """
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

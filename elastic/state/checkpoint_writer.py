@@ -17,10 +17,10 @@ from elastic.state.checkpoint_files import (
     list_checkpoints,
     load_checkpoint,
     save_checkpoint,
-    sync_folder,
 )
 from elastic.training_errors import CheckpointError
 from schemas.groups import ResumePoint
+from schemas.state_files import sync_folder
 
 RETRY_S: Final = 1.0
 CLOSE_S: Final = 30.0  # how long a script's end waits for a disk that takes nothing
