@@ -253,9 +253,10 @@ class _Experiment:
     def _start(self, context: ForkServerContext, simulate: Simulate, cell: Cell) -> None:
         mine, theirs = context.Pipe(duplex=False)
         process = context.Process(target=_work, args=(simulate, cell, theirs), daemon=True)
-        process.start()
+        with _ctrl_c_waits():  # in between, a worker would run that nobody knows
+            process.start()
+            self.busy[mine] = _Worker(process, mine, cell)
         theirs.close()  # so that its end is seen here
-        self.busy[mine] = _Worker(process, mine, cell)
 
     def _take(self, worker: _Worker) -> None:
         """Read what a worker left, or how it died."""
@@ -287,6 +288,22 @@ class _Experiment:
     def _tell(self, cell: Cell | None = None, result: SimulationResult | None = None) -> None:
         counts = (len(self.found), len(self.failures), len(self.cells))
         self.on_progress(Progress(*counts, cell=cell, result=result))
+
+
+@contextlib.contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """Let a Ctrl-C within take effect at the end."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # it is never told of a Ctrl-C
+        return
+    heard: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if heard:
+            signal.raise_signal(signal.SIGINT)
 
 
 def _death(code: int | None) -> str:

@@ -49,11 +49,10 @@ def test_a_configuration_hops_over_nodes_and_deaths_and_is_what_it_is_alone(crew
     held = crew.hold(visits[2])
     lost = crew.unit(second, 3, visits[2], two, [third])
     crew.until(lambda: "train_fn 0 1 3" in crew.noted(), "it trains")
-    second.process.kill()
-    crew.until(lambda: not second.alive, "it is dead")
+    crew.kill(second)
     held.unlink()
     three = crew.ended(crew.unit(first, 3, visits[2], two, [third]))
-    third.process.kill()
+    crew.kill(third)
     four = crew.ended(crew.unit(first, 4, visits[3], three, evaluate=True))  # from its own
     (late,) = crew.join("a")
     five = crew.ended(crew.unit(late, 5, visits[4], four))  # from the node's file

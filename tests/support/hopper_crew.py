@@ -220,6 +220,11 @@ class HopperCrew:
         """More workers."""
         return self.start(*nodes, kind=JOIN)
 
+    def kill(self, hopper: Hopper) -> None:
+        """The end of a worker, without a word."""
+        hopper.process.kill()
+        self.until(lambda: not hopper.alive, "it is dead")
+
     def leave(self, *hoppers: Hopper, kind: str = JOIN) -> None:
         """Order a group without these."""
         self._version += 1

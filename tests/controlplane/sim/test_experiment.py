@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import msgspec
@@ -17,6 +18,7 @@ from controlplane.sim.experiment import (
     Cell,
     CellsFailedError,
     Progress,
+    StoppedError,
     bar,
     cell_key,
     grid,
@@ -250,6 +252,30 @@ def test_ctrl_c_ends_the_workers_at_once_keeps_what_is_done_and_says_how_to_go_o
     assert "Traceback" not in said
     assert alive(tmp_path) == []
     assert [result.policy for result in load(tmp_path / "results.jsonl")] == ["fine"]
+
+
+def test_ctrl_c_while_a_worker_starts_ends_that_one_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    really_start = ForkServerProcess.start
+
+    def start_and_interrupt(process: ForkServerProcess) -> None:
+        really_start(process)
+        end = time.monotonic() + LIMIT_S
+        while "endless-0" not in started(tmp_path):
+            assert time.monotonic() < end, "the cell did not start"
+            time.sleep(0.02)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(ForkServerProcess, "start", start_and_interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(StoppedError, match="stopped after 0 of 1 simulations"):
+            run(cells(tmp_path, "endless", seeds=1), simulate)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+    assert alive(tmp_path) == []
 
 
 def test_workers_do_not_outlive_an_experiment_that_is_killed(tmp_path: Path) -> None:
