@@ -80,6 +80,8 @@ class Setup:
     "Share of the jobs whose scripts fail once."
     cancels: float = 0.0
     "Share of the jobs that their users give up."
+    early_stops: float = 0.0
+    "Share of the jobs whose scripts leave after a part of their epochs (table2, profiles)."
     node_loss: float = 0.0
     "Mean seconds between losses of a node; 0: none."
     generations: int = 3
@@ -130,6 +132,7 @@ class Setup:
             exchange=self.exchange,
             crash_share=self.crashes,
             cancel_share=self.cancels,
+            early_share=self.early_stops,
             node_loss_s=self.node_loss,
             generations=self.generations,
             think_s=self.think_every,

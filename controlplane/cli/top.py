@@ -184,7 +184,12 @@ def header(cluster: Cluster, search: SearchInfo) -> Text:
         }
     if search.predicted_gain is not None and search.realised_gain is not None:
         gains = f"{search.predicted_gain:.2f} x, realised {search.realised_gain:.2f} x"
+        if search.gain_error is not None:
+            gains += f", off by {search.gain_error:.2f} x"
         facts["gain predicted"] = gains
+    if search.length_error is not None and search.length_coverage_80 is not None:
+        within = f"{search.length_coverage_80:.0%} within the interval of 80%"
+        facts["lengths off by"] = f"{search.length_error:.0%}, {within}"
     parts = [Text.assemble((f"{name} ", "dim"), str(fact)) for name, fact in facts.items()]
     if not search.running:
         parts.append(Text("search away, free slots are filled greedily", style="yellow"))

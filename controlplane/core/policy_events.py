@@ -99,9 +99,16 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
         epoch=info.epoch,
         samples_done=info.samples_done,
         train_loss=info.train_loss,
+        stop_metric=_stop_metric(job, info),
         noise_scale=info.noise_scale,
         beside=info.beside,
     )
+
+
+def _stop_metric(job: Job, info: EpochInfo) -> float | None:
+    """What the epoch reported of the metric that its stop rule is on."""
+    stop = job.spec.stop
+    return info.metrics.get(stop.metric) if stop is not None and stop.metric else None
 
 
 def _end(job: Job) -> JobEnded:

@@ -178,6 +178,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         samples_done=progress.samples_done,
         samples_per_s=progress.samples_per_s,
         stop_samples=job.stop_samples,
+        stop=spec.stop,
         noise_scale=progress.noise_scale,
         noise_epochs=progress.noise_epochs,
         ran_s=account.running_s,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from schemas.ids import JobId, NodeId, Seconds, SlotId
-from schemas.jobs import Utility
+from schemas.jobs import StopRule, Utility
 from schemas.messages.client import NodeCrowd
 
 if TYPE_CHECKING:
@@ -59,6 +59,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     samples_done: int = 0  # Y_processed
     samples_per_s: float = 0.0  # X_j
     stop_samples: int | None = None  # stated work since the job began; None: it depends
+    stop: StopRule | None = None  # the job file's; None: the script's own
     noise_scale: float | None = None  # of its gradients, samples; None: it reports none
     noise_epochs: int = 0  # that measured it
     last_batch: int = 0  # global, of its present or last group; 0: never trained
@@ -109,6 +110,7 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
     epoch: int = 0  # that it finished, 1-based
     samples_done: int = 0  # since the job began; 0: not known
     train_loss: float | None = None
+    stop_metric: float | None = None  # of its stop rule; None: that is on none
     noise_scale: float | None = None  # of its gradients, samples; as reported, not smoothed
     beside: tuple[NodeCrowd, ...] | None = None  # of each of its nodes; None: it was not the same
 
@@ -193,6 +195,10 @@ class SearchStats(msgspec.Struct, frozen=True, kw_only=True):
     incumbent_fitness: float = 0.0  # of the schedule in force, on the same scale
     diversity: float = 0.0  # mean share of jobs in which two candidates differ, 0 to 1
     decision_ms: float = 0.0  # that the last answer took
+    length_predictions: int = 0  # of work left, that were held against what came
+    length_error: float | None = None  # median of theirs, as a share of what was left
+    length_coverage_80: float | None = None  # share of them whose 80% interval had it
+    length_coverage_90: float | None = None  # and 90%
 
     def in_ms(self, took_s: float) -> SearchStats:
         """The same, with the time that the last answer took.

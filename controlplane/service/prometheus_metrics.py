@@ -54,6 +54,15 @@ class Metrics:
             "ones_gain_predicted_ratio", "Predicted speed-up of re-scales, geometric mean."
         )
         self._realised = gauge("ones_gain_realised_ratio", "The same, as measured afterwards.")
+        self._gain_error = gauge(
+            "ones_gain_error_ratio", "Factor by which realised speed-ups were off, geometric mean."
+        )
+        self._length_error = gauge(
+            "ones_length_error_ratio", "Error of predicted work over what was left, median."
+        )
+        self._length_coverage = gauge(
+            "ones_length_coverage_ratio", "Share of jobs' work within the interval.", "interval"
+        )
         self._generations = count("ones_search_generations", "Generations evolved.")
         self._restarts = count("ones_search_restarts", "Times that the search began anew.")
         self._plans = count("ones_plans", "Plans that changed something.")
@@ -126,6 +135,10 @@ class Metrics:
         self._decision.set(search.decision_ms / 1000.0)
         self._predicted.set(_or_nan(search.predicted_gain))
         self._realised.set(_or_nan(search.realised_gain))
+        self._gain_error.set(_or_nan(search.gain_error))
+        self._length_error.set(_or_nan(search.length_error))
+        self._length_coverage.labels("80").set(_or_nan(search.length_coverage_80))
+        self._length_coverage.labels("90").set(_or_nan(search.length_coverage_90))
         for counter, name in (
             (self._generations, "generations"),
             (self._restarts, "restarts"),

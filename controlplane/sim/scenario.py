@@ -43,6 +43,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     exchange: Literal["servers", "all-reduce", "mixed"] = "servers"  # the same, of gradients
     crash_share: float = 0.0  # of the jobs, whose scripts fail once
     cancel_share: float = 0.0  # of the jobs, that their users give up
+    early_share: float = 0.0  # of the jobs, whose scripts leave after a part of their epochs
     node_loss_s: float = 0.0  # mean time between losses of a node; 0: never
     node_back_s: float = 600.0
     utilities: bool = False  # jobs say what their ends are worth, and how many samples they take
@@ -78,8 +79,8 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
 def _check(scenario: Scenario) -> None:
     least = {
         "jobs": 1, "interval_s": 1e-6, "warm_up": 0.0, "round_s": 0.0, "latency_s": 0.0,
-        "crash_share": 0.0, "cancel_share": 0.0, "node_loss_s": 0.0, "node_back_s": 0.0,
-        "generations": 0, "think_s": 0.0, "work_core_s": 1e-6, "job_s": 1e-3,
+        "crash_share": 0.0, "cancel_share": 0.0, "early_share": 0.0, "node_loss_s": 0.0,
+        "node_back_s": 0.0, "generations": 0, "think_s": 0.0, "work_core_s": 1e-6, "job_s": 1e-3,
     }  # fmt: skip
     for name, low in least.items():
         _bounded(name, getattr(scenario, name), low)
@@ -90,9 +91,12 @@ def _check(scenario: Scenario) -> None:
             if value > LONGEST_STALL_S:
                 what = f"{name}: a cluster calls changes off that take {value:g} s"
                 raise TraceError(what, f"give at most {LONGEST_STALL_S:g}", name)
-    for name in ("warm_up", "crash_share", "cancel_share"):
+    for name in ("warm_up", "crash_share", "cancel_share", "early_share"):
         if getattr(scenario, name) > 1.0 - (name == "warm_up") * 1e-9:
             raise TraceError(f"{name} {getattr(scenario, name)} is no share", "give 0 to 1", name)
+    if scenario.early_share and scenario.physics not in {"table2", "profiles"}:
+        what = f"early_share: physics {scenario.physics} knows no scripts that leave early"
+        raise TraceError(what, "choose physics table2 or profiles, or give 0", "early_share")
     if not 0.0 < scenario.scaling <= 1.0:
         what = f"scaling: {scenario.scaling} is not above 0 and at most 1"
         raise TraceError(what, "give 1 for speeds as many times as there are slots", "scaling")

@@ -10,6 +10,7 @@ from typing import Any, Final
 from controlplane.sim.models.curves import curves_model
 from controlplane.sim.models.curves.curves_model import CurvesModel
 from controlplane.sim.models.curves.loss_curves import RecordedCurves, read_curves, shipped_curves
+from controlplane.sim.models.early_stops import EarlyStops
 from controlplane.sim.models.harmony import harmony_model
 from controlplane.sim.models.harmony.harmony_model import BATCHES, HarmonyModel
 from controlplane.sim.models.interference.demands import DEMANDS, Demand, demand_of
@@ -52,6 +53,12 @@ def model_of(scenario: Scenario) -> TrainingModel:
     Raises:
         TraceError: if its tables or its recording cannot be used.
     """
+    model = _whole_model_of(scenario)
+    return EarlyStops(model, scenario.early_share) if scenario.early_share else model
+
+
+def _whole_model_of(scenario: Scenario) -> TrainingModel:
+    """All its jobs train to their end."""
     stated = scenario.knowledge == "L3"
     if scenario.physics == "profiles":
         return ProfilesModel(

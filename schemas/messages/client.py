@@ -354,6 +354,10 @@ class SearchInfo(Message, tag="client.search_info.1"):
     predicted_gain: float | None = None  # geometric mean over changes whose gain was measured
     realised_gain: float | None = None
     diversity: float = 0.0  # mean share of jobs in which two candidates differ, 0 to 1
+    gain_error: float | None = None  # factor that realised gains were off by, geometric mean
+    length_error: float | None = None  # of predicted work, median, as a share of what was left
+    length_coverage_80: float | None = None  # share of them that came within their 80% interval
+    length_coverage_90: float | None = None  # and within that of 90%
 
 
 class TrialInfo(msgspec.Struct, frozen=True, kw_only=True):

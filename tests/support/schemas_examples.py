@@ -472,6 +472,10 @@ _OF_CLIENTS: Final = (
         predicted_gain=1.5,
         realised_gain=1.25,
         diversity=0.25,
+        gain_error=1.2,
+        length_error=0.15,
+        length_coverage_80=0.75,
+        length_coverage_90=0.875,
     ),
     client.SweepDetail(
         summary=_SUMMARY,

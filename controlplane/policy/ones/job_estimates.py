@@ -19,6 +19,7 @@ from controlplane.policy.api import (
 from controlplane.policy.ones.growth_trials import GrowthTrial, growth_loss
 from controlplane.policy.ones.half_moves import HalfMove, half_move
 from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
+from controlplane.policy.ones.lengths.job_lengths import JobLengths
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement_index import PlacementIndex
 from controlplane.policy.search.batch_limits import LimitBounds, resumed
@@ -33,7 +34,6 @@ from controlplane.policy.search.observed_families import (
 from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
 from controlplane.prediction.array_types import FloatArray
 from controlplane.prediction.core_sharing import stretch
-from controlplane.prediction.remaining_work import remaining_samples
 from schemas.ids import JobId, Seconds, SlotId
 
 
@@ -69,6 +69,7 @@ class Estimates:
         self._histories: dict[JobId, OnesJobHistory] = {}
         self._known: set[JobId] = set()
         self.arrivals = ArrivalRate()
+        self.lengths = JobLengths(options.length_model)
         self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
 
     # --- what happens
@@ -80,6 +81,7 @@ class Estimates:
             event: an epoch, telemetry, the end of a job, or a plan that was put in force.
             now: seconds on the controller's clock.
         """
+        self.lengths.observe(event)
         match event:
             case EpochSeen():
                 self._epoch(event, now)
@@ -180,6 +182,7 @@ class Estimates:
         """
         jobs = list(view.jobs.values())
         self._placement.update(view)
+        self.lengths.forget(view.jobs)
         self._families.priors.types = self._placement.types
         for job in jobs:  # all of them first: limits depend on the rate of arrivals
             if job.job not in self._known:
@@ -322,12 +325,7 @@ class Estimates:
         Args:
             job: as the view shows it.
         """
-        family = self.family(job.family)
-        history = self._histories.get(job.job)
-        done = max(job.samples_done, history.samples if history else 0)
-        if job.stop_samples is None and not family.finished and not max(done, family.reached):
-            return None
-        return remaining_samples(done, job.stop_samples, family.finished, family.reached)
+        return self.lengths.remaining(job)
 
     def noise_scale(self, job: JobView) -> float:
         """Phi, samples: its own as measured last, else its relatives' at this stage, else a prior.

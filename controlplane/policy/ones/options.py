@@ -12,6 +12,8 @@ from schemas.errors import SettingsError
 Search = Literal["evolution", "climb", "greedy"]
 ScaleDown = Literal["off", "literal", "contended", "composed"]  # see search/batch_limits
 
+LengthModelName = Literal["residual", "beta", "mixture"]  # see lengths/length_models
+
 
 class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Options of policy `ones`, table `[policy.options]` of the controller's settings."""
@@ -39,6 +41,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     growth: float = 2.0  # times the largest size a family has run, in one change
     noise_trust: float = 1.0  # epochs of measurement that weigh as much as the prior
     noise_scale_prior: float = 4.0  # times the job's first batch, if it reports none
+    length_model: LengthModelName = "residual"  # of work that no rule states
     share_lengths: bool = True  # expect of a new family what all jobs took; else its own past alone
     interference: bool = True  # learn who slows down whom on one node, and keep them apart
     gpu_types: bool = True  # learn how fast each type of GPU is

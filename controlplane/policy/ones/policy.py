@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from controlplane.policy.api import ClusterView, Plan, Reason
+from msgspec.structs import replace
+
+from controlplane.policy.api import ClusterView, Plan, Reason, SearchStats
 from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.evolution import EvolutionarySearch
 from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
@@ -33,7 +35,7 @@ class Ones(SearchPolicy[Problem]):
             options: of its settings; None for the defaults.
         """
         self.options = options or OnesOptions()
-        estimates = Estimates(self.options)
+        estimates = self._estimates = Estimates(self.options)
         self._builder = ProblemBuilder(estimates, self.options)
         self._search = EvolutionarySearch(self.options)
         super().__init__(estimates, self._search)
@@ -64,6 +66,19 @@ class Ones(SearchPolicy[Problem]):
             local_batch=local_batch,
             reasons=reasons,
             wake_at=self._next_change(problem, view, now),
+        )
+
+    def stats(self) -> SearchStats:
+        """How the search stands, and how lengths came true."""
+        stats, seen = super().stats(), self._estimates.lengths.calibration
+        if seen is None:
+            return stats
+        return replace(
+            stats,
+            length_predictions=seen.predictions,
+            length_error=seen.median_error,
+            length_coverage_80=seen.narrow,
+            length_coverage_90=seen.wide,
         )
 
     def _pose(self, view: ClusterView, now: Seconds) -> Problem:

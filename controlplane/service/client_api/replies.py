@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -248,7 +249,17 @@ def search_info(state: State, histories: JobHistories, policy: str, planner: Pla
         batch_changes=sum(job.accounting.batch_changes for job in state.jobs.values()),
         predicted_gain=_geometric_mean([predicted for predicted, _ in histories.gains]),
         realised_gain=_geometric_mean([realised for _, realised in histories.gains]),
+        gain_error=_gain_error(histories.gains),
+        length_error=stats.length_error,
+        length_coverage_80=stats.length_coverage_80,
+        length_coverage_90=stats.length_coverage_90,
     )
+
+
+def _gain_error(gains: Sequence[tuple[float, float]]) -> float | None:
+    """The factor by which what came was off from what was promised, either way."""
+    sane = [pair for pair in gains if min(pair) > 0.0]
+    return _geometric_mean([max(pair) / min(pair) for pair in sane])
 
 
 def _geometric_mean(values: list[float]) -> float | None:

@@ -216,6 +216,9 @@ def test_the_header_tells_how_the_search_stands() -> None:
         batch_changes=2,
         predicted_gain=1.44,
         realised_gain=1.5,
+        gain_error=1.1,
+        length_error=0.123,
+        length_coverage_80=0.777,
     )
 
     told = header(CLUSTER, search).plain.split("   ")
@@ -226,7 +229,8 @@ def test_the_header_tells_how_the_search_stands() -> None:
         "fitness 1.5 (mean 1.25)",
         "diversity 0.35",
         "decision 2.5 ms",
-        "gain predicted 1.44 x, realised 1.50 x",
+        "gain predicted 1.44 x, realised 1.50 x, off by 1.10 x",
+        "lengths off by 12%, 78% within the interval of 80%",
         "search away, free slots are filled greedily",
     ]
 

@@ -11,6 +11,7 @@ from controlplane.core import policy_events
 from controlplane.core.commands import Announce, Command
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import JobId, Rank, Seconds, Version
+from schemas.jobs import StopRule
 from schemas.messages.agent import StepsReported
 from tests.support import builders
 from tests.support.builders import BATCH, N1, S0, S1, T0, A, B
@@ -72,6 +73,16 @@ def test_epochs_teach_the_noise_scale_that_each_of_them_told_of_and_no_mean() ->
         seen(epoch=2, noise_scale=256.0, beside=((1, ()),)),
         seen(epoch=3, beside=((1, ()),)),
     ]  # fmt: skip
+
+
+def test_an_epoch_teaches_the_metric_that_decides_when_the_job_is_done() -> None:
+    rule = StopRule(metric="accuracy", at_least=0.9)
+    controller = running(family="f", stop=rule)
+
+    commands = controller.tell(N1, builders.epoch_end(A, 1))
+
+    assert learnt(controller, commands) == [seen(stop_metric=0.5)]
+    assert controller.view().jobs[A].stop == rule
 
 
 def test_an_epoch_of_a_group_that_spans_nodes_says_so() -> None:

@@ -29,6 +29,10 @@ class Searching(Fifo):
             incumbent_fitness=0.6,
             diversity=0.25,
             decision_ms=1.5,
+            length_predictions=16,
+            length_error=0.125,
+            length_coverage_80=0.75,
+            length_coverage_90=0.875,
         )
 
 
@@ -53,7 +57,7 @@ def numbers(controller: Controller) -> dict[str, float]:
 
 def test_a_client_is_told_what_the_policy_says() -> None:
     controller = running()
-    controller.reactor.histories.gains.append((2.0, 1.5))
+    controller.reactor.histories.gains.append((2.0, 1.0))
 
     assert told(controller) == SearchInfo(
         policy="mine",
@@ -66,13 +70,17 @@ def test_a_client_is_told_what_the_policy_says() -> None:
         diversity=0.25,
         decision_ms=1.5,
         predicted_gain=2.0,
-        realised_gain=1.5,
+        realised_gain=1.0,
+        gain_error=2.0,
+        length_error=0.125,
+        length_coverage_80=0.75,
+        length_coverage_90=0.875,
     )
 
 
 def test_prometheus_reads_the_same() -> None:
     controller = running()
-    controller.reactor.histories.gains.append((2.0, 1.5))
+    controller.reactor.histories.gains.append((2.0, 1.0))
 
     assert numbers(controller) == {
         "ones_slots": 1.0,
@@ -84,13 +92,24 @@ def test_prometheus_reads_the_same() -> None:
         "ones_search_diversity": 0.25,
         "ones_decision_seconds": 0.0015,
         "ones_gain_predicted_ratio": 2.0,
-        "ones_gain_realised_ratio": 1.5,
+        "ones_gain_realised_ratio": 1.0,
+        "ones_gain_error_ratio": 2.0,
+        "ones_length_error_ratio": 0.125,
         "ones_search_generations_total": 30.0,
         "ones_search_restarts_total": 0.0,
         "ones_plans_total": 1.0,
         "ones_rescales_total": 0.0,
         "ones_batch_changes_total": 0.0,
     }
+
+
+def test_prometheus_reads_how_lengths_came_true() -> None:
+    metrics = Metrics()
+    metrics.write(running().state, told(running()))
+    read = metrics.registry.get_sample_value
+
+    assert read("ones_length_coverage_ratio", {"interval": "80"}) == 0.75
+    assert read("ones_length_coverage_ratio", {"interval": "90"}) == 0.875
 
 
 def test_gains_that_nobody_measured_are_no_numbers() -> None:

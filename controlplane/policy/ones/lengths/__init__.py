@@ -1,0 +1,1 @@
+"""How much work jobs have left, and how far such predictions can be trusted."""

@@ -1,0 +1,122 @@
+"""How much every job has left, as the chosen model says, and how well it did so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Final
+
+from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
+from controlplane.policy.ones.lengths.beta_progress import BetaProgress
+from controlplane.policy.ones.lengths.family_lengths import FamilyLengths
+from controlplane.policy.ones.lengths.length_calibration import Calibration, LengthCalibration
+from controlplane.policy.ones.lengths.length_models import LengthMixture, LengthModel, ResidualLife
+from controlplane.policy.ones.lengths.own_evidence import OwnEvidence
+from controlplane.policy.ones.lengths.work_left import WorkLeft, exactly
+from controlplane.policy.ones.options import LengthModelName
+from schemas.ids import JobId
+
+MODELS: Final[dict[LengthModelName, Callable[[], LengthModel]]] = {
+    "residual": ResidualLife,
+    "beta": BetaProgress,
+    "mixture": LengthMixture,
+}
+
+SPARE: Final = 100  # jobs that may be remembered for nothing
+
+
+class JobLengths:
+    """Takes policy events in; answers how much a job has left."""
+
+    def __init__(self, model: LengthModelName) -> None:
+        """Begin with nothing learnt.
+
+        Args:
+            model: how lengths are predicted where no rule says them.
+        """
+        self._model = MODELS[model]()
+        self._families: dict[str, FamilyLengths] = {}
+        self._own = OwnEvidence()
+        self._calibration = LengthCalibration()
+
+    def observe(self, event: PolicyEvent) -> None:
+        """Learn from `event`.
+
+        Args:
+            event: an epoch, telemetry or the end of a job; others teach nothing of lengths.
+        """
+        match event:
+            case EpochSeen():
+                family = self.family(event.family)
+                self._own.epoch(event)
+                self._model.epoch(event, family)
+                family.progressed(event.job, event.samples_done)
+            case StepsSeen():
+                self.family(event.family).progressed(event.job, event.samples_done)
+            case JobEnded():
+                family, total = self.family(event.family), event.samples_done
+                family.ended(event.job, total, succeeded=event.succeeded)
+                self._own.ended(event.job, event.family, total, succeeded=event.succeeded)
+                self._model.ended(event, family)
+                self._calibration.ended(event.job, total, succeeded=event.succeeded)
+            case _:
+                return
+
+    def forget(self, active: Collection[JobId]) -> None:
+        """Drop what is known of jobs that nobody will hear of again, if there are many of them.
+
+        Args:
+            active: jobs that are still there.
+        """
+        if self._own.known <= 2 * len(active) + SPARE:
+            return
+        there = set(active)
+        self._own.forget(there)
+        self._model.forget(there)
+        self._calibration.forget(there)
+        for family in self._families.values():
+            family.at_work = {job: done for job, done in family.at_work.items() if job in there}
+
+    def family(self, name: str) -> FamilyLengths:
+        """Lengths of a family, from nothing on.
+
+        Args:
+            name: of the family.
+        """
+        found = self._families.get(name)
+        if found is None:
+            found = self._families[name] = FamilyLengths()
+        return found
+
+    def left(self, job: JobView, *, bounds: bool = True) -> WorkLeft | None:
+        """What a job has left; None if nothing at all is known.
+
+        Args:
+            job: as the view shows it.
+            bounds: whether quantiles are wanted too.
+        """
+        family = self.family(job.family)
+        if job.epoch_samples:
+            family.epoch_samples = job.epoch_samples
+        done = float(max(job.samples_done, family.at_work.get(job.job, 0)))
+        certain = self._own.certain(job, done)
+        if certain is not None:
+            return exactly(certain)
+        due = self._calibration.due(job.job, done)
+        found = self._model.left(job, family, done, self._own, bounds=bounds or due)
+        if found is not None and due:
+            self._calibration.add(job.job, done, found)
+        return found
+
+    def remaining(self, job: JobView) -> float | None:
+        """The mean of that, samples.
+
+        Args:
+            job: as the view shows it.
+        """
+        found = self.left(job, bounds=False)
+        return None if found is None else found.mean
+
+    @property
+    def calibration(self) -> Calibration | None:
+        """Of the model, by jobs that finished; None before the first."""
+        return self._calibration.summary()

@@ -1,0 +1,141 @@
+"""Ways to say how much a job has left: what option `length_model` chooses from."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from controlplane.policy.api import EpochSeen, JobEnded, JobView
+from controlplane.policy.ones.lengths.family_lengths import FamilyLengths, SpreadOfLengths
+from controlplane.policy.ones.lengths.own_evidence import OwnEvidence
+from controlplane.policy.ones.lengths.work_left import SHARES, WorkLeft
+from controlplane.prediction.length_distribution import (
+    LengthDistribution,
+    of_relatives,
+    one_length,
+)
+from controlplane.prediction.remaining_work import remaining_samples
+from schemas.ids import JobId
+
+
+class LengthModel(Protocol):
+    """One way to predict."""
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """A job finished an epoch.
+
+        Args:
+            event: of any family.
+            family: its lengths.
+        """
+        ...
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """A job is over; its family knows its length already.
+
+        Args:
+            event: of any family.
+            family: its lengths.
+        """
+        ...
+
+    def forget(self, active: set[JobId]) -> None:
+        """Drop what is known of jobs that nobody will hear of again.
+
+        Args:
+            active: jobs that are still there.
+        """
+        ...
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """What a job has left that no rule says exactly; None if nothing at all is known.
+
+        Args:
+            job: as the view shows it.
+            family: its lengths.
+            done: samples.
+            own: what tells of its own end.
+            bounds: whether quantiles are wanted too, which may take ten times as long.
+        """
+        ...
+
+
+class ResidualLife:
+    """The mean residual life of finished relatives, and nothing else."""
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Nothing is learnt from it."""
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Nothing is learnt beside its length."""
+
+    def forget(self, active: set[JobId]) -> None:
+        """Nothing is remembered of single jobs."""
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """As relatives that went on longer; bounds are quantiles of these."""
+        if not family.finished and not max(done, family.reached):
+            return None
+        mean = remaining_samples(done, None, family.finished, family.reached)
+        if not bounds:
+            return WorkLeft(mean)
+        longer = [total - done for total in family.finished if total > done]
+        if not longer:
+            return WorkLeft(mean, _as_old_as_it_gets(max(done, family.reached), done))
+        return WorkLeft(mean, tuple(np.quantile(longer, SHARES).tolist()))
+
+
+class LengthMixture:
+    """Relatives' lengths as a mixture, in the light of what tells of the job's own end."""
+
+    def __init__(self) -> None:
+        self._spread = SpreadOfLengths()
+        self._families: dict[str, FamilyLengths] = {}
+
+    def epoch(self, event: EpochSeen, family: FamilyLengths) -> None:
+        """Nothing is learnt beside what tells of its own end."""
+
+    def ended(self, event: JobEnded, family: FamilyLengths) -> None:
+        """Spreads are taken anew."""
+        self._families[event.family] = family
+        if event.succeeded:
+            self._spread.update(self._families.values())
+
+    def forget(self, active: set[JobId]) -> None:
+        """Nothing is remembered of single jobs."""
+
+    def left(
+        self, job: JobView, family: FamilyLengths, done: float, own: OwnEvidence, *, bounds: bool
+    ) -> WorkLeft | None:
+        """The mean residual life of the mixture, within what is certain."""
+        evidence = own.evidence(job, done)
+        if not family.finished and not evidence:
+            if not max(done, family.reached):
+                return None
+            mean = remaining_samples(done, None, (), family.reached)
+            left = WorkLeft(mean, _as_old_as_it_gets(max(done, family.reached), done))
+        else:
+            likely = self._relatives(job, family)
+            for one in evidence:
+                likely = likely.given(one) if likely is not None else one_length(one)
+            assert likely is not None  # noqa: S101 - relatives or evidence
+            quantiles = likely.quantiles_left(done, SHARES) if bounds else []
+            left = WorkLeft(likely.mean_left(done), tuple(quantiles))
+        least, most = own.bounds(job, done)
+        return left.at_least(least).at_most(most)
+
+    def _relatives(self, job: JobView, family: FamilyLengths) -> LengthDistribution | None:
+        if not family.finished:
+            return None
+        spread = self._spread.of(job.family, family)
+        return of_relatives(family.finished, family.outlived(job.job), spread)
+
+
+def _as_old_as_it_gets(reached: float, done: float) -> tuple[float, ...]:
+    """Where nobody was seen to end: half of those that came so far go on for as much again."""
+    return tuple(reached / (1.0 - share) - done for share in SHARES)

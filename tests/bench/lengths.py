@@ -1,0 +1,190 @@
+"""What predictions of work left are worth: their calibration, and completion times with them.
+
+Every model of option `length_model` in the same simulations, paired: measured workloads in a shuffled
+order (with `--profiles DIR`), and Table 2, both as they are and where scripts leave early, users give
+jobs up, scripts fail and losses are erratic. Predictions are taken whenever a job has done a quarter
+more than at the last one, and held against what came: the median of their relative error, and how often
+the true value lay in their 80% and 90% intervals.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Final
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
+
+import msgspec
+from numpy.random import default_rng
+
+from controlplane.policy.api import SearchStats
+from controlplane.policy.registry import make
+from controlplane.sim.run_scenario import simulate
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.scenario_loading import options_of, trace_of
+from controlplane.sim.simulated_cluster import NodeGroup
+from controlplane.sim.submissions import Trace
+from schemas.ids import Seconds
+from tests.bench import report
+
+MODELS: Final = ("residual", "beta", "mixture")
+STREAM: Final = 19  # of a seed, by which a workload is shuffled
+HARD: Final = {"early_share": 0.4}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One simulation."""
+
+    setting: str
+    scenario: Scenario
+    seed: int
+    model: str
+    shuffled: bool = False
+    cancels: float = 0.0  # share of a measured workload's jobs that are given up
+
+
+@dataclass(frozen=True)
+class Found:
+    """What came of it."""
+
+    average_s: float
+    stats: SearchStats
+
+
+def main() -> None:
+    """Measure, print, write."""
+    chosen = _arguments()
+    first, _, last = chosen.seeds.partition("-")
+    seeds = list(range(int(first), int(last or first) + 1))[: 1 if chosen.quick else None]
+    models = chosen.models.split(",")
+    cases = [
+        replace(case, model=model)
+        for case in _cases(chosen.profiles, seeds, chosen.jobs, quick=chosen.quick)
+        if not chosen.only or chosen.only in case.setting
+        for model in models
+    ]
+    with ProcessPoolExecutor(chosen.workers, get_context("spawn")) as pool:
+        found = dict(zip(cases, pool.map(_simulated, cases), strict=True))
+    rows: list[list[object]] = []
+    figures: dict[str, float] = {}
+    for setting in dict.fromkeys(case.setting for case in cases):
+        for model in models:
+            here = {case: one for case, one in found.items()
+                    if (case.setting, case.model) == (setting, model)}  # fmt: skip
+            ratios = [one.average_s / found[replace(case, model=models[0])].average_s
+                      for case, one in here.items()]  # fmt: skip
+            stats = [one.stats for one in here.values() if one.stats.length_predictions]
+            row: list[object] = [
+                setting,
+                model,
+                statistics.fmean(o.average_s for o in here.values()),
+            ]
+            row += [statistics.geometric_mean(ratios)]
+            key = f"{setting.replace(' ', '_')}_{model}"
+            figures[f"{key}_vs_{models[0]}"] = statistics.geometric_mean(ratios)
+            for name in ("length_error", "length_coverage_80", "length_coverage_90"):
+                mean = statistics.fmean(float(getattr(s, name)) for s in stats) if stats else None
+                row.append("" if mean is None else mean)
+                if mean is not None:
+                    figures[f"{key}_{name}"] = mean
+            rows.append(row)
+    heads = [
+        "setting",
+        "model",
+        "average, s",
+        f"over {models[0]}",
+        "median error",
+        "in 80%",
+        "in 90%",
+    ]
+    report.table(f"lengths, {len(seeds)} seeds", heads, rows)
+    report.write(figures, chosen.json)
+
+
+def _cases(
+    profiles: Path | None, seeds: Sequence[int], jobs: int, *, quick: bool
+) -> Iterator[Case]:
+    table2 = Scenario(jobs=jobs, generations=0, think_s=10.0)
+    for seed in seeds:
+        for gpus in (64,) if quick else (64, 16):
+            sized = msgspec.structs.replace(table2, nodes=(NodeGroup(count=gpus // 4, slots=4),))
+            for name, changes in (
+                ("", {}),
+                (" early", HARD),
+                (" hard", HARD | {"erratic": True, "cancel_share": 0.2, "crash_share": 0.1}),
+            ):
+                here = msgspec.structs.replace(sized, **changes)
+                yield Case(f"table2 {gpus}{name}", here, seed, "")
+        if profiles is None:
+            continue
+        files = sorted((profiles.parent / "workloads").glob("*.csv"))
+        if not files:
+            sys.exit(f"no workloads/*.csv beside {profiles}")
+        for file in files[:1] if quick else files:
+            measured = Scenario(
+                physics="profiles", profiles=str(profiles), workload=str(file), warm_up=0.0,
+                round_s=60.0, stall_s=30.0, generations=0,
+            )  # fmt: skip
+            for name, changes, cancels in (
+                ("", {}, 0.0), (" early", HARD, 0.0), (" hard", HARD, 0.2),
+            ):  # fmt: skip
+                here = msgspec.structs.replace(measured, **changes)
+                yield Case(f"measured{name}", here, seed, "", shuffled=True, cancels=cancels)
+
+
+def _simulated(case: Case) -> Found:
+    scenario = case.scenario
+    options = options_of("ones", scenario, {"length_model": case.model})
+    policy = make("ones", options)
+    trace = trace_of(scenario, case.seed)
+    if case.shuffled:
+        trace = shuffled(trace, case.seed, case.cancels)
+    result = simulate("ones", scenario, case.seed, options, trace=trace, made=policy)
+    lasted = [job.jct_s for job in result.jobs if job.counted and job.jct_s is not None]
+    return Found(statistics.fmean(lasted), policy.stats())
+
+
+def shuffled(trace: Trace, seed: int, cancels: float = 0.0) -> Trace:
+    """The same jobs at each other's times, some of which are given up.
+
+    Args:
+        trace: of a measured workload.
+        seed: of the order, and of who is given up.
+        cancels: share of the jobs; after up to an hour and a half.
+    """
+    rng = default_rng((seed, STREAM))
+    order = rng.permutation(len(trace.jobs)).tolist()
+    jobs = []
+    for place, at in zip(order, [job.at for job in trace.jobs], strict=True):
+        job = msgspec.structs.replace(trace.jobs[place], at=at)
+        if rng.random() < cancels:
+            patience_s = Seconds(float(rng.uniform(300.0, 5400.0)))
+            job = msgspec.structs.replace(job, cancelled_after_s=patience_s)
+        jobs.append(job)
+    return Trace(name=f"{trace.name} shuffled by {seed}", jobs=tuple(jobs))
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="bin/bench lengths", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="one seed, one size, one workload")
+    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser.add_argument("--seeds", default="50-52", help="of workloads, as in 50-52")
+    parser.add_argument("--jobs", type=int, default=60, help="of Table 2 in each simulation")
+    parser.add_argument("--models", default=",".join(MODELS), help="the first is the baseline")
+    parser.add_argument("--only", default="", help="settings with this in their names")
+    parser.add_argument("--workers", type=int, default=2, help="simulations at a time")
+    parser.add_argument("--profiles", type=Path, help="folder of measured tables, workloads beside")
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    main()
