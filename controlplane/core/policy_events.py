@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from typing import Final
 
-from controlplane.core.history_read_model import JobHistories
+from controlplane.core.history_read_model import REALISED, JobHistories
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import ENDED, Phase
 from controlplane.core.model.noise_scale import first_noise_scale
 from controlplane.core.model.worker_usage import believable_bytes, believable_cores
 from controlplane.core.state import State
-from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
+from controlplane.policy.api import EpochSeen, GainSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of
 from schemas.messages.agent import StepsReported
-from schemas.messages.client import EpochInfo
+from schemas.messages.client import Decision, EpochInfo
 from schemas.messages.feed import FeedEvent
 
 KEPT_JOBS: Final = 1000  # that a search learns from again when it begins anew
 KEPT_EPOCHS: Final = 50  # of each
+CORRECTION: Final = "correction"  # of a promise, among the numbers of its decision
 ENDINGS: Final = frozenset(f"job.{phase.value}" for phase in ENDED)
 
 
@@ -35,6 +36,8 @@ def of_event(event: FeedEvent, state: State, histories: JobHistories) -> PolicyE
     job = state.jobs.get(event.job) if event.job is not None else None
     if job is None:
         return None
+    if event.event == "job.gain" and (decisions := histories.of(job.job).decisions):
+        return _gain(job, decisions[-1])
     if event.event == "job.epoch" and (epochs := histories.of(job.job).epochs):
         return _epoch(job, epochs[-1])
     return _end(job) if event.event in ENDINGS else None
@@ -81,6 +84,8 @@ def history(state: State, histories: JobHistories) -> list[tuple[Seconds, Policy
     found: list[tuple[Seconds, PolicyEvent]] = []
     for job in list(state.jobs.values())[-KEPT_JOBS:]:
         epochs = histories.of(job.job).epochs[-KEPT_EPOCHS:]
+        gains = [(one.time, _gain(job, one)) for one in histories.of(job.job).decisions]
+        found += [(at, gain) for at, gain in gains if gain is not None]
         found += [(info.time, _epoch(job, info)) for info in epochs]
         if job.ended:
             found.append((job.accounting.since, _end(job)))
@@ -102,6 +107,21 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
         stop_metric=_stop_metric(job, info),
         noise_scale=info.noise_scale,
         beside=info.beside,
+    )
+
+
+def _gain(job: Job, decision: Decision) -> GainSeen | None:
+    """What a decision promised, and what came of it; None if that was not measured."""
+    numbers = decision.numbers
+    before, then = numbers.get("speed_now"), numbers.get("speed_then")
+    if not before or then is None or REALISED not in numbers:
+        return None
+    return GainSeen(
+        job=job.job,
+        family=job.family,
+        predicted=then / before,
+        realised=numbers[REALISED] / before,
+        correction=numbers.get(CORRECTION),
     )
 
 

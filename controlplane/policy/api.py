@@ -143,6 +143,16 @@ class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):
     slot_s: float = 0.0  # attained service, slots times seconds
 
 
+class GainSeen(msgspec.Struct, frozen=True, kw_only=True, tag="gain"):
+    """The first whole epoch of a group is over: what became of the speed that was promised."""
+
+    job: JobId
+    family: str
+    predicted: float  # speed-up over the group before, as the plan said
+    realised: float  # as it was measured
+    correction: float | None = None  # in what the plan said; None: that size had been measured
+
+
 class PlanTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
     """A plan of this policy is in force."""
 
@@ -150,7 +160,7 @@ class PlanTaken(msgspec.Struct, frozen=True, kw_only=True, tag="taken"):
     slots: Mapping[JobId, tuple[SlotId, ...]] = {}  # that jobs shall have whom it changes
 
 
-PolicyEvent = EpochSeen | StepsSeen | JobEnded | PlanTaken
+PolicyEvent = EpochSeen | StepsSeen | JobEnded | GainSeen | PlanTaken
 
 
 # --- what it answers

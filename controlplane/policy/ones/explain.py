@@ -258,6 +258,8 @@ def _numbers(
         pace = float(owners.pace[1][row]) if owners else 1.0
         speed, goodput = job_row.table.speeds[now - 1], job_row.table.goodputs[now - 1]
         numbers |= {"speed_then": float(speed) * pace, "goodput_then": float(goodput) * pace}
+        if np.isfinite(correction := float(job_row.table.corrections[now - 1])):
+            numbers["correction"] = correction
     if was:
         pace = float(owners.pace[0][row]) if owners else 1.0
         speed, goodput = job_row.present

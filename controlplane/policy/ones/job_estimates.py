@@ -7,15 +7,19 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from controlplane.policy.api import (
     ClusterView,
     EpochSeen,
+    GainSeen,
     JobEnded,
     JobView,
     PlanTaken,
     PolicyEvent,
     StepsSeen,
 )
+from controlplane.policy.ones.gain_corrections import GainCorrections
 from controlplane.policy.ones.growth_trials import GrowthTrial, growth_loss
 from controlplane.policy.ones.half_moves import HalfMove, half_move
 from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
@@ -32,7 +36,7 @@ from controlplane.policy.search.observed_families import (
     believable,
 )
 from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
-from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction.array_types import FloatArray, IntArray
 from controlplane.prediction.core_sharing import stretch
 from schemas.ids import JobId, Seconds, SlotId
 
@@ -70,6 +74,7 @@ class Estimates:
         self._known: set[JobId] = set()
         self.arrivals = ArrivalRate()
         self.lengths = JobLengths(options.length_model)
+        self._gains = GainCorrections()
         self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
 
     # --- what happens
@@ -95,6 +100,9 @@ class Estimates:
                 family.reached = max(family.reached, event.samples_done)
                 self._histories.pop(event.job, None)
                 self._known.discard(event.job)
+            case GainSeen():
+                self._gains.observe(event)
+                self.family(event.family).model = None  # what it promises is another thing now
             case PlanTaken(waiting=waiting, slots=slots):
                 for name in waiting:
                     history = self._histories.get(name)
@@ -233,6 +241,22 @@ class Estimates:
             name: of the family; the empty one is a family too.
         """
         return self._families.of(name)
+
+    def gain_corrections(self, family: str, nodes: IntArray, slots: IntArray) -> FloatArray:
+        """What speeds at sizes are multiplied by, as promises for such sizes came true.
+
+        Args:
+            family: of the job.
+            nodes: that the sizes span, shape (L,).
+            slots: of the sizes, shape (L,).
+
+        Returns:
+            Shape (L,); nan up to the largest size that the family was measured at.
+        """
+        if not self._options.gain_correction:
+            return np.full(len(slots), np.nan)
+        measured = ((spans, size) for spans, size, *_ in self.family(family).means)
+        return self._gains.corrections(family, measured, nodes, slots)
 
     def limit(self, job: JobView) -> int:
         """R of a job, samples per step.

@@ -42,6 +42,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     noise_trust: float = 1.0  # epochs of measurement that weigh as much as the prior
     noise_scale_prior: float = 4.0  # times the job's first batch, if it reports none
     length_model: LengthModelName = "residual"  # of work that no rule states
+    gain_correction: bool = True  # learn what comes of speed-ups that are promised for new sizes
     share_lengths: bool = True  # expect of a new family what all jobs took; else its own past alone
     interference: bool = True  # learn who slows down whom on one node, and keep them apart
     gpu_types: bool = True  # learn how fast each type of GPU is

@@ -32,6 +32,7 @@ class SizeTable:
     known: bool  # whether speeds are in samples per second
     one_speed: float  # of the best batch on one slot
     noise_scale: float
+    corrections: FloatArray  # of promises beyond what was measured, a factor in speeds; else nan
     stretch: FloatArray  # times that steps take longer because its own workers share cores
 
 
@@ -69,6 +70,8 @@ def size_table(
     local = np.ceil(grid / every[:, None])
     shared = stretch_alone(every, spans, cores)
     step_s = model.step_s(spans[:, None], every[:, None], local) * shared[:, None]
+    corrections = estimates.gain_corrections(job.family, spans, every)
+    step_s /= np.where(np.isnan(corrections), 1.0, corrections)[:, None]
     speeds = grid / np.maximum(step_s, NO_TIME_S)
     useful = speeds * statistical_efficiency(grid, job.batch_size, noise)
     goodputs = np.where(local <= job.local_limit, useful, 0.0)
@@ -87,6 +90,7 @@ def size_table(
         known=model.known,
         one_speed=float(good[0]),
         noise_scale=noise,
+        corrections=corrections[1:],
         stretch=shared[1:],
     )
 

@@ -9,11 +9,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from controlplane.core.commands import AskForPlan
+from controlplane.core import policy_events
+from controlplane.core.commands import Announce, AskForPlan
 from controlplane.core.inputs import NodeSuspected, PlanProposed
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.plan_check import Verdict, check, difference
-from controlplane.policy.api import Plan, Reason, SearchStats, SlotView
+from controlplane.policy.api import GainSeen, Plan, Reason, SearchStats, SlotView
 from schemas.ids import JobId, Seconds, SlotId
 from schemas.jobs import StopRule
 from schemas.messages.agent import JOIN, SUSPEND, GroupDelta
@@ -773,6 +774,26 @@ def test_the_first_whole_epoch_of_a_group_shows_what_the_change_was_good_for() -
     again = controller.tell(N1, epoch_end(A, 2, index=6, group=2, samples_per_s=700.0))
     assert [command.event.event for command in again if command != AskForPlan()] == ["job.epoch"]  # type: ignore[union-attr]
     assert controller.reactor.histories.gains == [(2.0, 1.5)]
+
+
+@pytest.mark.parametrize("correction", [None, 0.75])
+def test_what_came_of_a_promise_is_taught_at_once_and_after_a_restart(
+    correction: float | None,
+) -> None:
+    controller = alone()
+    more = {} if correction is None else {"correction": correction}
+    grown(controller, msgspec.structs.replace(FASTER, numbers=FASTER.numbers | more))
+
+    commands = controller.tell(N1, epoch_end(A, 1, index=5, group=2, samples_per_s=600.0))
+
+    state, histories = controller.state, controller.reactor.histories
+    gain = GainSeen(
+        job=A, family=controller.job(A).family, predicted=2.0, realised=1.5, correction=correction
+    )
+    first = commands[0]
+    assert isinstance(first, Announce)
+    assert policy_events.of_event(first.event, state, histories) == gain
+    assert gain in [event for _, event in policy_events.history(state, histories)]
 
 
 def test_an_epoch_that_two_groups_shared_shows_nothing() -> None:
