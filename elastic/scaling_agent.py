@@ -24,7 +24,6 @@ from elastic.hooks.delayed_device_use import hold_device
 from elastic.hooks.grad_scalers import track_grad_scalers
 from elastic.hooks.lr_schedulers import track_lr_schedulers
 from elastic.hooks.optimizer_step import patch_optimizer_step
-from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import describe_rule
 from elastic.reporting.agent_channel import Channel
 from elastic.reporting.sample_id_records import SampleRecords
@@ -288,7 +287,7 @@ class ScalingAgent:
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
         track_grad_scalers(self._training.found_scaler)
-        self._training.speed = SpeedMeter(time.monotonic())
+        self._training.begin_timing()
         return model, built, loader
 
     def _hook(
@@ -410,7 +409,7 @@ class ScalingAgent:
         if assignment.kind != JOIN:
             training.lr_state.follow_batch(self.batch_size, training.position.step)
         channel.tell_steps(self._steps)
-        training.speed = SpeedMeter(time.monotonic())
+        training.begin_timing()
 
     def _store_port(self, assignment: Assignment) -> int:
         """Serve the store of the group that starts, if this is its rank 0."""
@@ -455,7 +454,7 @@ class ScalingAgent:
             self._executor.check_trained()
             training.epoch_open = True
             training.losses.take()
-            training.speed.begin_epoch(time.monotonic())
+            training.begin_timing()
             yield training.position.epoch - 1
             if training.epoch_open:
                 self.report()

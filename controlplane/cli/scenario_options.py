@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Final, Literal
+from typing import Annotated, Final, Literal
 
 from cyclopts import Parameter
 from msgspec.structs import replace
@@ -58,10 +58,18 @@ class Setup:
     "Seconds that a change of a group stalls it."
     first_stall: float | None = None
     "Seconds that a start takes."
+    prepare: float | None = None
+    "Seconds that a newcomer takes beside a group that trains on; default: those of a start."
     latency: float = 0.05
     "Seconds from a question to the policy's answer."
     knowledge: Literal["L0", "L2", "L3"] = "L2"
     "What may be known: a job's own past, its relatives' too, the work that users state too."
+    information: Literal["honest", "perfect"] = "honest"
+    "What workers tell: what live ones can measure, with errors, or the truth."
+    noise: Annotated[float | None, Parameter(alias="--speed-noise")] = None
+    "Relative error of speeds and noise scales that workers tell; default 0.05, 0 if perfect."
+    noise_scale_error: float = 1.0
+    "A job's noise scales are all too large or too small, by up to this factor."
     interference: str | None = None
     "Slow-downs between neighbours: none, pollux:S, pairwise:S, class:S, resources:S, gavel:FILE."
     utilities: bool = False
@@ -121,8 +129,12 @@ class Setup:
             round_s=self.round,
             stall_s=self.stall,
             first_stall_s=self.first_stall,
+            prepare_s=self.prepare,
             latency_s=self.latency,
             knowledge=self.knowledge,
+            information=self.information,
+            noise=self.noise,
+            noise_scale_error=self.noise_scale_error,
             interference=interference,
             utilities=self.utilities,
             erratic=self.erratic,

@@ -8,6 +8,7 @@ from controlplane.core.history_read_model import REALISED, JobHistories
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import ENDED, Phase
 from controlplane.core.model.noise_scale import first_noise_scale
+from controlplane.core.model.pass_times import believable_passes, believable_steps
 from controlplane.core.model.worker_usage import believable_bytes, believable_cores
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, GainSeen, JobEnded, PolicyEvent, StepsSeen
@@ -56,7 +57,7 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     job = state.jobs.get(steps.job)
     if job is None or job.group is None or job.group.version != steps.group:
         return None
-    slots = [member.slot for member in job.group.members]
+    slots, times = [member.slot for member in job.group.members], believable_passes(steps)
     return StepsSeen(
         job=job.job,
         family=job.family,
@@ -71,6 +72,11 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
         train_loss=steps.train_loss,
         cpu_cores=believable_cores(steps),
         sent_bytes_per_s=believable_bytes(steps),
+        group_steps=believable_steps(steps),
+        pass_s=times.pass_s,
+        sync_s=times.sync_s,
+        local_batch=times.local_batch,
+        passes=times.passes,
     )
 
 
@@ -107,6 +113,10 @@ def _epoch(job: Job, info: EpochInfo) -> EpochSeen:
         stop_metric=_stop_metric(job, info),
         noise_scale=info.noise_scale,
         beside=info.beside,
+        pass_s=info.pass_s,
+        sync_s=info.sync_s,
+        local_batch=info.local_batch,
+        passes=info.passes,
     )
 
 

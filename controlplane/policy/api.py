@@ -113,6 +113,10 @@ class EpochSeen(msgspec.Struct, frozen=True, kw_only=True, tag="epoch"):
     stop_metric: float | None = None  # of its stop rule; None: that is on none
     noise_scale: float | None = None  # of its gradients, samples; as reported, not smoothed
     beside: tuple[NodeCrowd, ...] | None = None  # of each of its nodes; None: it was not the same
+    pass_s: float | None = None  # mean over its steps, as in `StepsSeen`: all four, or none
+    sync_s: float | None = None
+    local_batch: int = 0
+    passes: int = 0
 
 
 class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
@@ -131,6 +135,14 @@ class StepsSeen(msgspec.Struct, frozen=True, kw_only=True, tag="steps"):
     train_loss: float | None = None  # mean over the running epoch so far; None: not seen
     cpu_cores: float | None = None  # that its first worker uses, mean of late; None: not reported
     sent_bytes_per_s: float | None = None  # gradients that this worker sends, mean of late
+    # Steps that just this group did with this batch, of the latest of which its figures are means:
+    # so its first report counts. 0: an older worker does not say; its figures may be of others.
+    group_steps: int = 0
+    # A step takes pass_s + (passes - 1) * (pass_s - sync_s); all four are told, or none.
+    pass_s: float | None = None  # of a step's last pass, with its reduction
+    sync_s: float | None = None  # of these seconds, in the reduction; 0 on one slot
+    local_batch: int = 0  # samples of one pass of one worker; 0: not told
+    passes: int = 0  # of one worker in a step; more than 1: gradients are accumulated
 
 
 class JobEnded(msgspec.Struct, frozen=True, kw_only=True, tag="ended"):

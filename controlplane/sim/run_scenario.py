@@ -117,8 +117,13 @@ def _built(
         round_s=scenario.round_s,
         stall_s=scenario.stall_s,
         first_stall_s=scenario.first_stall_s,
+        prepare_s=scenario.prepare_s,
         share_families=scenario.share_families,
         record_allocations=scenario.record_allocations,
+        noise=scenario.report_noise,
+        noise_scale_error=scenario.noise_scale_error,
+        noise_scale_alone=scenario.information == "perfect",
+        seed=run.seed,
     )
     planner_options = PlannerOptions(
         round_s=scenario.round_s,

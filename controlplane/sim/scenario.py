@@ -14,6 +14,9 @@ from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, NodeGroup
 from controlplane.sim.simulator_errors import TraceError
 
 LONGEST_STALL_S: Final = 500.0  # below every deadline of the core
+HONEST_NOISE: Final = 0.05  # of a speed that a worker measures over two seconds; chosen
+MOST_NOISE: Final = 2.0
+MOST_SCALE_ERROR: Final = 1000.0
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,8 +36,12 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     round_s: float = 0.0  # between plans; 0: whenever something happens
     stall_s: float | None = None  # of a change; None: as the model says
     first_stall_s: float | None = None  # of a start
+    prepare_s: float | None = None  # of a newcomer beside a group that trains
     latency_s: float = 0.05  # from a question to the policy's answer
     knowledge: Literal["L0", "L2", "L3"] = "L2"
+    information: Literal["honest", "perfect"] = "honest"  # what workers can measure, and how well
+    noise: float | None = None  # of speeds and noise scales that are told; None: as above
+    noise_scale_error: float = 1.0  # a job's noise scales are off by up to this factor
     interference: str = "none"
     erratic: bool = False  # loss curves
     work_core_s: float = WORK_CORE_S  # physics curves: mean of a job's work on one slot
@@ -66,6 +73,13 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
         return max(group.slots for group in self.nodes)
 
     @property
+    def report_noise(self) -> float:
+        """Deviation of the logarithm of speeds and noise scales that workers tell."""
+        if self.noise is not None:
+            return self.noise
+        return HONEST_NOISE if self.information == "honest" else 0.0
+
+    @property
     def share_families(self) -> bool:
         """Whether jobs of one application are known to be relatives."""
         return self.knowledge != "L0"
@@ -84,7 +98,7 @@ def _check(scenario: Scenario) -> None:
     }  # fmt: skip
     for name, low in least.items():
         _bounded(name, getattr(scenario, name), low)
-    for name in ("stall_s", "first_stall_s"):
+    for name in ("stall_s", "first_stall_s", "prepare_s"):
         value = getattr(scenario, name)
         if value is not None:
             _bounded(name, value, 0.0)
@@ -97,6 +111,7 @@ def _check(scenario: Scenario) -> None:
     if scenario.early_share and scenario.physics not in {"table2", "profiles"}:
         what = f"early_share: physics {scenario.physics} knows no scripts that leave early"
         raise TraceError(what, "choose physics table2 or profiles, or give 0", "early_share")
+    _check_reports(scenario)
     if not 0.0 < scenario.scaling <= 1.0:
         what = f"scaling: {scenario.scaling} is not above 0 and at most 1"
         raise TraceError(what, "give 1 for speeds as many times as there are slots", "scaling")
@@ -111,6 +126,17 @@ def _check(scenario: Scenario) -> None:
         known = ", ".join(name for name in RELATIVE_SPEEDS if name)
         raise TraceError(f"GPU type {unknown[0]!r} is unknown", f"choose from {known}", "nodes")
     parse_interference(scenario.interference)
+
+
+def _check_reports(scenario: Scenario) -> None:
+    """How far off workers may be."""
+    if scenario.noise is not None and not 0.0 <= scenario.noise <= MOST_NOISE:
+        what = f"noise: {scenario.noise} is no relative error from 0 to {MOST_NOISE:g}"
+        raise TraceError(what, "give 0.05 for 5%", "noise")
+    if not 1.0 <= scenario.noise_scale_error <= MOST_SCALE_ERROR:
+        what = f"noise_scale_error: {scenario.noise_scale_error} is no factor"
+        hint = f"give 1 to {MOST_SCALE_ERROR:g}; 4: up to 4 times too large or small"
+        raise TraceError(what, hint, "noise_scale_error")
 
 
 def _bounded(name: str, value: float, least: float) -> None:

@@ -193,10 +193,11 @@ def costs_of(scenario: Scenario) -> ChangeCosts:
     """
     usual = USUAL_COSTS.get(scenario.physics)
     if usual is not None:
-        return usual.overridden(scenario.stall_s, scenario.first_stall_s)
+        return usual.overridden(scenario.stall_s, scenario.first_stall_s, scenario.prepare_s)
     stall_s = USUAL_STALL_S if scenario.stall_s is None else scenario.stall_s
     start_s = stall_s if scenario.first_stall_s is None else scenario.first_stall_s
-    return ChangeCosts(start_s=start_s, restart_s=start_s, prepare_s=start_s, switch_s=stall_s)
+    prepare_s = start_s if scenario.prepare_s is None else scenario.prepare_s
+    return ChangeCosts(start_s=start_s, restart_s=start_s, prepare_s=prepare_s, switch_s=stall_s)
 
 
 def options_of(policy: str, scenario: Scenario, options: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 McCandlish et al. 2018, appendix A.1: the squared norms of the gradients of a small and of a large
 batch differ by the noise. One worker's share is the small one, the group's batch the large one.
+Where a worker takes its share in several passes, each pass but the last is a small one: so a worker
+that is alone measures, too.
 """
 
 from __future__ import annotations
@@ -20,33 +22,45 @@ class NoiseMeter:
     """Running estimates of |G|^2 and tr(Sigma), whose ratio is the noise scale in samples."""
 
     def __init__(self) -> None:
-        self._own = 0.0  # squared norm of this worker's mean gradient
+        # Of the step under way: squared norms of mean gradients of small batches, left on their
+        # device, and the inverse sizes of these batches; sums.
+        self._squares: torch.Tensor | None = None
+        self._inverse_sizes, self._parts = 0.0, 0
         self._means = (0.0, 0.0)  # |G|^2 and tr(Sigma); one pair, because another thread reads it
         self._count = 0
 
+    def begin(self) -> None:
+        """A step begins that is measured."""
+        self._squares, self._inverse_sizes, self._parts = None, 0.0, 0
+
     def before(self, share: torch.Tensor, own: int, whole: int) -> None:
-        """Look at this worker's part of the sum that is about to be reduced.
+        """Look at one pass's part of the step's sum.
 
         Args:
             share: shape (scalars,), its mean gradient times own / whole.
             own: samples that it took.
             whole: samples of the step.
         """
-        self._own = float(torch.dot(share, share)) * (whole / own) ** 2
+        square = torch.dot(share, share) * (whole / own) ** 2
+        self._squares = square if self._squares is None else self._squares + square
+        self._inverse_sizes += 1.0 / own
+        self._parts += 1
 
-    def after(self, total: torch.Tensor, own: int, whole: int) -> None:
+    def after(self, total: torch.Tensor, whole: int) -> None:
         """Look at the sum after the reduction, and take in what both say of the noise.
 
         Args:
             total: shape (scalars,), the mean gradient of the batch.
-            own: samples that this worker took.
-            whole: samples of the step; where it is no more than `own`, nothing is measured.
+            whole: samples of the step; where one pass took all of it, nothing is measured.
         """
-        if not own < whole:
+        squares, inverse, parts = self._squares, self._inverse_sizes, self._parts
+        self.begin()
+        if squares is None or not parts < whole * inverse:
             return
+        own, small = parts / inverse, float(squares) / parts
         large = float(torch.dot(total, total))
-        signal = (whole * large - own * self._own) / (whole - own)
-        noise = (self._own - large) / (1.0 / own - 1.0 / whole)
+        signal = (whole * large - own * small) / (whole - own)
+        noise = (small - large) / (1.0 / own - 1.0 / whole)
         if not (math.isfinite(signal) and math.isfinite(noise)):
             return  # a step that overflowed
         self._count += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -120,6 +121,7 @@ class EpochReports:
         why_done = stop_reason(rule, training.stop, epoch, position.samples_done, word.metrics)
         training.why_done = why_done or word.stop
         samples_per_s, seconds = training.speed.of_epoch(now)
+        times = training.recent_steps.of_epoch()
         values = {
             "epoch": epoch,
             "step": position.step,
@@ -135,6 +137,7 @@ class EpochReports:
             "noise_scale": training.noise.scale(),
             "trained_samples": trained,
             "left_early": left_early,
+            **(asdict(times) if times is not None else {}),
         }
         waiting = [known for known in training.unreported if known["epoch"] > word.durable]
         training.unreported = [*waiting, values]

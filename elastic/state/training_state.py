@@ -15,6 +15,7 @@ from torch.amp.grad_scaler import GradScaler
 
 from elastic.metrics.loss_meter import LossMeter
 from elastic.metrics.noise_scale import NoiseMeter
+from elastic.metrics.recent_steps import RecentSteps
 from elastic.metrics.resource_usage import UsageMeter
 from elastic.metrics.samples_per_second import SpeedMeter
 from elastic.metrics.stop_rule import StopState
@@ -66,9 +67,9 @@ class TrainingState:
         self.noise = NoiseMeter()
         self.usage = UsageMeter()
         self.speed = SpeedMeter(time.monotonic())
+        self.recent_steps = RecentSteps(time.monotonic())
         self._rank = rank
         self._tensors: TensorState | None = None
-        self._timed = -1  # version of the group whose speed is measured
         self._tracked = TrackedStates()
         self._scalers = 0  # that were found
         self._resumed_groups: list[dict[str, Any]] = []  # of the optimizers
@@ -106,6 +107,12 @@ class TrainingState:
         return self._tensors
 
     # --- steps
+
+    def begin_timing(self) -> None:
+        """Nothing that was done so far is part of a step, or of an epoch."""
+        now = time.monotonic()
+        self.speed = SpeedMeter(now)
+        self.recent_steps.begin_epoch(now)
 
     @property
     def global_batch(self) -> int:
@@ -150,20 +157,26 @@ class TrainingState:
             cursor_after = stream.size  # what is left out counts as done
         return stream.steps(cursor_after, base) - stream.steps(cursor_before, base)
 
-    def commit_step(self, step: int, cursor: int, version: int) -> bool:
+    def commit_step(self, step: int, cursor: int, version: int, passes: int = 1) -> bool:
         """A step is done; whether the job goes on behind it.
 
         Args:
             step: 1-based, of all epochs.
             cursor: samples of the epoch that are done with it.
             version: of the group that did it.
+            passes: that this worker took its share in.
         """
         before, self.position = self.position, self.position.after_step(step, cursor)
-        now = time.monotonic()
-        if version != self._timed:
-            self._timed = version
-            self.speed.regroup(now)
-        self.speed.add(self.position.samples_done - before.samples_done, now)
+        samples, row = self.position.samples_done - before.samples_done, self.schedule.at(step)
+        self.speed.add(samples)
+        self.recent_steps.step_over(
+            time.monotonic(),
+            version=version,
+            shares=row.local_batches,
+            rank=row.rank,
+            samples=samples,
+            passes=passes,
+        )
         limit = self.stop_rule.samples if self.stop_rule is not None else None
         return limit is None or self.position.samples_done < limit
 

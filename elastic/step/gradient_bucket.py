@@ -97,17 +97,21 @@ class Reducer:
 
     # --- what a step's reduction does with it
 
-    def accumulate(self, weight: float, place: int = 0) -> None:
+    def accumulate(self, weight: float, place: int = 0) -> torch.Tensor:
         """Add this pass's gradients to the step's, and leave nothing for the optimizer to see.
 
         Args:
             weight: of this pass: its samples over the global batch.
             place: what is packed with the same place adds up.
+
+        Returns:
+            Shape (scalars,): this pass's gradients times `weight`, until the next pass.
         """
         flat = self._filled(weight)
         self._kept[place] = self._kept[place].add_(flat) if place in self._kept else flat.clone()
         self._used_before[place] = self._used(place)
         self._empty_grads()
+        return flat[: sum(p.numel() for p in self.parameters)]
 
     def _used(self, place: int) -> list[bool]:
         before = self._used_before.get(place)

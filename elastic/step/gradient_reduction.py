@@ -48,6 +48,11 @@ class Contribution:
         return self.micro_batch.count > 0 and not self.skipped
 
     @property
+    def measures_noise(self) -> bool:
+        """Whether its gradients tell of their noise."""
+        return not self.skipped and _measures_noise(self.micro_batch, self.items, self.place)
+
+    @property
     def weight(self) -> float:
         """Of the gradients; 0 takes nothing of them."""
         return 0.0 if self.skipped else weight_of(self.micro_batch, self.items)
@@ -86,18 +91,25 @@ class StepReduction:
         self._loss_sum: torch.Tensor | float | None = None  # over samples or items so far
         self._samples = 0  # of the step's earlier passes
 
-    def accumulate(self, micro_batch: MicroBatch, items: float | None, place: int = 0) -> None:
+    def accumulate(
+        self, micro_batch: MicroBatch, items: float | None, place: int = 0, *, measures: bool
+    ) -> None:
         """Keep what a pass gave that is not the step's last one.
 
         Args:
             micro_batch: of the pass.
             items: that its losses are means over, if the script says so.
             place: of the backward pass among those of its batch.
+            measures: this worker is the one that measures the noise scale.
         """
         self._add_loss(micro_batch, items, place)
         if place == 0:
             self._samples = micro_batch.count + (0 if micro_batch.first else self._samples)
-        self._reducer.accumulate(weight_of(micro_batch, items), place)
+        gradients = self._reducer.accumulate(weight_of(micro_batch, items), place)
+        if measures and _measures_noise(micro_batch, items, place):
+            if micro_batch.first:
+                self._training.noise.begin()
+            self._training.noise.before(gradients, micro_batch.count, micro_batch.total)
 
     def _add_loss(self, micro_batch: MicroBatch, items: float | None, place: int) -> None:
         """Take in the losses of a pass, means over its samples or `items`; of the first place."""
@@ -130,15 +142,18 @@ class StepReduction:
         seconds = 0.0 if contribution.place else self._timer.lap(time.monotonic())
         if group.size == 1:
             return self._alone(contribution, loss_sum, seconds)
-        measured = group.rank == 0 and _measures_noise(contribution)
+        measured = group.rank == 0 and contribution.measures_noise
         bucket, tail = self._fill(contribution, loss_sum, seconds)
         gradients = bucket[: bucket.numel() - tail.numel()]
         micro_batch, noise = contribution.micro_batch, self._training.noise
-        if measured:
+        if measured and micro_batch.first:  # else its earlier passes were looked at
+            noise.begin()
             noise.before(gradients, micro_batch.count, micro_batch.total)
         step, points = micro_batch.step, POINTS[contribution.place > 0]
         fault_points.reach(points[0], rank=group.rank, step=step, version=group.version)
+        began = time.monotonic()  # the words went in: the device is through with this pass
         group.all_reduce(bucket, self._called_off)
+        self._training.recent_steps.reduced(time.monotonic() - began)
         self._training.usage.exchanged(bucket.nbytes, group.size)
         fault_points.reach(points[1], rank=group.rank, step=step, version=group.version)
         agreed = read_agreed_words(tail.tolist(), group.size)
@@ -146,7 +161,7 @@ class StepReduction:
         if contribution.place == 0:
             agreed.check_shares(micro_batch.total)
         if measured and not agreed.skipped:
-            noise.after(gradients, micro_batch.count, micro_batch.total)
+            noise.after(gradients, micro_batch.total)
         scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
         self._reducer.unpack(agreed.used, scale)
         if agreed.samples and contribution.place == 0:
@@ -183,7 +198,10 @@ class StepReduction:
         """The same without peers: of one pass, gradients stay where they are."""
         micro_batch = contribution.micro_batch
         if self._reducer.active:
-            _, tail = self._fill(contribution, None, seconds)
+            bucket, tail = self._fill(contribution, None, seconds)
+            if contribution.measures_noise:
+                gradients = bucket[: bucket.numel() - tail.numel()]
+                self._training.noise.after(gradients, micro_batch.total)
             agreed = read_agreed_words(tail.tolist(), 1)
             scale = _scale(contribution, agreed) if agreed.items > 0.0 else 1.0
             self._reducer.unpack(agreed.used, scale)
@@ -234,9 +252,7 @@ def _scale(contribution: Contribution, agreed: AgreedWords) -> float:
     return 1.0 / agreed.items
 
 
-def _measures_noise(contribution: Contribution) -> bool:
-    if contribution.items is not None or contribution.place:
+def _measures_noise(micro_batch: MicroBatch, items: float | None, place: int) -> bool:
+    if items is not None or place:
         return False  # its gradients weigh otherwise than samples do, or are of another loss
-    micro_batch = contribution.micro_batch
-    taken = micro_batch.first and micro_batch.count > 0 and not contribution.skipped
-    return taken and micro_batch.step % EVERY == 0
+    return micro_batch.count > 0 and micro_batch.step % EVERY == 0

@@ -67,6 +67,7 @@ class StepExecutor:
         self._items: float | None = None  # that the present batch's losses are means over
         self._step_items: dict[int, float] = {}  # the same, of the step's earlier passes, by place
         self._pass_items: dict[int, float] = {}  # and of the present one
+        self._passes = 0  # of the step that is under way, so far
         self._updated = True  # the optimizer stepped since the last batch that counted
         self._undo: dict[str, Any] | None = None  # schedulers and scalers before a pass
         self._judges = True  # losses, in the process's first batch
@@ -130,6 +131,7 @@ class StepExecutor:
             self.carried.begin(micro_batch)
         self._reduced, self._workers = False, self._membership.workers
         self._items = None
+        self._passes = 1 if micro_batch.first else self._passes + 1
         if micro_batch.first:
             self._training.losses.last = None
             self._step_items.clear()
@@ -169,8 +171,9 @@ class StepExecutor:
             return False
         if outcome is StepOutcome.ROLLED_BACK or not micro_batch.last:
             return True
+        version = self._membership.version
         return training.commit_step(
-            micro_batch.step, micro_batch.cursor_after, self._membership.version
+            micro_batch.step, micro_batch.cursor_after, version, self._passes
         )
 
     def _conclude(self, micro_batch: MicroBatch) -> StepOutcome:
@@ -249,7 +252,8 @@ class StepExecutor:
             self._reduce(micro_batch, place)
         else:
             self._pass_items[place] = self._items or 0.0
-            reduction.accumulate(micro_batch, self._items, place)
+            measures = self._membership.rank == 0
+            reduction.accumulate(micro_batch, self._items, place, measures=measures)
 
     def passes_over(self) -> bool:
         """An optimizer is to step; whether it must pass over the present batch."""

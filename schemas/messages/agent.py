@@ -114,9 +114,13 @@ class EpochReported(ScriptReport, tag="worker.epoch_reported.2"):
     metrics: dict[str, float]
     global_batch: int
     lr: float
-    noise_scale: float | None = None  # of its gradients, samples; measured in groups of several
+    noise_scale: float | None = None  # of its gradients, samples; needs two batch sizes
     trained_samples: int | None = None  # of this epoch; None: an older library does not say
     left_early: bool = False  # the script left its loop before the epoch's end
+    pass_s: float | None = None  # mean over its steps, as in `StepsReported`; None: not told
+    sync_s: float | None = None
+    local_batch: int = 0
+    passes: int = 0
 
 
 class TrainingFinished(ScriptReport, tag="worker.training_finished.1"):
@@ -204,6 +208,12 @@ class StepsReported(WorkerEvent, tag="worker.steps.2"):
     noise_scale: float | None = None  # as in `EpochReported`, at present
     cpu_cores: float | None = None  # mean of late, of the worker and its children; None: not yet
     sent_bytes_per_s: float | None = None  # gradients, mean of late; None: not yet
+    # Steps that just this group did with this batch: the speed, too, is a mean over the latest.
+    group_steps: int = 0  # 0: none yet, or an older library does not say
+    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not yet
+    sync_s: float | None = None  # of these seconds, in the reduction
+    local_batch: int = 0  # samples of one pass of this worker; 0: not told
+    passes: int = 0  # of this worker in a step; 0: not told
 
 
 AgentEvent = (

@@ -284,6 +284,10 @@ class EpochInfo(Message, tag="client.epoch_info.1"):
     trained_samples: int | None = None  # of this epoch; None: not known
     left_early: bool = False  # the script left its loop before the epoch's end
     beside: tuple[NodeCrowd, ...] | None = None  # of each of its nodes; None: it was not the same
+    pass_s: float | None = None  # of a step's last pass, with its reduction; None: not told
+    sync_s: float | None = None  # of these seconds, in the reduction
+    local_batch: int = 0  # samples of one pass of one worker; 0: not told
+    passes: int = 0  # of one worker in a step; 0: not told
 
 
 class VersionInfo(Message, tag="client.version_info.3"):

@@ -162,6 +162,45 @@ def test_telemetry_has_the_noise_scale_once_a_group_of_several_has_measured_it(
         assert all((steps.noise_scale or 0.0) > 0.0 for steps in measured)
 
 
+def test_one_worker_alone_measures_the_noise_scale_from_the_passes_of_its_steps(
+    tmp_path: Path,
+) -> None:
+    steady = PLAIN.replace("lr=0.05", "lr=0.0")  # its gradients stay as they are
+    with crew(tmp_path, script(steady, LOOP), bound=3) as job:
+        job.start(12)
+        job.until(
+            lambda: bool(job.told) and job.told[-1].noise_scale is not None, "one tells of noise"
+        )
+        alone = job.told[-1].noise_scale or 0.0
+        before = len(job.told)
+        job.change(3, 3, 3, 3)
+        job.until(lambda: len(job.told) > before and job.told[-1].step > 4 * 40, "four have told")
+        together = job.told[-1].noise_scale or 0.0
+        job.finish()
+
+    assert 0.3 < alone / together < 3.0  # the same gradients, few measurements
+
+
+def test_telemetry_says_how_the_steps_of_the_present_group_divide_into_passes(
+    tmp_path: Path,
+) -> None:
+    with crew(tmp_path, script(PLAIN, LOOP), bound=4) as job:
+        job.start(12)
+        job.until(lambda: bool(job.told) and job.told[-1].passes > 0, "one worker tells")
+        alone = job.told[-1]
+        job.change(10, 10)
+        job.until(lambda: job.told[-1].group == 2 and job.told[-1].passes > 0, "two tell")
+        both = job.told[-1]
+        job.finish()
+
+    assert (alone.group_steps > 1, alone.sync_s, alone.local_batch, alone.passes) == (
+        True, 0.0, 4, 3,
+    )  # fmt: skip
+    assert (both.global_batch, both.local_batch, both.passes) == (20, 4, 3)
+    assert 0.0 < (both.sync_s or 0.0) < (both.pass_s or 0.0)
+    assert both.group_steps < both.step
+
+
 def test_dropout_and_batch_norm_leave_all_ranks_with_the_same_parameters(tmp_path: Path) -> None:
     with crew(tmp_path, script(NOISY, LOOP, size=73)) as job:
         job.start(6, 6)

@@ -19,8 +19,9 @@ def measured(own: int, whole: int, times: int, *, signal: float = 0.05) -> tuple
         share = (gradient + torch.randn(SCALARS) / own**0.5) * (own / whole)
         others = whole - own
         rest = (gradient + torch.randn(SCALARS) / others**0.5) * (others / whole)
+        meter.begin()
         meter.before(share, own, whole)
-        meter.after(share + rest, own, whole)
+        meter.after(share + rest, whole)
     return meter, SCALARS / float(torch.dot(gradient, gradient))
 
 
@@ -41,7 +42,7 @@ def test_a_step_that_overflowed_is_passed_over() -> None:
     before = meter.scale()
 
     meter.before(torch.full((SCALARS,), float("inf")), 16, 64)
-    meter.after(torch.full((SCALARS,), float("inf")), 16, 64)
+    meter.after(torch.full((SCALARS,), float("inf")), 64)
 
     assert meter.scale() == before
 
@@ -50,15 +51,44 @@ def test_a_signal_that_is_lost_in_noise_has_no_scale() -> None:
     meter = NoiseMeter()
     for _ in range(2 * LEAST):
         meter.before(torch.ones(SCALARS) * 0.5, 32, 64)
-        meter.after(torch.zeros(SCALARS), 32, 64)
+        meter.after(torch.zeros(SCALARS), 64)
 
     assert meter.scale() is None
 
 
-def test_one_worker_alone_measures_nothing() -> None:
+@pytest.mark.parametrize("passes", [(32, 32), (11, 11, 10), (16,) * 8])
+def test_one_worker_finds_it_from_the_passes_of_its_steps(passes: tuple[int, ...]) -> None:
+    torch.manual_seed(0)
+    gradient, whole, meter = torch.randn(SCALARS) * 0.05, sum(passes), NoiseMeter()
+    for _ in range(400):
+        parts = [(gradient + torch.randn(SCALARS) / own**0.5) * (own / whole) for own in passes]
+        meter.begin()
+        for part, own in zip(parts[:-1], passes, strict=False):
+            meter.before(part, own, whole)
+        meter.after(torch.stack(parts).sum(0), whole)
+
+    true = SCALARS / float(torch.dot(gradient, gradient))
+    assert meter.scale() == pytest.approx(true, rel=0.25)
+
+
+def test_passes_of_a_step_that_nobody_finished_do_not_count() -> None:
+    torch.manual_seed(0)
+    meter = NoiseMeter()
+    for _ in range(2 * LEAST):
+        meter.begin()
+        meter.before(torch.full((SCALARS,), float("nan")), 16, 64)
+        share, rest = torch.ones(SCALARS) * 0.3, torch.ones(SCALARS) * 0.7
+        meter.begin()
+        meter.before(share, 16, 64)
+        meter.after(share + rest, 64)
+
+    assert meter.scale() is not None
+
+
+def test_one_worker_alone_in_one_pass_measures_nothing() -> None:
     meter = NoiseMeter()
     for _ in range(2 * LEAST):
         meter.before(torch.ones(SCALARS), 64, 64)
-        meter.after(torch.ones(SCALARS), 64, 64)
+        meter.after(torch.ones(SCALARS), 64)
 
     assert meter.scale() is None

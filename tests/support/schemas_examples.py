@@ -153,6 +153,11 @@ _STEPS: Final = agent.StepsReported(
     noise_scale=512.5,
     cpu_cores=1.75,
     sent_bytes_per_s=2.5e8,
+    group_steps=120,
+    pass_s=0.0125,
+    sync_s=0.0025,
+    local_batch=16,
+    passes=2,
 )
 _NUMBERED: Final = agent.Numbered(node=NODE, boot=BOOT, seq=300, event=_STARTED)
 _SEEN: Final = agent.WorkerSeen(
@@ -252,6 +257,10 @@ _EPOCH_INFO: Final = client.EpochInfo(
     trained_samples=1024,
     left_early=True,
     beside=((1, ("language",)), (2, ("digits", "language"))),
+    pass_s=0.0125,
+    sync_s=0.0025,
+    local_batch=16,
+    passes=2,
 )
 _SIZE: Final = client.Size(slots=(SlotId("agent-1/0"), SLOT), batch=64)
 _DECISION: Final = client.Decision(
@@ -336,6 +345,10 @@ _OF_WORKERS: Final = (
         noise_scale=512.5,
         trained_samples=1024,
         left_early=True,
+        pass_s=0.0125,
+        sync_s=0.0025,
+        local_batch=16,
+        passes=2,
     ),
     agent.TrainingFinished(**_WORKER, index=4, why="40 epochs are done"),
     agent.HopperOpened(**_WORKER, index=2, address="10.0.0.7:41007"),

@@ -63,7 +63,8 @@ def instances(annotation: Any) -> st.SearchStrategy[Any]:
         return instances(annotation.__supertype__)
     inside = get_args(annotation)
     if (bounds := getattr(annotation, "__metadata__", None)) is not None:
-        return st.integers(bounds[0].ge, bounds[0].le)
+        most = UINT64 - 1 if bounds[0].le is None else bounds[0].le
+        return st.integers(bounds[0].ge, most)
     origin = getattr(annotation, "__origin__", None)
     if origin is Literal:
         return st.sampled_from(inside)

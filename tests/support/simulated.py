@@ -232,6 +232,7 @@ def simulated_run(
     generations: int = 2,
     losses: Sequence[tuple[NodeId, float, float]] = (),
     interference: Callable[[Simulation], Interference] | None = None,
+    options: SimOptions | None = None,
 ) -> SimulatedRun:
     """A simulation with these jobs to come, wired as that of a scenario is.
 
@@ -246,9 +247,10 @@ def simulated_run(
         generations: of a policy that searches.
         losses: node, when it dies, and how long it is away.
         interference: made for the simulation.
+        options: of the simulation, instead of those that follow from the others.
     """
     kernel, toy, run = Kernel(), model or ToyModel(), SimulatedRun()
-    options = SimOptions(
+    options = options or SimOptions(
         instant_changes=round_s > 0.0,
         whole_seconds=toy.whole_seconds,
         telemetry_s=telemetry_s,

@@ -13,6 +13,7 @@ from controlplane.core.handlers import graduates
 from controlplane.core.model.job import Job, Progress
 from controlplane.core.model.job_phases import Rescaling, Running, Starting
 from controlplane.core.model.noise_scale import first_noise_scale
+from controlplane.core.model.pass_times import believable_passes
 from controlplane.core.model.worker import Worker
 from schemas.groups import Group, ResumePoint
 from schemas.ids import NodeId, Seconds, node_of
@@ -71,7 +72,7 @@ def _epoch_info(
     event: EpochReported, group: Group, now: Seconds, *, whole: bool, noise_scale: float | None
 ) -> EpochInfo:
     """What a job's history keeps of an epoch."""
-    slots = [member.slot for member in group.members]
+    slots, times = [member.slot for member in group.members], believable_passes(event)
     return EpochInfo(
         epoch=event.epoch,
         time=now,
@@ -89,6 +90,10 @@ def _epoch_info(
         epoch_samples=event.epoch_samples,
         trained_samples=event.trained_samples,
         left_early=event.left_early,
+        pass_s=times.pass_s,
+        sync_s=times.sync_s,
+        local_batch=times.local_batch,
+        passes=times.passes,
     )
 
 

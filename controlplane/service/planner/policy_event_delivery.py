@@ -5,6 +5,7 @@ from __future__ import annotations
 import structlog
 
 from controlplane.core import policy_events
+from controlplane.core.model.pass_times import unbelievable_passes
 from controlplane.core.model.worker_usage import unbelievable_usage
 from controlplane.policy.api import JobEnded
 from controlplane.service.commit_loop import CommitLoop
@@ -32,7 +33,7 @@ class PolicyObserver:
         self._commit_loop = commit_loop
         self._planner = planner
         self._telemetry = telemetry
-        self._warned: set[JobId] = set()  # of usage that makes no sense: once for each job
+        self._warned: set[JobId] = set()  # of figures that make no sense: once for each job
 
     def announced(self, event: FeedEvent) -> None:
         """Tell the policy what an announcement teaches; of an ended job nothing more is shown.
@@ -59,10 +60,11 @@ class PolicyObserver:
         if job is None or job.ended:
             return
         self._telemetry.take(steps)
-        dropped = unbelievable_usage(steps)
-        if dropped and job.job not in self._warned:
+        dropped = (unbelievable_usage(steps), unbelievable_passes(steps))
+        reason = "; ".join(filter(None, dropped))
+        if reason and job.job not in self._warned:
             self._warned.add(job.job)
-            log.warning("usage dropped", job=job.job, rank=steps.rank, reason=dropped)
+            log.warning("figures dropped", job=job.job, rank=steps.rank, reason=reason)
         learnt = policy_events.of_steps(steps, state)
         if learnt is not None:
             self._planner.observe(learnt, self._commit_loop.now())

@@ -15,8 +15,13 @@ class SimOptions:
     round_s: float  # between plans; 0: whenever something happens
     stall_s: float | None = None  # of every change, instead of what jobs need
     first_stall_s: float | None = None  # of every start
+    prepare_s: float | None = None  # of a newcomer beside a group that trains
     share_families: bool = True  # jobs of one application are one family; else each is its own
     record_allocations: bool = False  # write down who had which slot when
+    noise: float = 0.0  # deviation of the logarithm of measured speeds and noise scales
+    noise_scale_error: float = 1.0  # all noise scales of a job are off by up to this factor
+    noise_scale_alone: bool = True  # one worker in one pass tells one, which a live one cannot
+    seed: int = 0  # of these errors
 
 
 @dataclass(frozen=True, slots=True)

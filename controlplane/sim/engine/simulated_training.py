@@ -8,6 +8,7 @@ from functools import partial
 
 from controlplane.sim.engine.colocated_jobs import SharedNodes
 from controlplane.sim.engine.event_queue import AFTER, USUAL, Kernel
+from controlplane.sim.engine.measured_figures import MeasuredFigures
 from controlplane.sim.engine.sim_options import SimOptions
 from controlplane.sim.engine.simulated_job import JobProcesses
 from controlplane.sim.engine.simulated_workers import WorkerProcesses
@@ -30,6 +31,8 @@ class GroupTraining:
         processes: WorkerProcesses,
         nodes: Iterable[NodeSpec],
         options: SimOptions,
+        *,
+        measured: MeasuredFigures,
     ) -> None:
         """Begin with nobody training.
 
@@ -39,6 +42,7 @@ class GroupTraining:
             processes: of all workers; they report.
             nodes: of the cluster, with the types of their GPUs.
             options: of the simulation.
+            measured: between the truth and what workers report.
         """
         self.shared_nodes: SharedNodes | None = None  # where jobs slow each other down
         self.telemetry: StepTelemetry | None = None  # where somebody reads it
@@ -46,6 +50,7 @@ class GroupTraining:
         self._jobs = jobs
         self._processes = processes
         self._options = options
+        self._measured = measured
         self._slot_speeds: dict[SlotId, float] = {
             slot_id(node.node, slot.index): RELATIVE_SPEEDS.get(slot.model, 1.0)
             for node in nodes
@@ -169,6 +174,7 @@ class GroupTraining:
     def _report_epoch(self, job: JobProcesses, group: Group, samples_per_s: float) -> None:
         """Rank 0 reports it."""
         training, model = job.training, job.training.model
+        faster, parts = self._measured.error(job.id), training.throughput.parts
         stop, metrics = model.spec.stop, model.epoch_metrics(training.epoch, group.global_batch)
         reported = partial(
             EpochReported,
@@ -178,13 +184,17 @@ class GroupTraining:
             samples_done=round(training.progress),
             epoch_samples=model.epoch_samples,
             epochs=stop.epochs if stop is not None else None,
-            samples_per_s=samples_per_s,
+            samples_per_s=samples_per_s * faster,
             duration_s=0.0,
             train_loss=metrics.train_loss,
             metrics=metrics.metrics,
             global_batch=group.global_batch,
             lr=group.lr or 0.0,
-            noise_scale=metrics.noise_scale,
+            noise_scale=self._measured.noise_scale(job, metrics.noise_scale),
+            pass_s=None if parts is None else parts.pass_s / faster,
+            sync_s=None if parts is None else parts.sync_s / faster,
+            local_batch=0 if parts is None else parts.local_batch,
+            passes=0 if parts is None else parts.passes,
         )
         self._processes.report(job, group.members[0].worker, reported)
 

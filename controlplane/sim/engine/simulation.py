@@ -25,6 +25,7 @@ from controlplane.sim.engine.colocated_jobs import SharedNodes
 from controlplane.sim.engine.event_queue import FIRST, Kernel
 from controlplane.sim.engine.job_log import JobLog
 from controlplane.sim.engine.job_progress import TrainingProgress
+from controlplane.sim.engine.measured_figures import MeasuredFigures
 from controlplane.sim.engine.node_messages import SimulatedNodes
 from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
 from controlplane.sim.engine.simulated_agents import NodeAgents
@@ -75,8 +76,11 @@ class Simulation:
         self._options = options
         self._record = record
         self._nodes = SimulatedNodes(nodes, self._handle)
+        self._measured = MeasuredFigures(options)
         processes = WorkerProcesses(kernel, self._nodes.report, self.jobs)
-        self._training = GroupTraining(kernel, self.jobs, processes, nodes, options)
+        self._training = GroupTraining(
+            kernel, self.jobs, processes, nodes, options, measured=self._measured
+        )
         self._agents = NodeAgents(
             kernel, self._nodes.report, self.jobs, processes, self._training,
             instant_changes=options.instant_changes,
@@ -99,7 +103,11 @@ class Simulation:
         self.planner = SimulatedPlanner(self.kernel, self.reactor, policy, self._handle, options)
         if self._options.telemetry_s > 0.0:
             self._training.telemetry = StepTelemetry(
-                self.kernel, self.reactor, self.planner, self._options.telemetry_s
+                self.kernel,
+                self.reactor,
+                self.planner,
+                self._measured,
+                longest_s=self._options.telemetry_s,
             )
         return self.planner
 
@@ -216,7 +224,8 @@ class Simulation:
         name = self._accepted
         if name is None:
             return
-        costs = model.costs.overridden(self._options.stall_s, self._options.first_stall_s)
+        options = self._options
+        costs = model.costs.overridden(options.stall_s, options.first_stall_s, options.prepare_s)
         training = TrainingProgress(model)
         self.jobs[name] = JobProcesses(
             id=name, training=training, costs=costs, crashes_at=submission.crashes_at

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 from controlplane.core.model.noise_scale import first_noise_scale
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import StepsSeen
 from controlplane.sim.engine.event_queue import Kernel
+from controlplane.sim.engine.measured_figures import MeasuredFigures
 from controlplane.sim.engine.simulated_job import JobProcesses
 from controlplane.sim.engine.simulated_planner import SimulatedPlanner
 from controlplane.sim.engine.training_jobs import demand_of_model
@@ -19,11 +21,26 @@ WARM_STEPS: Final = 12  # that a first report tells of, at least
 LEAST_SPEED: Final = 1e-9  # samples per second
 
 
+@dataclass(frozen=True, slots=True)
+class _Watched:
+    """A group that reports, as long as it trains."""
+
+    job: JobProcesses
+    version: int
+    began_at: float  # steps that the job had done
+
+
 class StepTelemetry:
     """The first report of a group comes after a dozen steps, then each twice as late."""
 
     def __init__(
-        self, kernel: Kernel, reactor: Reactor, planner: SimulatedPlanner, longest_s: float
+        self,
+        kernel: Kernel,
+        reactor: Reactor,
+        planner: SimulatedPlanner,
+        measured: MeasuredFigures,
+        *,
+        longest_s: float,
     ) -> None:
         """Begin without groups.
 
@@ -31,11 +48,13 @@ class StepTelemetry:
             kernel: virtual time.
             reactor: the core, which knows each job's present group.
             planner: observes it, and is asked again when a group's speed is known.
+            measured: between the truth and what workers report.
             longest_s: seconds between two reports, at most.
         """
         self._kernel = kernel
         self._reactor = reactor
         self._planner = planner
+        self._measured = measured
         self._longest_s = longest_s
 
     def begin(self, job: JobProcesses) -> None:
@@ -51,10 +70,12 @@ class StepTelemetry:
         step_s = training.throughput.step_s or group.global_batch / speed
         wait_s = max(FIRST_REPORT_S, WARM_STEPS * step_s)
         begin = max(self._kernel.now, training.stalled_until)
-        self._kernel.call_at(begin + wait_s, self._report, job, group.version, wait_s, 0)
+        watched = _Watched(job, group.version, training.steps)
+        self._kernel.call_at(begin + wait_s, self._report, watched, wait_s, 0)
 
-    def _report(self, job: JobProcesses, version: int, wait_s: float, reported: int) -> None:
+    def _report(self, watched: _Watched, wait_s: float, reported: int) -> None:
         """Report, while the same group trains, and do so again later."""
+        job, version = watched.job, watched.version
         group = job.group
         known = self._reactor.state.jobs[job.id]
         if group is None or group.version != version or known.group is None:
@@ -62,33 +83,39 @@ class StepTelemetry:
         now, training = self._kernel.now, job.training
         training.advance(now)
         if training.throughput.samples_per_s > 0.0 and known.group.version == version:
-            self._planner.observe(_steps(job, group, known.family))
-            if reported == 1:  # its speed is known now
+            group_steps = max(1, int(training.steps - watched.began_at))
+            self._planner.observe(self._steps(job, group, known.family, group_steps))
+            if reported <= 1:  # its speed is known now
                 self._planner.ask()
         if reported:
             wait_s = min(2.0 * wait_s, max(self._longest_s, wait_s))
-        self._kernel.call_at(now + wait_s, self._report, job, version, wait_s, reported + 1)
+        self._kernel.call_at(now + wait_s, self._report, watched, wait_s, reported + 1)
 
-
-def _steps(job: JobProcesses, group: Group, family: str) -> StepsSeen:
-    training = job.training
-    slots = [member.slot for member in group.members]
-    scale = training.model.noise_scale(training.epoch, group.global_batch)
-    cores, sent = _usage(job)
-    return StepsSeen(
-        job=job.id,
-        family=family,
-        group=group.version,
-        slots=len(slots),
-        nodes=len({node_of(slot) for slot in slots}),
-        global_batch=group.global_batch,
-        step=int(training.steps),
-        samples_done=int(training.progress),
-        samples_per_s=training.throughput.samples_per_s,
-        noise_scale=first_noise_scale(scale),
-        cpu_cores=cores,
-        sent_bytes_per_s=sent,
-    )
+    def _steps(self, job: JobProcesses, group: Group, family: str, group_steps: int) -> StepsSeen:
+        training, parts = job.training, job.training.throughput.parts
+        slots = [member.slot for member in group.members]
+        scale = training.model.noise_scale(training.epoch, group.global_batch)
+        faster = self._measured.error(job.id)  # one measurement: times are off with the speed
+        cores, sent = _usage(job)
+        return StepsSeen(
+            job=job.id,
+            family=family,
+            group=group.version,
+            slots=len(slots),
+            nodes=len({node_of(slot) for slot in slots}),
+            global_batch=group.global_batch,
+            step=int(training.steps),
+            samples_done=int(training.progress),
+            samples_per_s=training.throughput.samples_per_s * faster,
+            noise_scale=first_noise_scale(self._measured.noise_scale(job, scale)),
+            cpu_cores=cores,
+            sent_bytes_per_s=sent,
+            group_steps=group_steps,
+            pass_s=None if parts is None else parts.pass_s / faster,
+            sync_s=None if parts is None else parts.sync_s / faster,
+            local_batch=0 if parts is None else parts.local_batch,
+            passes=0 if parts is None else parts.passes,
+        )
 
 
 def _usage(job: JobProcesses) -> tuple[float, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Literal, Protocol
 
@@ -13,6 +13,21 @@ Placement = tuple[int, ...]  # slots on each node, in rank order
 
 
 @dataclass(frozen=True, slots=True)
+class StepParts:
+    """How a step divides into passes, of which the last one synchronises; as workers report it."""
+
+    pass_s: float  # its last pass, with its synchronisation
+    sync_s: float  # of that, the synchronisation, as far as nothing is computed beside it
+    local_batch: int  # samples of one pass of one worker
+    passes: int  # of one worker
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of the whole step."""
+        return self.pass_s + (self.pass_s - self.sync_s) * (self.passes - 1)
+
+
+@dataclass(frozen=True, slots=True)
 class Throughput:
     """How fast a group trains."""
 
@@ -20,6 +35,7 @@ class Throughput:
     progress_per_s: float  # how much of the job's work that is worth
     step_s: float = 0.0  # of one step of all its workers
     extrapolated: bool = False  # whether nothing like this group was ever measured
+    parts: StepParts | None = None  # of a step; None: the model knows none
 
     def times(self, factor: float) -> Throughput:
         """The same group at `factor` times its speed, which is above 0.
@@ -27,11 +43,15 @@ class Throughput:
         Args:
             factor: above 0; below 1 is slower.
         """
+        parts = self.parts
+        if parts is not None:
+            parts = replace(parts, pass_s=parts.pass_s / factor, sync_s=parts.sync_s / factor)
         return Throughput(
             self.samples_per_s * factor,
             self.progress_per_s * factor,
             self.step_s / factor,
             extrapolated=self.extrapolated,
+            parts=parts,
         )
 
 
@@ -44,17 +64,23 @@ class ChangeCosts:
     prepare_s: float  # a newcomer beside a group that trains on
     switch_s: float  # nobody trains while the group changes
 
-    def overridden(self, stall_s: float | None, first_stall_s: float | None) -> ChangeCosts:
+    def overridden(
+        self,
+        stall_s: float | None,
+        first_stall_s: float | None,
+        prepare_s: float | None = None,
+    ) -> ChangeCosts:
         """The same, but for what somebody chose.
 
         Args:
             stall_s: seconds that nobody trains in any change; None: as it is.
             first_stall_s: seconds of any start; None: as it is.
+            prepare_s: seconds of a newcomer beside a group that trains; None: as it is.
         """
         return ChangeCosts(
             start_s=self.start_s if first_stall_s is None else first_stall_s,
             restart_s=self.restart_s if first_stall_s is None else first_stall_s,
-            prepare_s=self.prepare_s,
+            prepare_s=self.prepare_s if prepare_s is None else prepare_s,
             switch_s=self.switch_s if stall_s is None else stall_s,
         )
 

@@ -239,7 +239,15 @@ def _measured(info: EpochInfo) -> bool:
 
 
 def _speed(info: EpochInfo) -> EpochSpeed:
-    return EpochSpeed(info.nodes, info.slots, info.global_batch, info.samples_per_s)
+    told = info.sync_s is not None and info.passes > 0
+    return EpochSpeed(
+        info.nodes,
+        info.slots,
+        info.global_batch,
+        info.samples_per_s,
+        sync_s=info.sync_s if told else None,
+        passes=info.passes if told else None,
+    )
 
 
 def _positive(number: float | None) -> float | None:

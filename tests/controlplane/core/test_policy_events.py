@@ -186,6 +186,57 @@ def test_telemetry_teaches_a_noise_scale_if_it_is_a_number_of_samples(
     assert learns.noise_scale == known
 
 
+PARTS: dict[str, Any] = {"pass_s": 0.5, "sync_s": 0.125, "local_batch": 32, "passes": 2}
+NO_PARTS: dict[str, Any] = {"pass_s": None, "sync_s": None, "local_batch": 0, "passes": 0}
+
+
+@pytest.mark.parametrize(
+    ("told", "known"),
+    [
+        ({}, PARTS),
+        ({"sync_s": 0.0}, {**PARTS, "sync_s": 0.0}),
+        ({"pass_s": None}, NO_PARTS),
+        ({"pass_s": 0.0}, NO_PARTS),
+        ({"pass_s": float("nan")}, NO_PARTS),
+        ({"pass_s": float("inf")}, NO_PARTS),
+        ({"sync_s": None}, NO_PARTS),
+        ({"sync_s": 0.75}, NO_PARTS),
+        ({"sync_s": -0.125}, NO_PARTS),
+        ({"local_batch": 0}, NO_PARTS),
+        ({"local_batch": BATCH + 1}, NO_PARTS),
+        ({"passes": 0}, NO_PARTS),
+        ({"passes": 2**60}, NO_PARTS),
+    ],
+)
+def test_telemetry_teaches_how_steps_divide_into_passes_if_that_can_be(
+    told: dict[str, Any], known: dict[str, Any]
+) -> None:
+    learns = policy_events.of_steps(steps(A, **{**PARTS, **told}), running().state)
+
+    assert isinstance(learns, StepsSeen)
+    assert {name: getattr(learns, name) for name in PARTS} == known
+
+
+def test_epochs_teach_how_steps_divide_into_passes_if_that_can_be() -> None:
+    controller = running(family="f")
+
+    for epoch, told in [(1, PARTS), (2, {**PARTS, "sync_s": 0.75})]:
+        controller.tell(N1, builders.epoch_end(A, epoch, train_loss=1.0, **told))
+
+    assert [{name: getattr(event, name) for name in PARTS} for _, event in past(controller)] == [
+        PARTS,
+        NO_PARTS,
+    ]
+
+
+@pytest.mark.parametrize(("told", "known"), [(0, 0), (17, 17), (-1, 0), (2**60, 0)])
+def test_telemetry_says_how_many_steps_its_group_has_done(told: int, known: int) -> None:
+    learns = policy_events.of_steps(steps(A, group_steps=told), running().state)
+
+    assert isinstance(learns, StepsSeen)
+    assert learns.group_steps == known
+
+
 def test_telemetry_of_another_group_or_of_a_job_that_is_unknown_or_waits_teaches_nothing() -> None:
     controller = running()
     controller.submit("b")

@@ -96,9 +96,23 @@ def test_usage_that_makes_no_sense_is_dropped_with_one_line_for_each_job(service
 
     said = "cpu_cores -2 is not 0 to 65536; sent_bytes_per_s 1e+300 is not 0 to 1e+13"
     assert lines == [
-        {"log_level": "warning", "event": "usage dropped", "job": A, "rank": 0, "reason": said}
+        {"log_level": "warning", "event": "figures dropped", "job": A, "rank": 0, "reason": said}
     ]
     assert service.heard == [StepsSeen, StepsSeen]
+
+
+def test_pass_times_that_make_no_sense_are_dropped_with_what_is_wrong_with_them(
+    service: Service,
+) -> None:
+    nonsense = msgspec.structs.replace(
+        steps(5), pass_s=1.0, sync_s=2.0, local_batch=64, passes=1, cpu_cores=-2.0
+    )
+    with structlog.testing.capture_logs() as lines:
+        for report in (nonsense, nonsense):
+            service.observer.steps_reported(report)
+
+    said = "cpu_cores -2 is not 0 to 65536; sync_s 2 is not 0 to pass_s 1"
+    assert [(line["event"], line["reason"]) for line in lines] == [("figures dropped", said)]
 
 
 def test_of_a_job_that_nobody_submitted_nothing_is_kept(service: Service) -> None:

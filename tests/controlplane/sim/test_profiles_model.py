@@ -12,7 +12,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from controlplane.sim.models.job_model import ChangeCosts, JobModel, Throughput, TrainingModel
+from controlplane.sim.models.job_model import (
+    ChangeCosts,
+    JobModel,
+    StepParts,
+    Throughput,
+    TrainingModel,
+)
 from controlplane.sim.models.profiles.profile_tables import smallest_rotation
 from controlplane.sim.models.profiles.profiles_model import ProfilesModel
 from controlplane.sim.simulator_errors import TraceError
@@ -58,7 +64,7 @@ def test_the_first_batch_on_one_slot_is_as_it_was_measured(tmp_path: Path) -> No
     job_model = job_model_of(write(tmp_path))
 
     assert job_model.throughput((1,), 8, 0) == Throughput(
-        samples_per_s=8.0, progress_per_s=8.0, step_s=1.0
+        samples_per_s=8.0, progress_per_s=8.0, step_s=1.0, parts=StepParts(1.0, 0.0, 8, 1)
     )
     assert (job_model.application, job_model.epochs, job_model.epoch_samples, job_model.costs) == (
         "bert",
@@ -74,13 +80,19 @@ def test_a_larger_batch_is_worth_less_for_each_sample(tmp_path: Path) -> None:
 
     throughput = job_model_of(write(tmp_path)).throughput((2,), 16, 0)
 
-    assert throughput == Throughput(pytest.approx(16 / 1.2), pytest.approx(gain * 8 / 1.2), 1.2)  # type: ignore[arg-type] # approx compares
+    assert throughput == Throughput(
+        pytest.approx(16 / 1.2),  # type: ignore[arg-type] # approx compares
+        pytest.approx(gain * 8 / 1.2),  # type: ignore[arg-type]
+        1.2,
+        parts=StepParts(1.2, 0.2, 8, 1),
+    )
 
 
 def test_what_does_not_fit_one_slot_at_once_takes_two_passes(tmp_path: Path) -> None:
     throughput = job_model_of(write(tmp_path)).throughput((1,), 16, 0)
 
     assert (throughput.step_s, throughput.samples_per_s) == (2.0, 8.0)
+    assert throughput.parts == StepParts(pass_s=1.0, sync_s=0.0, local_batch=8, passes=2)
 
 
 def test_a_smaller_local_batch_takes_no_less_time(tmp_path: Path) -> None:

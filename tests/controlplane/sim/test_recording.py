@@ -68,7 +68,8 @@ def busy_cluster() -> Controller:
     training(controller, S0, name="a", env={"TOKEN": "secret"}, args=("--key", "secret"))
     controller.now += 10.0
     controller.tell(N1, builders.epoch_end(A, 1, noise_scale=64.0))
-    controller.tell(N1, builders.epoch_end(A, 2, samples_per_s=600.0))
+    parts = {"pass_s": 0.1, "sync_s": 0.0, "local_batch": 64, "passes": 1}
+    controller.tell(N1, builders.epoch_end(A, 2, samples_per_s=600.0, **parts))
     training(controller, T0, name="b", user="bob", stop=StopRule(epochs=1))
     controller.now += 10.0
     controller.tell(N2, builders.epoch_end(B, 1, epochs=1))
@@ -83,7 +84,7 @@ def busy_cluster() -> Controller:
 def a_recording() -> Recording:
     family = Family(
         name="m",
-        speeds=(EpochSpeed(1, 1, 64, 500.0),),
+        speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 2, 64, 800.0, 0.01, 2)),
         epoch_samples=1000,
         finished=(9000,),
         furthest=1,
@@ -135,7 +136,7 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
         families=(
             Family(
                 name="a",
-                speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 1, 64, 600.0)),
+                speeds=(EpochSpeed(1, 1, 64, 500.0), EpochSpeed(1, 1, 64, 600.0, 0.0, 1)),
                 epoch_samples=1000,
                 took=took,
                 finished=(),
@@ -164,7 +165,7 @@ def test_a_journal_becomes_submissions_families_and_a_cluster(tmp_path: Path) ->
                 epoch_samples=1000,
                 epochs=(
                     Epoch(1, 64, 64.0, 1.0, EpochSpeed(1, 1, 64, 500.0)),
-                    Epoch(2, 64, None, 0.5, EpochSpeed(1, 1, 64, 600.0)),
+                    Epoch(2, 64, None, 0.5, EpochSpeed(1, 1, 64, 600.0, 0.0, 1)),
                 ),
             ),
             Submission(
@@ -410,9 +411,13 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
         (b'"model":""', b'"model":"z"', "FILE:1: a GPU type that nobody knows; leave it empty"),
         (b'"jobs":2', b'"jobs":3', "FILE:5: the file ends before all its jobs; name a file"),
         (b'"jobs":2', b'"jobs":1', "FILE:4: more lines than the first one says; export it again"),
-        (b"500.0]", b"-1]", "FILE:2: Expected `float` >= 1e-09 - at `$.speeds[0][3]`; export it"),
-        (b"500.0]", b"1e999]", "FILE:2: "),
-        (b"500.0]", b"NaN]", "FILE:2: "),
+        (
+            b"500.0,null",
+            b"-1,null",
+            "FILE:2: Expected `float` >= 1e-09 - at `$.speeds[0][3]`; export it",
+        ),
+        (b"500.0,null", b"1e999,null", "FILE:2: "),
+        (b"500.0,null", b"NaN,null", "FILE:2: "),
         (b'"b-2"', b'"a-1"', "FILE:4: 'a-1' is there twice; delete one"),
         (b'"family":"m","spec"', b'"family":"n","spec"', "FILE:3: job a-1: nothing is known of"),
         (b'"ended_after_s":60.5', b'"ended_after_s":null', "FILE:3: job a-1 was cancelled, nobody"),

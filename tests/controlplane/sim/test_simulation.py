@@ -273,6 +273,7 @@ def test_telemetry_tells_how_far_a_group_is_and_stops_with_it() -> None:
     assert [at for at, _ in steps] == pytest.approx([84.8, 161.6, 261.6, 361.6])
     assert [e.samples_done for _, e in steps] == [768, 1536, 2536, 3536]
     assert [e.step for _, e in steps] == [12, 24, 39, 55]
+    assert [e.group_steps for _, e in steps] == [12, 24, 39, 55]
     assert {(e.group, e.slots, e.nodes, e.global_batch, e.samples_per_s) for _, e in steps} == {
         (1, 1, 1, 64, RATE)
     }

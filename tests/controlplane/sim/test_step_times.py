@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.models.recorded.recording import EpochSpeed, Family
 from controlplane.sim.models.recorded.step_times import OF_BATCH, OF_SLOTS, StepTime, StepTimes
 from controlplane.sim.traces.gavel_speeds import STEPS_PER_S
@@ -25,6 +26,17 @@ def family(*speeds: EpochSpeed) -> StepTimes:
 
 def about(seconds: float, *, extrapolated: bool) -> tuple[object, bool]:
     return pytest.approx(seconds), extrapolated
+
+
+def test_a_step_divides_as_its_workers_told_at_just_that_size() -> None:
+    told = [EpochSpeed(1, 2, 128, 64.0, sync_s=sync_s, passes=2) for sync_s in (0.25, 0.75)]
+    step_times = family(*told, EpochSpeed(1, 4, 128, 100.0))
+
+    assert step_times.parts((2,), 128, 2.0) == StepParts(1.25, 0.5, 32, 2)
+    assert step_times.parts((2,), 128, 0.25) == StepParts(0.25, 0.25, 32, 2)
+    assert [
+        step_times.parts(*group, 2.0) for group in [((2,), 64), ((4,), 128), ((1, 1), 128)]
+    ] == [None] * 3
 
 
 def test_a_size_that_was_measured_takes_the_mean_of_what_it_took() -> None:

@@ -16,6 +16,7 @@ from controlplane.sim.models.job_model import (
     ChangeCosts,
     JobModel,
     Placement,
+    StepParts,
     Throughput,
     TrainingModel,
     packed,
@@ -23,7 +24,7 @@ from controlplane.sim.models.job_model import (
 from controlplane.sim.models.table2 import constants
 from controlplane.sim.models.table2.constants import ROWS, SOURCES, Row, source
 from controlplane.sim.models.table2.convergence import lost_epochs
-from controlplane.sim.models.table2.step_time import step_s, sync_s
+from controlplane.sim.models.table2.step_time import step_parts, step_s, sync_s
 from controlplane.sim.models.table2.table2_model import Table2Model
 from controlplane.sim.models.table2.workloads import WORKLOADS, closest, duration_s
 from controlplane.sim.simulator_errors import TraceError
@@ -225,7 +226,25 @@ def test_progress_at_the_first_batch_is_counted_in_samples() -> None:
     job_model = job_model_of()
     took_s = 0.030 + 32 / 400
 
-    assert job_model.throughput((1,), 32, 7) == Throughput(32 / took_s, 32 / took_s, took_s)
+    assert job_model.throughput((1,), 32, 7) == Throughput(
+        32 / took_s, 32 / took_s, took_s, parts=StepParts(took_s, 0.0, 32, 1)
+    )
+
+
+def test_a_step_divides_into_passes_of_which_the_last_one_synchronises() -> None:
+    row = ROWS["resnet50-imagenet"]
+    full_pass = 0.030 + 128 / 400
+    last = math.hypot(full_pass, sync_s(row, (2,)))
+
+    parts = step_parts(row, (2,), 512)
+
+    assert parts == StepParts(
+        pytest.approx(last),  # type: ignore[arg-type] # approx compares
+        pytest.approx(last - full_pass),  # type: ignore[arg-type]
+        128,
+        2,
+    )
+    assert parts.step_s == step_s(row, (2,), 512) == pytest.approx(full_pass + last)
 
 
 def test_a_large_batch_is_worth_less_and_less_so_as_training_goes_on() -> None:

@@ -10,7 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal
 
-from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
+from controlplane.sim.models.job_model import (
+    ChangeCosts,
+    EpochMetrics,
+    Placement,
+    StepParts,
+    Throughput,
+)
 from controlplane.sim.models.profiles.measured_application import MeasuredApplication
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import TraceJob
@@ -30,7 +36,7 @@ class ProfiledJob:
     app: MeasuredApplication
     spec: JobSpec
     costs: ChangeCosts
-    _steps: dict[tuple[Placement, int], tuple[int, float]] = field(default_factory=dict)
+    _steps: dict[tuple[Placement, int], tuple[int, StepParts]] = field(default_factory=dict)
 
     @property
     def application(self) -> str:
@@ -53,13 +59,15 @@ class ProfiledJob:
         known = self._steps.get(key)
         if known is None:
             known = self._steps[key] = self._step(placement, batch)
-        true_batch, step_s = known
+        true_batch, parts = known
+        step_s = parts.step_s
         sqr, var = self.app.noise(true_batch, epoch)
         gain = (var + sqr) / (var / (true_batch / self.app.first_batch) + sqr)
-        return Throughput(true_batch / step_s, gain / step_s * self.app.first_batch, step_s)
+        progress_per_s = gain / step_s * self.app.first_batch
+        return Throughput(true_batch / step_s, progress_per_s, step_s, parts=parts)
 
-    def _step(self, placement: Placement, batch: int) -> tuple[int, float]:
-        """The batch as it is dealt out in equal passes, and the seconds of a step."""
+    def _step(self, placement: Placement, batch: int) -> tuple[int, StepParts]:
+        """The batch as it is dealt out in equal passes, and these."""
         app, slots = self.app, sum(placement)
         share = math.ceil(batch / slots - TINY)
         more = math.ceil(share / app.most_local - TINY) - 1
@@ -68,7 +76,7 @@ class ProfiledJob:
         local = math.ceil(share / (more + 1) - TINY)
         local = max(1, min(local, app.most_batch // (slots * (more + 1))))
         step_s, sync_s = app.speed(placement, local)
-        return slots * local * (more + 1), step_s + (step_s - sync_s) * more
+        return slots * local * (more + 1), StepParts(step_s, sync_s, local, more + 1)
 
     def epoch_ends_at(self, epoch: int) -> float:
         """At the smallest progress that any measured batch had by then."""

@@ -185,7 +185,10 @@ class RecordedJob:
             1.0 if phi is None or not self._learns else efficiency(batch, self._curves.first, phi)
         )
         progress_per_s = self._training_share * useful * speed
-        return Throughput(speed, progress_per_s, step_s, extrapolated=step.extrapolated)
+        parts = self._step_times.parts(placement, batch, step_s)
+        return Throughput(
+            speed, progress_per_s, step_s, extrapolated=step.extrapolated, parts=parts
+        )
 
     def epoch_ends_at(self, epoch: int) -> float:
         """After so many passes at the first batch; the last one ends with the work."""

@@ -39,6 +39,8 @@ class EpochSpeed(msgspec.Struct, frozen=True, array_like=True):
     slots: Some
     batch: Some  # global, samples per step
     samples_per_s: Positive
+    sync_s: NotNegative | None = None  # of a step, in the reduction; None: it was not told
+    passes: Some | None = None  # of one worker in a step
 
 
 class Epoch(msgspec.Struct, frozen=True, array_like=True):

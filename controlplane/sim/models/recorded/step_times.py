@@ -18,8 +18,8 @@ from typing import Final, NamedTuple
 
 import numpy as np
 
-from controlplane.sim.models.job_model import Placement
-from controlplane.sim.models.recorded.recording import Family, Submission
+from controlplane.sim.models.job_model import Placement, StepParts
+from controlplane.sim.models.recorded.recording import EpochSpeed, Family, Submission
 
 # Powers with which a step's time grows where a family has one measurement only.
 # Of the local batch: the median of the six applications in Pollux' published tables (OSDI 2021) on
@@ -80,6 +80,7 @@ class StepTimes:
             size = _Size(speed.nodes, speed.slots, speed.batch)
             seen.setdefault(size, []).append(speed.batch / speed.samples_per_s)
         self._known: dict[tuple[Placement, int], StepTime] = {}
+        self._reductions = _reductions(family.speeds)
         sizes = list(seen)
         self._exact = {
             shape: _line(seen, [size for size in sizes if size[:2] == shape])
@@ -108,6 +109,22 @@ class StepTimes:
             size = _Size(len(placement), sum(placement), batch)
             known = self._known[key] = self._step(size)
         return known
+
+    def parts(self, placement: Placement, batch: int, step_s: float) -> StepParts | None:
+        """How a step of a group divides; None where its workers did not tell, at just that size.
+
+        Args:
+            placement: slots on each node.
+            batch: global, samples.
+            step_s: seconds that it takes.
+        """
+        size = _Size(len(placement), sum(placement), batch)
+        sync_s, passes = self._reductions.get(size, (0.0, 0))
+        if not passes:
+            return None
+        sync_s = min(sync_s, step_s)
+        share = -(-batch // size.slots)
+        return StepParts((step_s - sync_s) / passes + sync_s, sync_s, -(-share // passes), passes)
 
     def slowdown(self, job: Submission) -> float:
         """How much longer one job's steps took than its family's; the less sure, the fewer.
@@ -139,6 +156,19 @@ class StepTimes:
             if not same:
                 found = StepTime(found.seconds, extrapolated=True)
         return StepTime(max(LEAST_STEP_S, found.seconds), found.extrapolated)
+
+
+def _reductions(speeds: Sequence[EpochSpeed]) -> dict[_Size, tuple[float, int]]:
+    """Mean seconds of a step in the reduction, and its passes, where workers told of them."""
+    told: dict[_Size, list[tuple[float, int]]] = {}
+    for speed in speeds:
+        if speed.sync_s is not None and speed.passes is not None:
+            size = _Size(speed.nodes, speed.slots, speed.batch)
+            told.setdefault(size, []).append((speed.sync_s, speed.passes))
+    return {
+        size: (float(np.mean([sync_s for sync_s, _ in each])), each[-1][1])
+        for size, each in told.items()
+    }
 
 
 def _line(seen: Mapping[_Size, Sequence[float]], sizes: Sequence[_Size]) -> _Line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from controlplane.sim.models.job_model import Placement
+from controlplane.sim.models.job_model import Placement, StepParts
 from controlplane.sim.models.table2.constants import (
     NETWORK_BYTES_PER_S,
     NETWORK_HOP_S,
@@ -37,11 +37,12 @@ def sync_s(row: Row, placement: Placement) -> float:
     return 2 * (workers - 1) * (model_bytes(row) / workers / bytes_per_s + hop_s)
 
 
-def step_s(row: Row, placement: Placement, batch: int) -> float:
-    """Seconds of a step with `batch` samples, dealt out evenly.
+def step_parts(row: Row, placement: Placement, batch: int) -> StepParts:
+    """The passes of a step with `batch` samples, dealt out evenly.
 
     A local batch beyond memory takes several passes. Only the last one overlaps with the
-    synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with gamma 2.
+    synchronisation: T = sqrt(T_grad^2 + T_sync^2), as in Pollux section 3.2 with gamma 2. What is
+    left of it beside the gradients counts as synchronisation.
 
     Args:
         row: what is trained.
@@ -50,5 +51,17 @@ def step_s(row: Row, placement: Placement, batch: int) -> float:
     """
     local = math.ceil(batch / sum(placement))
     passes = math.ceil(local / row.memory)
-    pass_s = row.fixed_ms / 1000 + local / passes / row.peak
-    return (passes - 1) * pass_s + math.hypot(pass_s, sync_s(row, placement))
+    compute_s = row.fixed_ms / 1000 + local / passes / row.peak
+    pass_s = math.hypot(compute_s, sync_s(row, placement))
+    return StepParts(pass_s, pass_s - compute_s, math.ceil(local / passes), passes)
+
+
+def step_s(row: Row, placement: Placement, batch: int) -> float:
+    """Seconds of a step with `batch` samples, dealt out evenly.
+
+    Args:
+        row: what is trained.
+        placement: slots on each node.
+        batch: global, samples.
+    """
+    return step_parts(row, placement, batch).step_s

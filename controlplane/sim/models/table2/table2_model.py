@@ -9,7 +9,13 @@ from zlib import crc32
 
 from numpy.random import default_rng
 
-from controlplane.sim.models.job_model import ChangeCosts, EpochMetrics, Placement, Throughput
+from controlplane.sim.models.job_model import (
+    ChangeCosts,
+    EpochMetrics,
+    Placement,
+    StepParts,
+    Throughput,
+)
 from controlplane.sim.models.table2.constants import (
     ABOVE_TARGET,
     COLD_START_S,
@@ -27,14 +33,14 @@ from controlplane.sim.models.table2.convergence import (
     noise_scale,
     reports,
 )
-from controlplane.sim.models.table2.step_time import model_bytes, step_s
+from controlplane.sim.models.table2.step_time import model_bytes, step_parts
 from controlplane.sim.models.table2.workloads import Workload, closest, workload_of
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import TraceJob
 from schemas.jobs import JobSpec, StopRule
 
 GPU_TIME: Final = "gpu-time:"  # prefix of a workload that is any with so many GPU seconds
-Steps = dict[tuple[Placement, int], float]  # seconds, by placement and global batch
+Steps = dict[tuple[Placement, int], StepParts]  # by placement and global batch
 
 
 class Table2Model:
@@ -105,7 +111,7 @@ class Table2Job:
         Args:
             job: of a trace; one that was recorded says how many samples it took.
             workload: that it trains.
-            steps: application -> (placement, global batch) -> seconds; filled as they are needed,
+            steps: application -> (placement, global batch) -> its parts; filled as they are needed,
                 and shared by all jobs.
             batch: "fixed" or "elastic", as for `TrainingModel.job_model`.
             seed: of what differs from job to job.
@@ -162,9 +168,10 @@ class Table2Job:
         known = self._throughputs.get(key)
         if known is not None:
             return known
-        took_s = self._step_s(placement, batch)
+        parts = self._step_parts(placement, batch)
+        took_s = parts.step_s
         useful = efficiency(self._row, batch, self._true_scale(epoch))
-        throughput = Throughput(batch / took_s, useful * batch / took_s, took_s)
+        throughput = Throughput(batch / took_s, useful * batch / took_s, took_s, parts=parts)
         self._throughputs[key] = throughput
         return throughput
 
@@ -208,10 +215,10 @@ class Table2Job:
     def _true_scale(self, epoch: int) -> float:
         return self._phi[min(epoch, self._epochs)]
 
-    def _step_s(self, placement: Placement, batch: int) -> float:
+    def _step_parts(self, placement: Placement, batch: int) -> StepParts:
         key = (placement, batch)
         if key not in self._steps:
-            self._steps[key] = step_s(self._row, placement, batch)
+            self._steps[key] = step_parts(self._row, placement, batch)
         return self._steps[key]
 
 

@@ -1,0 +1,80 @@
+"""What workers measure of their speed and their gradients: what they can, and with an error."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+from zlib import crc32
+
+from numpy.random import Generator, default_rng
+
+from controlplane.sim.engine.sim_options import SimOptions
+from controlplane.sim.engine.simulated_job import JobProcesses
+from schemas.ids import JobId
+
+REPORT_DRAWS: Final = 78  # which stream of a seed the errors of reports are drawn from
+JOB_DRAWS: Final = 79  # and those that a job keeps
+
+
+class MeasuredFigures:
+    """Between the truth and every report of a worker.
+
+    Errors are drawn job by job, in the order of its reports: those of one job do not depend on what
+    others do.
+    """
+
+    def __init__(self, options: SimOptions) -> None:
+        """Begin with no report made.
+
+        Args:
+            options: how far measurements are off, and who measures a noise scale.
+        """
+        self._options = options
+        self._draws: dict[JobId, Generator] = {}
+        self._scale_errors: dict[JobId, float] = {}
+
+    def error(self, job: JobId) -> float:
+        """The factor by which one figure of one report is off: log-normal around 1.
+
+        Args:
+            job: that reports.
+        """
+        spread = self._options.noise
+        if spread <= 0.0:
+            return 1.0
+        draws = self._draws.get(job)
+        if draws is None:
+            seed = (self._options.seed, REPORT_DRAWS, crc32(job.encode()))
+            draws = self._draws[job] = default_rng(seed)
+        return math.exp(spread * float(draws.standard_normal()))
+
+    def noise_scale(self, job: JobProcesses, true: float | None) -> float | None:
+        """As rank 0 of the present group tells it.
+
+        A live worker needs two sizes of batch: its share and the group's, or a pass and the step
+        (`elastic.metrics.noise_scale`). One that is alone and takes its step in one pass has one.
+
+        Args:
+            job: with the group that trains.
+            true: of its gradients, samples; None: it measures none.
+        """
+        if true is None or not (self._options.noise_scale_alone or _has_two_batches(job)):
+            return None
+        return true * self._scale_error(job.id) * self.error(job.id)
+
+    def _scale_error(self, job: JobId) -> float:
+        """The factor by which all its noise scales are off."""
+        most = self._options.noise_scale_error
+        if most <= 1.0:
+            return 1.0
+        known = self._scale_errors.get(job)
+        if known is None:
+            rng = default_rng((self._options.seed, JOB_DRAWS, crc32(job.encode())))
+            known = self._scale_errors[job] = most ** float(rng.uniform(-1.0, 1.0))
+        return known
+
+
+def _has_two_batches(job: JobProcesses) -> bool:
+    parts = job.training.throughput.parts
+    alone = job.group is None or len(job.group.members) == 1
+    return not alone or (parts is not None and parts.passes > 1)

@@ -1,0 +1,141 @@
+"""What simulated workers tell: what live ones could measure, and how well."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from controlplane.policy.api import EpochSeen, StepsSeen
+from controlplane.sim.engine.sim_options import SimOptions
+from controlplane.sim.run_scenario import simulate
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.scenario_loading import costs_of
+from tests.support.simulated import (
+    RATE,
+    S0,
+    S1,
+    A,
+    B,
+    ScriptedPolicy,
+    ToyModel,
+    job,
+    simulated_run,
+)
+
+
+def heard(script: ScriptedPolicy, **options: Any) -> tuple[list[StepsSeen], list[EpochSeen]]:
+    """What the policy hears of jobs of 4 epochs of 1000 samples with noise scales of 50, 100..."""
+    given: dict[str, Any] = {
+        "instant_changes": False, "whole_seconds": False, "telemetry_s": 30.0, "round_s": 0.0,
+    }  # fmt: skip
+    simulated_run(
+        script,
+        job("a"),
+        job("b"),
+        model=ToyModel(epoch_samples=1000, noise=50.0),
+        options=SimOptions(**{**given, **options}),
+    ).run(1000.0)
+    steps = [event for _, event in script.observed if isinstance(event, StepsSeen)]
+    return steps, [event for _, event in script.observed if isinstance(event, EpochSeen)]
+
+
+def alone() -> ScriptedPolicy:
+    return ScriptedPolicy((0, {A: {S0: 64}, B: {S1: 64}}))
+
+
+def test_one_worker_that_takes_its_steps_in_one_pass_tells_no_noise_scale() -> None:
+    steps, epochs = heard(alone(), noise_scale_alone=False)
+
+    assert {event.noise_scale for event in [*steps, *epochs]} == {None}
+
+
+def test_two_workers_tell_their_noise_scale() -> None:
+    together = ScriptedPolicy((0, {A: {S0: 32, S1: 32}}))
+
+    steps, epochs = heard(together, noise_scale_alone=False)
+
+    assert None not in {event.noise_scale for event in steps}
+    assert [event.noise_scale for event in epochs] == [50.0, 100.0, 150.0, 200.0]
+
+
+def test_measured_speeds_and_noise_scales_are_off_and_the_same_in_every_run() -> None:
+    (steps, epochs), again = (heard(alone(), noise=0.05, seed=3) for _ in range(2))
+
+    assert (steps, epochs) == again
+    errors = [math.log(e.samples_per_s / RATE) for e in [*steps, *epochs]]
+    assert 0.02 < math.sqrt(sum(error**2 for error in errors) / len(errors)) < 0.1
+    assert len(set(errors)) == len(errors)
+    assert [e.noise_scale for e in epochs] == [
+        pytest.approx(50.0 * e.epoch, rel=0.3) for e in epochs
+    ]
+    assert heard(alone(), noise=0.05, seed=4) != (steps, epochs)
+
+
+def test_how_far_reports_of_a_job_are_off_does_not_depend_on_other_jobs() -> None:
+    both, _ = heard(alone(), noise=0.05)
+    one, _ = heard(ScriptedPolicy((0, {A: {S0: 64}})), noise=0.05)
+
+    assert [e for e in both if e.job == A] == one
+
+
+def test_all_noise_scales_of_a_job_may_be_off_by_the_same_factor() -> None:
+    _, epochs = heard(alone(), noise_scale_error=4.0)
+
+    factors = {e.job: set[float]() for e in epochs}
+    for e in epochs:
+        factors[e.job].add(round((e.noise_scale or 0.0) / (50.0 * e.epoch), 9))
+    assert [len(each) for each in factors.values()] == [1, 1]
+    assert factors[A] != factors[B]
+    assert all(0.25 <= factor <= 4.0 for each in factors.values() for factor in each)
+
+
+def test_the_truth_is_told_if_that_is_wanted() -> None:
+    steps, epochs = heard(alone())
+
+    assert {event.samples_per_s for event in [*steps, *epochs]} == {RATE}
+
+
+def test_a_scenario_is_honest_unless_it_says_otherwise() -> None:
+    assert (Scenario().information, Scenario().report_noise) == ("honest", 0.05)
+    assert Scenario(information="perfect").report_noise == 0.0
+    assert Scenario(noise=0.0).report_noise == 0.0
+    assert Scenario(information="perfect", noise=0.2).report_noise == 0.2
+
+
+def test_policies_that_hear_nothing_do_as_they_did_whatever_workers_tell() -> None:
+    told = [
+        simulate("tiresias", Scenario(jobs=8, information=which, warm_up=0.0), 3)  # type: ignore[arg-type]
+        for which in ("honest", "perfect")
+    ]
+
+    assert told[0].jobs == told[1].jobs
+
+
+def test_what_newcomers_take_is_a_cost_of_its_own() -> None:
+    profiles: dict[str, Any] = {
+        "physics": "profiles", "profiles": "x", "stall_s": 1.0, "first_stall_s": 30.0,
+    }  # fmt: skip
+
+    assert [
+        (costs.start_s, costs.prepare_s, costs.switch_s)
+        for costs in (costs_of(Scenario(**profiles)), costs_of(Scenario(**profiles, prepare_s=2.0)))
+    ] == [(30.0, 30.0, 1.0), (30.0, 2.0, 1.0)]
+    grown = [
+        simulated_run(
+            ScriptedPolicy((0, {A: {S0: 64}}), (20.0, {A: {S0: 32, S1: 32}})),
+            job("a"),
+            options=SimOptions(
+                instant_changes=False, whole_seconds=False, telemetry_s=0.0, round_s=0.0,
+                prepare_s=prepare_s,
+            ),
+        )
+        .run(1000.0)
+        .jobs["a"]
+        .ended_at
+        for prepare_s in (4.0, 2.0)
+    ]  # fmt: skip
+    assert grown[0] is not None
+    assert grown[1] is not None
+    assert grown[1] < grown[0]
