@@ -133,6 +133,14 @@ class OasisEstimates:
         """
         return bool(self._families.of(job.family).means)
 
+    def largest(self, job: JobView) -> int:
+        """The most slots that it or a relative was measured on; 1 before.
+
+        Args:
+            job: as the view shows it.
+        """
+        return self._families.of(job.family).largest
+
     def samples_per_s(self, job: JobView, slots: Sequence[int], nodes: Sequence[int]) -> FloatArray:
         """How fast it is on each size with its user's batch.
 

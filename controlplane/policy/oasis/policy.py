@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 8  # jobs that are decided in one step of a budget
 WORTH_GROWING: Final = 0.5  # of the speed of one slot, that one more has to bring
+WORTH_TRYING: Final = 0.25  # the same, where no relative was ever so large: else nobody would know
 
 
 class Oasis(Policy):
@@ -137,11 +138,12 @@ class Oasis(Policy):
         return line
 
     def _gains(self, job: JobView, slots: int) -> bool:
-        """Whether the last of so many slots brings enough; unknown speeds are not bet on."""
+        """Whether the last of so many slots brings enough; jobs never measured are not bet on."""
         if not self._estimates.knows_speed(job):
             return False
         one, before, then = self._estimates.samples_per_s(job, (1, slots - 1, slots), (1, 1, 1))
-        return bool(then - before >= WORTH_GROWING * one)
+        tried = self._estimates.largest(job) >= slots
+        return bool(then - before >= (WORTH_GROWING if tried else WORTH_TRYING) * one)
 
     def _next_interval(self, view: ClusterView, grid: Grid) -> Seconds | None:
         """When sizes change by themselves; None where nobody has a schedule."""

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from controlplane.policy.api import ClusterView, Plan, Reason, SearchStats
+from controlplane.policy.api import ClusterView, Plan, PolicyEvent, Reason, SearchStats
 from controlplane.policy.ones.candidate import Candidate
+from controlplane.policy.ones.core_demand import CoreDemand
 from controlplane.policy.ones.evolution import EvolutionarySearch
 from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
 from controlplane.policy.ones.job_estimates import Estimates
@@ -38,7 +39,13 @@ class Ones(SearchPolicy[Problem]):
         estimates = self._estimates = Estimates(self.options)
         self._builder = ProblemBuilder(estimates, self.options)
         self._search = EvolutionarySearch(self.options)
+        self._core_demand = CoreDemand()
         super().__init__(estimates, self._search)
+
+    def observe(self, event: PolicyEvent, now: Seconds) -> None:
+        """Learn speeds, lengths, limits, and what workers use of their hosts."""
+        super().observe(event, now)
+        self._core_demand.observe(event)
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The fittest candidate, with a reason for every job that changes or waits."""
@@ -82,7 +89,7 @@ class Ones(SearchPolicy[Problem]):
         )
 
     def _pose(self, view: ClusterView, now: Seconds) -> Problem:
-        problem = self._builder.build(view, now)
+        problem = self._builder.build(self._core_demand.shown(view), now)
         self._search.update(problem)
         return problem
 

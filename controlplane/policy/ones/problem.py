@@ -172,11 +172,24 @@ class Problem:
     def _share_of_cores(
         self, levels: IntArray, owner: IntArray, rows: IntArray, nodes: IntArray
     ) -> FloatArray:
-        """What others who are busy on its nodes leave of each job's speed, shape (J,)."""
+        """What others who are busy on its nodes leave of each job's speed, shape (J,).
+
+        What everybody's least takes of the cores is charged to nobody: else a job would wait
+        beside free slots, because its start slows down shorter ones.
+        """
         on = np.bincount(self.node_of[owner != FREE], minlength=len(self.slots_on))
         worst = np.ones(len(levels))
-        np.maximum.at(worst, rows, np.maximum(1.0, on / self.cluster.cores)[nodes])
+        np.maximum.at(worst, rows, np.maximum(1.0, on / self._cores_for_all)[nodes])
         return np.asarray(np.minimum(1.0, self.alone[self.rows, levels] / worst))
+
+    @cached_property
+    def _cores_for_all(self) -> FloatArray:
+        """Cores of each node, or what its part of everybody's least slots is if that is more."""
+        many = np.array([len(slots) for slots in self.slots_on])
+        closed = np.bincount(self.node_of[self.owner == CLOSED], minlength=len(many))
+        least = sum(int(sizes[1]) for sizes in self.sizes)
+        share = np.ceil(least * (many - closed) / max(1, int((many - closed).sum())))
+        return np.maximum(self.cluster.cores, closed + np.minimum(share, many - closed))
 
     @cached_property
     def alone(self) -> FloatArray:

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Mapping
+from statistics import fmean
+from typing import Final, Literal
 
 from controlplane.policy.api import JobView
 from controlplane.policy.planning.slot_partition import Partition, useful_slots
 from schemas.ids import JobId, Seconds
 
+Starts = Literal["at-once", "rounds"]  # of jobs that come between rounds
+SHORTEST_ROUND_S: Final = 1.0  # where jobs are young: what a change of a group takes
+
 
 class Rounds:
     """When it is time to decide anew; asked twice at one moment, it is once.
 
-    A job that arrives waits for the next round, unless nobody of the last one is left.
+    Sizes hold until the next round, unless nobody of the last one is left. Rounds of a fixed
+    length are made for jobs of one length: where jobs last some seconds, a minute is for ever. So
+    rounds may also be no longer than a share of the jobs' mean age.
     """
 
-    def __init__(self, interval_s: float) -> None:
+    def __init__(self, interval_s: float, age_share: float = 0.0, starts: float = 0.0) -> None:
         """Begin before the first round.
 
         Args:
-            interval_s: seconds from round to round; 0: decide at every moment that is new, or that
-                shows a new job.
+            interval_s: seconds from round to round, at most; 0: decide at every moment that is
+                new, or that shows a new job.
+            age_share: of the mean age that jobs had when it began, that a round lasts at most;
+                those that came since count as of no age. 0: `interval_s` always.
+            starts: times what the jobs' last starts took on average, that it lasts all the same.
         """
-        self._interval_s = interval_s  # 0: at every moment that is new, or shows a new job
+        self._interval_s = interval_s
+        self._age_share = age_share
+        self._starts = starts
         self._begun_at = Seconds(0.0)
 
     def is_due(self, partition: Partition, decided: Mapping[JobId, object]) -> bool:
@@ -36,7 +48,7 @@ class Rounds:
         if not any(name in jobs for name in decided):
             return True
         if self._interval_s:
-            return partition.now >= self._begun_at + self._interval_s
+            return partition.now >= self._ends_at(partition)
         new = any(job.job not in decided for job in partition.waiting)
         return new or partition.now != self._begun_at
 
@@ -54,8 +66,45 @@ class Rounds:
         Args:
             partition: what of the view can be given out.
         """
-        at = Seconds(self._begun_at + self._interval_s)
+        at = self._ends_at(partition)
         return at if partition.view.jobs and at > partition.now else None
+
+    def _ends_at(self, partition: Partition) -> Seconds:
+        """When the present round ends."""
+        jobs = partition.view.jobs.values()
+        length_s = self._interval_s
+        if self._age_share and jobs:
+            ages = [max(0.0, self._begun_at - job.submitted_at) for job in jobs]
+            started = [job.start_s for job in jobs if job.start_s is not None]
+            least_s = max(SHORTEST_ROUND_S, self._starts * fmean(started or [0.0]))
+            length_s = min(length_s, max(least_s, self._age_share * fmean(ages)))
+        return Seconds(self._begun_at + length_s)
+
+
+def fill_idle_slots(
+    partition: Partition,
+    targets: Mapping[JobId, int],
+    fewest: Callable[[JobView], int] = lambda job: job.least,
+) -> dict[JobId, int]:
+    """Sizes of jobs that wait between rounds and fit on slots that nobody has or is to have.
+
+    In order of arrival, each on as few as it can train on: the next round gives it more.
+
+    Args:
+        partition: what of the view can be given out.
+        targets: slots of each job in the last round.
+        fewest: slots on which a job can train.
+    """
+    left = partition.room
+    for job in (*partition.running, *partition.waiting, *partition.leaving):
+        left -= max(targets.get(job.job, 0), len(job.running_on))
+    found: dict[JobId, int] = {}
+    for job in sorted(partition.waiting, key=lambda job: (job.submitted_at, job.job)):
+        size = fewest(job)
+        if not targets.get(job.job) and 0 < size <= left:
+            found[job.job] = size
+            left -= size
+    return found
 
 
 def reschedulable(partition: Partition) -> list[JobView]:

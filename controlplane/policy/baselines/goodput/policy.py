@@ -29,7 +29,12 @@ from controlplane.policy.baselines.goodput.size_table import (
 from controlplane.policy.immediate_policy import ImmediatePolicy
 from controlplane.policy.planning.packing import split
 from controlplane.policy.planning.placers import placer_of
-from controlplane.policy.planning.scheduling_rounds import Rounds, fit_targets, reschedulable
+from controlplane.policy.planning.scheduling_rounds import (
+    Rounds,
+    fill_idle_slots,
+    fit_targets,
+    reschedulable,
+)
 from controlplane.policy.planning.slot_partition import Partition, compose_plan, partition_of
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.policy.search.observed_families import FamilyHistory
@@ -79,7 +84,7 @@ class Goodput(ImmediatePolicy):
         """
         self.options = options or GoodputOptions()
         self._placer = placer_of(self.options.placer, self.options.moves)
-        self._rounds = Rounds(self.options.interval_s)
+        self._rounds = Rounds(self.options.interval_s, self.options.age_share)
         self._clusters = ClusterIndexCache()
         self._speeds: dict[str, FamilyHistory] = {}
         self._noise_scales: dict[JobId, float] = {}  # from telemetry, smoothed
@@ -112,9 +117,9 @@ class Goodput(ImmediatePolicy):
         if self._rounds.is_due(partition, self._targets):
             self._targets = self._round(partition)
             self._rounds.begin(now)
-        sizes = fit_targets(
-            partition, {name: target.slots for name, target in self._targets.items()}
-        )
+        elif self.options.starts == "at-once":
+            self._fill(partition)
+        sizes = fit_targets(partition, self._slots_of_targets())
         largest_first = dict(sorted(sizes.items(), key=lambda entry: -entry[1]))
         placed = self._placer.place(partition, largest_first, self._packed(partition, sizes))
         return compose_plan(
@@ -195,6 +200,27 @@ class Goodput(ImmediatePolicy):
             for job, table, bounds, size in zip(jobs, tables, all_bounds, sizes, strict=True)
         }
 
+    def _slots_of_targets(self) -> dict[JobId, int]:
+        return {name: target.slots for name, target in self._targets.items()}
+
+    def _fill(self, partition: Partition) -> None:
+        """Between rounds, who waits starts on idle slots; Pollux' scheduler does so, too."""
+        widest = self._clusters.of(partition.view).widest
+
+        def known(job: JobView) -> tuple[Bounds, SizeTable]:
+            bounds = self._bounds(job, partition, widest)
+            return bounds, self._table(job, bounds)
+
+        def fewest(job: JobView) -> int:
+            table = known(job)[1]
+            return max(job.least, table.fewest) if table.batches.any() else 0
+
+        filled = fill_idle_slots(partition, self._slots_of_targets(), fewest)
+        for name, size in filled.items():
+            job = partition.view.jobs[name]
+            bounds, table = known(job)
+            self._targets[name] = self._target(job, table, bounds, size, partition.now)
+
     def _bounds(self, job: JobView, partition: Partition, widest: int) -> Bounds:
         """At most twice the most slots that it ever had (Pollux section 4.2.1)."""
         grown = int(self.options.growth * self._histories[job.job].most)
@@ -247,7 +273,7 @@ class Goodput(ImmediatePolicy):
     def _kept(self, job: JobView, now: Seconds) -> float:
         """(T - R delta) / (T + delta): what a job of age T keeps after R + 1 re-allocations."""
         age = max(0.0, now - job.submitted_at)
-        cost = self.options.reallocation_s
+        cost = self.options.change_s
         if not cost:
             return 1.0
         return max(0.0, (age - self._histories[job.job].changes * cost) / (age + cost))

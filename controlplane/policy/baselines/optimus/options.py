@@ -8,6 +8,7 @@ import msgspec
 
 from controlplane.policy.option_checks import LEAST_ROUND_S, refuse, refuse_above, refuse_below
 from controlplane.policy.planning.placers import PlacerName
+from controlplane.policy.planning.scheduling_rounds import Starts
 from controlplane.policy.planning.slot_placer import Moves
 
 
@@ -15,6 +16,8 @@ class OptimusOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Options of policy `optimus`, table `[policy.options]` of the controller's settings."""
 
     interval_s: float = 600.0  # between rounds, as in the paper; 0: whenever it is asked
+    age_share: float = 1.0  # of the jobs' mean age, that a round lasts at most; 0: `interval_s`
+    starts: Starts = "at-once"  # of who comes between rounds: on idle slots, or in the next round
     remaining: Literal["fit", "oracle"] = "fit"  # steps that a job has left, and their time
     moves: Moves = "restart"  # a job of another size starts from its checkpoint, as in the paper
     placer: PlacerName = "emptiest"
@@ -25,7 +28,7 @@ class OptimusOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Refuse what makes no sense."""
         if 0.0 < self.interval_s < LEAST_ROUND_S:
             refuse("interval_s", f"{self.interval_s} is too short", f"give 0, or {LEAST_ROUND_S}")
-        refuse_below(self, {"interval_s": 0.0, "convergence": 1e-6})
-        refuse_above(self, {"convergence": 0.5})
+        refuse_below(self, {"interval_s": 0.0, "age_share": 0.0, "convergence": 1e-6})
+        refuse_above(self, {"age_share": 10.0, "convergence": 0.5})
         if self.most is not None:
             refuse_below(self, {"most": 1})

@@ -22,7 +22,7 @@ from controlplane.policy.registry import make
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
 from schemas.errors import SettingsError
 from schemas.ids import JobId, Seconds, SlotId, node_of
-from tests.support.builders import S0, S1, T0, A, B, job_view
+from tests.support.builders import S0, S1, T0, A, B, C, job_view
 from tests.support.instant_cluster import InstantCluster
 from tests.support.sizes import examples
 from tests.support.views import row_of, view_of
@@ -194,8 +194,21 @@ def test_two_equal_jobs_share_and_a_third_makes_room_for_itself() -> None:
     assert sorted(sizes(it.at(300.0)).values()) == [2, 3, 3]
 
 
-def test_between_rounds_nothing_changes_and_who_comes_waits() -> None:
-    it = InstantCluster(goodput(), row_of(4))
+def test_between_rounds_sizes_hold_and_who_comes_starts_on_idle_slots() -> None:
+    """A round of jobs that are as old as A lasts a minute."""
+    it = InstantCluster(goodput(), row_of(2))
+    it.submit(elastic(A, -1000.0, slots=(1, 1)))
+    it.at(0.0)
+    it.submit(elastic(B, 10.0), elastic(C, 11.0))
+
+    assert sizes(it.at(12.0)) == {A: 1, B: 1}
+    assert it.plans[-1].reasons[C].text == "waits: sizes are chosen again in the next round"
+    it.end(A)
+    assert sizes(it.at(13.0)) == {B: 1, C: 1}
+
+
+def test_newcomers_may_have_to_wait_for_the_round_as_published() -> None:
+    it = InstantCluster(goodput(starts="rounds", age_share=0.0), row_of(4))
     it.submit(elastic(A))
     it.at(0.0)
     it.submit(elastic(B, 10.0))
@@ -206,11 +219,28 @@ def test_between_rounds_nothing_changes_and_who_comes_waits() -> None:
     assert B in it.at(60.0)
 
 
+def test_jobs_of_seconds_are_looked_at_within_seconds() -> None:
+    """Alone on four slots: rounds at 0, 1, 2 and 3 s; a change costs a second."""
+    policy = goodput()
+    perfect(policy, A)
+    it = InstantCluster(policy, row_of(4))
+    it.submit(elastic(A, noise_scale=1e9))
+    it.at(0.0)
+    grown = {0.0: 1}
+    while len(it.jobs[A].running_on) < 4 and it.now < 60.0:
+        wake_at = it.plans[-1].wake_at
+        assert wake_at is not None
+        grown[wake_at] = sizes(it.at(wake_at))[A]
+
+    assert max(grown) < 15.0
+    assert sorted(set(grown.values())) == [1, 2, 4]
+
+
 def test_a_young_job_is_not_re_allocated_for_a_small_gain() -> None:
     """On two slots of four; two more make it 2 x as fast, and cost it (T - 30) / (T + 30)."""
 
     def grown(age: float) -> int:
-        policy = goodput()
+        policy = goodput(moves="restart")
         perfect(policy, A)
         job = elastic(A, -age, noise_scale=1e9, running_on={S0: 128, S1: 128})
         plan = policy.plan(view_of(row_of(4), job), Seconds(0.0))
@@ -223,7 +253,7 @@ def test_a_job_that_is_spread_out_is_brought_together_if_that_is_worth_it() -> N
     """Seen to be 4 x slower on two nodes; once it is old, a move costs it next to nothing."""
 
     def nodes_at(age: float) -> set[str]:
-        policy = goodput(growth=1.0)
+        policy = goodput(growth=1.0, moves="restart")
         for nodes in (1, 2):
             event = EpochSeen(
                 job=A, family="", slots=2, nodes=nodes, global_batch=128, whole=True,

@@ -81,9 +81,12 @@ def test_a_job_without_steps_left_gets_no_more_than_its_least() -> None:
     assert sizes(it.at(0.0)) == {A: 1}
 
 
-def test_sizes_hold_until_the_next_round_and_who_comes_waits_for_it() -> None:
+PAPER = {"starts": "rounds", "age_share": 0.0}
+
+
+def test_as_in_the_paper_sizes_hold_until_the_next_round_and_who_comes_waits_for_it() -> None:
     """A ends at 100, B comes at 50; the round is at 600: four slots for B, C keeps its place."""
-    it = InstantCluster(knowing({A: 80.0, B: 80.0, C: 80.0}), row_of(4))
+    it = InstantCluster(knowing({A: 80.0, B: 80.0, C: 80.0}, **PAPER), row_of(4))
     it.submit(elastic(A), elastic(C))
     assert sizes(it.at(0.0)) == {A: 2, C: 2}
 
@@ -94,6 +97,19 @@ def test_sizes_hold_until_the_next_round_and_who_comes_waits_for_it() -> None:
     it.end(A)
     assert sizes(it.at(100.0)) == {C: 2}
     assert sizes(it.at(600.0)) == {C: 2, B: 2}
+
+
+def test_who_comes_starts_on_idle_slots_and_grows_in_the_next_round() -> None:
+    """A has what it may have. B comes at 50, when A is 50 s old: 25 s on average."""
+    it = InstantCluster(knowing({A: 80.0, B: 80.0}, moves="elastic"), row_of(4))
+    it.submit(elastic(A, most=1))
+    it.at(0.0)
+    it.at(50.0)
+    it.submit(elastic(B, at=50.0))
+
+    assert sizes(it.at(51.0)) == {A: 1, B: 1}
+    assert it.plans[-1].wake_at == 75.0
+    assert sizes(it.at(75.0)) == {A: 1, B: 3}
 
 
 def test_a_cluster_that_has_become_empty_does_not_wait_for_the_next_round() -> None:
@@ -129,7 +145,7 @@ def test_slots_are_kept_for_a_job_that_is_still_on_its_way_out() -> None:
     policy.plan(view_of(slots, elastic(A), elastic(B)), Seconds(0.0))
     parking = elastic(B, movable=False)
 
-    plan = policy.plan(view_of(slots[:3], elastic(A), parking), Seconds(1.0))
+    plan = policy.plan(view_of(slots[:3], elastic(A), parking), Seconds(0.5))
 
     assert plan.local_batch == {}
     assert plan.reasons[A].text == "waits: its 2 slots are not free yet"
