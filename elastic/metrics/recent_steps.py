@@ -25,7 +25,7 @@ class StepMeans:
 
     version: int  # of the group
     shares: tuple[int, ...]  # samples of a step, by rank
-    steps: int  # done
+    steps: int  # done when it was said
     samples_per_s: float = 0.0  # of late, all workers, pauses between epochs included; 0: not yet
     times: PassTimes | None = None  # of whole steps of late, without such pauses; None: not yet
 
@@ -73,6 +73,7 @@ class RecentSteps:
             now: the first step begins.
         """
         self.means: StepMeans | None = None  # replaced as a whole: another thread reads it
+        self._steps = 0  # of the present group and shares
         self._step_began = now
         self._sync_s = 0.0  # of the step that is under way
         self._is_first = True  # window of its group: it is looked at before it is complete
@@ -128,20 +129,20 @@ class RecentSteps:
         means = self.means
         if means is None or (means.version, means.shares) != (version, shares) or 0 in shares:
             self.means = None if 0 in shares else StepMeans(version, shares, steps=1)
+            self._steps = 1
             self._is_first, self._epoch = True, _WholeSteps()
             self._begin_window(now)
             return
+        self._steps += 1
         self._samples += samples
-        speed, times = means.samples_per_s, means.times
         share = shares[rank] if rank is not None else 0
         if share and samples == sum(shares):
             self._window.add(took_s, sync_s, share, passes)
             self._epoch.add(took_s, sync_s, share, passes)
         elapsed = now - self._began
         if elapsed >= (LEAST_S if self._is_first else WINDOW_S):
-            speed = self._samples / elapsed
-            times = self._window.times() or times
+            speed, times = self._samples / elapsed, self._window.times() or means.times
+            self.means = StepMeans(version, shares, self._steps, speed, times)
         if elapsed >= WINDOW_S:
             self._is_first = False
             self._begin_window(now)
-        self.means = StepMeans(version, shares, means.steps + 1, speed, times)

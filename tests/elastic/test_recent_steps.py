@@ -53,6 +53,7 @@ def test_a_fast_job_is_measured_after_half_a_second_and_then_in_windows_of_two()
     first = [clock.step(0.125) for _ in range(5)]
 
     assert [means.samples_per_s for means in first if means] == [0.0, 0.0, 0.0, 0.0, 512.0]
+    assert [means.steps for means in first if means] == [1, 1, 1, 1, 5]
     slower = [clock.step(0.25) for _ in range(14)]
     # the first window is looked at before it is complete, the second one is not
     assert [round(means.samples_per_s) for means in slower if means] == [

@@ -75,9 +75,9 @@ def test_measured_speeds_and_noise_scales_are_off_and_the_same_in_every_run() ->
 
 def test_how_far_reports_of_a_job_are_off_does_not_depend_on_other_jobs() -> None:
     both, _ = heard(alone(), noise=0.05)
-    one, _ = heard(ScriptedPolicy((0, {A: {S0: 64}})), noise=0.05)
+    one, _ = heard(ScriptedPolicy((0, {B: {S1: 64}})), noise=0.05)
 
-    assert [e for e in both if e.job == A] == one
+    assert [e for e in both if e.job == B] == one
 
 
 def test_all_noise_scales_of_a_job_may_be_off_by_the_same_factor() -> None:
