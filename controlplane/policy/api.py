@@ -186,6 +186,14 @@ class Reason(msgspec.Struct, frozen=True):
     numbers: dict[str, float] = {}
 
 
+class StartForecast(msgspec.Struct, frozen=True, kw_only=True):
+    """When a waiting job is expected to start; its start should lie in the interval in 80%."""
+
+    at: Seconds
+    earliest: Seconds
+    latest: Seconds
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """Local batch sizes b_j^i for every job that should run (ONES eq. 1).
 
@@ -201,6 +209,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rejected: Mapping[JobId, Reason] = {}  # never to be started: they end, and their users read why
     promised: Mapping[JobId, Seconds] = {}  # by when jobs that were admitted will be done
     predicted_loss: Mapping[JobId, float] = {}  # that jobs are expected to reach soon; for people
+    starts: Mapping[JobId, StartForecast] = {}  # of jobs that wait; for people
 
     @property
     def empty(self) -> bool:

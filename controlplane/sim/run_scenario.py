@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -14,6 +14,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import Policy
 from controlplane.policy.registry import Entry, entry, hears_steps, make
+from controlplane.sim.analysis.alone_time import times_alone
 from controlplane.sim.analysis.lower_bound import lower_bound_s
 from controlplane.sim.engine.event_queue import Kernel
 from controlplane.sim.engine.sim_options import PlannerOptions, SimOptions
@@ -28,7 +29,7 @@ from controlplane.sim.models.job_model import TrainingModel
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import model_of, options_of, trace_of, usual_demands
 from controlplane.sim.simulated_cluster import RELATIVE_SPEEDS, node_specs
-from controlplane.sim.simulation_result import SimulationResult
+from controlplane.sim.simulation_result import JobResult, SimulationResult
 from controlplane.sim.simulator_errors import TraceError
 from controlplane.sim.submissions import Trace
 from schemas.ids import NodeId, Seconds
@@ -165,7 +166,8 @@ def _schedule(run: _Run, simulation: Simulation) -> None:
 def _result(
     run: _Run, simulation: Simulation, planner: SimulatedPlanner, began: float, *, bounded: bool
 ) -> SimulationResult:
-    jobs, scenario, now = simulation.results(), run.scenario, simulation.kernel.now
+    scenario, now = run.scenario, simulation.kernel.now
+    jobs = _with_times_alone(run, simulation.results()) if bounded else simulation.results()
     return SimulationResult(
         policy=run.policy,
         options=dict(run.options),
@@ -179,6 +181,26 @@ def _result(
         events=simulation.events,
         wall_s=time.perf_counter() - began,
         bound_s=_bound_s(run) if bounded else None,
+    )
+
+
+def _with_times_alone(run: _Run, jobs: Sequence[JobResult]) -> tuple[JobResult, ...]:
+    """The same results, each beside what its job would have taken alone."""
+    nodes = run.scenario.nodes
+    speeds = sum(each.count * each.slots * RELATIVE_SPEEDS.get(each.model, 1.0) for each in nodes)
+    alone = times_alone(
+        run.trace.jobs,
+        run.model,
+        widest=run.scenario.widest,
+        speed=speeds / run.scenario.slots,
+        first_stall_s=run.scenario.first_stall_s,
+        seed=run.seed,
+    )
+    return tuple(
+        msgspec.structs.replace(job, wanted=alone[job.job][0], alone_s=alone[job.job][1])
+        if job.job in alone
+        else job
+        for job in jobs
     )
 
 

@@ -29,6 +29,15 @@ class SizeChange(msgspec.Struct, frozen=True, array_like=True):
     slots: int
 
 
+class StartForecast(msgspec.Struct, frozen=True, array_like=True):
+    """When a policy first expected a waiting job to start."""
+
+    told_at: Seconds
+    at: Seconds
+    earliest: Seconds  # with `latest`: four of five starts shall lie between them
+    latest: Seconds
+
+
 class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     """One job from submission to end."""
 
@@ -49,6 +58,9 @@ class JobResult(msgspec.Struct, frozen=True, kw_only=True):
     most_worth: float = 0.0  # that it could have been
     promised_at: Seconds | None = None  # by when its policy first promised its end; None: never
     counted: bool = True  # in averages; warm-up jobs are not
+    wanted: int = 1  # slots that its user asked for
+    alone_s: float | None = None  # start and training alone on these; None: not known
+    forecast: StartForecast | None = None  # None: its policy never said when it will start
     allocations: tuple[SlotAllocation, ...] = ()  # if they were recorded
     losses: tuple[LossLeft, ...] = ()  # from its submission on, if its model has true losses
     sizes: tuple[SizeChange, ...] = ()  # the same

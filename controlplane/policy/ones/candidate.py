@@ -57,7 +57,7 @@ def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
     """Add up what a schedule is worth where it is laid out.
 
     The worth in the table holds for the fewest nodes of the best type, without neighbours; see
-    `Problem.placed_value`.
+    `Problem.placed_value`. Who lacks what it is due counts for less (`Problem.dues`).
 
     Args:
         problem: the view as the search sees it.
@@ -65,6 +65,8 @@ def score(problem: Problem, levels: IntArray, owner: IntArray) -> Candidate:
         owner: the row of the job on each slot, shape (S,).
     """
     value, moved = problem.placed_value(levels, owner)
+    if problem.dues is not None:
+        value = value - problem.dues.missing[problem.rows, levels]
     return Candidate(levels, owner, value, float(value.sum()), int(moved.sum()))
 
 

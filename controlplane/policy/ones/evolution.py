@@ -204,7 +204,7 @@ def _alike(one: Problem, other: Problem) -> bool:
     same = all(a.job.job == b.job.job and a.now == b.now for a, b in pairs)
     same = same and np.array_equal(one.sizes, other.sizes)
     same = same and np.array_equal(one.present, other.present)
-    return bool(same and np.allclose(one.value, other.value, rtol=RELEVANT_CHANGE, atol=0.0))
+    return bool(same and np.allclose(one.worth, other.worth, rtol=RELEVANT_CHANGE, atol=0.0))
 
 
 def _same_places(one: Problem, other: Problem) -> bool:

@@ -69,12 +69,28 @@ def for_change(
         row: of the job.
         placed: its local batches in the plan, samples per slot and step.
     """
-    reason = _alone(problem, best, owners, row, placed)
+    reason = _with_dues(problem, best, row, _alone(problem, best, owners, row, placed))
     partners = owners.trades.partners(row)
     if not partners:
         return reason
     others = _names(owners.names(partners))
     return Reason("trade", f"trades places with {others}: {reason.text}", reason.numbers)
+
+
+def _with_dues(problem: Problem, best: Candidate, row: int, reason: Reason) -> Reason:
+    """The reason, and what `max_stretch` has to do with it."""
+    dues = problem.dues
+    if dues is None or not dues.level[row]:
+        return reason
+    expected = f"{dues.expected[row]:.1f} x the time of its fair share expected"
+    if not dues.is_kept(row):
+        least = f"{dues.at_best[row]:.1f} x the time of its fair share"
+        text = f"max_stretch {dues.limit:g} cannot be kept, it takes {least} or more"
+    elif int(best.levels[row]) >= int(dues.level[row]):
+        text = f"its due by max_stretch {dues.limit:g} ({expected})"
+    else:
+        text = f"others are further behind, max_stretch is {dues.limit:g} ({expected})"
+    return Reason(reason.code, f"{reason.text}; {text}", reason.numbers)
 
 
 def _alone(
@@ -156,7 +172,8 @@ def waits(problem: Problem, best: Candidate, row: int, least: float) -> Reason:
         return Reason("waits", f"{text}, {problem.capacity} could be had", numbers)
     if np.isfinite(least):
         numbers["least_value_of_a_slot"] = least
-    return Reason("waits", f"{text}: others are worth more on them", numbers)
+    reason = Reason("waits", f"{text}: others are worth more on them", numbers)
+    return _with_dues(problem, best, row, reason)
 
 
 def _start(job_row: JobRow, numbers: dict[str, float], size: int) -> Reason:
@@ -252,6 +269,9 @@ def _numbers(
         "value_now": float(problem.value[row, was]) if was else 0.0,
         "value_then": float(problem.value[row, now]),
     }
+    if problem.dues is not None:
+        numbers["stretch"] = float(problem.dues.expected[row])
+        numbers["max_stretch"] = problem.dues.limit
     if np.isfinite(job_row.remaining_s):
         numbers["remaining_on_one_slot_s"] = job_row.remaining_s
     if now:

@@ -44,7 +44,7 @@ def filled(
     left = (problem.capacity if capacity is None else capacity) - used(problem, levels)
     if left <= 0 or not len(levels):
         return levels
-    value = problem.value if noise is None else problem.value * noise[:, None]
+    value = problem.worth if noise is None else problem.worth * noise[:, None]
     sizes, rows = problem.sizes, problem.rows
     more = sizes - sizes[rows, levels][:, None]
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -172,7 +172,7 @@ class _Trades:
 
     def _ways(self, rows: IntArray, *, up: bool) -> tuple[FloatArray, IntArray]:
         """For each step and row: the best change of worth, and the level that it leads to."""
-        sizes, value = self._problem.sizes[rows], self._problem.value[rows]
+        sizes, value = self._problem.sizes[rows], self._problem.worth[rows]
         here, at = np.arange(len(rows)), self.levels[rows]
         more = sizes - sizes[here, at][:, None]
         gain = value - value[here, at][:, None]

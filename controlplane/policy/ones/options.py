@@ -37,6 +37,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     size_exponent: float = 0.55  # how much short jobs are preferred
     speedup_exponent: float = 0.8  # how much a further slot is worth
     ageing: float = 0.0  # exponent of the response ratio in a job's weight; 0: it may starve
+    max_stretch: float = 0.0  # times a job's fair-share time, that it may take; 0: any
     patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
     growth: float = 2.0  # times the largest size a family has run, in one change
     noise_trust: float = 1.0  # epochs of measurement that weigh as much as the prior
@@ -44,6 +45,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     length_model: LengthModelName = "residual"  # of work that no rule states
     gain_correction: bool = True  # learn what comes of speed-ups that are promised for new sizes
     share_lengths: bool = True  # expect of a new family what all jobs took; else its own past alone
+    forecast_starts: bool = True  # say when waiting jobs are expected to start
     interference: bool = True  # learn who slows down whom on one node, and keep them apart
     gpu_types: bool = True  # learn how fast each type of GPU is
     migration: bool = True  # move small jobs away where others need whole nodes
@@ -63,6 +65,7 @@ def _check(options: OnesOptions) -> None:
         "report_interval_s": 0.1,
         "settle_s": 0.0,
         "ageing": 0.0,
+        "max_stretch": 0.0,
         "noise_trust": 0.0,
         "rescale_stall_s": 0.0,
         "start_stall_s": 0.0,
@@ -85,6 +88,10 @@ def _check(options: OnesOptions) -> None:
             raise SettingsError(f"{field}: {value} is not finite", "give a number", field)
         if value < least:
             raise SettingsError(f"{field}: {value} is below {least}", "raise it", field)
+    if 0.0 < options.max_stretch < 1.0:
+        field = "policy.options.max_stretch"
+        what = f"{field}: {options.max_stretch} is below 1: not all can be faster than their share"
+        raise SettingsError(what, "give 1 or more, or 0 for no limit", field)
     if options.mutation_rate > 1:
         what = f"policy.options.mutation_rate: {options.mutation_rate} is above 1"
         raise SettingsError(what, "lower it", "policy.options.mutation_rate")

@@ -51,7 +51,7 @@ def _traded(problem: Problem, best: Candidate, pair: tuple[int, int]) -> Candida
 def _pairs(problem: Problem, best: Candidate) -> list[tuple[int, int]]:
     """Who is tried with whom; the first one of a pair chooses first."""
     able = problem.free_to_move & (best.levels > 0)
-    lost = np.where(able, problem.value[problem.rows, best.levels] - best.value, 0.0)
+    lost = np.where(able, problem.worth[problem.rows, best.levels] - best.value, 0.0)
     losers = [row for row in np.argsort(-lost, kind="stable")[:LOSERS].tolist() if lost[row] > 0]
     return [(row, other) for row in losers for other in _partners(problem, best, row, able)]
 

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
 
-from controlplane.policy.api import ClusterView, Plan, PolicyEvent, Reason, SearchStats
+from controlplane.policy.api import (
+    ClusterView,
+    Plan,
+    PolicyEvent,
+    Reason,
+    SearchStats,
+    StartForecast,
+)
 from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.core_demand import CoreDemand
 from controlplane.policy.ones.evolution import EvolutionarySearch
@@ -15,6 +22,7 @@ from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
+from controlplane.policy.ones.start_forecast import StartForecasts
 from controlplane.policy.planning.packing import split
 from controlplane.policy.planning.wait_reasons import backs_off, too_large
 from controlplane.policy.search.search_loop import SearchPolicy
@@ -40,6 +48,7 @@ class Ones(SearchPolicy[Problem]):
         self._builder = ProblemBuilder(estimates, self.options)
         self._search = EvolutionarySearch(self.options)
         self._core_demand = CoreDemand()
+        self._forecasts = StartForecasts() if self.options.forecast_starts else None
         super().__init__(estimates, self._search)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
@@ -53,7 +62,10 @@ class Ones(SearchPolicy[Problem]):
         best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
+        starts: Mapping[JobId, StartForecast] = {}
         if best is not None:
+            if self._forecasts is not None:
+                starts = self._forecasts.of(problem, best, now)
             least, owners = least_value(problem, best), slot_owners(problem, best)
             for row, places in enumerate(best.by_row()):
                 job_row = problem.job_rows[row]
@@ -72,6 +84,7 @@ class Ones(SearchPolicy[Problem]):
             based_on=view.version,
             local_batch=local_batch,
             reasons=reasons,
+            starts=starts,
             wake_at=self._next_change(problem, view, now),
         )
 
@@ -91,6 +104,8 @@ class Ones(SearchPolicy[Problem]):
     def _pose(self, view: ClusterView, now: Seconds) -> Problem:
         problem = self._builder.build(self._core_demand.shown(view), now)
         self._search.update(problem)
+        if self._forecasts is not None:
+            self._forecasts.update(view, now)
         return problem
 
     def _next_change(self, problem: Problem, view: ClusterView, now: Seconds) -> Seconds | None:

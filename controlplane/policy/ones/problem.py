@@ -8,6 +8,7 @@ from functools import cached_property
 import numpy as np
 
 from controlplane.policy.api import JobView
+from controlplane.policy.ones.dues import Dues
 from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.size_table import SizeTable
 from controlplane.policy.ones.trades import Trades, Way, trades_between
@@ -85,6 +86,7 @@ class Problem:
     swaps: bool = True  # whether running jobs may trade places
     slow: FloatArray | None = None  # shape (J, types), times that a step takes on each
     interference: InterferenceModel | None = None
+    dues: Dues | None = None  # by `max_stretch`; None: nobody is due anything
     stretch: dict[tuple[int, int, int], float] = field(default_factory=dict)  # remembered
 
     @property
@@ -116,6 +118,11 @@ class Problem:
     def allowed(self) -> BoolArray:
         """Levels that jobs may have, shape (J, 1 + L)."""
         return np.isfinite(self.value)
+
+    @cached_property
+    def worth(self) -> FloatArray:
+        """`value` less what is due and missing: what sizes are chosen by, shape (J, 1 + L)."""
+        return self.value if self.dues is None else self.value - self.dues.missing
 
     @cached_property
     def lowest(self) -> IntArray:

@@ -14,6 +14,7 @@ from controlplane.policy.ones.job_rows import JobRowBuilder
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import CLOSED, FREE, JobRow, Problem
 from controlplane.policy.ones.size_value_table import value_table
+from controlplane.policy.ones.stretch import FairShares
 from controlplane.policy.search.cluster_index import ClusterIndexCache
 from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId, Seconds, SlotId
@@ -32,6 +33,7 @@ class ProblemBuilder:
         self._options = options
         self._clusters = ClusterIndexCache()
         self._rows = JobRowBuilder(estimates, options)
+        self._fair_shares = FairShares(options)
 
     def build(self, view: ClusterView, now: Seconds) -> Problem:
         """The problem that `view` poses at `now`.
@@ -71,6 +73,7 @@ class ProblemBuilder:
             swaps=self._options.swaps,
             slow=self._estimates.type_slowdowns(cluster.types, families),
             interference=self._interference(job_rows, found.kept, view),
+            dues=self._fair_shares.dues(job_rows, table, view, now),
         )
 
     def _interference(

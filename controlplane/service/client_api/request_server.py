@@ -279,7 +279,7 @@ class RequestServer:
         job = self._state.job(request.job)
         sweep_replies.sweep_of(job)
         history = self._commit_loop.reactor.histories.sweep_of(job.job)
-        now, reason = self._commit_loop.now(), self._plans.reasons.get(job.job)
+        now, reason = self._commit_loop.now(), self._plans.reason(job.job)
         summary = replies.job_summary(job, reason, self._telemetry, now)
         return sweep_replies.sweep_detail(job, history, summary, request, now)
 
@@ -318,7 +318,7 @@ class RequestServer:
         lines = [
             replies.job_summary(
                 job,
-                self._plans.reasons.get(job.job),
+                self._plans.reason(job.job),
                 self._telemetry,
                 now,
                 predicted_loss=self._plans.predicted_loss.get(job.job),
@@ -330,7 +330,7 @@ class RequestServer:
         return Jobs(jobs=tuple(lines), left_out=len(chosen) - len(lines))
 
     def _detail(self, job: Job) -> Message:
-        reason = self._plans.reasons.get(job.job)
+        reason = self._plans.reason(job.job)
         history, now = self._history_of(job), self._commit_loop.now()
         predicted = self._plans.predicted_loss.get(job.job)
         detail = replies.job_detail(
@@ -340,7 +340,7 @@ class RequestServer:
         return msgspec.structs.replace(detail, notes=notes)
 
     def _explain(self, job: Job) -> Message:
-        reason = self._plans.reasons.get(job.job)
+        reason = self._plans.reason(job.job)
         history, now = self._history_of(job), self._commit_loop.now()
         return replies.job_explanation(job, history, reason, now)
 

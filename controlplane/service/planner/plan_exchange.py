@@ -8,8 +8,16 @@ from collections.abc import Mapping
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job_phases import HOLDING
 from controlplane.core.plan_check import difference
-from controlplane.policy.api import ClusterView, Plan, PlanTaken, Reason, SearchStats
+from controlplane.policy.api import (
+    ClusterView,
+    Plan,
+    PlanTaken,
+    Reason,
+    SearchStats,
+    StartForecast,
+)
 from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.planner.expected_starts import with_start
 from controlplane.service.planner.planner_interface import Planner
 from schemas.ids import JobId, Seconds
 
@@ -27,7 +35,8 @@ class PlanExchange:
         self._wake: asyncio.TimerHandle | None = None  # when the latest plan wants to be asked
         self.planner: Planner | None = None
         self.asking = False  # a question is about to be put
-        self.reasons: dict[JobId, Reason] = {}  # the latest plan's, for jobs that wait
+        self._reasons: dict[JobId, Reason] = {}  # the latest plan's, for jobs that wait
+        self._starts: Mapping[JobId, StartForecast] = {}  # the latest plan's
         self.predicted_loss: Mapping[JobId, float] = {}  # the latest plan's
 
     def request(self) -> None:
@@ -41,6 +50,17 @@ class PlanExchange:
         if self.planner is not None:
             self.planner.ask()
 
+    def reason(self, job: JobId) -> Reason | None:
+        """What the latest plan said of a job, and when it expects it to start; None: nothing.
+
+        Args:
+            job: any.
+        """
+        reason, start = self._reasons.get(job), self._starts.get(job)
+        if reason is None or start is None:
+            return reason
+        return with_start(reason, start, self._commit_loop.now())
+
     def view_now(self) -> tuple[ClusterView, Seconds]:
         """What a policy may see, and the time."""
         return self._commit_loop.reactor.view(), self._commit_loop.now()
@@ -53,7 +73,8 @@ class PlanExchange:
             stats: how the search stood with it; None if no search made it.
         """
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
-        self.reasons, self.predicted_loss = plan.reasons, plan.predicted_loss
+        self._reasons, self._starts = plan.reasons, plan.starts
+        self.predicted_loss = plan.predicted_loss
         if plan.wake_at is not None:
             if self._wake:
                 self._wake.cancel()

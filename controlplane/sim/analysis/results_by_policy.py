@@ -16,6 +16,7 @@ from controlplane.sim.simulation_result import SimulationResult
 MEANS = (
     "avg_jct_s", "geo_jct_s", "p50_jct_s", "p90_jct_s", "p99_jct_s", "avg_exec_s", "avg_queue_s",
     "makespan_s", "utilisation", "rescales_per_job", "decision_ms_mean", "decision_ms_p99",
+    "ftf_mean", "ftf_worst", "ftf_unfair_share", "start_error_median", "start_coverage",
     "extrapolated_share", "bound_avg_jct_s",
 )  # fmt: skip
 

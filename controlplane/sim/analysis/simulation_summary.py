@@ -7,6 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from controlplane.sim.analysis.fairness import fairness_figures
+from controlplane.sim.analysis.forecast_calibration import forecast_figures
 from controlplane.sim.analysis.loss_series import loss_figures
 from controlplane.sim.simulation_result import JobResult, SimulationResult
 
@@ -32,6 +34,7 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         is what the ends of the counted jobs were worth to their users, and `utility_share` that
         over what they could have been worth; None where nobody states a utility. `lateness_s` is
         the mean over all promised ends that came, of which those in time count as 0.
+        What `ftf_*` and `start_*` say is in `fairness` and `forecast_calibration`.
         Where jobs have true losses, what `loss_series.loss_figures` says comes on top.
     """
     counted = [job for job in result.jobs if job.counted]
@@ -54,6 +57,8 @@ def summary(result: SimulationResult) -> dict[str, Any]:
         "decision_ms_p99": _quantile(result.decisions_ms, 0.99),
         "bound_avg_jct_s": bound,
         "vs_bound": average / bound if average is not None and bound else None,
+        **fairness_figures(result),
+        **forecast_figures(result),
         **loss_figures(result),
         "unfinished": sum(job.ended_at is None for job in counted),
         "failed": sum(job.state == "failed" for job in counted),

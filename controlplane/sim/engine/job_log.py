@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import HOLDING, Phase
 from controlplane.core.state import State
+from controlplane.policy.api import StartForecast as Forecast
 from controlplane.sim.engine.job_progress import TrainingProgress
-from controlplane.sim.simulation_result import JobResult, LossLeft, SizeChange, SlotAllocation
+from controlplane.sim.simulation_result import (
+    JobResult,
+    LossLeft,
+    SizeChange,
+    SlotAllocation,
+    StartForecast,
+)
 from controlplane.sim.submissions import TraceJob
 from schemas.ids import JobId, Seconds, SlotId
 
@@ -25,6 +33,7 @@ class _Record:
     losses: list[LossLeft] = field(default_factory=list)  # empty: its model knows none
     sizes: list[SizeChange] = field(default_factory=list)  # where it has losses
     epoch: int = 0  # of the last one of the losses
+    forecast: StartForecast | None = None  # the first of its start
 
 
 class JobLog:
@@ -74,6 +83,18 @@ class JobLog:
         if record.losses:
             _note_loss(record, len(job.size.slots), now)
         _note_slots(record, tuple(job.size.slots), now)
+
+    def forecast(self, starts: Mapping[JobId, Forecast], now: Seconds) -> None:
+        """A plan says when waiting jobs are expected to start; what is said first counts.
+
+        Args:
+            starts: of jobs that wait.
+            now: virtual seconds.
+        """
+        for name, said in starts.items():
+            record = self._records.get(name)
+            if record is not None and record.started_at is None and record.forecast is None:
+                record.forecast = StartForecast(now, said.at, said.earliest, said.latest)
 
     def results(self, state: State, now: Seconds) -> tuple[JobResult, ...]:
         """What became of every job, in order of submission.
@@ -127,6 +148,7 @@ def _result(record: _Record, job: Job) -> JobResult:
         most_worth=job.spec.stated_utility.value if job.spec.stated_utility else 0.0,
         promised_at=job.promised_end.first if job.promised_end else None,
         counted=record.counted,
+        forecast=record.forecast,
         allocations=tuple(record.allocations or ()),
         losses=tuple(record.losses),
         sizes=tuple(record.sizes),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Final
 
 from numpy.random import default_rng
@@ -12,9 +12,18 @@ from numpy.random import default_rng
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.plan_check import difference
 from controlplane.core.reactor import Reactor
-from controlplane.policy.api import Budget, ClusterView, Plan, PlanTaken, Policy, PolicyEvent
+from controlplane.policy.api import (
+    Budget,
+    ClusterView,
+    Plan,
+    PlanTaken,
+    Policy,
+    PolicyEvent,
+    StartForecast,
+)
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel
 from controlplane.sim.engine.sim_options import PlannerOptions
+from schemas.ids import JobId, Seconds
 
 MAX_AGAIN: Final = 100  # questions at one time: a policy that never comes to rest
 RETRY_S: Final = 1.0  # until such a policy is asked again
@@ -31,6 +40,8 @@ class SimulatedPlanner:
         policy: Policy,
         handle: Callable[[PlanProposed], None],
         options: PlannerOptions,
+        *,
+        hear: Callable[[Mapping[JobId, StartForecast], Seconds], None] | None = None,
     ) -> None:
         """Begin with no question asked.
 
@@ -40,6 +51,7 @@ class SimulatedPlanner:
             policy: to ask.
             handle: takes its plans to the core.
             options: when it is asked, and how much it may think.
+            hear: takes what plans expect of the starts of waiting jobs; None: nobody does.
         """
         self.decisions_ms: list[float] = []  # real time that each answer took
         self._kernel = kernel
@@ -47,6 +59,7 @@ class SimulatedPlanner:
         self._policy = policy
         self._handle = handle
         self._options = options
+        self._hear = hear
         self._asked_at = -math.inf  # the last question
         self._asked_then = 0  # questions at that time
         self._next_at = math.inf  # the next question
@@ -99,6 +112,8 @@ class SimulatedPlanner:
             self.ask(now + RETRY_S)
             return
         plan = self._decide(self._reactor.view())
+        if plan.starts and self._hear is not None:
+            self._hear(plan.starts, now)
         if plan.wake_at is not None and plan.wake_at > now:
             self.ask(plan.wake_at)
         self._propose(difference(plan, self._reactor.state, now))

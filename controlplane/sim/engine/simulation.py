@@ -100,7 +100,14 @@ class Simulation:
             policy: to ask.
             options: when it is asked, and how much it may think.
         """
-        self.planner = SimulatedPlanner(self.kernel, self.reactor, policy, self._handle, options)
+        self.planner = SimulatedPlanner(
+            self.kernel,
+            self.reactor,
+            policy,
+            self._handle,
+            options,
+            hear=self._job_log.forecast,
+        )
         if self._options.telemetry_s > 0.0:
             self._training.telemetry = StepTelemetry(
                 self.kernel,

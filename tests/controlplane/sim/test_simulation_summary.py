@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from controlplane.sim.analysis.paired_comparison import Interval, compare, mean_interval
 from controlplane.sim.analysis.simulation_summary import summary
+from controlplane.sim.simulation_result import StartForecast
 from controlplane.sim.simulator_errors import ResultsError
 from schemas.ids import Seconds
 from tests.support.sim_results import job_result, result, times
@@ -23,7 +24,7 @@ def test_a_summary_has_exactly_these_figures() -> None:
     found = summary(
         result(
             job_result("warm", 1000.0, at=10.0, counted=False),
-            job_result("a", 40.0, at=20.0),
+            job_result("a", 40.0, at=20.0, alone_s=30.0),
             job_result(
                 "b",
                 160.0,
@@ -32,6 +33,9 @@ def test_a_summary_has_exactly_these_figures() -> None:
                 rescales=4,
                 trained_s=100.0,
                 extrapolated_s=25.0,
+                alone_s=200.0,
+                started_at=Seconds(60.0),
+                forecast=StartForecast(Seconds(20.0), Seconds(40.0), Seconds(30.0), Seconds(90.0)),
             ),
             bound_s=50.0,
             busy_slot_s=1000.0,
@@ -60,6 +64,12 @@ def test_a_summary_has_exactly_these_figures() -> None:
         "decision_ms_p99": pytest.approx(2.98),
         "bound_avg_jct_s": 50.0,
         "vs_bound": 2.0,
+        "ftf_mean": pytest.approx((40.0 / 30.0 + 160.0 / 200.0) / 2),
+        "ftf_worst": pytest.approx(40.0 / 30.0),
+        "ftf_unfair_share": 0.5,
+        "start_forecasts": 1,
+        "start_error_median": 0.5,
+        "start_coverage": 1.0,
         "unfinished": 0,
         "failed": 0,
         "cancelled": 0,

@@ -1,0 +1,223 @@
+"""When waiting jobs are expected to start, with an interval that 80% of the starts shall lie in.
+
+The schedule in force is rolled forward: running jobs end when their remaining time is over, and
+whoever waits gets what they leave in the order in which the policy fills slots. Who comes later,
+and how sizes change, is not foreseen. How far that is off is learnt from what came of earlier
+forecasts of jobs alike (nearest neighbours by expected wait and length), which gives the middle
+and both ends of the interval. A job whose wait is already longer than expected counts as if it
+started now: leaving it out would make waits look short.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from controlplane.policy.api import ClusterView, StartForecast
+from controlplane.policy.ones.candidate import Candidate
+from controlplane.policy.ones.greedy import used
+from controlplane.policy.ones.problem import JobRow, Problem
+from controlplane.policy.ones.size_value import LEAST_GAIN, UNKNOWN_S
+from controlplane.prediction.array_types import FloatArray
+from schemas.ids import JobId, Seconds
+
+MOST: Final = 256  # waiting jobs that are forecast, the first in line: a bound on time
+MOST_ENDS: Final = 1024  # of running jobs that are looked at, the next ones: the same
+KEPT: Final = 300  # forecasts that came to something
+ALIKE: Final = 40  # of them, by which a new one is corrected
+EVERY_S: Final = 5.0  # between forecasts of the same jobs
+SMALL_S: Final = 5.0  # added to waits before ratios are formed: seconds more or less say little
+QUANTILES: Final = (0.1, 0.5, 0.9)
+# Before anything is known: off by up to four times either way, evenly. A judgement.
+PRIOR: Final = tuple(math.log(4.0) * share / 5.0 for share in range(-5, 6))
+
+
+@dataclass(frozen=True, slots=True)
+class _Told:
+    """A forecast that nothing came of yet."""
+
+    at: Seconds
+    wait_s: float  # by rolling forward
+    length_s: float  # of the job, on one slot
+    median_s: float  # wait that was told
+
+    @property
+    def traits(self) -> tuple[float, float]:
+        """By which it is alike others."""
+        return math.log(self.wait_s + SMALL_S), math.log(self.length_s + SMALL_S)
+
+    def error(self, now: Seconds) -> float:
+        """Logarithm of the real over the rolled wait, if that is over now."""
+        return math.log((now - self.at + SMALL_S) / (self.wait_s + SMALL_S))
+
+
+class StartForecasts:
+    """Says when waiting jobs will start, and learns from when they did."""
+
+    def __init__(self) -> None:
+        self._told: dict[JobId, _Told] = {}
+        self._known: deque[tuple[tuple[float, float], float]] = deque(maxlen=KEPT)
+        self._ends: dict[JobId, Seconds] = {}  # as expected, of jobs that ran
+        self._latest: dict[JobId, StartForecast] = {}
+        self._asked: frozenset[JobId] = frozenset()  # jobs that were looked at for it
+        self._made_at = Seconds(-math.inf)
+
+    def update(self, view: ClusterView, now: Seconds) -> None:
+        """Learn from jobs that have started.
+
+        Args:
+            view: the cluster.
+            now: seconds on the controller's clock.
+        """
+        for name in [name for name in self._told if _has_left(view, name)]:
+            told = self._told.pop(name)
+            if name in view.jobs and now > told.at:
+                self._known.append((told.traits, told.error(now)))
+        self._ends = {name: at for name, at in self._ends.items() if name in view.jobs}
+
+    def of(self, problem: Problem, best: Candidate, now: Seconds) -> dict[JobId, StartForecast]:
+        """Forecasts of the jobs that a schedule leaves waiting.
+
+        Args:
+            problem: the view as the search sees it.
+            best: the schedule that is read out.
+            now: seconds on the controller's clock.
+        """
+        rows = np.flatnonzero(best.levels == 0).tolist()
+        waiting = frozenset(problem.job_rows[row].job.job for row in rows)
+        if now - self._made_at >= EVERY_S or not waiting <= self._asked:
+            self._latest = self._made(problem, best, now)
+            self._made_at, self._asked = now, waiting
+        return {name: said for name, said in self._latest.items() if name in waiting}
+
+    def _made(self, problem: Problem, best: Candidate, now: Seconds) -> dict[JobId, StartForecast]:
+        length_s = _lengths(problem.job_rows)
+        line = _in_line(problem, best, length_s)
+        free = problem.capacity - used(problem, best.levels)
+        waits = _rolled(self._held(problem, best, length_s, now), free, line, now)
+        if not waits:
+            return {}
+        rows = list(waits)
+        wait_s = np.array([waits[row] for row in rows])
+        factors = self._corrections(wait_s, length_s[rows], now)
+        spans = np.maximum(0.0, (wait_s[:, None] + SMALL_S) * factors - SMALL_S)
+        found: dict[JobId, StartForecast] = {}
+        for row, rolled_s, (low, middle, high) in zip(
+            rows, wait_s.tolist(), spans.tolist(), strict=True
+        ):
+            job = problem.job_rows[row].job
+            told = _Told(now, rolled_s, float(length_s[row]), middle)
+            self._told.setdefault(job.job, told)
+            found[job.job] = StartForecast(
+                at=Seconds(now + middle),
+                earliest=Seconds(now + low),
+                latest=Seconds(now + high),
+            )
+        return found
+
+    def _held(
+        self, problem: Problem, best: Candidate, length_s: FloatArray, now: Seconds
+    ) -> list[tuple[float, int]]:
+        """When slots come free, and how many: of jobs that run, and of those that change now."""
+        held: list[tuple[float, int]] = []
+        for row in np.flatnonzero(best.levels).tolist():
+            level = int(best.levels[row])
+            gain = float(problem.job_rows[row].table.gains[level - 1])
+            ends = Seconds(now + float(length_s[row]) / max(gain, LEAST_GAIN))
+            self._ends[problem.job_rows[row].job.job] = ends
+            held.append((ends, int(problem.sizes[row, level])))
+        usual = float(np.median([at for at, _ in held])) if held else now + UNKNOWN_S
+        for name, placed in problem.kept.items():
+            held.append((max(now, self._ends.get(name, usual)), len(placed)))
+        return heapq.nsmallest(MOST_ENDS, held)
+
+    def _corrections(self, wait_s: FloatArray, length_s: FloatArray, now: Seconds) -> FloatArray:
+        """Real over rolled waits at `QUANTILES`, as of forecasts alike, shape (N, 3)."""
+        late = [told for told in self._told.values() if now - told.at > told.median_s]
+        samples = [*self._known, *((told.traits, told.error(now)) for told in late)]
+        if len(samples) <= len(PRIOR):
+            errors = np.array([*(error for _, error in samples), *PRIOR])
+            return np.tile(np.exp(np.quantile(errors, QUANTILES)), (len(wait_s), 1))
+        traits = np.array([trait for trait, _ in samples])
+        errors = np.array([error for _, error in samples])
+        mine = np.log(np.column_stack([wait_s, length_s]) + SMALL_S)
+        apart = np.abs(mine[:, None, :] - traits[None, :, :]).sum(axis=2)
+        alike = np.argsort(apart, axis=1, kind="stable")[:, :ALIKE]
+        return np.asarray(np.exp(np.quantile(errors[alike], QUANTILES, axis=1)).T)
+
+
+def _has_left(view: ClusterView, name: JobId) -> bool:
+    """Whether a job waits no longer."""
+    job = view.jobs.get(name)
+    return job is None or bool(job.running_on)
+
+
+def _lengths(job_rows: Sequence[JobRow]) -> FloatArray:
+    """Seconds on one slot, shape (J,); half the median where nobody can say."""
+    left_s = np.array([row.remaining_s for row in job_rows], dtype=np.float64)
+    known = left_s[np.isfinite(left_s)]
+    return np.where(
+        np.isfinite(left_s), left_s, float(np.median(known)) / 2.0 if len(known) else UNKNOWN_S
+    )
+
+
+def _in_line(
+    problem: Problem, best: Candidate, length_s: FloatArray
+) -> list[tuple[int, int, float]]:
+    """Row, slots and seconds of those that wait, whose slots are worth most first."""
+    rows = np.flatnonzero((best.levels == 0) & problem.allowed[:, 1:].any(axis=1))
+    sizes, worth = problem.sizes[rows], problem.worth[rows]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        slopes = np.where((sizes > 0) & np.isfinite(worth), (worth - worth[:, :1]) / sizes, -np.inf)
+    level = slopes.argmax(axis=1)
+    steepest = slopes[np.arange(len(rows)), level]
+    found = []
+    for at in np.argsort(-steepest, kind="stable")[:MOST].tolist():
+        row, chosen = int(rows[at]), int(level[at])
+        gain = float(problem.job_rows[row].table.gains[chosen - 1])
+        found.append((row, int(sizes[at, chosen]), float(length_s[row]) / max(gain, LEAST_GAIN)))
+    return found
+
+
+def _rolled(
+    held: Iterable[tuple[float, int]],
+    free: int,
+    line: Sequence[tuple[int, int, float]],
+    now: Seconds,
+) -> Mapping[int, float]:
+    """Seconds until each of `line` has its slots, by row; those that never get them are missing.
+
+    Args:
+        held: when slots come free, and how many.
+        free: slots that are free now.
+        line: row, slots and seconds of each that waits, in order; whoever does not fit is passed.
+        now: seconds on the controller's clock.
+    """
+    ends = list(held)
+    heapq.heapify(ends)
+    waits: dict[int, float] = {}
+    left, at = list(line), float(now)
+    while left:
+        passed = []
+        for place, (row, slots, length_s) in enumerate(left):
+            if not free:
+                passed += left[place:]
+                break
+            if slots <= free:
+                free -= slots
+                waits[row] = at - now
+                heapq.heappush(ends, (at + length_s, slots))
+            else:
+                passed.append((row, slots, length_s))
+        left = passed
+        if not ends:
+            break
+        at, slots = heapq.heappop(ends)
+        free += slots
+    return waits

@@ -1,0 +1,268 @@
+"""`max_stretch`: what jobs are due, and that they get it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.policy.api import ClusterView, JobView, Plan, PolicyEvent
+from controlplane.policy.ones.candidate import score
+from controlplane.policy.ones.contention import Contention
+from controlplane.policy.ones.dues import Dues
+from controlplane.policy.ones.greedy import filled, used
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.policy import Ones
+from controlplane.policy.ones.problem import FREE, Problem
+from controlplane.policy.registry import make
+from controlplane.sim.simulated_cluster import NodeGroup
+from controlplane.sim.simulation_result import JobResult
+from schemas.errors import SettingsError
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, A, B, C, job_view
+from tests.support.simulated import FREE as NO_COSTS
+from tests.support.simulated import ToyModel, job, simulated_run
+from tests.support.sizes import examples
+from tests.support.views import pace, planned, problem_of, row_of, view_of, views_and_events
+
+NOW = Seconds(1000.0)
+LINEAR = pace("f", 100.0, 200.0, 300.0, 400.0)
+
+
+def a_job(name: JobId, since: float, samples: int, *on: SlotId, **changes: Any) -> JobView:
+    """Warm, submitted so many seconds ago, with so many samples to go at 100/s for each slot."""
+    held = dict.fromkeys(on, 64 // len(on)) if on else {}
+    view = job_view(
+        name, at=NOW - since, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held,
+        stop_samples=samples,
+    )  # fmt: skip
+    return msgspec.structs.replace(view, **changes)
+
+
+def posed(*jobs: JobView, slots: int = 1, limit: float = 2.0) -> Problem:
+    options = OnesOptions(max_stretch=limit)
+    return problem_of(view_of(row_of(slots), *jobs), events=LINEAR, options=options, now=NOW)
+
+
+def dues_of(*jobs: JobView, slots: int = 1, limit: float = 2.0) -> Dues:
+    found = posed(*jobs, slots=slots, limit=limit).dues
+    assert found is not None
+    return found
+
+
+# --- who is due what
+
+
+def test_stretch_is_the_time_so_far_and_to_come_over_that_with_a_share() -> None:
+    # of one slot and two jobs each has half: 100 s of work take 200 s
+    found = dues_of(a_job(A, 0, 10_000), a_job(B, 100, 10_000))
+
+    assert found.expected.tolist() == pytest.approx([1.0, 1.5])
+    assert found.at_best.tolist() == pytest.approx([100 / 200, 200 / 200])
+    assert found.level.tolist() == [0, 0]
+
+
+def test_a_share_is_never_more_than_a_job_wants() -> None:
+    found = dues_of(a_job(A, 300, 10_000), slots=4)
+
+    assert found.expected.tolist() == pytest.approx([4.0])  # 100 s alone on the slot it wants
+
+
+def test_what_was_done_already_counts() -> None:
+    done = a_job(A, 200, 20_000, samples_done=10_000)
+
+    assert dues_of(done).expected.tolist() == pytest.approx([(200 + 100) / 200])
+
+
+def test_who_is_close_to_the_limit_is_due_as_much_as_makes_its_share() -> None:
+    late = [a_job(name, 700, 40_000, wanted=4) for name in (A, B)]  # two slots of four each
+
+    found = dues_of(*late, slots=4, limit=4.0)
+
+    assert found.expected.tolist() == pytest.approx([(700 + 200) / 200] * 2)
+    assert found.level.tolist() == [2, 2]
+    assert (found.missing > 0).tolist() == [[True, True, False, False, False]] * 2
+
+
+def test_nobody_is_due_anything_without_a_limit() -> None:
+    problem = posed(a_job(A, 9000, 100), limit=0.0)
+
+    assert problem.dues is None
+    assert problem.worth is problem.value
+
+
+# --- that they get it
+
+
+def test_a_due_job_is_filled_before_one_that_is_worth_more() -> None:
+    long, short = a_job(A, 800, 40_000), a_job(B, 0, 1000)
+
+    assert filled(posed(long, short, limit=0.0), np.array([0, 0])).tolist() == [0, 1]
+    assert filled(posed(long, short), np.array([0, 0])).tolist() == [1, 0]
+
+
+def test_a_candidate_without_what_is_due_is_less_fit() -> None:
+    problem = posed(a_job(A, 800, 40_000), a_job(B, 0, 1000))
+
+    due, other = (
+        score(problem, np.array(levels), np.array([row]))
+        for levels, row in (([1, 0], 0), ([0, 1], 1))
+    )
+
+    assert due.fitness > other.fitness
+    nobody = score(problem, np.array([0, 0]), np.array([FREE]))
+    assert other.fitness > nobody.fitness
+
+
+def test_of_two_that_are_due_the_one_that_is_further_behind_comes_first() -> None:
+    assert filled(posed(a_job(A, 500, 10_000), a_job(B, 900, 10_000)), np.array([0, 0])).tolist() == [
+        0, 1,
+    ]  # fmt: skip
+
+
+def test_a_due_job_takes_the_slot_of_one_that_is_not() -> None:
+    view = view_of(row_of(1), a_job(A, 10, 2000, S0), a_job(B, 900, 40_000))
+
+    def answered(**options: float) -> Plan:
+        policy = Ones(OnesOptions(**options))  # type: ignore[arg-type] # the caller names fields
+        for at, event in LINEAR:
+            policy.observe(event, Seconds(at))
+        return policy.plan(view, NOW)
+
+    assert set(answered().local_batch) == {A}
+    plan = answered(max_stretch=2.0)
+    assert set(plan.local_batch) == {B}
+    assert plan.reasons[B].text.endswith(
+        "its due by max_stretch 2 (2.1 x the time of its fair share expected)"
+    )
+    assert plan.reasons[B].numbers["max_stretch"] == 2.0
+    assert plan.reasons[B].numbers["stretch"] == pytest.approx(2.125)
+
+
+def test_what_cannot_be_kept_is_said() -> None:
+    view = view_of(row_of(1), a_job(A, 5000, 10_000), a_job(B, 9000, 10_000))
+    policy = Ones(OnesOptions(max_stretch=2.0))
+    for at, event in LINEAR:
+        policy.observe(event, Seconds(at))
+
+    plan = policy.plan(view, NOW)
+
+    said = "; max_stretch 2 cannot be kept, it takes {} x the time of its fair share or more"
+    assert plan.reasons[B].text.endswith(said.format("45.5"))
+    assert plan.reasons[A].text.endswith(said.format("25.5"))
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (0.5, "0.5 is below 1: not all can be faster than their share; give 1 or more"),
+        (-1.0, "-1.0 is below 0.0; raise it"),
+        (float("nan"), "nan is not finite; give a number"),
+    ],
+)
+def test_a_limit_that_makes_no_sense_is_refused(value: float, said: str) -> None:
+    with pytest.raises(SettingsError) as caught:
+        OnesOptions(max_stretch=value)
+
+    assert f"{caught.value}; {caught.value.hint}".startswith(f"policy.options.max_stretch: {said}")
+
+
+# --- whatever comes
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(case=views_and_events, limit=st.sampled_from([1.0, 2.0, 8.0]))
+def test_whatever_is_due_the_schedule_fits_and_is_allowed(
+    case: tuple[ClusterView, Sequence[PolicyEvent]], limit: float
+) -> None:
+    view, events = case
+    options = OnesOptions(max_stretch=limit)
+    problem = problem_of(view, events=[(1.0, event) for event in events], options=options)
+
+    levels = filled(problem, problem.lowest)
+
+    assert used(problem, levels) <= problem.capacity
+    assert problem.allowed[problem.rows, levels].all()
+    if problem.dues is not None:
+        assert np.isfinite(problem.dues.missing).all()
+        assert (problem.dues.missing >= 0.0).all()
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(case=views_and_events)
+def test_a_limit_that_nobody_comes_near_changes_no_plan(
+    case: tuple[ClusterView, Sequence[PolicyEvent]],
+) -> None:
+    view, events = case
+
+    off = planned("ones", view, events)
+    far = planned("ones", view, events, options={"max_stretch": 1e9})
+
+    assert far.local_batch == off.local_batch
+
+
+def lived_through(gap_s: float, short: int, limit: float) -> dict[str, JobResult]:
+    """A long job on one slot, and a stream of short ones that would keep it busy for ever."""
+    stream = [
+        job(f"short-{n}", at=1.0 + n * gap_s, workload="short", samples=short) for n in range(40)
+    ]
+    run = simulated_run(
+        make("ones", {"max_stretch": limit}),
+        job("long-0", workload="long", samples=4000),
+        *stream,
+        nodes=(NodeGroup(count=1, slots=1),),
+        model=ToyModel(costs=NO_COSTS, epochs=1, most=1),
+        telemetry_s=5.0,
+    )
+    return run.run(20_000.0).jobs
+
+
+@settings(max_examples=examples(6), deadline=None)
+@given(gap_s=st.floats(10.0, 60.0), short=st.integers(100, 600), limit=st.sampled_from([1.5, 3.0]))
+def test_nobody_starves_neither_the_late_nor_those_that_they_displace(
+    gap_s: float, short: int, limit: float
+) -> None:
+    jobs = lived_through(gap_s, short, limit)
+
+    assert {each.state for each in jobs.values()} == {"succeeded"}
+
+
+# --- contention
+
+
+def seen(contention: Contention, *names: JobId, at: float) -> None:
+    contention.update({name: job_view(name) for name in names}, Seconds(at))
+
+
+def test_contention_is_the_mean_number_of_jobs_since_a_job_came() -> None:
+    contention = Contention()
+    seen(contention, A, at=0.0)
+    seen(contention, A, B, at=10.0)
+    seen(contention, A, B, C, at=20.0)
+    seen(contention, A, C, at=40.0)
+
+    assert contention.mean(job_view(A)) == pytest.approx((10 + 20 + 60) / 40)
+    assert contention.mean(job_view(C, at=20.0)) == pytest.approx(3.0)
+
+
+def test_before_a_search_began_there_were_as_many_jobs_as_then() -> None:
+    contention = Contention()
+    seen(contention, A, B, at=100.0)
+    seen(contention, A, at=200.0)
+    seen(contention, A, at=300.0)
+
+    assert contention.mean(job_view(A, at=0.0)) == pytest.approx((200 + 200 + 100) / 300)
+
+
+def test_to_look_twice_changes_nothing() -> None:
+    contention = Contention()
+    seen(contention, A, B, at=0.0)
+    seen(contention, A, B, at=10.0)
+    seen(contention, A, B, at=10.0)
+
+    assert contention.mean(job_view(A)) == 2.0
