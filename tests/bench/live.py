@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import math
 import signal
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,13 +21,14 @@ from msgspec import to_builtins
 
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError
-from tests.bench import live_curves, live_guard, report
+from tests.bench import live_curves, live_guard, live_watch, report
 from tests.bench.live_cluster import FIXED, Run, run
 from tests.bench.live_jobs import Arrival, arrivals, attained_limits, jobs, mean_gap_s
 from tests.bench.live_replay import BEST_ORDER, replay
 from tests.bench.live_tables import FIRST_COME, compared, ordered, tell_repeat, tell_setting
 
 OURS: Final = "ones"
+POLICIES: Final = "ones,fifo,tiresias"
 QUICK_GAP_S: Final = 2.0
 Options = dict[str, dict[str, Any]]
 Averages = dict[str, float]  # completion times in seconds by policy
@@ -38,7 +40,7 @@ def main() -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
     figures: dict[str, float] = {}
     with place(chosen.keep) as base:
-        for part in parts(base, chosen):
+        for part in watched(base, chosen) if chosen.watch else parts(base, chosen):
             figures |= part
             report.write(figures, chosen.json)  # what comes later may fail
     report.table("figures", ["key", "value"], list(figures.items()))
@@ -51,9 +53,23 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
     parser.add_argument("--repeats", type=int, default=3, help="with other arrivals")
     said = f"with commas; NAME{FIXED}: NAME may order jobs, but not choose their sizes"
-    parser.add_argument("--policies", type=names, default=names("ones,fifo,tiresias"), help=said)
+    parser.add_argument("--policies", type=names, default=names(POLICIES), help=said)
     parser.add_argument("--keep", type=Path, help="folder that keeps clusters, logs, jobs.jsonl")
-    return parser.parse_args()
+    held = "jobs come for --minutes; print each that stays at a size it knows to be slow"
+    parser.add_argument("--watch", action="store_true", help=held)
+    parser.add_argument("--minutes", type=float, default=20.0, help="of --watch, for each policy")
+    parser.add_argument("--seed", type=int, default=1, help="of the jobs of --watch")
+    chosen = parser.parse_args()
+    if not 0.0 < chosen.minutes < math.inf:
+        parser.error("--minutes: give a number above 0")
+    return chosen
+
+
+def watched(base: Path, chosen: argparse.Namespace) -> Iterator[dict[str, float]]:
+    """The figures of each policy that is watched; by default ours alone."""
+    policies = chosen.policies if chosen.policies != names(POLICIES) else [OURS]
+    for policy in policies:
+        yield live_watch.watch(policy, chosen.minutes, base, base / f"w-{policy}", chosen.seed)
 
 
 def names(text: str) -> list[str]:

@@ -1,0 +1,211 @@
+"""What every policy does live: eight jobs come to four slots, under one policy after the other.
+
+The jobs' steps take time like a device's, so that cores of this host decide little. Beside the
+completion times stand the changes that each policy made, and for how long slots were idle while a
+job waited that would have fitted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import signal
+import statistics
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from controlplane.cli.timeline_allocations import allocations_from
+from controlplane.client import BlockingClient
+from controlplane.policy.registry import POLICIES
+from schemas.jobs import Utility
+from schemas.messages.client import Decision, Explanation, JobDetail
+from tests.bench import report
+from tests.bench.live import names, place
+from tests.bench.live_cluster import LOOK_S, cluster, over
+from tests.bench.live_jobs import SLOTS
+from tests.bench.live_sleepers import Sleeper, sleepers, spec_of
+
+GAP_S: Final = 4.0
+LIMITS: Final = "{ limits = [10.0, 40.0] }"  # slot seconds of jobs of half a minute
+OPTIONS: Final = {  # as an operator would set them for such jobs
+    "tiresias": LIMITS,
+    "gittins": "{ quantum = 10.0 }",
+    "oasis": "{ interval_s = 5.0, start_s = 5.0 }",
+}
+PATIENT: Final = Utility(value=3.0)
+WAITING: Final = frozenset({"queued", "paused"})
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one policy made of the jobs."""
+
+    policy: str
+    jct_s: tuple[float, ...]
+    queued_s: float  # mean
+    idle_s: float  # a job waited while a slot was free
+    changes: Counter[str]  # decisions that were carried out, by their codes
+    migrations: int  # changes that went to slots which the job did not have, and gave up others
+    failed: int
+    load: float  # of the host at the end, processes that want a core
+
+    @property
+    def average_s(self) -> float:
+        """Average completion time."""
+        return statistics.fmean(self.jct_s)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    every = ",".join(name for name, one in POLICIES.items() if one.oracle != "must")
+    parser = argparse.ArgumentParser(prog="bin/bench live_policies", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="four jobs")
+    parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
+    parser.add_argument("--seeds", type=int, default=1, help="with other arrivals")
+    parser.add_argument("--policies", type=names, default=names(every), help="with commas")
+    parser.add_argument("--gap", type=float, default=GAP_S, help="mean seconds between jobs")
+    parser.add_argument("--keep", type=Path, help="folder that keeps clusters and logs")
+    chosen = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # clusters go down on the way out
+    found: list[Outcome] = []
+    with place(chosen.keep) as base:
+        for seed, policy in itertools.product(range(1, chosen.seeds + 1), chosen.policies):
+            coming = sleepers(seed, chosen.gap, many=4 if chosen.quick else 8)
+            found.append(run(policy, coming, base, base / f"{seed}-{policy}"))
+            tell(f"seed {seed}", found[-1:])
+            report.write(figures(found), chosen.json)  # what comes later may fail
+    tell("all", found)
+
+
+def run(policy: str, coming: Sequence[Sleeper], base: Path, home: Path) -> Outcome:
+    """Submit the jobs when they come, and wait until all are over."""
+    with cluster(home, policy, options=OPTIONS.get(policy, "")) as (made, client):
+        submitted: list[str] = []
+        began = time.monotonic()
+        while len(submitted) < len(coming) or not over(client, made, began):
+            for job in itertools.islice(coming, len(submitted), None):
+                if job.at > time.monotonic() - began:
+                    break
+                submitted.append(client.submit(spec_of(job, base / "sleepers", utility=PATIENT)))
+            time.sleep(LOOK_S)
+        return outcome(policy, client, submitted)
+
+
+def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Outcome:
+    """What the cluster tells of its jobs when all are over."""
+    details = [client.job(name) for name in submitted]
+    told = [client.explain(name) for name in submitted]
+    last = max(detail.history[-1].time for detail in details)
+    taken = [(one.begin, one.end) for one in allocations_from(client.events(), until=last)]
+    waits = [stretch for detail in details for stretch in waiting(detail)]
+    return Outcome(
+        policy=policy,
+        jct_s=tuple(d.history[-1].time - d.summary.submitted_at for d in details),
+        queued_s=statistics.fmean(detail.summary.queued_s for detail in details),
+        idle_s=idle_while_waiting(taken, waits, SLOTS),
+        changes=Counter(one.code for each in told for one in carried_out(each)),
+        migrations=sum(is_migration(one) for each in told for one in carried_out(each)),
+        failed=sum(detail.summary.state not in {"succeeded", "rejected"} for detail in details),
+        load=os.getloadavg()[0],
+    )
+
+
+def carried_out(told: Explanation) -> list[Decision]:
+    """Decisions that came to something."""
+    return [one for one in told.decisions if one.outcome not in {"abandoned", "failed", ""}]
+
+
+def is_migration(one: Decision) -> bool:
+    """Whether a job that had slots gets others for some of them."""
+    was, to = set(one.was.slots), set(one.to.slots)
+    return bool(was and to - was and was - to)
+
+
+def waiting(detail: JobDetail) -> list[tuple[float, float]]:
+    """When a job had nothing."""
+    times = [(change.time, change.to_state) for change in detail.history]
+    times.insert(0, (detail.summary.submitted_at, "queued"))
+    return [
+        (since, until)
+        for (since, state), (until, _) in itertools.pairwise(times)
+        if state in WAITING and until > since
+    ]
+
+
+def idle_while_waiting(
+    taken: Sequence[tuple[float, float]], waits: Sequence[tuple[float, float]], slots: int
+) -> float:
+    """Seconds in which a job waited and fewer slots were taken than there are.
+
+    Args:
+        taken: begin and end of each worker's time on a slot.
+        waits: begin and end of each time that a job waited.
+        slots: of the cluster.
+    """
+    edges = sorted({edge for stretch in (*taken, *waits) for edge in stretch})
+    idle_s = 0.0
+    for low, high in itertools.pairwise(edges):
+        middle = (low + high) / 2
+        busy = sum(begin <= middle < end for begin, end in taken)
+        if busy < slots and any(begin <= middle < end for begin, end in waits):
+            idle_s += high - low
+    return idle_s
+
+
+HEADS: Final = [
+    "", "avg JCT s", "p90", "queue", "idle while one waits", "starts", "grows", "shrinks", "batches",
+    "pauses", "restarts", "moves", "migrations", "failed", "load",
+]  # fmt: skip
+
+
+def tell(title: str, found: Sequence[Outcome]) -> None:
+    """Print a line for each."""
+    report.table(title, HEADS, [_line(one) for one in found])
+
+
+def _line(one: Outcome) -> list[Any]:
+    changes = one.changes
+    p90_s = statistics.quantiles(one.jct_s, n=10, method="inclusive")[-1]
+    return [
+        one.policy,
+        *(f"{value:.1f}" for value in (one.average_s, p90_s, one.queued_s, one.idle_s)),
+        changes["start"] + changes["resume"] + changes["fill"],
+        changes["grow"],
+        changes["shrink"],
+        changes["batch"],
+        changes["pause"],
+        changes["restart"],
+        changes["pack"] + changes["move"],
+        one.migrations,
+        one.failed,
+        f"{one.load:.1f}",
+    ]
+
+
+def figures(found: Sequence[Outcome]) -> dict[str, float]:
+    """Means over the seeds of each policy."""
+    told: dict[str, float] = {}
+    for policy in dict.fromkeys(one.policy for one in found):
+        mine = [one for one in found if one.policy == policy]
+        counts = Counter[str]()
+        for one in mine:
+            counts.update(one.changes)
+        jobs = sum(len(one.jct_s) for one in mine)
+        changed = sum(counts[code] for code in ("grow", "shrink", "pack", "move", "restart"))
+        told |= {
+            f"avg_jct_s_{policy}": statistics.fmean(one.average_s for one in mine),
+            f"idle_while_waiting_s_{policy}": statistics.fmean(one.idle_s for one in mine),
+            f"rescales_per_job_{policy}": changed / jobs,
+            f"pauses_per_job_{policy}": counts["pause"] / jobs,
+            f"failed_{policy}": sum(one.failed for one in mine),
+        }
+    return told
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,224 @@
+"""A cluster is watched for many minutes: no job shall stay at a size that it knows to be slow.
+
+Jobs come to four slots at random moments. A job is *held* while it is at a size of which it had
+measured a better one: one with fewer slots (nobody gains by its being so large), or one with more
+where so many are idle. Each time that lasts for more than `PATIENCE_S` is a violation.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from controlplane.client import BlockingClient
+from controlplane.prediction.statistical_efficiency import statistical_efficiency
+from tests.bench import report
+from tests.bench.live_cluster import cluster
+from tests.bench.live_jobs import SLOTS
+from tests.bench.live_sleepers import Sleeper, load, sleepers, spec_of
+from tests.bench.live_tables import say
+
+PATIENCE_S: Final = 10.0
+SETTLES_S: Final = 3.0  # after a change, before its speed is looked at
+LOOK_S: Final = 0.5
+ENOUGH: Final = 4  # looks that a speed is the median of
+CLEARLY: Final = 0.9  # of the better size's progress; nearer is noise
+GAP_S: Final = 9.0  # mean between submissions: two to three of four slots' work, so that jobs grow
+DRAIN_S: Final = 180.0  # for the last jobs to end
+ALIVE: Final = frozenset({"running", "rescaling"})
+Shape = tuple[int, int]  # slots, and samples of a step
+
+
+@dataclass(frozen=True)
+class Look:
+    """One job at one moment, as telemetry and feed tell it."""
+
+    at: float  # seconds
+    job: str
+    slots: int
+    batch: int  # global, samples per step
+    samples_per_s: float
+    noise_scale: float | None = None  # of its last epoch, samples
+
+    @property
+    def shape(self) -> Shape:
+        """Its size."""
+        return self.slots, self.batch
+
+
+@dataclass
+class Violation:
+    """A job was held."""
+
+    job: str
+    began: float  # seconds
+    ended: float
+    shape: Shape
+    progress: float  # samples per second, each worth one at the first batch
+    better: Shape
+    better_progress: float
+
+    @property
+    def why(self) -> str:
+        """In words."""
+        if self.better[0] > self.shape[0]:
+            return "slots were idle"
+        return "the same or fewer slots"
+
+
+@dataclass
+class _Watched:
+    """What is known of one job."""
+
+    first_batch: int
+    shape: Shape
+    since: float
+    room_since: float
+    idle: int = 0
+    speeds: dict[Shape, list[float]] = field(default_factory=dict)  # settled looks
+    here: list[float] = field(default_factory=list)  # of the present stay
+    held: Violation | None = None
+
+
+class SizeWatch:
+    """Takes looks; knows which jobs were held, since when, and which size was better."""
+
+    def __init__(self) -> None:
+        self.violations: list[Violation] = []
+        self._jobs: dict[str, _Watched] = {}
+
+    def take(self, looks: Sequence[Look], idle: int) -> list[Violation]:
+        """All jobs that train, at one moment; what is new of it.
+
+        Args:
+            looks: one for each.
+            idle: slots that nobody has while nobody waits.
+        """
+        found = [one for look in looks if (one := self._take(look, idle)) is not None]
+        for name in self._jobs.keys() - {look.job for look in looks}:
+            self._jobs[name].held = None
+        return found
+
+    def _take(self, look: Look, idle: int) -> Violation | None:
+        known = self._jobs.get(look.job)
+        if known is None:
+            known = _Watched(look.batch, look.shape, look.at, look.at)
+            self._jobs[look.job] = known
+        if known.shape != look.shape:
+            known.shape, known.since, known.here, known.held = look.shape, look.at, [], None
+        if known.idle != idle:
+            known.idle, known.room_since = idle, look.at
+        if look.at - known.since >= SETTLES_S and look.samples_per_s > 0.0:
+            known.here.append(look.samples_per_s)
+            known.speeds.setdefault(look.shape, []).append(look.samples_per_s)
+        return self._judged(known, look)
+
+    def _judged(self, known: _Watched, look: Look) -> Violation | None:
+        if len(known.here) < ENOUGH:
+            return None
+        now = self._progress(known, look.shape, known.here[-ENOUGH:], look)
+        best: tuple[float, Shape] | None = None
+        for shape, speeds in known.speeds.items():
+            possible = shape[0] <= look.slots + known.idle
+            comparable = look.noise_scale is not None or shape[1] <= look.batch
+            if shape != look.shape and possible and comparable and len(speeds) >= ENOUGH:
+                then = self._progress(known, shape, speeds, look)
+                if now < CLEARLY * then and (best is None or best[0] < then):
+                    best = (then, shape)
+        if best is None:
+            known.held = None
+            return None
+        since = known.since if best[1][0] <= look.slots else max(known.since, known.room_since)
+        if look.at - since <= PATIENCE_S:
+            return None
+        if known.held is not None:
+            known.held.ended = look.at
+            return None
+        known.held = Violation(look.job, since, look.at, look.shape, now, best[1], best[0])
+        self.violations.append(known.held)
+        return known.held
+
+    @staticmethod
+    def _progress(known: _Watched, shape: Shape, speeds: Sequence[float], look: Look) -> float:
+        speed = statistics.median(speeds)
+        if look.noise_scale is None:
+            return speed
+        batch = np.array([float(shape[1])])
+        return speed * float(statistical_efficiency(batch, known.first_batch, look.noise_scale)[0])
+
+
+def watch(policy: str, minutes: float, base: Path, home: Path, seed: int = 1) -> dict[str, float]:
+    """Run a cluster for so long, print every violation.
+
+    Args:
+        policy: its name.
+        minutes: in which jobs come; the last ones may end later.
+        base: where jobs' folders are made.
+        home: of the cluster.
+        seed: of the jobs.
+    """
+    coming = sleepers(seed, GAP_S, until_s=60.0 * minutes)
+    say(f"{policy}: {len(coming)} jobs in {minutes:g} minutes, {load(coming):.1f} slots' work")
+    seen = SizeWatch()
+    with cluster(home, policy) as (_, client):
+        ended = _drive(client, coming, base, seen, 60.0 * minutes)
+        details = [client.job(name) for name in ended]
+    rows: list[list[object]] = [
+        [one.job, one.shape, f"{one.progress:.0f}", one.better, f"{one.better_progress:.0f}",
+         f"{one.ended - one.began:.1f}", one.why] for one in seen.violations
+    ]  # fmt: skip
+    heads = ["", "slots, batch", "progress/s", "known", "progress/s", "held, s", ""]
+    report.table(f"{policy}: held for more than {PATIENCE_S:g} s", heads, rows)
+    times = [one.history[-1].time - one.summary.submitted_at for one in details]
+    return {
+        f"jobs_{policy}": float(len(coming)),
+        f"avg_jct_s_{policy}": statistics.fmean(times),
+        f"rescales_per_job_{policy}": statistics.fmean(d.summary.rescales for d in details),
+        f"not_done_{policy}": float(sum(d.summary.state != "succeeded" for d in details)),
+        f"violations_{policy}": float(len(seen.violations)),
+        f"held_most_s_{policy}": max((v.ended - v.began for v in seen.violations), default=0.0),
+    }
+
+
+def _drive(
+    client: BlockingClient, coming: Sequence[Sleeper], base: Path, seen: SizeWatch, lasts_s: float
+) -> list[str]:
+    """Submit, look, until all are over; names of the jobs."""
+    submitted: list[str] = []
+    noise: dict[str, tuple[int, float | None]] = {}
+    began = time.monotonic()
+    while True:
+        now = time.monotonic() - began
+        for job in itertools.islice(coming, len(submitted), None):
+            if job.at > now:
+                break
+            submitted.append(client.submit(spec_of(job, base / "sleepers")))
+        jobs = client.jobs()
+        if len(submitted) == len(coming) and not jobs:
+            return submitted
+        assert now < lasts_s + DRAIN_S, [f"{job.job} {job.state}: {job.reason}" for job in jobs]
+        waits = any(job.state not in ALIVE for job in jobs)
+        idle = 0 if waits else max(0, SLOTS - sum(job.slots for job in jobs))
+        looks = []
+        for job in jobs:
+            if job.state in ALIVE:
+                if noise.get(job.job, (-1, None))[0] != job.epoch:
+                    epochs = client.job(job.job).epochs
+                    noise[job.job] = job.epoch, epochs[-1].noise_scale if epochs else None
+                phi = noise[job.job][1]
+                looks.append(
+                    Look(now, job.job, job.slots, job.global_batch, job.samples_per_s, phi)
+                )
+        for one in seen.take(looks, idle):
+            say(
+                f"{now:.0f} s: {one.job} is held at {one.shape} ({one.progress:.0f}/s): "
+                f"{one.better} was {one.better_progress:.0f}/s; {one.why}"
+            )
+        time.sleep(LOOK_S)
