@@ -44,15 +44,16 @@ class Verdict:
         return not (self.moves or self.swaps or self.rejected or self.promised)
 
 
-def difference(plan: Plan, state: State, now: Seconds) -> Plan:
+def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) -> Plan:
     """The part of `plan` that changes something now; a job that should stop says so with `{}`.
 
     Args:
         plan: complete: a running job that it leaves out should stop.
         state: of the cluster.
         now: seconds since the epoch.
+        whole: whether `plan` is complete; else it says nothing of jobs that it leaves out.
     """
-    verdict = check(complete(plan, state), state, now)
+    verdict = check(complete(plan, state) if whole else plan, state, now)
     placed = {move.job: dict(move.local_batch) for move in verdict.moves}
     for swap in verdict.swaps:
         placed |= swap.targets

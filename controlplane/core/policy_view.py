@@ -172,6 +172,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         ready_at=attempts.start_at,
         retry_at=attempts.change_at,
         moved_at=account.since,
+        placed_at=account.placed_at,
         epoch=progress.epoch,
         epoch_at=progress.epoch_at,
         epoch_samples=progress.epoch_length,

@@ -53,6 +53,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     ready_at: Seconds = Seconds(0.0)  # not to be started before
     retry_at: Seconds = Seconds(0.0)  # not to be changed before: the last try came to nothing
     moved_at: Seconds = Seconds(0.0)  # since when it trains in its group, or waits
+    placed_at: Seconds = Seconds(0.0)  # since when it has these slots, or none, whatever its batch
     epoch: int = 0  # finished
     epoch_at: Seconds = Seconds(0.0)  # when the last one was reported
     epoch_samples: int = 0  # ||D||, less what the last epoch left out of it
@@ -326,6 +327,21 @@ class Policy(Protocol):
             A plan that names every job which should run, `based_on` the version of `view`.
         """
         ...
+
+    def batches(self, view: ClusterView, now: Seconds) -> Plan:
+        """Other batches on the slots that jobs have, as soon as something was learnt of them.
+
+        For planners that ask for whole plans in rounds or seldom; a change of the batch alone
+        stalls nobody. Changes nothing but what the policy remembers to have learnt.
+
+        Args:
+            view: what is to be planned for.
+            now: seconds on the controller's clock.
+
+        Returns:
+            A plan of these jobs alone: whom it does not name goes on as it is.
+        """
+        return Plan(based_on=view.version)
 
     def stats(self) -> SearchStats:
         """How the search stands."""

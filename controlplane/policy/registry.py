@@ -26,6 +26,7 @@ class Entry:
     options: str  # module:struct
     searches: bool = False  # takes long enough for a process of its own
     epochs: bool = False  # the end of an epoch may change its plan
+    rebatches: bool = False  # chooses batches again between plans
     batch: Literal["fixed", "elastic"] = "fixed"  # whether it may choose another one than the user
     oracle: Literal["no", "may", "must"] = "no"  # ask one; "must": in a simulation only
     gangs: bool = False  # of the wanted size, which it never changes
@@ -114,6 +115,7 @@ POLICIES: Final[Mapping[str, Entry]] = {
         options="controlplane.policy.ones.options:OnesOptions",
         searches=True,
         epochs=True,
+        rebatches=True,
         batch="elastic",
     ),
     "ones-paper": Entry(

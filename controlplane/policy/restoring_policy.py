@@ -41,6 +41,11 @@ class RestoringPolicy(Policy):
         shown = self._shown(view, now)
         return tell_whole(shown, self.policy.plan(shown.view, now))
 
+    def batches(self, view: ClusterView, now: Seconds) -> Plan:
+        """Its batches; jobs that lost members are none of its business."""
+        shown = self._shown(view, now)
+        return self.policy.batches(shown.view, now)
+
     def stats(self) -> SearchStats:
         """Those of the policy."""
         return self.policy.stats()

@@ -9,6 +9,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.prediction.array_types import FloatArray, IntArray
+from controlplane.prediction.worker_passes import NO_LIMITS, PassLimits
 
 FIXED_SHARE: Final = 0.3  # of a step that does not depend on the batch, until two batches were seen
 FAR: Final = 1.1  # times a step within a node, until several slots were seen; a prior
@@ -58,9 +59,10 @@ class SpeedModel:
     correction: dict[tuple[int, int], float] = field(default_factory=dict)  # (nodes, slots)
     known: bool = False  # whether its seconds are seconds
     scaling: Scaling = PRIOR_SCALING  # where no network was seen
+    limits: PassLimits = NO_LIMITS  # of a pass: a larger share is computed in several
 
     def step_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
-        """Seconds of a step.
+        """Seconds of a step: all its passes, of which the last one has the reduction.
 
         Args:
             nodes: shape (...), nodes that the group spans.
@@ -69,6 +71,21 @@ class SpeedModel:
 
         Returns:
             Shape (...), seconds; relative to one step at the first batch where `known` is False.
+        """
+        if self.limits == NO_LIMITS:
+            return self.pass_s(nodes, slots, local_batch)
+        passes = self.limits.passes(slots, local_batch)
+        each = np.where(passes > 1, np.ceil(local_batch / passes), local_batch)
+        before = (passes - 1) * (self.compute[0] + self.compute[1] * each)
+        return np.asarray(self.pass_s(nodes, slots, each) + before)
+
+    def pass_s(self, nodes: IntArray, slots: IntArray, local_batch: FloatArray) -> FloatArray:
+        """Seconds of a pass with its reduction; arguments and result as of `step_s`.
+
+        Args:
+            nodes: shape (...), nodes that the group spans.
+            slots: shape (...), workers.
+            local_batch: shape (...), samples of one slot in that pass.
         """
         compute = self.compute[0] + self.compute[1] * local_batch
         several = slots > 1

@@ -132,6 +132,7 @@ def _built(
         generations=scenario.generations if found.searches else 0,
         think_s=scenario.think_s if found.searches else 0.0,
         asks_after_epochs=found.epochs,
+        rebatches=found.rebatches,
         seed=run.seed,
     )
     specs = node_specs(scenario.nodes)

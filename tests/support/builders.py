@@ -481,6 +481,13 @@ def job_view(
         most=most,
         wanted=least,
     )
+    return changed_job(view, **changes)
+
+
+def changed_job(view: JobView, **changes: Any) -> JobView:
+    """`view` with other fields; one that was moved has its slots since then, if not said else."""
+    if "moved_at" in changes:
+        changes = {"placed_at": changes["moved_at"], **changes}
     return msgspec.structs.replace(view, **changes)
 
 

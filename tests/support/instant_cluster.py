@@ -10,6 +10,7 @@ from numpy.random import default_rng
 
 from controlplane.policy.api import Budget, ClusterView, JobView, Plan, Policy, Reason, SlotView
 from schemas.ids import JobId, NodeId, Seconds, SlotId
+from tests.support.builders import changed_job
 from tests.support.views import taken_slots
 
 ENOUGH = 20  # questions at one moment
@@ -60,7 +61,7 @@ class InstantCluster:
 
     def submit(self, *jobs: JobView) -> None:
         for job in jobs:
-            self.jobs[job.job] = msgspec.structs.replace(job, moved_at=self.now)
+            self.jobs[job.job] = changed_job(job, moved_at=self.now)
 
     def end(self, *names: JobId) -> None:
         for name in names:
@@ -117,4 +118,5 @@ class InstantCluster:
                 ran_s=job.ran_s + passed * runs,
                 waited_s=job.waited_s + passed * (not runs),
                 moved_at=self.now,
+                placed_at=job.placed_at if placed.keys() == job.running_on.keys() else self.now,
             )

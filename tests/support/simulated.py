@@ -136,6 +136,9 @@ class ScriptedPolicy:
     def improve(self, view: ClusterView, budget: Budget, rng: Generator, now: Seconds) -> bool:
         return False
 
+    def batches(self, view: ClusterView, now: Seconds) -> Plan:
+        return Plan(based_on=view.version)
+
     def stats(self) -> SearchStats:
         return SearchStats()
 
@@ -272,6 +275,7 @@ def simulated_run(
         think_s=0.0,
         asks_after_epochs=isinstance(policy, str) and entry(policy).epochs,
         seed=1,
+        rebatches=not isinstance(policy, str) or entry(policy).rebatches,
     )
     simulation.use_policy(decider, planning)
     if interference is not None:

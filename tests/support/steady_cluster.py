@@ -136,8 +136,10 @@ class SteadyCluster:
             self.changes.append((self.now - 100.0, name, why.code, why.text))
             self.group[name] += 1
             ran = self.now - job.moved_at if job.running_on else 0.0
+            stays = placed.keys() == job.running_on.keys()
             self.jobs[name] = msgspec.structs.replace(
                 job, running_on=placed, moved_at=Seconds(self.now), ran_s=job.ran_s + ran,
+                placed_at=job.placed_at if stays else Seconds(self.now),
                 start_s=3.0,
             )  # fmt: skip
         if moved:

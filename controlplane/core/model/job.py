@@ -26,7 +26,7 @@ from controlplane.core.model.manual_override import ManualOverride
 from controlplane.core.model.rescale import Rescale
 from controlplane.core.model.worker import Worker
 from schemas.groups import Group, Member, ResumePoint
-from schemas.ids import JobId, NodeId, Seconds, Version, WorkerId
+from schemas.ids import JobId, NodeId, Seconds, SlotId, Version, WorkerId
 from schemas.jobs import JobSpec
 from schemas.messages.client import NodeCrowd, Size
 
@@ -66,6 +66,7 @@ class Accounting(msgspec.Struct, kw_only=True):
     """What it waited and used, up to the last change of its phase or group."""
 
     since: Seconds = Seconds(0.0)  # of that change
+    placed_at: Seconds = Seconds(0.0)  # since when it has the slots that it has, or none
     queued_s: Seconds = Seconds(0.0)  # in phases that hold no slot
     running_s: Seconds = Seconds(0.0)  # in phases that hold slots
     slot_s: float = 0.0  # slots held times seconds
@@ -219,6 +220,9 @@ def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Sec
     if NEXT.get((phase, trigger)) is not status.phase:
         raise IllegalTransitionError(job.job, phase.value, trigger.value, job.why)
     _settle_accounts(job, now)
+    begins = isinstance(job.status, Starting)
+    if begins or _slots_of(job.status.group) != _slots_of(status.group):
+        job.accounting.placed_at = now
     job.status, job.why = status, why
 
 
@@ -244,6 +248,10 @@ def _settle_accounts(job: Job, now: Seconds) -> None:
     queued_s, running_s = times(job, now)
     account.slot_s += (running_s - account.running_s) * (len(group.members) if group else 0)
     account.queued_s, account.running_s, account.since = queued_s, running_s, now
+
+
+def _slots_of(group: Group | None) -> frozenset[SlotId]:
+    return frozenset(member.slot for member in group.members) if group else frozenset()
 
 
 def times(job: Job, now: Seconds) -> tuple[Seconds, Seconds]:

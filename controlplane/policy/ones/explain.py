@@ -132,6 +132,32 @@ def _alone(
     return Reason("batch", _rebatched(batch, numbers["batch_now"], job_row.limit, speedup), numbers)
 
 
+def for_batch(job_row: JobRow) -> Reason:
+    """Why a job gets another batch on the slots that it has, whatever the others do.
+
+    Args:
+        job_row: of the job, which runs.
+    """
+    table, at = job_row.table, job_row.level - 1
+    slots, before = float(len(job_row.now)), float(sum(job_row.job.running_on.values()))
+    (speed, goodput), batch = job_row.present, int(table.batches[at])
+    numbers = {
+        "slots_now": slots,
+        "slots_then": slots,
+        "batch_now": before,
+        "batch_then": float(batch),
+        "batch_limit": float(job_row.limit),
+        "noise_scale": table.noise_scale,
+        "speed_now": speed,
+        "speed_then": float(table.speeds[at]),
+        "goodput_now": goodput,
+        "goodput_then": float(table.goodputs[at]),
+    }
+    ratio = numbers["speed_then"] / max(speed, 1e-9)
+    text = _rebatched(batch, before, job_row.limit, f"{ratio:.2f} x the speed expected")
+    return Reason("batch", text, numbers)
+
+
 def _rebatched(batch: int, before: float, limit: int, speedup: str) -> str:
     """Why a job goes on with another batch on the same slots."""
     if batch > before:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -20,41 +19,26 @@ from controlplane.policy.api import (
     StepsSeen,
 )
 from controlplane.policy.ones.gain_corrections import GainCorrections
-from controlplane.policy.ones.growth_trials import GrowthTrial, growth_loss
-from controlplane.policy.ones.half_moves import HalfMove, half_move
+from controlplane.policy.ones.growth_trials import growth_loss
+from controlplane.policy.ones.half_moves import half_move
+from controlplane.policy.ones.job_history import OnesJobHistory, limit_bounds, noise_estimate
 from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
 from controlplane.policy.ones.lengths.job_lengths import JobLengths
+from controlplane.policy.ones.lone_jobs import is_lone
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement_index import PlacementIndex
-from controlplane.policy.search.batch_limits import LimitBounds, resumed
+from controlplane.policy.search.batch_limits import resumed
 from controlplane.policy.search.observed_families import (
     KEPT_RELATIVES,
     Colocation,
     FamilyHistories,
     FamilyHistory,
-    SmoothedNoise,
     believable,
 )
-from controlplane.policy.search.observed_jobs import ArrivalRate, JobHistory
+from controlplane.policy.search.observed_jobs import ArrivalRate
 from controlplane.prediction.array_types import FloatArray, IntArray
 from controlplane.prediction.core_sharing import stretch
 from schemas.ids import JobId, Seconds, SlotId
-
-
-@dataclass(slots=True)
-class OnesJobHistory(JobHistory):
-    """What is remembered of one job."""
-
-    group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
-    slots: int = 0  # that it was seen on last
-    gave_back: int = 0  # slots that it had when it gave some up for nobody
-    gave_back_at: Seconds = Seconds(-1e9)
-    epoch: int = 0  # finished
-    noise: SmoothedNoise = field(default_factory=SmoothedNoise)
-    view: JobView | None = None  # as it was looked at last
-    due_at: float = 0.0  # when its report interval ends
-    trial: GrowthTrial = field(default_factory=GrowthTrial)
-    move: HalfMove | None = None  # that the last plan began which changed it
 
 
 class Estimates:
@@ -116,40 +100,43 @@ class Estimates:
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
         history = self._history(event.job)
         history.epoch_due, history.counted_at = True, now
-        history.limit = max(history.limit, event.global_batch)
+        if event.whole or not self._options.grows_by_steps:
+            history.limit = max(history.limit, event.global_batch)
         history.epoch = max(history.epoch, event.epoch)
         self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
         sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
-        if event.whole and event.slots and sane:
-            local = max(1, round(event.global_batch / event.slots))
-            step_s = event.global_batch / event.samples_per_s
-            # Neighbours may have come and gone in it; telemetry tells of the moment.
-            if not self._options.interference or self._placement.is_alone(event.job):
-                self._measured(event, local, step_s)
+        # Neighbours may have come and gone in it; telemetry tells of the moment.
+        alone = not self._options.interference or self._placement.is_alone(event.job)
+        if event.whole and event.slots and sane and alone:
+            self._timed(event)
 
     def _steps(self, event: StepsSeen, now: Seconds) -> None:
         history = self._history(event.job)
         family = self.family(event.family)
         family.reached = max(family.reached, event.samples_done)
-        history.steps = event.step
         self._observe_noise(history, event.family, history.epoch, event.noise_scale)
-        group = (event.group, event.global_batch)
-        trained = event.samples_done - history.samples
-        again = history.group == group
-        history.group, history.samples = group, event.samples_done
         # By the worker's clock: reports that were held up arrive all at once. The first of a group
-        # may have been sent before all its members were there.
+        # may have been sent before all its members were there, if it does not say of what it is.
+        counts = history.observe_steps(event)
+        if self._options.grows_by_steps:
+            history.grow_limit(self._options.growth_steps)
         speed = event.samples_per_s
-        if not again or trained <= 0 or not math.isfinite(speed) or speed <= 0:
+        if not counts or not math.isfinite(speed) or speed <= 0:
             return
-        local, step_s = (
-            max(1, round(event.global_batch / max(1, event.slots))),
-            event.global_batch / speed,
-        )
-        history.trial.add(
-            event.group, event.slots, event.global_batch, self._alone_s(event, step_s)
-        )
-        self._measured(event, local, step_s)
+        alone_s = self._alone_s(event, event.global_batch / speed)
+        history.trial.add(event.group, event.slots, event.global_batch, alone_s)
+        self._timed(event)
+
+    def _timed(self, event: EpochSeen | StepsSeen) -> None:
+        """A pass was measured; where nobody says how steps divide, a step counts as one."""
+        family = self.family(event.family)
+        if self._options.passes and event.passes and event.pass_s is not None:
+            family.observe_passes(event.slots, event.local_batch, event.passes)
+            self._measured(event, event.local_batch, event.pass_s)
+            return
+        local = max(1, round(event.global_batch / max(1, event.slots)))
+        if family.passes.limits.one_is_enough(event.slots, local):
+            self._measured(event, local, event.global_batch / event.samples_per_s)
 
     def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
         options, family = self._options, self.family(event.family)
@@ -177,7 +164,7 @@ class Estimates:
     ) -> None:
         if not believable(noise_scale):
             return
-        history.noise.add(noise_scale)
+        history.observe_noise(noise_scale)
         self.family(family).observe_noise(epoch, noise_scale)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
@@ -207,8 +194,11 @@ class Estimates:
     ) -> None:
         """Move R if an epoch or a report interval ended, and note who gave slots back."""
         history.view = job
-        history.bounds = _bounds(job)
+        history.bounds = limit_bounds(job)
         history.limit = max(history.limit, job.batch_size)
+        by_steps = self._options.grows_by_steps
+        if by_steps:
+            history.follow_batch(job)
         if not job.running_on:
             history.slots = 0
             return
@@ -222,7 +212,9 @@ class Estimates:
         if now > history.due_at and self.warm(job):
             history.epoch_due, history.counted_at = True, now
             history.due_at = now + interval_s
-        if history.epoch_due:
+        if by_steps:
+            history.epoch_due = False
+        elif history.epoch_due:
             history.count_epoch(
                 job,
                 now,
@@ -266,7 +258,7 @@ class Estimates:
         """
         known = self._histories.get(job.job)
         limit = known.limit if known else job.batch_size
-        return _bounds(job).clip(limit)
+        return limit_bounds(job).clip(limit)
 
     def warm(self, job: JobView) -> bool:
         """Whether a job may have more than its least slots.
@@ -291,10 +283,7 @@ class Estimates:
             job: as the view shows it.
             now: seconds on the controller's clock.
         """
-        since = now - job.moved_at
-        if job.epoch_at > job.moved_at:
-            return since < self._options.settle_s
-        return since < self._options.report_interval_s
+        return now < self.gate(job)
 
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
         """What its last growth made of its progress, a factor, and its slots before; if it loses.
@@ -326,10 +315,10 @@ class Estimates:
         Args:
             job: as the view shows it.
         """
-        wait_s = self._options.report_interval_s
-        if job.epoch_at > job.moved_at:
-            wait_s = self._options.settle_s
-        return Seconds(job.moved_at + wait_s)
+        options = self._options
+        moved_at = job.placed_at if options.rebatch else job.moved_at
+        wait_s = options.settle_s if job.epoch_at > moved_at else options.report_interval_s
+        return Seconds(moved_at + wait_s)
 
     def may_have(self, job: JobView, now: Seconds) -> int | None:
         """Slots that a job should stay below for a while, because it gave them back; None: any.
@@ -349,31 +338,20 @@ class Estimates:
         Args:
             job: as the view shows it.
         """
+        if is_lone(job, self._options):
+            history = self._histories.get(job.job)
+            done = max(job.samples_done, history.samples if history else 0)
+            return self._options.lone_residual * done if done else None
         return self.lengths.remaining(job)
 
     def noise_scale(self, job: JobView) -> float:
-        """Phi, samples: its own as measured last, else its relatives' at this stage, else a prior.
-
-        A first estimate may be off by several times; it is drawn towards what was thought before
-        while few were measured.
+        """See `noise_estimate`.
 
         Args:
             job: as the view shows it.
-
-        Returns:
-            Samples, to an eighth of a doubling.
         """
-        options = self._options
         relatives = self.family(job.family).noise_at(job.epoch) if job.family else None
-        before = relatives or options.noise_scale_prior * job.batch_size
-        history = self._histories.get(job.job)
-        measured = history.noise.count if history else 0
-        value = history.noise.value if history and measured else job.noise_scale
-        if not believable(value):
-            return _rounded(before)
-        measured = max(measured, job.noise_epochs)
-        trust = measured / (measured + options.noise_trust) if measured else 1.0
-        return _rounded(before * (value / before) ** trust)
+        return noise_estimate(job, self._histories.get(job.job), relatives, self._options)
 
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:
         """Slot seconds that jobs which got as much as this one still took; None: none got it.
@@ -416,12 +394,3 @@ class Estimates:
 
     def _history(self, name: JobId) -> OnesJobHistory:
         return self._histories.setdefault(name, OnesJobHistory())
-
-
-def _rounded(value: float) -> float:
-    """To an eighth of a doubling: finer steps change no batch, but all would be worked out anew."""
-    return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))
-
-
-def _bounds(job: JobView) -> LimitBounds:
-    return LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)

@@ -11,13 +11,14 @@ import numpy as np
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.decision_scope import SlotSupply
 from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.lone_jobs import is_lone, lone_remaining_s
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import JobRow
 from controlplane.policy.ones.size_table import SizeTable, size_table
 from controlplane.policy.ones.size_value import kept_share, left_after, remaining_s
 from controlplane.policy.search.cluster_index import NO_CLUSTER, ClusterIndex
 from controlplane.prediction.array_types import FloatArray, IntArray
-from schemas.ids import JobId, SlotId
+from schemas.ids import JobId, Seconds, SlotId
 
 KEPT_TABLES: Final = 20_000  # of alike jobs, before all are forgotten: a bound on memory
 ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes (README, "Numbers")
@@ -88,6 +89,7 @@ class JobRowBuilder:
             job,
             sizes,
             noise,
+            supply.now,
             limit=limit,
             samples=samples,
             others=others,
@@ -103,6 +105,7 @@ class JobRowBuilder:
         job: JobView,
         sizes: IntArray,
         noise: float,
+        now: Seconds,
         *,
         limit: int,
         samples: float | None,
@@ -116,9 +119,12 @@ class JobRowBuilder:
         now_on = tuple(place_of[slot] for slot in job.running_on if slot in place_of)
         nodes = np.maximum(1, -(-sizes // self._cluster.widest))
         nodes[sizes == size] = max(1, len({int(self._cluster.node_of[place]) for place in now_on}))
-        table = self._table(job, (family.edition, limit, gated), noise, sizes, nodes)
+        keep_batch = gated and not self._options.rebatch
+        table = self._table(job, (family.edition, limit, keep_batch), noise, sizes, nodes)
         due = losing[1] if losing else len(moves_to) if moves_to else None
         one_s = remaining_s(samples, table.one_speed, known=table.known)
+        if is_lone(job, self._options):
+            one_s = lone_remaining_s(job, one_s, self._options, now, known=table.known)
         if others is not None:
             one_s = others if math.isnan(one_s) else max(one_s, others)
         return JobRow(
@@ -212,11 +218,12 @@ class JobRowBuilder:
         size = len(job.running_on)
         least = min(job.least, size) if size else job.least
         most = min(most, max(min(limit, job.batch_limit), job.least))
+        first = self._options.first_slots
         if warm:
             largest = max(size, self._estimates.family(job.family).largest, job.least)
-            most = min(most, int(self._options.growth * largest))
+            most = min(most, max(first, int(self._options.growth * largest)))
         else:  # Start: one slot until a few steps were taken
-            most = min(most, max(size, least))
+            most = min(most, max(size, least, first))
         widest = self._cluster.widest
         choices = set(range(least, min(max(widest, ANY_SIZE), most) + 1))
         choices.update(n for n in range(widest, most + 1, widest) if n >= least)

@@ -10,6 +10,7 @@ import msgspec
 from schemas.errors import SettingsError
 
 Search = Literal["evolution", "climb", "greedy"]
+GrowthBy = Literal["steps", "epochs"]
 ScaleDown = Literal["off", "literal", "contended", "composed"]  # see search/batch_limits
 
 LengthModelName = Literal["residual", "beta", "mixture"]  # see lengths/length_models
@@ -24,6 +25,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     patience: int = 10  # generations without a better candidate before the search rests
     mutation_rate: float = 0.1  # theta: share of a candidate's jobs that lose their slots
     warmup_steps: int = 10  # on one slot before a job may grow; the paper says "a few"
+    first_slots: int = 1  # that a job may have before; the paper starts all jobs on one
     report_interval_s: float = 30.0  # a longer epoch counts in pieces of this
     settle_s: float = (
         3.0  # after a change, before the next one of the same job, however short epochs
@@ -33,14 +35,25 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     change_margin: float = 0.1  # of its value, that a change must be worth beyond its stall
     pause_margin: float = 1.5  # of a job's worth on one slot, that stopping it costs beyond that
     batch_margin: float = 0.03  # of its goodput, that a new batch on the same slots must bring
+    rebatch: bool = True  # on the same slots at any time; else at plans, once a gate is open
+    growth_by: GrowthBy = "steps"  # what lets a batch double: steps with the last one, or epochs
+    growth_steps: int = 10  # that a job trains with a batch before it may double
+    limit_values: bool = False  # sizes are worth what R allows now, not what it will allow soon
     batches_per_doubling: int = 6  # that are tried between a job's first batch and its limit
     size_exponent: float = 0.55  # how much short jobs are preferred
     speedup_exponent: float = 0.8  # how much a further slot is worth
+    lone_jobs: bool = True  # where no length is shared or stated, go by the next four
+    lone_size_exponent: float = 0.2  # instead of `size_exponent`
+    lone_speedup_exponent: float = 0.4  # instead of `speedup_exponent`
+    lone_residual: float = 3.0  # times what is done, that is left
+    lone_least_s: float = 1200.0  # on one slot, that is left at least
     ageing: float = 0.0  # exponent of the response ratio in a job's weight; 0: it may starve
     max_stretch: float = 0.0  # times a job's fair-share time, that it may take; 0: any
     patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
     growth: float = 2.0  # times the largest size a family has run, in one change
-    noise_trust: float = 1.0  # epochs of measurement that weigh as much as the prior
+    passes: bool = True  # what a worker takes in several passes is modelled as that
+    smooth_noise: bool = False  # noise scales once more, though workers smooth what they measure
+    noise_trust: float = 1.0  # then: epochs of measurement that weigh as much as the prior
     noise_scale_prior: float = 4.0  # times the job's first batch, if it reports none
     length_model: LengthModelName = "residual"  # of work that no rule states
     gain_correction: bool = True  # learn what comes of speed-ups that are promised for new sizes
@@ -52,6 +65,11 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     swaps: bool = True  # where GPU types differ, let jobs trade places; else nobody ever does
     scale_down: ScaleDown = "off"
 
+    @property
+    def grows_by_steps(self) -> bool:
+        """Whether steps alone move R; readings of scale-down need the epochs of the paper."""
+        return self.growth_by == "steps" and self.scale_down == "off"
+
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
         _check(self)
@@ -62,6 +80,8 @@ def _check(options: OnesOptions) -> None:
         "population": 2,
         "patience": 0,
         "warmup_steps": 0,
+        "growth_steps": 0,
+        "first_slots": 1,
         "report_interval_s": 0.1,
         "settle_s": 0.0,
         "ageing": 0.0,
@@ -76,6 +96,10 @@ def _check(options: OnesOptions) -> None:
         "size_exponent": 0.0,
         "speedup_exponent": 0.05,
         "patience_s": 0.0,
+        "lone_size_exponent": 0.0,
+        "lone_speedup_exponent": 0.05,
+        "lone_residual": 0.0,
+        "lone_least_s": 0.0,
         "growth": 1.0,
         "noise_scale_prior": 0.01,
         "seed": 0,

@@ -8,16 +8,24 @@ from msgspec.structs import replace
 
 from controlplane.policy.api import (
     ClusterView,
+    EpochSeen,
     Plan,
     PolicyEvent,
     Reason,
     SearchStats,
     StartForecast,
+    StepsSeen,
 )
 from controlplane.policy.ones.candidate import Candidate
 from controlplane.policy.ones.core_demand import CoreDemand
 from controlplane.policy.ones.evolution import EvolutionarySearch
-from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
+from controlplane.policy.ones.explain import (
+    for_batch,
+    for_change,
+    least_value,
+    slot_owners,
+    waits,
+)
 from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import Problem
@@ -44,21 +52,25 @@ class Ones(SearchPolicy[Problem]):
             options: of its settings; None for the defaults.
         """
         self.options = options or OnesOptions()
-        estimates = self._estimates = Estimates(self.options)
-        self._builder = ProblemBuilder(estimates, self.options)
+        self.estimates = Estimates(self.options)
+        self.builder = ProblemBuilder(self.estimates, self.options)
         self._search = EvolutionarySearch(self.options)
         self._core_demand = CoreDemand()
         self._forecasts = StartForecasts() if self.options.forecast_starts else None
-        super().__init__(estimates, self._search)
+        self._news: dict[JobId, None] = {}  # jobs that told something since batches were chosen
+        super().__init__(self.estimates, self._search)
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Learn speeds, lengths, limits, and what workers use of their hosts."""
         super().observe(event, now)
         self._core_demand.observe(event)
+        if self.options.rebatch and isinstance(event, EpochSeen | StepsSeen):
+            self._news[event.job] = None
 
     def plan(self, view: ClusterView, now: Seconds) -> Plan:
         """The fittest candidate, with a reason for every job that changes or waits."""
         problem = self._problem_of(view, now)
+        self._news.clear()  # a whole plan chooses all batches
         best = self._search.best
         local_batch = {name: dict(placed) for name, placed in problem.kept.items()}
         reasons: dict[JobId, Reason] = {}
@@ -90,7 +102,7 @@ class Ones(SearchPolicy[Problem]):
 
     def stats(self) -> SearchStats:
         """How the search stands, and how lengths came true."""
-        stats, seen = super().stats(), self._estimates.lengths.calibration
+        stats, seen = super().stats(), self.estimates.lengths.calibration
         if seen is None:
             return stats
         return replace(
@@ -101,8 +113,28 @@ class Ones(SearchPolicy[Problem]):
             length_coverage_90=seen.wide,
         )
 
+    def batches(self, view: ClusterView, now: Seconds) -> Plan:
+        """The best batch of each job that told something since the last question, where it is.
+
+        The same table says it as for a whole plan: with the same limits, and worth its margin.
+
+        Args:
+            view: the cluster.
+            now: seconds on the controller's clock.
+        """
+        local_batch: dict[JobId, dict[SlotId, int]] = {}
+        reasons: dict[JobId, Reason] = {}
+        for job_row in self.builder.rows(self._core_demand.shown(view), self._news, now):
+            job, batch = job_row.job, int(job_row.table.batches[job_row.level - 1])
+            if job_row.moves_to or batch == sum(job.running_on.values()):
+                continue
+            local_batch[job.job] = split(batch, list(job.running_on))
+            reasons[job.job] = for_batch(job_row)
+        self._news.clear()
+        return Plan(based_on=view.version, local_batch=local_batch, reasons=reasons)
+
     def _pose(self, view: ClusterView, now: Seconds) -> Problem:
-        problem = self._builder.build(self._core_demand.shown(view), now)
+        problem = self.builder.build(self._core_demand.shown(view), now)
         self._search.update(problem)
         if self._forecasts is not None:
             self._forecasts.update(view, now)

@@ -11,6 +11,7 @@ from controlplane.policy.ones.decision_scope import InPlay, in_play
 from controlplane.policy.ones.interference import InterferenceModel
 from controlplane.policy.ones.job_estimates import Estimates
 from controlplane.policy.ones.job_rows import JobRowBuilder
+from controlplane.policy.ones.lone_jobs import for_jobs
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import CLOSED, FREE, JobRow, Problem
 from controlplane.policy.ones.size_value_table import value_table
@@ -46,7 +47,8 @@ class ProblemBuilder:
         self._estimates.update(view, contended=found.supply.contended, now=now)
         self._rows.update(cluster, view.jobs, len(view.jobs))
         job_rows = [self._rows.row(job, found.supply) for job in found.jobs.values()]
-        table = value_table(job_rows, found.supply, self._options)
+        options = for_jobs(found.jobs.values(), self._options)
+        table = value_table(job_rows, found.supply, options)
         families = [row.job.family for row in job_rows]
         return Problem(
             version=view.version,
@@ -68,13 +70,27 @@ class ProblemBuilder:
             gates=tuple(self._estimates.gate(row.job) for row in job_rows if row.gated),
             too_large=found.too_large,
             capacity=found.supply.capacity,
-            speedup_exponent=self._options.speedup_exponent,
+            speedup_exponent=options.speedup_exponent,
             evacuates=self._options.migration,
             swaps=self._options.swaps,
             slow=self._estimates.type_slowdowns(cluster.types, families),
             interference=self._interference(job_rows, found.kept, view),
             dues=self._fair_shares.dues(job_rows, table, view, now),
         )
+
+    def rows(self, view: ClusterView, jobs: Iterable[JobId], now: Seconds) -> list[JobRow]:
+        """Some running jobs as the search would see them, without the problem around them.
+
+        Args:
+            view: the cluster.
+            jobs: of which; those that nobody may move now are left out.
+            now: seconds on the controller's clock.
+        """
+        found = in_play(view, now)
+        self._estimates.update(view, contended=found.supply.contended, now=now)
+        self._rows.update(self._clusters.of(view), view.jobs, len(view.jobs))
+        chosen = [found.jobs[name] for name in jobs if name in found.jobs]
+        return [self._rows.row(job, found.supply) for job in chosen if job.running_on]
 
     def _interference(
         self, job_rows: Sequence[JobRow], kept: Mapping[JobId, Iterable[SlotId]], view: ClusterView

@@ -14,6 +14,7 @@ from controlplane.policy.ones.options import OnesOptions
 from controlplane.prediction.array_types import FloatArray, IntArray
 from controlplane.prediction.core_sharing import stretch_alone
 from controlplane.prediction.statistical_efficiency import statistical_efficiency
+from controlplane.prediction.throughput import SpeedModel
 
 NO_TIME_S: Final = 1e-12  # divisor where a step takes no time
 ROUNDING: Final = 1e-9  # of a logarithm: a limit that is a power of two is on the grid
@@ -25,12 +26,12 @@ class SizeTable:
 
     sizes: IntArray  # slots, growing
     nodes: IntArray  # that they span at best; at the present size, that they do span
-    batches: IntArray  # global, the best at that size
-    speeds: FloatArray  # samples per second; relative if the model's seconds are none
-    goodputs: FloatArray  # speed times statistical efficiency
-    gains: FloatArray  # x(n): goodput over the best on one slot
+    batches: IntArray  # global, that would be given now: the best within all limits
+    speeds: FloatArray  # of these; samples per second, relative if the model's seconds are none
+    goodputs: FloatArray  # speeds times statistical efficiency
+    gains: FloatArray  # x(n): goodput of the best batch to be had in time, over that on one slot
     known: bool  # whether speeds are in samples per second
-    one_speed: float  # of the best batch on one slot
+    one_speed: float  # goodput of the best batch on one slot
     noise_scale: float
     corrections: FloatArray  # of promises beyond what was measured, a factor in speeds; else nan
     stretch: FloatArray  # times that steps take longer because its own workers share cores
@@ -48,14 +49,16 @@ def size_table(
 ) -> SizeTable:
     """Speed, batch and goodput of `job` at each of `sizes`.
 
-    The batch is the one of most goodput at the present noise scale, within R, the user's bounds
-    and twice the batch of now. Without a noise scale the largest batch would always win: the prior
-    is a few times the first batch.
+    The batch that is given is the one of most goodput at the present noise scale, within R, the
+    user's bounds and twice the batch of now. What a size is *worth* is that of the best batch
+    within the user's bounds alone: R is doubled every few steps, and a job that has not ramped up
+    yet would look slow, long and poorly scaling. Without a noise scale the largest batch would
+    always win: the prior is a few times the first batch.
 
     Args:
         job: as the view shows it.
         estimates: its speed model and R.
-        options: the prior and the margin for a new batch on the same slots.
+        options: the prior, the margin for a new batch on the same slots, what limits values.
         sizes: shape (L,), slots, growing.
         nodes: shape (L,), that each size spans.
         keep_batch: whether its present size must keep its present batch.
@@ -65,34 +68,59 @@ def size_table(
     noise = estimates.noise_scale(job)
     every = np.concatenate([np.ones(1, dtype=np.int64), sizes])
     spans = np.concatenate([np.ones(1, dtype=np.int64), nodes])
-    most = _largest_batch(job, estimates.limit(job))
-    grid, held = _batches(job, every, most, options.batches_per_doubling, keep_batch=keep_batch)
-    local = np.ceil(grid / every[:, None])
     shared = stretch_alone(every, spans, cores)
-    step_s = model.step_s(spans[:, None], every[:, None], local) * shared[:, None]
     corrections = estimates.gain_corrections(job.family, spans, every)
-    step_s /= np.where(np.isnan(corrections), 1.0, corrections)[:, None]
-    speeds = grid / np.maximum(step_s, NO_TIME_S)
-    useful = speeds * statistical_efficiency(grid, job.batch_size, noise)
-    goodputs = np.where(local <= job.local_limit, useful, 0.0)
-    if held is not None:
-        margin = 0.0 if keep_batch else 1.0 + options.batch_margin
+    longer = shared / np.where(np.isnan(corrections), 1.0, corrections)
+    rater = _Rater(job, model, noise, every, spans, longer)
+    most = _largest_batch(job, estimates.limit(job))
+    per_doubling = options.batches_per_doubling
+    grid, held = _batches(job, every, most, per_doubling, keep_batch=keep_batch)
+    margin = None if held is None else 0.0 if keep_batch else 1.0 + options.batch_margin
+    speeds, useful, goodputs = rater.rate(grid)
+    if held is not None and margin is not None:
         _prefer_present(goodputs, held, useful[held, -1], margin)
     rows, best = np.arange(len(every)), goodputs.argmax(axis=1)
-    good, fast = goodputs[rows, best], speeds[rows, best]
+    good = worth = goodputs[rows, best]
+    if not options.limit_values:
+        free = _grid(job, every, job.batch_limit, per_doubling)
+        worth = np.maximum(good, rater.rate(free)[2].max(axis=1))
     return SizeTable(
         sizes=sizes,
         nodes=nodes,
         batches=grid[rows, best].astype(np.int64)[1:],
-        speeds=fast[1:],
+        speeds=speeds[rows, best][1:],
         goodputs=good[1:],
-        gains=good[1:] / max(float(good[0]), NO_TIME_S),
+        gains=worth[1:] / max(float(worth[0]), NO_TIME_S),
         known=model.known,
-        one_speed=float(good[0]),
+        one_speed=float(worth[0]),
         noise_scale=noise,
         corrections=corrections[1:],
         stretch=shared[1:],
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Rater:
+    """Speeds and goodputs of one job on some sizes, whatever the batch."""
+
+    job: JobView
+    model: SpeedModel
+    noise: float  # phi, samples
+    slots: IntArray  # shape (1 + L,)
+    nodes: IntArray  # shape (1 + L,)
+    longer: FloatArray  # shape (1 + L,), times that a step takes longer than the model says
+
+    def rate(self, grid: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Speed, goodput, and goodput where the local limit allows it, else 0; shape of `grid`.
+
+        Args:
+            grid: global batches, shape (1 + L, B).
+        """
+        local = np.ceil(grid / self.slots[:, None])
+        step_s = self.model.step_s(self.nodes[:, None], self.slots[:, None], local)
+        speeds = grid / np.maximum(step_s * self.longer[:, None], NO_TIME_S)
+        useful = speeds * statistical_efficiency(grid, self.job.batch_size, self.noise)
+        return speeds, useful, np.where(local <= self.job.local_limit, useful, 0.0)
 
 
 def _batches(
@@ -102,14 +130,19 @@ def _batches(
 
     None: it has no slots, or may not keep its batch. Else the present batch is the last column.
     """
-    totals = _totals(job.batch_size, max(most, job.batch_size), per_doubling)
-    grid = np.maximum(totals[None, :], every[:, None].astype(np.float64))
+    grid = _grid(job, every, most, per_doubling)
     present = sum(job.running_on.values())
     here = np.flatnonzero(every[1:] == len(job.running_on)) + 1
     if not present or not len(here) or (present > most and not keep_batch):
         return grid, None
     grid = np.column_stack([grid, np.maximum(every, present).astype(np.float64)])
     return grid, int(here[0])
+
+
+def _grid(job: JobView, every: IntArray, most: int, per_doubling: int) -> FloatArray:
+    """Global batches up to `most` at each size, at least a sample for each slot."""
+    totals = _totals(job.batch_size, max(most, job.batch_size), per_doubling)
+    return np.maximum(totals[None, :], every[:, None].astype(np.float64))
 
 
 def _largest_batch(job: JobView, limit: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, TypeGuard
 
 import numpy as np
@@ -14,6 +14,7 @@ from controlplane.prediction.mean_step_times import FULL_WEIGHT, MeanStepTime, S
 from controlplane.prediction.slowdowns import Observation, Parts, separate
 from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
+from controlplane.prediction.worker_passes import SeenPasses
 
 PAIR: Final = 2  # slots
 TINY_S: Final = 1e-12  # keeps a logarithm finite
@@ -90,6 +91,7 @@ class FamilyHistory:
     edition: int = 0  # of the model
     model: SpeedModel | None = None
     before: SpeedModel | None = None  # where the next fit begins
+    passes: SeenPasses = field(default_factory=SeenPasses)
     noise: dict[int, SmoothedNoise] = field(default_factory=dict)  # by stage of training
 
     @property
@@ -120,6 +122,19 @@ class FamilyHistory:
             if found is not None:
                 return found.value
         return None
+
+    def observe_passes(self, slots: int, local_batch: int, passes: int) -> None:
+        """In how many passes a step was taken; the model says others accordingly.
+
+        Args:
+            slots: workers.
+            local_batch: samples of one pass of one worker.
+            passes: of one worker in a step.
+        """
+        before = self.passes.limits
+        self.passes.add(slots, local_batch, passes)
+        if self.passes.limits != before:
+            self.model = None
 
     def add(
         self,
@@ -155,9 +170,8 @@ class FamilyHistory:
             first_batch: global batch that the job began with, samples per step.
         """
         if self.model is None:
-            self.model = self.before = fit(
-                self._alone(), first_batch, self.before, self.priors.scaling
-            )
+            found = fit(self._alone(), first_batch, self.before, self.priors.scaling)
+            self.model = self.before = replace(found, limits=self.passes.limits)
             self.edition += 1
             self.step_times.mark_fitted()
         return self.model

@@ -147,6 +147,15 @@ class SearchPolicy(ABC, Generic[P]):
             now: seconds on the controller's clock.
         """
 
+    def batches(self, view: ClusterView, now: Seconds) -> Plan:
+        """None: a subclass that chooses them without a search says how.
+
+        Args:
+            view: the cluster.
+            now: seconds on the controller's clock.
+        """
+        return Plan(based_on=view.version)
+
     def stats(self) -> SearchStats:
         """How the population stands."""
         return self._evolution.stats()

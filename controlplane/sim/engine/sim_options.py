@@ -34,3 +34,4 @@ class PlannerOptions:
     think_s: float  # at least, between questions that only the end of an epoch raised
     asks_after_epochs: bool  # whether the end of an epoch raises a question at all
     seed: int  # of the search
+    rebatches: bool = False  # it is also asked for batches alone, when a job tells something new

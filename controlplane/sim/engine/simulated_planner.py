@@ -15,11 +15,13 @@ from controlplane.core.reactor import Reactor
 from controlplane.policy.api import (
     Budget,
     ClusterView,
+    EpochSeen,
     Plan,
     PlanTaken,
     Policy,
     PolicyEvent,
     StartForecast,
+    StepsSeen,
 )
 from controlplane.sim.engine.event_queue import AFTER, LAST, Kernel
 from controlplane.sim.engine.sim_options import PlannerOptions
@@ -65,6 +67,7 @@ class SimulatedPlanner:
         self._next_at = math.inf  # the next question
         self._answer_due = False  # an answer is on its way
         self._ask_after_it = False  # and another question follows
+        self._batches_due = False  # a job told something new at this moment
 
     def observe(self, event: PolicyEvent) -> None:
         """Let the policy take in what happened.
@@ -73,6 +76,10 @@ class SimulatedPlanner:
             event: of the present moment of virtual time.
         """
         self._policy.observe(event, self._kernel.now)
+        news = isinstance(event, EpochSeen | StepsSeen)
+        if news and self._options.rebatches and not self._batches_due:
+            self._batches_due = True
+            self._kernel.call_at(self._kernel.now, self._ask_for_batches, priority=AFTER)
 
     def ask(self, at: float | None = None, *, can_wait: bool = False) -> None:
         """A plan is wanted.
@@ -97,6 +104,20 @@ class SimulatedPlanner:
         if when < self._next_at:
             self._next_at = when
             self._kernel.call_at(when, self._question, when, priority=LAST)
+
+    def _ask_for_batches(self) -> None:
+        """Let jobs go on with other batches on the slots that they have; that stalls nobody.
+
+        A whole plan that is on its way, or was made just now, has batches of its own.
+        """
+        self._batches_due = False
+        now = self._kernel.now
+        if self._answer_due or self._asked_at == now:
+            return
+        plan = self._policy.batches(self._reactor.view(), now)
+        changes = difference(plan, self._reactor.state, now, whole=False)
+        if not changes.empty:
+            self._handle(PlanProposed(plan=changes, stats=None))
 
     def _question(self, when: float) -> None:
         if when != self._next_at:

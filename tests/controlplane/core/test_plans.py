@@ -1110,6 +1110,24 @@ def test_a_job_ran_with_slots_up_to_the_moment_that_its_group_trains() -> None:
     assert (seen.moved_at, seen.ran_s, seen.waited_s) == (1013.0, 3.0, 10.0)
 
 
+def test_a_view_has_since_when_a_job_has_its_slots_whatever_its_batch() -> None:
+    controller = both()
+    before = controller.view().jobs[A].placed_at
+    controller.now += 10.0
+    controller.place({A: {S0: 64, T0: 40}})
+    controller.tell(N1, formed(A, index=3, group=2))
+    controller.tell(N2, formed(A, rank=1, index=3, group=2))
+    rebatched = controller.view().jobs[A]
+    controller.now += 10.0
+    controller.place({A: {T0: BATCH}})
+    controller.tell(N2, formed(A, rank=1, index=4, group=3))
+    shrunk = controller.view().jobs[A]
+
+    assert rebatched.placed_at == before
+    assert rebatched.moved_at > before
+    assert (shrunk.placed_at, shrunk.moved_at) == (controller.now, controller.now)
+
+
 def test_the_history_of_plans_gives_the_same_state_again() -> None:
     controller = neighbours()
     grow = {B: {T0: 32, S1: 32}, A: {S0: BATCH}}

@@ -14,7 +14,18 @@ from controlplane.sim.engine.event_queue import AFTER, Kernel
 from controlplane.sim.engine.sim_options import PlannerOptions
 from controlplane.sim.engine.simulated_planner import MAX_AGAIN, SimulatedPlanner
 from schemas.ids import Seconds
-from tests.support.simulated import FREE, S0, S1, A, ScriptedPolicy, ToyModel, job, simulated_run
+from tests.support.simulated import (
+    FREE,
+    S0,
+    S1,
+    A,
+    B,
+    ScriptedPolicy,
+    Step,
+    ToyModel,
+    job,
+    simulated_run,
+)
 
 
 class Asked(ScriptedPolicy):
@@ -42,6 +53,22 @@ class Restless(ScriptedPolicy):
         both, one = {S0: 32, S1: 32}, {S0: 64}
         batches = {name: one if many == 2 else both for name, many in held.items()}
         return Plan(based_on=view.version, local_batch=batches)
+
+
+class Rebatching(ScriptedPolicy):
+    """Doubles a job's batch, up to 128, whenever that tells something."""
+
+    def __init__(self, *steps: Step) -> None:
+        super().__init__(*steps)
+        self.asked: list[float] = []
+
+    def batches(self, view: ClusterView, now: Seconds) -> Plan:
+        self.asked.append(now)
+        doubled = {
+            name: {slot: min(128, 2 * share) for slot, share in of.running_on.items()}
+            for name, of in view.jobs.items()
+        }
+        return Plan(based_on=view.version, local_batch=doubled)
 
 
 def planner(
@@ -162,3 +189,20 @@ def test_a_policy_that_never_comes_to_rest_does_not_stop_the_clock() -> None:
     at = run.times(PlanProposed)
     assert max(at.count(moment) for moment in at) == MAX_AGAIN
     assert run.state.jobs[A].ended
+
+
+def test_between_rounds_batches_alone_change_when_jobs_tell_something_and_nobody_stalls() -> None:
+    policy = Rebatching((0.0, {A: {S0: 64}, B: {S1: 64}}))
+    run = simulated_run(
+        policy, job("a"), job("b", samples=1000), round_s=60.0, model=ToyModel(epochs=1)
+    )
+
+    run.run(until=50.0)
+
+    stall_s = 8.0  # of a start
+    assert policy.asked == [stall_s + 10.0]
+    assert run.times(PlanProposed) == [0.0, stall_s + 10.0]
+    assert run.jobs["a"].ended_at == stall_s + 10.0
+    assert run.state.slot_index.allocations()[B] == {S1: 128}
+    assert run.state.jobs[B].accounting.rescales == 0
+    assert run.run().jobs["b"].ended_at == stall_s + 100.0

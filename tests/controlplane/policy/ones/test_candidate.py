@@ -19,7 +19,7 @@ from controlplane.policy.ones.placement import PlacementHints, lay_out
 from controlplane.policy.ones.problem import Problem
 from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId, Seconds, SlotId
-from tests.support.builders import S0, S1, T0, A, B, C, job_view
+from tests.support.builders import S0, S1, T0, A, B, C, changed_job, job_view
 from tests.support.sizes import examples
 from tests.support.views import pace, problem_of, problems, row_of, some_levels, surrounded, view_of
 
@@ -32,7 +32,7 @@ def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     """A warm job of 1 to 4 slots with a batch of 64."""
     held = dict.fromkeys(on, 64 // len(on)) if on else {}
     view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held)
-    return msgspec.structs.replace(view, **changes)
+    return changed_job(view, **changes)
 
 
 def slot(node: int, index: int) -> SlotId:

@@ -12,6 +12,7 @@ from controlplane.policy.api import EpochSeen, JobView, Reason
 from controlplane.policy.ones.candidate import Candidate, score
 from controlplane.policy.ones.explain import for_change, least_value, slot_owners, waits
 from controlplane.policy.ones.interference import InterferenceModel
+from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import FREE, Problem
 from schemas.ids import JobId, SlotId
 from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
@@ -27,7 +28,7 @@ def on(job: JobId, *slots: SlotId, family: str = "f", limit: int = 64) -> JobVie
     )  # fmt: skip
 
 
-def posed(*jobs: JobView) -> Problem:
+def posed(*jobs: JobView, options: OnesOptions | None = None) -> Problem:
     """Two nodes of two slots; relatives were measured on one and two slots, and on two nodes."""
     events = [
         EpochSeen(job=JobId("old-9"), family=job.family, slots=slots, nodes=nodes,
@@ -35,9 +36,8 @@ def posed(*jobs: JobView) -> Problem:
         for job in jobs
         for slots, nodes, speed in ((1, 1, 1000.0), (2, 1, 1800.0), (2, 2, 1200.0))
     ]  # fmt: skip
-    return problem_of(
-        view_of(row_of(2, 2), *jobs), events=[(1.0, event) for event in events], now=NOW
-    )
+    view = view_of(row_of(2, 2), *jobs)
+    return problem_of(view, events=[(1.0, event) for event in events], now=NOW, options=options)
 
 
 def planned(problem: Problem, where: Mapping[JobId, tuple[SlotId, ...]]) -> Candidate:
@@ -134,7 +134,7 @@ def test_a_job_that_makes_room_is_said_to() -> None:
 
 
 def test_a_job_that_gets_another_batch_where_it_goes_is_said_to() -> None:
-    problem = posed(on(A, S0, T0, limit=256))
+    problem = posed(on(A, S0, T0, limit=256), options=OnesOptions(growth_by="epochs"))
 
     reason = why(problem, {A: (S0, S1)})
 

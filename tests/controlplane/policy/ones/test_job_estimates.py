@@ -20,7 +20,9 @@ from tests.support.builders import S0, S1, T0, A, B, job_view
 from tests.support.sizes import examples
 from tests.support.views import row_of, view_of
 
-OPTIONS = OnesOptions(warmup_steps=10, report_interval_s=30.0)
+OPTIONS = OnesOptions(
+    warmup_steps=10, report_interval_s=30.0, growth_by="epochs", smooth_noise=True
+)
 
 
 def epoch(job: JobId = A, **changes: Any) -> EpochSeen:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -23,7 +22,7 @@ from controlplane.policy.ones.operators import (
 )
 from controlplane.policy.ones.problem import Problem
 from schemas.ids import JobId, Seconds, SlotId
-from tests.support.builders import S0, S1, T0, T1, A, B, C, job_view
+from tests.support.builders import S0, S1, T0, T1, A, B, C, changed_job, job_view
 from tests.support.sizes import examples
 from tests.support.views import (
     any_levels,
@@ -45,7 +44,7 @@ def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     """A warm job of 1 to 4 slots with a batch of 64."""
     held = dict.fromkeys(on, 64 // len(on)) if on else {}
     view = job_view(job, slots=(1, 4), family="f", epoch=1, start_s=0.0, running_on=held)
-    return msgspec.structs.replace(view, **changes)
+    return changed_job(view, **changes)
 
 
 def test_who_gets_too_little_room_after_a_crossover_gives_way_by_chance() -> None:

@@ -17,7 +17,7 @@ from controlplane.policy.ones.placement import NO_HINTS, PlacementHints, lay_out
 from controlplane.policy.ones.problem import CLOSED, Problem
 from controlplane.prediction.array_types import IntArray
 from schemas.ids import JobId, Seconds, SlotId
-from tests.support.builders import A, B, C, job_view, slot_view
+from tests.support.builders import A, B, C, changed_job, job_view, slot_view
 from tests.support.sizes import examples
 from tests.support.views import problem_of, problems, row_of, some_levels, surrounded, view_of
 
@@ -29,7 +29,7 @@ seeds = st.integers(0, 1000)
 def a_job(job: JobId, *on: SlotId, **changes: Any) -> JobView:
     """A warm job of 1 to 8 slots."""
     view = job_view(job, slots=(1, 8), epoch=1, running_on=dict.fromkeys(on, 8))
-    return msgspec.structs.replace(view, **changes)
+    return changed_job(view, **changes)
 
 
 def placed(

@@ -24,7 +24,7 @@ from controlplane.policy.api import (
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.policy import Ones
 from schemas.ids import JobId, Seconds, SlotId, node_of
-from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, cluster_view, job_view
+from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, changed_job, cluster_view, job_view
 from tests.support.sizes import examples
 from tests.support.views import NOW, planned, row_of, view_of, views_and_events
 
@@ -33,7 +33,7 @@ def a_job(job: JobId, *on: SlotId, epoch: int = 1, **changes: Any) -> JobView:
     """1 to 4 slots with a batch of 64; moved long ago."""
     view = job_view(job, slots=(1, 4), epoch=epoch)
     share = {slot: 64 // len(on) for slot in on}
-    return msgspec.structs.replace(view, running_on=share, **changes)
+    return changed_job(view, running_on=share, **changes)
 
 
 def answer(

@@ -17,7 +17,7 @@ from controlplane.policy.ones.problem import CLOSED, FREE, Problem
 from controlplane.policy.ones.problem_builder import ProblemBuilder
 from controlplane.policy.search.cluster_index import ClusterIndex
 from schemas.ids import JobId, NodeId, Seconds, SlotId, slot_id
-from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, job_view, slot_view
+from tests.support.builders import N1, S0, S1, T0, T1, A, B, C, changed_job, job_view, slot_view
 from tests.support.sizes import examples
 from tests.support.views import (
     FAMILIES,
@@ -43,7 +43,7 @@ def a_job(job: JobId = A, on: tuple[SlotId, ...] = (), **changes: Any) -> JobVie
     batch = 64 // len(on) if on else 0
     held = dict.fromkeys(on, batch)
     view = job_view(job, slots=(1, 8), family="f", batch_limit=512, local_limit=512)
-    return msgspec.structs.replace(view, running_on=held, **changes)
+    return changed_job(view, running_on=held, **changes)
 
 
 def ran_on(slots: int) -> EpochSeen:
@@ -257,7 +257,7 @@ def test_the_present_size_is_worth_its_goodput_and_others_less_by_the_change() -
 def test_a_resume_costs_what_the_last_start_took_and_at_least_a_margin(
     start_s: float, change_factor: float
 ) -> None:
-    view = view_of(row_of(4), a_job(epoch=1, start_s=start_s, stop_samples=90_000))
+    view = view_of(row_of(4), a_job(epoch=1, start_s=start_s, stop_samples=90_000, batch_limit=64))
 
     problem = problem_of(view, events=[(1.0, ran_on(1))])
 
@@ -411,10 +411,13 @@ def test_a_case_is_worked_out_again_when_its_limit_moved() -> None:
     view = view_of(row_of(4), a_job(on=(S0,), moved_at=NOW))
     before = builder.build(view, NOW).job_rows[0].limit
 
-    is_scattered = msgspec.structs.replace(ran_on(1), job=A, whole=False, global_batch=128)
-    estimates.observe(is_scattered, NOW)
+    trained = StepsSeen(
+        job=A, family="f", group=1, slots=1, nodes=1, global_batch=64, step=10, group_steps=10,
+        samples_done=640,
+    )  # fmt: skip
+    estimates.observe(trained, NOW)
 
-    assert (before, builder.build(view, NOW).job_rows[0].limit) == (64, 256)
+    assert (before, builder.build(view, NOW).job_rows[0].limit) == (64, 128)
 
 
 def test_slots_keep_their_numbers_and_with_another_node_all_is_worked_out_again() -> None:

@@ -26,7 +26,7 @@ from controlplane.prediction.array_types import FloatArray
 from schemas.ids import Seconds, SlotId
 from tests.support.builders import S0, S1, A, B, job_view
 
-OPTIONS = OnesOptions(batch_margin=0.1)
+OPTIONS = OnesOptions(batch_margin=0.1, limit_values=True, smooth_noise=True)
 
 
 def measured(slots: int, batch: int, step_s: float) -> EpochSeen:
@@ -44,7 +44,7 @@ def table(job: JobView, *events: EpochSeen, limit: int = 0, keep_batch: bool = F
     if limit:
         estimates.observe(
             EpochSeen(job=job.job, family="other", slots=1, nodes=1, global_batch=limit,
-                      samples_per_s=1.0, whole=False),
+                      samples_per_s=1.0, whole=True),
             Seconds(1.0),
         )  # fmt: skip
     sizes = np.array([1, 2])
@@ -279,3 +279,29 @@ def test_where_no_length_is_known_all_weigh_the_same() -> None:
 
 def test_a_job_with_nothing_left_has_a_finite_weight() -> None:
     assert weighed(0.0).tolist() == [1.0]
+
+
+# --- what sizes are worth, whatever may be given now
+
+
+def test_a_job_that_has_not_ramped_up_is_worth_as_much_as_one_that_has() -> None:
+    steps = (measured(1, 64, 0.1), measured(2, 128, 0.1), measured(2, 256, 0.12))
+    noisy = a_job(noise_scale=1e6, running_on=on(S0, batch=64))
+    found = {}
+    for limited in (False, True):
+        options = OnesOptions(limit_values=limited)
+        estimates = Estimates(options)
+        for event in steps:
+            estimates.observe(event, Seconds(1.0))
+        sizes = np.array([1, 2])
+        begun = size_table(noisy, estimates, options, sizes, np.ones_like(sizes), keep_batch=False)
+        estimates.observe(
+            msgspec.structs.replace(measured(1, 256, 1.0), job=A, family="other"), Seconds(1.0)
+        )
+        ramped = msgspec.structs.replace(noisy, running_on=on(S0, batch=256))
+        grown = size_table(ramped, estimates, options, sizes, np.ones_like(sizes), keep_batch=False)
+        same = begun.gains.tolist() == pytest.approx(grown.gains.tolist())
+        assert begun.batches.max() <= 128
+        found[limited] = same and begun.one_speed == pytest.approx(grown.one_speed)
+
+    assert found == {False: True, True: False}

@@ -1,0 +1,127 @@
+"""What the search remembers of one job: how its batch may grow, its noise scale, its slots."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from controlplane.policy.api import JobView, StepsSeen
+from controlplane.policy.ones.growth_trials import GrowthTrial
+from controlplane.policy.ones.half_moves import HalfMove
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.search.batch_limits import LimitBounds
+from controlplane.policy.search.observed_families import SmoothedNoise, believable
+from controlplane.policy.search.observed_jobs import JobHistory
+from schemas.ids import Seconds
+
+
+@dataclass(slots=True)
+class OnesJobHistory(JobHistory):
+    """What is remembered of one job."""
+
+    group: tuple[int, int] = (-1, 0)  # version and global batch of the last telemetry
+    group_step: int = 0  # of the job, when that group had trained none with that batch
+    slots: int = 0  # that it was seen on last
+    gave_back: int = 0  # slots that it had when it gave some up for nobody
+    gave_back_at: Seconds = Seconds(-1e9)
+    epoch: int = 0  # finished
+    noise: SmoothedNoise = field(default_factory=SmoothedNoise)
+    last_noise: float | None = None  # as measured last; None: never
+    view: JobView | None = None  # as it was looked at last
+    due_at: float = 0.0  # when its report interval ends
+    trial: GrowthTrial = field(default_factory=GrowthTrial)
+    move: HalfMove | None = None  # that the last plan began which changed it
+
+    def observe_noise(self, noise_scale: float) -> None:
+        """One more measurement.
+
+        Args:
+            noise_scale: phi, samples; one that is `believable`.
+        """
+        self.noise.add(noise_scale)
+        self.last_noise = noise_scale
+
+    def observe_steps(self, event: StepsSeen) -> bool:
+        """Count the steps of a group with one batch, and the samples of the job.
+
+        Args:
+            event: telemetry.
+
+        Returns:
+            Whether its speed is one of just that group: it says so, or an earlier report of the
+            same group was there, and samples were trained since.
+        """
+        group = (event.group, event.global_batch)
+        again, trained = self.group == group, event.samples_done - self.samples
+        if not again:
+            self.group_step = event.step - event.group_steps
+        self.steps, self.group, self.samples = event.step, group, event.samples_done
+        return event.group_steps > 0 or (again and trained > 0)
+
+    def grow_limit(self, steps: int) -> None:
+        """R is twice the batch that telemetry tells of, if so many steps were trained with it.
+
+        Args:
+            steps: that a batch has to be trained before it may double.
+        """
+        batch = self.group[1]
+        if self.steps - self.group_step >= steps:
+            self.limit = self.bounds.clip(max(self.limit, 2 * batch))
+
+    def follow_batch(self, job: JobView) -> None:
+        """R is at most twice the batch of now, and that batch at least.
+
+        So whatever is planned and planned again, no batch is more than doubled before some steps
+        were trained with it.
+
+        Args:
+            job: as the view shows it.
+        """
+        present = sum(job.running_on.values())
+        if present:
+            self.limit = self.bounds.clip(max(present, min(self.limit, 2 * present)))
+
+
+def noise_estimate(
+    job: JobView, history: OnesJobHistory | None, relatives: float | None, options: OnesOptions
+) -> float:
+    """Phi, samples: its own as measured last, else its relatives' at this stage, else a prior.
+
+    Workers smooth what they measure. With `smooth_noise` it is smoothed once more here, and drawn
+    towards what was thought before while few were measured.
+
+    Args:
+        job: as the view shows it.
+        history: of the job.
+        relatives: phi of its family at this stage of training; None: nobody came near.
+        options: of the policy.
+
+    Returns:
+        Samples, to an eighth of a doubling.
+    """
+    before = relatives or options.noise_scale_prior * job.batch_size
+    if not options.smooth_noise:
+        own = history.last_noise if history is not None else None
+        own = own if believable(own) else job.noise_scale
+        return _rounded(own if believable(own) else before)
+    measured = history.noise.count if history else 0
+    value = history.noise.value if history and measured else job.noise_scale
+    if not believable(value):
+        return _rounded(before)
+    measured = max(measured, job.noise_epochs)
+    trust = measured / (measured + options.noise_trust) if measured else 1.0
+    return _rounded(before * (value / before) ** trust)
+
+
+def limit_bounds(job: JobView) -> LimitBounds:
+    """What R of a job stays within.
+
+    Args:
+        job: as the view shows it.
+    """
+    return LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)
+
+
+def _rounded(value: float) -> float:
+    """To an eighth of a doubling: finer steps change no batch, but all would be worked out anew."""
+    return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))

@@ -1,0 +1,178 @@
+"""What `ones` takes on measured workloads, and what each part of its recipe brings.
+
+Everything is simulated in virtual time without a search (`generations` 0), so that decisions are
+the same for every seed. `--shuffle SEED` deals out a workload's jobs over its submission times
+anew and moves each by up to a minute: for choosing numbers, so that the workloads themselves
+remain to confirm them. Keys: `LEVEL_s` and `LEVEL_rescales` are means over the workloads,
+`LEVEL_vs_pollux` the time over Pollux' published one; `off_SWITCH` is the time with that part
+switched off over the time with it, both in the published setting at L2.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # before the workers import numpy
+
+import msgspec
+from numpy.random import Generator, default_rng
+
+from controlplane.sim.scenario import Scenario
+from controlplane.sim.simulation_result import SimulationResult
+from controlplane.sim.traces.trace_csv import read_trace, write_trace
+from schemas.ids import Seconds
+from tests.bench import report
+from tests.bench.evolution_cells import Bench, Way, average_s
+
+NEAR_S: Final = 60.0  # that a shuffled submission is moved by, at most
+POLLUX_S: Final = 2512.0  # mean of workloads 1, 2, 3 and 6, published setting (OSDI '21, artifact)
+NATIVE: Final = {"round_s": 0.0, "stall_s": 1.0, "first_stall_s": 30.0, "prepare_s": 1.0}
+LEVELS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "L2": {},
+    "L3": {"knowledge": "L3"},
+    "L0": {"knowledge": "L0"},
+    "native": NATIVE,
+}
+SWITCHES: Final[Mapping[str, Mapping[str, Any]]] = {
+    "free_values": {"limit_values": True},
+    "rebatch": {"rebatch": False},
+    "growth_by_steps": {"growth_by": "epochs"},
+    "passes": {"passes": False},
+    "noise_once": {"smooth_noise": True},
+    "lone_jobs": {"lone_jobs": False},
+    "all": {
+        "limit_values": True,
+        "rebatch": False,
+        "growth_by": "epochs",
+        "passes": False,
+        "smooth_noise": True,
+        "lone_jobs": False,
+    },
+}
+
+
+def workloads(folder: Path, names: Sequence[str], shuffle: int | None, kept: Path) -> list[Path]:
+    """Files of the workloads in `folder`, or of shuffles of them, which are put into `kept`.
+
+    Raises:
+        SystemExit: if there are none.
+    """
+    places = (folder / "workloads", folder.resolve().parent / "workloads")
+    files = sorted(file for place in places for file in place.glob("*.csv"))
+    files = [file for file in files if not names or file.stem.rpartition("-")[2] in names]
+    if not files:
+        sys.exit(f"no such workloads/*.csv in {folder} or beside it")
+    if shuffle is None:
+        return files
+    return [shuffled(file, default_rng((shuffle, at)), kept) for at, file in enumerate(files)]
+
+
+def shuffled(file: Path, rng: Generator, kept: Path) -> Path:
+    """The same jobs and, but for `NEAR_S`, the same times; who comes when is drawn anew."""
+    trace = read_trace(file)
+    times = [max(0.0, job.at + float(rng.uniform(-NEAR_S, NEAR_S))) for job in trace.jobs]
+    jobs = [
+        msgspec.structs.replace(trace.jobs[place], at=Seconds(round(at, 3)))
+        for place, at in zip(rng.permutation(len(times)).tolist(), times, strict=True)
+    ]
+    jobs.sort(key=lambda job: job.at)
+    to = kept / file.name
+    write_trace(msgspec.structs.replace(trace, jobs=tuple(jobs)), to)
+    return to
+
+
+def ways(
+    folder: Path, files: Iterable[Path], setting: Mapping[str, Any], options: Mapping[str, Any]
+) -> list[Way]:
+    """One simulation for each workload."""
+    published = {"round_s": 60.0, "stall_s": 30.0, "warm_up": 0.0, "generations": 0}
+    return [
+        Way(
+            Scenario(
+                physics="profiles", profiles=str(folder), workload=str(file),
+                **{**published, **setting},
+            ),
+            options,
+        )
+        for file in files
+    ]  # fmt: skip
+
+
+class Recipe:
+    """Simulates, and sets side by side."""
+
+    def __init__(self, bench: Bench, folder: Path, files: Sequence[Path]) -> None:
+        self._bench, self._folder, self._files = bench, folder, files
+        self.figures: dict[str, float] = {}
+
+    def results(
+        self, setting: Mapping[str, Any], options: Mapping[str, Any]
+    ) -> list[SimulationResult]:
+        """Of each workload."""
+        wanted = ways(self._folder, self._files, setting, options)
+        self._bench.do(wanted)
+        return [self._bench.result(way, self._bench.seeds[0]) for way in wanted]
+
+    def mean_s(self, setting: Mapping[str, Any], options: Mapping[str, Any]) -> float:
+        """Average completion time, mean over the workloads, seconds."""
+        found = self.results(setting, options)
+        return statistics.mean(average_s(each, each.ended_at) for each in found)
+
+    def levels(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
+        """What a policy with these options takes at some levels."""
+        rows: list[list[object]] = []
+        for name in names:
+            found = self.results(LEVELS[name], options)
+            times = [average_s(each, each.ended_at) for each in found]
+            moves = statistics.mean(job.rescales for each in found for job in each.jobs)
+            mean = statistics.mean(times)
+            self.figures |= {f"{name}_s": mean, f"{name}_rescales": moves}
+            if name != "native":
+                self.figures[f"{name}_vs_pollux"] = mean / POLLUX_S
+            rows.append([name, *(f"{time:.0f}" for time in times), f"{mean:.1f}", f"{moves:.2f}"])
+        shown = ["level", *(file.stem for file in self._files), "mean, s", "re-scales a job"]
+        report.table("average completion time, s", shown, rows)
+
+    def switches(self, names: Sequence[str], options: Mapping[str, Any]) -> None:
+        """Each part switched off, over the policy as it is."""
+        on = self.mean_s({}, options)
+        rows: list[list[object]] = []
+        for name in names:
+            off = self.mean_s({}, {**options, **SWITCHES[name]})
+            self.figures[f"off_{name}"] = off / on
+            rows.append([name, f"{off:.1f}", f"{on:.1f}", f"{off / on:.3f}"])
+        report.table("switched off", ["part", "off, s", "on, s", "ratio"], rows)
+
+
+def main() -> None:
+    """Simulate what the command line asks for."""
+    asked = report.parser(__doc__ or "")
+    asked.add_argument("--profiles", type=Path, required=True, help="tables of the applications")
+    asked.add_argument("--workloads", default="", help="numbers, as 1,3; all")
+    asked.add_argument("--levels", default=",".join(LEVELS), help="as L2,native")
+    asked.add_argument("--switches", default=",".join(SWITCHES), help="as rebatch,all; or none")
+    asked.add_argument("--options", default="{}", help="of the policy, as JSON")
+    asked.add_argument("--shuffle", type=int, help="seed: deal out jobs over times anew")
+    asked.add_argument("--workers", type=int, default=2, help="processes")
+    chosen = asked.parse_args()
+    options = msgspec.json.decode(chosen.options, type=dict[str, Any])
+    with tempfile.TemporaryDirectory() as kept:
+        numbers = [number for number in chosen.workloads.split(",") if number]
+        files = workloads(chosen.profiles, numbers, chosen.shuffle, Path(kept))
+        recipe = Recipe(
+            Bench([0], chosen.workers), chosen.profiles, files[: 1 if chosen.quick else None]
+        )
+        recipe.levels([name for name in chosen.levels.split(",") if name], options)
+        if chosen.switches != "none":
+            recipe.switches(["all"] if chosen.quick else chosen.switches.split(","), options)
+    report.write(recipe.figures, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

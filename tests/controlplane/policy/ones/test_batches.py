@@ -1,0 +1,274 @@
+"""Batches that are chosen again on the same slots, and how fast they may grow."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.policy.api import ClusterView, EpochSeen, JobView, Plan, StepsSeen
+from controlplane.policy.ones.options import OnesOptions
+from controlplane.policy.ones.policy import Ones
+from controlplane.policy.planning.packing import split
+from controlplane.prediction.speed_model import SpeedModel
+from schemas.ids import JobId, Seconds, SlotId
+from tests.support.builders import S0, S1, T0, A, B, job_view
+from tests.support.sizes import examples
+from tests.support.views import NOW, row_of, view_of
+
+FIRST, LIMIT, LOUD = 64, 8192, 1e9  # batches; a noise scale at which the largest batch is the best
+
+
+def a_job(job: JobId = A, *on: SlotId, batch: int = FIRST, **changes: Any) -> JobView:
+    """1 to 4 slots, warm, with a batch of 64 that may grow."""
+    how = {"family": "f", "epoch": 1, "batch_limit": LIMIT, "local_limit": LIMIT, **changes}
+    return job_view(job, slots=(1, 4), running_on=split(batch, on) if on else {}, **how)
+
+
+def steps(
+    job: JobId = A, *, batch: int = FIRST, group: int = 1, step: int = 10, **changes: Any
+) -> StepsSeen:
+    """Telemetry of a group that trained so many steps with that batch: each takes 0.1 s."""
+    seen = StepsSeen(
+        job=job, family="f", group=group, slots=1, nodes=1, global_batch=batch, step=step,
+        samples_done=64 * step, samples_per_s=batch / 0.1, noise_scale=LOUD, group_steps=10,
+    )  # fmt: skip
+    return msgspec.structs.replace(seen, **changes)
+
+
+def shown(*jobs: JobView, version: int = 1) -> ClusterView:
+    return view_of(row_of(2, 2), *jobs, version=version)
+
+
+def policy_of(*events: StepsSeen | EpochSeen, jobs: tuple[JobView, ...], **options: Any) -> Ones:
+    """It saw these jobs, and then what happened to them."""
+    policy = Ones(OnesOptions(**options))
+    policy.plan(shown(*jobs), Seconds(0.0))
+    for event in events:
+        policy.observe(event, NOW)
+    return policy
+
+
+def batches(plan: Plan) -> dict[JobId, int]:
+    return {job: sum(placed.values()) for job, placed in plan.local_batch.items()}
+
+
+# --- which jobs, and when
+
+
+def test_a_job_that_tells_of_noise_gets_twice_its_batch_where_it_is_and_is_told_why() -> None:
+    job = a_job(A, S0, T0)
+
+    plan = policy_of(steps(), jobs=(job,)).batches(shown(job), NOW)
+
+    assert plan.local_batch == {A: {S0: 64, T0: 64}}
+    assert plan.reasons[A].code == "batch"
+    numbers = plan.reasons[A].numbers
+    assert [numbers[name] for name in ("slots_then", "batch_now", "batch_then")] == [2, 64, 128]
+    assert plan.reasons[A].text.startswith("batch up to 128 (")
+
+
+def test_only_jobs_that_told_something_since_the_last_question_are_looked_at() -> None:
+    jobs = (a_job(A, S0), a_job(B, S1))
+    policy = policy_of(steps(A), jobs=jobs)
+
+    first, again = policy.batches(shown(*jobs), NOW), policy.batches(shown(*jobs), NOW)
+    policy.observe(steps(B), NOW)
+    other = policy.batches(shown(*jobs), NOW)
+
+    assert [batches(plan) for plan in (first, again, other)] == [{A: 128}, {}, {B: 128}]
+
+
+def test_a_job_that_was_moved_just_now_may_get_another_batch_but_no_other_slots() -> None:
+    job = a_job(A, S0, moved_at=NOW, placed_at=NOW)
+    policy = policy_of(steps(), jobs=(job,))
+
+    assert batches(policy.batches(shown(job), NOW)) == {A: 128}
+
+
+@pytest.mark.parametrize(
+    "changes", [{"movable": False}, {"retry_at": Seconds(NOW + 1.0)}, {"running_on": {}}], ids=str
+)
+def test_a_job_that_nobody_may_change_or_that_waits_is_left_alone(changes: dict[str, Any]) -> None:
+    job = msgspec.structs.replace(a_job(A, S0), **changes)
+
+    assert policy_of(steps(), jobs=(job,)).batches(shown(job), NOW) == Plan(based_on=1)
+
+
+def test_without_rebatch_no_batch_changes_but_with_a_plan() -> None:
+    job = a_job(A, S0)
+
+    assert policy_of(steps(), jobs=(job,), rebatch=False).batches(shown(job), NOW).local_batch == {}
+
+
+def test_a_change_of_the_batch_keeps_no_job_from_being_moved() -> None:
+    """Its gate counts from when it got its slots."""
+    job = a_job(A, S0, moved_at=NOW, placed_at=Seconds(NOW - 60.0))
+    plans = {
+        rebatch: policy_of(jobs=(job,), rebatch=rebatch).plan(shown(job), NOW)
+        for rebatch in (True, False)
+    }
+
+    assert {rebatch: plan.wake_at for rebatch, plan in plans.items()} == {
+        True: None,
+        False: NOW + 30.0,
+    }
+
+
+# --- how fast they grow
+
+
+def test_a_batch_doubles_again_when_enough_steps_were_trained_with_it() -> None:
+    job = a_job(A, S0, batch=128)
+    policy = policy_of(steps(), jobs=(a_job(A, S0),), growth_steps=10)
+    grown = []
+    for step, measured in ((15, 4), (19, 8), (21, 10)):
+        policy.observe(steps(batch=128, group=2, step=step, group_steps=measured), NOW)
+        grown.append(batches(policy.batches(shown(job, version=step), NOW)))
+
+    assert grown == [{}, {}, {A: 256}]
+
+
+def test_telemetry_that_does_not_say_of_how_many_steps_it_is_counts_from_its_first_report() -> None:
+    job = a_job(A, S0)
+    policy = policy_of(jobs=(job,), growth_steps=10)
+    grown = []
+    for step in (40, 49, 50):
+        policy.observe(steps(step=step, group_steps=0), NOW)
+        grown.append(batches(policy.batches(shown(job, version=step), NOW)))
+
+    assert grown == [{}, {}, {A: 128}]
+
+
+@settings(max_examples=examples(60), deadline=None)
+@given(
+    asked=st.lists(
+        st.sampled_from(["batches", "plan", "epoch", "report", "shrink", "wait", "view"]),
+        min_size=1, max_size=12,
+    ),
+    begin=st.sampled_from([64, 100, 256, 1024]),
+)  # fmt: skip
+def test_whatever_is_asked_no_batch_is_more_than_doubled_without_steps_between(
+    asked: list[str], begin: int
+) -> None:
+    job = a_job(A, S0, batch=begin)
+    policy = policy_of(steps(batch=begin), jobs=(job,))
+    version, largest = 1, begin
+    for number, what in enumerate(asked, 2):
+        now, batch = Seconds(NOW + 40.0 * number), sum(job.running_on.values())
+        if what in {"batches", "plan"}:
+            view = shown(job, version=version)
+            plan = policy.batches(view, now) if what == "batches" else policy.plan(view, now)
+            if placed := plan.local_batch.get(A):
+                job = msgspec.structs.replace(
+                    job, running_on=dict(placed), last_batch=sum(placed.values())
+                )
+        elif what == "epoch":
+            policy.observe(epoch(batch), now)
+        elif what == "report":  # of the group before, or of one that trained nothing yet
+            policy.observe(steps(batch=batch, group=number, group_steps=0), now)
+        elif what == "shrink":
+            job = msgspec.structs.replace(job, running_on={S0: max(1, batch // 2)})
+        elif what == "wait":
+            job = msgspec.structs.replace(job, running_on={})
+        version = number
+        largest = max(largest, sum(job.running_on.values()))
+
+    assert largest <= 2 * begin
+
+
+def epoch(batch: int) -> EpochSeen:
+    return EpochSeen(
+        job=A, family="f", slots=1, nodes=1, global_batch=batch, samples_per_s=640.0, whole=False,
+        noise_scale=LOUD,
+    )  # fmt: skip
+
+
+# --- in how many passes
+
+
+def test_a_measured_pass_tells_of_steps_that_take_several() -> None:
+    """A pass of 32 samples takes 0.1 s alone, and no reduction: two of them 0.2 s."""
+    policy = policy_of(jobs=(a_job(),))
+    told: dict[str, Any] = {"pass_s": 0.1, "sync_s": 0.0, "local_batch": 32, "passes": 2}
+    policy.observe(steps(batch=64, samples_per_s=64 / 0.2, **told), NOW)
+
+    model = policy.estimates.family("f").speed_model(FIRST)
+    one, two = np.array([1, 1]), np.array([32.0, 64.0])
+
+    assert model.step_s(one, one, two).tolist() == pytest.approx([0.1, 0.1 + computing(model, 32)])
+
+
+def computing(model: SpeedModel, samples: float) -> float:
+    return model.compute[0] + model.compute[1] * samples
+
+
+def test_an_epoch_of_steps_in_several_passes_measures_no_pass() -> None:
+    told: dict[str, Any] = {"pass_s": 0.1, "sync_s": 0.0, "local_batch": 32, "passes": 2}
+    policy = policy_of(steps(batch=64, **told), jobs=(a_job(A, S0),))
+    epoch_of_64 = msgspec.structs.replace(epoch(64), whole=True)
+    policy.observe(epoch_of_64, NOW)
+
+    assert {key[2] for key in policy.estimates.family("f").means} == {32}
+
+
+# --- noise scales
+
+
+def test_a_noise_scale_is_believed_as_it_was_measured_last() -> None:
+    """Workers smooth it; `smooth_noise` does so once more, and weighs it against the prior."""
+    events = [steps(noise_scale=scale, step=10 + at) for at, scale in enumerate((1024.0, 4096.0))]
+    job = a_job(A, S0)
+
+    found = {
+        smooth: policy_of(*events, jobs=(job,), smooth_noise=smooth).estimates.noise_scale(job)
+        for smooth in (False, True)
+    }
+
+    assert found[False] == 4096.0
+    assert 256.0 < found[True] < 4096.0
+
+
+def test_who_has_measured_none_believes_relatives_and_else_a_few_first_batches() -> None:
+    other = steps(B, noise_scale=1000.0)
+    job = a_job(A, S0, epoch=0)
+
+    assert policy_of(jobs=(job,)).estimates.noise_scale(job) == 4 * FIRST
+    assert policy_of(other, jobs=(job,)).estimates.noise_scale(job) == pytest.approx(1000, rel=0.05)
+
+
+# --- jobs of which nobody can say how long they last
+
+
+def test_a_job_alone_is_believed_to_take_three_times_what_is_done_and_twenty_minutes() -> None:
+    options = OnesOptions(share_lengths=False)
+    known, stated = a_job(A, S0, samples_done=640_000), a_job(B, S1, stop_samples=640)
+    young = a_job(A, S0, samples_done=640)
+    lengths = []
+    for jobs in ((known,), (young,), (stated,)):
+        policy = Ones(options)
+        seen = steps(jobs[0].job, noise_scale=256.0, samples_done=jobs[0].samples_done)
+        policy.observe(seen, NOW)
+        (row,) = policy.builder.build(shown(*jobs), NOW).job_rows
+        lengths.append((row.remaining_s, row.table.one_speed))
+
+    speeds = [speed for _, speed in lengths]
+    assert lengths[0][0] == pytest.approx(3 * 640_000 / speeds[0])
+    assert lengths[1][0] == 1200.0
+    assert lengths[2][0] == pytest.approx(640 / speeds[2])
+
+
+def test_jobs_alone_are_told_apart_less_by_length_but_not_beside_one_whose_end_is_stated() -> None:
+    options = OnesOptions(share_lengths=False)
+    lone, stated = a_job(A, S0), a_job(B, S1, stop_samples=640)
+
+    exponents = [
+        Ones(options).builder.build(shown(*jobs), NOW).speedup_exponent
+        for jobs in ((lone,), (lone, stated))
+    ]
+
+    assert exponents == [options.lone_speedup_exponent, options.speedup_exponent]
