@@ -16,7 +16,7 @@ from schemas.ids import JobId
 Value = str | int | float | bool
 Values = Mapping[str, Value]
 
-VisitOrder = Literal["greedy", "rollouts", "random"]
+VisitOrder = Literal["greedy", "rollouts", "random", "fixed"]
 
 MAX_CONFIGURATIONS: Final = 10_000
 MAX_EPOCHS: Final = 1_000_000
@@ -88,6 +88,10 @@ class RandomSearch(
     configurations: int
 
 
+# In which order ASHA looks at scores: in one that follows from them, or (paper) as they arrive
+Promotes = Literal["in_order", "on_arrival"]
+
+
 class SuccessiveHalving(
     msgspec.Struct,
     frozen=True,
@@ -111,11 +115,12 @@ class Hyperband(
 
 
 class Asha(msgspec.Struct, frozen=True, tag="asha", tag_field="type", forbid_unknown_fields=True):
-    """Rungs that wait for nobody (Li et al., MLSys '20): promoted as soon as among the best."""
+    """Rungs that do not wait for all (Li et al., MLSys '20): promoted once among the best."""
 
     configurations: int
     min_epochs: int = 1
     eta: int = 3
+    promotes: Promotes = "in_order"
 
 
 class MedianStopping(
@@ -170,7 +175,7 @@ class SweepSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     keep: int = 1  # best configurations whose states stay when the sweep is over
     revoke_s: float = 120.0  # a worker whose slot is wanted may take so long to end its unit
     # Who visits what next: the most loaded; that, chosen by 20 plays; by chance (Cerebro).
-    order: VisitOrder = "greedy"
+    order: VisitOrder = "fixed"
     # Global batch of the last trials as elastic jobs, once they are fewer than half the slots.
     graduate_batch: int | None = None  # None: they train on here, and stay exact
 

@@ -340,15 +340,14 @@ class Sweep:
 
     def _go_on(self, now: Seconds) -> list[Order]:
         """Ask the searcher until it has no more to say, then order what can be ordered."""
-        found = self._ask_searcher()
-        if left := graduate_last_trials(self.state):
-            found += [*left, *self._ask_searcher()]
-        found += keep_states(self.state)
+        found = [*self._ask_searcher(), *keep_states(self.state)]
+        if left := graduate_last_trials(self.state):  # of states that are there now
+            found += [*left, *self._ask_searcher(), *keep_states(self.state)]
         return [*found, *begin_units(self.state, now)]
 
     def _ask_searcher(self) -> list[Order]:
         found: list[Order] = []
-        while decisions := next_decisions(self.state.spec, self.state.trials):
+        while decisions := next_decisions(self.state.spec, self.state.trials, self.state.paused):
             found += decide(self.state, decisions)
         return found
 

@@ -1,9 +1,10 @@
-"""Who visits what next: the greedy order, the same with weights that plays chose, or chance."""
+"""Who visits what next: greedy, the same with weights that plays chose, known before, or chance."""
 
 from __future__ import annotations
 
 from typing import Final
 
+from controlplane.sweeps.hopping.fixed_order import FixedOrder
 from controlplane.sweeps.hopping.problem import HopProblem
 from controlplane.sweeps.hopping.progress import Progress, Weights
 from controlplane.sweeps.hopping.random_order import RandomOrder
@@ -30,6 +31,8 @@ def visit_order(
     """
     if state.order == "random":
         return RandomOrder(problem, stream("visits", state.spec.seed, state.attempts))
+    if state.order == "fixed":
+        return FixedOrder(problem, [number + state.models[number].epoch for number in numbers])
     if state.order == "rollouts":
         return Progress(problem, _weights(state, problem, numbers, workers))
     return Progress(problem)

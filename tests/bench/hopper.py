@@ -1,6 +1,6 @@
 """Model hopping: its order, the way of its states, real trainings beside others', and what deaths cost.
 
-`--only order|transfer|trainings|faults` measures one of these parts; a whole run takes half an hour on two
+`--only order|transfer|trainings|curves|faults` measures one of these parts; a whole run takes half an hour on two
 cores. `--curves FILE` keeps what `bin/bench hopper_figures` draws.
 """
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from tests.bench import report
 from tests.bench.hopper_faults import fault_figures
 from tests.bench.hopper_order import order_figures
-from tests.bench.hopper_trainings import training_figures
+from tests.bench.hopper_trainings import learning_curves, training_figures
 from tests.bench.hopper_transfer import transfer_figures
 
 
@@ -20,13 +20,14 @@ def main() -> None:
     """Measure, print, write."""
     parser = report.parser(__doc__ or "")
     parser.add_argument("--curves", type=Path, help="write what figures are drawn from here")
-    parser.add_argument("--only", choices=["order", "transfer", "trainings", "faults"])
+    parser.add_argument("--only", choices=["order", "transfer", "trainings", "curves", "faults"])
     given = parser.parse_args()
     quick: bool = given.quick
     parts: dict[str, Callable[[], dict[str, float]]] = {
         "order": lambda: order_figures(quick=quick),
         "transfer": lambda: transfer_figures(quick=quick),
         "trainings": lambda: training_figures(quick=quick, curves=given.curves),
+        "curves": lambda: learning_curves(quick=quick, curves=given.curves),
         "faults": lambda: fault_figures(quick=quick),
     }
     figures: dict[str, float] = {}

@@ -88,16 +88,18 @@ def draw_costs(measured: Mapping[str, Any], path: Path) -> None:
 
 
 def draw_curves(measured: Mapping[str, Any], path: Path) -> None:
-    """The best configuration's metric, epoch by epoch: hopping, and trained alone on all data."""
+    """Every configuration's metric, epoch by epoch: hopping, and alone on all data (dashed)."""
     figure = new_figure(9.0, 3.8)
     panels = figure.subplots(1, len(measured))
-    for axes, (training, curves) in zip(panels, measured.items(), strict=True):
-        for colour, (name, values) in zip(COLOURS, curves["curves"].items(), strict=False):
-            epochs = range(1, len(values) + 1)
-            axes.plot(epochs, values, color=colour, marker="o", markersize=3, label=name)
+    for axes, (training, found) in zip(panels, measured.items(), strict=True):
+        for style, (name, curves) in zip(("-", "--"), found["curves"].items(), strict=True):
+            for number, (colour, values) in enumerate(zip(COLOURS, curves, strict=False)):
+                epochs = range(1, len(values) + 1)
+                label = name if number == 0 else None
+                axes.plot(epochs, values, color=colour, linestyle=style, linewidth=1, label=label)
         axes.set_title(training, fontsize=10)
         axes.set_xlabel("epoch")
-        axes.set_ylabel(curves["metric"])
+        axes.set_ylabel(found["metric"])
         tidy(axes)
     panels[-1].legend(frameon=False, fontsize=9)
     save(figure, path)

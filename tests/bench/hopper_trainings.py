@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from tests.bench import report
-from tests.bench.hopper_ways import NODES, Training, Way, trainings, ways
+from tests.bench.hopper_ways import NODES, Training, Way, as_sweep, trainings, ways
+
+CURVE_EPOCHS: Final = 8
 
 
 def training_figures(*, quick: bool, curves: Path | None) -> dict[str, float]:
@@ -34,8 +35,50 @@ def training_figures(*, quick: bool, curves: Path | None) -> dict[str, float]:
             found[one.name] = ways(one, Path(folder) / one.name)
             told(one, found[one.name])
     if curves is not None:
-        curves.write_text(json.dumps(for_figures(searched, found)), encoding="utf-8")
+        keep(curves, "ways", {name: {way: asdict(m) for way, m in mine.items()}
+                              for name, mine in found.items()})  # fmt: skip
     return figures_of(found)
+
+
+def learning_curves(*, quick: bool, curves: Path | None) -> dict[str, float]:
+    """Four configurations by hopping over four partitions, and each alone on all data.
+
+    Args:
+        quick: one epoch.
+        curves: where they are written for figures.
+
+    Returns:
+        How far the best metrics of both ways are apart, for each training.
+    """
+    found: dict[str, Any] = {}
+    figures = {}
+    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+        for training in trainings(quick=quick):
+            one = replace(training, epochs=1 if quick else CURVE_EPOCHS, configurations=NODES)
+            base = Path(folder) / one.name
+            ways = {
+                "hopping": as_sweep(one, base / "hopping", NODES, 1, "greedy").curves,
+                "alone, on all data": as_sweep(one, base / "alone", 1, NODES, "greedy").curves,
+            }
+            found[one.name] = {"metric": one.metric, "curves": ways}
+            best = max if one.mode == "max" else min
+            hopping, alone = (best(max(c) if one.mode == "max" else min(c) for c in each)
+                              for each in ways.values())  # fmt: skip
+            figures[f"{one.name}_{one.metric}_hopping_less_alone"] = hopping - alone
+            report.table(
+                f"{one.name}: best {one.metric} of {NODES} configurations, {one.epochs} epochs",
+                ["hopping", "alone, on all data"],
+                [[hopping, alone]],
+            )
+    if curves is not None:
+        keep(curves, "curves", found)
+    return figures
+
+
+def keep(path: Path, key: str, value: dict[str, Any]) -> None:
+    """Put one part into the file that figures are drawn from."""
+    before = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(before | {key: value}), encoding="utf-8")
 
 
 def told(one: Training, mine: dict[str, Way]) -> None:
@@ -77,20 +120,3 @@ def figures_of(found: dict[str, dict[str, Way]]) -> dict[str, float]:
                 key = way.replace(" ", "_").replace("-", "_")
                 figures[f"{name}_makespan_vs_{key}"] = whole / measured.makespan_s
     return figures
-
-
-def for_figures(
-    searched: Sequence[Training], found: Mapping[str, Mapping[str, Way]]
-) -> dict[str, Any]:
-    """What `bin/bench hopper_figures` draws: costs, and the curves of the best configuration."""
-    curves = {}
-    for one in searched:
-        mine = found[one.name]
-        last = [curve[-1] for curve in mine["hopping"].curves]
-        best = last.index((max if one.mode == "max" else min)(last))
-        chosen = {name: way.curves[best] for name, way in mine.items() if name != "random order"}
-        curves[one.name] = {"metric": one.metric, "curves": chosen}
-    return {
-        "ways": {name: {way: asdict(m) for way, m in mine.items()} for name, mine in found.items()},
-        "curves": curves,
-    }

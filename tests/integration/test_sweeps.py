@@ -125,9 +125,13 @@ def test_a_lost_node_is_done_without(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_asha_of_24_configurations_shares_four_slots_with_three_jobs(tmp_path: Path) -> None:
+def test_asha_of_24_configurations_has_the_same_winner_beside_three_jobs_as_alone(
+    tmp_path: Path,
+) -> None:
     asha = 'type = "asha"\nconfigurations = 24\nmax_epochs = 9\n'
     with cluster(tmp_path, policy="ones") as shared:
+        alone = submit_sweep(shared, asha, pause_s=0.0)
+        assert shared.wait(alone).code == 0, shared.said()
         sweep = submit_sweep(shared, asha, pause_s=0.1)
         until(shared, sweep, lambda shown: shown.units_done >= 8)
         env = {"PAUSE_S": "0.05", "HOLD": "/"}
@@ -140,6 +144,11 @@ def test_asha_of_24_configurations_shares_four_slots_with_three_jobs(tmp_path: P
         detail = until(shared, sweep, lambda _: True)
         assert (detail.trials_in_all, detail.units_again) == (24, 0)
         assert len({len(version["slots"]) for version in versions}) > 1, "slots moved"
+        expected = until(shared, alone, lambda _: True)
+        assert detail.best == expected.best
+        assert [(trial.epochs, trial.best_score) for trial in detail.trials] == [
+            (trial.epochs, trial.best_score) for trial in expected.trials
+        ]
 
 
 def test_the_last_configuration_goes_on_as_a_job_and_its_sweep_counts_its_epochs(

@@ -141,16 +141,17 @@ class Hyperband(_Searcher, frozen=True, tag="hyperband"):
 
 
 class ASHA(_Searcher, frozen=True, tag="asha"):
-    """Rungs that wait for nobody (Li et al., MLSys '20): promoted as soon as among the best."""
+    """Rungs that do not wait for all (Li et al., MLSys '20): promoted once among the best."""
 
     configurations: int | None = None  # default: `eta` of them come to the last epoch; at most 64
     min_epochs: int = 1
     eta: int = 3
+    promotes: spec.Promotes = "in_order"  # the same winner on any slots; or `on_arrival`, as there
 
     def spec(self) -> spec.Searcher:
         """As the controller takes it."""
         many = _enough(self.configurations, self.min_epochs, self.max_epochs, self.eta)
-        return spec.Asha(many, self.min_epochs, self.eta)
+        return spec.Asha(many, self.min_epochs, self.eta, self.promotes)
 
 
 class MedianStopping(_Searcher, frozen=True, tag="median"):

@@ -12,7 +12,7 @@ from schemas.errors import BadFieldError, SettingsError
 from schemas.jobs import KEEP, SWEEP_SCRIPT, JobSpec
 from schemas.sweeps import Parameter, SearchSpec, SweepSpec, Value, check_sweep
 
-Order = Literal["greedy", "rollouts", "random"]
+Order = Literal["greedy", "rollouts", "random", "fixed"]
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,7 +33,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True):
     partitions: int  # of the data
     replicas: int = 1  # nodes that hold each partition; more: every node
     keep: int = 1  # best configurations whose states stay when the sweep is over
-    order: Order = "greedy"  # who visits which partition next
+    order: Order = "fixed"  # who visits which partition next
     revoke_s: float = 120.0  # that a unit may still take where its slot is wanted
     graduate_batch: int | None = None  # of the last trials as elastic jobs; None: they stay
     seed: int = 0

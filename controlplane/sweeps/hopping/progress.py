@@ -92,6 +92,10 @@ class Progress:
         if self._todo[model]:
             self.idle_models.add(model)
 
+    def _open(self, model: int) -> Partitions:
+        """What a model may visit next."""
+        return self._todo[model]
+
     def _rank(self, model: int) -> float:
         work = max(0.0, self._work[model])  # sums of what was taken away may end below
         visits: float = (work / self.problem.models[model].unit_s) ** self._visits_count
@@ -104,7 +108,7 @@ class Progress:
             return None
         found: int | None = None
         for model in by_work:
-            if model not in self.idle_models or not self._todo[model] & held:
+            if model not in self.idle_models or not self._open(model) & held:
                 continue
             if found is None:
                 found = model
@@ -117,7 +121,7 @@ class Progress:
                 break
         if found is None:
             return None
-        return Visit(found, self._busiest(self._todo[found] & held), slot)
+        return Visit(found, self._busiest(self._open(found) & held), slot)
 
     def _busiest(self, some: Partitions) -> int:
         """Of several partitions the one whose primary slot has most to do."""

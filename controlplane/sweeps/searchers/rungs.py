@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from bisect import bisect
+from collections.abc import Container, Sequence
 from itertools import pairwise
 
 from controlplane.sweeps.trials import Decision, Grant, Stop, Trial, ranked
+from schemas.sweeps import Promotes
 
 
 def rungs(least: int, most: int, eta: int) -> list[int]:
@@ -51,24 +53,40 @@ def synchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> lis
     return found
 
 
-def asynchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> list[Decision]:
-    """Rungs that wait for nobody: who is in the best 1 / eta of those that came so far goes on.
+def asynchronous(
+    trials: Sequence[Trial],
+    levels: Sequence[int],
+    eta: int,
+    promotes: Promotes = "in_order",
+    paused: Container[int] = (),
+) -> list[Decision]:
+    """Rungs that do not wait for all: who is in the best 1 / eta of those before goes on.
 
     ASHA (Li et al., MLSys '20, algorithm 2), highest rung first. Paper: where nobody can be
     promoted a new configuration begins. Here all are there from the beginning, and paused ones
     cost nothing. When nobody trains and nobody is among the best, the first of the highest rung
     goes on until one is trained to the end, or leaves for that; then the others stop.
 
+    Paper: scores are looked at as they arrive (`on_arrival`), so the same search has other winners
+    with other slots. `in_order` looks at them in an order of its own: at the first rung by number,
+    at the next ones as they were promoted, and a score waits for those before it. Who is promoted
+    then follows from the scores alone.
+
     Args:
         trials: all of them.
         levels: as `rungs` gives them.
         eta: one in so many goes on.
+        promotes: in which order scores are looked at.
+        paused: numbers of trials for which nobody waits.
     """
     found: list[Decision] = []
-    for level, following in reversed(list(pairwise(levels))):
-        here = ranked(trials, level)
-        promoted = here[: len(here) // eta]
-        found += [Grant(one.number, following) for one in promoted if _waits_at(one, level)]
+    if promotes == "in_order":
+        promoted = _promoted_in_order(trials, levels, eta, paused)
+    else:
+        ranks = [ranked(trials, level) for level in levels[:-1]]
+        promoted = [[trial.number for trial in here[: len(here) // eta]] for here in ranks]
+    for (level, following), numbers in reversed(list(zip(pairwise(levels), promoted, strict=True))):
+        found += [Grant(n, following) for n in numbers if _waits_at(trials[n], level)]
     if found or any(not trial.ended and not trial.waits for trial in trials):
         return found
     if not any(trial.epochs >= levels[-1] or trial.ended == "graduated" for trial in trials):
@@ -81,6 +99,48 @@ def asynchronous(trials: Sequence[Trial], levels: Sequence[int], eta: int) -> li
         for trial in trials
         if not trial.ended
     ]
+
+
+def _promoted_in_order(
+    trials: Sequence[Trial], levels: Sequence[int], eta: int, paused: Container[int]
+) -> list[list[int]]:
+    """For each rung but the last the numbers of who goes on, in the order of their promotions."""
+    found: list[list[int]] = []
+    below: list[int] = []  # who was promoted to the rung
+    for level in levels[:-1]:
+        came = set(below)
+        late = [t.number for t in trials if t.number not in came and _reaches(t, level)]
+        below = _best_of_prefixes([trials[n] for n in (*below, *late)], level, eta, paused)
+        found.append(below)
+    return found
+
+
+def _reaches(trial: Trial, level: int) -> bool:
+    """Whether it may train to the rung, and began below it."""
+    return trial.began_at < level <= trial.granted
+
+
+def _best_of_prefixes(
+    order: Sequence[Trial], level: int, eta: int, paused: Container[int]
+) -> list[int]:
+    """Who is among the best 1 / eta of all up to some place, up to the first without a score."""
+    ranks: list[tuple[float, int]] = []  # ascending: the best first
+    found: dict[int, None] = {}
+    places = 0
+    for trial in order:
+        score = trial.score_after(level)
+        if score is None:
+            if trial.ended or trial.number in paused:
+                continue
+            break
+        at = bisect(ranks, (-score, trial.number))
+        ranks.insert(at, (-score, trial.number))
+        before, places = places, len(ranks) // eta
+        if at < places:
+            found[trial.number] = None
+        elif places > before:
+            found[ranks[before][1]] = None
+    return list(found)
 
 
 def _waits_at(trial: Trial, level: int) -> bool:

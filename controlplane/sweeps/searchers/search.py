@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 from controlplane.sweeps.configurations import drawn, grid
 from controlplane.sweeps.searchers.population import exploit_and_explore
@@ -23,7 +23,9 @@ from schemas.sweeps import (
 )
 
 
-def next_decisions(spec: SearchSpec, trials: Sequence[Trial]) -> list[Decision]:
+def next_decisions(
+    spec: SearchSpec, trials: Sequence[Trial], paused: Container[int] = ()
+) -> list[Decision]:
     """What the search wants now; nothing while it waits for trials, or is over.
 
     A function of its arguments: whoever has the same trials decides the same, after a restart too.
@@ -32,6 +34,7 @@ def next_decisions(spec: SearchSpec, trials: Sequence[Trial]) -> list[Decision]:
     Args:
         spec: checked.
         trials: in order of their numbers; those that users added may be among them.
+        paused: numbers of those that do not train at the moment.
     """
     if not trials:
         return first_trials(spec)
@@ -41,8 +44,9 @@ def next_decisions(spec: SearchSpec, trials: Sequence[Trial]) -> list[Decision]:
             return []
         case SuccessiveHalving(min_epochs=least, eta=eta):
             return synchronous(trials, rungs(least, spec.epochs, eta), eta)
-        case Asha(min_epochs=least, eta=eta):
-            return asynchronous(trials, rungs(least, spec.epochs, eta), eta)
+        case Asha(min_epochs=least, eta=eta, promotes=promotes):
+            levels = rungs(least, spec.epochs, eta)
+            return asynchronous(trials, levels, eta, promotes, paused)
         case Hyperband(eta=eta):
             return _brackets(trials, spec.epochs, eta)
         case MedianStopping():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from controlplane.sweeps.orders import Graduate, Order, RunUnit, StateName, UnitReport
@@ -121,6 +121,7 @@ def test_a_copy_trains_an_epoch_of_its_own_before_it_goes_on_as_a_job() -> None:
     ids=["random", "halving", "asha"],
 )
 @settings(max_examples=examples(40), deadline=None)
+@example(slots=3, faults=8, seed=3126)  # a state that comes back lets its trial go
 @given(slots=st.integers(0, 12), faults=st.sampled_from([0, 8]), seed=st.integers(0, 10_000))
 def test_whoever_is_lost_every_trial_ends_and_graduates_have_a_state_that_is_kept(
     searcher: Searcher, slots: int, faults: int, seed: int

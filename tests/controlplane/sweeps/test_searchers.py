@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from controlplane.sweeps.randomness import stream
 from controlplane.sweeps.searchers.search import epochs_of_new, next_decisions
-from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, with_score
+from controlplane.sweeps.trials import Add, Grant, Stop, Trial, best, failed, with_score
 from schemas.hyperband import brackets
 from schemas.sweeps import (
     Asha,
@@ -49,7 +49,13 @@ def searchers() -> st.SearchStrategy[Searcher]:
         st.builds(RandomSearch, configurations=many),
         st.builds(SuccessiveHalving, configurations=many, min_epochs=st.integers(1, 4), eta=eta),
         st.builds(Hyperband, eta=eta),
-        st.builds(Asha, configurations=many, min_epochs=st.integers(1, 4), eta=eta),
+        st.builds(
+            Asha,
+            configurations=many,
+            min_epochs=st.integers(1, 4),
+            eta=eta,
+            promotes=st.sampled_from(["in_order", "on_arrival"]),
+        ),
         st.builds(MedianStopping, configurations=many, grace_epochs=st.integers(1, 3)),
         st.builds(
             PopulationBased, population=st.integers(4, 12), interval_epochs=st.integers(1, 3)
@@ -75,7 +81,11 @@ def test_every_search_ends_and_trains_nobody_beyond_the_last_epoch(
 
 @settings(max_examples=examples(60), deadline=None)
 @given(
-    searchers().filter(lambda one: not isinstance(one, Asha | MedianStopping)),
+    searchers().filter(
+        lambda one: (
+            not isinstance(one, MedianStopping) and getattr(one, "promotes", "") != "on_arrival"
+        )
+    ),
     st.integers(0, 99),
     st.integers(0, 99),
 )
@@ -117,7 +127,7 @@ def test_asha_promotes_nobody_who_is_not_among_the_best_that_came_so_far(
     many: int, eta: int, seed: int
 ) -> None:
     scores, order = by_chance(seed), stream(seed)
-    spec = search(Asha(many, eta=eta), epochs=eta**2)
+    spec = search(Asha(many, eta=eta, promotes="on_arrival"), epochs=eta**2)
     trials, _ = settled(spec, [])
     while training := [trial for trial in trials if not trial.ended and not trial.waits]:
         one = training[order.randrange(len(training))]
@@ -130,6 +140,22 @@ def test_asha_promotes_nobody_who_is_not_among_the_best_that_came_so_far(
             nobody_trains = all(t.ended or t.waits for t in before)
             places = max(len(here) // eta, nobody_trains)
             assert before[grant.trial].scores[level - 1] in here[:places]
+
+
+def test_asha_promotes_before_all_are_there_and_looks_at_scores_in_order() -> None:
+    spec = search(Asha(6, eta=2), epochs=4)
+    trials = [Trial(n, {"lr": 0.1}, granted=1) for n in range(6)]
+    for number, score in ((0, 0.1), (1, 0.2), (3, 0.9), (4, 0.8)):
+        trials[number] = with_score(trials[number], score, spec.epochs)
+    two = with_score(trials[2], 0.3, spec.epochs)
+
+    assert next_decisions(spec, trials) == [Grant(1, 2)], "2 is not there yet, so 3 waits"
+    after = [*trials[:2], two, *trials[3:]]
+    assert next_decisions(spec, after) == [Grant(n, 2) for n in (1, 2, 3, 4)]
+    others = [Grant(n, 2) for n in (1, 3, 4)]
+    assert next_decisions(spec, trials, {2}) == others, "nobody waits for one that is paused"
+    ended = [*trials[:2], failed(trials[2]), *trials[3:]]
+    assert next_decisions(spec, ended) == others, "nor for one that failed"
 
 
 def test_hyperband_has_the_brackets_of_its_paper() -> None:

@@ -25,6 +25,7 @@ from controlplane.sweeps.orders import (
 )
 from controlplane.sweeps.randomness import stream
 from controlplane.sweeps.sweep import Sweep
+from controlplane.sweeps.trials import Trial
 from controlplane.sweeps.unit_faults import READS
 from schemas.ids import NodeId, Seconds, WorkerId
 from schemas.sweeps import (
@@ -427,6 +428,30 @@ def test_a_node_whose_data_differ_is_left_out_and_alone_it_ends_the_sweep() -> N
     (again,) = [lease.order for lease in one.state.leases.values() if lease.order.worker == W0]
     one.unit_failed(again.attempt, "no such file", "data", NOW)
     assert "no such file" in one.state.stuck
+
+
+@pytest.mark.parametrize(
+    "searcher",
+    [RandomSearch(5), SuccessiveHalving(9), Asha(9), Hyperband(), PopulationBased(4)],
+    ids=lambda one: type(one).__name__,
+)
+@settings(max_examples=examples(20), deadline=None)
+@given(
+    seed=st.integers(0, 99),
+    workers=st.integers(1, 5),
+    chance=st.integers(0, 999),
+    faults=st.sampled_from([0, 6]),
+)
+def test_in_fixed_order_a_sweep_comes_to_the_same_trials_on_any_slots_and_after_any_faults(
+    searcher: Searcher, seed: int, workers: int, chance: int, faults: int
+) -> None:
+    def trials(workers: int, chance: int, faults: int) -> list[Trial]:
+        one = Sweep(search(searcher, epochs=9, seed=seed), 4, order="fixed")
+        held = {N0: {0, 1, 2}, N1: {1, 2, 3}}
+        SweepSite(one, held, workers=2 + workers).run(stream("chance", chance), faults)
+        return one.state.trials
+
+    assert trials(workers, chance, faults) == trials(0, 0, 0)
 
 
 JOINED: list[Searcher] = [
