@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
 
@@ -25,19 +24,17 @@ from controlplane.policy.ones.job_history import OnesJobHistory, limit_bounds, n
 from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
 from controlplane.policy.ones.lengths.job_lengths import JobLengths
 from controlplane.policy.ones.lone_jobs import is_lone
+from controlplane.policy.ones.measurements import Measurements
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.placement_index import PlacementIndex
 from controlplane.policy.search.batch_limits import resumed
 from controlplane.policy.search.observed_families import (
     KEPT_RELATIVES,
-    Colocation,
     FamilyHistories,
     FamilyHistory,
-    believable,
 )
 from controlplane.policy.search.observed_jobs import ArrivalRate
 from controlplane.prediction.array_types import FloatArray, IntArray
-from controlplane.prediction.core_sharing import stretch
 from schemas.ids import JobId, Seconds, SlotId
 
 
@@ -54,6 +51,7 @@ class Estimates:
         self._families = FamilyHistories()
         self._slowdowns = LearntSlowdowns(self._families)
         self._placement = PlacementIndex()
+        self._measurements = Measurements(self._families, self._placement, options)
         self._histories: dict[JobId, OnesJobHistory] = {}
         self._known: set[JobId] = set()
         self.arrivals = ArrivalRate()
@@ -103,69 +101,16 @@ class Estimates:
         if event.whole or not self._options.grows_by_steps:
             history.limit = max(history.limit, event.global_batch)
         history.epoch = max(history.epoch, event.epoch)
-        self._observe_noise(history, event.family, max(0, event.epoch - 1), event.noise_scale)
-        sane = math.isfinite(event.samples_per_s) and event.samples_per_s > 0
-        # Neighbours may have come and gone in it; telemetry tells of the moment.
-        alone = not self._options.interference or self._placement.is_alone(event.job)
-        if event.whole and event.slots and sane and alone:
-            self._timed(event)
+        self._measurements.epoch(event, history)
 
     def _steps(self, event: StepsSeen, now: Seconds) -> None:
         history = self._history(event.job)
         family = self.family(event.family)
         family.reached = max(family.reached, event.samples_done)
-        self._observe_noise(history, event.family, history.epoch, event.noise_scale)
-        # By the worker's clock: reports that were held up arrive all at once. The first of a group
-        # may have been sent before all its members were there, if it does not say of what it is.
         counts = history.observe_steps(event)
         if self._options.grows_by_steps:
             history.grow_limit(self._options.growth_steps)
-        speed = event.samples_per_s
-        if not counts or not math.isfinite(speed) or speed <= 0:
-            return
-        alone_s = self._alone_s(event, event.global_batch / speed)
-        history.trial.add(event.group, event.slots, event.global_batch, alone_s)
-        self._timed(event)
-
-    def _timed(self, event: EpochSeen | StepsSeen) -> None:
-        """A pass was measured; where nobody says how steps divide, a step counts as one."""
-        family = self.family(event.family)
-        if self._options.passes and event.passes and event.pass_s is not None:
-            family.observe_passes(event.slots, event.local_batch, event.passes)
-            self._measured(event, event.local_batch, event.pass_s)
-            return
-        local = max(1, round(event.global_batch / max(1, event.slots)))
-        if family.passes.limits.one_is_enough(event.slots, local):
-            self._measured(event, local, event.global_batch / event.samples_per_s)
-
-    def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
-        options, family = self._options, self.family(event.family)
-        if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
-            return  # the view shows where it is going to be, not where this was measured
-        gpu_type = self._placement.gpu_type(event.job) if options.gpu_types else ""
-        colocation: Colocation | None = None
-        if options.interference:
-            others = self._placement.colocations(event.job)
-            known = family.parts.colocations
-            colocation = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
-        step_s /= self._placement.stretch(event.job)
-        family.add(
-            event.nodes, event.slots, local, step_s, gpu_type=gpu_type, colocation=colocation
-        )
-
-    def _alone_s(self, event: StepsSeen, step_s: float) -> float:
-        """Seconds of a step if nobody else used the cores of its nodes."""
-        cores = self._placement.cores
-        alone = stretch(-(-event.slots // max(1, event.nodes)), cores)
-        return step_s / self._placement.stretch(event.job) * alone
-
-    def _observe_noise(
-        self, history: OnesJobHistory, family: str, epoch: int, noise_scale: float | None
-    ) -> None:
-        if not believable(noise_scale):
-            return
-        history.observe_noise(noise_scale)
-        self.family(family).observe_noise(epoch, noise_scale)
+        self._measurements.steps(event, history, counts=counts)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
         """Take note of arrivals, and move the limits of jobs that reported an epoch.
@@ -193,28 +138,7 @@ class Estimates:
         self, job: JobView, history: OnesJobHistory, *, contended: bool, now: Seconds
     ) -> None:
         """Move R if an epoch or a report interval ended, and note who gave slots back."""
-        history.view = job
-        history.bounds = limit_bounds(job)
-        history.limit = max(history.limit, job.batch_size)
-        by_steps = self._options.grows_by_steps
-        if by_steps:
-            history.follow_batch(job)
-        if not job.running_on:
-            history.slots = 0
-            return
-        interval_s = self._options.report_interval_s
-        slots = len(job.running_on)
-        moved = history.move is not None and history.move.to == job.running_on.keys()
-        if slots < history.slots and not contended and not moved:
-            history.gave_back, history.gave_back_at = history.slots, now
-        history.slots = slots
-        history.due_at = max(history.counted_at, job.moved_at) + interval_s
-        if now > history.due_at and self.warm(job):
-            history.epoch_due, history.counted_at = True, now
-            history.due_at = now + interval_s
-        if by_steps:
-            history.epoch_due = False
-        elif history.epoch_due:
+        if history.follow(job, self._options, now, contended=contended, warm=self.warm(job)):
             history.count_epoch(
                 job,
                 now,

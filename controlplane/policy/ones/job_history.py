@@ -68,6 +68,41 @@ class OnesJobHistory(JobHistory):
         if self.steps - self.group_step >= steps:
             self.limit = self.bounds.clip(max(self.limit, 2 * batch))
 
+    def follow(
+        self, job: JobView, options: OnesOptions, now: Seconds, *, contended: bool, warm: bool
+    ) -> bool:
+        """Take note of a new view: bounds, R, and slots that were given back for nobody.
+
+        Args:
+            job: as the view shows it.
+            options: of the policy.
+            now: seconds on the controller's clock.
+            contended: whether a job waits that would fit.
+            warm: whether the job has done its first steps.
+
+        Returns:
+            Whether an epoch, or a report interval of a long one, is to be counted.
+        """
+        self.view = job
+        self.bounds = limit_bounds(job)
+        self.limit = max(self.limit, job.batch_size)
+        if options.grows_by_steps:
+            self.follow_batch(job)
+        if not job.running_on:
+            self.slots = 0
+            return False
+        slots = len(job.running_on)
+        moved = self.move is not None and self.move.to == job.running_on.keys()
+        if slots < self.slots and not contended and not moved:
+            self.gave_back, self.gave_back_at = self.slots, now
+        self.slots = slots
+        self.due_at = max(self.counted_at, job.moved_at) + options.report_interval_s
+        if now > self.due_at and warm:
+            self.epoch_due, self.counted_at = True, now
+            self.due_at = now + options.report_interval_s
+        due, self.epoch_due = self.epoch_due, False
+        return due and not options.grows_by_steps
+
     def follow_batch(self, job: JobView) -> None:
         """R is at most twice the batch of now, and that batch at least.
 
