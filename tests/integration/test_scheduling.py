@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from tests.support.cluster import Cluster, await_gone, kill
-from tests.support.searching import check_all_done, search_process, submit
+from tests.support.searching import check_all_done, explained, search_process, submit
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +92,26 @@ def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) ->
         cluster.up()
 
     check_all_done(cluster, jobs, 18)
+
+
+@pytest.mark.slow
+def test_who_waits_is_told_when_it_will_start(cluster: Cluster) -> None:
+    first = submit(cluster, 150, slots=[4, 4], family="whole clusters")
+    cluster.until(first, lambda shown: shown["slots"] == 4)
+    second = submit(cluster, 150, slots=[4, 4], family="whole clusters")
+
+    told = cluster.until(second, lambda shown: "; expected to start " in shown["reason"])
+    waits = explained(cluster, second)[-1]
+    for job in (second, first):
+        cluster.ones("cancel", job)
+
+    assert told["state"] == "queued"
+    assert (waits["outcome"], waits["code"]) == ("waits", "waits")
+    low, middle, high = (
+        waits["numbers"][name] for name in ("start_earliest_s", "start_s", "start_latest_s")
+    )
+    assert 0.0 <= low <= middle <= high
+    assert high > 0.0
 
 
 def _another(cluster: Cluster, dead: int) -> int:

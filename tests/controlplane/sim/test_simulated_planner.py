@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
 import pytest
 from numpy.random import Generator, default_rng
 
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.reactor import Reactor
 from controlplane.policy.api import Budget, ClusterView, Plan
+from controlplane.policy.api import StartForecast as PolicyForecast
 from controlplane.sim.engine.event_queue import AFTER, Kernel
 from controlplane.sim.engine.sim_options import PlannerOptions
 from controlplane.sim.engine.simulated_planner import MAX_AGAIN, SimulatedPlanner
+from controlplane.sim.simulation_result import StartForecast
 from schemas.ids import Seconds
 from tests.support.simulated import (
     FREE,
@@ -206,3 +209,23 @@ def test_between_rounds_batches_alone_change_when_jobs_tell_something_and_nobody
     assert run.state.slot_index.allocations()[B] == {S1: 128}
     assert run.state.jobs[B].accounting.rescales == 0
     assert run.run().jobs["b"].ended_at == stall_s + 100.0
+
+
+class Forecaster(ScriptedPolicy):
+    """Expects whoever waits to start in as many seconds as the clock says, give or take one."""
+
+    def plan(self, view: ClusterView, now: Seconds) -> Plan:
+        waiting = [name for name, of in view.jobs.items() if not of.running_on]
+        said = PolicyForecast(
+            at=Seconds(2 * now), earliest=Seconds(2 * now - 1), latest=Seconds(2 * now + 1)
+        )
+        return msgspec.structs.replace(super().plan(view, now), starts=dict.fromkeys(waiting, said))
+
+
+def test_what_is_said_first_of_a_start_is_kept_beside_the_start() -> None:
+    script = Forecaster((0.0, {}), (7.0, {}), (30.0, {A: {S0: 64}}))
+
+    told = simulated_run(script, job("a", at=5.0), model=ToyModel(costs=FREE)).run().jobs["a"]
+
+    assert told.forecast == StartForecast(Seconds(5.0), Seconds(10.0), Seconds(9.0), Seconds(11.0))
+    assert told.started_at == 30.0
