@@ -90,6 +90,8 @@ class StartForecasts:
             now: seconds on the controller's clock.
         """
         rows = np.flatnonzero(best.levels == 0).tolist()
+        if not rows:
+            return {}
         waiting = frozenset(problem.job_rows[row].job.job for row in rows)
         if now - self._made_at >= EVERY_S or not waiting <= self._asked:
             self._latest = self._made(problem, best, now)
@@ -125,16 +127,19 @@ class StartForecasts:
         self, problem: Problem, best: Candidate, length_s: FloatArray, now: Seconds
     ) -> list[tuple[float, int]]:
         """When slots come free, and how many: of jobs that run, and of those that change now."""
-        held: list[tuple[float, int]] = []
-        for row in np.flatnonzero(best.levels).tolist():
-            level = int(best.levels[row])
-            gain = float(problem.job_rows[row].table.gains[level - 1])
-            ends = Seconds(now + float(length_s[row]) / max(gain, LEAST_GAIN))
-            self._ends[problem.job_rows[row].job.job] = ends
-            held.append((ends, int(problem.sizes[row, level])))
-        usual = float(np.median([at for at, _ in held])) if held else now + UNKNOWN_S
-        for name, placed in problem.kept.items():
-            held.append((max(now, self._ends.get(name, usual)), len(placed)))
+        rows = np.flatnonzero(best.levels)
+        levels = best.levels[rows]
+        running = [problem.job_rows[row] for row in rows.tolist()]
+        levels_of = zip(running, levels.tolist(), strict=True)
+        gains = np.array([row.table.gains[level - 1] for row, level in levels_of], dtype=np.float64)
+        ends = (now + length_s[rows] / np.maximum(gains, LEAST_GAIN)).tolist()
+        self._ends |= {row.job.job: at for row, at in zip(running, ends, strict=True)}
+        held = list(zip(ends, problem.sizes[rows, levels].tolist(), strict=True))
+        usual = float(np.median(ends)) if ends else now + UNKNOWN_S
+        held += [
+            (max(now, self._ends.get(name, usual)), len(placed))
+            for name, placed in problem.kept.items()
+        ]
         return heapq.nsmallest(MOST_ENDS, held)
 
     def _corrections(self, wait_s: FloatArray, length_s: FloatArray, now: Seconds) -> FloatArray:

@@ -140,6 +140,15 @@ def promises_are_made_to_jobs_that_are_there(view: ClusterView, plan: Plan) -> N
     assert all(math.isfinite(end) for end in plan.promised.values())
 
 
+def starts_are_foretold_to_jobs_that_wait_and_not_of_the_past(
+    view: ClusterView, plan: Plan
+) -> None:
+    assert not any(plan.local_batch.get(name) for name in plan.starts)
+    assert plan.starts.keys() <= view.jobs.keys()
+    for said in plan.starts.values():
+        assert NOW <= said.earliest <= said.at <= said.latest < math.inf
+
+
 def a_job_that_lost_members_has_its_least_again_or_stops(view: ClusterView, plan: Plan) -> None:
     up = {slot.slot for slot in view.slots if slot.up}
     for job in view.jobs.values():
@@ -163,6 +172,7 @@ PROMISES = (
     every_job_that_changes_or_waits_is_told_why_and_no_other,
     only_a_job_that_never_started_and_was_promised_nothing_is_rejected,
     promises_are_made_to_jobs_that_are_there,
+    starts_are_foretold_to_jobs_that_wait_and_not_of_the_past,
     a_job_that_lost_members_has_its_least_again_or_stops,
     a_plan_says_which_view_it_is_based_on,
 )
