@@ -70,17 +70,16 @@ class LengthDistribution:
         if done <= 0.0:
             means = np.exp(self.log_totals + 0.5 * self.spread**2)
             return float(self.weights @ means)
-        # E[T; T > p] / P(T > p), bump by bump, each in logarithms so that nothing underflows.
-        above = (self.log_totals - math.log(done)) / self.spread
-        alive = np.log(self.weights) + log_ndtr(above)
-        longer = (
-            np.log(self.weights)
-            + self.log_totals
-            + 0.5 * self.spread**2
-            + log_ndtr(above + self.spread)
-        )
-        total = math.exp(min(_log_sum(longer) - _log_sum(alive), math.log(done) + FURTHEST))
+        total = math.exp(min(self._log_mean(done, 1.0), math.log(done) + FURTHEST))
         return max(total - done, LEAST)
+
+    def _log_mean(self, done: float, power: float) -> float:
+        """The logarithm of E[T^power; T > done] / P(T > done), bump by bump, without underflow."""
+        above = (self.log_totals - math.log(done)) / self.spread
+        logs = np.log(self.weights)
+        moments = power * self.log_totals + 0.5 * (power * self.spread) ** 2
+        alive = _log_sum(logs + log_ndtr(above))
+        return _log_sum(logs + moments + log_ndtr(above + power * self.spread)) - alive
 
     def quantiles_left(self, done: float, shares: Sequence[float]) -> list[float]:
         """How much is to come with each of these probabilities at most.

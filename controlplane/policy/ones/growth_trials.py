@@ -1,10 +1,10 @@
-"""Whether the last growth of a job pays, as its telemetry says within seconds."""
+"""Whether the last growth of a job pays, and its last batch and place, by telemetry."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from controlplane.prediction.mean_step_times import SMOOTHING
 from controlplane.prediction.statistical_efficiency import statistical_efficiency
 
 LOOKS: Final = 2  # measurements of the new group before it is judged
+BESIDE_LOOKS: Final = 3  # the same, of a group as large as before, and of that one
 LOSS: Final = 0.1  # share of the progress before, below which a growth loses; less is noise
 
 
@@ -23,6 +24,7 @@ class GroupPace:
     version: int
     slots: int
     batch: int  # global, samples per step
+    nodes: int = 1
     step_s: float = 0.0
     looks: int = 0  # measurements
 
@@ -39,24 +41,28 @@ class GroupPace:
 
 @dataclass(slots=True)
 class GrowthTrial:
-    """The group of a job, and the smaller one before it; None: it did not grow."""
+    """The group of a job, and what it is held against; None: nothing comes into question."""
 
     now: GroupPace | None = None
-    before: GroupPace | None = None
+    before: GroupPace | None = None  # the last one with fewer slots
+    beside: GroupPace | None = None  # the one just before, as large, with a smaller batch or closer
 
-    def add(self, version: int, slots: int, batch: int, step_s: float) -> None:
-        """One more measurement; another group begins another trial.
+    def add(self, version: int, slots: int, batch: int, step_s: float, nodes: int = 1) -> None:
+        """One more measurement; another group, or another batch of it, begins another trial.
 
         Args:
             version: of the group.
             slots: of the group.
             batch: global, samples per step.
             step_s: seconds of a step, at the speed that shared cores would have for it alone.
+            nodes: that the group is on.
         """
         now = self.now
         if now is None or (now.version, now.batch) != (version, batch):
             self.before = self._smaller_than(slots)
-            now = self.now = GroupPace(version, slots, batch)
+            new = GroupPace(version, slots, batch, nodes)
+            self.beside = now if now is not None and _as_large(now, new) else None
+            now = self.now = new
         now.add(step_s)
 
     def _smaller_than(self, slots: int) -> GroupPace | None:
@@ -70,11 +76,7 @@ class GrowthTrial:
         Args:
             progress: what one step with such a batch is worth.
         """
-        now, before = self.now, self.before
-        if now is None or before is None or now.looks < LOOKS:
-            return None
-        then = progress(before.batch) / before.step_s
-        return progress(now.batch) / now.step_s / then
+        return _ratio(self.now, self.before, progress, LOOKS)
 
     def loss(self, progress: Callable[[int], float]) -> float | None:
         """The same, if the growth loses; None if it does not, or nothing can be said yet.
@@ -82,12 +84,54 @@ class GrowthTrial:
         Args:
             progress: see `ratio`.
         """
-        ratio = self.ratio(progress)
-        return ratio if ratio is not None and ratio < 1.0 - LOSS else None
+        return _lost(self.ratio(progress))
+
+    def beside_loss(self, progress: Callable[[int], float]) -> float | None:
+        """Progress of now over that of the group just before, as large as this one, if it loses.
+
+        Args:
+            progress: see `ratio`.
+
+        Returns:
+            None if it does not lose, or nothing can be said yet: a batch and a place make less of a
+            difference than a size, and are looked at once more.
+        """
+        if self.beside is None or self.beside.looks < BESIDE_LOOKS:
+            return None  # half of all changes would be judged by one report, which is noise
+        return _lost(_ratio(self.now, self.beside, progress, BESIDE_LOOKS))
 
 
-def growth_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> tuple[float, int] | None:
-    """What the last growth of a job made of its progress, a factor, and its slots before.
+def _as_large(before: GroupPace, now: GroupPace) -> bool:
+    """Whether a group of as many slots followed, with a larger batch or farther apart, not both."""
+    if before.slots != now.slots:
+        return False
+    larger, farther = now.batch > before.batch, now.nodes > before.nodes
+    return (larger and now.nodes == before.nodes) or (farther and now.batch == before.batch)
+
+
+def _ratio(
+    now: GroupPace | None, before: GroupPace | None, progress: Callable[[int], float], looks: int
+) -> float | None:
+    if now is None or before is None or now.looks < looks:
+        return None
+    then = progress(before.batch) / before.step_s
+    return progress(now.batch) / now.step_s / then
+
+
+def _lost(ratio: float | None) -> float | None:
+    return ratio if ratio is not None and ratio < 1.0 - LOSS else None
+
+
+class Loss(NamedTuple):
+    """A change that made less of a job than it was."""
+
+    ratio: float  # progress of now over that before
+    slots: int  # before: as many as now where it was the batch, or the place
+    batch: int | None = None  # global, before, where a larger one lost; None: it was not the batch
+
+
+def last_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> Loss | None:
+    """What the last change of a job made of its progress, and what it had before; if it lost.
 
     Args:
         trial: of the job.
@@ -95,11 +139,12 @@ def growth_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> tuple[f
         noise_scale: phi, samples.
 
     Returns:
-        None if it did not grow, too little was measured, or the growth does not lose.
+        None if it did not grow, in slots, batch or nodes, too little was measured, or it does not
+        lose.
     """
-    now, before = trial.now, trial.before
+    now, before, beside = trial.now, trial.before, trial.beside
     present = (len(job.running_on), sum(job.running_on.values()))
-    if now is None or before is None or (now.slots, now.batch) != present:
+    if now is None or (now.slots, now.batch) != present:
         return None
 
     def progress(batch: int) -> float:
@@ -107,4 +152,9 @@ def growth_loss(trial: GrowthTrial, job: JobView, noise_scale: float) -> tuple[f
         return batch * float(worth[0])
 
     loss = trial.loss(progress)
-    return None if loss is None else (loss, before.slots)
+    if loss is not None and before is not None:
+        return Loss(loss, before.slots)
+    loss = trial.beside_loss(progress)
+    if loss is None or beside is None:
+        return None
+    return Loss(loss, beside.slots, beside.batch if now.batch > beside.batch else None)

@@ -17,8 +17,9 @@ from controlplane.policy.api import (
     PolicyEvent,
     StepsSeen,
 )
+from controlplane.policy.ones.batch_caps import BatchCaps
 from controlplane.policy.ones.gain_corrections import GainCorrections
-from controlplane.policy.ones.growth_trials import growth_loss
+from controlplane.policy.ones.growth_trials import last_loss
 from controlplane.policy.ones.half_moves import half_move
 from controlplane.policy.ones.job_history import OnesJobHistory, limit_bounds, noise_estimate
 from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
@@ -57,6 +58,7 @@ class Estimates:
         self.arrivals = ArrivalRate()
         self.lengths = JobLengths(options.length_model)
         self._gains = GainCorrections()
+        self._caps = BatchCaps()
         self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
 
     # --- what happens
@@ -82,6 +84,7 @@ class Estimates:
                 family.reached = max(family.reached, event.samples_done)
                 self._histories.pop(event.job, None)
                 self._known.discard(event.job)
+                self._caps.forget(event.job)
             case GainSeen():
                 self._gains.observe(event)
                 self.family(event.family).model = None  # what it promises is another thing now
@@ -111,6 +114,8 @@ class Estimates:
         if self._options.grows_by_steps:
             history.grow_limit(self._options.growth_steps)
         self._measurements.steps(event, history, counts=counts)
+        if counts and (view := history.view) is not None:
+            self._caps.observe(view, history.trial, self.noise_scale(view), now)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
         """Take note of arrivals, and move the limits of jobs that reported an epoch.
@@ -123,6 +128,7 @@ class Estimates:
         jobs = list(view.jobs.values())
         self._placement.update(view)
         self.lengths.forget(view.jobs)
+        self._caps.expire(now)
         self._families.priors.types = self._placement.types
         for job in jobs:  # all of them first: limits depend on the rate of arrivals
             if job.job not in self._known:
@@ -182,7 +188,7 @@ class Estimates:
         """
         known = self._histories.get(job.job)
         limit = known.limit if known else job.batch_size
-        return limit_bounds(job).clip(limit)
+        return limit_bounds(job).clip(self._caps.capped(job, limit, self.noise_scale(job)))
 
     def warm(self, job: JobView) -> bool:
         """Whether a job may have more than its least slots.
@@ -221,7 +227,10 @@ class Estimates:
         history = self._histories.get(job.job)
         if history is None or self.moves_to(job) is not None:
             return None
-        return growth_loss(history.trial, job, self.noise_scale(job))
+        loss = last_loss(history.trial, job, self.noise_scale(job))
+        if loss is None or loss.batch is not None:
+            return None  # a batch is taken back where it is
+        return loss.ratio, loss.slots
 
     def moves_to(self, job: JobView) -> frozenset[SlotId] | None:
         """Slots that a job shall go on with which is half-way to them; None if it is not.
@@ -288,6 +297,8 @@ class Estimates:
         """
         alone = not self._options.share_lengths
         if alone or self.family(job.family).finished or job.stop_samples is not None:
+            return None
+        if self.lengths.informed(job.job):
             return None
         served = job.served(now)
         longer = [service for service in self._services if service > served]

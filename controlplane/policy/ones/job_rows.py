@@ -135,7 +135,7 @@ class JobRowBuilder:
             limit=limit,
             remaining_s=one_s,
             change_factor=self._change_factor(job, table, one_s, size, due),
-            move_factor=self._move_factor(table, one_s, size),
+            move_factor=self._move_factor(table, one_s, size, due),
             restart_factor=self._restart_factor(job, one_s),
             model=family.speed_model(job.batch_size),
             gated=gated,
@@ -196,13 +196,17 @@ class JobRowBuilder:
         cheaper = kept_share(known, length, stall, 0.0, size)
         return np.where(known.sizes == due, cheaper, kept)
 
-    def _move_factor(self, known: SizeTable, one_s: float, size: int) -> float:
-        """What is left of a job's value after it went to other slots, all else being the same."""
+    def _move_factor(self, known: SizeTable, one_s: float, size: int, due: int | None) -> float:
+        """What is left of a job's value after it went to other slots, all else being the same.
+
+        A place that loses is left for its stall alone: size `due` is the present one then.
+        """
         if not size:
             return 1.0
         gain = float(known.gains[np.searchsorted(known.sizes, size)])
         left_s = (one_s if math.isfinite(one_s) else 0.0) / max(gain, 1e-9)
-        return left_after(left_s, self._options.rescale_stall_s, self._options.change_margin)
+        margin = 0.0 if due == size else self._options.change_margin
+        return left_after(left_s, self._options.rescale_stall_s, margin)
 
     def _restart_factor(self, job: JobView, one_s: float) -> float:
         if not job.running_on:

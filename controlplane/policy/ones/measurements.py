@@ -57,7 +57,7 @@ class Measurements:
         if not counts or not math.isfinite(speed) or speed <= 0:
             return
         alone_s = self._alone_s(event, event.global_batch / speed)
-        history.trial.add(event.group, event.slots, event.global_batch, alone_s)
+        history.trial.add(event.group, event.slots, event.global_batch, alone_s, event.nodes)
         self._timed(event)
 
     def _timed(self, event: EpochSeen | StepsSeen) -> None:

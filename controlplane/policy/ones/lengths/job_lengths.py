@@ -37,6 +37,7 @@ class JobLengths:
         self._families: dict[str, FamilyLengths] = {}
         self._own = OwnEvidence()
         self._calibration = LengthCalibration()
+        self._informed: dict[JobId, bool] = {}
 
     def observe(self, event: PolicyEvent) -> None:
         """Learn from `event`.
@@ -57,6 +58,7 @@ class JobLengths:
                 family.ended(event.job, total, succeeded=event.succeeded)
                 self._own.ended(event.job, event.family, total, succeeded=event.succeeded)
                 self._model.ended(event, family)
+                self._informed.pop(event.job, None)
                 self._calibration.ended(event.job, total, succeeded=event.succeeded)
             case _:
                 return
@@ -73,6 +75,7 @@ class JobLengths:
         self._own.forget(there)
         self._model.forget(there)
         self._calibration.forget(there)
+        self._informed = {job: known for job, known in self._informed.items() if job in there}
         for family in self._families.values():
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
 
@@ -103,6 +106,7 @@ class JobLengths:
             return exactly(certain)
         due = self._calibration.due(job.job, done)
         found = self._model.left(job, family, done, self._own, bounds=bounds or due)
+        self._informed[job.job] = found is not None and found.informed
         if found is not None and due:
             self._calibration.add(job.job, done, found)
         return found
@@ -115,6 +119,14 @@ class JobLengths:
         """
         found = self.left(job, bounds=False)
         return None if found is None else found.mean
+
+    def informed(self, job: JobId) -> bool:
+        """Whether what was last said of a job is more than that it is as old as it is.
+
+        Args:
+            job: that states no rule.
+        """
+        return self._informed.get(job, False)
 
     @property
     def calibration(self) -> Calibration | None:

@@ -22,6 +22,7 @@ CURVE_PRIOR: Final = 0.5  # the same of a curve, per e-fold that it looks ahead
 HELD_PRIOR: Final = 0.1  # and of a target that is met already, and has to be held
 KEPT_ENDS: Final = 40  # predictions of one job's curve
 EARLY: Final = 0.98  # of what was stated, below which a job ended before its rule
+EARLY_SHARE: Final = 0.05  # of jobs that left early, above which no rule is certain
 LEAST_AHEAD: Final = 0.02  # e-folds: nearer ends are told as if they were so far ahead
 
 
@@ -42,6 +43,7 @@ class _Own:
     metric: MetricLog = field(default_factory=MetricLog)
     stated: float | None = None  # samples, by a rule or a bound, as known last
     ends: list[_End] = field(default_factory=list)  # that its metric foretold
+    rule: StopRule | None = None  # as known last
     asked_at: int = -1  # epochs, when the curve was last asked
 
 
@@ -52,7 +54,7 @@ class OwnEvidence:
         self._jobs: dict[JobId, _Own] = {}
         self._stated = LearntErrors(STATED_PRIOR)
         self._ends = {False: LearntErrors(CURVE_PRIOR), True: LearntErrors(HELD_PRIOR)}
-        self._left_early: set[str] = set()  # families in which a job succeeded before its rule
+        self._left_early = LearntErrors(0.0)  # 1: a job succeeded before its rule
 
     @property
     def known(self) -> int:
@@ -85,10 +87,11 @@ class OwnEvidence:
         if own is None or not succeeded or total <= 0.0:
             return
         circles = circles_of(family)
+        before_stated = own.stated is not None and total < EARLY * own.stated
+        before_rule = own.rule is not None and own.metric.least_left(own.rule) > 0
+        self._left_early.add(circles, float(before_rule if own.rule else before_stated))
         if own.stated is not None and own.stated > 0.0:
             self._stated.add(circles, math.log(total / own.stated))
-            if total < EARLY * own.stated:
-                self._left_early.add(family)
         for end in own.ends:
             self._ends[end.held].add(circles, math.log(total / end.total) / _ahead(end))
 
@@ -114,7 +117,7 @@ class OwnEvidence:
         if job.stop_samples is None:
             return None
         self._jobs.setdefault(job.job, _Own(job.family)).stated = float(job.stop_samples)
-        return None if job.family in self._left_early else max(0.0, job.stop_samples - done)
+        return None if self._leaves_early(job.family) else max(0.0, job.stop_samples - done)
 
     def bounds(self, job: JobView, done: float) -> tuple[float, float]:
         """The least and the most that is to come, samples.
@@ -127,10 +130,19 @@ class OwnEvidence:
         rule, own = job.stop, self._jobs.get(job.job)
         if rule is None or rule.metric is None or not job.epoch_samples:
             return 0.0, most
+        if own is not None:
+            own.rule = rule
+        if self._leaves_early(job.family):
+            return 0.0, most
         epochs = (own.metric if own else MetricLog()).least_left(rule)
         at = max(job.samples_done, done - job.epoch_samples)  # the last epoch's end, as it counts
         least = max(0.0, at + epochs * job.epoch_samples - done)
         return min(least, most), most
+
+    def _leaves_early(self, family: str) -> bool:
+        """Whether scripts like these are known to leave before their rules are met."""
+        share, _ = self._left_early.of(circles_of(family))
+        return share > EARLY_SHARE
 
     def evidence(self, job: JobView, done: float) -> list[Evidence]:
         """All that tells of this job's own end.

@@ -13,6 +13,7 @@ class WorkLeft(NamedTuple):
 
     mean: float
     quantiles: tuple[float, ...] = ()  # with a probability of each of `SHARES` it is less
+    informed: bool = True  # by relatives or by itself; else it is only as old as it is
 
     def within(self, left: float) -> tuple[bool, bool]:
         """Whether so much lies in the 90% interval, and in the 80% interval.
@@ -30,7 +31,7 @@ class WorkLeft(NamedTuple):
             least: samples.
         """
         bounded = tuple(max(least, quantile) for quantile in self.quantiles)
-        return WorkLeft(max(least, self.mean), bounded)
+        return self._replace(mean=max(least, self.mean), quantiles=bounded)
 
     def at_most(self, most: float) -> WorkLeft:
         """The same, where no more can come.
@@ -39,7 +40,7 @@ class WorkLeft(NamedTuple):
             most: samples.
         """
         bounded = tuple(min(most, quantile) for quantile in self.quantiles)
-        return WorkLeft(min(most, self.mean), bounded)
+        return self._replace(mean=min(most, self.mean), quantiles=bounded)
 
 
 def exactly(left: float) -> WorkLeft:

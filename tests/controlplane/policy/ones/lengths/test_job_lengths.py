@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
+import msgspec
 import pytest
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
@@ -122,6 +123,7 @@ def test_a_bound_beside_a_metric_is_believed_as_far_as_it_came_true_in_the_famil
         name = JobId(f"r-{number}")
         lengths.observe(epoch(1, name, stop_metric=0.1))
         lengths.remaining(a_job(name, epochs=1, stop=bounded))
+        lengths.observe(epoch(20, name, stop_metric=0.1))
         lengths.observe(ended(20 * EPOCH, name, family="u/g"))  # another family of this user
 
     after = lengths.remaining(new)
@@ -190,3 +192,47 @@ def test_jobs_that_nobody_will_hear_of_again_are_forgotten_some_day(
     lengths.forget({A})
 
     assert lengths.family("u/f").at_work == {A: 300}
+
+
+# --- families without a past
+
+
+def strangers(*epochs: int) -> list[PolicyEvent]:
+    """Jobs of other families that took so many epochs."""
+    found: list[PolicyEvent] = []
+    for number, many in enumerate(epochs):
+        name = JobId(f"s-{number}")
+        seen = msgspec.structs.replace(epoch(many, name), family=f"v/{number}")
+        found += [seen, ended(many * 7000, name, family=f"v/{number}")]
+    return found
+
+
+def test_a_job_of_a_new_family_may_take_as_many_epochs_as_strangers_did() -> None:
+    lengths = knowing("mixture", *strangers(20, 20, 20))
+
+    assert lengths.remaining(a_job(epochs=5)) == pytest.approx(1500.0, rel=0.25)
+    assert lengths.informed(A)
+
+
+def test_two_strangers_tell_nothing_yet() -> None:
+    lengths = knowing("mixture", *strangers(20, 20))
+
+    assert lengths.remaining(a_job(epochs=5)) == 500.0
+    assert not lengths.informed(A)
+
+
+def test_relatives_count_for_more_than_strangers() -> None:
+    lengths = knowing("mixture", *strangers(20, 20, 20), ended(1000))
+
+    assert lengths.remaining(a_job(epochs=5)) == pytest.approx(500.0, rel=0.3)
+
+
+def test_where_scripts_leave_before_their_target_is_met_nothing_is_certain() -> None:
+    lengths = JobLengths("mixture")
+    for number in range(4):
+        name = JobId(f"r-{number}")
+        lengths.observe(epoch(5, name, stop_metric=0.5))
+        lengths.remaining(a_job(name, epochs=5, stop=TARGET))
+        lengths.observe(ended(500, name))
+
+    assert (lengths.remaining(a_job(epochs=4, stop=TARGET)) or 0.0) < 500.0
