@@ -87,7 +87,8 @@ class Estimates:
                 self._caps.forget(event.job)
             case GainSeen():
                 self._gains.observe(event)
-                self.family(event.family).model = None  # what it promises is another thing now
+                if event.correction is not None:  # what the family promises is another thing now
+                    self.family(event.family).model = None
             case PlanTaken(waiting=waiting, slots=slots):
                 for name in waiting:
                     history = self._histories.get(name)

@@ -90,6 +90,19 @@ def test_a_job_that_was_moved_just_now_may_get_another_batch_but_no_other_slots(
     assert batches(policy.batches(shown(job), NOW)) == {A: 128}
 
 
+def test_a_whole_plan_gives_the_same_batch_as_a_question_for_batches_alone() -> None:
+    """So a live search, which reads whole plans, gives what a simulation in rounds does."""
+    job = a_job(A, S0, moved_at=NOW, placed_at=NOW, most=1)
+    view = view_of(row_of(1), job)
+
+    alone = policy_of(steps(), jobs=(job,)).batches(view, NOW)
+    whole = policy_of(steps(), jobs=(job,)).plan(view, NOW)
+
+    assert alone.local_batch == whole.local_batch == {A: {S0: 128}}
+    assert alone.reasons[A].numbers.keys() <= whole.reasons[A].numbers.keys()
+    assert alone.reasons[A].text == whole.reasons[A].text
+
+
 @pytest.mark.parametrize(
     "changes", [{"movable": False}, {"retry_at": Seconds(NOW + 1.0)}, {"running_on": {}}], ids=str
 )
