@@ -25,7 +25,6 @@ class StepMeans:
 
     version: int  # of the group
     shares: tuple[int, ...]  # samples of a step, by rank
-    steps: int  # done when it was said
     samples_per_s: float = 0.0  # of late, all workers, pauses between epochs included; 0: not yet
     times: PassTimes | None = None  # of whole steps of late, without such pauses; None: not yet
 
@@ -73,7 +72,7 @@ class RecentSteps:
             now: the first step begins.
         """
         self.means: StepMeans | None = None  # replaced as a whole: another thread reads it
-        self._steps = 0  # of the present group and shares
+        self.steps = 0  # that the present group did with the present shares
         self._step_began = now
         self._sync_s = 0.0  # of the step that is under way
         self._is_first = True  # window of its group: it is looked at before it is complete
@@ -128,12 +127,12 @@ class RecentSteps:
         sync_s, self._sync_s = min(self._sync_s, took_s), 0.0
         means = self.means
         if means is None or (means.version, means.shares) != (version, shares) or 0 in shares:
-            self.means = None if 0 in shares else StepMeans(version, shares, steps=1)
-            self._steps = 1
+            self.means = None if 0 in shares else StepMeans(version, shares)
+            self.steps = 0 if 0 in shares else 1
             self._is_first, self._epoch = True, _WholeSteps()
             self._begin_window(now)
             return
-        self._steps += 1
+        self.steps += 1
         self._samples += samples
         share = shares[rank] if rank is not None else 0
         if share and samples == sum(shares):
@@ -142,7 +141,7 @@ class RecentSteps:
         elapsed = now - self._began
         if elapsed >= (LEAST_S if self._is_first else WINDOW_S):
             speed, times = self._samples / elapsed, self._window.times() or means.times
-            self.means = StepMeans(version, shares, self._steps, speed, times)
+            self.means = StepMeans(version, shares, speed, times)
         if elapsed >= WINDOW_S:
             self._is_first = False
             self._begin_window(now)

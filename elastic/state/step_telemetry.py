@@ -44,7 +44,7 @@ def steps_report(training: TrainingState, assignment: Assignment, group: Version
         noise_scale=training.noise.scale(),
         cpu_cores=None if usage is None else usage.cpu_cores,
         sent_bytes_per_s=None if usage is None else usage.sent_bytes_per_s,
-        group_steps=0 if means is None else means.steps,
+        group_steps=0 if means is None else training.recent_steps.steps,
         pass_s=None if times is None else times.pass_s,
         sync_s=None if times is None else times.sync_s,
         local_batch=0 if times is None else times.local_batch,
