@@ -42,13 +42,18 @@ class BatchCaps:
             until = Seconds(now + KEPT_S)
             self._caps[job.job] = _Cap(loss.batch, len(job.running_on), noise_scale, until)
 
+    def __contains__(self, job: JobId) -> bool:
+        """Whether a batch of this job lost of late."""
+        return job in self._caps
+
     def expire(self, now: Seconds) -> None:
         """Forget what lost long ago.
 
         Args:
             now: seconds on the controller's clock.
         """
-        self._caps = {job: cap for job, cap in self._caps.items() if now < cap.until}
+        if self._caps:
+            self._caps = {job: cap for job, cap in self._caps.items() if now < cap.until}
 
     def forget(self, job: JobId) -> None:
         """A job is over.

@@ -70,6 +70,11 @@ class GrowthTrial:
         found = (one for one in (self.now, self.before) if one is not None and one.looks > 0)
         return next((one for one in found if one.slots < slots), None)
 
+    @property
+    def compares(self) -> bool:
+        """Whether there are two groups to be compared."""
+        return self.now is not None and (self.before is not None or self.beside is not None)
+
     def ratio(self, progress: Callable[[int], float]) -> float | None:
         """Progress of now over that before; None while nothing can be said, or it did not grow.
 

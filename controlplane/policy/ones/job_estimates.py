@@ -21,7 +21,7 @@ from controlplane.policy.ones.batch_caps import BatchCaps
 from controlplane.policy.ones.gain_corrections import GainCorrections
 from controlplane.policy.ones.growth_trials import last_loss
 from controlplane.policy.ones.half_moves import half_move
-from controlplane.policy.ones.job_history import OnesJobHistory, limit_bounds, noise_estimate
+from controlplane.policy.ones.job_history import OnesJobHistory, noise_estimate
 from controlplane.policy.ones.learnt_slowdowns import LearntSlowdowns
 from controlplane.policy.ones.lengths.job_lengths import JobLengths
 from controlplane.policy.ones.lone_jobs import is_lone
@@ -189,7 +189,9 @@ class Estimates:
         """
         known = self._histories.get(job.job)
         limit = known.limit if known else job.batch_size
-        return limit_bounds(job).clip(self._caps.capped(job, limit, self.noise_scale(job)))
+        if job.job in self._caps:
+            limit = self._caps.capped(job, limit, self.noise_scale(job))
+        return max(job.batch_size, min(limit, job.batch_limit))
 
     def warm(self, job: JobView) -> bool:
         """Whether a job may have more than its least slots.
@@ -226,7 +228,7 @@ class Estimates:
             None if it did not grow, too little was measured, or the growth does not lose.
         """
         history = self._histories.get(job.job)
-        if history is None or self.moves_to(job) is not None:
+        if history is None or not history.trial.compares or self.moves_to(job) is not None:
             return None
         loss = last_loss(history.trial, job, self.noise_scale(job))
         if loss is None or loss.batch is not None:
@@ -284,8 +286,9 @@ class Estimates:
         Args:
             job: as the view shows it.
         """
-        relatives = self.family(job.family).noise_at(job.epoch) if job.family else None
-        return noise_estimate(job, self._histories.get(job.job), relatives, self._options)
+        history = self._histories.get(job.job)
+        relatives = self.family(job.family).noise_at if job.family else None
+        return noise_estimate(job, history, relatives, self._options)
 
     def remaining_service(self, job: JobView, now: Seconds) -> float | None:
         """Slot seconds that jobs which got as much as this one still took; None: none got it.
@@ -329,4 +332,7 @@ class Estimates:
         return self._slowdowns.by_neighbour(families) if self._options.interference else None
 
     def _history(self, name: JobId) -> OnesJobHistory:
-        return self._histories.setdefault(name, OnesJobHistory())
+        found = self._histories.get(name)
+        if found is None:
+            found = self._histories[name] = OnesJobHistory()
+        return found

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 
 from controlplane.policy.api import JobView, StepsSeen
 from controlplane.policy.ones.growth_trials import GrowthTrial
@@ -118,7 +120,10 @@ class OnesJobHistory(JobHistory):
 
 
 def noise_estimate(
-    job: JobView, history: OnesJobHistory | None, relatives: float | None, options: OnesOptions
+    job: JobView,
+    history: OnesJobHistory | None,
+    relatives: Callable[[int], float | None] | None,
+    options: OnesOptions,
 ) -> float:
     """Phi, samples: its own as measured last, else its relatives' at this stage, else a prior.
 
@@ -128,17 +133,22 @@ def noise_estimate(
     Args:
         job: as the view shows it.
         history: of the job.
-        relatives: phi of its family at this stage of training; None: nobody came near.
+        relatives: says phi of its family after so many epochs; None: it has none.
         options: of the policy.
 
     Returns:
         Samples, to an eighth of a doubling.
     """
-    before = relatives or options.noise_scale_prior * job.batch_size
     if not options.smooth_noise:
         own = history.last_noise if history is not None else None
         own = own if believable(own) else job.noise_scale
-        return _rounded(own if believable(own) else before)
+        if believable(own):
+            return _rounded(own)
+    before = (relatives(job.epoch) if relatives else None) or options.noise_scale_prior * (
+        job.batch_size
+    )
+    if not options.smooth_noise:
+        return _rounded(before)
     measured = history.noise.count if history else 0
     value = history.noise.value if history and measured else job.noise_scale
     if not believable(value):
@@ -157,6 +167,7 @@ def limit_bounds(job: JobView) -> LimitBounds:
     return LimitBounds(first=job.batch_size, least=job.batch_size, most=job.batch_limit)
 
 
+@lru_cache(maxsize=4096)
 def _rounded(value: float) -> float:
     """To an eighth of a doubling: finer steps change no batch, but all would be worked out anew."""
     return float(2.0 ** (round(8.0 * math.log2(max(value, 1e-9))) / 8.0))

@@ -9,7 +9,7 @@ from typing import Final
 
 import numpy as np
 
-from controlplane.policy.api import ClusterView
+from controlplane.policy.api import ClusterView, SlotView
 from controlplane.prediction.array_types import FloatArray, IntArray
 from schemas.ids import NodeId, SlotId
 
@@ -95,7 +95,7 @@ class ClusterIndexCache:
     """Makes a new index only when the cluster has other slots than in the view before."""
 
     def __init__(self) -> None:
-        self._slots: tuple[tuple[SlotId, str, int], ...] = ()
+        self._slots: tuple[SlotView, ...] = ()
         self._index = NO_CLUSTER
 
     def of(self, view: ClusterView) -> ClusterIndex:
@@ -104,7 +104,16 @@ class ClusterIndexCache:
         Args:
             view: the cluster.
         """
-        slots = tuple((slot.slot, slot.model, slot.cores) for slot in view.slots)
-        if slots != self._slots:
-            self._slots, self._index = slots, ClusterIndex.of(view)
+        slots = view.slots
+        if slots is not self._slots:
+            if len(slots) != len(self._slots) or not all(map(_same_place, slots, self._slots)):
+                self._index = ClusterIndex.of(view)
+            self._slots = slots
         return self._index
+
+
+def _same_place(one: SlotView, other: SlotView) -> bool:
+    """Whether only what happens on a slot differs, if anything."""
+    return one is other or (
+        one.slot == other.slot and one.model == other.model and one.cores == other.cores
+    )

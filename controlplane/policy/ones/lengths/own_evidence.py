@@ -55,6 +55,7 @@ class OwnEvidence:
         self._stated = LearntErrors(STATED_PRIOR)
         self._ends = {False: LearntErrors(CURVE_PRIOR), True: LearntErrors(HELD_PRIOR)}
         self._left_early = LearntErrors(0.0)  # 1: a job succeeded before its rule
+        self._early: dict[str, bool] = {}  # by family, what follows from that; until a job ends
 
     @property
     def known(self) -> int:
@@ -89,6 +90,7 @@ class OwnEvidence:
         circles = circles_of(family)
         before_stated = own.stated is not None and total < EARLY * own.stated
         before_rule = own.rule is not None and own.metric.least_left(own.rule) > 0
+        self._early.clear()
         self._left_early.add(circles, float(before_rule if own.rule else before_stated))
         if own.stated is not None and own.stated > 0.0:
             self._stated.add(circles, math.log(total / own.stated))
@@ -141,8 +143,11 @@ class OwnEvidence:
 
     def _leaves_early(self, family: str) -> bool:
         """Whether scripts like these are known to leave before their rules are met."""
-        share, _ = self._left_early.of(circles_of(family))
-        return share > EARLY_SHARE
+        found = self._early.get(family)
+        if found is None:
+            share, _ = self._left_early.of(circles_of(family))
+            found = self._early[family] = share > EARLY_SHARE
+        return found
 
     def evidence(self, job: JobView, done: float) -> list[Evidence]:
         """All that tells of this job's own end.
