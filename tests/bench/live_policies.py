@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from controlplane.cli.timeline_allocations import allocations_from
+from controlplane.cli.timeline_allocations import Allocation, allocations_from
 from controlplane.client import BlockingClient
 from controlplane.policy.registry import POLICIES
 from schemas.jobs import Utility
@@ -49,6 +49,7 @@ class Outcome:
     jct_s: tuple[float, ...]
     queued_s: float  # mean
     idle_s: float  # a job waited while a slot was free
+    starts: int  # first ones and others
     changes: Counter[str]  # decisions that were carried out, by their codes
     migrations: int  # changes that went to slots which the job did not have, and gave up others
     failed: int
@@ -101,13 +102,18 @@ def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Ou
     details = [client.job(name) for name in submitted]
     told = [client.explain(name) for name in submitted]
     last = max(detail.history[-1].time for detail in details)
-    taken = [(one.begin, one.end) for one in allocations_from(client.events(), until=last)]
+    placed = allocations_from(client.events(), until=last)
+    taken = [(one.begin, one.end) for one in placed]
+    taken += [stretch for each in told for stretch in promised(each, placed)]
     waits = [stretch for detail in details for stretch in waiting(detail)]
     return Outcome(
         policy=policy,
         jct_s=tuple(d.history[-1].time - d.summary.submitted_at for d in details),
         queued_s=statistics.fmean(detail.summary.queued_s for detail in details),
         idle_s=idle_while_waiting(taken, waits, SLOTS),
+        starts=sum(
+            bool(one.to.slots and not one.was.slots) for each in told for one in carried_out(each)
+        ),
         changes=Counter(one.code for each in told for one in carried_out(each)),
         migrations=sum(is_migration(one) for each in told for one in carried_out(each)),
         failed=sum(detail.summary.state not in {"succeeded", "rejected"} for detail in details),
@@ -118,6 +124,20 @@ def outcome(policy: str, client: BlockingClient, submitted: Sequence[str]) -> Ou
 def carried_out(told: Explanation) -> list[Decision]:
     """Decisions that came to something."""
     return [one for one in told.decisions if one.outcome not in {"abandoned", "failed", ""}]
+
+
+def promised(told: Explanation, placed: Sequence[Allocation]) -> list[tuple[float, float]]:
+    """Times from an order to the worker's beginning: its slot is nobody else's by then."""
+    begins: dict[str, list[float]] = {}
+    for one in placed:
+        if one.job == told.job:
+            begins.setdefault(one.slot, []).append(one.begin)
+    found = []
+    for order in carried_out(told):
+        for slot in set(order.to.slots) - set(order.was.slots):
+            later = [begin for begin in begins.get(slot, []) if begin >= order.time]
+            found += [(order.time, min(later))] if later else []
+    return found
 
 
 def is_migration(one: Decision) -> bool:
@@ -174,7 +194,7 @@ def _line(one: Outcome) -> list[Any]:
     return [
         one.policy,
         *(f"{value:.1f}" for value in (one.average_s, p90_s, one.queued_s, one.idle_s)),
-        changes["start"] + changes["resume"] + changes["fill"],
+        one.starts,
         changes["grow"],
         changes["shrink"],
         changes["batch"],

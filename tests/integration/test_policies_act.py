@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 def test_a_policy_acts(policy: str, tmp_path_factory: pytest.TempPathFactory) -> None:
     base = tmp_path_factory.mktemp("a")
 
-    did = run(policy, sleepers(1, 3.0, many=6), base, base / "h")
+    did = run(policy, sleepers(2, 2.0, many=6), base, base / "h")
 
     assert did.failed == 0
     may = CHANGES.get(policy, SIZES)
