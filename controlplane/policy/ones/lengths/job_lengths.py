@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from typing import Final
+from typing import Final, NamedTuple
 
 from controlplane.policy.api import EpochSeen, JobEnded, JobView, PolicyEvent, StepsSeen
 from controlplane.policy.ones.lengths.beta_progress import BetaProgress
@@ -24,6 +24,14 @@ MODELS: Final[dict[LengthModelName, Callable[[], LengthModel]]] = {
 SPARE: Final = 100  # jobs that may be remembered for nothing
 
 
+class _Said(NamedTuple):
+    """An answer, which holds while the job and all that it comes from stand as they did."""
+
+    view: JobView
+    key: tuple[float, int, int]
+    left: WorkLeft | None
+
+
 class JobLengths:
     """Takes policy events in; answers how much a job has left."""
 
@@ -37,7 +45,8 @@ class JobLengths:
         self._families: dict[str, FamilyLengths] = {}
         self._own = OwnEvidence()
         self._calibration = LengthCalibration()
-        self._informed: dict[JobId, bool] = {}
+        self._said: dict[JobId, _Said] = {}  # what each job was told last
+        self._edition = 0  # of what is known of lengths: jobs that ended
 
     def observe(self, event: PolicyEvent) -> None:
         """Learn from `event`.
@@ -58,7 +67,8 @@ class JobLengths:
                 family.ended(event.job, total, succeeded=event.succeeded)
                 self._own.ended(event.job, event.family, total, succeeded=event.succeeded)
                 self._model.ended(event, family)
-                self._informed.pop(event.job, None)
+                self._said.pop(event.job, None)
+                self._edition += 1
                 self._calibration.ended(event.job, total, succeeded=event.succeeded)
             case _:
                 return
@@ -75,7 +85,7 @@ class JobLengths:
         self._own.forget(there)
         self._model.forget(there)
         self._calibration.forget(there)
-        self._informed = {job: known for job, known in self._informed.items() if job in there}
+        self._said = {job: said for job, said in self._said.items() if job in there}
         for family in self._families.values():
             family.at_work = {job: done for job, done in family.at_work.items() if job in there}
 
@@ -104,9 +114,13 @@ class JobLengths:
         certain = self._own.certain(job, done)
         if certain is not None:
             return exactly(certain)
+        key = (done, self._edition, 0 if family.finished else family.reached)
+        said = self._said.get(job.job)
+        if said is not None and said.view is job and said.key == key and not bounds:
+            return said.left
         due = self._calibration.due(job.job, done)
         found = self._model.left(job, family, done, self._own, bounds=bounds or due)
-        self._informed[job.job] = found is not None and found.informed
+        self._said[job.job] = _Said(job, key, found)
         if found is not None and due:
             self._calibration.add(job.job, done, found)
         return found
@@ -126,7 +140,8 @@ class JobLengths:
         Args:
             job: that states no rule.
         """
-        return self._informed.get(job, False)
+        said = self._said.get(job)
+        return said is not None and said.left is not None and said.left.informed
 
     @property
     def calibration(self) -> Calibration | None:

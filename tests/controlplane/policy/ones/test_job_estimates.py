@@ -21,8 +21,9 @@ from tests.support.sizes import examples
 from tests.support.views import row_of, view_of
 
 OPTIONS = OnesOptions(
-    warmup_steps=10, report_interval_s=30.0, growth_by="epochs", smooth_noise=True
-)
+    warmup_steps=10, report_interval_s=30.0, growth_by="epochs", smooth_noise=True,
+    length_model="residual",
+)  # fmt: skip
 
 
 def epoch(job: JobId = A, **changes: Any) -> EpochSeen:
