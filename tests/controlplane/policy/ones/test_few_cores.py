@@ -86,8 +86,8 @@ def test_a_long_job_does_not_wait_beside_free_slots_because_it_would_slow_down_s
     policy = make("ones", {})
     running = [short(A, 0), short(B, 1)]
     for done in range(1000, 1300, 64):
-        for job in (A, B):
-            policy.observe(telemetry(job, samples_done=done), Seconds(90.0))
+        for job, family in ((A, "f"), (B, "f"), (JobId("x"), "g")):  # x: a relative of the long one
+            policy.observe(telemetry(job, family=family, samples_done=done), Seconds(90.0))
     long = job_view(C, 99.0, slots=(1, 4), family="g", stop_samples=1_000_000)
     view = crowd(*running, long)
 
