@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -39,6 +41,18 @@ from controlplane.prediction.array_types import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
 
+class Standing(NamedTuple):
+    """How often what is known of a job has changed; of its family only what matters to it."""
+
+    edition: int
+    family_edition: int
+    largest: int  # slots that any of the family ran on
+    measured: bool  # whether any of it was
+    noise_count: int  # measurements by relatives, if it depends on them
+    ends: int  # jobs that were over: lengths are learnt from all of them
+    until: float  # seconds on the controller's clock, when a gate opens; it changes at most then
+
+
 class Estimates:
     """Takes policy events in; answers what is known of a job."""
 
@@ -60,6 +74,7 @@ class Estimates:
         self._gains = GainCorrections()
         self._caps = BatchCaps()
         self._services: deque[float] = deque(maxlen=KEPT_RELATIVES)  # of jobs that finished
+        self._ends = 0  # jobs that were over
 
     # --- what happens
 
@@ -77,6 +92,7 @@ class Estimates:
             case StepsSeen():
                 self._steps(event, now)
             case JobEnded():
+                self._ends += 1
                 family = self.family(event.family)
                 if event.succeeded and event.samples_done:
                     family.finished.append(event.samples_done)
@@ -94,13 +110,16 @@ class Estimates:
                     history = self._histories.get(name)
                     if history is not None:
                         history.limit = resumed(history.limit, history.bounds)
+                        history.edition += 1
                 for name, placed in slots.items():
                     history = self._histories.get(name)
                     if history is not None and history.view is not None:
                         history.move = half_move(history.view.running_on, placed)
+                        history.edition += 1
 
     def _epoch(self, event: EpochSeen, now: Seconds) -> None:
         history = self._history(event.job)
+        history.edition += 1
         history.epoch_due, history.counted_at = True, now
         if event.whole or not self._options.grows_by_steps:
             history.limit = max(history.limit, event.global_batch)
@@ -109,6 +128,7 @@ class Estimates:
 
     def _steps(self, event: StepsSeen, now: Seconds) -> None:
         history = self._history(event.job)
+        history.edition += 1
         family = self.family(event.family)
         family.reached = max(family.reached, event.samples_done)
         counts = history.observe_steps(event)
@@ -145,6 +165,7 @@ class Estimates:
         self, job: JobView, history: OnesJobHistory, *, contended: bool, now: Seconds
     ) -> None:
         """Move R if an epoch or a report interval ended, and note who gave slots back."""
+        before = (history.limit, history.gave_back_at)
         if history.follow(job, self._options, now, contended=contended, warm=self.warm(job)):
             history.count_epoch(
                 job,
@@ -154,8 +175,38 @@ class Estimates:
                 contended=contended,
                 gradual=True,
             )
+        history.edition += before != (history.limit, history.gave_back_at)
 
     # --- answers
+
+    def standing(self, job: JobView, now: Seconds) -> Standing | None:
+        """What all answers about a job follow from: as long as it is the same, so are they.
+
+        Args:
+            job: as the view shows it.
+            now: seconds on the controller's clock.
+
+        Returns:
+            None if they follow from more than that.
+        """
+        history, options = self._histories.get(job.job), self._options
+        if history is None or job.job in self._caps or is_lone(job, options):
+            return None
+        if not self.lengths.is_settled(job):
+            return None
+        family = self.family(job.family)
+        own = history.last_noise is not None and not options.smooth_noise
+        gate, kept_until = self.gate(job), history.gave_back_at + options.report_interval_s
+        until = min(gate if now < gate else math.inf, kept_until if now <= kept_until else math.inf)
+        return Standing(
+            history.edition,
+            family.edition,
+            family.largest,
+            bool(family.means),
+            0 if own else family.noise_count,
+            self._ends,
+            until,
+        )
 
     def family(self, name: str) -> FamilyHistory:
         """What is known of a family.

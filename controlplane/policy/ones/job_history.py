@@ -31,6 +31,7 @@ class OnesJobHistory(JobHistory):
     last_noise: float | None = None  # as measured last; None: never
     view: JobView | None = None  # as it was looked at last
     due_at: float = 0.0  # when its report interval ends
+    edition: int = 0  # of all this, as far as plans follow from it
     trial: GrowthTrial = field(default_factory=GrowthTrial)
     move: HalfMove | None = None  # that the last plan began which changed it
 

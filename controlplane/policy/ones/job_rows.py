@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
 from controlplane.policy.api import JobView
 from controlplane.policy.ones.decision_scope import SlotSupply
-from controlplane.policy.ones.job_estimates import Estimates
+from controlplane.policy.ones.job_estimates import Estimates, Standing
 from controlplane.policy.ones.lone_jobs import is_lone, lone_remaining_s
 from controlplane.policy.ones.options import OnesOptions
 from controlplane.policy.ones.problem import JobRow
@@ -25,6 +25,15 @@ ANY_SIZE: Final = 4  # slots, up to which a job need not fill its nodes (README,
 _Key = tuple[object, ...]
 
 
+class _Known(NamedTuple):
+    """A row, and what it was made from: what is cheap to ask, and what decides."""
+
+    standing: Standing | None
+    capacity: int
+    key: _Key
+    row: JobRow
+
+
 class JobRowBuilder:
     """Makes rows of jobs; a job that stands as it did is not worked out again.
 
@@ -37,7 +46,7 @@ class JobRowBuilder:
         self._estimates = estimates
         self._options = options
         self._cluster = NO_CLUSTER
-        self._rows: dict[JobId, tuple[_Key, JobRow]] = {}
+        self._rows: dict[JobId, _Known] = {}
         self._tables: dict[_Key, SizeTable] = {}
 
     def update(self, cluster: ClusterIndex, active: Container[JobId], many: int) -> None:
@@ -62,13 +71,23 @@ class JobRowBuilder:
             supply: what there is to share out.
         """
         estimates = self._estimates
+        family = estimates.family(job.family)
+        family.speed_model(job.batch_size)  # fitted again if need be: a new edition is a new row
+        standing = estimates.standing(job, supply.now)
+        known = self._rows.get(job.job)
+        if (
+            known is not None
+            and known.row.job is job
+            and standing is not None
+            and known.standing == standing
+            and known.capacity == supply.capacity
+        ):
+            return known.row
         losing = estimates.growth_loss(job) if job.running_on else None
         moves_to = estimates.moves_to(job) if job.running_on else None
         settles = losing is None and moves_to is None
         gated = bool(job.running_on) and settles and estimates.gated(job, supply.now)
         limit, warm = estimates.limit(job), estimates.warm(job)
-        family = estimates.family(job.family)
-        family.speed_model(job.batch_size)  # fitted again if need be: a new edition is a new row
         samples = estimates.remaining(job)
         size = len(job.running_on)
         most = min(job.most, supply.capacity)
@@ -81,9 +100,9 @@ class JobRowBuilder:
             family.edition, noise, limit, warm, gated, losing and losing[1], moves_to, samples,
             most, family.largest, others,
         )  # fmt: skip
-        known = self._rows.get(job.job)
-        if known is not None and known[0] == key and known[1].job is job:
-            return known[1]
+        if known is not None and known.key == key and known.row.job is job:
+            self._rows[job.job] = known._replace(standing=standing, capacity=supply.capacity)
+            return known.row
         sizes = self._sizes(job, most, limit, warm=warm)
         row = self._made(
             job,
@@ -97,7 +116,7 @@ class JobRowBuilder:
             losing=losing,
             moves_to=moves_to,
         )
-        self._rows[job.job] = (key, row)
+        self._rows[job.job] = _Known(standing, supply.capacity, key, row)
         return row
 
     def _made(

@@ -93,6 +93,7 @@ class FamilyHistory:
     before: SpeedModel | None = None  # where the next fit begins
     passes: SeenPasses = field(default_factory=SeenPasses)
     noise: dict[int, SmoothedNoise] = field(default_factory=dict)  # by stage of training
+    noise_count: int = 0  # measurements of it
 
     @property
     def means(self) -> dict[Place, MeanStepTime]:
@@ -109,6 +110,7 @@ class FamilyHistory:
         if believable(noise_scale):
             at = stage(epoch)
             self.noise.setdefault(at, SmoothedNoise()).add(noise_scale)
+            self.noise_count += 1
 
     def noise_at(self, epoch: int) -> float | None:
         """Phi at this stage of training, as relatives had it; None: nobody came near.

@@ -134,6 +134,16 @@ class JobLengths:
         found = self.left(job, bounds=False)
         return None if found is None else found.mean
 
+    def is_settled(self, job: JobView) -> bool:
+        """Whether what is left follows from its own progress alone, until some job ends.
+
+        Args:
+            job: as the view shows it.
+        """
+        if job.stop_samples is not None and not self._own.leaves_early(job.family):
+            return True
+        return isinstance(self._model, ResidualLife) and bool(self.family(job.family).finished)
+
     def informed(self, job: JobId) -> bool:
         """Whether what was last said of a job is more than that it is as old as it is.
 

@@ -119,7 +119,7 @@ class OwnEvidence:
         if job.stop_samples is None:
             return None
         self._jobs.setdefault(job.job, _Own(job.family)).stated = float(job.stop_samples)
-        return None if self._leaves_early(job.family) else max(0.0, job.stop_samples - done)
+        return None if self.leaves_early(job.family) else max(0.0, job.stop_samples - done)
 
     def bounds(self, job: JobView, done: float) -> tuple[float, float]:
         """The least and the most that is to come, samples.
@@ -134,15 +134,19 @@ class OwnEvidence:
             return 0.0, most
         if own is not None:
             own.rule = rule
-        if self._leaves_early(job.family):
+        if self.leaves_early(job.family):
             return 0.0, most
         epochs = (own.metric if own else MetricLog()).least_left(rule)
         at = max(job.samples_done, done - job.epoch_samples)  # the last epoch's end, as it counts
         least = max(0.0, at + epochs * job.epoch_samples - done)
         return min(least, most), most
 
-    def _leaves_early(self, family: str) -> bool:
-        """Whether scripts like these are known to leave before their rules are met."""
+    def leaves_early(self, family: str) -> bool:
+        """Whether scripts like these are known to leave before their rules are met.
+
+        Args:
+            family: of the job.
+        """
         found = self._early.get(family)
         if found is None:
             share, _ = self._left_early.of(circles_of(family))
