@@ -45,14 +45,12 @@ SWITCHES: Final[Mapping[str, Mapping[str, Any]]] = {
     "growth_by_steps": {"growth_by": "epochs"},
     "passes": {"passes": False},
     "noise_once": {"smooth_noise": True},
-    "lone_jobs": {"lone_jobs": False},
     "all": {
         "limit_values": True,
         "rebatch": False,
         "growth_by": "epochs",
         "passes": False,
         "smooth_noise": True,
-        "lone_jobs": False,
     },
 }
 

@@ -42,7 +42,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     batches_per_doubling: int = 6  # that are tried between a job's first batch and its limit
     size_exponent: float = 0.55  # how much short jobs are preferred
     speedup_exponent: float = 0.8  # how much a further slot is worth
-    lone_jobs: bool = True  # where no length is shared or stated, go by the next four
+    lone_jobs: bool = False  # where no length is shared or stated, go by the next four
     lone_size_exponent: float = 0.2  # instead of `size_exponent`
     lone_speedup_exponent: float = 0.4  # instead of `speedup_exponent`
     lone_residual: float = 3.0  # times what is done, that is left

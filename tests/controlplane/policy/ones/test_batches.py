@@ -258,7 +258,7 @@ def test_who_has_measured_none_believes_relatives_and_else_a_few_first_batches()
 
 
 def test_a_job_alone_is_believed_to_take_three_times_what_is_done_and_twenty_minutes() -> None:
-    options = OnesOptions(share_lengths=False)
+    options = OnesOptions(share_lengths=False, lone_jobs=True)
     known, stated = a_job(A, S0, samples_done=640_000), a_job(B, S1, stop_samples=640)
     young = a_job(A, S0, samples_done=640)
     lengths = []
@@ -276,7 +276,7 @@ def test_a_job_alone_is_believed_to_take_three_times_what_is_done_and_twenty_min
 
 
 def test_jobs_alone_are_told_apart_less_by_length_but_not_beside_one_whose_end_is_stated() -> None:
-    options = OnesOptions(share_lengths=False)
+    options = OnesOptions(share_lengths=False, lone_jobs=True)
     lone, stated = a_job(A, S0), a_job(B, S1, stop_samples=640)
 
     exponents = [
