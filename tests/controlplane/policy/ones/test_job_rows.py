@@ -59,7 +59,7 @@ def _noisy(event: PolicyEvent, noise_scale: float | None) -> PolicyEvent:
     return event
 
 
-@settings(max_examples=examples(150), deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(histories(), st.booleans(), st.booleans())
 def test_rows_that_are_remembered_are_those_that_would_be_made_anew(
     history: tuple[ClusterView, list[tuple[float, list[PolicyEvent]]]],
