@@ -22,16 +22,16 @@ class NoiseMeter:
     """Running estimates of |G|^2 and tr(Sigma), whose ratio is the noise scale in samples."""
 
     def __init__(self) -> None:
-        # Of the step under way: squared norms of mean gradients of small batches, left on their
-        # device, and the inverse sizes of these batches; sums.
-        self._squares: torch.Tensor | None = None
+        # Of the step under way: squared norms of mean gradients of small batches, and the inverse
+        # sizes of these batches; sums.
+        self._squares = 0.0
         self._inverse_sizes, self._parts = 0.0, 0
         self._means = (0.0, 0.0)  # |G|^2 and tr(Sigma); one pair, because another thread reads it
         self._count = 0
 
     def begin(self) -> None:
         """A step begins that is measured."""
-        self._squares, self._inverse_sizes, self._parts = None, 0.0, 0
+        self._squares, self._inverse_sizes, self._parts = 0.0, 0.0, 0
 
     def before(self, share: torch.Tensor, own: int, whole: int) -> None:
         """Look at one pass's part of the step's sum.
@@ -41,8 +41,8 @@ class NoiseMeter:
             own: samples that it took.
             whole: samples of the step.
         """
-        square = torch.dot(share, share) * (whole / own) ** 2
-        self._squares = square if self._squares is None else self._squares + square
+        # A number at once: the device is through with `share`, which is summed and given away next.
+        self._squares += float(torch.dot(share, share)) * (whole / own) ** 2
         self._inverse_sizes += 1.0 / own
         self._parts += 1
 
@@ -55,9 +55,9 @@ class NoiseMeter:
         """
         squares, inverse, parts = self._squares, self._inverse_sizes, self._parts
         self.begin()
-        if squares is None or not parts < whole * inverse:
+        if not parts or not parts < whole * inverse:
             return
-        own, small = parts / inverse, float(squares) / parts
+        own, small = parts / inverse, squares / parts
         large = float(torch.dot(total, total))
         signal = (whole * large - own * small) / (whole - own)
         noise = (small - large) / (1.0 / own - 1.0 / whole)
