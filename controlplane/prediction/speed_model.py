@@ -39,6 +39,7 @@ class Sample:
     local_batch: float  # samples per slot and step
     step_s: float
     weight: float = 1.0  # how many measurements it stands for
+    sync_s: float | None = None  # of its seconds, in the reduction; None: not told
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from typing import Final
 import numpy as np
 
 from controlplane.prediction.array_types import FloatArray
+from controlplane.prediction.reduction_fit import can_separate, computing, separated
 from controlplane.prediction.speed_model import (
     FIXED_SHARE,
     PRIOR_SCALING,
@@ -29,7 +30,6 @@ from controlplane.prediction.throughput_fit import refined
 
 __all__ = ["Sample", "SpeedModel", "fit"]
 
-FIXED_TRUST: Final = 0.1  # weight of the prior in `FIXED_SHARE`, in samples
 LEAST, MOST = 1e-12, 1e12  # of seconds and of samples: whatever lies beyond was not measured
 NO_STEP_S: Final = 1e-300  # keeps a logarithm finite
 
@@ -44,19 +44,23 @@ def fit(
 
     Args:
         samples: of one family; those that nobody can have measured (nan, 0 seconds) do not count.
+            Where all that are of several slots tell their reductions, computing and network are
+            fitted apart (`reduction_fit`), else together (`throughput_fit`).
         first_batch: a usual batch of one slot, for the prior.
         before: fitted to fewer samples of this family; the search begins there, which is faster,
             and comes to the same.
         scaling: what is believed of the speed-up until several slots were seen.
     """
-    samples = [sample for sample in samples if _sane(sample)]
+    samples = [_told(sample) for sample in samples if _sane(sample)]
     if not samples:
         each = (1.0 - FIXED_SHARE) / max(first_batch, 1)
         return SpeedModel(compute=(FIXED_SHARE, each), scaling=scaling)
-    if any(sample.slots > 1 for sample in samples):
-        best = refined(samples, before if before is not None and before.known else None)
-    else:
+    if all(sample.slots == 1 for sample in samples):
         best = SpeedModel(compute=_computing(samples), known=True, scaling=scaling)
+    elif can_separate(samples):
+        best = separated(samples)
+    else:
+        best = refined(samples, before if before is not None and before.known else None)
     return _corrected(best, samples)
 
 
@@ -68,32 +72,17 @@ def _sane(sample: Sample) -> bool:
     )
 
 
+def _told(sample: Sample) -> Sample:
+    """As it is, but for a wait that nobody can have had."""
+    if sample.sync_s is None or 0.0 <= sample.sync_s <= sample.step_s:
+        return sample
+    return replace(sample, sync_s=None)
+
+
 def _computing(samples: Sequence[Sample]) -> tuple[float, float]:
-    """A and b of steps on one slot, by relative least squares with both at least 0."""
-    time = np.array([sample.step_s for sample in samples])
-    batch = np.array([sample.local_batch for sample in samples])
-    weight = np.sqrt(np.array([sample.weight for sample in samples]))
-    middle = float(np.exp(np.mean(np.log(time))))
-    matrix = np.column_stack([weight / time, weight * batch / time])
-    prior = np.array([[np.sqrt(FIXED_TRUST) / middle, 0.0]])
-    target = np.append(weight, np.sqrt(FIXED_TRUST) * FIXED_SHARE)
-    return _non_negative(np.vstack([matrix, prior]), target)
-
-
-def _non_negative(matrix: FloatArray, target: FloatArray) -> tuple[float, float]:
-    """Least squares in two unknowns, both at least 0."""
-    free, *_ = np.linalg.lstsq(matrix, target, rcond=None)
-    if (free >= 0).all():
-        return float(free[0]), float(free[1])
-    options = [np.zeros(2)]
-    for column in range(2):
-        only = matrix[:, column]
-        size = float(only @ only)
-        point = np.zeros(2)
-        point[column] = max(0.0, float(only @ target) / size) if size else 0.0
-        options.append(point)
-    best = min(options, key=lambda point: float(np.sum((matrix @ point - target) ** 2)))
-    return float(best[0]), float(best[1])
+    """A and b of steps on one slot, all of which is computing."""
+    steps = ((sample.step_s, sample.local_batch, sample.weight) for sample in samples)
+    return computing(*np.array(list(steps)).T)
 
 
 def _residuals(model: SpeedModel, samples: Sequence[Sample]) -> FloatArray:

@@ -77,7 +77,7 @@ class _Fitted:
             FIXED_SHARE / (1.0 - FIXED_SHARE) * batch, HOP_SHARE, HOP_SHARE, FAR_TALK,
             1.0, (1.0 - FIXED_SHARE) * middle / batch, TALK_SHARE * middle,
         ])  # fmt: skip
-        self._hoped[4] = _place_of(USUAL_OVERLAP)
+        self._hoped[4] = place_of(USUAL_OVERLAP)
         self.prior_mean: FloatArray = np.linalg.solve(PRIORS, self._hoped)
 
     def place_of(self, model: SpeedModel) -> FloatArray:
@@ -88,7 +88,7 @@ class _Fitted:
         far = model.far or (near[0] * FAR_TALK, 0.0)
         c, e = max(near[0], 0.01 * middle), max(far[0], 0.01 * middle)
         d, f = max(near[1], HOP_SHARE * c), max(far[1], HOP_SHARE * e)
-        return np.append(np.log([a, b / batch, c, d, e, f]), _place_of(model.overlap))
+        return np.append(np.log([a, b / batch, c, d, e, f]), place_of(model.overlap))
 
     def residuals(self, x: FloatArray) -> FloatArray:
         """What the model says over what was seen, in logarithms; then what priors are off by."""
@@ -146,8 +146,12 @@ def _values(x: FloatArray) -> list[float]:
     return found
 
 
-def _place_of(overlap: float) -> float:
-    """The x of a g; one at its limit begins a little inside, where it can still move."""
+def place_of(overlap: float) -> float:
+    """The x of a g; one at its limit begins a little inside, where it can still move.
+
+    Args:
+        overlap: g, 1 to 10.
+    """
     share = (overlap - LEAST_OVERLAP) / WIDTH
     share = min(max(share, LEAST_SHARE), 1.0 - LEAST_SHARE)
     return float(np.log(share / (1.0 - share)))

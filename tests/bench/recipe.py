@@ -45,6 +45,9 @@ SWITCHES: Final[Mapping[str, Mapping[str, Any]]] = {
     "growth_by_steps": {"growth_by": "epochs"},
     "passes": {"passes": False},
     "noise_once": {"smooth_noise": True},
+    "sync_times": {"sync_times": True},  # is off
+    "batch_caps": {"batch_caps": False},
+    "place_trials": {"place_trials": False},
     "all": {
         "limit_values": True,
         "rebatch": False,

@@ -135,7 +135,7 @@ class Estimates:
         if self._options.grows_by_steps:
             history.grow_limit(self._options.growth_steps)
         self._measurements.steps(event, history, counts=counts)
-        if counts and (view := history.view) is not None:
+        if counts and self._options.batch_caps and (view := history.view) is not None:
             self._caps.observe(view, history.trial, self.noise_scale(view), now)
 
     def update(self, view: ClusterView, *, contended: bool, now: Seconds) -> None:
@@ -272,6 +272,8 @@ class Estimates:
     def growth_loss(self, job: JobView) -> tuple[float, int] | None:
         """What its last growth made of its progress, a factor, and its slots before; if it loses.
 
+        A place that is farther apart counts as one, with as many slots before.
+
         Args:
             job: as the view shows it.
 
@@ -284,6 +286,8 @@ class Estimates:
         loss = last_loss(history.trial, job, self.noise_scale(job))
         if loss is None or loss.batch is not None:
             return None  # a batch is taken back where it is
+        if loss.slots == len(job.running_on) and not self._options.place_trials:
+            return None
         return loss.ratio, loss.slots
 
     def moves_to(self, job: JobView) -> frozenset[SlotId] | None:

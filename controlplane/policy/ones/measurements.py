@@ -65,13 +65,20 @@ class Measurements:
         family = self._families.of(event.family)
         if self._options.passes and event.passes and event.pass_s is not None:
             family.observe_passes(event.slots, event.local_batch, event.passes)
-            self._measured(event, event.local_batch, event.pass_s)
+            share = _sync_share(event) if self._options.sync_times else None
+            self._measured(event, event.local_batch, event.pass_s, share)
             return
         local = max(1, round(event.global_batch / max(1, event.slots)))
         if family.passes.limits.one_is_enough(event.slots, local):
             self._measured(event, local, event.global_batch / event.samples_per_s)
 
-    def _measured(self, event: EpochSeen | StepsSeen, local: int, step_s: float) -> None:
+    def _measured(
+        self,
+        event: EpochSeen | StepsSeen,
+        local: int,
+        step_s: float,
+        sync_share: float | None = None,
+    ) -> None:
         options, family = self._options, self._families.of(event.family)
         if (options.gpu_types or options.interference) and self._placement.is_changing(event.job):
             return  # the view shows where it is going to be, not where this was measured
@@ -83,7 +90,13 @@ class Measurements:
             colocation = max(others, key=lambda one: (known.get(one, 0.0), one), default=None)
         step_s /= self._placement.stretch(event.job)
         family.add(
-            event.nodes, event.slots, local, step_s, gpu_type=gpu_type, colocation=colocation
+            event.nodes,
+            event.slots,
+            local,
+            step_s,
+            gpu_type=gpu_type,
+            colocation=colocation,
+            sync_share=sync_share,
         )
 
     def _alone_s(self, event: StepsSeen, step_s: float) -> float:
@@ -99,3 +112,10 @@ class Measurements:
             return
         history.observe_noise(noise_scale)
         self._families.of(family).observe_noise(epoch, noise_scale)
+
+
+def _sync_share(event: EpochSeen | StepsSeen) -> float | None:
+    """Share of a pass in which its worker waited for the reduction; None: nobody says."""
+    if event.pass_s is None or event.sync_s is None:
+        return None
+    return event.sync_s / event.pass_s if 0.0 <= event.sync_s <= event.pass_s > 0.0 else None

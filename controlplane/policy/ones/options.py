@@ -39,6 +39,8 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     growth_by: GrowthBy = "steps"  # what lets a batch double: steps with the last one, or epochs
     growth_steps: int = 10  # that a job trains with a batch before it may double
     limit_values: bool = False  # sizes are worth what R allows now, not what it will allow soon
+    batch_caps: bool = True  # stay below a batch that lost on its slots, for a while
+    place_trials: bool = True  # leave a place that loses to a closer one of as many slots
     batches_per_doubling: int = 6  # that are tried between a job's first batch and its limit
     size_exponent: float = 0.55  # how much short jobs are preferred
     speedup_exponent: float = 0.8  # how much a further slot is worth
@@ -52,6 +54,7 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     patience_s: float = 300.0  # added to every remaining time; at most a quarter of their mean
     growth: float = 2.0  # times the largest size a family has run, in one change
     passes: bool = True  # what a worker takes in several passes is modelled as that
+    sync_times: bool = False  # computing and reductions are fitted apart, where workers tell both
     smooth_noise: bool = False  # noise scales once more, though workers smooth what they measure
     noise_trust: float = 1.0  # then: epochs of measurement that weigh as much as the prior
     noise_scale_prior: float = 4.0  # times the job's first batch, if it reports none

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final, TypeGuard
 
 import numpy as np
 
-from controlplane.prediction.mean_step_times import FULL_WEIGHT, MeanStepTime, StepTimes
+from controlplane.prediction.mean_step_times import FULL_WEIGHT, MeanStepTime, Size, StepTimes
 from controlplane.prediction.slowdowns import Observation, Parts, separate
 from controlplane.prediction.speed_model import PRIOR_SCALING, Scaling
 from controlplane.prediction.throughput import Sample, SpeedModel, fit
@@ -147,6 +147,7 @@ class FamilyHistory:
         *,
         gpu_type: str = "",
         colocation: Colocation | None = None,
+        sync_share: float | None = None,
     ) -> None:
         """One more measurement; the model is fitted again when it tells something new.
 
@@ -157,12 +158,13 @@ class FamilyHistory:
             step_s: mean seconds of a step.
             gpu_type: of its slots; empty: all are alike.
             colocation: class of the worst neighbour; None: it was alone.
+            sync_share: of the step, in the reduction, 0 to 1; None: not told.
         """
         if not 0.0 < step_s < LONGEST_S:
             return
         self.largest = max(self.largest, slots)
         key = (nodes, slots, local_batch, gpu_type, colocation)
-        if self.step_times.add(key, step_s):
+        if self.step_times.add(key, step_s, sync_share):
             self.model = None
 
     def speed_model(self, first_batch: int) -> SpeedModel:
@@ -217,7 +219,7 @@ class FamilyHistory:
         if plain and len(gpu_types) <= 1 and not gpu_types & self.priors.gpu_types.keys():
             self.parts = NO_PARTS
             return [
-                Sample(nodes, slots, local, mean.step_s, mean.weight)
+                Sample(nodes, slots, local, mean.step_s, mean.weight, _sync_s(mean))
                 for (nodes, slots, local, _, _), mean in self.means.items()
             ]
         seen = [
@@ -226,16 +228,32 @@ class FamilyHistory:
             for size, beside in [(tuple(most), () if worst is None else (worst,))]
         ]
         self.parts = separate(seen, self.priors.gpu_types, self.priors.colocations)
-        weight: dict[tuple[int, int, int], float] = {}
-        for (*size, _, colocation), mean in self.means.items():
-            at = (size[0], size[1], size[2])
-            sure = mean.weight * (1.0 if colocation is None else BESIDE)
-            weight[at] = min(FULL_WEIGHT, weight.get(at, 0.0) + sure)
-        fastest = min(self.costs(self.priors.types), default=0.0)
-        return [
-            Sample(*size, float(np.exp(self.parts.base[size] + fastest)), many)
-            for size, many in weight.items()
-        ]
+        base, fastest = self.parts.base, min(self.costs(self.priors.types), default=0.0)
+        samples: list[Sample] = []
+        for size, (weight, share) in _weights(self.means).items():
+            step_s = float(np.exp(base[size] + fastest))
+            sync_s = None if share is None else step_s * share
+            samples.append(Sample(*size, step_s, min(FULL_WEIGHT, weight), sync_s))
+        return samples
+
+
+def _sync_s(mean: MeanStepTime) -> float | None:
+    return None if mean.sync_share is None else mean.step_s * mean.sync_share
+
+
+def _weights(means: Mapping[Place, MeanStepTime]) -> dict[Size, tuple[float, float | None]]:
+    """How sure each size is, and which share of it is reduction, whatever the place."""
+    found: dict[Size, tuple[float, float | None]] = {}
+    told: dict[Size, float] = {}
+    for (nodes, slots, local, _, colocation), mean in means.items():
+        size, sure = (nodes, slots, local), mean.weight * (1.0 if colocation is None else BESIDE)
+        weight, share = found.get(size, (0.0, None))
+        if mean.sync_share is not None:
+            told[size] = told.get(size, 0.0) + sure
+            share = mean.sync_share if share is None else share
+            share += (mean.sync_share - share) * sure / told[size]
+        found[size] = (weight + sure, share)
+    return found
 
 
 class FamilyHistories:

@@ -65,21 +65,23 @@ class PlanExchange:
         """What a policy may see, and the time."""
         return self._commit_loop.reactor.view(), self._commit_loop.now()
 
-    def propose(self, plan: Plan, stats: SearchStats | None) -> None:
+    def propose(self, plan: Plan, stats: SearchStats | None, /, *, whole: bool = True) -> None:
         """Take a plan, if it changes anything; only its changes enter the history.
 
         Args:
             plan: based on a view of this moment or of an earlier one.
             stats: how the search stood with it; None if no search made it.
+            whole: whether it is complete; else it says nothing of jobs that it leaves out.
         """
         now, state = self._commit_loop.now(), self._commit_loop.reactor.state
-        self._reasons, self._starts = plan.reasons, plan.starts
-        self.predicted_loss = plan.predicted_loss
+        if whole:
+            self._reasons, self._starts = plan.reasons, plan.starts
+            self.predicted_loss = plan.predicted_loss
         if plan.wake_at is not None:
             if self._wake:
                 self._wake.cancel()
             self._wake = self._loop.call_later(max(0.05, plan.wake_at - now), self.request)
-        changes = difference(plan, state, now)
+        changes = difference(plan, state, now, whole=whole)
         if changes.empty:
             return
         self._commit_loop.handle(PlanProposed(plan=changes, stats=stats))

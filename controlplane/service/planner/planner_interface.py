@@ -9,7 +9,20 @@ from controlplane.policy.api import ClusterView, Plan, PolicyEvent, SearchStats
 from schemas.ids import Seconds
 
 ViewNow = Callable[[], tuple[ClusterView, Seconds]]
-Propose = Callable[[Plan, SearchStats | None], None]
+
+
+class Propose(Protocol):
+    """Takes plans."""
+
+    def __call__(self, plan: Plan, stats: SearchStats | None, /, *, whole: bool = True) -> None:
+        """Put a plan in force, as far as it still fits.
+
+        Args:
+            plan: based on a view of this moment or of an earlier one.
+            stats: how the search stood with it; None if no search made it.
+            whole: whether a running job that it leaves out is to stop; else it goes on as it is.
+        """
+        ...
 
 
 class Planner(Protocol):

@@ -65,6 +65,12 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True, tag="answer"):
     stats: SearchStats
 
 
+class Batches(msgspec.Struct, frozen=True, kw_only=True, tag="batches"):
+    """Other batches on the slots that jobs have; nobody asked. Jobs that it leaves out go on."""
+
+    plan: Plan
+
+
 class Converged(msgspec.Struct, frozen=True, kw_only=True, tag="converged"):
     """The search rests."""
 
@@ -72,7 +78,7 @@ class Converged(msgspec.Struct, frozen=True, kw_only=True, tag="converged"):
 
 
 ToSearch = Begin | WholeView | ViewDelta | Observed | Ask
-FromSearch = Ready | Answer | Converged
+FromSearch = Ready | Answer | Batches | Converged
 TO_SEARCH: Final[msgspec.msgpack.Decoder[ToSearch]] = msgspec.msgpack.Decoder(ToSearch)
 FROM_SEARCH: Final[msgspec.msgpack.Decoder[FromSearch]] = msgspec.msgpack.Decoder(FromSearch)
 

@@ -18,9 +18,11 @@ from controlplane.service.planner.search_messages import (
     FROM_SEARCH,
     Answer,
     Ask,
+    Batches,
     Begin,
     Converged,
     Frames,
+    FromSearch,
     Observed,
     Ready,
     ToSearch,
@@ -53,7 +55,7 @@ class SearchPlanner:
         admits: whether it may reject jobs; then nobody starts whom it has not admitted.
         history: what it learns from again when it begins anew, oldest first.
         view_now: what it may see at the moment, and the time.
-        propose: takes its plans, and those that fill free slots.
+        propose: takes its plans, choices of batches alone, and plans that fill free slots.
     """
 
     def __init__(
@@ -177,7 +179,7 @@ class SearchPlanner:
                 process.kill()
             await process.wait()
 
-    def _receive(self, message: Ready | Answer | Converged) -> None:
+    def _receive(self, message: FromSearch) -> None:
         match message:
             case Ready():
                 self._ready = True
@@ -194,6 +196,8 @@ class SearchPlanner:
                 if self._ask_again and not self._asked:
                     self._ask_again = False
                     self.ask()
+            case Batches(plan=plan):
+                self._propose(plan, self.stats, whole=False)
             case Converged(stats=stats):
                 self.stats = stats.in_ms(self.stats.decision_ms / 1000.0)
 

@@ -22,6 +22,7 @@ from controlplane.service.planner.search_messages import (
     TO_SEARCH,
     Answer,
     Ask,
+    Batches,
     Begin,
     Converged,
     Frames,
@@ -39,6 +40,8 @@ from schemas.ids import Seconds
 
 READ_BYTES: Final = 1 << 20
 TELEMETRY_S: Final = 0.5  # steps alone wake the search at most so often
+BATCHES_S: Final = 0.05  # after telemetry, batches are chosen again where jobs are
+NEVER: Final = float("inf")
 PUBLISH_S: Final = 0.25  # something better is proposed at most so often
 NICE: Final = 5  # training and the controller come first
 ONE: Final = Budget(steps=1)  # then look whether somebody asks
@@ -62,7 +65,8 @@ class SearchProcess:
         self._view: ClusterView | None = None
         self._clock = 0.0  # the controller's time less ours
         self._thinking = False
-        self._think_at = float("inf")  # monotonic; when telemetry alone wakes the search
+        self._think_at = NEVER  # monotonic; when telemetry alone wakes the search
+        self._batches_at = NEVER  # the same, when it has batches chosen
         self._answered = Plan(based_on=0)
         self._answered_at = 0.0
         self._rng = default_rng(seed)
@@ -70,16 +74,32 @@ class SearchProcess:
     def run(self) -> None:
         """Work until the input ends."""
         while True:
-            late = max(0.0, self._think_at - time.monotonic())
-            wait_s = 0.0 if self._thinking else None if late == float("inf") else late
-            if select.select([self._source], [], [], wait_s)[0]:
+            if select.select([self._source], [], [], self._wait_s())[0]:
                 data = os.read(self._source, READ_BYTES)
                 if not data:
                     return
                 for body in self._frames.feed(data):
                     self._receive(TO_SEARCH.decode(body))
-            elif self._view is not None:
+            elif self._view is None:
+                continue
+            elif time.monotonic() >= self._batches_at:
+                self._choose_batches(self._view)
+            elif self._thinking or time.monotonic() >= self._think_at:
                 self._think(self._view)
+
+    def _wait_s(self) -> float | None:
+        """Until there is something to do; None: until somebody says something."""
+        due = min(self._think_at, self._batches_at)
+        if self._view is None or (not self._thinking and due == NEVER):
+            return None
+        return 0.0 if self._thinking else max(0.0, due - time.monotonic())
+
+    def _choose_batches(self, view: ClusterView) -> None:
+        """Whole plans are dear, and seldom read while the search thinks: a batch need not wait."""
+        self._batches_at = NEVER
+        plan = self._policy.batches(view, Seconds(time.monotonic() + self._clock))
+        if plan.local_batch:
+            self._send(Batches(plan=plan))
 
     def _receive(self, message: ToSearch) -> None:
         match message:
@@ -92,8 +112,9 @@ class SearchProcess:
                 self._policy.observe(event, at)
                 if not isinstance(event, StepsSeen):
                     self._thinking = True
-                elif self._think_at == float("inf"):
-                    self._think_at = time.monotonic() + TELEMETRY_S
+                    return
+                self._think_at = min(self._think_at, time.monotonic() + TELEMETRY_S)
+                self._batches_at = min(self._batches_at, time.monotonic() + BATCHES_S)
             case Ask(number=number, now=now) if self._view is not None:
                 self._clock = now - time.monotonic()
                 self._rng = default_rng((self._seed, self._view.version))
@@ -105,7 +126,7 @@ class SearchProcess:
                 pass  # before the first view there is nothing to answer
 
     def _think(self, view: ClusterView) -> None:
-        self._think_at = float("inf")
+        self._think_at = NEVER
         now = Seconds(time.monotonic() + self._clock)
         self._thinking = self._policy.improve(view, ONE, self._rng, now)
         if self._thinking and time.monotonic() - self._answered_at < PUBLISH_S:
@@ -118,7 +139,7 @@ class SearchProcess:
             self._send(Converged(stats=self._policy.stats()))
 
     def _answer(self, number: int, plan: Plan, took_s: float) -> None:
-        self._answered = plan
+        self._answered, self._batches_at = plan, NEVER  # it has batches of its own
         self._answered_at = time.monotonic()
         stats = self._policy.stats()
         self._send(Answer(number=number, plan=plan, stats=stats.in_ms(took_s)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Final
 from zlib import crc32
 
@@ -10,10 +11,12 @@ from numpy.random import Generator, default_rng
 
 from controlplane.sim.engine.sim_options import SimOptions
 from controlplane.sim.engine.simulated_job import JobProcesses
+from controlplane.sim.models.job_model import StepParts
 from schemas.ids import JobId
 
 REPORT_DRAWS: Final = 78  # which stream of a seed the errors of reports are drawn from
 JOB_DRAWS: Final = 79  # and those that a job keeps
+WAIT_DRAWS: Final = 80  # and those of waits for reductions
 
 
 class MeasuredFigures:
@@ -30,7 +33,7 @@ class MeasuredFigures:
             options: how far measurements are off, and who measures a noise scale.
         """
         self._options = options
-        self._draws: dict[JobId, Generator] = {}
+        self._draws: dict[tuple[int, JobId], Generator] = {}
         self._scale_errors: dict[JobId, float] = {}
 
     def error(self, job: JobId) -> float:
@@ -39,14 +42,35 @@ class MeasuredFigures:
         Args:
             job: that reports.
         """
+        return self._drawn(job, REPORT_DRAWS)
+
+    def _drawn(self, job: JobId, stream: int) -> float:
         spread = self._options.noise
         if spread <= 0.0:
             return 1.0
-        draws = self._draws.get(job)
+        draws = self._draws.get((stream, job))
         if draws is None:
-            seed = (self._options.seed, REPORT_DRAWS, crc32(job.encode()))
-            draws = self._draws[job] = default_rng(seed)
+            seed = (self._options.seed, stream, crc32(job.encode()))
+            draws = self._draws[stream, job] = default_rng(seed)
         return math.exp(spread * float(draws.standard_normal()))
+
+    def parts(self, job: JobId, true: StepParts | None, faster: float) -> StepParts | None:
+        """How a step divides, as it is told with a speed.
+
+        Waits for peers have an error of their own: else the share of a step in which a worker waits
+        would be known exactly, however wrong its time is.
+
+        Args:
+            job: that reports.
+            true: of its group's steps; None: nobody knows.
+            faster: the error of that speed.
+        """
+        if true is None:
+            return None
+        pass_s, wait_s = true.pass_s / faster, true.sync_s / faster
+        if wait_s > 0.0:
+            wait_s = min(wait_s * self._drawn(job, WAIT_DRAWS), pass_s)
+        return replace(true, pass_s=pass_s, sync_s=wait_s)
 
     def noise_scale(self, job: JobProcesses, true: float | None) -> float | None:
         """As rank 0 of the present group tells it.

@@ -174,7 +174,8 @@ class GroupTraining:
     def _report_epoch(self, job: JobProcesses, group: Group, samples_per_s: float) -> None:
         """Rank 0 reports it."""
         training, model = job.training, job.training.model
-        faster, parts = self._measured.error(job.id), training.throughput.parts
+        faster = self._measured.error(job.id)
+        parts = self._measured.parts(job.id, training.throughput.parts, faster)
         stop, metrics = model.spec.stop, model.epoch_metrics(training.epoch, group.global_batch)
         reported = partial(
             EpochReported,
@@ -191,8 +192,8 @@ class GroupTraining:
             global_batch=group.global_batch,
             lr=group.lr or 0.0,
             noise_scale=self._measured.noise_scale(job, metrics.noise_scale),
-            pass_s=None if parts is None else parts.pass_s / faster,
-            sync_s=None if parts is None else parts.sync_s / faster,
+            pass_s=None if parts is None else parts.pass_s,
+            sync_s=None if parts is None else parts.sync_s,
             local_batch=0 if parts is None else parts.local_batch,
             passes=0 if parts is None else parts.passes,
         )

@@ -92,10 +92,11 @@ class StepTelemetry:
         self._kernel.call_at(now + wait_s, self._report, watched, wait_s, reported + 1)
 
     def _steps(self, job: JobProcesses, group: Group, family: str, group_steps: int) -> StepsSeen:
-        training, parts = job.training, job.training.throughput.parts
+        training = job.training
         slots = [member.slot for member in group.members]
         scale = training.model.noise_scale(training.epoch, group.global_batch)
         faster = self._measured.error(job.id)  # one measurement: times are off with the speed
+        parts = self._measured.parts(job.id, training.throughput.parts, faster)
         cores, sent = _usage(job)
         return StepsSeen(
             job=job.id,
@@ -111,8 +112,8 @@ class StepTelemetry:
             cpu_cores=cores,
             sent_bytes_per_s=sent,
             group_steps=group_steps,
-            pass_s=None if parts is None else parts.pass_s / faster,
-            sync_s=None if parts is None else parts.sync_s / faster,
+            pass_s=None if parts is None else parts.pass_s,
+            sync_s=None if parts is None else parts.sync_s,
             local_batch=0 if parts is None else parts.local_batch,
             passes=0 if parts is None else parts.passes,
         )

@@ -17,6 +17,7 @@ from controlplane.service.planner.search_messages import (
     TO_SEARCH,
     Answer,
     Ask,
+    Batches,
     Begin,
     Converged,
     Frames,
@@ -50,6 +51,7 @@ TO: tuple[ToSearch, ...] = (
 FROM: tuple[FromSearch, ...] = (
     Ready(),
     Answer(number=1, plan=PLAN, stats=STATS),
+    Batches(plan=PLAN),
     Converged(stats=STATS),
 )
 

@@ -9,9 +9,10 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from controlplane.policy.api import ClusterView, Plan, SearchStats
+from controlplane.service.planner.search_messages import Batches
 from controlplane.service.planner.search_planner import SearchPlanner
 from schemas.ids import JobId, Seconds
-from tests.support.builders import A, B, job_view
+from tests.support.builders import S0, A, B, job_view
 from tests.support.views import row_of, view_of
 
 LIMIT_S = 30.0
@@ -24,6 +25,7 @@ class Board:
         self.slots = row_of(slots)
         self.view = view_of(self.slots, *(job_view(job) for job in jobs))
         self.plans: list[tuple[Plan, SearchStats | None]] = []
+        self.batches: list[Plan] = []  # of jobs alone that they name
         self._news = asyncio.Event()
         self.planner = SearchPlanner(
             policy="ones",
@@ -37,8 +39,11 @@ class Board:
     def view_now(self) -> tuple[ClusterView, Seconds]:
         return self.view, Seconds(100.0)
 
-    def propose(self, plan: Plan, stats: SearchStats | None) -> None:
-        self.plans.append((plan, stats))
+    def propose(self, plan: Plan, stats: SearchStats | None, /, *, whole: bool = True) -> None:
+        if whole:
+            self.plans.append((plan, stats))
+        else:
+            self.batches.append(plan)
         self._news.set()
 
     def arrive(self, *jobs: JobId) -> None:
@@ -131,3 +136,11 @@ async def test_a_process_that_is_silent_for_a_second_leaves_no_slot_idle() -> No
         assert {*filled.local_batch} == {A, B}
         assert not board.planner.running
         os.kill(board.pid, signal.SIGCONT)
+
+
+async def test_a_choice_of_batches_says_nothing_of_jobs_that_it_does_not_name() -> None:
+    board, plan = Board(2, A, B), Plan(based_on=1, local_batch={A: {S0: 128}})
+
+    board.planner._receive(Batches(plan=plan))
+
+    assert (board.batches, board.plans) == ([plan], [])

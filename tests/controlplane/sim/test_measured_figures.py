@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from controlplane.policy.api import EpochSeen, StepsSeen
+from controlplane.sim.engine.measured_figures import MeasuredFigures
 from controlplane.sim.engine.sim_options import SimOptions
+from controlplane.sim.models.job_model import StepParts
 from controlplane.sim.run_scenario import simulate
 from controlplane.sim.scenario import Scenario
 from controlplane.sim.scenario_loading import costs_of
@@ -24,18 +27,19 @@ from tests.support.simulated import (
     simulated_run,
 )
 
+GIVEN: dict[str, Any] = {
+    "instant_changes": False, "whole_seconds": False, "telemetry_s": 30.0, "round_s": 0.0,
+}  # fmt: skip
+
 
 def heard(script: ScriptedPolicy, **options: Any) -> tuple[list[StepsSeen], list[EpochSeen]]:
     """What the policy hears of jobs of 4 epochs of 1000 samples with noise scales of 50, 100..."""
-    given: dict[str, Any] = {
-        "instant_changes": False, "whole_seconds": False, "telemetry_s": 30.0, "round_s": 0.0,
-    }  # fmt: skip
     simulated_run(
         script,
         job("a"),
         job("b"),
         model=ToyModel(epoch_samples=1000, noise=50.0),
-        options=SimOptions(**{**given, **options}),
+        options=SimOptions(**{**GIVEN, **options}),
     ).run(1000.0)
     steps = [event for _, event in script.observed if isinstance(event, StepsSeen)]
     return steps, [event for _, event in script.observed if isinstance(event, EpochSeen)]
@@ -78,6 +82,20 @@ def test_how_far_reports_of_a_job_are_off_does_not_depend_on_other_jobs() -> Non
     one, _ = heard(ScriptedPolicy((0, {B: {S1: 64}})), noise=0.05)
 
     assert [e for e in both if e.job == B] == one
+
+
+def test_waits_for_reductions_have_errors_of_their_own_and_are_never_longer_than_a_pass() -> None:
+    """Else the share of a step in which a worker waits would be known exactly."""
+    figures, true = MeasuredFigures(SimOptions(**GIVEN, noise=0.5)), StepParts(1.0, 0.9, 8, 2)
+
+    told = [figures.parts(A, true, faster=2.0) for _ in range(20)]
+
+    waits = {each.sync_s for each in told if each is not None}
+    assert len(waits) > 5
+    assert max(waits) == 0.5
+    assert {replace(each, sync_s=0.0) for each in told if each} == {StepParts(0.5, 0.0, 8, 2)}
+    assert figures.parts(A, replace(true, sync_s=0.0), faster=2.0) == StepParts(0.5, 0.0, 8, 2)
+    assert figures.parts(A, None, faster=2.0) is None
 
 
 def test_all_noise_scales_of_a_job_may_be_off_by_the_same_factor() -> None:

@@ -89,8 +89,8 @@ def reports(group: int, batch: int, speed: float, nodes: int = 1) -> list[StepsS
     ]  # fmt: skip
 
 
-def learnt(job: JobView, *events: StepsSeen) -> Estimates:
-    estimates = Estimates(OnesOptions())
+def learnt(job: JobView, *events: StepsSeen, **options: Any) -> Estimates:
+    estimates = Estimates(OnesOptions(**options))
     estimates.update(view_of(row_of(4), job), contended=False, now=NOW)
     for event in events:
         estimates.observe(event, NOW)
@@ -114,6 +114,25 @@ def test_a_place_that_is_slower_opens_the_gate_at_its_size() -> None:
 
     assert estimates.growth_loss(job) == (pytest.approx(0.5), 2)
     assert estimates.limit(job) >= 64
+
+
+def test_with_batch_caps_off_a_batch_that_lost_may_be_given_again() -> None:
+    job, events = a_job(S0, S1), (*reports(1, 64, 640.0), *reports(2, 128, 320.0))
+
+    limits = [learnt(job, *events, batch_caps=on).limit(job) for on in (True, False)]
+
+    assert limits[0] == 64
+    assert limits[1] >= 128
+
+
+def test_with_place_trials_off_a_slower_place_is_kept_and_growth_is_judged_as_before() -> None:
+    job = a_job(S0, S1, batch=64)
+    placed = (*reports(1, 64, 640.0), *reports(2, 64, 320.0, nodes=2))
+    alone = [msgspec.structs.replace(report, slots=1) for report in reports(1, 64, 640.0)]
+
+    assert learnt(job, *placed, place_trials=False).growth_loss(job) is None
+    grown = learnt(job, *alone, *reports(2, 64, 320.0), place_trials=False)
+    assert grown.growth_loss(job) == (pytest.approx(0.5), 1)
 
 
 # --- what the policy does about it

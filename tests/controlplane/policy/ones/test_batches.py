@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -214,6 +215,25 @@ def test_a_measured_pass_tells_of_steps_that_take_several() -> None:
     one, two = np.array([1, 1]), np.array([32.0, 64.0])
 
     assert model.step_s(one, one, two).tolist() == pytest.approx([0.1, 0.1 + computing(model, 32)])
+
+
+@pytest.mark.parametrize(
+    ("sync_times", "sync_s", "alone_s"),
+    [(True, 0.05, 0.05), (False, 0.05, 0.09), (True, math.nan, 0.09), (True, 0.2, 0.09)],
+    ids=["told", "switched off", "no number", "longer than the pass"],
+)
+def test_a_wait_for_the_reduction_tells_how_long_one_slot_alone_takes(
+    *, sync_times: bool, sync_s: float, alone_s: float
+) -> None:
+    """Two slots take 0.1 s for 32 samples each; else a tenth is believed to be waiting."""
+    policy = policy_of(jobs=(a_job(),), sync_times=sync_times)
+    told: dict[str, Any] = {"pass_s": 0.1, "sync_s": sync_s, "local_batch": 32, "passes": 1}
+    policy.observe(steps(slots=2, **told), NOW)
+
+    model = policy.estimates.family("f").speed_model(FIRST)
+    one, share = np.array([1]), np.array([32.0])
+
+    assert model.step_s(one, one, share).tolist() == pytest.approx([alone_s], rel=0.1)
 
 
 def computing(model: SpeedModel, samples: float) -> float:
