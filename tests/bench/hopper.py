@@ -6,6 +6,7 @@ cores. `--curves FILE` keeps what `bin/bench hopper_figures` draws.
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from tests.bench.hopper_faults import fault_figures
 from tests.bench.hopper_order import order_figures
 from tests.bench.hopper_trainings import learning_curves, training_figures
 from tests.bench.hopper_transfer import transfer_figures
+from tests.bench.hopper_ways import WAYS
 
 
 def main() -> None:
@@ -21,12 +23,14 @@ def main() -> None:
     parser = report.parser(__doc__ or "")
     parser.add_argument("--curves", type=Path, help="write what figures are drawn from here")
     parser.add_argument("--only", choices=["order", "transfer", "trainings", "curves", "faults"])
+    said = "of trainings, with commas: fixed order, random order, task-parallel, elastic jobs"
+    parser.add_argument("--ways", type=named, default=WAYS, help=f"{said}; beside hopping")
     given = parser.parse_args()
     quick: bool = given.quick
     parts: dict[str, Callable[[], dict[str, float]]] = {
         "order": lambda: order_figures(quick=quick),
         "transfer": lambda: transfer_figures(quick=quick),
-        "trainings": lambda: training_figures(quick=quick, curves=given.curves),
+        "trainings": lambda: training_figures(quick=quick, curves=given.curves, chosen=given.ways),
         "curves": lambda: learning_curves(quick=quick, curves=given.curves),
         "faults": lambda: fault_figures(quick=quick),
     }
@@ -35,6 +39,15 @@ def main() -> None:
         if given.only in {None, name}:
             figures |= measure()
             report.write(figures, given.json)
+
+
+def named(text: str) -> list[str]:
+    """Ways of training, hopping first; the others are compared with it."""
+    found = list(dict.fromkeys(["hopping", *(name.strip() for name in text.split(","))]))
+    for name in found:
+        if name not in WAYS:
+            raise argparse.ArgumentTypeError(f"no way {name!r}; there are {', '.join(WAYS)}")
+    return found
 
 
 if __name__ == "__main__":

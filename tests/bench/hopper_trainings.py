@@ -1,6 +1,6 @@
-"""Sixteen configurations of a real training in four ways, on four nodes with a slot each.
+"""Sixteen configurations of a real training in five ways, on four nodes with a slot each.
 
-Hopping, hopping in the paper's random order, task-parallel (each worker trains whole configurations
+Hopping, hopping in an order that is known beforehand, in the paper's random order, task-parallel (each worker trains whole configurations
 and every node has all data: a sweep with one partition that all hold), and elastic data-parallel
 jobs on all slots, one after the other. What each way costs beside time: data on the nodes' disks,
 states that hopped, gradients that were summed (a ring sends 2 (n - 1) times the model a step; Cerebro,
@@ -10,29 +10,34 @@ section 4.3). Three configurations are trained once more, alone, and compared bi
 from __future__ import annotations
 
 import json
+import os
 import tempfile
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
 from tests.bench import report
-from tests.bench.hopper_ways import NODES, Training, Way, as_sweep, trainings, ways
+from tests.bench.hopper_ways import NODES, WAYS, Training, Way, as_sweep, trainings, ways
 
 CURVE_EPOCHS: Final = 8
 
 
-def training_figures(*, quick: bool, curves: Path | None) -> dict[str, float]:
+def training_figures(
+    *, quick: bool, curves: Path | None, chosen: Sequence[str] = WAYS
+) -> dict[str, float]:
     """Print the tables; the figures of `bin/bench hopper`.
 
     Args:
         quick: four configurations, one epoch.
         curves: where what figures are drawn from is written.
+        chosen: some of `WAYS`, `hopping` among them.
     """
     searched = trainings(quick=quick)
     found: dict[str, dict[str, Way]] = {}
     with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
         for one in searched:
-            found[one.name] = ways(one, Path(folder) / one.name)
+            found[one.name] = ways(one, Path(folder) / one.name, chosen)
             told(one, found[one.name])
     if curves is not None:
         keep(curves, "ways", {name: {way: asdict(m) for way, m in mine.items()}
@@ -99,7 +104,10 @@ def told(one: Training, mine: dict[str, Way]) -> None:
     ]
     heads = ["way", "makespan, s", "over hopping", f"best {one.metric}", "data on disks, MB",
              "over the network, MB", "wait for a state, ms"]  # fmt: skip
-    what = f"{one.name}: {one.configurations} configurations, {one.epochs} epochs, {NODES} nodes"
+    what = (
+        f"{one.name}: {one.configurations} configurations, {one.epochs} epochs, {NODES} nodes; "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
     report.table(what, heads, rows)
 
 
@@ -110,9 +118,11 @@ def figures_of(found: dict[str, dict[str, Way]]) -> dict[str, float]:
         "hop_share": sum(h.waited_s for h in hops) / sum(h.waited_s + h.trained_s for h in hops),
         "hop_ms": 1000.0 * sum(h.waited_s for h in hops) / sum(h.units for h in hops),
         "bit_equal": float(all(h.bit_equal for h in hops)),
-        "bytes_vs_ddp": sum(h.network_bytes for h in hops)
-        / sum(mine["elastic jobs"].network_bytes for mine in found.values()),
     }
+    elastic = [mine["elastic jobs"] for mine in found.values() if "elastic jobs" in mine]
+    if elastic:
+        sent = sum(way.network_bytes for way in elastic)
+        figures["bytes_vs_ddp"] = sum(h.network_bytes for h in hops) / sent
     for name, mine in found.items():
         whole = mine["hopping"].makespan_s
         for way, measured in mine.items():

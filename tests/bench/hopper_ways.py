@@ -1,6 +1,6 @@
 """Real trainings as sweeps and as elastic jobs, on clusters of four nodes with a slot each.
 
-The four ways that `bin/bench hopper` compares.
+The ways that `bin/bench hopper` compares.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -32,6 +32,7 @@ NODES: Final = 4
 ALONE: Final = 3  # configurations that are trained once more, alone, and compared
 LIMIT_S: Final = 1800.0  # of one way
 LOOK_S: Final = 0.2
+WAYS: Final = ("hopping", "fixed order", "random order", "task-parallel", "elastic jobs")
 FUNCTIONS: Final = {
     "input_fn": "sweep:load",
     "model_fn": "sweep:build",
@@ -121,19 +122,22 @@ def trainings(*, quick: bool) -> list[Training]:
     ]
 
 
-def ways(one: Training, base: Path) -> dict[str, Way]:
+def ways(one: Training, base: Path, chosen: Sequence[str] = WAYS) -> dict[str, Way]:
     """Train all configurations in each way, on a cluster of its own.
 
     Args:
         one: what is searched.
         base: folder to make clusters in.
+        chosen: some of `WAYS`.
     """
-    return {
-        "hopping": as_sweep(one, base / "hopping", NODES, 1, "greedy"),
-        "random order": as_sweep(one, base / "random", NODES, 1, "random"),
-        "task-parallel": as_sweep(one, base / "tasks", 1, NODES, "greedy"),
-        "elastic jobs": one_by_one(one, base / "elastic"),
+    measured: dict[str, Callable[[], Way]] = {
+        "hopping": lambda: as_sweep(one, base / "hopping", NODES, 1, "greedy"),
+        "fixed order": lambda: as_sweep(one, base / "fixed", NODES, 1, "fixed"),
+        "random order": lambda: as_sweep(one, base / "random", NODES, 1, "random"),
+        "task-parallel": lambda: as_sweep(one, base / "tasks", 1, NODES, "greedy"),
+        "elastic jobs": lambda: one_by_one(one, base / "elastic"),
     }
+    return {name: measured[name]() for name in chosen}
 
 
 def as_sweep(one: Training, base: Path, partitions: int, replicas: int, order: str) -> Way:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import shutil
 import signal
 import statistics
@@ -54,6 +55,7 @@ class Run:
     jobs: list[Ended]  # in order of arrival
     makespan_s: float  # first submission to last end
     full: float  # share of that time in which every slot was taken
+    load: float  # of the host meanwhile, mean, processes that want a core
 
     @property
     def jct_s(self) -> list[float]:
@@ -122,6 +124,7 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
     fixed = policy.endswith(FIXED)
     with cluster(home, policy, options=options) as (made, client):
         names: dict[str, Arrival] = {}
+        loads: list[float] = []
         began = time.monotonic()
         while len(names) < len(coming) or not over(client, made, began):
             seconds = time.monotonic() - began
@@ -136,6 +139,7 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
                     utility=arrival.utility,
                 )
                 names[client.submit(spec)] = arrival
+            loads.append(os.getloadavg()[0])
             time.sleep(LOOK_S)
         ended = {name: client.job(name) for name in names}
         events = list(client.events())
@@ -144,7 +148,7 @@ def run(policy: str, coming: Sequence[Arrival], base: Path, home: Path, options:
     last = max(detail.history[-1].time for detail in ended.values())
     full = taken(allocations_from(events, until=last), first, last)
     shutil.rmtree(home / "state" / "work", ignore_errors=True)
-    return Run(policy, jobs, last - first, full)
+    return Run(policy, jobs, last - first, full, statistics.fmean(loads))
 
 
 def over(client: BlockingClient, made: Cluster, began: float) -> bool:

@@ -62,7 +62,7 @@ def tell_repeat(repeat: int, coming: Sequence[Arrival], live: Sequence[Run]) -> 
     report.table(
         f"repeat {repeat}",
         ["", "avg JCT s", "p90", "queue", "ran", "makespan", "all slots taken",
-         "re-scales/job", "batch changes/job", "not exact", "failed"],
+         "re-scales/job", "batch changes/job", "not exact", "failed", "load"],
         [_line(run) for run in live],
     )  # fmt: skip
 
@@ -86,6 +86,7 @@ def _line(run: Run) -> list[object]:
         f"{mean(e.batch_changes for e in run.jobs):.1f}",
         sum(not e.exact for e in run.jobs),
         sum(e.state != "succeeded" for e in run.jobs),
+        f"{run.load:.1f}",
     ]
 
 
@@ -109,6 +110,7 @@ def compared(runs: Sequence[Sequence[Run]], ours: str) -> dict[str, float]:
             f"rescales_per_job_{policy}": statistics.fmean(e.rescales for e in everyone),
             f"not_exact_{policy}": sum(not e.exact for e in everyone),
             f"failed_{policy}": sum(e.state != "succeeded" for e in everyone),
+            f"load_{policy}": statistics.fmean(run.load for run in column),
         }
     rows = []
     for other in (run.policy for run in runs[0] if run.policy != ours):

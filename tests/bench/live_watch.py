@@ -8,6 +8,7 @@ where so many are idle. Each time that lasts for more than `PATIENCE_S` is a vio
 from __future__ import annotations
 
 import itertools
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -19,8 +20,19 @@ import numpy as np
 
 from controlplane.client import BlockingClient
 from controlplane.prediction.statistical_efficiency import statistical_efficiency
+from schemas.ids import JobId
+from schemas.messages.client import JobSummary
 from tests.bench import report
 from tests.bench.live_cluster import cluster
+from tests.bench.live_forecasts import (
+    WAITING,
+    Start,
+    began,
+    promise_figures,
+    promises,
+    start_figures,
+    start_told,
+)
 from tests.bench.live_jobs import SLOTS
 from tests.bench.live_sleepers import Sleeper, load, sleepers, spec_of
 from tests.bench.live_tables import say
@@ -92,6 +104,7 @@ class SizeWatch:
 
     def __init__(self) -> None:
         self.violations: list[Violation] = []
+        self.most_s = 0.0  # that anybody was held, shorter ones too
         self._jobs: dict[str, _Watched] = {}
 
     def take(self, looks: Sequence[Look], idle: int) -> list[Violation]:
@@ -136,6 +149,7 @@ class SizeWatch:
             known.held = None
             return None
         since = known.since if best[1][0] <= look.slots else max(known.since, known.room_since)
+        self.most_s = max(self.most_s, look.at - since)
         if look.at - since <= PATIENCE_S:
             return None
         if known.held is not None:
@@ -166,59 +180,93 @@ def watch(policy: str, minutes: float, base: Path, home: Path, seed: int = 1) ->
     """
     coming = sleepers(seed, GAP_S, until_s=60.0 * minutes)
     say(f"{policy}: {len(coming)} jobs in {minutes:g} minutes, {load(coming):.1f} slots' work")
-    seen = SizeWatch()
+    driver = _Driver(base)
     with cluster(home, policy) as (_, client):
-        ended = _drive(client, coming, base, seen, 60.0 * minutes)
-        details = [client.job(name) for name in ended]
+        driver.drive(client, coming, 60.0 * minutes)
+        details = {name: client.job(name) for name in driver.submitted}
+        told = [client.explain(name) for name in driver.submitted]
+    held = driver.seen.violations
     rows: list[list[object]] = [
         [one.job, one.shape, f"{one.progress:.0f}", one.better, f"{one.better_progress:.0f}",
-         f"{one.ended - one.began:.1f}", one.why] for one in seen.violations
+         f"{one.ended - one.began:.1f}", one.why] for one in held
     ]  # fmt: skip
     heads = ["", "slots, batch", "progress/s", "known", "progress/s", "held, s", ""]
     report.table(f"{policy}: held for more than {PATIENCE_S:g} s", heads, rows)
-    times = [one.history[-1].time - one.summary.submitted_at for one in details]
-    return {
-        f"jobs_{policy}": float(len(coming)),
-        f"avg_jct_s_{policy}": statistics.fmean(times),
-        f"rescales_per_job_{policy}": statistics.fmean(d.summary.rescales for d in details),
-        f"not_done_{policy}": float(sum(d.summary.state != "succeeded" for d in details)),
-        f"violations_{policy}": float(len(seen.violations)),
-        f"held_most_s_{policy}": max((v.ended - v.began for v in seen.violations), default=0.0),
+    kinds = [job.kind.name for job in coming]
+    found = promise_figures(promises(list(zip(kinds, told, strict=True))))
+    starts = {name: began(detail) for name, detail in details.items()}
+    found |= start_figures(driver.starts, starts)
+    jobs = [detail.summary for detail in details.values()]
+    found |= {
+        "jobs": float(len(coming)),
+        "avg_jct_s": statistics.fmean(
+            detail.history[-1].time - detail.summary.submitted_at for detail in details.values()
+        ),
+        "rescales_per_job": statistics.fmean(job.rescales for job in jobs),
+        "batch_changes_per_job": statistics.fmean(job.batch_changes for job in jobs),
+        "not_done": float(sum(job.state != "succeeded" for job in jobs)),
+        "violations": float(len(held)),
+        "held_most_s": driver.seen.most_s,
+        "load": statistics.fmean(driver.loads),
     }
+    return {f"{name}_{policy}": value for name, value in found.items()}
 
 
-def _drive(
-    client: BlockingClient, coming: Sequence[Sleeper], base: Path, seen: SizeWatch, lasts_s: float
-) -> list[str]:
-    """Submit, look, until all are over; names of the jobs."""
-    submitted: list[str] = []
-    noise: dict[str, tuple[int, float | None]] = {}
-    began = time.monotonic()
-    while True:
-        now = time.monotonic() - began
-        for job in itertools.islice(coming, len(submitted), None):
-            if job.at > now:
-                break
-            submitted.append(client.submit(spec_of(job, base / "sleepers")))
-        jobs = client.jobs()
-        if len(submitted) == len(coming) and not jobs:
-            return submitted
-        assert now < lasts_s + DRAIN_S, [f"{job.job} {job.state}: {job.reason}" for job in jobs]
+class _Driver:
+    """Submits jobs, and looks at all of them until they are over."""
+
+    def __init__(self, base: Path) -> None:
+        self.seen = SizeWatch()
+        self.submitted: list[JobId] = []
+        self.starts: dict[JobId, Start] = {}  # the first forecast of each job that waited
+        self.loads: list[float] = []  # of the host, processes that want a core
+        self._folder = base / "sleepers"
+        self._noise: dict[JobId, tuple[int, float | None]] = {}  # by its last epoch
+
+    def drive(self, client: BlockingClient, coming: Sequence[Sleeper], lasts_s: float) -> None:
+        """Until all jobs are over."""
+        began = time.monotonic()
+        while True:
+            now = time.monotonic() - began
+            for job in itertools.islice(coming, len(self.submitted), None):
+                if job.at > now:
+                    break
+                self.submitted.append(client.submit(spec_of(job, self._folder)))
+            jobs = client.jobs()
+            if len(self.submitted) == len(coming) and not jobs:
+                return
+            assert now < lasts_s + DRAIN_S, [f"{job.job} {job.state}: {job.reason}" for job in jobs]
+            self._look(client, jobs, now)
+            time.sleep(LOOK_S)
+
+    def _look(self, client: BlockingClient, jobs: Sequence[JobSummary], now: float) -> None:
+        self.loads.append(os.getloadavg()[0])
+        for job in jobs:
+            if job.state == WAITING and job.job not in self.starts:
+                said = start_told(client.explain(job.job))
+                self.starts |= {} if said is None else {job.job: said}
         waits = any(job.state not in ALIVE for job in jobs)
         idle = 0 if waits else max(0, SLOTS - sum(job.slots for job in jobs))
-        looks = []
-        for job in jobs:
-            if job.state in ALIVE:
-                if noise.get(job.job, (-1, None))[0] != job.epoch:
-                    epochs = client.job(job.job).epochs
-                    noise[job.job] = job.epoch, epochs[-1].noise_scale if epochs else None
-                phi = noise[job.job][1]
-                looks.append(
-                    Look(now, job.job, job.slots, job.global_batch, job.samples_per_s, phi)
-                )
-        for one in seen.take(looks, idle):
+        looks = [
+            Look(
+                now,
+                job.job,
+                job.slots,
+                job.global_batch,
+                job.samples_per_s,
+                self._noise_scale(client, job),
+            )
+            for job in jobs
+            if job.state in ALIVE
+        ]
+        for one in self.seen.take(looks, idle):
             say(
                 f"{now:.0f} s: {one.job} is held at {one.shape} ({one.progress:.0f}/s): "
                 f"{one.better} was {one.better_progress:.0f}/s; {one.why}"
             )
-        time.sleep(LOOK_S)
+
+    def _noise_scale(self, client: BlockingClient, job: JobSummary) -> float | None:
+        if self._noise.get(job.job, (-1, None))[0] != job.epoch:
+            epochs = client.job(job.job).epochs
+            self._noise[job.job] = job.epoch, epochs[-1].noise_scale if epochs else None
+        return self._noise[job.job][1]
