@@ -28,7 +28,7 @@ JOBS: Final = 60
 THINK_S: Final = 10.0
 POPULATIONS: Final = (4, 8, 16, 32)
 GENERATIONS: Final = (0, 1, 3, 10)
-SEARCHED: Final = ("", "_interference", "_partial", "_types")
+SEARCHED: Final = ("", "_interference", "_partial", "_types", "_all")
 TRADED: Final = ("_types", "_interference", "_interference_50", "_partial")
 USUAL: Final = (16, 3)  # population, generations
 
@@ -37,7 +37,7 @@ def searches(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
     """Evolution, climbing and no search, against each other."""
     pairs = []
     for name in names:
-        on = here[name]
+        on = here[name].but(search="evolution")
         off, climb = on.but(search="greedy"), on.but(search="climb")
         pairs += [
             Pair(f"on_vs_off{name}", on, off),
@@ -51,7 +51,7 @@ def trades(here: dict[str, Way], names: Sequence[str]) -> list[Pair]:
     """Jobs may trade places or not, with a search and without; and what a search is worth then."""
     pairs = []
     for name in names:
-        on, off = here[name], here[name].but(search="greedy")
+        on, off = here[name].but(search="evolution"), here[name].but(search="greedy")
         pairs += [
             Pair(f"swaps_greedy{name}", off, off.but(swaps=False)),
             Pair(f"swaps{name}", on, on.but(swaps=False)),
@@ -113,7 +113,7 @@ def measured(folder: Path, *, quick: bool) -> list[Pair]:
                     physics="profiles", profiles=str(folder), workload=str(file), warm_up=0.0,
                     stall_s=1.0, first_stall_s=30.0, think_s=60.0, interference=kind,
                 )
-            )  # fmt: skip
+            ).but(search="evolution")  # fmt: skip
             key = f"on_vs_off_{file.stem.replace('-', '_')}{name}"
             pairs.append(Pair(key, on, on.but(search="greedy")))
     return pairs
@@ -122,7 +122,9 @@ def measured(folder: Path, *, quick: bool) -> list[Pair]:
 def budgets(way: Way, *, whole: bool) -> dict[tuple[int, int], Way]:
     """Ways by population and generations: all of them, or those that differ in one of the two."""
     return {
-        (population, generations): way.but(population=population).knowing(generations=generations)
+        (population, generations): way.but(search="evolution", population=population).knowing(
+            generations=generations
+        )
         for population in POPULATIONS
         for generations in GENERATIONS
         if whole or population == USUAL[0] or generations == USUAL[1]
@@ -193,6 +195,13 @@ def main() -> None:
     seeds = seeds[:1] if chosen.quick else seeds
     here = settings(chosen.jobs, THINK_S)
     told = EpochMetrics(Bench(seeds, chosen.workers, chosen.results), chosen.json)
+    if chosen.searches:
+        for name in chosen.searches.split(","):
+            at = "" if name == "plain" else f"_{name}"
+            told.section(
+                f"the search {at}", searches(here, [at])[: 1 if chosen.on_off else None], seeds
+            )
+        return
     if chosen.swaps:
         for name in TRADED:
             told.section(f"trading places {name}", trades(here, [name]), seeds)
@@ -217,6 +226,10 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bin/bench evolution", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed and a few figures")
     parser.add_argument("--swaps", action="store_true", help="only what trading places brings")
+    parser.add_argument("--searches", default="", help="only these settings, as plain,types,all")
+    parser.add_argument(
+        "--on-off", action="store_true", help="of these, evolution over greedy only"
+    )
     parser.add_argument("--json", type=Path, help="write the figures here as one flat object")
     parser.add_argument("--seeds", default="40-42", help="of workloads and searches, as in 40-42")
     parser.add_argument("--jobs", type=int, default=JOBS, help="in each simulation")

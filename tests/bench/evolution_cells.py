@@ -73,7 +73,7 @@ class Ratio:
 
 
 def settings(jobs: int, think_s: float) -> dict[str, Way]:
-    """`ones` where greedy sees all there is to see, in three places where it does not, and in need.
+    """`ones` where greedy sees all there is to see, in places where it does not, and in need.
 
     Args:
         jobs: submitted in each.
@@ -86,6 +86,11 @@ def settings(jobs: int, think_s: float) -> dict[str, Way]:
         NodeGroup(count=5, slots=4, model="p100"),
         NodeGroup(count=5, slots=4, model="k80"),
     )
+    mixed = (
+        NodeGroup(count=3, slots=8, model="v100"),
+        NodeGroup(count=3, slots=8, model="p100"),
+        NodeGroup(count=2, slots=8, model="k80"),
+    )
     change = msgspec.structs.replace
     return {
         "": Way(plain),
@@ -93,6 +98,7 @@ def settings(jobs: int, think_s: float) -> dict[str, Way]:
         "_interference_50": Way(change(plain, interference="pairwise:0.5")),
         "_partial": Way(change(plain, nodes=eights, stall_s=0.1, first_stall_s=1.0)),
         "_types": Way(change(plain, nodes=types)),
+        "_all": Way(change(plain, nodes=mixed, interference="pairwise:0.25")),
         "_busy": Way(change(plain, nodes=(NodeGroup(count=4, slots=4),))),  # jobs wait
     }
 

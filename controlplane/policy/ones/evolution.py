@@ -69,6 +69,8 @@ class EvolutionarySearch(Evolution):
         former = [(self._problem, candidate) for candidate in self.population]
         former = [*former, *self._former][: self._options.population]
         how = self._options.search
+        if how == "auto":  # elsewhere evolution could not be shown to win (docs/evolution.md)
+            how = "evolution" if problem.slow is not None else "greedy"
         calm = how == "greedy" or (
             self.converged and self._searched is not None and _alike(self._searched, problem)
         )

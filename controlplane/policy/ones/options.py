@@ -9,7 +9,7 @@ import msgspec
 
 from schemas.errors import SettingsError
 
-Search = Literal["evolution", "climb", "greedy"]
+Search = Literal["auto", "evolution", "climb", "greedy"]
 GrowthBy = Literal["steps", "epochs"]
 ScaleDown = Literal["off", "literal", "contended", "composed"]  # see search/batch_limits
 
@@ -20,7 +20,8 @@ class OnesOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Options of policy `ones`, table `[policy.options]` of the controller's settings."""
 
     seed: int = 0
-    search: Search = "evolution"  # or climb: from the best one alone; greedy: no search at all
+    # auto: evolution where GPU types differ, else greedy; climb: the best one alone; greedy: none
+    search: Search = "auto"
     population: int = 16  # K; the paper takes as many as GPUs, 16 give the same result
     patience: int = 10  # generations without a better candidate before the search rests
     mutation_rate: float = 0.1  # theta: share of a candidate's jobs that lose their slots

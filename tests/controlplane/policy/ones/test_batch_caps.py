@@ -140,7 +140,7 @@ def test_with_place_trials_off_a_slower_place_is_kept_and_growth_is_judged_as_be
 
 def answer(job: JobView, *events: StepsSeen) -> Plan:
     """Five seconds after the job was changed, on two nodes with two slots each."""
-    policy = Ones()
+    policy = Ones(OnesOptions(search="evolution"))
     view = view_of(row_of(2, 2), job)
     policy.plan(view, NOW)
     for event in events:

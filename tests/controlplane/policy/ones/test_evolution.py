@@ -25,7 +25,7 @@ from tests.support.builders import S0, S1, T0, T1, A, B, job_view
 from tests.support.sizes import examples
 from tests.support.views import pace, problem_of, problems, row_of, surrounded, view_of
 
-OPTIONS = OnesOptions(patience=3)
+OPTIONS = OnesOptions(patience=3, search="evolution")
 CLIMB = OnesOptions(patience=3, search="climb")
 GREEDY = OnesOptions(search="greedy")
 seeds = st.integers(0, 1000)
@@ -291,7 +291,7 @@ def single(job: JobId, *on: SlotId, **changes: Any) -> JobView:
 
 
 def evolved(problem: Problem, generations: int = 8) -> Candidate:
-    search, rng = facing(problem, OnesOptions()), default_rng(0)
+    search, rng = facing(problem, OnesOptions(search="evolution")), default_rng(0)
     for _ in range(generations):
         search.evolve(rng)
     assert search.best is not None
@@ -410,7 +410,9 @@ def tiny(rng: Generator, *nodes: int) -> Problem:
         for speed, power in [(10 ** rng.uniform(1, 3), rng.uniform(-0.3, 1.0))]
         for event in pace(family, *(float(speed * many**power) for many in (1, 2, 3)))
     ]
-    uneven = OnesOptions(limit_values=True, growth_by="epochs")  # where greedy can be wrong
+    uneven = OnesOptions(
+        search="evolution", limit_values=True, growth_by="epochs"
+    )  # where greedy can be wrong
     return problem_of(view_of(row_of(*nodes), *jobs), events=events, options=uneven)
 
 
@@ -469,7 +471,7 @@ def _dealt(problem: Problem, chosen: list[tuple[int, ...]]) -> IntArray | None:
 
 def reached(problem: Problem, best: float, seed: int) -> tuple[float, float]:
     """Of the optimum, what forty generations and greedy reach."""
-    search, rng = facing(problem, OnesOptions()), default_rng(seed)
+    search, rng = facing(problem, OnesOptions(search="evolution")), default_rng(seed)
     for _ in range(40):
         search.evolve(rng)
     greedy = at_once(problem, filled(problem, problem.lowest))

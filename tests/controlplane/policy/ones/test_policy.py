@@ -217,7 +217,7 @@ def moved_from(history: Sequence[Sequence[JobView]], models: tuple[str, ...] = (
 
     It is bad on slow GPUs, and beside somebody.
     """
-    policy = Ones()
+    policy = Ones(OnesOptions(search="evolution"))
     slots = row_of(2, 2, models=models)
     model = {slot.slot: slot.model for slot in slots}
     for number, jobs in enumerate(history, 1):
@@ -365,7 +365,8 @@ def test_a_plan_is_the_same_byte_for_byte_however_often_it_is_read_and_by_whom(
 
 
 def test_a_search_tells_how_it_stands() -> None:
-    policy, view = Ones(), view_of(row_of(2, 2), a_job(A, S0))
+    policy = Ones(OnesOptions(search="evolution"))
+    view = view_of(row_of(2, 2), a_job(A, S0))
 
     policy.improve(view, Budget(generations=2), default_rng(0), NOW)
 
