@@ -293,8 +293,9 @@ class _Experiment:
 @contextlib.contextmanager
 def _ctrl_c_waits() -> Iterator[None]:
     """Let a Ctrl-C within take effect at the end."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # it is never told of a Ctrl-C
+    in_main = threading.current_thread() is threading.main_thread()
+    if not in_main or signal.getsignal(signal.SIGINT) is None:
+        yield  # it is never told of a Ctrl-C; None: a program around Python takes it
         return
     heard: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, _: heard.append(number))

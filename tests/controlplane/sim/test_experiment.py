@@ -9,6 +9,7 @@ import sys
 import time
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -276,6 +277,23 @@ def test_ctrl_c_while_a_worker_starts_ends_that_one_too(
         signal.signal(signal.SIGINT, before)
 
     assert alive(tmp_path) == []
+
+
+def test_ctrl_c_stays_with_the_program_around_python_that_takes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(number: int, handler: Any) -> None:
+        """What Python says in such a program: there was no handler of Python, and none is set."""
+        assert handler is not None, "signal handler must be SIG_IGN, SIG_DFL, or a callable object"
+        taken.append(number)
+
+    taken: list[int] = []
+    monkeypatch.setattr(signal, "getsignal", lambda _: None)
+    monkeypatch.setattr(signal, "signal", refuse)
+    wanted = cells(tmp_path, "a")
+
+    assert run(wanted, simulate) == [expected(cell) for cell in wanted]
+    assert taken == []
 
 
 def test_workers_do_not_outlive_an_experiment_that_is_killed(tmp_path: Path) -> None:
