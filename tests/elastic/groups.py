@@ -10,24 +10,19 @@ import contextlib
 import functools
 import itertools
 import json
-import os
 import signal
-import struct
 import textwrap
-import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.context import ForkServerProcess
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, ClassVar, Final
 
 import msgspec
 import torch
-import zmq
 from torch import nn
 
 from elastic.samples.sample_stream import SampleStream
-from schemas.codec import FROM_WORKER, REPORT, encode
+from schemas.codec import encode
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
 from schemas.jobs import JobSpec, StopRule
@@ -45,23 +40,17 @@ from schemas.messages.agent import (
     JoinFailed,
     Quiesced,
     ScriptFailed,
-    ScriptReport,
-    StepsReported,
     StoreOpened,
     Suspended,
     WorkerReady,
 )
-from schemas.messages.worker import Assignment, GroupOrder, WorkerHello
-from tests.elastic.peers import FORKS
+from schemas.messages.worker import Assignment, GroupOrder
+from tests.support.forked_workers import ForkedWorker, ForkedWorkers, fork
 
 JOB: Final = JobId("toy-1")
 SEED: Final = 11
 SIZE: Final = 61  # the last step of an epoch has one sample, so some workers have none
-LIMIT_S: Final = 120.0
-LOOK_MS: Final = 5
-FRAME: Final = struct.Struct(">I")
 ENOUGH: Final = StopRule(metric="enough", at_least=1.0)
-R = TypeVar("R", bound=ScriptReport)
 
 HEAD: Final = """
 import hashlib, json, os, pathlib, sys
@@ -277,28 +266,18 @@ class Slots:
     environment: ClassVar[dict[str, str]] = {}
 
 
-@dataclass
-class Worker:
+@dataclass(kw_only=True)
+class Worker(ForkedWorker):
     """One process and what it reported."""
 
-    name: WorkerId
-    folder: Path
-    process: ForkServerProcess
     assignment: Assignment
-    route: bytes = b""
-    reports: list[ScriptReport] = field(default_factory=list)
-    read: int = 0
-
-    @property
-    def alive(self) -> bool:
-        return self.process.is_alive()
 
 
 class NobodyIsFullError(AssertionError):
     """All members of a group that had its whole state are lost."""
 
 
-class Crew:
+class Crew(ForkedWorkers[Worker]):
     """The workers of one job, and what an agent and a controller would do for them."""
 
     def __init__(
@@ -311,22 +290,16 @@ class Crew:
         seed: int | msgspec.UnsetType = SEED,
         stop: StopRule = ENOUGH,
     ) -> None:
-        self.home = home
+        super().__init__(home)
         self._seed = seed
         self._stop = stop
         (home / "train.py").write_text(Slots.prelude + source)
         (home / "checkpoints").mkdir()
-        self._socket_path = home / "s"
-        self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.bind(f"ipc://{self._socket_path}")
         self.faults = faults
         self._bound = bound
         self.version = 0
         self.group = Group(version=Version(0), members=(), lr=None)
-        self.workers: dict[WorkerId, Worker] = {}
         self.recoveries = 0
-        self.told: list[StepsReported] = []  # telemetry
         self._batch = 0
         self._tolerant = False  # of members that could not build a group
         self._sent: dict[WorkerId, GroupOrder] = {}
@@ -353,8 +326,8 @@ class Crew:
         self.group = self._group(names, batches, resume)
         for name in names:
             self._fork(name, self.group, START)
-        self.until(lambda: all(self._last(name, WorkerReady) for name in names), "all are ready")
-        port = self._last(names[0], WorkerReady).store_port  # type: ignore[union-attr]
+        self.until(lambda: all(self.last(name, WorkerReady) for name in names), "all are ready")
+        port = self.last(names[0], WorkerReady).store_port  # type: ignore[union-attr]
         self._order(names, SWITCH, START, self.group, store=f"127.0.0.1:{port}")
 
     def change(self, *batches: int) -> None:
@@ -381,7 +354,7 @@ class Crew:
                         (self._tolerant and self._hurt())
                         or (
                             self._opened(first) is not None
-                            and all(self._last(name, WorkerReady) for name in new)
+                            and all(self.last(name, WorkerReady) for name in new)
                         )
                     ),
                     "the newcomers are ready",
@@ -461,7 +434,7 @@ class Crew:
 
     def suspended(self) -> bool:
         """Whether the checkpoint of a pause is written."""
-        last = self._last(self.group.members[0].worker, Suspended)
+        last = self.last(self.group.members[0].worker, Suspended)
         return last is not None and last.group == self.version
 
     def finish_suspend(self) -> ResumePoint:
@@ -470,7 +443,7 @@ class Crew:
         self.until(lambda: not any(self.workers[n].alive for n in names), "the workers left")
         codes = {self.workers[name].process.exitcode for name in names}
         assert codes <= ({0, -signal.SIGKILL} if self._tolerant else {0})
-        last = self._last(names[0], Suspended)
+        last = self.last(names[0], Suspended)
         assert last is not None
         self.group = Group(version=Version(self.version), members=(), lr=None)
         return ResumePoint(epoch=last.epoch, version=last.group)
@@ -572,10 +545,6 @@ class Crew:
                     found.setdefault(report.epoch, report)
         return [found[epoch] for epoch in sorted(found)]
 
-    def reported(self, kind: type[R]) -> list[R]:
-        """All reports of one kind."""
-        return [r for w in self.workers.values() for r in w.reports if isinstance(r, kind)]
-
     def samples(self) -> dict[int, list[int]]:
         """The ids that committed steps took, sorted, by epoch; a record that is there twice once."""
         taken: set[tuple[int, int, int, tuple[int, ...]]] = set()
@@ -617,41 +586,6 @@ class Crew:
         """Wait until some more epochs are over."""
         wanted = len(self.epochs()) + epochs
         self.until(lambda: len(self.epochs()) >= wanted, f"{wanted} epochs are over")
-
-    def until(self, there: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-        """Hear the workers until something is `there`."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            self._hear()
-            if there():
-                return
-            if failed := self.reported(ScriptFailed):
-                raise AssertionError(f"{failed[0].error}\n{self.said()}")
-            if (failures := self.reported(JoinFailed)) and not self._tolerant:
-                raise AssertionError(f"{failures[0].error}\n{self.said()}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {limit_s} s: {what}\n{self.said()}")
-            self._router.poll(LOOK_MS)
-
-    def said(self) -> str:
-        """Reports and logs of all workers, for a test that fails."""
-        parts = []
-        for worker in self.workers.values():
-            log = worker.folder / "log"
-            parts.append(f"--- {worker.name}: {worker.process.exitcode}")
-            parts += [repr(report)[:240] for report in worker.reports[-6:]]
-            parts.append(log.read_text()[-1500:] if log.exists() else "")
-        return "\n".join(parts)
-
-    def close(self) -> None:
-        """Leave no process behind."""
-        for worker in self.workers.values():
-            worker.process.kill()
-        for worker in self.workers.values():
-            worker.process.join(5)
-            worker.process.close()
-        self._router.close(linger=0)
-        self._context.term()
 
     # --- helpers
 
@@ -697,10 +631,10 @@ class Crew:
             workdir=str(self.home), checkpoints=str(self.home / "checkpoints"),
             socket=f"ipc://{self._socket_path}", env=env, kind=kind,
         )  # fmt: skip
-        (folder / "assignment").write_bytes(encode(assignment))
-        process = FORKS.Process(target=_work, args=(folder,))
-        process.start()
-        self.workers[name] = Worker(name, folder, process, assignment)
+        process = fork(folder, assignment, _work)
+        self.workers[name] = Worker(
+            name=name, folder=folder, process=process, assignment=assignment
+        )
 
     def _order(
         self, names: Sequence[WorkerId], stage: int, kind: str, group: Group, *,
@@ -714,38 +648,13 @@ class Crew:
             if self.workers[name].route:
                 self._router.send_multipart([self.workers[name].route, encode(order)])
 
-    def _hear(self) -> None:
-        while self._router.poll(0):
-            route, data = self._router.recv_multipart()
-            message = FROM_WORKER.decode(data)
-            if isinstance(message, StepsReported):
-                self.told.append(message)
-                continue
-            name = worker_id(message.job, message.version, message.rank)
-            if isinstance(message, WorkerHello):
-                self.workers[name].route = route
-                if name in self._sent:
-                    self._router.send_multipart([route, encode(self._sent[name])])
-        for worker in self.workers.values():
-            self._read(worker)
+    def _greeted(self, name: WorkerId) -> None:
+        if name in self._sent:
+            self._router.send_multipart([self.workers[name].route, encode(self._sent[name])])
 
-    @staticmethod
-    def _read(worker: Worker) -> None:
-        path = worker.folder / "reports"
-        data = path.read_bytes()[worker.read :] if path.exists() else b""
-        start = 0
-        while start + FRAME.size <= len(data):
-            (length,) = FRAME.unpack_from(data, start)
-            end = start + FRAME.size + length
-            if end > len(data):
-                break
-            worker.reports.append(REPORT.decode(data[start + FRAME.size : end]))
-            start = end
-        worker.read += start
-
-    def _last(self, name: WorkerId, kind: type[R]) -> R | None:
-        found = [r for r in self.workers[name].reports if isinstance(r, kind)]
-        return found[-1] if found else None
+    def _failures(self) -> list[str]:
+        joins = [] if self._tolerant else self.reported(JoinFailed)
+        return [*super()._failures(), *(report.error for report in joins)]
 
     def _formed(self, group: Group) -> bool:
         return all(
@@ -757,11 +666,11 @@ class Crew:
         )
 
     def _opened(self, name: WorkerId) -> int | None:
-        opened = self._last(name, StoreOpened)
+        opened = self.last(name, StoreOpened)
         return opened.port if opened is not None and opened.group == self.version else None
 
     def _rest(self, name: WorkerId, version: Version) -> Quiesced | None:
-        rest = self._last(name, Quiesced)
+        rest = self.last(name, Quiesced)
         return rest if rest is not None and rest.group == version else None
 
 
@@ -780,7 +689,4 @@ def _work(folder: Path) -> None:
     from elastic.worker import run_script as launch  # noqa: PLC0415 - in the process that was forked
     from elastic.worker import zygote  # noqa: PLC0415
 
-    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     zygote._leave(launch.run_worker(folder), folder)

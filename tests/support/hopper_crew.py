@@ -4,24 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import os
-import struct
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from multiprocessing.context import ForkServerProcess
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import msgspec
 import torch
-import zmq
 
 from elastic.hopper.state_frames import digest
 from elastic.hopper.unit import Unit
 from elastic.hopper.unit_runner import UnitRunner
 from elastic.hopper.user_functions import UserFunctions
 from elastic.worker.run_script import run_worker
-from schemas.codec import FROM_WORKER, REPORT, encode
+from schemas.codec import encode
 from schemas.groups import Group, Member
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
 from schemas.jobs import JobSpec
@@ -31,27 +27,20 @@ from schemas.messages.agent import (
     SWITCH,
     GroupFormed,
     HopperOpened,
-    ScriptFailed,
-    ScriptReport,
     SlotAwaited,
-    StepsReported,
     UnitEnded,
     UnitFailed,
     WorkerReady,
 )
 from schemas.messages.hopping import StateRef, StateSource, UnitOrder, UnitTask
-from schemas.messages.worker import Assignment, GroupOrder, SlotGranted, WorkerHello
+from schemas.messages.worker import Assignment, GroupOrder, SlotGranted
 from schemas.sweeps import Asha, SearchSpec, SweepSpec, log_uniform
-from tests.elastic.peers import FORKS
+from tests.support.forked_workers import ForkedWorker, ForkedWorkers, fork
 
 JOB: Final = JobId("search-1")
 SEED: Final = 7
 PARTITIONS: Final = 4
-LIMIT_S: Final = 60.0
-LOOK_MS: Final = 5
-FRAME: Final = struct.Struct(">I")
 VALUES: Final = {"lr": 0.01}
-R = TypeVar("R", bound=ScriptReport)
 
 FUNCTIONS: Final = """
 import os, pathlib, time
@@ -139,39 +128,23 @@ def alone(home: Path, visits: Sequence[tuple[int, int]], trial: int = 0) -> list
     return found
 
 
-@dataclass
-class Hopper:
+@dataclass(kw_only=True)
+class Hopper(ForkedWorker):
     """One process and what it reported."""
 
-    name: WorkerId
-    folder: Path
-    process: ForkServerProcess
     states: Path
     slot: int
-    route: bytes = b""
-    reports: list[ScriptReport] = field(default_factory=list)
-    read: int = 0
     address: str = ""
 
-    @property
-    def alive(self) -> bool:
-        return self.process.is_alive()
 
-
-class HopperCrew:
+class HopperCrew(ForkedWorkers[Hopper]):
     """The workers of one sweep, and what agents and a controller would do for them."""
 
     def __init__(self, home: Path, source: str = FUNCTIONS, **changes: Any) -> None:
-        self.home = home
+        super().__init__(home)
         (home / "units.py").write_text(source)
         self._spec = job_spec(sweep_spec(**changes))
-        self._socket_path = home / "s"
-        self._context = zmq.Context()
-        self._router = self._context.socket(zmq.ROUTER)
-        self._router.bind(f"ipc://{self._socket_path}")
-        self.hoppers: dict[WorkerId, Hopper] = {}
         self.group = Group(version=Version(0), members=(), lr=None)
-        self.told: list[StepsReported] = []  # telemetry
         self.attempts = 0
         self._version = 0
 
@@ -180,10 +153,10 @@ class HopperCrew:
     def begin(self, *nodes: str, kind: str = START, granted: bool = True) -> list[Hopper]:
         """Start a worker on each of these nodes, and wait until all are ready."""
         self._version += 1
-        stay = [m for m in self.group.members if self.hoppers[m.worker].alive]
+        stay = [m for m in self.group.members if self.workers[m.worker].alive]
         born = [self._named(len(stay) + at) for at in range(len(nodes))]
         members = [(m.worker, m.slot) for m in stay]
-        taken = len(self.hoppers)
+        taken = len(self.workers)
         members += [
             (name, slot_id(NodeId(node), taken + at))
             for at, (name, node) in enumerate(zip(born, nodes, strict=True))
@@ -194,20 +167,20 @@ class HopperCrew:
         if not granted:
             self.until(lambda: all(self.last(name, SlotAwaited) for name in born), "all wait")
             for name in born:
-                self.until(lambda name=name: bool(self.hoppers[name].route), "it greets")  # type: ignore[misc]
+                self.until(lambda name=name: bool(self.workers[name].route), "it greets")  # type: ignore[misc]
                 assert self.last(name, WorkerReady) is None
-                self._router.send_multipart([self.hoppers[name].route, encode(SlotGranted())])
+                self._router.send_multipart([self.workers[name].route, encode(SlotGranted())])
         self.until(
             lambda: all(
-                self.last(name, HopperOpened) and self.hoppers[name].route for name in born
+                self.last(name, HopperOpened) and self.workers[name].route for name in born
             ),
             "all are ready",
         )
         for name in born:
             opened = self.last(name, HopperOpened)
             assert opened is not None
-            self.hoppers[name].address = opened.address
-        return [self.hoppers[name] for name in born]
+            self.workers[name].address = opened.address
+        return [self.workers[name] for name in born]
 
     def start(self, *nodes: str, kind: str = START) -> list[Hopper]:
         """The same, until all are members of the group."""
@@ -230,7 +203,7 @@ class HopperCrew:
         self._version += 1
         out = {hopper.name for hopper in hoppers}
         stay = [(m.worker, m.slot) for m in self.group.members if m.worker not in out]
-        heard = list(self.hoppers.values())
+        heard = list(self.workers.values())
         self.group = self.group_of(stay)
         self.order(SWITCH, kind, heard)
 
@@ -248,7 +221,7 @@ class HopperCrew:
     def order(self, stage: int, kind: str, to: Sequence[Hopper] | None = None) -> None:
         """Let workers hear of the group."""
         order = GroupOrder(version=self.group.version, stage=stage, kind=kind, group=self.group)
-        members = [self.hoppers[m.worker] for m in self.group.members]
+        members = [self.workers[m.worker] for m in self.group.members]
         for hopper in members if to is None else to:
             if hopper.alive:
                 self._router.send_multipart([hopper.route, encode(order)])
@@ -315,7 +288,7 @@ class HopperCrew:
         def there() -> bool:
             found[:] = [
                 report
-                for report in self.hoppers[order.worker].reports
+                for report in self.workers[order.worker].reports
                 if isinstance(report, UnitEnded | UnitFailed) and report.attempt == order.attempt
             ]
             return bool(found)
@@ -336,49 +309,6 @@ class HopperCrew:
         path = self.home / "noted"
         return path.read_text().splitlines() if path.exists() else []
 
-    # --- what is heard
-
-    def reported(self, kind: type[R]) -> list[R]:
-        """All reports of a kind."""
-        return [r for one in self.hoppers.values() for r in one.reports if isinstance(r, kind)]
-
-    def last(self, name: WorkerId, kind: type[R]) -> R | None:
-        """The last one of a worker."""
-        found = [r for r in self.hoppers[name].reports if isinstance(r, kind)]
-        return found[-1] if found else None
-
-    def until(self, there: Callable[[], bool], what: str, limit_s: float = LIMIT_S) -> None:
-        """Hear the workers until something is `there`."""
-        deadline = time.monotonic() + limit_s
-        while True:
-            self._hear()
-            if there():
-                return
-            if failed := self.reported(ScriptFailed):
-                raise AssertionError(f"{failed[0].error}\n{self.said()}")
-            if time.monotonic() > deadline:
-                raise AssertionError(f"not within {limit_s} s: {what}\n{self.said()}")
-            self._router.poll(LOOK_MS)
-
-    def said(self) -> str:
-        """Reports and logs of all workers, for a test that fails."""
-        parts = []
-        for hopper in self.hoppers.values():
-            log = hopper.folder / "log"
-            parts.append(f"--- {hopper.name}: {hopper.process.exitcode}")
-            parts += [repr(report)[:240] for report in hopper.reports[-6:]]
-            parts.append(log.read_text()[-1500:] if log.exists() else "")
-        return "\n".join(parts)
-
-    def close(self) -> None:
-        """Leave no process behind."""
-        for hopper in self.hoppers.values():
-            hopper.process.kill()
-        for hopper in self.hoppers.values():
-            hopper.process.join(5)
-        self._router.close(linger=0)
-        self._context.term()
-
     # --- how
 
     def _named(self, rank: int) -> WorkerId:
@@ -389,45 +319,18 @@ class HopperCrew:
         folder.mkdir()
         states = self.home / node
         rank = Rank(int(name.rpartition(".r")[2]))
-        slot = len(self.hoppers)
+        slot = len(self.workers)
         assignment = Assignment(
             job=JOB, version=Version(self._version), rank=rank, slot=slot, group=self.group,
             spec=self._spec, workdir=str(self.home), checkpoints=str(self.home / "checkpoints"),
             socket=f"ipc://{self._socket_path}", env={"OMP_NUM_THREADS": "1"}, kind=kind,
             states=str(states), granted=granted,
         )  # fmt: skip
-        (folder / "assignment").write_bytes(encode(assignment))
-        process = FORKS.Process(target=_work, args=(folder,))
-        process.start()
-        self.hoppers[name] = Hopper(name, folder, process, states, slot)
-
-    def _hear(self) -> None:
-        while self._router.poll(0):
-            route, data = self._router.recv_multipart()
-            message = FROM_WORKER.decode(data)
-            if isinstance(message, StepsReported):
-                self.told.append(message)
-            elif isinstance(message, WorkerHello):
-                name = worker_id(message.job, message.version, message.rank)
-                self.hoppers[name].route = route
-        for hopper in self.hoppers.values():
-            self._read(hopper)
-
-    @staticmethod
-    def _read(hopper: Hopper) -> None:
-        path = hopper.folder / "reports"
-        data = path.read_bytes() if path.exists() else b""
-        while hopper.read + FRAME.size <= len(data):
-            (length,) = FRAME.unpack_from(data, hopper.read)
-            end = hopper.read + FRAME.size + length
-            if end > len(data):
-                break
-            hopper.reports.append(REPORT.decode(data[hopper.read + FRAME.size : end]))
-            hopper.read = end
+        process = fork(folder, assignment, _work)
+        self.workers[name] = Hopper(
+            name=name, folder=folder, process=process, states=states, slot=slot
+        )
 
 
 def _work(folder: Path) -> None:
-    log = os.open(folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    os.dup2(log, 1)
-    os.dup2(log, 2)
     os._exit(run_worker(folder))
