@@ -27,10 +27,26 @@ TOGETHER = {  # files that share a cluster, which one process should start
     "tests/examples/test_examples.py": "cluster",
     "tests/examples/test_notebook.py": "cluster",
     # and files whose processes are forked from a server that has torch
-    "tests/elastic/test_gradient_bucket.py": "peers",
-    "tests/elastic/test_launch.py": "peers",
-    "tests/elastic/test_process_group.py": "peers",
-    "tests/elastic/test_state_transfer.py": "peers",
+    **dict.fromkeys(
+        (
+            "tests/elastic/test_group_changes.py",
+            "tests/elastic/test_carried_state.py",
+            "tests/elastic/test_exact_or_refused.py",
+            "tests/elastic/test_gradient_bucket.py",
+            "tests/elastic/test_hopper_process.py",
+            "tests/elastic/test_iterable_data.py",
+            "tests/elastic/test_job_seed.py",
+            "tests/elastic/test_launch.py",
+            "tests/elastic/test_process_group.py",
+            "tests/elastic/test_several_optimizers.py",
+            "tests/elastic/test_state_transfer.py",
+        ),
+        "crews",
+    ),
+    "tests/elastic/gpu/test_gpu_faults.py": "devices",
+    "tests/elastic/gpu/test_gpu_parts.py": "devices",
+    "tests/elastic/gpu/test_hopper_device.py": "devices",
+    "tests/elastic/gpu/test_nccl_double.py": "devices",
 }
 LONGEST = (  # in this order
     "integration/test_rescale", "integration/test_training", "test_group_changes",

@@ -270,7 +270,21 @@ KILLS = {
 }
 
 
-@pytest.mark.parametrize(("faults", "batches"), KILLS.values(), ids=KILLS.keys())
+LIKE_OTHERS = {  # as with another rank, or as once before
+    "rank 0 before the reduction",
+    "rank 0 after the reduction",
+    "rank 0 at the end of an epoch",
+    "again before a step is done",
+}
+
+
+@pytest.mark.parametrize(
+    ("faults", "batches"),
+    [
+        pytest.param(*kill, id=name, marks=[pytest.mark.slow] if name in LIKE_OTHERS else [])
+        for name, kill in KILLS.items()
+    ],
+)
 def test_a_lost_member_costs_no_sample_and_no_step(
     tmp_path: Path, faults: Sequence[str], batches: Sequence[int]
 ) -> None:

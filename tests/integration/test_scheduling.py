@@ -83,7 +83,7 @@ def test_a_death_during_rescales_loses_nothing(cluster: Cluster, victim: str) ->
     jobs = [submit(cluster, 18, family=family)]
     cluster.until(jobs[0], lambda shown: shown["slots"] >= 2)
     jobs += [submit(cluster, 18, family=family) for _ in range(2)]
-    for _ in range(3):
+    for _ in range(2):
         cluster.until(jobs[0], lambda shown: shown["state"] in {"rescaling", "succeeded"})
         pids = cluster.up()[victim]
         for pid in [pids] if isinstance(pids, int) else pids:

@@ -18,10 +18,10 @@ EPOCH = list(range(400))
 TOY_OUTPUT = [f"epoch {(step - 1) // 20} step {step}" for step in range(1, 81)] + ["done"]
 
 
-def test_twelve_jobs_share_four_slots_and_nothing_is_lost_or_repeated(cluster: Cluster) -> None:
-    jobs = [cluster.submit(record_samples=True) for _ in range(12)]
+def test_seven_jobs_share_four_slots_and_nothing_is_lost_or_repeated(cluster: Cluster) -> None:
+    jobs = [cluster.submit(record_samples=True) for _ in range(7)]
 
-    assert [cluster.wait(job).code for job in jobs] == [0] * 12
+    assert [cluster.wait(job).code for job in jobs] == [0] * 7
     for job in jobs:
         assert cluster.output(job) == TOY_OUTPUT
         assert cluster.samples(job) == dict.fromkeys((1, 2, 3, 4), EPOCH)

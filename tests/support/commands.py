@@ -20,6 +20,10 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 LIMIT_S: Final = 120.0
+SELDOM: Final = (  # what has torch or scikit-learn: more than all the rest, and few commands need it
+    "controlplane.sim.learning",
+    "controlplane.sim.models.curves.record",
+)
 
 
 @dataclass(frozen=True)
@@ -137,7 +141,8 @@ def _import_what_commands_import() -> None:
     ):
         package = importlib.import_module(room)
         for found in pkgutil.walk_packages(package.__path__, f"{room}."):
-            importlib.import_module(found.name)
+            if not found.name.startswith(SELDOM):
+                importlib.import_module(found.name)
     gc.freeze()
 
 

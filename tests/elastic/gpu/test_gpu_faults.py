@@ -33,6 +33,13 @@ OWN_STREAM = LOOP.replace(
 )
 
 
+ORDINARY, WORST = MODES
+# Of whole jobs a quick run has the mode that does what NCCL may do at worst.
+BOTH = pytest.mark.parametrize(
+    "mode", [pytest.param(ORDINARY, marks=pytest.mark.slow), WORST], indirect=True
+)
+
+
 @pytest.fixture(params=MODES)
 def mode(request: pytest.FixtureRequest) -> str:
     """Of NCCL's double."""
@@ -50,6 +57,7 @@ def row(value: float) -> torch.Tensor:
 # --- a job
 
 
+@BOTH
 @pytest.mark.usefixtures("gpu_slots")
 def test_the_worker_s_device_is_the_one_that_its_tensors_name(tmp_path: Path) -> None:
     checked = LOOP.replace(
@@ -62,6 +70,7 @@ def test_the_worker_s_device_is_the_one_that_its_tensors_name(tmp_path: Path) ->
         as_alone(job, PLAIN, 12)
 
 
+@BOTH
 @pytest.mark.usefixtures("gpu_slots")
 def test_one_death_of_three_leaves_the_others_training(tmp_path: Path) -> None:
     with crew(tmp_path, script(PLAIN, LOOP), faults="reduce:rank=1:step=9:version=1=kill") as job:
@@ -79,6 +88,7 @@ def test_one_death_of_three_leaves_the_others_training(tmp_path: Path) -> None:
         as_alone(job, PLAIN, 12)
 
 
+@BOTH
 @pytest.mark.usefixtures("gpu_slots")
 def test_a_script_that_trains_on_a_stream_of_its_own_hands_its_state_over_whole(
     tmp_path: Path,
