@@ -273,7 +273,6 @@ KILLS = {
 LIKE_OTHERS = {  # as with another rank, or as once before
     "rank 0 before the reduction",
     "rank 0 after the reduction",
-    "rank 0 at the end of an epoch",
     "again before a step is done",
 }
 

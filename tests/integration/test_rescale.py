@@ -151,7 +151,7 @@ FAULTS = {
     ),
     "rank 0 is lost at the end of an epoch": "report:rank=0:version=2=kill",
 }
-QUICK = {  # before the change, and after it; `elastic/test_group_changes.py` has all of them
+QUICK = {  # before the change, and after it; `elastic/test_group_changes.py` has most of the others
     "a newcomer is lost while it is prepared",
     "one is a step behind when a member is lost",
 }
