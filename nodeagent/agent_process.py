@@ -142,7 +142,7 @@ class Agent:
                     self._sweep_workspaces(),
                     self._shipper.ship(),
                     self._warm_up(),
-                    watchdog(lambda: True),
+                    watchdog(),
                 )
             ]
             self._write_pid()

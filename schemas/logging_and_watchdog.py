@@ -3,21 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import socket
-import sys
-from collections.abc import Callable
 from typing import Final
 
 import structlog
 
+from schemas.log_lines import LogLines, LogLinesFactory
+
 LAG_LIMIT_S: Final = 2.0  # a loop that is later than this is not healthy
 
 
-def configure_logging() -> None:
-    """Log lines as JSON under systemd or into a file, as coloured text on a terminal."""
-    readable = sys.stderr.isatty() and "JOURNAL_STREAM" not in os.environ
+def configure_logging(fd: int = 2) -> None:
+    """Log lines as JSON under systemd or into a file, as coloured text on a terminal.
+
+    No line can end the process: those that cannot be written are counted, and the count is the
+    next line that can.
+
+    Args:
+        fd: that they are written to.
+    """
+    readable = os.isatty(fd) and "JOURNAL_STREAM" not in os.environ
     stamp = structlog.processors.TimeStamper(fmt="iso", utc=True)
     render: list[structlog.typing.Processor] = (
         [structlog.dev.ConsoleRenderer()]
@@ -27,8 +35,13 @@ def configure_logging() -> None:
     structlog.configure(
         processors=[structlog.processors.add_log_level, stamp, *render],
         wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=LogLinesFactory(LogLines(fd, _lost)),
     )
+
+
+def _lost(lines: int) -> str:
+    said = {"event": "log lines lost", "lines": lines, "level": "warning"}
+    return json.dumps(said)
 
 
 def notify(state: str) -> None:
@@ -37,23 +50,25 @@ def notify(state: str) -> None:
     Args:
         state: newline-separated assignments, such as `READY=1`.
 
-    Raises:
-        OSError: if systemd named a socket that does not take it.
+    A socket that does not take it is a line in the log.
     """
     address = os.environ.get("NOTIFY_SOCKET", "")
     if not address:
         return
     name = "\0" + address[1:] if address.startswith("@") else address
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as channel:
-        channel.connect(name)
-        channel.sendall(state.encode())
+    kind = socket.SOCK_DGRAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+    try:
+        with socket.socket(socket.AF_UNIX, kind) as channel:
+            channel.connect(name)
+            channel.sendall(state.encode())
+    except OSError as error:
+        structlog.get_logger("systemd").warning("systemd was not told", state=state, why=str(error))
 
 
-async def watchdog(healthy: Callable[[], bool]) -> None:
-    """Feed systemd's watchdog while the loop is prompt and `healthy` says yes.
+async def watchdog() -> None:
+    """Feed systemd's watchdog while the loop is prompt, four times in systemd's interval.
 
-    Args:
-        healthy: whether the process does its work; asked four times in systemd's interval.
+    Nothing else is asked: a full disk, say, is not mended by a restart.
     """
     interval_s = int(os.environ.get("WATCHDOG_USEC", "0")) / 1e6 / 4
     if not interval_s:
@@ -62,7 +77,7 @@ async def watchdog(healthy: Callable[[], bool]) -> None:
     while True:
         due = loop.time() + interval_s
         await asyncio.sleep(interval_s)
-        if loop.time() - due < LAG_LIMIT_S and healthy():
+        if loop.time() - due < LAG_LIMIT_S:
             notify("WATCHDOG=1")
 
 

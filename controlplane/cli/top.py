@@ -191,6 +191,8 @@ def header(cluster: Cluster, search: SearchInfo) -> Text:
         within = f"{search.length_coverage_80:.0%} within the interval of 80%"
         facts["lengths off by"] = f"{search.length_error:.0%}, {within}"
     parts = [Text.assemble((f"{name} ", "dim"), str(fact)) for name, fact in facts.items()]
+    if cluster.stalled:
+        parts.append(Text(f"nothing is accepted: {cluster.stalled}", style="red"))
     if not search.running:
         parts.append(Text("search away, free slots are filled greedily", style="yellow"))
     return Text("   ").join(parts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from controlplane.policy.api import Plan, SearchStats
-from schemas.ids import BootId, JobId, NodeId, SlotId, Term, Version
+from schemas.ids import BootId, JobId, NodeId, Seconds, SlotId, Term, Version
 from schemas.jobs import JobSpec
 from schemas.messages import Message
 from schemas.messages.agent import AgentEvent, WorkerSeen
@@ -147,6 +147,13 @@ class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
     key: str  # of the request; a second one with it does nothing
 
 
+class CommitsResumed(Message, tag="core.commits_resumed.1"):
+    """Inputs become durable again, after a time in which there was no room for them."""
+
+    why: str  # they did not
+    since: Seconds
+
+
 class InputSkipped(Message, tag="core.input_skipped.1"):
     """An input that `handle` could not take; its place in the node's stream is passed over."""
 
@@ -176,4 +183,5 @@ Input = (
     | UnitExpired
     | SweepChangeRequested
     | InputSkipped
+    | CommitsResumed
 )

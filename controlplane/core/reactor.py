@@ -22,6 +22,7 @@ from controlplane.core.handlers import (
 from controlplane.core.history_read_model import JobHistories
 from controlplane.core.inputs import (
     CancelRequested,
+    CommitsResumed,
     ControllerStarted,
     Input,
     InputSkipped,
@@ -53,6 +54,7 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     NodeSuspected: nodes.on_node_suspected,
     NodeLost: nodes.on_node_lost,
     InputSkipped: nodes.on_input_skipped,
+    CommitsResumed: nodes.on_commits_resumed,
     NodeReported: worker_reports.on_node_reported,
     JobSubmitted: submission.on_job_submitted,
     CancelRequested: submission.on_cancel_requested,

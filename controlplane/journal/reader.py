@@ -38,9 +38,18 @@ class Reader:
         Raises:
             JournalError: if the file is damaged before its end.
         """
+        for _, at, event in self.numbered_inputs():
+            yield at, event
+
+    def numbered_inputs(self) -> Iterator[tuple[int, Seconds, Input]]:
+        """The same, each with its id; what is committed meanwhile is not among them.
+
+        Raises:
+            JournalError: if the file is damaged before its end.
+        """
         select = "SELECT id, at, body FROM inputs ORDER BY id"
         for identity, at, body in self._rows(select):
-            yield Seconds(at), self._decoded(input_from, body, f"input {identity}")
+            yield identity, Seconds(at), self._decoded(input_from, body, f"input {identity}")
 
     def feed(self, from_seq: int, limit: int) -> tuple[FeedEvent, ...]:
         """The next page of the feed.

@@ -15,17 +15,20 @@ import structlog
 
 from controlplane.core.commands import Announce, Command
 from controlplane.core.inputs import (
+    CommitsResumed,
     ControllerStarted,
     Input,
     InputSkipped,
     NodeReported,
 )
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import Entry
+from controlplane.journal.record import Entry, JournalError
 from controlplane.journal.replay import replay
 from controlplane.journal.writer import Writer
 from schemas.errors import UnavailableError
 from schemas.ids import Seconds, Term
+from schemas.logging_and_watchdog import notify
+from schemas.messages.feed import FeedEvent
 
 log = structlog.get_logger("commit_loop")
 Perform = Callable[[Command], None]
@@ -34,6 +37,11 @@ DEADLINE_TICK_S: Final = 0.5
 
 @dataclass(slots=True)
 class _Pending:
+    """An input that was handled, and what waits for it to be durable."""
+
+    number: int  # of the input in the journal
+    at: Seconds
+    event: Input
     commands: list[Command]
     before_effects: Callable[[], None] | None
     after_effects: Callable[[list[Command]], None] | None
@@ -58,19 +66,14 @@ class CommitLoop:
         self._perform = perform
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Pending] = deque()
-        self._released = 0
-        self._writer_number = 0  # a writer that was replaced is not listened to
-        self._writer = Writer(journal, partial(self._committed, self._writer_number))
+        self._failed: asyncio.Future[JournalError] = self._loop.create_future()
+        self._writer = Writer(journal, self._committed, self._gave_up)
+        self._last = self._writer.base  # number of the input that was handled last
         self.reader = Reader(journal)
-        last = [Seconds(0.0)]
-
-        def timed() -> Iterator[tuple[Seconds, Input]]:
-            for at, event in self.reader.inputs():
-                last[0] = at
-                yield at, event
-
-        self.reactor = replay(timed())
-        self._began = max(last[0], time.time()) - self._loop.time()
+        self._last_at = Seconds(0.0)
+        self._stall: CommitsResumed | None = None  # to be told when it is over
+        self.reactor = replay(self._history())
+        self._began = max(self._last_at, time.time()) - self._loop.time()
 
     @property
     def stalled(self) -> str:
@@ -112,12 +115,17 @@ class CommitLoop:
         now = self.now()
         try:
             commands = self.reactor.handle(event, now)
+            self._writer.append(Entry(at=now, input=event, feed=_feed(commands)))
         except Exception as error:
             log.exception("input skipped", input=type(event).__name__)
-            event, commands = self._skip(event, error)
-        feed = tuple(command.event for command in commands if isinstance(command, Announce))
-        self._pending.append(_Pending(commands, before_effects, after_effects))
-        self._writer.append(Entry(at=now, input=event, feed=feed))
+            self.reactor = replay(self._history())
+            event = _skipped(event, error)
+            commands = self.reactor.handle(event, now)
+            self._writer.append(Entry(at=now, input=event, feed=_feed(commands)))
+        self._last += 1
+        self._pending.append(
+            _Pending(self._last, now, event, commands, before_effects, after_effects)
+        )
 
     def handle_unless_stalled(
         self, event: Input, after_effects: Callable[[list[Command]], None]
@@ -138,49 +146,90 @@ class CommitLoop:
             )
         self.handle(event, after_effects=after_effects)
 
-    def _skip(self, event: Input, error: Exception) -> tuple[Input, list[Command]]:
-        """Rebuild the state as it was before `event`, and pass over `event` for good."""
-        if self.stalled:
-            raise error  # the state before cannot be read back; the next incarnation can
-        self._writer.close()
-        self._release(self._writer_number, self._released + len(self._pending))
-        self.reader.close()
-        self._writer_number, self._released = self._writer_number + 1, 0
-        self._writer = Writer(self._path, partial(self._committed, self._writer_number))
-        self.reader = Reader(self._path)
-        self.reactor = replay(self.reader.inputs())
-        reported = event if isinstance(event, NodeReported) else None
-        skipped = InputSkipped(
-            what=type(event).__name__,
-            error=repr(error)[:1000],
-            node=reported.node if reported else None,
-            boot=reported.boot if reported else None,
-            seq=reported.seq if reported else 0,
-        )
-        return skipped, self.reactor.handle(skipped, self.now())
+    def _history(self) -> Iterator[tuple[Seconds, Input]]:
+        """Every input that was taken: those in the journal, then those on their way there."""
+        durable = 0
+        for number, at, event in self.reader.numbered_inputs():
+            durable, self._last_at = number, at
+            yield at, event
+        for pending in self._pending:
+            if pending.number > durable:
+                yield pending.at, pending.event
 
-    def _committed(self, number: int, count: int) -> None:
-        self._loop.call_soon_threadsafe(self._release, number, count)
+    def _committed(self, count: int) -> None:
+        self._loop.call_soon_threadsafe(self._release, self._writer.base + count)
 
-    def _release(self, number: int, count: int) -> None:
-        while number == self._writer_number and self._released < count and self._pending:
-            self._released += 1
+    def _gave_up(self, error: JournalError) -> None:
+        self._loop.call_soon_threadsafe(self._fail, error)
+
+    def _fail(self, error: JournalError) -> None:
+        if not self._failed.done():
+            log.error("the journal cannot be written", why=str(error))
+            self._failed.set_result(error)
+
+    def _release(self, durable: int) -> None:
+        """Let the effects of all inputs up to `durable` out; one that fails holds up no other."""
+        while self._pending and self._pending[0].number <= durable:
             pending = self._pending.popleft()
             if pending.before_effects:
-                pending.before_effects()
+                _do(pending.before_effects)
             for command in pending.commands:
-                self._perform(command)
+                _do(partial(self._perform, command))
             if pending.after_effects:
-                pending.after_effects(pending.commands)
+                _do(partial(pending.after_effects, pending.commands))
+
+    async def failure(self) -> JournalError:
+        """Wait until nothing can be made durable any more.
+
+        Returns:
+            Why. What was not committed was never told of: whoever reported it will report it again.
+        """
+        return await asyncio.shield(self._failed)
 
     async def keep_deadlines(self) -> None:
-        """Turn deadlines that pass into inputs, for ever."""
+        """Turn deadlines that pass into inputs, and watch for a journal without room, for ever."""
         while True:
             await asyncio.sleep(DEADLINE_TICK_S)
+            self._watch_room()
             for event in self.reactor.due(self.now()):
                 self.handle(event)
+
+    def _watch_room(self) -> None:
+        """Say that nothing becomes durable, and that it does again."""
+        why = self._writer.stalled
+        if why and self._stall is None:
+            self._stall = CommitsResumed(why=why, since=self.now())
+            log.warning("the journal has no room: submissions are refused", why=why)
+            notify(f"STATUS=the journal cannot be written: {why}")
+        elif not why and self._stall is not None:
+            log.info("the journal is written again", was=self._stall.why)
+            notify("STATUS=")
+            self.handle(self._stall)
+            self._stall = None
 
     def close(self) -> None:
         """Make what was taken durable, and stop."""
         self._writer.close()
         self.reader.close()
+
+
+def _feed(commands: list[Command]) -> tuple[FeedEvent, ...]:
+    return tuple(command.event for command in commands if isinstance(command, Announce))
+
+
+def _skipped(event: Input, error: Exception) -> InputSkipped:
+    reported = event if isinstance(event, NodeReported) else None
+    return InputSkipped(
+        what=type(event).__name__,
+        error=repr(error)[:1000],
+        node=reported.node if reported else None,
+        boot=reported.boot if reported else None,
+        seq=reported.seq if reported else 0,
+    )
+
+
+def _do(effect: Callable[[], None]) -> None:
+    try:
+        effect()
+    except Exception:
+        log.exception("an effect failed")

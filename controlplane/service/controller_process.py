@@ -21,6 +21,7 @@ from controlplane.core.commands import (
 )
 from controlplane.core.history_read_model import JobHistories
 from controlplane.core.state import State
+from controlplane.journal.record import JournalError
 from controlplane.service.client_api import replies
 from controlplane.service.client_api.request_server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
@@ -145,18 +146,35 @@ class Controller:
 
         Args:
             stop: set by whoever ends the controller, as a signal does.
+
+        Raises:
+            JournalError: if the journal failed for good.
         """
         listen = self._settings.listen
+        failure: JournalError | None = None
         with (metrics := Metrics()).served(listen.host, listen.metrics):
             async with asyncio.TaskGroup() as tasks:
                 owned = [tasks.create_task(work) for work in self._tasks(metrics)]
                 self._write_pid()
                 log.info("controller ready", term=self.term, jobs=len(self._state().jobs))
                 notify("READY=1")
-                await stop.wait()
-                notify("STOPPING=1")
-                for task in owned:
-                    task.cancel()
+                try:
+                    failure = await self._until(stop)
+                finally:
+                    notify("STOPPING=1")
+                    for task in owned:
+                        task.cancel()
+        if failure is not None:
+            raise failure
+
+    async def _until(self, stop: asyncio.Event) -> JournalError | None:
+        """Wait for `stop`, or for a journal that cannot be written any more."""
+        stopped = asyncio.create_task(stop.wait())
+        failed = asyncio.create_task(self._commit_loop.failure())
+        done, waiting = await asyncio.wait({stopped, failed}, return_when=asyncio.FIRST_COMPLETED)
+        for task in waiting:
+            task.cancel()
+        return failed.result() if failed in done else None
 
     def close(self) -> None:
         """Make what was taken durable, and give up the sockets."""
@@ -201,12 +219,12 @@ class Controller:
             self._node_sessions.watch_silence(),
             self._commit_loop.keep_deadlines(),
             self._planner.run(),
-            metrics.keep(self._state, self._search_info),
+            metrics.keep(self._state, self._search_info, lambda: bool(self._commit_loop.stalled)),
             self._feed.admit_subscribers(),
             self._log_relay.serve_shippers(),
             self._log_relay.serve_followers(),
             self._request_server.serve(),
-            watchdog(lambda: not self._commit_loop.stalled),
+            watchdog(),
         )
 
     async def _bind(self, kind: str, port: int) -> Socket:
@@ -264,6 +282,7 @@ class Controller:
             feed_port=self._settings.listen.feed,
             log_port=self._settings.listen.followers,
             last_seq=self._feed.last_seq,
+            stalled=self._commit_loop.stalled,
         )
 
     def _search_info(self) -> SearchInfo:

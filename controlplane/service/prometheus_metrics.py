@@ -63,6 +63,7 @@ class Metrics:
         self._length_coverage = gauge(
             "ones_length_coverage_ratio", "Share of jobs' work within the interval.", "interval"
         )
+        self._stalled = gauge("ones_journal_stalled", "Whether the journal has no room.")
         self._generations = count("ones_search_generations", "Generations evolved.")
         self._restarts = count("ones_search_restarts", "Times that the search began anew.")
         self._plans = count("ones_plans", "Plans that changed something.")
@@ -97,15 +98,22 @@ class Metrics:
             server.server_close()
             thread.join()
 
-    async def keep(self, state: Callable[[], State], search: Callable[[], SearchInfo]) -> None:
+    async def keep(
+        self,
+        state: Callable[[], State],
+        search: Callable[[], SearchInfo],
+        stalled: Callable[[], bool],
+    ) -> None:
         """Write the numbers about once a second, for ever.
 
         Args:
             state: the core's state now.
             search: how the scheduler stands now.
+            stalled: whether nothing becomes durable.
         """
         while True:
             self.write(state(), search())
+            self._stalled.set(stalled())
             await asyncio.sleep(EVERY_S)
 
     def write(self, state: State, search: SearchInfo) -> None:

@@ -158,6 +158,7 @@ class Cluster(Message, tag="client.cluster.1"):
     feed_port: int
     log_port: int
     last_seq: int  # of the feed
+    stalled: str = ""  # why nothing can be made durable: submissions are refused
 
 
 class SnapshotStored(Message, tag="client.snapshot_stored.1"):

@@ -440,6 +440,7 @@ _OF_CLIENTS: Final = (
         feed_port=7703,
         log_port=7705,
         last_seq=70_000,
+        stalled="database or disk is full",
     ),
     client.SnapshotStored(digest=DIGEST, size=1028),
     client.JobAccepted(job=JOB, state="queued", notes=(NOTE,)),

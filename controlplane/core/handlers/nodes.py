@@ -9,6 +9,7 @@ from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import group_recovery, sweeps, worker_exits
 from controlplane.core.handlers.worker_reports import note_process
 from controlplane.core.inputs import (
+    CommitsResumed,
     ControllerStarted,
     InputSkipped,
     NodeGreeted,
@@ -148,6 +149,17 @@ def on_node_lost(ctx: HandlerContext, event: NodeLost) -> None:
     for job in ctx.state.slot_index.jobs_on(node.node):
         group_recovery.lose_node(ctx, job, node.node, why)
     ctx.ask = True
+
+
+def on_commits_resumed(ctx: HandlerContext, event: CommitsResumed) -> None:
+    """The journal takes inputs again.
+
+    Args:
+        ctx: of this input.
+        event: why it did not, and since when.
+    """
+    lasted_s = round(max(0.0, ctx.now - event.since), 3)
+    ctx.announce("controller.stalled", detail={"reason": event.why, "lasted_s": lasted_s})
 
 
 def on_input_skipped(ctx: HandlerContext, event: InputSkipped) -> None:

@@ -95,6 +95,7 @@ def test_prometheus_reads_the_same() -> None:
         "ones_gain_realised_ratio": 1.0,
         "ones_gain_error_ratio": 2.0,
         "ones_length_error_ratio": 0.125,
+        "ones_journal_stalled": 0.0,
         "ones_search_generations_total": 30.0,
         "ones_search_restarts_total": 0.0,
         "ones_plans_total": 1.0,

@@ -1,0 +1,332 @@
+"""Nothing leaves before it is durable, whatever an input, an effect or the disk does."""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, Final
+
+import pytest
+
+from controlplane.core import reactor
+from controlplane.core.commands import Announce, Command
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.inputs import CancelRequested, Input, InputSkipped, JobSubmitted
+from controlplane.journal import writer as writer_module
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import JournalError
+from controlplane.journal.replay import replay
+from controlplane.service import commit_loop
+from controlplane.service.commit_loop import CommitLoop
+from schemas.ids import JobId
+from tests.support.builders import submission
+
+LIMIT_S: Final = 20.0
+BAD: Final = CancelRequested(job=JobId("j-1"), user="ada")
+
+
+class Life:
+    """One incarnation of a commit loop, and what left it."""
+
+    def __init__(self, path: Path, refuse: Callable[[Command], bool] = lambda _: False) -> None:
+        self.path = path
+        self.left: list[str] = []
+        self._refuse = refuse
+        self._changed = asyncio.Event()
+        self.loop = CommitLoop(path, self._perform)
+
+    def _perform(self, command: Command) -> None:
+        if self._refuse(command):
+            raise RuntimeError("an effect that fails")
+        if isinstance(command, Announce):
+            self.left.append(command.event.event)
+        self._changed.set()
+
+    def submit(self, number: int, padding: int = 1) -> None:
+        self.loop.handle(submission(f"j{number}", user="x" * padding))
+
+    async def have_left(self, many: int) -> None:
+        async with asyncio.timeout(LIMIT_S):
+            while len(self.left) < many:
+                self._changed.clear()
+                await self._changed.wait()
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(2 * LIMIT_S):
+            await work()
+
+    asyncio.run(limited())
+
+
+def kinds(path: Path) -> list[type[Input]]:
+    reader = Reader(path)
+    try:
+        return [type(event) for _, event in reader.inputs()]
+    finally:
+        reader.close()
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "state" / "journal.sqlite"
+
+
+@pytest.fixture(autouse=True)
+def retried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "RETRY_S", 0.001)
+
+
+@pytest.fixture
+def bad_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`BAD` changes the state and then turns out not to be possible."""
+
+    def halfway(ctx: HandlerContext, _: CancelRequested) -> None:
+        ctx.state.jobs.clear()
+        ctx.announce("job.cancelled")
+        raise RuntimeError("a state that cannot be")
+
+    monkeypatch.setattr(reactor, "HANDLERS", {**reactor.HANDLERS, CancelRequested: halfway})
+
+
+@contextmanager
+def full_disk(life: Life) -> Iterator[None]:
+    database = life.loop._writer._database
+    (used,) = database.execute("PRAGMA page_count").fetchone()
+    (before,) = database.execute("PRAGMA max_page_count").fetchone()
+    database.execute(f"PRAGMA max_page_count = {used}")
+    yield
+    database.execute(f"PRAGMA max_page_count = {before}")
+
+
+async def stalled(life: Life) -> None:
+    async with asyncio.timeout(LIMIT_S):
+        while not life.loop.stalled:
+            await asyncio.sleep(0)
+
+
+# --- inputs that cannot be
+
+
+@pytest.mark.usefixtures("bad_input")
+def test_an_input_that_cannot_be_leaves_no_trace_but_that_it_was_skipped(path: Path) -> None:
+    async def work() -> None:
+        life = Life(path)
+        life.submit(0)
+        life.loop.handle(BAD)
+        life.submit(1)
+        await life.have_left(2)
+
+        assert life.left == ["job.submitted", "job.submitted"]
+        assert [job.spec.name for job in life.loop.reactor.state.jobs.values()] == ["j0", "j1"]
+        life.loop.close()
+        reader = Reader(path)
+        assert replay(reader.inputs()).state == life.loop.reactor.state
+        assert [event.seq for event in reader.feed(1, 10)] == [1, 2]
+        reader.close()
+
+    run(work)
+    assert kinds(path) == [JobSubmitted, InputSkipped, JobSubmitted]
+
+
+@pytest.mark.usefixtures("bad_input")
+def test_an_input_is_skipped_on_a_full_disk_and_nothing_is_told_before_it_is_durable(
+    path: Path,
+) -> None:
+    async def work() -> None:
+        life = Life(path)
+        life.submit(0)
+        await life.have_left(1)
+        with full_disk(life):
+            life.submit(1, padding=200_000)
+            await stalled(life)
+            life.loop.handle(BAD)
+            life.submit(2)
+            names = [job.spec.name for job in life.loop.reactor.state.jobs.values()]
+
+            assert names == ["j0", "j1", "j2"]
+            assert life.left == ["job.submitted"]
+            assert kinds(path) == [JobSubmitted]
+        await life.have_left(3)
+        life.loop.close()
+
+    run(work)
+    assert kinds(path) == [JobSubmitted, JobSubmitted, InputSkipped, JobSubmitted]
+
+
+@pytest.mark.usefixtures("bad_input")
+def test_what_was_skipped_on_a_full_disk_is_as_if_it_had_never_been_when_the_process_ends(
+    path: Path,
+) -> None:
+    async def work() -> None:
+        life = Life(path)
+        life.submit(0)
+        await life.have_left(1)
+        with full_disk(life):
+            life.submit(1, padding=200_000)
+            await stalled(life)
+            life.loop.handle(BAD)
+            life.loop._writer.close()
+
+        assert life.left == ["job.submitted"]
+
+    with pytest.raises(sqlite3.ProgrammingError):  # its database is closed when the disk has room
+        run(work)
+    assert kinds(path) == [JobSubmitted]
+
+
+def test_what_cannot_be_written_down_is_skipped_like_what_cannot_be_handled(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def too_large(ctx: HandlerContext, _: CancelRequested) -> None:
+        ctx.announce("job.cancelled", detail={"epochs": 2**64})
+
+    monkeypatch.setattr(reactor, "HANDLERS", {**reactor.HANDLERS, CancelRequested: too_large})
+
+    async def work() -> None:
+        life = Life(path)
+        life.loop.handle(BAD)
+        life.submit(0)
+        await life.have_left(1)
+
+        assert life.left == ["job.submitted"]
+        life.loop.close()
+
+    run(work)
+    assert kinds(path) == [InputSkipped, JobSubmitted]
+
+
+# --- a full disk
+
+
+def test_a_full_disk_is_told_of_when_it_is_over_with_its_reason_and_how_long_it_took(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit_loop, "DEADLINE_TICK_S", 0.001)
+
+    async def work() -> None:
+        life = Life(path)
+        watch = asyncio.create_task(life.loop.keep_deadlines())
+        life.submit(0)
+        await life.have_left(1)
+        with full_disk(life):
+            life.submit(1, padding=200_000)
+            while life.loop._stall is None:  # noticed
+                await asyncio.sleep(0)
+            assert life.left == ["job.submitted"]
+        await life.have_left(3)
+        watch.cancel()
+        life.loop.close()
+
+        assert life.left == ["job.submitted", "job.submitted", "controller.stalled"]
+
+    run(work)
+    reader = Reader(path)
+    (told,) = [event for event in reader.feed(1, 10) if event.event == "controller.stalled"]
+    reader.close()
+    assert told.detail["reason"] == "database or disk is full"
+    assert isinstance(lasted := told.detail["lasted_s"], float)
+    assert lasted > 0.0
+
+
+# --- effects
+
+
+def test_an_effect_that_fails_holds_up_no_other(path: Path) -> None:
+    async def work() -> None:
+        life = Life(path, lambda command: "j0" in repr(command))
+        done: list[str] = []
+
+        def fails() -> None:
+            raise RuntimeError("so does this one")
+
+        def after(commands: list[Command]) -> None:
+            done.append(f"{len(commands)} commands")
+
+        life.loop.handle(submission("j0"), before_effects=fails, after_effects=after)
+        life.submit(1)
+        await life.have_left(1)
+
+        assert (life.left, done) == (["job.submitted"], ["3 commands"])
+        life.loop.close()
+
+    run(work)
+
+
+# --- a journal that is lost
+
+
+def test_a_journal_that_can_never_be_written_again_is_no_silence(path: Path) -> None:
+    async def work() -> None:
+        life = Life(path)
+        life.submit(0)
+        await life.have_left(1)
+        other = sqlite3.connect(path)
+        other.execute("DROP TABLE feed")
+        other.close()
+        life.submit(1)
+
+        error = await life.loop.failure()
+
+        assert isinstance(error, JournalError)
+        assert error.message == (
+            f"{path} cannot be written: OperationalError('no such table: feed')"
+        )
+        assert error.hint.startswith("look at the disk")
+        assert (life.left, life.loop.stalled) == (["job.submitted"], "")
+        life.loop.close()
+
+    run(work)
+    assert kinds(path) == [JobSubmitted]
+
+
+def test_a_disk_that_once_failed_to_make_something_durable_is_not_asked_again(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def work() -> None:
+        life = Life(path)
+        tries: list[Any] = []
+
+        def write(rows: Any) -> None:
+            tries.append(rows)
+            error = sqlite3.OperationalError("disk I/O error")
+            error.sqlite_errorcode = sqlite3.SQLITE_IOERR_FSYNC
+            raise error
+
+        monkeypatch.setattr(life.loop._writer, "_write", write)
+        life.submit(0)
+
+        error = await life.loop.failure()
+
+        assert (len(tries), life.left) == (1, [])
+        assert "disk I/O error" in error.message
+        life.loop.close()
+
+    run(work)
+
+
+def test_a_journal_that_another_process_holds_up_is_waited_for(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(writer_module, "time", SimpleNamespace(sleep=lambda _: None))
+
+    async def work() -> None:
+        life = Life(path)
+        life.loop._writer._database.execute("PRAGMA busy_timeout = 1")
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        life.submit(0)
+        await stalled(life)
+
+        assert life.loop.stalled == "database is locked"
+        other.execute("ROLLBACK")
+        other.close()
+        await life.have_left(1)
+        life.loop.close()
+
+    run(work)
