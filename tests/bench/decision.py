@@ -53,7 +53,7 @@ class Search:
         self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         self.frames, self.number = Frames(), 0
         self.sent: ClusterView | None = None
-        options = {"patience": patience}
+        options = {"patience": patience, "search": "evolution" if patience else "auto"}
         self.say(Begin(policy="ones", options=options, seed=0, history=history))
 
     def say(self, message: ToSearch) -> None:

@@ -233,10 +233,9 @@ def _genes(problem: Problem | None, candidate: Candidate) -> _Genes:
 
 def _levels(problem: Problem, genes: _Genes) -> IntArray:
     """A former candidate in the numbers of `problem`: the nearest size that a job may have."""
-    levels = problem.present.copy()
-    for row, job_row in enumerate(problem.job_rows):
-        slots = genes.get(job_row.job.job)
-        if slots is not None:
-            at = int(np.searchsorted(job_row.table.sizes, slots, side="right"))
-            levels[row] = max(1, at) if slots else 0
-    return levels
+    names = (job_row.job.job for job_row in problem.job_rows)
+    slots = np.array([genes.get(name, -1) for name in names], dtype=np.int64)
+    sizes = problem.sizes[:, 1:]  # ascending; 0 where a job has no more of them
+    at = np.count_nonzero((sizes > 0) & (sizes <= slots[:, None]), axis=1)
+    found = np.where(slots > 0, np.maximum(1, at), 0)
+    return np.where(slots < 0, problem.present, found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -40,6 +40,8 @@ from controlplane.policy.search.observed_jobs import ArrivalRate
 from controlplane.prediction.array_types import FloatArray, IntArray
 from schemas.ids import JobId, Seconds, SlotId
 
+OWN_NOISE: Final = -1  # instead of a count
+
 
 class Standing(NamedTuple):
     """How often what is known of a job has changed; of its family only what matters to it."""
@@ -48,7 +50,7 @@ class Standing(NamedTuple):
     family_edition: int
     largest: int  # slots that any of the family ran on
     measured: bool  # whether any of it was
-    noise_count: int  # measurements by relatives, if it depends on them
+    noise_count: int  # measurements by relatives, or `OWN_NOISE`: it does not depend on them
     ends: int  # jobs that were over: lengths are learnt from all of them
     until: float  # seconds on the controller's clock, when a gate opens; it changes at most then
 
@@ -203,9 +205,31 @@ class Estimates:
             family.edition,
             family.largest,
             bool(family.means),
-            0 if own else family.noise_count,
+            OWN_NOISE if own else family.noise_count,
             self._ends,
             until,
+        )
+
+    def stands(self, job: JobView, standing: Standing, now: Seconds) -> bool:
+        """Whether a job stands as it did; to ask costs a tenth of asking for its standing.
+
+        Args:
+            job: the same view of it.
+            standing: of then.
+            now: seconds on the controller's clock, not before then.
+        """
+        history, family = self._histories.get(job.job), self._families.of(job.family)
+        return (
+            history is not None
+            and history.edition == standing.edition
+            and now < standing.until
+            and family.edition == standing.family_edition
+            and family.model is not None
+            and family.largest == standing.largest
+            and standing.noise_count in {OWN_NOISE, family.noise_count}
+            and bool(family.means) == standing.measured
+            and self._ends == standing.ends
+            and job.job not in self._caps
         )
 
     def family(self, name: str) -> FamilyHistory:

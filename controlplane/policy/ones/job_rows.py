@@ -71,10 +71,18 @@ class JobRowBuilder:
             supply: what there is to share out.
         """
         estimates = self._estimates
+        known = self._rows.get(job.job)
+        if (
+            known is not None
+            and known.row.job is job
+            and known.standing is not None
+            and known.capacity == supply.capacity
+            and estimates.stands(job, known.standing, supply.now)
+        ):
+            return known.row
         family = estimates.family(job.family)
         family.speed_model(job.batch_size)  # fitted again if need be: a new edition is a new row
         standing = estimates.standing(job, supply.now)
-        known = self._rows.get(job.job)
         if (
             known is not None
             and known.row.job is job

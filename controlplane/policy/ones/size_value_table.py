@@ -75,9 +75,12 @@ def _stacked(job_rows: Sequence[JobRow]) -> tuple[IntArray, IntArray, FloatArray
     sizes = np.zeros((len(job_rows), levels), dtype=np.int64)
     spans = np.zeros((len(job_rows), levels), dtype=np.int64)
     gains = np.full((len(job_rows), levels), -1.0)
-    for at, row in enumerate(job_rows):
-        many = 1 + len(row.table.sizes)
-        sizes[at, 1:many] = row.table.sizes
-        spans[at, 1:many] = row.table.nodes
-        gains[at, 1:many] = row.table.gains * row.change_factor
+    if job_rows:
+        many = np.array([len(row.table.sizes) for row in job_rows], dtype=np.int64)
+        there = np.zeros(sizes.shape, dtype=np.bool_)
+        there[:, 1:] = np.arange(levels - 1) < many[:, None]
+        sizes[there] = np.concatenate([row.table.sizes for row in job_rows])
+        spans[there] = np.concatenate([row.table.nodes for row in job_rows])
+        change = np.concatenate([row.change_factor for row in job_rows])
+        gains[there] = np.concatenate([row.table.gains for row in job_rows]) * change
     return sizes, spans, gains
