@@ -40,10 +40,10 @@ def cluster(house: Cluster) -> Iterator[Cluster]:
 
 
 def test_jobs_grow_make_room_and_finish(cluster: Cluster) -> None:
-    first = submit(cluster, 45)  # long enough to be asked for room when it has grown
+    first = submit(cluster, 80)  # long enough to be asked for room when it has grown
     grown = cluster.until(first, lambda shown: shown["slots"] >= 3)
     others = [submit(cluster, 8) for _ in range(4)]
-    decisions = check_all_done(cluster, others, 8) + check_all_done(cluster, [first], 45)
+    decisions = check_all_done(cluster, others, 8) + check_all_done(cluster, [first], 80)
 
     assert grown["rescales"] >= 1
     codes = Counter(decision["code"] for decision in decisions)

@@ -159,7 +159,8 @@ def test_jobs_are_fitted_together_as_each_is_alone(
 
 @settings(max_examples=examples(40), deadline=None)
 @given(
-    losses=st.lists(st.floats(-100, 100), min_size=3, max_size=12),
+    # Four coefficients: fewer reports lie on many curves, of which rounding chooses one.
+    losses=st.lists(st.floats(-100, 100), min_size=5, max_size=12),
     scale=st.sampled_from([1e-6, 1.0, 1e6]),
     stretch=st.sampled_from([1e-3, 1e5]),
 )
