@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -202,6 +203,25 @@ def test_what_cannot_be_written_down_is_skipped_like_what_cannot_be_handled(
 
 
 # --- a full disk
+
+
+def test_the_commit_of_one_input_lets_no_effect_of_a_later_one_out(path: Path) -> None:
+    async def work() -> None:
+        life = Life(path)
+        life.submit(0)
+        deadline = time.monotonic() + LIMIT_S
+        while not kinds(path):  # it is durable, and the loop was not told yet
+            assert time.monotonic() < deadline
+        with full_disk(life):
+            life.submit(1, padding=200_000)
+            await stalled(life)
+            await life.have_left(1)
+
+            assert life.left == ["job.submitted"]
+        await life.have_left(2)
+        life.loop.close()
+
+    run(work)
 
 
 def test_a_full_disk_is_told_of_when_it_is_over_with_its_reason_and_how_long_it_took(
