@@ -369,7 +369,8 @@ class ScalingAgent:
         assignment, training = self._assignment, self._training
         point = assignment.group.resume if assignment is not None else None
         if assignment is not None and point is not None:
-            self._resumed_epoch = self._epochs.resume(Path(assignment.checkpoints), point)
+            folder = Path(assignment.checkpoints)
+            self._resumed_epoch = self._epochs.resume(folder, point, assignment.version)
         position = training.position
         if position.step:
             at = f"step {position.step}, samples {position.samples_done}"
@@ -404,6 +405,8 @@ class ScalingAgent:
             parameters=self._parameters,
             store_port=self._store_port(assignment),
         )
+        if assignment.rank == 0:
+            self._epochs.report_unheard()
         self._transitions.join()
         self._records.use(training.stream)  # whose seed is rank 0's now
         if assignment.kind != JOIN:

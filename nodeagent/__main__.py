@@ -28,14 +28,14 @@ def main() -> None:
     path = chosen.config.resolve()
     configure_logging()
     try:
-        loaded = agent_settings.load(path)
         if chosen.end_workers:
+            loaded = agent_settings.load(path)
             home = path.parent
             folders = NodeFolders(home / loaded.run, home / loaded.work, home / loaded.checkpoints)
             folders.make()
             sys.stdout.write(f"{end_workers(folders, loaded.kill_grace_s)} workers ended\n")
             return
-        uvloop.run(agent_process.run(loaded, path.parent))
+        uvloop.run(agent_process.run(path))
     except OnesError as error:
         sys.stderr.write(f"ones-agent: {error}\n")
         sys.exit(2)

@@ -6,19 +6,23 @@ import asyncio
 import contextlib
 import importlib.util
 import os
+import random
 import signal
 import sys
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import msgspec
 import structlog
 
-from nodeagent import job_files
+from nodeagent import agent_settings, job_files
 from nodeagent.agent_errors import StartError
 from nodeagent.agent_settings import AgentSettings
+from nodeagent.folder_checks import places_of
+from nodeagent.health_watch import HealthWatch
 from nodeagent.job_workspaces import sweep
 from nodeagent.log_shipper import LogShipper
 from nodeagent.reconciler import Reconciler
@@ -35,7 +39,7 @@ from nodeagent.reconciler_events import Connected, Desired, Event, LogsStored, S
 from nodeagent.slot_devices import inventory
 from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.state_keeper import StateKeeper, serve_states, sweep_states
-from nodeagent.worker_folders import NodeFolders
+from nodeagent.worker_folders import SOCKET, NodeFolders
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
 from schemas.codec import FROM_WORKER, TO_AGENT, TO_SHIPPER, encode
@@ -44,7 +48,15 @@ from schemas.ids import BootId, NodeId, Seconds, WorkerId, worker_id
 from schemas.link import Link, Socket, load_keys, load_public
 from schemas.logging_and_watchdog import notify, watchdog
 from schemas.messages import Message
-from schemas.messages.agent import AgentEvent, GroupDelta, Hello, StepsReported, Telemetry, Welcome
+from schemas.messages.agent import (
+    AgentEvent,
+    GroupDelta,
+    Hello,
+    NodeHealth,
+    StepsReported,
+    Telemetry,
+    Welcome,
+)
 from schemas.messages.files import AskFiles, AskPiece
 from schemas.messages.hopping import SweepDelta, UnitTask
 from schemas.messages.logs import LogStored, SnapshotPiece
@@ -59,13 +71,14 @@ from schemas.session import (
     ToController,
     Welcomed,
 )
+from schemas.settings_reload import SettingsReload
 
 log = structlog.get_logger("agent")
 TICK_S: Final = 0.25
 LOOK_S: Final = 1.0
 SWEEP_S: Final = 3600.0
+RELOADED: Final = ("kill_grace_s", "keep_work_s", "disk_reserve_bytes", "python")
 READERS: Final = 4  # of files of jobs, at once
-EVENTS_TOPIC: Final = "events"
 
 
 class Agent:
@@ -94,13 +107,23 @@ class Agent:
         self._states = StateKeeper(self._folders, self._happened)
         self._link = Link(load_keys(home / (settings.key or f"keys/{self._node}.key_secret")))
         self._server_key = load_public(home / settings.controller.key)
-        self._session = AgentSession(self._node, BootId(uuid.uuid4().hex[:12]))
+        self._session = AgentSession(
+            self._node, BootId(uuid.uuid4().hex[:12]), chance=random.random
+        )
         self._reconciler = Reconciler(self._node)
         host, port = settings.controller.host, settings.controller.agents
         self._orders = self._connect("DEALER", f"tcp://{host}:{port}")
         self._events: Socket | None = None
         self._ports = (0, 0)
         self._workers = Link().bind("ROUTER", self._folders.socket)
+        places, shared = places_of(self._folders, settings.disk_reserve_bytes)
+        self._health = HealthWatch(
+            places=places,
+            shared=shared,
+            socket=self._folders.sockets / SOCKET,
+            listen=lambda: self._workers.listen(self._folders.socket),
+            changed=lambda problems: self._happened(NodeHealth(problems=problems)),
+        )
         self._routes: dict[WorkerId, bytes] = {}
         self._shipper = LogShipper(self._node, lambda worker: self._handle(LogsStored(worker)))
         self._fetcher = SnapshotFetcher()
@@ -118,10 +141,26 @@ class Agent:
             fetcher=self._fetcher,
             on_event=self._handle,
             may_read=lambda: not self._session.spool_full,
+            check_node=self._health.look,
         )
         self._bulk: Socket | None = None
         self._reading = asyncio.Semaphore(READERS)
         self._bulk_receiving: asyncio.Task[None] | None = None
+
+    def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
+        """What takes over those settings that may change while the agent runs.
+
+        Args:
+            path: of the settings file.
+        """
+        safe = dict.fromkeys(RELOADED, self._use)
+        return SettingsReload(self._settings, partial(agent_settings.load, path), safe)
+
+    def _use(self, settings: AgentSettings) -> None:
+        self._settings = settings
+        self._python = self._manager.python = settings.python or sys.executable
+        self._manager.grace_s = settings.kill_grace_s
+        self._health.reserve(settings.disk_reserve_bytes)
 
     async def run(self, stop: asyncio.Event) -> None:
         """Be the agent until `stop`.
@@ -130,6 +169,7 @@ class Agent:
             stop: set to end the agent; its workers go on.
         """
         self._manager.adopt()
+        await self._health.look()  # so that the first hello says it
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             owned = [
@@ -139,6 +179,7 @@ class Agent:
                     self._receive_from_workers(),
                     self._keep_session(),
                     self._read_reports(),
+                    self._health.run(),
                     self._sweep_workspaces(),
                     self._shipper.ship(),
                     self._warm_up(),
@@ -170,16 +211,18 @@ class Agent:
             except OnesError as error:
                 log.warning("dropped", error=str(error))
                 continue
-            if isinstance(message, AskFiles | AskPiece):
-                self._tasks.create_task(self._answer_about_files(message))
-            else:
-                self._apply(self._session.receive(message, self._now()))
+            with _going_on("message of the controller", kind=type(message).__name__):
+                if isinstance(message, AskFiles | AskPiece):
+                    self._tasks.create_task(self._answer_about_files(message))
+                else:
+                    self._apply(self._session.receive(message, self._now()))
 
     async def _answer_about_files(self, asked: AskFiles | AskPiece) -> None:
-        async with self._reading:
-            found = await asyncio.to_thread(job_files.answer, asked, self._folders)
-        if self._bulk is not None:
-            self._bulk.send(encode(found))
+        with _going_on("question about files", kind=type(asked).__name__):
+            async with self._reading:
+                found = await asyncio.to_thread(job_files.answer, asked, self._folders)
+            if self._bulk is not None:
+                self._bulk.send(encode(found))
 
     async def _receive_from_workers(self) -> None:
         async for incoming in self._workers:
@@ -189,19 +232,20 @@ class Agent:
                 log.warning("dropped", error=str(error))
                 continue
             worker = worker_id(message.job, message.version, message.rank)
-            match message:
-                case WorkerHello():
-                    self._routes[worker] = incoming.route
-                    self._manager.read_reports(worker)
-                    self._handle(Connected(worker))
-                case Reported():
-                    self._manager.read_reports(worker)
-                case StepsReported():
-                    self._publish(encode(Telemetry(node=self._node, steps=message)))
+            with _going_on("message of a worker", worker=worker):
+                match message:
+                    case WorkerHello():
+                        self._routes[worker] = incoming.route
+                        self._manager.read_reports(worker)
+                        self._handle(Connected(worker))
+                    case Reported():
+                        self._manager.read_reports(worker)
+                    case StepsReported():
+                        self._publish(encode(Telemetry(node=self._node, steps=message)))
 
     async def _receive_from_relay(self, bulk: Socket) -> None:
         async for incoming in bulk:
-            with contextlib.suppress(OnesError):
+            with _going_on("message of the relay"):
                 match TO_SHIPPER.decode(incoming.frames[-1]):
                     case LogStored() as stored:
                         self._shipper.receive(stored)
@@ -210,19 +254,23 @@ class Agent:
 
     async def _keep_session(self) -> None:
         while True:
-            self._apply(self._session.tick(self._now()))
+            with _going_on("a turn of the session"):
+                self._apply(self._session.tick(self._now()))
             await asyncio.sleep(TICK_S)
 
     async def _read_reports(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self._manager.read_all_reports()
+            with _going_on("a look at the workers"):
+                self._manager.end_unheard()
+                self._manager.read_all_reports()
 
     async def _sweep_workspaces(self) -> None:
         while True:
             busy, keep_s = set(self._reconciler.jobs), self._settings.keep_work_s
-            await asyncio.to_thread(sweep, self._folders.work, keep_s, busy)
-            await asyncio.to_thread(sweep_states, self._folders.all_states, keep_s, busy)
+            with _going_on("the sweep of working directories"):
+                await asyncio.to_thread(sweep, self._folders.work, keep_s, busy)
+                await asyncio.to_thread(sweep_states, self._folders.all_states, keep_s, busy)
             await asyncio.sleep(SWEEP_S)
 
     async def _warm_up(self) -> None:
@@ -244,7 +292,8 @@ class Agent:
                 case Publish(numbered=numbered):
                     self._publish(encode(numbered))
                 case SayHello():
-                    self._orders.send(encode(self._hello()))
+                    if not self._orders.send(encode(self._hello())):
+                        self._session.unheard(self._now())
                 case Apply(delta=GroupDelta() as delta):
                     self._handle(Desired(delta))
                 case Apply(delta=SweepDelta() as delta):
@@ -261,6 +310,8 @@ class Agent:
             spec=self._spec,
             workers=self._reconciler.seen(),
             events_sent=self._session.sent,
+            events_dropped=self._session.dropped,
+            problems=self._health.problems,
         )
 
     def _welcomed(self, welcome: Welcome) -> None:
@@ -290,7 +341,8 @@ class Agent:
 
     def _handle(self, event: Event) -> None:
         for action in self._reconciler.handle(event):
-            self._perform(action)
+            with _going_on("an action", kind=type(action).__name__):
+                self._perform(action)
 
     def _perform(self, action: Action) -> None:
         match action:
@@ -343,12 +395,26 @@ class Agent:
             path.write_text(f"{os.getpid()}\n", encoding="ascii")
 
 
-async def run(settings: AgentSettings, home: Path) -> None:
+def _too_early() -> None:
+    log.info("settings are being read at this moment")
+
+
+@contextlib.contextmanager
+def _going_on(what: str, **detail: str) -> Iterator[None]:
+    """What fails in there is a line in the log, and holds up nothing behind it."""
+    try:
+        yield
+    except Exception:
+        log.exception("failed, and passed over", what=what, **detail)
+
+
+async def run(path: Path) -> None:
     """Be the agent of a node until a signal asks to stop; workers go on without it.
 
+    SIGHUP has it read its settings again.
+
     Args:
-        settings: what the settings file says.
-        home: the folder that relative paths in it are relative to.
+        path: of the settings file, absolute; relative paths in it are relative to its folder.
 
     Raises:
         SettingsError: if keys, folders or devices cannot be used.
@@ -356,4 +422,7 @@ async def run(settings: AgentSettings, home: Path) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    await Agent(settings, home).run(stop)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _too_early)
+    agent = Agent(agent_settings.load(path), path.parent)
+    agent.settings_of(path).listen()
+    await agent.run(stop)

@@ -4,28 +4,33 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Annotated
 
 import msgspec
 
 from schemas import toml_settings
+
+Interval = Annotated[float, msgspec.Meta(ge=0)]  # seconds
 
 
 class Controller(msgspec.Struct, frozen=True, kw_only=True):
     """Where the controller is; its other ports come with its welcome."""
 
     host: str = "127.0.0.1"
-    agents: int = 7701
+    agents: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 7701
     key: str = "keys/server.key"  # its public key
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     """An agent's TOML file; paths are relative to it."""
 
-    node: str
+    node: Annotated[str, msgspec.Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,99}$")]
     controller: Controller = Controller()
     key: str = ""  # default: keys/NODE.key_secret
     address: str = "127.0.0.1"  # where workers on other nodes reach this one's
-    states_port: int = 0  # where it serves states of sweeps to them; 0: any
+    states_port: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = (
+        0  # where it serves states of sweeps to them; 0: any
+    )
     devices: str = "auto"  # "auto": all GPUs, else CPU slots; "cpu": CPU slots
     slots: int = 4  # CPU slots, where GPUs are not used
     cores: int = 0  # that they share; 0: as many as the agent may use
@@ -33,8 +38,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     run: str = "run"  # sockets and worker folders; must outlive the agent process
     work: str = "work"  # working directories of jobs
     checkpoints: str = "checkpoints"  # shared by all nodes that a job may resume on
-    kill_grace_s: float = 10.0  # between TERM and KILL
-    keep_work_s: float = 7 * 86400.0  # how long an ended job's working directory stays
+    kill_grace_s: Interval = 10.0  # between TERM and KILL
+    keep_work_s: Interval = 7 * 86400.0  # how long an ended job's working directory stays
+    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = (
+        64 << 20
+    )  # a node with less room takes no new workers
     pid_file: str = ""
 
 

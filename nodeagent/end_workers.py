@@ -13,6 +13,7 @@ import psutil
 
 from nodeagent.process_identity import open_process
 from nodeagent.worker_folders import NodeFolders
+from nodeagent.zygote_pool import MODULE
 
 
 def end_workers(folders: NodeFolders, grace_s: float) -> int:
@@ -65,6 +66,6 @@ def _zygotes(sockets: Path) -> list[int]:
     found = []
     for process in psutil.process_iter(["cmdline"]):
         arguments = process.info["cmdline"] or []
-        if "elastic.worker.zygote" in arguments and any(a.startswith(prefix) for a in arguments):
+        if MODULE in arguments and any(a.startswith(prefix) for a in arguments):
             found.append(process.pid)
     return found

@@ -18,7 +18,8 @@ from typing import Final
 
 import msgspec
 
-from nodeagent.agent_errors import WorkspaceError
+from nodeagent.agent_errors import NodeWorkspaceError, WorkspaceError
+from nodeagent.folder_checks import is_node_fault
 
 MARK: Final = ".ones-snapshot"
 UNPACKING: Final = (  # what the tar, gzip, xz and zlib modules raise of strange archives
@@ -70,7 +71,9 @@ def lay_out(archive: Path, folder: Path, digest: str) -> None:
         fresh.rename(folder)
     except UNPACKING as error:
         shutil.rmtree(fresh, ignore_errors=True)
-        raise WorkspaceError(f"cannot unpack the working directory: {error}") from None
+        ours = isinstance(error, OSError) and is_node_fault(error)
+        kind = NodeWorkspaceError if ours else WorkspaceError
+        raise kind(f"cannot unpack the working directory: {error}") from None
 
 
 def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:

@@ -1,7 +1,8 @@
 """Ships worker output to the log relay.
 
 The files are the buffer: nothing is read before the relay gave credit for it, and nothing is
-deleted before the relay has it. So a dead agent, relay or link costs time and no byte.
+deleted before the relay has it. So a dead agent, relay or link costs time and no byte, and what
+somebody else deletes is a marked gap.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final
 
+import structlog
+
+from nodeagent.output_files import OutputFile
 from nodeagent.worker_folders import WorkerFolder
 from schemas.codec import encode
 from schemas.ids import NodeId, WorkerId, worker_id
@@ -26,8 +29,11 @@ from schemas.messages.logs import (
 )
 from schemas.messages.worker import Assignment
 
+log = structlog.get_logger("output")
 CHUNK: Final = 256 * 1024
 LOOK_S: Final = 0.05  # how often files are looked at
+GROWING_LOOK_S: Final = 0.02  # while some grow
+GROWING_S: Final = 1.0  # as long after the last chunk
 RETRY_S: Final = 2.0  # without an answer, ask again
 HOLD_S: Final = 0.5  # how long half a line waits for its other half
 STREAMS: Final = (LOG, SAMPLES)
@@ -37,7 +43,7 @@ STREAMS: Final = (LOG, SAMPLES)
 class _Stream:
     assignment: Assignment
     name: str
-    path: Path
+    file: OutputFile
     sent: int = -1  # -1: the relay has not said yet what it has
     stored: int = 0
     credit: int = 0
@@ -46,6 +52,7 @@ class _Stream:
     size: int = 0
     ended: bool = False  # the process has exited, the file is final
     done: bool = False  # the relay has it all
+    fault: str = ""  # why it cannot be read now
 
     @property
     def key(self) -> dict[str, object]:
@@ -90,7 +97,7 @@ class LogShipper:
         """
         if worker in self._streams:
             return
-        streams = [_Stream(assignment, name, folder.stream(name)) for name in STREAMS]
+        streams = [_Stream(assignment, name, OutputFile(folder, name)) for name in STREAMS]
         self._streams[worker] = streams
         for stream in streams:
             key = (assignment.job, assignment.version, assignment.rank, stream.name)
@@ -114,17 +121,27 @@ class LogShipper:
         for stream in self._streams.pop(worker, []):
             a = stream.assignment
             self._by_key.pop((a.job, a.version, a.rank, stream.name), None)
+            stream.file.close()
+
+    def close(self) -> None:
+        """Let go of all files."""
+        for stream in self._by_key.values():
+            stream.file.close()
 
     async def ship(self) -> None:
         """Look at the files and send what there is credit for, for ever."""
         loop = asyncio.get_running_loop()
+        grew_at = -GROWING_S
         while True:
             await self._connected.wait()
             busy = False
             for stream in list(self._by_key.values()):
                 if not stream.done:
-                    busy = self._push(stream, loop.time()) or busy
-            await asyncio.sleep(0 if busy else LOOK_S)
+                    busy = self._try_to_push(stream, loop.time()) or busy
+            if busy:
+                grew_at = loop.time()
+            grows = loop.time() - grew_at < GROWING_S
+            await asyncio.sleep(0 if busy else GROWING_LOOK_S if grows else LOOK_S)
 
     def receive(self, message: LogStored) -> None:
         """Take the relay's answer: how far a stream is stored there.
@@ -142,10 +159,23 @@ class LogShipper:
         stream.asked_at = asyncio.get_running_loop().time()
         if message.ended and stream.ended and not stream.done:
             stream.done = True
+            stream.file.close()
             a = stream.assignment
             worker = worker_id(a.job, a.version, a.rank)
             if all(other.done for other in self._streams.get(worker, [])):
                 self._on_stored(worker)
+
+    def _try_to_push(self, stream: _Stream, now: float) -> bool:
+        """One stream that cannot be read holds up no other."""
+        try:
+            pushed = self._push(stream, now)
+        except OSError as error:
+            if stream.fault != str(error):
+                log.warning("output cannot be read", error=str(error), **stream.key)
+            stream.fault = str(error)
+            return False
+        stream.fault = ""
+        return pushed
 
     def _push(self, stream: _Stream, now: float) -> bool:
         """Send the next chunk of a stream if there is one; True when more may follow at once."""
@@ -158,7 +188,7 @@ class LogShipper:
             return False
         if stream.sent < 0:
             return False
-        size = stream.path.stat().st_size if stream.path.exists() else 0
+        size = stream.file.size(stream.sent)
         if size != stream.size:
             stream.size, stream.grown_at = size, now
         if stream.ended and stream.sent >= size:
@@ -181,9 +211,7 @@ class LogShipper:
 
 
 def _read(stream: _Stream, *, patient: bool) -> bytes:
-    with stream.path.open("rb") as file:
-        file.seek(stream.sent)
-        data = file.read(CHUNK)
+    data = stream.file.read(stream.sent, CHUNK)
     newline = data.rfind(b"\n") + 1
     if newline:
         return data[:newline]

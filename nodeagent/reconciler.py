@@ -108,10 +108,13 @@ class Reconciler:
             case Started(pid=pid, started_ticks=ticks) if worker.phase is ProcessPhase.STARTING:
                 worker.phase, worker.pid, worker.started_ticks = ProcessPhase.ALIVE, pid, ticks
                 return [PublishEvent(WorkerStarted(**worker.who, pid=pid, started_ticks=ticks))]
-            case StartFailed(error=error, hint=hint) if worker.phase is ProcessPhase.STARTING:
+            case StartFailed() if worker.phase is ProcessPhase.STARTING:
                 del self.workers[worker.worker]
+                refused = WorkerRefused(
+                    **worker.who, error=event.error, hint=event.hint, node_fault=event.node_fault
+                )
                 return [
-                    PublishEvent(WorkerRefused(**worker.who, error=error, hint=hint)),
+                    PublishEvent(refused),
                     RemoveWorker(worker.worker),
                     *self._slot_freed(worker),
                 ]
@@ -167,7 +170,12 @@ class Reconciler:
         ]
         for worker in refused:
             del self.workers[worker.worker]
-        return [PublishEvent(WorkerRefused(**worker.who, error=event.error)) for worker in refused]
+        return [
+            PublishEvent(
+                WorkerRefused(**worker.who, error=event.error, node_fault=event.node_fault)
+            )
+            for worker in refused
+        ]
 
     # --- wanted against observed
 

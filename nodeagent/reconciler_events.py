@@ -39,6 +39,7 @@ class WorkspaceFailed:
     job: JobId
     digest: str
     error: str
+    node_fault: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,7 @@ class StartFailed:
     worker: WorkerId
     error: str
     hint: str = ""
+    node_fault: bool = False  # the job is not to blame
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from nodeagent.agent_errors import WorkspaceError
+from nodeagent.agent_errors import NodeWorkspaceError, WorkspaceError
 from schemas.codec import encode
 from schemas.link import Socket
 from schemas.messages.logs import GetSnapshot, SnapshotPiece
@@ -73,7 +73,7 @@ class SnapshotFetcher:
                         raise WorkspaceError(f"the controller has no snapshot {digest[:12]}")
                     file.write(piece.data)
         except OSError as error:
-            raise WorkspaceError(f"cannot store a snapshot: {error.strerror}") from None
+            raise NodeWorkspaceError(f"cannot store a snapshot: {error.strerror}") from None
         finally:
             self._fetches.remove(fetch)
 

@@ -20,6 +20,7 @@ from schemas.messages.logs import LOG, SAMPLES
 from schemas.messages.worker import Assignment, ExitStatus, ProcessMark
 
 FRAME: Final = struct.Struct(">I")
+SOCKET: Final = "agent.sock"
 LONGEST_FOLDER: Final = 75  # sun_path holds 108 bytes, and our names take up to 30
 
 
@@ -59,6 +60,11 @@ class WorkerFolder:
         fresh = self.path / "assignment.new"
         fresh.write_bytes(encode(assignment))
         fresh.rename(self.path / "assignment")
+
+    @property
+    def written(self) -> bool:
+        """Whether the folder is still there, with the assignment that it began with."""
+        return (self.path / "assignment").exists()
 
     def assignment(self) -> Assignment | None:
         """What the worker is to do; None for a folder that was never finished."""
@@ -101,7 +107,7 @@ class WorkerFolder:
             with (self.path / "reports").open("rb") as file:
                 file.seek(position)
                 data = file.read()
-        except FileNotFoundError:
+        except OSError:  # it is not there yet, or not for now
             return found, position
         start = 0
         while start + FRAME.size <= len(data):
@@ -151,7 +157,7 @@ class NodeFolders:
     @property
     def socket(self) -> str:
         """The agent's ipc address for workers."""
-        return f"ipc://{self.sockets}/agent.sock"
+        return f"ipc://{self.sockets}/{SOCKET}"
 
     def worker(self, worker: WorkerId) -> WorkerFolder:
         """The folder of one worker.

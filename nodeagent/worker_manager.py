@@ -8,9 +8,10 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Final
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -60,6 +61,17 @@ class _Watched:
     position: int = 0  # in the report file
 
 
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    error: str
+    hint: str = ""
+    node_fault: bool = False
+
+    @property
+    def said(self) -> str:
+        return f"{self.error}; {self.hint}" if self.hint else self.error
+
+
 class WorkerManager:
     """One process on one slot, from its assignment to its exit code.
 
@@ -74,6 +86,7 @@ class WorkerManager:
         shipper: ships their output.
         fetcher: brings archives of working directories here.
         on_event: takes what became of it.
+        check_node: looks whether the node can start workers, and tells if it cannot.
         may_read: whether reports may be read now; False while the controller has to catch up.
     """
 
@@ -91,19 +104,22 @@ class WorkerManager:
         fetcher: SnapshotFetcher,
         on_event: Callable[[Event], None],
         may_read: Callable[[], bool],
+        check_node: Callable[[], Awaitable[None]],
     ) -> None:
         self._node = node
         self._address = address
         self._folders = folders
         self._slots = {slot.index: slot for slot in slots}
-        self._python = python
-        self._grace_s = grace_s
+        self.python = python
+        self.grace_s = grace_s
         self._zygotes = zygotes
         self._shipper = shipper
         self._fetcher = fetcher
         self._on_event = on_event
         self._may_read = may_read
+        self._check_node = check_node
         self._watched: dict[WorkerId, _Watched] = {}
+        self._laying: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
     # --- what the reconciler asks
@@ -168,28 +184,43 @@ class WorkerManager:
         for worker in list(self._watched):
             self.read_reports(worker)
 
+    def end_unheard(self) -> None:
+        """Kill workers whose folders somebody deleted: their reports cannot be heard any more."""
+        for worker, watched in self._watched.items():
+            if watched.pidfd is not None and not watched.folder.written:
+                log.error("the folder of a worker is gone, and so it is ended", worker=worker)
+                self._signal(worker, signal.SIGKILL)
+
     def close(self) -> None:
         """Let go of everything and end nothing."""
         for task in self._tasks:
             task.cancel()
+        self._shipper.close()
         self._zygotes.close()
 
     # --- how it is done
 
     async def _fetch_workspace(self, job: JobId, digest: str) -> None:
-        folder = self._folders.job(job)
         try:
-            if not is_laid_out(folder, digest):
-                archive = folder.with_name(f".{job}.tar")
-                try:
-                    await self._fetcher.fetch(digest, archive)
-                    await asyncio.to_thread(lay_out, archive, folder, digest)
-                finally:
-                    archive.unlink(missing_ok=True)
-        except AgentError as error:
-            self._on_event(WorkspaceFailed(job, digest, str(error)))
+            await self._lay_out(job, digest)
+        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
+            fault = await self._fault(error)
+            self._on_event(WorkspaceFailed(job, digest, fault.said, fault.node_fault))
         else:
             self._on_event(WorkspaceReady(job, digest))
+
+    async def _lay_out(self, job: JobId, digest: str) -> None:
+        folder = self._folders.job(job)
+        archive = folder.with_name(f".{job}.tar")
+        lock = self._laying.setdefault(job, asyncio.Lock())
+        async with lock:
+            if is_laid_out(folder, digest):
+                return
+            try:
+                await self._fetcher.fetch(digest, archive)
+                await asyncio.to_thread(lay_out, archive, folder, digest)
+            finally:
+                archive.unlink(missing_ok=True)
 
     async def _start(self, action: StartWorker) -> None:
         worker, delta = action.worker, action.delta
@@ -197,22 +228,35 @@ class WorkerManager:
             return
         folder = self._folders.worker(worker)
         try:
+            if not self._folders.job(delta.job).is_dir():  # it was there when the job came
+                await self._lay_out(delta.job, delta.snapshot)
             assignment = self._assignment(action, delta.group, delta.spec)
             folder.write_assignment(assignment)
             self._shipper.watch(worker, assignment, folder)
-            python = delta.spec.python or self._python
+            python = delta.spec.python or self.python
             forked = await self._zygotes.fork(python, folder.path)
-        except AgentError as error:
-            self._on_event(StartFailed(worker, error.message, error.hint))
-            return
-        except OSError as error:
-            what = f"cannot write {folder.path.name}: {error.strerror}"
-            self._on_event(StartFailed(worker, what))
+        except Exception as error:  # noqa: BLE001 - somebody waits for an answer
+            fault = await self._fault(error)
+            self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
             return
         watched = self._watched[worker] = _Watched(folder)
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
         # Whoever hears of it may ask to stop it at once: it is watched before.
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
+
+    async def _fault(self, error: Exception) -> _Fault:
+        """What went wrong; a node's fault is told of before, so that nothing new is placed here."""
+        match error:
+            case AgentError():
+                fault = _Fault(error.message, error.hint, node_fault=error.node_fault)
+            case OSError():
+                fault = _Fault(f"cannot write {error.filename}: {error.strerror}", node_fault=True)
+            case _:
+                log.error("a worker could not be started", exc_info=error)
+                fault = _Fault(f"the agent failed: {error!r}", node_fault=True)
+        if fault.node_fault:
+            await self._check_node()
+        return fault
 
     def _assignment(self, action: StartWorker, group: Group, spec: JobSpec) -> Assignment:
         member = group.members[action.rank]
@@ -289,7 +333,7 @@ class WorkerManager:
                 os.killpg(watched.pid, what)
 
     async def _await_grace(self, worker: WorkerId) -> None:
-        await asyncio.sleep(self._grace_s)
+        await asyncio.sleep(self.grace_s)
         self._on_event(GraceOver(worker))
 
     def _remove(self, worker: WorkerId) -> None:

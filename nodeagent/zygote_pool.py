@@ -6,13 +6,18 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import signal
 import subprocess
+import time
+from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
+import psutil
 import structlog
 
-from nodeagent.agent_errors import StartError
+from nodeagent.agent_errors import NodeStartError, StartError
+from nodeagent.process_identity import start_ticks
 from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.messages import Message
@@ -21,7 +26,10 @@ from schemas.messages.worker import Fork, Forked, ForkFailed, ZygoteReady
 log = structlog.get_logger("zygotes")
 START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
 FORK_LIMIT_S: Final = 60.0
+FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # by the node, not its own end
 PROBE_S: Final = 0.05
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+MODULE: Final = "elastic.worker.zygote"
 NOT_PASSED_ON: Final = (
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -72,7 +80,7 @@ class ZygoteConnection:
             await self._writer.drain()
             return await asyncio.wait_for(answer, FORK_LIMIT_S)
         except (OSError, TimeoutError) as error:
-            raise StartError("the zygote did not fork", str(error)) from None
+            raise NodeStartError("the zygote did not fork", str(error)) from None
         finally:
             self._waiting.pop(str(folder), None)
 
@@ -81,7 +89,7 @@ class ZygoteConnection:
             while True:
                 (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
                 self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
-        gone = StartError("the zygote is gone", "it is started again for the next worker")
+        gone = NodeStartError("the zygote is gone", "it is started again for the next worker")
         for waiting in self._waiting.values():
             if not waiting.done():
                 waiting.set_exception(gone)
@@ -99,7 +107,7 @@ class ZygoteConnection:
                     waiting.set_result(message)
             case ForkFailed(folder=folder, error=error):
                 if (waiting := self._waiting.get(folder)) and not waiting.done():
-                    waiting.set_exception(StartError(error))
+                    waiting.set_exception(NodeStartError(error))
 
     def close(self) -> None:
         """Hang up; the zygote lives on."""
@@ -115,6 +123,7 @@ class ZygotePool:
     """
 
     def __init__(self, folders: NodeFolders) -> None:
+        self._folders = folders
         self._folder = folders.sockets
         self._known: dict[str, ZygoteConnection] = {}
         self._locks: dict[str, asyncio.Lock] = {}
@@ -179,6 +188,9 @@ class ZygotePool:
 
     async def _start(self, python: str) -> ZygoteConnection:
         path = self._socket(python)
+        if (found := await self._await_booting(path)) is not None:
+            log.info("zygote found", python=python)
+            return found
         output = path.with_suffix(".log")
         path.unlink(missing_ok=True)
         process = _spawn(python, path, output)
@@ -188,16 +200,49 @@ class ZygotePool:
             if zygote is not None:
                 log.info("zygote ready", python=python, pid=process.pid)
                 return zygote
-            if process.poll() is not None:
+            if (code := process.poll()) is not None:
+                if -code in FROM_OUTSIDE:
+                    what = f"python {python!r} was ended by signal {-code} as it began"
+                    raise NodeStartError(what)
                 raise _cannot(python, output)
             await asyncio.sleep(PROBE_S)
         process.kill()
         raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
 
+    async def _await_booting(self, path: Path) -> ZygoteConnection | None:
+        """One that a former life of this agent started, and that imports torch at this moment."""
+        workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
+        deadline = asyncio.get_running_loop().time() + START_LIMIT_S
+        for pid, ticks in await asyncio.to_thread(_booting, path, workers):
+            while start_ticks(pid) == ticks and asyncio.get_running_loop().time() < deadline:
+                if (zygote := await self._connect(path)) is not None:
+                    return zygote
+                await asyncio.sleep(PROBE_S)
+        return None
+
     def close(self) -> None:
         """Hang up on all of them."""
         for zygote in self._known.values():
             zygote.close()
+
+
+def _booting(path: Path, workers: Container[int]) -> list[tuple[int, int]]:
+    """Zygotes for this socket that may not answer yet, as pid and start time.
+
+    A worker has its zygote's command line, but a mark; and what a worker forked leads no session.
+    """
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        arguments = process.info["cmdline"] or []
+        if MODULE not in arguments or str(path) not in arguments or process.pid in workers:
+            continue
+        ticks = start_ticks(process.pid)
+        with contextlib.suppress(OSError):
+            leads = os.getsid(process.pid) == process.pid
+            if leads and ticks is not None and now_s - ticks / TICKS_PER_S < START_LIMIT_S:
+                found.append((process.pid, ticks))
+    return found
 
 
 def _spawn(python: str, path: Path, output: Path) -> subprocess.Popen[bytes]:
@@ -208,9 +253,13 @@ def _spawn(python: str, path: Path, output: Path) -> subprocess.Popen[bytes]:
     # torch's store asks the name service for every peer; a lost answer should not cost 5 s.
     environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
     environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # lost peers are ours to tell of
-    command = [python, "-P", "-m", "elastic.worker.zygote", "--socket", str(path)]
+    command = [python, "-P", "-m", MODULE, "--socket", str(path)]
     try:
-        with output.open("wb") as sink:
+        sink = output.open("wb")
+    except OSError as error:
+        raise NodeStartError(f"cannot write {output}: {error.strerror}") from None
+    try:
+        with sink:
             return subprocess.Popen(  # noqa: S603 - an interpreter that the job's owner named
                 command,
                 stdin=subprocess.DEVNULL,

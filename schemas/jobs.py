@@ -31,6 +31,7 @@ KEEP: Final = "keep"  # of `max_batch_size`: the batch of the job file
 AUTO: Final = "auto"  # the same: the cluster chooses
 MAX_ARGS: Final = 4096
 MAX_TEXT: Final = 32_768
+MAX_SPEC_BYTES: Final = 1 << 20  # as it travels, with every order and reply about the job
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
 PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
@@ -187,7 +188,15 @@ def problems(spec: JobSpec) -> tuple[Problem, ...]:
     """
     shape = (*_text(spec), *_batches(spec), *_slots(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
-    return (*shape, *rest, *_sweep(spec))
+    return (*shape, *rest, *_sweep(spec), *_size(spec))
+
+
+def _size(spec: JobSpec) -> list[Problem]:
+    size = len(msgspec.msgpack.encode(spec))
+    if size <= MAX_SPEC_BYTES:
+        return []
+    remedy = "put large values into a file of the working directory"
+    return [Problem("args", f"the job file has {size} bytes, at most {MAX_SPEC_BYTES}", remedy)]
 
 
 def _text(spec: JobSpec) -> list[Problem]:

@@ -7,6 +7,8 @@ import json
 import logging
 import os
 import socket
+import time
+from collections.abc import Callable
 from typing import Final
 
 import structlog
@@ -84,31 +86,33 @@ async def watchdog() -> None:
 class Audit:
     """Log lines about what was refused, bounded so that a flood cannot fill the disk."""
 
-    def __init__(self, limit_per_s: int = 20) -> None:
+    def __init__(self, limit_per_s: int = 20, clock: Callable[[], float] = time.monotonic) -> None:
         """Begin to count.
 
         Args:
             limit_per_s: lines that are written in one second at most; the others are counted.
+            clock: seconds that only grow; one for all who refuse, or seconds would begin anew.
         """
+        self._clock = clock
         self._log = structlog.get_logger("audit")
         self._limit = limit_per_s
         self._second = 0
         self._count = 0
         self._dropped = 0
 
-    def refused(self, what: str, why: str, now: float, **detail: str) -> None:
+    def refused(self, what: str, why: str, **detail: str) -> None:
         """One thing that was dropped or denied.
 
         Args:
             what: what was refused, a word for machines.
             why: for people; cut to 500 characters.
-            now: seconds, of any clock that only grows.
             detail: further fields of the line.
         """
-        if int(now) != self._second:
+        second = int(self._clock())
+        if second != self._second:
             if self._dropped:
                 self._log.warning("audit", what="suppressed", lines=self._dropped)
-            self._second, self._count, self._dropped = int(now), 0, 0
+            self._second, self._count, self._dropped = second, 0, 0
         self._count += 1
         if self._count > self._limit:
             self._dropped += 1

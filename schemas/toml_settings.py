@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
@@ -30,11 +31,24 @@ def load(kind: type[S], path: Path, environ: Mapping[str, str] | None = None) ->
         SettingsError: if the file cannot be read or parsed, a key is unknown, missing or of the
             wrong type; the message names file and key.
     """
+    return convert(kind, read_table(path, environ), path)
+
+
+def read_table(path: Path, environ: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """The table in `path`, overridden by `ONES__SECTION__KEY` variables of `environ`.
+
+    Args:
+        path: a TOML file.
+        environ: variables; those that do not begin with `ONES__` are passed over.
+
+    Raises:
+        SettingsError: if the file cannot be read or parsed, or a variable names no section.
+    """
     table = read_toml(path)
     for name, value in sorted((environ or {}).items()):
         if name.startswith(PREFIX):
             _override(table, name.removeprefix(PREFIX).lower().split("__"), value)
-    return convert(kind, table, path)
+    return table
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -66,19 +80,107 @@ def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "
     Raises:
         SettingsError: if a key is unknown, missing or of the wrong type; `field` is its path.
     """
-    _refuse_unknown(kind, table, path, prefix)
+    for unknown in _unknown(kind, table, path, prefix):
+        raise unknown
     try:
         return msgspec.convert(table, kind)
     except msgspec.ValidationError as error:
-        text, _, where = str(error).partition(" - at `")
-        field = where.rstrip("`").removeprefix("$").removeprefix(".")
-        if text.startswith("Object missing required field"):
-            name = text.rpartition("field ")[2].strip("`")
-            field, text = f"{field}.{name}" if field else name, "is missing"
-        field = f"{prefix}{field}" if field else prefix.rstrip(".")
-        raise SettingsError(
-            f"{path}: {field or 'the file'}: {text}", "correct this key", field
-        ) from None
+        raise _wrong(error, path, prefix) from None
+
+
+def every_problem(
+    kind: Any, table: Mapping[str, Any], path: Path, prefix: str = ""
+) -> list[SettingsError]:
+    """All that `convert` would refuse one by one.
+
+    Args:
+        kind: the struct that `table` should fill.
+        table: as it was parsed.
+        path: where it came from, for error messages.
+        prefix: of its keys in the file, with its dot; their unknown ones were told with the file's.
+
+    Returns:
+        Unknown keys first, then missing and wrong ones in the order of the struct.
+    """
+    found = [] if prefix else list(_unknown(kind, table, path, prefix))
+    for field in msgspec.structs.fields(kind):
+        name = f"{prefix}{field.name}"
+        if field.name not in table:
+            if field.required:
+                found.append(SettingsError(f"{path}: {name}: is missing", "correct this key", name))
+            continue
+        value, inner = table[field.name], _struct_in(field.type)
+        if inner is not None and isinstance(value, dict):
+            found += every_problem(inner, value, path, f"{name}.")
+            continue
+        try:
+            msgspec.convert(value, field.type)
+        except msgspec.ValidationError as error:
+            found.append(_wrong(error, path, name))
+    return found
+
+
+def sound_part(table: Mapping[str, Any], wrong: Collection[SettingsError]) -> dict[str, Any]:
+    """What is left of `table` without the keys that are wrong, so that the rest can be looked at.
+
+    Args:
+        table: as it was parsed.
+        wrong: what `every_problem` says of it.
+    """
+    fields = {problem.field for problem in wrong}
+
+    def sound(inner: Mapping[str, Any], prefix: str) -> dict[str, Any]:
+        return {
+            key: sound(value, f"{prefix}{key}.") if isinstance(value, dict) else value
+            for key, value in inner.items()
+            if f"{prefix}{key}" not in fields
+        }
+
+    return sound(table, "")
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded(Generic[S]):
+    """What becomes of settings whose file was read again while they are in use."""
+
+    settings: S  # the present ones, with every change that may be made now
+    changed: tuple[str, ...]  # fields of these changes
+    refused: tuple[str, ...]  # fields that are different and stay as they are until a restart
+
+
+def reloaded(current: S, fresh: S, safe: Collection[str]) -> Reloaded[S]:
+    """Take over from `fresh` what may change while a process runs.
+
+    Args:
+        current: settings in use.
+        fresh: as the file has them now.
+        safe: fields that may change, such as `silence.lost_s`.
+    """
+    changed: list[str] = []
+    refused: list[str] = []
+
+    def merged(old: Any, new: Any, prefix: str) -> Any:
+        taken = {}
+        for name in old.__struct_fields__:
+            before, after, field = getattr(old, name), getattr(new, name), f"{prefix}{name}"
+            if isinstance(before, msgspec.Struct) and isinstance(after, msgspec.Struct):
+                taken[name] = merged(before, after, f"{field}.")
+            elif before != after:
+                (changed if field in safe else refused).append(field)
+                taken[name] = after if field in safe else before
+        return msgspec.structs.replace(old, **taken)
+
+    return Reloaded(merged(current, fresh, ""), tuple(changed), tuple(refused))
+
+
+def _wrong(error: msgspec.ValidationError, path: Path, prefix: str) -> SettingsError:
+    text, _, where = str(error).partition(" - at `")
+    field = where.rstrip("`").removeprefix("$").removeprefix(".")
+    if text.startswith("Object missing required field"):
+        name = text.rpartition("field ")[2].strip("`")
+        field, text = f"{field}.{name}" if field else name, "is missing"
+    field = f"{prefix}{field}" if field else prefix.rstrip(".")
+    return SettingsError(f"{path}: {field or 'the file'}: {text}", "correct this key", field)
 
 
 def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
@@ -94,17 +196,20 @@ def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
     table[keys[-1]] = parsed
 
 
-def _refuse_unknown(kind: Any, table: Mapping[str, Any], path: Path, prefix: str) -> None:
+def _unknown(
+    kind: Any, table: Mapping[str, Any], path: Path, prefix: str
+) -> Iterator[SettingsError]:
     known = {field.name: field.type for field in msgspec.structs.fields(kind)}
     for key, value in table.items():
         if key not in known:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known keys: {', '.join(sorted(known))}"
-            raise SettingsError(f"{path}: unknown key {prefix}{key}", hint, f"{prefix}{key}")
+            yield SettingsError(f"{path}: unknown key {prefix}{key}", hint, f"{prefix}{key}")
+            continue
         inner = _struct_in(known[key])
         for entry in value if isinstance(value, list) else [value]:
             if inner is not None and isinstance(entry, dict):
-                _refuse_unknown(inner, entry, path, f"{prefix}{key}.")
+                yield from _unknown(inner, entry, path, f"{prefix}{key}.")
 
 
 def _struct_in(annotation: Any) -> Any:

@@ -48,7 +48,9 @@ TOGETHER = {  # files that share a cluster, which one process should start
     "tests/elastic/gpu/test_hopper_device.py": "devices",
     "tests/elastic/gpu/test_nccl_double.py": "devices",
 }
+APART = frozenset({"tests/chaos/test_laboratory.py"})  # every test is a cluster of its own
 LONGEST = (  # in this order
+    "chaos/test_laboratory",
     "integration/test_rescale", "integration/test_training", "test_group_changes",
     "integration/test_scheduling", "integration/test_two_nodes", "integration/test_survival",
     "test_launch", "ones/test_steady_cluster", "cli/test_simulate", "core/test_properties",
@@ -68,6 +70,8 @@ class ByFile(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
+        if file in APART:
+            return nodeid
         return TOGETHER.get(file, file)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from cyclopts import Parameter
@@ -14,6 +15,7 @@ from controlplane.cli.show_and_explain import print_decisions, print_job
 from controlplane.client import BlockingClient
 from schemas.errors import UnreachableError
 from schemas.messages.client import JobDetail
+from schemas.messages.feed import FeedEvent
 
 
 def show(job: str, *, common: Common = COMMON) -> int:
@@ -97,7 +99,7 @@ def events(
     with BlockingClient(common.home) as client:
         if follow:
             say_if_absent(client)
-        for event in client.events(from_, follow=follow):
+        for event in told_of_gaps(client.events(from_, follow=follow), from_):
             if common.output == "table":
                 detail = " ".join(f"{k}={v}" for k, v in event.detail.items() if v is not None)
                 who = event.job or event.node or "cluster"
@@ -117,6 +119,24 @@ def events(
                 }
             )
     return Exit.OK
+
+
+def told_of_gaps(events: Iterable[FeedEvent], first: int) -> Iterator[FeedEvent]:
+    """The same events, with a line on stderr wherever some are not kept any more.
+
+    Args:
+        events: in order.
+        first: number of the one that was asked for, 1-based.
+    """
+    expected = max(1, first)
+    for event in events:
+        if event.seq > expected:
+            sys.stderr.write(
+                f"ones: events {expected} to {event.seq - 1} are not kept any more "
+                "(keep_events_s, keep_bytes)\n"
+            )
+        expected = event.seq + 1
+        yield event
 
 
 def say_if_absent(client: BlockingClient) -> None:

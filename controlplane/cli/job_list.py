@@ -73,9 +73,7 @@ def ps(
         sys.stdout.writelines(f"{job.job}\n" for job in found.jobs)
     else:
         sys.stdout.writelines(f"{line}\n" for line in table(found, width_of(sys.stdout)))
-    if found.left_out:
-        sys.stderr.write(f"ones: {left_out(found.left_out)}\n")
-    elif not found.jobs:
+    if not found.jobs:
         sys.stderr.write(f"ones: {none_found(choice)}\n")
     return Exit.OK
 
@@ -107,15 +105,6 @@ def width_of(out: TextIO) -> int | None:
     return None
 
 
-def left_out(many: int) -> str:
-    """Says that the list is not whole, and how to see the rest.
-
-    Args:
-        many: jobs that are not in it.
-    """
-    return f"{many} older jobs do not fit; see them with --state, --user or --name"
-
-
 def none_found(choice: Choice) -> str:
     """Says that there are no such jobs.
 
@@ -144,7 +133,7 @@ def screen(found: Jobs, columns: int, lines: int, note: str = "") -> list[str]:
     top = cut(f"{running} on slots, {waiting} queued{note and ' - ' + note}", columns)
     room = max(lines - 2, 1)
     if len(shown) > room:
-        more = len(shown) - room + 1 + found.left_out
+        more = len(shown) - room + 1
         shown = [*shown[: room - 1], cut(f"{more} more: --state, --user, --name", columns)]
     return [top, *shown]
 

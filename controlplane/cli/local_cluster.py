@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import getpass
 import os
@@ -12,7 +13,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final
@@ -26,11 +27,14 @@ from controlplane.client import BlockingClient, find_home
 from controlplane.policy.registry import entry
 from schemas.errors import OnesError, SettingsError, UnreachableError
 from schemas.link import write_keys
+from schemas.messages.client import NodeInfo
 from schemas.toml_settings import read_toml
 
 PORTS: Final = range(20_000, 32_000)  # below what the kernel gives to outgoing connections
 ROLES: Final = ("events", "agents", "clients", "feed", "shippers", "followers", "metrics")
 DEFAULT_POLICY: Final = "ones"
+ROOM_BYTES: Final = 128 << 20  # an agent takes no work with half of that
+NO_ROOM: Final = "free space there, or choose another --dir"
 READY_S: Final = 60.0
 STOP_S: Final = 15.0
 LOOK_S: Final = 0.05
@@ -88,16 +92,12 @@ def up(
         if count is not None and count < 1:
             raise SettingsError(f"{name}: {count} is below 1", "give 1 or more", name)
     home = dir_.expanduser().resolve()
-    with _lock(home):
-        if not (home / "client.toml").exists():
-            _create(home, slots, agents, policy or DEFAULT_POLICY)
-        else:
-            _say_what_stays(home, slots, agents)
-            _say_which_policy_stays(home, policy)
-        parts = _parts(home)
-        started = {part.name: part.start() for part in parts if part.pid() is None}
-        _await_ready(home, parts, started)
-        pids = {part.name: part.pid() for part in parts}
+    try:
+        pids = _bring_up(home, slots, agents, policy)
+    except OSError as error:
+        where = error.filename or home
+        what = f"{where}: {error.strerror}"
+        raise SettingsError(what, _remedy(error, home), "dir") from None
     endpoint = find_home(home).endpoint
     summary: dict[str, Any] = {
         "dir": str(home),
@@ -113,6 +113,42 @@ def up(
         sys.stdout.write(f"cluster in {home} is up at {endpoint}\n")
         sys.stdout.write(f"export ONES_HOME={home}\n")
     return Exit.OK
+
+
+def _bring_up(
+    home: Path, slots: int | None, agents: int, policy: str | None
+) -> dict[str, int | None]:
+    """Start what does not run; returns the pid of each part."""
+    parts = _parts(home)
+    if not (home / "client.toml").exists() or any(part.pid() is None for part in parts):
+        _require_room(home)
+    with _lock(home):
+        if not (home / "client.toml").exists():
+            _create(home, slots, agents, policy or DEFAULT_POLICY)
+        else:
+            _say_what_stays(home, slots, agents)
+            _say_which_policy_stays(home, policy)
+        parts = _parts(home)
+        started = {part.name: part.start() for part in parts if part.pid() is None}
+        _await_ready(home, parts, started)
+        return {part.name: part.pid() for part in parts}
+
+
+def _require_room(home: Path) -> None:
+    """Refuse a full disk before half a cluster lies on it."""
+    folder = next(path for path in (home, *home.parents) if path.exists())
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    if free < ROOM_BYTES:
+        need = f"a cluster needs {ROOM_BYTES >> 20} MiB to begin"
+        what = f"{home}: {free >> 20} MiB are free on its disk, {need}"
+        raise SettingsError(what, NO_ROOM, "dir")
+
+
+def _remedy(error: OSError, home: Path) -> str:
+    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
+        return NO_ROOM
+    return f"choose another --dir, or give {home} to {getpass.getuser()}"
 
 
 def down(
@@ -143,11 +179,8 @@ def down(
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
     """One `up` or `down` at a time."""
-    try:
-        for name in ("", "run", "state", "logs", "keys"):
-            (home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise SettingsError(f"{home}: {error.strerror}", "choose another --dir", "dir") from None
+    for name in ("", "run", "state", "logs", "keys"):
+        (home / name).mkdir(mode=0o700, parents=True, exist_ok=True)
     with (home / "run" / "local.lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -247,15 +280,23 @@ def _await_ready(home: Path, parts: list[_Part], started: dict[str, Any]) -> Non
         if all(part.pid() is not None for part in parts):
             try:
                 with BlockingClient(home, timeout=2.0) as client:
-                    up_now = sum(node.state == "up" for node in client.nodes())
+                    nodes = client.nodes()
             except OnesError as error:
                 why = error.message
             else:
+                up_now = sum(node.state in {"up", "unhealthy"} for node in nodes)
                 if up_now >= len(parts) - 1:
+                    _say_who_takes_no_work(nodes)
                     return
                 why = f"{up_now} of {len(parts) - 1} agents have joined"
         time.sleep(LOOK_S)
     raise UnreachableError(f"not ready after {READY_S:.0f} s: {why}", f"look into {home / 'logs'}")
+
+
+def _say_who_takes_no_work(nodes: Sequence[NodeInfo]) -> None:
+    for node in nodes:
+        if node.state == "unhealthy":
+            sys.stderr.write(f"ones: {node.node} takes no work: {node.reason}\n")
 
 
 def _stop(part: _Part) -> None:

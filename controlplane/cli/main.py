@@ -30,8 +30,10 @@ DRAWN = {  # modules that draw, which takes long to import; loaded when they are
 
 
 INIT = "Write a job file for SCRIPT, and say which lines of it to change for the library."
+CHECK = "Name everything that is wrong with a settings file on this host."
 SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies before you use them."
+ADMIN = "The controller's journal: copies, checks, and what is in it."
 
 
 class UsageError(OnesError):
@@ -69,12 +71,18 @@ def build() -> App:
     for name, help_text in DRAWN.items():
         app.command(f"controlplane.cli.{name}:{name}", name=name, help=help_text)
     node.command(node_commands.node_list, name="list")
+    node.command(node_commands.drain)
+    node.command(node_commands.undrain)
     here.command(local_cluster.up)
     here.command(local_cluster.down)
     for group in (job, node, here):
         app.command(group)
+    settings = App(name="config", help="Everything about settings files.")
+    settings.command("controlplane.cli.config_check:check", name="check", help=CHECK)
+    app.command(settings)
     app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP)
     app.command("controlplane.cli.simulate:sim", name="sim", help=SIM)
+    app.command("controlplane.cli.admin:admin", name="admin", help=ADMIN)
     return app
 
 

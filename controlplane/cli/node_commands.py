@@ -1,13 +1,17 @@
-"""node list."""
+"""node list, drain and undrain."""
 
 from __future__ import annotations
 
 import sys
+from typing import Annotated
+
+from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_json, print_line, print_table
 from controlplane.client import BlockingClient
+from schemas.messages.client import NodeInfo
 
 
 def node_list(*, common: Common = COMMON) -> int:
@@ -27,4 +31,38 @@ def node_list(*, common: Common = COMMON) -> int:
             for n in nodes
         ]
         print_table(["node", "state", "host", "slots", "free", "device", "jobs", "note"], rows)
+    return Exit.OK
+
+
+def drain(
+    node: str,
+    /,
+    *,
+    deadline: Annotated[
+        float | None, Parameter(help="seconds; what still runs there then is stopped, and waits")
+    ] = None,
+    reason: Annotated[str, Parameter(help="why, for those whose jobs move")] = "",
+    common: Common = COMMON,
+) -> int:
+    """Empty NODE: its jobs train on elsewhere or wait with their state kept, and none comes."""
+    with BlockingClient(common.home) as client:
+        return _say(client.drain(node, deadline, reason), common)
+
+
+def undrain(node: str, /, *, common: Common = COMMON) -> int:
+    """Give NODE back: jobs may come again."""
+    with BlockingClient(common.home) as client:
+        return _say(client.undrain(node), common)
+
+
+def _say(node: NodeInfo, common: Common) -> int:
+    if common.output == "json":
+        print_json(node)
+    elif common.output == "jsonl":
+        print_line(node)
+    elif common.output == "quiet":
+        sys.stdout.write(f"{node.node}\n")
+    else:
+        left = f", {len(node.jobs)} jobs there: {', '.join(node.jobs)}" if node.jobs else ""
+        sys.stdout.write(f"{node.node} {node.state}{left}\n")
     return Exit.OK

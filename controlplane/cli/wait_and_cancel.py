@@ -36,12 +36,12 @@ def wait(
         def end_of(name: str) -> tuple[Row, str]:
             left = None if deadline is None else max(0.0, deadline - time.monotonic())
             try:
-                summary = client.wait(name, left).summary
+                found = client.wait_state(name, left)
             except TimedOutError:
                 raise TimedOutError(f"{name} had not ended after {timeout:g} s", LATER) from None
-            states.append(summary.state)
-            row = {"job": name, "state": summary.state, "reason": summary.reason}
-            return row, f"{name} {summary.state}: {summary.reason}"
+            states.append(found.state)
+            row = {"job": name, "state": found.state, "reason": found.reason}
+            return row, f"{name} {found.state}: {found.reason}"
 
         refused = _for_each((job, *more), end_of, common)
     failed = any(state != "succeeded" for state in states)

@@ -13,22 +13,21 @@ from controlplane.client.stream_pages import POLL_S
 from controlplane.client.sweeps.requests import SweepRequests
 from controlplane.client.workdir_archive import digest_of, pack
 from schemas.errors import TimedOutError
-from schemas.ids import JobId, SlotId
+from schemas.ids import JobId, NodeId, SlotId
 from schemas.jobs import ENDED, JobSpec
 from schemas.messages.client import (
     CancelJob,
     CheckJob,
-    ExplainJob,
+    DrainNode,
     Explanation,
-    GetJob,
     GetSearch,
     JobAccepted,
     JobChecked,
     JobDetail,
     Jobs,
+    JobState,
     JobSummary,
     ListJobs,
-    ListNodes,
     NodeInfo,
     Nodes,
     PauseJob,
@@ -36,6 +35,7 @@ from schemas.messages.client import (
     ResumeJob,
     SearchInfo,
     SubmitJob,
+    UndrainNode,
 )
 from schemas.messages.feed import FeedEvent
 
@@ -138,12 +138,12 @@ class Client(SweepRequests):
         Args:
             ended: False: only jobs that have not ended.
         """
-        return (await self._call(ListJobs(ended=ended), Jobs)).jobs
+        return (await self._job_list(ListJobs(ended=ended))).jobs
 
     async def find_jobs(
         self, *, ended: bool = False, states: Sequence[str] = (), user: str = "", name: str = ""
     ) -> Jobs:
-        """Some jobs, oldest first, and how many are left out because they fit into no message.
+        """Some jobs, oldest first.
 
         Args:
             ended: ended ones too.
@@ -155,7 +155,7 @@ class Client(SweepRequests):
             BadFieldError: if one of `states` is none.
         """
         request = ListJobs(ended=ended, states=tuple(states), user=user, name=name)
-        return await self._call(request, Jobs)
+        return await self._job_list(request)
 
     async def explain(self, job: str) -> Explanation:
         """Why a job has the slots and the batch that it has: every decision about it.
@@ -166,7 +166,7 @@ class Client(SweepRequests):
         Raises:
             UnknownJobError: if there is no such job.
         """
-        return await self._call(ExplainJob(job=JobId(job)), Explanation)
+        return await self._explanation(JobId(job))
 
     async def search(self) -> SearchInfo:
         """How the scheduler stands."""
@@ -185,7 +185,7 @@ class Client(SweepRequests):
             UnknownJobError: if there is no such job.
             DeniedError: if it is somebody else's.
         """
-        return await self._call(CancelJob(job=JobId(job)), JobDetail)
+        return await self._detail(CancelJob(job=JobId(job)), JobId(job))
 
     async def resize(
         self,
@@ -210,7 +210,7 @@ class Client(SweepRequests):
         """
         places = tuple(SlotId(slot) for slot in on)
         request = ResizeJob(job=JobId(job), slots=slots, batch=batch, on=places)
-        return await self._call(request, JobDetail)
+        return await self._detail(request, JobId(job))
 
     async def pause(self, job: str) -> JobDetail:
         """Take a job's slots away; its state is kept in a checkpoint.
@@ -223,7 +223,7 @@ class Client(SweepRequests):
             DeniedError: if it is somebody else's.
             BadFieldError: if it has ended.
         """
-        return await self._call(PauseJob(job=JobId(job)), JobDetail)
+        return await self._detail(PauseJob(job=JobId(job)), JobId(job))
 
     async def resume(self, job: str, *, auto: bool = False) -> JobDetail:
         """End a pause; with `auto`, give the job back to the policy.
@@ -237,14 +237,54 @@ class Client(SweepRequests):
             DeniedError: if it is somebody else's.
             BadFieldError: if it has ended, or was neither resized nor paused by hand.
         """
-        return await self._call(ResumeJob(job=JobId(job), auto=auto), JobDetail)
+        return await self._detail(ResumeJob(job=JobId(job), auto=auto), JobId(job))
 
     async def nodes(self) -> tuple[NodeInfo, ...]:
         """All nodes."""
-        return (await self._call(ListNodes(), Nodes)).nodes
+        return (await self._node_list()).nodes
+
+    async def drain(self, node: str, within_s: float | None = None, reason: str = "") -> NodeInfo:
+        """Empty a node: its jobs train on elsewhere or wait with their state kept, and none comes.
+
+        Args:
+            node: its name.
+            within_s: seconds, after which what still runs there is stopped; None: it is not.
+            reason: for those whose jobs move.
+
+        Raises:
+            DeniedError: if the key is of no operator and no admin.
+            UnknownNodeError: if no such node ever joined.
+        """
+        request = DrainNode(node=NodeId(node), within_s=within_s, reason=reason)
+        return (await self._call(request, Nodes)).nodes[0]
+
+    async def undrain(self, node: str) -> NodeInfo:
+        """Give a node back that is drained.
+
+        Args:
+            node: its name.
+
+        Raises:
+            DeniedError: if the key is of no operator and no admin.
+            UnknownNodeError: if no such node ever joined.
+        """
+        return (await self._call(UndrainNode(node=NodeId(node)), Nodes)).nodes[0]
 
     async def wait(self, job: str, timeout: float | None = None) -> JobDetail:  # noqa: ASYNC109
         """The job when it has ended.
+
+        Args:
+            job: its name.
+            timeout: seconds; None: for ever.
+
+        Raises:
+            TimedOutError: if it has not ended after `timeout` seconds.
+        """
+        await self.wait_state(job, timeout)
+        return await self.job(job)
+
+    async def wait_state(self, job: str, timeout: float | None = None) -> JobState:  # noqa: ASYNC109
+        """Where a job stands when it has ended, and nothing of its history.
 
         Args:
             job: its name.
@@ -257,18 +297,19 @@ class Client(SweepRequests):
         deadline = loop.time() + timeout if timeout is not None else None
         while True:
             left = POLL_S if deadline is None else max(0.0, min(POLL_S, deadline - loop.time()))
-            detail = await self._call(GetJob(job=JobId(job), wait_s=left), JobDetail, left)
-            if detail.summary.state in ENDED:
-                return detail
+            found = await self.state(job, left)
+            if found.state in ENDED:
+                return found
             if deadline is not None and loop.time() >= deadline:
-                what = f"{job} is {detail.summary.state} after {timeout:g} s"
+                what = f"{job} is {found.state} after {timeout:g} s"
                 raise TimedOutError(what, "wait longer, or look with `ones show`")
 
     async def events(self, from_seq: int = 1, follow: bool = False) -> AsyncIterator[FeedEvent]:
-        """Feed events, numbered without gaps.
+        """Feed events, numbered without gaps from the first one on that the controller keeps.
 
         Args:
-            from_seq: number of the first one, 1-based.
+            from_seq: number of the first one, 1-based; if it is not kept any more, the events begin
+                with the oldest one that is.
             follow: go on for ever; else end at the last one there is.
         """
         async for page in self.event_pages(from_seq, follow=follow):

@@ -22,6 +22,7 @@ from schemas.messages.client import (
     JobAccepted,
     JobDetail,
     Jobs,
+    JobState,
     JobSummary,
     NodeInfo,
     SearchInfo,
@@ -261,6 +262,42 @@ class BlockingClient(BlockingSweepRequests):
     def nodes(self) -> tuple[NodeInfo, ...]:
         """See `Client.nodes`."""
         return self._run(self._client.nodes())
+
+    def drain(self, node: str, within_s: float | None = None, reason: str = "") -> NodeInfo:
+        """See `Client.drain`.
+
+        Args:
+            node: its name.
+            within_s: seconds, after which what still runs there is stopped; None: it is not.
+            reason: for those whose jobs move.
+        """
+        return self._run(self._client.drain(node, within_s, reason))
+
+    def undrain(self, node: str) -> NodeInfo:
+        """See `Client.undrain`.
+
+        Args:
+            node: its name.
+        """
+        return self._run(self._client.undrain(node))
+
+    def state(self, job: str, wait_s: float = 0.0) -> JobState:
+        """See `Client.state`.
+
+        Args:
+            job: its name, as `submit` returned it.
+            wait_s: the answer is held back so long, at most 30 s, while the job has not ended.
+        """
+        return self._run(self._client.state(job, wait_s))
+
+    def wait_state(self, job: str, timeout: float | None = None) -> JobState:
+        """See `Client.wait_state`.
+
+        Args:
+            job: its name.
+            timeout: seconds; None: for ever.
+        """
+        return self._run(self._client.wait_state(job, timeout))
 
     def wait(self, job: str, timeout: float | None = None) -> JobDetail:
         """See `Client.wait`.

@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import AsyncIterator
 from typing import Any, Final, NamedTuple
 
-from controlplane.client.cluster_connection import PIECE, ClusterConnection
+from controlplane.client.cluster_connection import PIECE
+from controlplane.client.joined_pages import JoinedPages
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank, Version
 from schemas.jobs import ENDED
-from schemas.messages.client import EventsPage, GetJob, JobDetail, ReadEvents
+from schemas.messages.client import EventsPage, ReadEvents
 from schemas.messages.feed import FeedEvent
 from schemas.messages.logs import LOG, SAMPLES, LogPiece, ReadLog, Stream
 
@@ -29,19 +30,8 @@ class OutputLine(NamedTuple):
     text: str  # without its newline
 
 
-class StreamPages(ClusterConnection):
+class StreamPages(JoinedPages):
     """Feed events, output and sample records as they come, many in one page."""
-
-    async def job(self, job: str) -> JobDetail:
-        """Everything about one job.
-
-        Args:
-            job: its name, as `submit` returned it.
-
-        Raises:
-            UnknownJobError: if there is no such job.
-        """
-        return await self._call(GetJob(job=JobId(job)), JobDetail)
 
     async def event_pages(
         self, from_seq: int, *, follow: bool
@@ -184,7 +174,7 @@ class StreamPages(ClusterConnection):
         """
         cursor, wait_s = 0, LOOK_S
         while True:
-            state = "" if follow else (await self.job(job)).summary.state
+            state = "" if follow else (await self.state(job)).state
             asked = ReadLog(
                 job=JobId(job),
                 stream=stream,

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from controlplane.core.commands import Announce, Command, SendDelta, SendSweepDelta
 from controlplane.core.desired_state import desired
 from controlplane.core.errors import IllegalTransitionError
-from controlplane.core.history_read_model import JobHistories
+from controlplane.core.history_records import GroupConcluded, PhaseChanged, Record
 from controlplane.core.model import job as jobs
 from controlplane.core.model import worker as workers
 from controlplane.core.model.job import Job
@@ -15,26 +15,27 @@ from controlplane.core.model.job_phases import JobStatus, JobTrigger
 from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker, WorkerTrigger
 from controlplane.core.state import State
+from controlplane.core.totals import Totals
 from schemas.ids import JobId, NodeId, Seconds, node_of
+from schemas.messages.agent import GroupFormed
 from schemas.messages.client import Change
 from schemas.messages.feed import Detail, FeedEvent
 from schemas.messages.hopping import SweepDelta
-
-SHOWN_CHANGES = 5  # in an error
 
 
 class HandlerContext:
     """The state and everything that its change makes known."""
 
-    def __init__(self, state: State, histories: JobHistories) -> None:
+    def __init__(self, state: State, totals: Totals) -> None:
         """Work on `state`.
 
         Args:
             state: that handlers decide on and change.
-            histories: that they write, and never read.
+            totals: that they count, and never read.
         """
         self.state = state
-        self.histories = histories
+        self.totals = totals
+        self.records: list[Record] = []  # of what happened, for people
         self.out: list[Command] = []
         self.now = Seconds(0.0)
         self.ask = False  # for a plan, when the input is handled
@@ -44,9 +45,10 @@ class HandlerContext:
         """The next input comes.
 
         Args:
-            now: when, in seconds since the epoch. Commands of the input before are forgotten.
+            now: when, in seconds since the epoch. What the input before led to is forgotten.
         """
         self.out, self.now, self.ask, self.changed_jobs = [], now, False, {}
+        self.records = []
 
     def send_to(self, job: Job, nodes: Iterable[NodeId]) -> None:
         """Send each of `nodes` what it should run of `job` now.
@@ -116,15 +118,10 @@ class HandlerContext:
             detail: numbers for programs, kept in its history.
 
         Raises:
-            IllegalTransitionError: if the arrow is not drawn; its text has the last changes.
+            IllegalTransitionError: if the arrow is not drawn.
         """
         before = job.status.phase
-        try:
-            jobs.advance(job, trigger, status, why, self.now)
-        except IllegalTransitionError as error:
-            latest = self.histories.of(job.job).changes[-SHOWN_CHANGES:]
-            story = "; ".join(f"{change.to_state}: {change.why}" for change in latest)
-            raise IllegalTransitionError(error.who, error.phase, error.happening, story) from None
+        jobs.advance(job, trigger, status, why, self.now)
         job.changed_at = self.state.version
         self.changed_jobs[job.job] = None
         self.state.slot_index.touch(job.job)
@@ -135,7 +132,7 @@ class HandlerContext:
             why=why,
             detail=detail or {},
         )
-        self.histories.phase_changed(job.job, change)
+        self.records.append(PhaseChanged(job=job.job, change=change))
 
     def advance_worker(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
         """Move a worker along its table.
@@ -155,6 +152,52 @@ class HandlerContext:
         if moved:
             self.state.slot_index.touch(job.job)
         return moved
+
+    def hear_worker(self, job: Job, worker: Worker, trigger: WorkerTrigger) -> bool:
+        """Move a worker along its table because it says so itself.
+
+        Args:
+            job: of the worker.
+            worker: it is changed in place, unless it cannot be where it says.
+            trigger: what it reported.
+
+        Returns:
+            False when that is known, or cannot be; what cannot be is announced as ignored.
+        """
+        try:
+            return self.advance_worker(job, worker, trigger)
+        except IllegalTransitionError:
+            self.ignore(job, worker, trigger.value)
+            return False
+
+    def ignore(self, job: Job, worker: Worker, what: str) -> None:
+        """Announce that a worker's report is passed over: it cannot be, where things stand.
+
+        Args:
+            job: of the worker.
+            worker: that reported.
+            what: it reported, in words.
+        """
+        reason = f"it {what}, but the worker is {worker.phase.value} and its job {job.phase.value}"
+        self.announce("worker.report_ignored", job, {**place(worker), "reason": reason})
+
+    def conclude(self, job: Job, outcome: str, formed: GroupFormed | None = None) -> None:
+        """Record what became of the group that was ordered last; the first word counts.
+
+        Args:
+            job: whose group it was; nothing is recorded if it never had one.
+            outcome: formed, abandoned, broken, suspended, or how the job lost it.
+            formed: the report of its last member, for where it goes on from.
+        """
+        if job.version:
+            concluded = GroupConcluded(
+                job=job.job,
+                outcome=outcome,
+                at=self.now,
+                resumed_epoch=formed.epoch if formed else None,
+                resumed_step=formed.step if formed else None,
+            )
+            self.records.append(concluded)
 
     def announce_phase(self, job: Job, detail: Detail | None = None) -> None:
         """Announce which phase `job` came to, and why.

@@ -1,23 +1,34 @@
-"""What happened to jobs: a read model for people, policies and records; no decision looks at it.
+"""What happened to jobs, for people, policies and records: folded from what handlers recorded.
 
-Handlers write it while they decide, so the journal rebuilds it through the same `handle`.
+`JobHistories` holds it in memory: for the simulator and for whoever replays a journal. A controller
+has it in its journal's tables (`journal.job_records`), where no turn touches it.
 """
 
 from __future__ import annotations
 
-from typing import Final
+from bisect import insort
+from collections.abc import Iterable, Iterator
+from typing import Final, NamedTuple, Protocol
 
 import msgspec
 
-from controlplane.core.model.job import SpeedPromise
-from controlplane.core.sweep_read_model import SweepHistory
-from schemas.ids import JobId, NodeId, Seconds, WorkerId
-from schemas.messages.agent import GroupFormed
+from controlplane.core.history_records import (
+    EndPromised,
+    EpochFinished,
+    GroupConcluded,
+    GroupOrdered,
+    JobLeft,
+    OfGroups,
+    PhaseChanged,
+    ProcessStarted,
+    Record,
+    SpeedMeasured,
+)
+from schemas.ids import JobId, NodeId, WorkerId
 from schemas.messages.client import Change, Decision, EpochInfo, PromiseInfo, VersionInfo
 
 KEPT_EPOCHS: Final = 1000
 KEPT_CHANGES: Final = 500
-KEPT_GAINS: Final = 1000
 KEPT_PROMISES: Final = 100
 REALISED: Final = "speed_realised"
 
@@ -33,13 +44,28 @@ class JobHistory(msgspec.Struct, kw_only=True):
     promises: list[PromiseInfo] = []  # of its end: the first, and the latest
 
 
+class Past(Protocol):
+    """Whoever knows what happened to jobs."""
+
+    def of(self, job: JobId) -> JobHistory:
+        """The past of `job`; empty if nothing happened to it yet.
+
+        Args:
+            job: may be unknown.
+        """
+
+
+class GroupStory(NamedTuple):
+    """One decision, the group that it ordered, and what became of both."""
+
+    decision: Decision
+    version: VersionInfo | None  # None: it ordered none
+
+
 class JobHistories(msgspec.Struct, kw_only=True):
-    """Every job's past, and what the plans of all of them came to."""
+    """Every job's past, in memory."""
 
     jobs: dict[JobId, JobHistory] = {}
-    plans_taken: int = 0
-    sweeps: dict[JobId, SweepHistory] = {}
-    gains: list[tuple[float, float]] = []  # speed-ups of changes, predicted and realised
 
     def of(self, job: JobId) -> JobHistory:
         """The past of `job`; empty if nothing happened to it yet.
@@ -49,132 +75,97 @@ class JobHistories(msgspec.Struct, kw_only=True):
         """
         return self.jobs.get(job) or JobHistory()
 
-    def sweep_of(self, job: JobId) -> SweepHistory:
-        """The past of the sweep `job`; empty if nothing happened to it yet.
+    def add(self, records: Iterable[Record]) -> None:
+        """Take in what an input led to.
 
         Args:
-            job: may be unknown. What is returned for it is not kept.
+            records: in order. Of changes, decisions and epochs the latest are kept, of promises the
+                first and the latest.
         """
-        return self.sweeps.get(job) or SweepHistory()
+        for record in records:
+            history = self.jobs.get(record.job)
+            if history is None:
+                history = self.jobs[record.job] = JobHistory()
+            _add(history, record)
 
-    def sweep(self, job: JobId) -> SweepHistory:
-        """The past of the sweep `job`, to be written to.
 
-        Args:
-            job: that is a sweep.
-        """
-        return self.sweeps.setdefault(job, SweepHistory())
+def _add(history: JobHistory, record: Record) -> None:
+    match record:
+        case PhaseChanged(change=change):
+            history.changes.append(change)
+            del history.changes[:-KEPT_CHANGES]
+        case EpochFinished(epoch=epoch):
+            insort(history.epochs, epoch, key=lambda info: info.epoch)
+            del history.epochs[:-KEPT_EPOCHS]
+        case EndPromised(promise=promise):
+            history.promises.append(promise)
+            del history.promises[1:-KEPT_PROMISES]
+        case ProcessStarted(worker=worker, node=node):
+            history.processes[worker] = node
+        case JobLeft():
+            pass  # its past stays
+        case _:
+            _add_to_groups(history, record)
 
-    def phase_changed(self, job: JobId, change: Change) -> None:
-        """A job moved along its table.
 
-        Args:
-            job: that moved.
-            change: from where to where, when and why; the latest `KEPT_CHANGES` are kept.
-        """
-        history = self._open(job)
-        history.changes.append(change)
-        del history.changes[:-KEPT_CHANGES]
-
-    def group_ordered(self, job: JobId, decision: Decision, version: VersionInfo) -> None:
-        """A group was ordered.
-
-        Args:
-            job: that it is for.
-            decision: who decided and why; the latest `KEPT_CHANGES` are kept.
-            version: what the group is, and what it goes on from; all are kept.
-        """
-        history = self._open(job)
-        history.decisions.append(decision)
-        del history.decisions[:-KEPT_CHANGES]
-        history.versions.append(version)
-
-    def decided(self, job: JobId, decision: Decision) -> None:
-        """Something was decided that orders no group.
-
-        Args:
-            job: that it is about.
-            decision: who decided and why.
-        """
-        history = self._open(job)
-        history.decisions.append(decision)
-        del history.decisions[:-KEPT_CHANGES]
-
-    def end_promised(self, job: JobId, promise: PromiseInfo) -> None:
-        """Its policy said by when a job will be done.
-
-        Args:
-            job: that it is about.
-            promise: the first is always kept, and the latest `KEPT_PROMISES` of the others.
-        """
-        promises = self._open(job).promises
-        promises.append(promise)
-        del promises[1:-KEPT_PROMISES]
-
-    def group_concluded(
-        self, job: JobId, outcome: str, now: Seconds, formed: GroupFormed | None = None
-    ) -> None:
-        """It is known what became of the group that was ordered last; the first word counts.
-
-        Args:
-            job: whose group it was.
-            outcome: formed, abandoned, broken, suspended, or how the job lost it.
-            now: when.
-            formed: the report of its last member, for where it goes on from.
-        """
-        history = self._open(job)
-        if not history.versions or history.versions[-1].outcome:
+def _add_to_groups(history: JobHistory, record: OfGroups) -> None:
+    decisions, versions = history.decisions, history.versions
+    if isinstance(record, GroupConcluded | SpeedMeasured):
+        if not decisions:
             return
-        last = history.versions[-1]
-        took_s = now - last.time
-        last = msgspec.structs.replace(last, outcome=outcome, took_s=took_s)
-        if formed is not None:
-            last = msgspec.structs.replace(
-                last, resumed_epoch=formed.epoch, resumed_step=formed.step
-            )
-        history.versions[-1] = last
-        decided = history.decisions[-1] if history.decisions else None
-        if decided is not None and decided.version == last.version:
-            history.decisions[-1] = msgspec.structs.replace(decided, outcome=outcome, took_s=took_s)
+        decided = decisions[-1]
+        version = versions[-1] if versions and versions[-1].version == decided.version else None
+        decisions[-1], after = followed(GroupStory(decided, version), record)
+        if after is not None:
+            versions[-1] = after
+        return
+    decisions.append(record.decision)
+    del decisions[:-KEPT_CHANGES]
+    if isinstance(record, GroupOrdered):
+        versions.append(record.version)
 
-    def epoch_finished(self, job: JobId, epoch: EpochInfo) -> None:
-        """A job finished an epoch.
 
-        Args:
-            job: that trained it.
-            epoch: what came of it; the latest `KEPT_EPOCHS` are kept.
-        """
-        history = self._open(job)
-        history.epochs.append(epoch)
-        del history.epochs[:-KEPT_EPOCHS]
+def stories(records: Iterable[tuple[int, OfGroups]]) -> Iterator[tuple[int, GroupStory]]:
+    """Decisions with what became of them, from their records.
 
-    def process_started(self, job: JobId, worker: WorkerId, node: NodeId) -> None:
-        """A process exists.
+    Args:
+        records: in order, each with its position. What is said of a decision before the first is
+            passed over.
 
-        Args:
-            job: that it works for.
-            worker: the name of the process.
-            node: where it is.
-        """
-        self._open(job).processes[worker] = node
+    Yields:
+        Each with the position at which it was decided.
+    """
+    at, story = 0, None
+    for position, record in records:
+        if isinstance(record, GroupConcluded | SpeedMeasured):
+            if story is not None:
+                story = followed(story, record)
+            continue
+        if story is not None:
+            yield at, story
+        version = record.version if isinstance(record, GroupOrdered) else None
+        at, story = position, GroupStory(record.decision, version)
+    if story is not None:
+        yield at, story
 
-    def speed_measured(self, job: JobId, promise: SpeedPromise, samples_per_s: float) -> None:
-        """The first whole epoch of a group is held against the speed that its policy expected.
 
-        Args:
-            job: that changed.
-            promise: what its policy expected.
-            samples_per_s: what it got, mean over the epoch.
-        """
-        history = self._open(job)
-        last = history.decisions[-1]
-        numbers = {**last.numbers, REALISED: samples_per_s}
-        history.decisions[-1] = msgspec.structs.replace(last, numbers=numbers)
-        self.gains.append((promise.then / promise.now, samples_per_s / promise.now))
-        del self.gains[:-KEPT_GAINS]
+def followed(story: GroupStory, record: GroupConcluded | SpeedMeasured) -> GroupStory:
+    """A decision, and one thing more that became of it.
 
-    def _open(self, job: JobId) -> JobHistory:
-        history = self.jobs.get(job)
-        if history is None:
-            history = self.jobs[job] = JobHistory()
-        return history
+    Args:
+        story: so far.
+        record: what came next. Of outcomes the first counts.
+    """
+    decision, version = story
+    if isinstance(record, SpeedMeasured):
+        numbers = {**decision.numbers, REALISED: record.samples_per_s}
+        return GroupStory(msgspec.structs.replace(decision, numbers=numbers), version)
+    if version is None or version.outcome:
+        return story
+    said = {"outcome": record.outcome, "took_s": record.at - version.time}
+    if record.resumed_epoch is not None and record.resumed_step is not None:
+        resumed = {"resumed_epoch": record.resumed_epoch, "resumed_step": record.resumed_step}
+        version = msgspec.structs.replace(version, **resumed)
+    return GroupStory(
+        msgspec.structs.replace(decision, **said), msgspec.structs.replace(version, **said)
+    )

@@ -18,6 +18,7 @@ class ControllerStarted(Message, tag="core.controller_started.1"):
 
     term: Term
     release: str
+    ended_leave: bool = False  # jobs that have ended leave the state; former releases kept them
 
 
 class JobSubmitted(Message, tag="core.job_submitted.1"):
@@ -43,6 +44,7 @@ class NodeGreeted(Message, tag="core.node_greeted.1"):
     boot: BootId
     spec: NodeSpec
     workers: tuple[WorkerSeen, ...]
+    problems: tuple[str, ...] = ()  # that keep it from starting workers
 
 
 class NodeHeard(Message, tag="core.node_heard.1"):
@@ -147,6 +149,34 @@ class SweepChangeRequested(Message, tag="core.sweep_change_requested.1"):
     key: str  # of the request; a second one with it does nothing
 
 
+class DrainRequested(Message, tag="core.drain_requested.1"):
+    """An operator empties a node."""
+
+    node: NodeId
+    user: str
+    reason: str
+    within_s: float | None  # then what remains is stopped; None: it may take as long as it takes
+
+
+class UndrainRequested(Message, tag="core.undrain_requested.1"):
+    """An operator gives a node back."""
+
+    node: NodeId
+    user: str
+
+
+class DrainExpired(Message, tag="core.drain_expired.1"):
+    """A node that is drained was to be empty by now."""
+
+    node: NodeId
+
+
+class DrainDue(Message, tag="core.drain_due.1"):
+    """A job on a node that is drained may be changed again."""
+
+    node: NodeId
+
+
 class CommitsResumed(Message, tag="core.commits_resumed.1"):
     """Inputs become durable again, after a time in which there was no room for them."""
 
@@ -182,6 +212,10 @@ Input = (
     | OverrideDue
     | UnitExpired
     | SweepChangeRequested
+    | DrainRequested
+    | UndrainRequested
+    | DrainExpired
+    | DrainDue
     | InputSkipped
     | CommitsResumed
 )

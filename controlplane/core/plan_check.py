@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from controlplane.core.bad_nodes import around_bad_nodes
 from controlplane.core.model.batch_limit import batch_limit, local_limit
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import HOLDING, Phase, Running
-from controlplane.core.model.node import NodePhase
 from controlplane.core.model.swap import Swap
 from controlplane.core.state import State
 from controlplane.core.swap_plan import Mover, swaps_among
@@ -47,6 +47,9 @@ class Verdict:
 def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) -> Plan:
     """The part of `plan` that changes something now; a job that should stop says so with `{}`.
 
+    What is proposed on a node where the job's workers died is moved to another one here, before
+    the plan becomes an input: the history has where it went.
+
     Args:
         plan: complete: a running job that it leaves out should stop.
         state: of the cluster.
@@ -54,7 +57,8 @@ def difference(plan: Plan, state: State, now: Seconds, *, whole: bool = True) ->
         whole: whether `plan` is complete; else it says nothing of jobs that it leaves out.
     """
     verdict = check(complete(plan, state) if whole else plan, state, now)
-    placed = {move.job: dict(move.local_batch) for move in verdict.moves}
+    traded = {slot for swap in verdict.swaps for slot in swap.slots()}
+    placed = around_bad_nodes({m.job: m.local_batch for m in verdict.moves}, state, traded)
     for swap in verdict.swaps:
         placed |= swap.targets
     return Plan(
@@ -164,7 +168,7 @@ class _Slots:
         starts = job.group is None
         for slot in new:
             node = self._nodes.get(slot)
-            if node is None or node.phase is not NodePhase.UP:
+            if node is None or not node.usable:
                 return f"slot {slot} is not there any more"
             if slot in self._promised:
                 return f"slot {slot} is kept for jobs that trade places"
@@ -180,7 +184,7 @@ class _Slots:
     def is_free(self, slot: SlotId) -> bool:
         """Whether nobody has it or takes it, and its node is up."""
         node = self._nodes.get(slot)
-        if node is None or node.phase is not NodePhase.UP or slot in self._promised:
+        if node is None or not node.usable or slot in self._promised:
             return False
         return slot not in self._taken and not self._held(slot)
 

@@ -2,46 +2,55 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterable
 from typing import Final
 
-from controlplane.core.history_read_model import REALISED, JobHistories
-from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import ENDED, Phase
+from controlplane.core.history_read_model import REALISED, Past
+from controlplane.core.history_records import EpochFinished, PhaseChanged, Record, SpeedMeasured
+from controlplane.core.model.job import CORRECTION, Job
+from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.noise_scale import first_noise_scale
 from controlplane.core.model.pass_times import believable_passes, believable_steps
 from controlplane.core.model.worker_usage import believable_bytes, believable_cores
 from controlplane.core.state import State
 from controlplane.policy.api import EpochSeen, GainSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import Seconds, node_of
+from schemas.jobs import ENDED
 from schemas.messages.agent import StepsReported
 from schemas.messages.client import Decision, EpochInfo
-from schemas.messages.feed import FeedEvent
 
 KEPT_JOBS: Final = 1000  # that a search learns from again when it begins anew
 KEPT_EPOCHS: Final = 50  # of each
-CORRECTION: Final = "correction"  # of a promise, among the numbers of its decision
-ENDINGS: Final = frozenset(f"job.{phase.value}" for phase in ENDED)
 
 
-def of_event(event: FeedEvent, state: State, histories: JobHistories) -> PolicyEvent | None:
-    """What an announcement teaches.
+def of_record(record: Record, state: State) -> PolicyEvent | None:
+    """What a record of the last input teaches.
 
     Args:
-        event: that was announced.
-        state: of the core, then or later.
-        histories: of its jobs.
+        record: of any kind; most teach nothing.
+        state: of the core behind that input.
 
     Returns:
         None if a policy learns nothing from it.
     """
-    job = state.jobs.get(event.job) if event.job is not None else None
+    job = state.jobs.get(record.job)
     if job is None:
         return None
-    if event.event == "job.gain" and (decisions := histories.of(job.job).decisions):
-        return _gain(job, decisions[-1])
-    if event.event == "job.epoch" and (epochs := histories.of(job.job).epochs):
-        return _epoch(job, epochs[-1])
-    return _end(job) if event.event in ENDINGS else None
+    match record:
+        case EpochFinished(epoch=info):
+            return _epoch(job, info)
+        case SpeedMeasured(promise=promise, samples_per_s=speed):
+            return GainSeen(
+                job=job.job,
+                family=job.family,
+                predicted=promise.then / promise.now,
+                realised=speed / promise.now,
+                correction=promise.correction,
+            )
+        case PhaseChanged(change=change) if change.to_state in ENDED:
+            return _end(job)
+    return None
 
 
 def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
@@ -80,19 +89,19 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     )
 
 
-def history(state: State, histories: JobHistories) -> list[tuple[Seconds, PolicyEvent]]:
+def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]]:
     """Everything worth learning again, and when it happened; oldest first.
 
     Args:
-        state: of the core.
-        histories: of its jobs.
+        jobs: to learn from, oldest first; of very many the latest.
+        past: of these.
     """
     found: list[tuple[Seconds, PolicyEvent]] = []
-    for job in list(state.jobs.values())[-KEPT_JOBS:]:
-        epochs = histories.of(job.job).epochs[-KEPT_EPOCHS:]
-        gains = [(one.time, _gain(job, one)) for one in histories.of(job.job).decisions]
+    for job in deque(jobs, maxlen=KEPT_JOBS):
+        history = past.of(job.job)
+        gains = [(one.time, _gain(job, one)) for one in history.decisions]
         found += [(at, gain) for at, gain in gains if gain is not None]
-        found += [(info.time, _epoch(job, info)) for info in epochs]
+        found += [(info.time, _epoch(job, info)) for info in history.epochs[-KEPT_EPOCHS:]]
         if job.ended:
             found.append((job.accounting.since, _end(job)))
     return sorted(found, key=lambda entry: entry[0])

@@ -85,7 +85,7 @@ class ViewBuilder:
                 place = self._places.get(slot)
                 if place is not None:
                     node, was = nodes[slot], self._row[place]
-                    usable = node.phase is NodePhase.UP and not slot_index.is_taken(slot)
+                    usable = node.usable and not slot_index.is_taken(slot)
                     self._row[place] = self._slot(
                         node, slot, was, usable=usable, leaving=slot in leaving
                     )
@@ -103,7 +103,7 @@ class ViewBuilder:
                 continue
             for slot in node.spec.slots:
                 name = slot_id(node.node, slot.index)
-                up = node.phase is NodePhase.UP
+                up = node.usable
                 usable = up and not taken(name) and name not in promised
                 if usable and held > 0:
                     held, usable = held - 1, False
@@ -121,7 +121,7 @@ class ViewBuilder:
         leaving: bool,
     ) -> SlotView:
         """One view for each way that a slot can be; `what` says what its hardware is."""
-        up = node.phase is NodePhase.UP
+        up = node.usable
         host_cores = node.spec.cores
         key = (name, what.kind, what.model, host_cores, usable, leaving, up)
         known = self._slots.get(key)

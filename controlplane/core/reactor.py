@@ -8,6 +8,8 @@ from typing import Any, Final
 from controlplane.core.commands import AskForPlan, Command
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import (
+    departures,
+    drains,
     group_recovery,
     group_start,
     nodes,
@@ -19,11 +21,14 @@ from controlplane.core.handlers import (
     sweeps,
     worker_reports,
 )
-from controlplane.core.history_read_model import JobHistories
+from controlplane.core.history_records import Record
 from controlplane.core.inputs import (
     CancelRequested,
     CommitsResumed,
     ControllerStarted,
+    DrainDue,
+    DrainExpired,
+    DrainRequested,
     Input,
     InputSkipped,
     JobSubmitted,
@@ -40,10 +45,12 @@ from controlplane.core.inputs import (
     ResumeRequested,
     StartExpired,
     SweepChangeRequested,
+    UndrainRequested,
     UnitExpired,
 )
 from controlplane.core.policy_view import ViewBuilder
 from controlplane.core.state import State
+from controlplane.core.totals import Totals
 from controlplane.policy.api import ClusterView
 from schemas.ids import Seconds
 
@@ -65,6 +72,10 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
     PauseRequested: overrides.on_pause_requested,
     ResumeRequested: overrides.on_resume_requested,
     OverrideDue: overrides.on_override_due,
+    DrainRequested: drains.on_drain_requested,
+    UndrainRequested: drains.on_undrain_requested,
+    DrainExpired: drains.on_drain_expired,
+    DrainDue: drains.on_drain_due,
     UnitExpired: sweeps.on_unit_expired,
     SweepChangeRequested: sweep_changes.on_sweep_change_requested,
 }
@@ -73,11 +84,23 @@ HANDLERS: Final[Mapping[type, Callable[[HandlerContext, Any], None]]] = {
 class Reactor:
     """Owns the cluster's state; `handle` is the only way to change it."""
 
-    def __init__(self) -> None:
-        self.state = State()
-        self.histories = JobHistories()  # for people: nothing here looks at it
-        self._ctx = HandlerContext(self.state, self.histories)
+    def __init__(self, state: State | None = None, totals: Totals | None = None) -> None:
+        """Go on from `state`.
+
+        Args:
+            state: as an earlier reactor left it; None: nothing happened yet.
+            totals: that go with it.
+        """
+        self.state = State() if state is None else state
+        # For people: nothing here looks at it.
+        self.totals = Totals() if totals is None else totals
+        self._ctx = HandlerContext(self.state, self.totals)
         self._views = ViewBuilder(self.state)
+
+    @property
+    def records(self) -> list[Record]:
+        """What the last input did, for the history of jobs."""
+        return self._ctx.records
 
     def view(self) -> ClusterView:
         """What a policy may see now."""
@@ -100,13 +123,18 @@ class Reactor:
         ctx = self._ctx
         ctx.begin(now)
         self.state.version += 1
+        if self.state.leaving:
+            departures.leave(ctx)
         HANDLERS[type(event)](ctx, event)
         if self.state.swaps:
             swaps.reconcile_all(ctx)
         if self.state.overrides:
             overrides.reconcile_all(ctx)
+        if self.state.draining:
+            drains.reconcile_all(ctx)
         if self.state.sweeps:
-            sweeps.reconcile_all(ctx)
+            sweeps.reconcile(ctx, event)
+        self.state.slot_index.keep_up()  # whoever asks later changes nothing by that
         self._views.touch(ctx.changed_jobs)
         if ctx.ask:
             ctx.out.append(AskForPlan())
@@ -129,4 +157,4 @@ class Reactor:
             for name in state.overrides
             if 0 < state.jobs[name].attempts.change_at <= now
         ]
-        return [*passed, *again, *sweeps.late(state, now)]
+        return [*passed, *again, *drains.due(state, now), *sweeps.late(state, now)]

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import ChainMap
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import count
+from typing import TypeVar
 from weakref import WeakSet
 
 from controlplane.core.model.job import Job
-from controlplane.core.model.node import Node, NodePhase
+from controlplane.core.model.node import Node
 from controlplane.core.model.worker import Worker, WorkerPhase
 from schemas.ids import JobId, NodeId, SlotId, WorkerId, node_of, slot_id
+from schemas.nodes import NodeSpec
 
+K = TypeVar("K")
+V = TypeVar("V")
 _GOING = frozenset({WorkerPhase.RETIRING, WorkerPhase.LEAVING})
 
 
@@ -37,12 +43,23 @@ class JobSlots:
         return (*self.owned, *(worker.slot for worker in self.reserved))
 
 
+@dataclass(frozen=True, slots=True)
+class IndexOrder:
+    """In which order an index came to know its entries: some decisions follow it."""
+
+    slots: list[SlotId] = field(default_factory=list)
+    owned: list[SlotId] = field(default_factory=list)
+    reserved: list[SlotId] = field(default_factory=list)
+    releasing: list[SlotId] = field(default_factory=list)
+    allocations: list[JobId] = field(default_factory=list)
+
+
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class DirtySlots:
     """What changed since its reader last looked; it empties this itself."""
 
     slots: dict[SlotId, None] = field(default_factory=dict)
-    everything: bool = True  # nodes came, went or changed
+    everything: bool = True  # nodes came, went or have other hardware
 
 
 class SlotIndex:
@@ -80,7 +97,12 @@ class SlotIndex:
         self._dirty: dict[JobId, None] = dict.fromkeys(jobs_with_processes)
         self._foreign_of: dict[NodeId, dict[SlotId, JobId]] = {}  # slots of unknown processes
         self._nodes: dict[NodeId, None] = dict.fromkeys(nodes)  # to be looked at again
+        self._specs: dict[NodeId, NodeSpec] = {}  # of which `_slots` are
         self._jobs_on: dict[NodeId, dict[JobId, None]] = {}
+        self._begun = dict(
+            zip(jobs_with_processes, count(), strict=False)
+        )  # when each got its first process
+        self._next = count(len(self._begun))
         self._readers: WeakSet[DirtySlots] = WeakSet()
 
     # --- what happens
@@ -93,17 +115,25 @@ class SlotIndex:
         """
         self._dirty[job] = None
 
-    def touch_node(self, node: NodeId) -> None:
-        """A node came, changed its phase, or what strange processes it has.
+    def job_begins(self, job: JobId) -> None:
+        """A job gets processes; `jobs_on` names it behind those that had some before.
 
         Args:
-            node: its slots are looked at again, and all readers look at everything.
+            job: that is among the jobs with processes from now on; nothing happens if it was.
+        """
+        if job not in self._jobs_with_processes:
+            self._begun[job] = next(self._next)
+
+    def touch_node(self, node: NodeId) -> None:
+        """A node came, changed its phase, its hardware, or what strange processes it has.
+
+        Args:
+            node: its slots are looked at again, and by all readers, too.
         """
         self._nodes[node] = None
-        self.touch_phases()
 
-    def touch_phases(self) -> None:
-        """Nodes are up that were not, or the other way round."""
+    def touch_row(self) -> None:
+        """Nodes are lost that were not, or the other way round: readers look at everything."""
         for reader in self._readers:
             reader.everything = True
 
@@ -118,7 +148,7 @@ class SlotIndex:
     def owners(self) -> Mapping[SlotId, JobId]:
         """Who owns each slot that has an owner."""
         self._sync()
-        return self._owner | self._foreign if self._foreign else self._owner
+        return ChainMap(self._foreign, self._owner) if self._foreign else self._owner
 
     def reservations(self) -> Mapping[SlotId, tuple[Job, Worker]]:
         """Who is prepared beside the owner of a slot, to have it next."""
@@ -135,16 +165,14 @@ class SlotIndex:
             slot: job
             for slot, job in self._releasing.items()
             if slot not in self._reservation and slot in self._slots
-            and self._slots[slot].phase is NodePhase.UP
+            and self._slots[slot].usable
         }  # fmt: skip
 
     def available(self) -> AvailableSlots:
         """Slots that nobody has or reserves, and those that somebody leaves already."""
         releasing = self.releasing()
         free = [
-            slot
-            for slot, node in self._slots.items()
-            if node.phase is NodePhase.UP and not self.is_taken(slot)
+            slot for slot, node in self._slots.items() if node.usable and not self.is_taken(slot)
         ]
         return AvailableSlots(free, releasing)
 
@@ -165,10 +193,8 @@ class SlotIndex:
             node: may be unknown; it has no jobs then.
         """
         self._sync()
-        here = self._jobs_on.get(node)
-        return (
-            [self._jobs[name] for name in self._jobs_with_processes if name in here] if here else []
-        )
+        here = sorted(self._jobs_on.get(node, ()), key=self._begun.__getitem__)
+        return [self._jobs[name] for name in here]
 
     def workers_on(self, node: NodeId) -> list[tuple[Job, Worker]]:
         """Every process that may exist on `node`, and its job.
@@ -191,7 +217,37 @@ class SlotIndex:
         """
         return slot in self._owner or slot in self._reservation or slot in self._foreign
 
+    # --- one index in the place of another
+
+    def order(self) -> IndexOrder:
+        """The order of its entries, for an index that takes its place."""
+        self._sync()
+        return IndexOrder(
+            slots=list(self._slots),
+            owned=list(self._owner),
+            reserved=list(self._reservation),
+            releasing=list(self._releasing),
+            allocations=list(self._allocations),
+        )
+
+    def arrange(self, order: IndexOrder) -> None:
+        """Take the place of an index over the same jobs and nodes.
+
+        Args:
+            order: of its entries. Those that are not here are left out.
+        """
+        self._sync()
+        _arrange(self._slots, order.slots)
+        _arrange(self._owner, order.owned)
+        _arrange(self._reservation, order.reserved)
+        _arrange(self._releasing, order.releasing)
+        _arrange(self._allocations, order.allocations)
+
     # --- keeping it
+
+    def keep_up(self) -> None:
+        """Look at what was touched, so that it is known in the order of the inputs."""
+        self._sync()
 
     def _sync(self) -> None:
         if self._nodes:
@@ -211,6 +267,12 @@ class SlotIndex:
                 del self._slots[removed]
             self._slots_of[name] = slots
             self._slots.update(slots)
+            if node.spec == self._specs.get(name):
+                for reader in self._readers:
+                    reader.slots |= dict.fromkeys(slots)
+            else:
+                self._specs[name] = node.spec
+                self.touch_row()
             self._foreign_of.pop(name, None)
             if node.foreign:
                 self._foreign_of[name] = {
@@ -225,6 +287,8 @@ class SlotIndex:
         was = self._parts.get(name, _NONE)
         job = self._jobs.get(name) if name in self._jobs_with_processes else None
         part = slots_of_job(job) if job is not None else _NONE
+        if job is None:
+            self._begun.pop(name, None)
         if part == was:
             return
         self._take_out(name, was)
@@ -264,6 +328,12 @@ class SlotIndex:
 
 
 _NONE = JobSlots()
+
+
+def _arrange(entries: dict[K, V], order: Iterable[K]) -> None:
+    for key in order:
+        if key in entries:
+            entries[key] = entries.pop(key)
 
 
 def _lives(worker: Worker) -> bool:

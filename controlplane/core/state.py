@@ -14,7 +14,7 @@ from controlplane.core.model.swap import Swap
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.slot_index import SlotIndex
 from schemas.errors import UnknownJobError
-from schemas.ids import JobId, NodeId, Term
+from schemas.ids import JobId, NodeId, Term, Version
 
 
 class State(msgspec.Struct, kw_only=True, dict=True):
@@ -29,17 +29,22 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     jobs_with_processes: dict[JobId, None] = {}  # those with a process that may still exist
     nodes: dict[NodeId, Node] = {}
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
+    left_keys: dict[str, JobId] = {}  # of jobs that left, the latest
+    ended_leave: bool = False  # jobs that have ended leave, when nothing of them lives
+    leaving: dict[JobId, None] = {}  # with the next input
+    left: dict[JobId, Version] = {}  # the latest: nodes that come back hear of them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
     sweeps: dict[JobId, None] = {}  # those that go on, or that some node has to hear of
     ended_sweeps: dict[JobId, None] = {}  # the latest: nodes that come back hear of them
+    draining: dict[NodeId, None] = {}  # nodes with a `drain`
     swaps: list[Swap] = []  # of running jobs that trade slots just now
 
     def job(self, job: JobId) -> Job:
         """The job of that name.
 
         Args:
-            job: its id; jobs that have ended are found, too.
+            job: its id; those that have left are not found.
 
         Raises:
             UnknownJobError: if there is none.

@@ -1,4 +1,4 @@
-"""The SQLite file of a journal: made by its writer, opened by its readers."""
+"""The SQLite file of a journal: made and migrated by its writer, opened by its readers."""
 
 from __future__ import annotations
 
@@ -7,14 +7,18 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from controlplane.journal.record import SCHEMA, SCHEMA_VERSION, JournalError
+from controlplane.journal.record import FIRST_VERSION, SCHEMA, SCHEMA_VERSION, JournalError
 
 BROKEN: Final = "check the disk and the file's owner"
 WHERE: Final = "name the file journal.sqlite in a controller's state folder"
+UNCHECKED: Final = "unchecked_inputs"  # up to which input rows have no checksum
+UNCHECKED_FEED: Final = "unchecked_feed"
+TERM_FLOOR: Final = "term_floor"  # of a copy: nodes have heard of terms that it does not know
+FREED: Final = "INCREMENTAL"  # pages that were freed are given back piece by piece
 
 
 def open_for_writing(path: Path) -> sqlite3.Connection:
-    """Open the database of a journal, made if there is none.
+    """Open the database of a journal, made if there is none, migrated if an older release made it.
 
     Args:
         path: of the SQLite file.
@@ -23,18 +27,53 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         A connection of its own, to be used by one thread at a time.
 
     Raises:
-        JournalError: if it cannot be opened, or a release with another schema wrote it.
+        JournalError: if it cannot be opened, or has a schema that this release cannot read.
     """
     try:
         database = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        database.execute(f"PRAGMA auto_vacuum={FREED}")  # of a new file only
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
-        database.executescript(SCHEMA)
-        insert = "INSERT OR IGNORE INTO meta VALUES ('schema', ?)"
-        database.execute(insert, (str(SCHEMA_VERSION),))
+        migrate(database)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}", BROKEN) from None
-    return _of_this_release(path, database)
+    return _readable(path, database, {SCHEMA_VERSION})
+
+
+def migrate(database: sqlite3.Connection) -> None:
+    """Bring a journal to the present schema, in one transaction: all of it or nothing.
+
+    Rows that were written without a checksum stay without one; `meta` says up to where.
+
+    Args:
+        database: of a journal, or an empty one. One that cannot be migrated is left alone.
+
+    Raises:
+        sqlite3.Error: and nothing was changed.
+    """
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        tables = {row[0] for row in database.execute("SELECT name FROM sqlite_schema")}
+        found = schema_of(database) if "meta" in tables else ""
+        if found in {"", str(FIRST_VERSION), str(SCHEMA_VERSION)}:
+            if found == str(FIRST_VERSION):
+                _add_checksums(database)
+            for statement in SCHEMA.split(";"):
+                database.execute(statement)
+            insert = "INSERT OR REPLACE INTO meta VALUES ('schema', ?)"
+            database.execute(insert, (str(SCHEMA_VERSION),))
+        database.execute("COMMIT")
+    except sqlite3.Error:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+
+
+def _add_checksums(database: sqlite3.Connection) -> None:
+    for table, number, key in (("inputs", "id", UNCHECKED), ("feed", "seq", UNCHECKED_FEED)):
+        database.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER")
+        insert = f"INSERT INTO meta SELECT ?, ifnull(max({number}), 0) FROM {table}"  # noqa: S608
+        database.execute(insert, (key,))
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -47,7 +86,8 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         A connection of its own, to be used by one thread at a time.
 
     Raises:
-        JournalError: if it is not there, is no journal, or a release with another schema wrote it.
+        JournalError: if it is not there, is no journal, or has a schema that this release cannot
+            read.
     """
     if not path.is_file():
         raise JournalError(f"{path}: there is no such file", WHERE)
@@ -56,21 +96,46 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         database = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}", BROKEN) from None
-    return _of_this_release(path, database)
+    return _readable(path, database, set(range(FIRST_VERSION, SCHEMA_VERSION + 1)))
 
 
-def _of_this_release(path: Path, database: sqlite3.Connection) -> sqlite3.Connection:
+def schema_of(database: sqlite3.Connection) -> str:
+    """The number of the schema that a journal has, as it is written down.
+
+    Args:
+        database: with the table `meta`.
+
+    Raises:
+        sqlite3.Error: if it is no journal.
+    """
+    return meta(database, "schema") or "unknown"
+
+
+def meta(database: sqlite3.Connection, key: str) -> str:
+    """What the journal says of itself under `key`; empty: nothing.
+
+    Args:
+        database: of a journal.
+        key: in the table `meta`.
+
+    Raises:
+        sqlite3.Error: if it is no journal.
+    """
+    row = database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+    return str(row[0]) if row else ""
+
+
+def _readable(path: Path, database: sqlite3.Connection, schemas: set[int]) -> sqlite3.Connection:
     try:
-        row = database.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()
+        found = schema_of(database)
     except sqlite3.Error as error:
         database.close()
         raise JournalError(f"{path}: {error}", f"{BROKEN}, or {WHERE}") from None
-    found = row[0] if row else "unknown"
-    if found != str(SCHEMA_VERSION):
+    if found not in {str(number) for number in schemas}:
         database.close()
         remedy = (
-            f"this release reads schema {SCHEMA_VERSION}: let its jobs end under the release that "
-            "wrote it, move the file away, and start with a new one"
+            f"this release reads schemas {FIRST_VERSION} to {SCHEMA_VERSION}: use the release that "
+            "wrote it, or let its jobs end there, move the file away, and start with a new one"
         )
         raise JournalError(f"{path} is of schema {found}", remedy)
     return database

@@ -1,19 +1,46 @@
-"""Records to core state, through the same `handle` that made them."""
+"""Records to core state: a snapshot if there is a good one, and what came since, by `handle`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple
 
+from controlplane.core.history_records import Record
 from controlplane.core.inputs import Input
 from controlplane.core.reactor import Reactor
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import JournalError
+from controlplane.journal.snapshots import Snapshot
+from controlplane.journal.state_image import FORMAT, reactor_from
 from schemas.ids import Seconds
 
+LOST: Final = (
+    "restore a backup (`ones admin restore`), or start the release that wrote the snapshots: "
+    "it reads them"
+)
 
-def replay(inputs: Iterable[tuple[Seconds, Input]]) -> Reactor:
+
+class Replayed(NamedTuple):
+    """What a journal came to."""
+
+    reactor: Reactor
+    last: int  # number of the last input that was taken; 0: none
+    at: Seconds  # the time of that
+    snapshot: int  # number of the last input of the snapshot that it began with; 0: from nothing
+    took_s: float  # for the inputs behind the snapshot
+
+
+def replay(
+    inputs: Iterable[tuple[Seconds, Input]],
+    told: Callable[[Sequence[Record]], None] = lambda _: None,
+) -> Reactor:
     """The reactor as it was after the last of `inputs`; its commands were done or are re-cut.
 
     Args:
         inputs: all of a journal, in order, each with its time in seconds since the epoch.
+        told: called behind each with what it did, for the history of jobs.
 
     Raises:
         CoreError: if `inputs` are none that this release could have taken.
@@ -21,4 +48,83 @@ def replay(inputs: Iterable[tuple[Seconds, Input]]) -> Reactor:
     reactor = Reactor()
     for at, event in inputs:
         reactor.handle(event, at)
+        told(reactor.records)
     return reactor
+
+
+def recover(
+    reader: Reader,
+    warn: Callable[[str], None] = lambda _: None,
+    most: int | None = None,
+) -> Replayed:
+    """The reactor as it was after the last input of a journal, without reading all of it.
+
+    Args:
+        reader: of the journal.
+        warn: told of snapshots that cannot be used.
+        most: no input behind this one; None: all.
+
+    Raises:
+        JournalError: if the journal is damaged, and nothing that is left of it tells the state.
+        CoreError: if its inputs are none that this release could have taken.
+    """
+    newest = [one for one in reader.snapshots() if most is None or one.input <= most]
+    reactor, snapshot, at = _first_good(reader, newest, warn) or _empty(reader)
+    last, began = snapshot, time.perf_counter()
+    for number, when, event in reader.numbered_inputs(snapshot, most):
+        reactor.handle(event, when)
+        last, at = number, when
+    return Replayed(reactor, last, at, snapshot, time.perf_counter() - began)
+
+
+def earliest(reader: Reader) -> tuple[Reactor, int]:
+    """The earliest state that a journal still knows, and the number of the last input in it.
+
+    Args:
+        reader: of the journal.
+
+    Raises:
+        JournalError: if the journal is damaged, and nothing that is left of it tells the state.
+    """
+    if reader.first_and_last()[0] > 1:
+        found = _first_good(reader, reversed(reader.snapshots()), lambda _: None)
+        if found is not None:
+            return found[0], found[1]
+    return _empty(reader)[0], 0
+
+
+def _first_good(
+    reader: Reader, snapshots: Iterable[Snapshot], warn: Callable[[str], None]
+) -> tuple[Reactor, int, Seconds] | None:
+    for snapshot in snapshots:
+        try:
+            return _restored(reader, snapshot), snapshot.input, snapshot.at
+        except JournalError as error:
+            warn(error.message)
+    return None
+
+
+def _empty(reader: Reader) -> tuple[Reactor, int, Seconds]:
+    first, _ = reader.first_and_last()
+    if first > 1:
+        raise JournalError(
+            f"inputs 1 to {first - 1} are not kept, and no snapshot tells the state after them",
+            LOST,
+        )
+    return Reactor(), 0, Seconds(0.0)
+
+
+def _restored(reader: Reader, snapshot: Snapshot) -> Reactor:
+    if snapshot.format != FORMAT:
+        raise JournalError(
+            f"snapshot {snapshot.input} of release {snapshot.release} has format "
+            f"{snapshot.format}, this one reads {FORMAT}",
+            LOST,
+        )
+    body = reader.body_of(snapshot)
+    try:
+        return reactor_from(zlib.decompress(body))
+    except (ValueError, zlib.error) as error:  # msgspec's errors are ValueErrors
+        raise JournalError(
+            f"snapshot {snapshot.input} of release {snapshot.release}: {error}", LOST
+        ) from None

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from controlplane.journal.database import BROKEN, open_for_writing
-from controlplane.journal.record import Entry, JournalError
+from controlplane.journal.ended_jobs import EndedRow
+from controlplane.journal.job_records import RecordRow, insert_rows, rows_of
+from controlplane.journal.record import Entry, JournalError, checksum
 from schemas.codec import encode
 from schemas.ids import Seconds
 
@@ -34,6 +36,15 @@ class _Row(NamedTuple):
     at: Seconds
     body: bytes
     feed: list[tuple[int, bytes]]
+    records: list[RecordRow | EndedRow]
+
+
+Tidy = Callable[[sqlite3.Connection], None]
+_Item = _Row | Tidy
+
+
+def _NOTHING(_: sqlite3.Connection) -> None:  # noqa: N802 - stands for no item
+    """Nothing else is waiting."""
 
 
 class Writer:
@@ -62,7 +73,7 @@ class Writer:
             JournalError: if another process has it, or it cannot be used.
         """
         self._path = path
-        self._lock = _take_lock(path.with_suffix(".lock"))
+        self._lock = take_lock(path.with_suffix(".lock"))
         try:
             self._database = open_for_writing(path)
             self.base = self._last()
@@ -70,12 +81,17 @@ class Writer:
             os.close(self._lock)
             raise
         self._committed, self._failed = committed, failed
-        self._queue: queue.SimpleQueue[_Row | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
         self._count = 0
         self._closing = threading.Event()
         self.stalled = ""
         self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
         self._thread.start()
+
+    @property
+    def durable(self) -> int:
+        """The number of the last input that is durable."""
+        return self.base + self._count
 
     def append(self, entry: Entry) -> None:
         """Queue `entry`; `committed` will be called when it is durable.
@@ -89,7 +105,17 @@ class Writer:
                 (TypeError, OverflowError): nothing was queued.
         """
         feed = [(event.seq, encode(event)) for event in entry.feed]
-        self._queue.put(_Row(entry.at, encode(entry.input), feed))
+        records = rows_of(entry.records)
+        self._queue.put(_Row(entry.at, encode(entry.input), feed, records))
+
+    def between_commits(self, work: Tidy) -> None:
+        """Let the writer's thread do something small with the database when it is its turn.
+
+        Args:
+            work: takes no more than some milliseconds, as commits wait meanwhile. If it finds no
+                room it is given up, and what it did in a transaction is undone.
+        """
+        self._queue.put(work)
 
     def close(self) -> None:
         """Commit what is queued and stop; gives up if the disk does not take it."""
@@ -106,19 +132,39 @@ class Writer:
             self._failed(JournalError(f"{self._path} cannot be written: {error!r}", LOST))
 
     def _commit_all(self) -> None:
-        while (row := self._queue.get()) is not None:
-            batch = [row]
-            last = False
-            while len(batch) < MAX_BATCH and not last:
-                try:
-                    more = self._queue.get_nowait()
-                except queue.Empty:
-                    break
-                last = more is None
-                if more is not None:
-                    batch.append(more)
-            if not self._commit(batch) or last:
+        item = self._queue.get()
+        while item is not None:
+            if not isinstance(item, _Row):
+                self._tidy(item)
+                item = self._queue.get()
+                continue
+            batch, item = self._batch_from(item)
+            if not self._commit(batch):
                 return
+            item = self._queue.get() if item is _NOTHING else item
+
+    def _batch_from(self, first: _Row) -> tuple[list[_Row], _Item | None]:
+        """Rows that wait, and what is behind them."""
+        batch = [first]
+        while len(batch) < MAX_BATCH:
+            try:
+                item = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if not isinstance(item, _Row):
+                return batch, item
+            batch.append(item)
+        return batch, _NOTHING
+
+    def _tidy(self, work: Tidy) -> None:
+        """Do something between two commits; what finds no room is tried again by who asked."""
+        try:
+            work(self._database)
+        except sqlite3.Error as error:
+            if self._database.in_transaction:
+                self._database.execute("ROLLBACK")
+            if not self._passes(error):
+                raise
 
     def _commit(self, batch: list[_Row]) -> bool:
         while True:
@@ -138,15 +184,23 @@ class Writer:
                 return True
 
     def _write(self, batch: list[_Row]) -> None:
-        database, first = self._database, self.base + self._count + 1
+        database, first = self._database, self.durable + 1
         database.execute("BEGIN IMMEDIATE")
         try:
             database.executemany(
-                "INSERT INTO inputs VALUES (?, ?, ?)",
-                [(number, row.at, row.body) for number, row in enumerate(batch, first)],
+                "INSERT INTO inputs VALUES (?, ?, ?, ?)",
+                [
+                    (number, row.at, row.body, checksum(number, row.at, row.body))
+                    for number, row in enumerate(batch, first)
+                ],
             )
             database.executemany(
-                "INSERT INTO feed VALUES (?, ?)", [event for row in batch for event in row.feed]
+                "INSERT INTO feed VALUES (?, ?, ?)",
+                [(seq, body, checksum(seq, 0.0, body)) for row in batch for seq, body in row.feed],
+            )
+            insert_rows(
+                database,
+                ((number, one) for number, row in enumerate(batch, first) for one in row.records),
             )
             database.execute("COMMIT")
         except sqlite3.Error:
@@ -165,7 +219,11 @@ class Writer:
 
     def _last(self) -> int:
         try:
-            (last,) = self._database.execute("SELECT max(id) FROM inputs").fetchone()
+            select = (
+                "SELECT max(ifnull((SELECT max(id) FROM inputs), 0), "
+                "ifnull((SELECT max(input) FROM snapshots), 0))"
+            )
+            (last,) = self._database.execute(select).fetchone()
         except sqlite3.Error as error:
             raise JournalError(f"{self._path}: {error}", BROKEN) from None
         return int(last or 0)
@@ -187,7 +245,18 @@ def _has_no_room(path: Path) -> bool:
     return False
 
 
-def _take_lock(path: Path) -> int:
+def take_lock(path: Path) -> int:
+    """Be the one process that writes a journal.
+
+    Args:
+        path: of the lock's file, made with its folder if it is not there.
+
+    Returns:
+        A file descriptor: closing it gives the lock up.
+
+    Raises:
+        JournalError: if another process has it.
+    """
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import uvloop
 
-from controlplane.service import controller_process, controller_settings
+from controlplane.service import controller_process
 from schemas.errors import OnesError
 from schemas.logging_and_watchdog import configure_logging
 
@@ -20,7 +20,7 @@ def main() -> None:
     path = parser.parse_args().config.resolve()
     configure_logging()
     try:
-        uvloop.run(controller_process.run(controller_settings.load(path), path.parent))
+        uvloop.run(controller_process.run(path))
     except OnesError as error:
         sys.stderr.write(f"ones-controller: {error}\n")
         sys.exit(2)

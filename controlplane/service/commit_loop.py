@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import structlog
 
 from controlplane.core.commands import Announce, Command
+from controlplane.core.history_records import Record
 from controlplane.core.inputs import (
     CommitsResumed,
     ControllerStarted,
@@ -21,17 +22,24 @@ from controlplane.core.inputs import (
     InputSkipped,
     NodeReported,
 )
+from controlplane.core.model.job import Job
+from controlplane.core.reactor import Reactor
+from controlplane.journal.complete_records import complete_records
+from controlplane.journal.job_records import JobRecords
 from controlplane.journal.reader import Reader
 from controlplane.journal.record import Entry, JournalError
-from controlplane.journal.replay import replay
-from controlplane.journal.writer import Writer
-from schemas.errors import UnavailableError
-from schemas.ids import Seconds, Term
+from controlplane.journal.replay import recover
+from controlplane.journal.state_image import copy_of
+from controlplane.journal.take_snapshot import save_state
+from controlplane.journal.writer import Tidy, Writer
+from schemas.errors import UnavailableError, UnknownJobError
+from schemas.ids import JobId, Seconds, Term
 from schemas.logging_and_watchdog import notify
 from schemas.messages.feed import FeedEvent
 
 log = structlog.get_logger("commit_loop")
 Perform = Callable[[Command], None]
+Recorded = Callable[[Record], None]
 DEADLINE_TICK_S: Final = 0.5
 
 
@@ -47,33 +55,72 @@ class _Pending:
     after_effects: Callable[[list[Command]], None] | None
 
 
+class Tail(NamedTuple):
+    """What a restart has to handle again, behind the last snapshot of the state."""
+
+    inputs: int
+    seconds: float  # that it took
+
+
 class CommitLoop:
     """Owns the reactor and its journal.
 
     Inputs are handled at once, in order; their commands wait until the journal has them
     (commit before effect), also in order. Several inputs share one fdatasync.
 
+    `reactor` is ahead of the journal: decisions are made on it. `committed` handles each input when
+    it is durable, just before its effects leave: whatever is told to anybody is read from it.
+
     Args:
-        journal: its file; the state is replayed from it, and it is made if there is none.
+        journal: its file; it is made if there is none. The state is that of its last snapshot and
+            of the inputs since.
         perform: lets one command out.
+        recorded: told what each durable input did, before its commands leave.
 
     Raises:
         JournalError: if the journal cannot be used.
     """
 
-    def __init__(self, journal: Path, perform: Perform) -> None:
+    def __init__(
+        self, journal: Path, perform: Perform, recorded: Recorded = lambda _: None
+    ) -> None:
         self._path = journal
         self._perform = perform
+        self._recorded = recorded
         self._loop = asyncio.get_running_loop()
         self._pending: deque[_Pending] = deque()
+        self._catching_up: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failed: asyncio.Future[JournalError] = self._loop.create_future()
         self._writer = Writer(journal, self._committed, self._gave_up)
-        self._last = self._writer.base  # number of the input that was handled last
         self.reader = Reader(journal)
-        self._last_at = Seconds(0.0)
         self._stall: CommitsResumed | None = None  # to be told when it is over
-        self.reactor = replay(self._history())
+        complete_records(journal, self.reader)
+        found = recover(self.reader, _snapshot_passed_over)
+        self.reactor, self.committed = found.reactor, copy_of(found.reactor)
+        self._last = found.last  # number of the input that was handled last
+        self._last_at = found.at
+        self._torn = False  # an input is handled just now
+        self.tail = Tail(found.last - found.snapshot, found.took_s)
         self._began = max(self._last_at, time.time()) - self._loop.time()
+
+    @property
+    def records(self) -> JobRecords:
+        """The past of jobs, as far as it is durable."""
+        return self.reader.records
+
+    def job(self, name: JobId) -> Job:
+        """A job as it is durable, whether it is in the state or has left it.
+
+        Args:
+            name: of the job.
+
+        Raises:
+            UnknownJobError: if there is none, or it is not kept any more.
+        """
+        found = self.committed.state.jobs.get(name) or self.reader.ended.get(name)
+        if found is None:
+            raise UnknownJobError(name)
+        return found
 
     @property
     def stalled(self) -> str:
@@ -91,10 +138,11 @@ class CommitLoop:
             release: of this program.
 
         Returns:
-            The term: one more than that of the incarnation before.
+            The term: above that of the incarnation before, and of those that the journal does not
+            know because it is a copy that was put back.
         """
-        term = Term(self.reactor.state.term + 1)
-        self.handle(ControllerStarted(term=term, release=release))
+        term = Term(max(self.reactor.state.term + 1, self.reader.term_floor()))
+        self.handle(ControllerStarted(term=term, release=release, ended_leave=True))
         return term
 
     def handle(
@@ -112,20 +160,27 @@ class CommitLoop:
             before_effects: called when it is durable, before its commands are performed.
             after_effects: called with its commands when they have been performed.
         """
-        now = self.now()
+        now, began = self.now(), time.perf_counter()
+        self._torn = True
         try:
             commands = self.reactor.handle(event, now)
-            self._writer.append(Entry(at=now, input=event, feed=_feed(commands)))
+            self._append(event, now, commands)
         except Exception as error:
             log.exception("input skipped", input=type(event).__name__)
-            self.reactor = replay(self._history())
+            self.reactor = self._before()
             event = _skipped(event, error)
             commands = self.reactor.handle(event, now)
-            self._writer.append(Entry(at=now, input=event, feed=_feed(commands)))
-        self._last += 1
+            self._append(event, now, commands)
+        self._torn = False
+        self._last, self._last_at = self._last + 1, now
+        self.tail = Tail(self.tail.inputs + 1, self.tail.seconds + time.perf_counter() - began)
         self._pending.append(
             _Pending(self._last, now, event, commands, before_effects, after_effects)
         )
+
+    def _append(self, event: Input, now: Seconds, commands: list[Command]) -> None:
+        records = tuple(self.reactor.records)
+        self._writer.append(Entry(at=now, input=event, feed=_feed(commands), records=records))
 
     def handle_unless_stalled(
         self, event: Input, after_effects: Callable[[list[Command]], None]
@@ -139,22 +194,60 @@ class CommitLoop:
         Raises:
             UnavailableError: and nothing was changed.
         """
+        self.refuse_while_stalled()
+        self.handle(event, after_effects=after_effects)
+
+    async def caught_up(self) -> None:
+        """Wait until all that was handled by now is durable, and its effects have left.
+
+        Raises:
+            UnavailableError: if nothing can become durable at present.
+        """
+        if self._pending:
+            self.refuse_while_stalled()
+            done: asyncio.Future[None] = self._loop.create_future()
+            self._catching_up.append((self._last, done))
+            await done
+
+    def refuse_while_stalled(self) -> None:
+        """Refuse what has to become durable while nothing can.
+
+        Raises:
+            UnavailableError: saying why.
+        """
         if self.stalled:
             raise UnavailableError(
                 f"the controller cannot write its journal ({self.stalled})",
                 "free space there and submit again; running jobs go on",
             )
-        self.handle(event, after_effects=after_effects)
 
-    def _history(self) -> Iterator[tuple[Seconds, Input]]:
-        """Every input that was taken: those in the journal, then those on their way there."""
-        durable = 0
-        for number, at, event in self.reader.numbered_inputs():
-            durable, self._last_at = number, at
-            yield at, event
+    def between_commits(self, work: Tidy) -> None:
+        """Let the journal's thread do something small with its database between two commits.
+
+        Args:
+            work: as `Writer.between_commits` says.
+        """
+        self._writer.between_commits(work)
+
+    def snapshot_taken(self, number: int) -> None:
+        """The journal has the state after an input: a restart begins there.
+
+        Args:
+            number: of the input.
+        """
+        inputs = max(0, self._last - number)
+        share = inputs / self.tail.inputs if self.tail.inputs else 0.0
+        self.tail = Tail(inputs, self.tail.seconds * share)
+
+    def _before(self) -> Reactor:
+        """What `reactor` was before the present input: a copy of `committed`, and what came since.
+
+        No more is replayed than what is on its way to the journal, however long that is.
+        """
+        reactor = copy_of(self.committed)
         for pending in self._pending:
-            if pending.number > durable:
-                yield pending.at, pending.event
+            reactor.handle(pending.event, pending.at)
+        return reactor
 
     def _committed(self, count: int) -> None:
         self._loop.call_soon_threadsafe(self._release, self._writer.base + count)
@@ -171,12 +264,19 @@ class CommitLoop:
         """Let the effects of all inputs up to `durable` out; one that fails holds up no other."""
         while self._pending and self._pending[0].number <= durable:
             pending = self._pending.popleft()
+            self.committed.handle(pending.event, pending.at)
+            for record in self.committed.records:
+                _do(partial(self._recorded, record))
             if pending.before_effects:
                 _do(pending.before_effects)
             for command in pending.commands:
                 _do(partial(self._perform, command))
             if pending.after_effects:
                 _do(partial(pending.after_effects, pending.commands))
+        while self._catching_up and self._catching_up[0][0] <= durable:
+            _, done = self._catching_up.popleft()
+            if not done.done():
+                done.set_result(None)
 
     async def failure(self) -> JournalError:
         """Wait until nothing can be made durable any more.
@@ -208,9 +308,18 @@ class CommitLoop:
             self._stall = None
 
     def close(self) -> None:
-        """Make what was taken durable, and stop."""
+        """Make what was taken durable, with the state that it came to, and stop."""
         self._writer.close()
         self.reader.close()
+        if self.tail.inputs and not self._torn and self._writer.durable == self._last:
+            try:
+                save_state(self._path, self.reactor, self._last, self._last_at)
+            except JournalError as error:
+                log.warning("no snapshot of the state", why=str(error))
+
+
+def _snapshot_passed_over(why: str) -> None:
+    log.error("a snapshot of the state cannot be used", why=why)
 
 
 def _feed(commands: list[Command]) -> tuple[FeedEvent, ...]:

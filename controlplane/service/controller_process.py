@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import structlog
 
 from controlplane.core import policy_events
@@ -19,15 +21,24 @@ from controlplane.core.commands import (
     SendDelta,
     SendSweepDelta,
 )
-from controlplane.core.history_read_model import JobHistories
+from controlplane.core.history_records import Record
+from controlplane.core.model.job import number_of
 from controlplane.core.state import State
 from controlplane.journal.record import JournalError
+from controlplane.policy.api import PolicyEvent
+from controlplane.service import controller_settings
 from controlplane.service.client_api import replies
 from controlplane.service.client_api.request_server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
-from controlplane.service.controller_settings import ControllerSettings
+from controlplane.service.controller_settings import (
+    ControllerSettings,
+    JournalSettings,
+    Silence,
+)
 from controlplane.service.event_feed import EventFeed
+from controlplane.service.file_keeper import FileKeeper
 from controlplane.service.job_files import JobFiles
+from controlplane.service.journal_keeper import JournalKeeper
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.node_sessions import NodeSessions
@@ -39,23 +50,24 @@ from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
 from schemas.errors import SettingsError
-from schemas.ids import NodeId, Term
-from schemas.link import Identity, Link, Socket, load_authorised, load_keys
+from schemas.ids import NodeId, Seconds, Term
+from schemas.link import HIGH_WATER, Identity, Link, Socket, load_authorised, load_keys
 from schemas.logging_and_watchdog import Audit, notify, watchdog
 from schemas.messages.client import Cluster, SearchInfo
 from schemas.messages.files import ToNode
 from schemas.session import SessionTimings
+from schemas.settings_reload import SettingsReload
 
 log = structlog.get_logger("controller")
+QUEUED_PAGES: Final = 2  # of a follower that does not read, 1 MiB each; one at a time is asked for
 BIND_WAIT_S: Final = 10.0  # a predecessor that was killed may still be closing
 
 
-async def run(settings: ControllerSettings, home: Path) -> None:
-    """Be the controller until a signal asks to stop.
+async def run(path: Path) -> None:
+    """Be the controller until a signal asks to stop; SIGHUP has it read its settings again.
 
     Args:
-        settings: what the settings file says.
-        home: the folder that relative paths in it are relative to.
+        path: of the settings file, absolute; relative paths in it are relative to its folder.
 
     Raises:
         SettingsError: if keys or addresses cannot be used.
@@ -64,13 +76,19 @@ async def run(settings: ControllerSettings, home: Path) -> None:
     stop = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
-    controller = Controller(settings, home)
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _too_early)
+    controller = Controller(controller_settings.load(path), path.parent)
     try:
         await controller.open()
+        controller.settings_of(path).listen()
         await controller.serve(stop)
     finally:
         controller.close()
     log.info("controller stopped", term=controller.term)
+
+
+def _too_early() -> None:
+    log.info("settings are being read at this moment")
 
 
 class Controller:
@@ -98,20 +116,23 @@ class Controller:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._audit = Audit()
         self._link = Link(load_keys(home / settings.keys.server))
-        self._authority = self._link.authority(
-            load_authorised(home / settings.keys.authorised), self._denied
-        )
-        self._commit_loop = CommitLoop(self._folder / "journal.sqlite", self._perform)
+        self._authorised = load_authorised(home / settings.keys.authorised)
+        self._authority = self._link.authority(self._authorised, self._denied)
+        journal = self._folder / "journal.sqlite"
+        self._commit_loop = CommitLoop(journal, self._perform, self._record)
+        self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal)
         self._plans = PlanExchange(self._commit_loop)
         self._planner = self._plans.planner = planner_for(
             settings.policy,
-            history=lambda: policy_events.history(self._state(), self._histories()),
+            history=self._history,
             view_now=self._plans.view_now,
             propose=self._plans.propose,
         )
         self._telemetry = TelemetryTable()
         self._observer = PolicyObserver(self._commit_loop, self._planner, self._telemetry)
-        self._snapshots = SnapshotStore(self._folder / "snapshots", settings.store.snapshot_bytes)
+        store = settings.store
+        self._snapshots = SnapshotStore(self._folder / "snapshots", store.snapshot_bytes)
+        self._logs = LogStore(self._folder / "logs", store.log_bytes_per_job)
 
     # --- its life
 
@@ -140,6 +161,37 @@ class Controller:
             cluster_info=self._cluster_info,
             search_info=self._search_info,
         )
+
+    def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
+        """What takes over those settings that may change while the controller runs.
+
+        Args:
+            path: of the settings file.
+        """
+        safe: dict[str, Callable[[ControllerSettings], None]] = {
+            **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
+            "store.log_bytes_per_job": self._bound_store,
+            "store.snapshot_bytes": self._bound_store,
+            **{
+                f"journal.{name}": lambda fresh: self._journal_keeper.use(fresh.journal)
+                for name in JournalSettings.__struct_fields__
+            },
+        }
+        load = partial(controller_settings.load, path)
+        return SettingsReload(self._settings, load, safe, [self._authorise])
+
+    def _judge_silence(self, settings: ControllerSettings) -> None:
+        self._node_sessions.use(_timings(settings))
+
+    def _bound_store(self, settings: ControllerSettings) -> None:
+        self._logs.max_bytes = settings.store.log_bytes_per_job
+        self._snapshots.max_bytes = settings.store.snapshot_bytes
+
+    def _authorise(self, settings: ControllerSettings) -> None:
+        """Who may connect from now on; open connections stay."""
+        known = load_authorised(self._home / settings.keys.authorised)
+        self._authorised.clear()
+        self._authorised.update(known)
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Run all tasks until `stop` is set.
@@ -184,27 +236,28 @@ class Controller:
     # --- its parts
 
     async def _open_log_relay(self) -> LogRelay:
-        listen, store = self._settings.listen, self._settings.store
+        listen = self._settings.listen
         return LogRelay(
             shippers=await self._bind("ROUTER", listen.shippers),
-            followers=await self._bind("ROUTER", listen.followers),
-            store=LogStore(self._folder / "logs", store.log_bytes_per_job),
+            followers=await self._bind("ROUTER", listen.followers, queued=QUEUED_PAGES),
+            store=self._logs,
             snapshots=self._snapshots,
-            files=JobFiles(state=self._state, ask=self._ask_node),
+            files=JobFiles(state=self._state, job=self._commit_loop.job, ask=self._ask_node),
             state=self._state,
-            histories=self._histories,
+            job=self._commit_loop.job,
+            records=self._commit_loop.records,
             now=self._commit_loop.now,
             audit=self._audit,
         )
 
     async def _open_node_sessions(self) -> NodeSessions:
-        listen, silence = self._settings.listen, self._settings.silence
+        listen = self._settings.listen
         return NodeSessions(
             commit_loop=self._commit_loop,
             orders=await self._bind("ROUTER", listen.agents),
             events=await self._bind("SUB", listen.events),
             term=self.term,
-            timings=SessionTimings(suspect_s=silence.suspect_s, lost_s=silence.lost_s),
+            timings=_timings(self._settings),
             ports=(listen.shippers, listen.events),
             on_steps=self._observer.steps_reported,
             audit=self._audit,
@@ -218,8 +271,14 @@ class Controller:
             self._node_sessions.receive_events(),
             self._node_sessions.watch_silence(),
             self._commit_loop.keep_deadlines(),
+            self._journal_keeper.run(),
+            FileKeeper(self._state, self._logs, self._snapshots, self._settings.store).run(),
             self._planner.run(),
-            metrics.keep(self._state, self._search_info, lambda: bool(self._commit_loop.stalled)),
+            metrics.keep(
+                lambda: self._commit_loop.committed,
+                self._search_info,
+                lambda: bool(self._commit_loop.stalled),
+            ),
             self._feed.admit_subscribers(),
             self._log_relay.serve_shippers(),
             self._log_relay.serve_followers(),
@@ -227,13 +286,13 @@ class Controller:
             watchdog(),
         )
 
-    async def _bind(self, kind: str, port: int) -> Socket:
+    async def _bind(self, kind: str, port: int, *, queued: int = HIGH_WATER) -> Socket:
         address = f"tcp://{self._settings.listen.host}:{port}"
         loop = asyncio.get_running_loop()
         deadline = loop.time() + BIND_WAIT_S
         while True:
             try:
-                return self._link.bind(kind, address)
+                return self._link.bind(kind, address, queued=queued)
             except SettingsError:
                 if loop.time() > deadline:
                     raise
@@ -257,20 +316,25 @@ class Controller:
                 self._feed.publish(event)
                 if event.job:
                     self._log_relay.job_changed(event.job)
-                self._observer.announced(event)
+
+    def _history(self) -> list[tuple[Seconds, PolicyEvent]]:
+        """What a search that begins anew learns from."""
+        left = self._commit_loop.reader.ended.latest(policy_events.KEPT_JOBS)
+        jobs = sorted([*left, *self._state().jobs.values()], key=lambda job: number_of(job.job))
+        return policy_events.history(jobs, self._commit_loop.records)
+
+    def _record(self, record: Record) -> None:
+        self._observer.recorded(record)
 
     def _ask_node(self, node: NodeId, message: ToNode) -> bool:
         return self._node_sessions.ask(node, message)
 
     def _denied(self, key: str) -> None:
-        now = asyncio.get_running_loop().time()
-        self._audit.refused("key", f"{key} is not authorised", now)
+        self._audit.refused("key", f"{key} is not authorised")
 
     def _state(self) -> State:
-        return self._commit_loop.reactor.state
-
-    def _histories(self) -> JobHistories:
-        return self._commit_loop.reactor.histories
+        """Of all that is durable."""
+        return self._commit_loop.committed.state
 
     def _cluster_info(self, who: Identity) -> Cluster:
         return Cluster(
@@ -287,4 +351,8 @@ class Controller:
 
     def _search_info(self) -> SearchInfo:
         policy = self._settings.policy.name
-        return replies.search_info(self._state(), self._histories(), policy, self._planner)
+        return replies.search_info(self._commit_loop.committed.totals, policy, self._planner)
+
+
+def _timings(settings: ControllerSettings) -> SessionTimings:
+    return SessionTimings(**msgspec.structs.asdict(settings.silence))

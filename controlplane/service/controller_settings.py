@@ -4,24 +4,30 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
 from schemas import toml_settings
+
+DAY_S: Final = 86_400.0
+NotNegative = Annotated[float, msgspec.Meta(ge=0)]
+Port = Annotated[int, msgspec.Meta(ge=1, le=65_535)]
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
+Interval = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class Listen(msgspec.Struct, frozen=True, kw_only=True):
     """Where the controller listens; every socket asks for a key."""
 
     host: str = "127.0.0.1"
-    events: int = 7700
-    agents: int = 7701
-    clients: int = 7702
-    feed: int = 7703
-    shippers: int = 7704
-    followers: int = 7705
-    metrics: int = 9464  # HTTP, for Prometheus; 0: none
+    events: Port = 7700
+    agents: Port = 7701
+    clients: Port = 7702
+    feed: Port = 7703
+    shippers: Port = 7704
+    followers: Port = 7705
+    metrics: Annotated[int, msgspec.Meta(ge=0, le=65_535)] = 9464  # HTTP, for Prometheus; 0: none
 
 
 class Keys(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,15 +47,30 @@ class PolicyChoice(msgspec.Struct, frozen=True, kw_only=True):
 class Silence(msgspec.Struct, frozen=True, kw_only=True):
     """When a silent node is suspect and when it is lost, in seconds."""
 
-    suspect_s: float = 6.0
-    lost_s: float = 30.0
+    suspect_s: Interval = 6.0
+    lost_s: Interval = 30.0
+    missed_s: Interval = 5.0  # lost as early, where workers of other nodes miss theirs
 
 
 class Store(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of what is kept."""
 
-    log_bytes_per_job: int = 1 << 30
-    snapshot_bytes: int = 512 << 20
+    log_bytes_per_job: Bytes = 1 << 30
+    snapshot_bytes: Bytes = 512 << 20
+    keep_logs_s: NotNegative = 30 * DAY_S  # behind a job's end
+    keep_logs_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50 << 30  # of all ended jobs
+    keep_archives_s: NotNegative = 30 * DAY_S  # of working directories that no job needs
+    keep_archives_bytes: Annotated[int, msgspec.Meta(ge=0)] = 20 << 30
+
+
+class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the past the journal keeps; docs/operations.md has all of it in one table."""
+
+    snapshot_inputs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # behind the last snapshot
+    keep_inputs_s: NotNegative = 7 * DAY_S
+    keep_events_s: NotNegative = 30 * DAY_S
+    keep_jobs_s: NotNegative = 365 * DAY_S  # jobs that have ended, with their past
+    keep_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 4 << 30  # of the file
 
 
 class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -62,6 +83,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyChoice = PolicyChoice()
     silence: Silence = Silence()
     store: Store = Store()
+    journal: JournalSettings = JournalSettings()
 
 
 def load(path: Path) -> ControllerSettings:

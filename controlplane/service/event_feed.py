@@ -36,8 +36,7 @@ class EventFeed:
             elif frame[:1] == b"\x01" and role in READERS:
                 self._socket.admit(frame[1:])
             else:
-                now = asyncio.get_running_loop().time()
-                self._audit.refused("subscription", f"{incoming.identity} may not read", now)
+                self._audit.refused("subscription", f"{incoming.identity} may not read")
 
     def publish(self, event: FeedEvent) -> None:
         """Send `event` under its job's or node's topic and wake who waits.

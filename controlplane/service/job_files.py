@@ -7,10 +7,11 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
+from controlplane.core.model.job import Job
 from controlplane.core.state import State
 from controlplane.service.role_permissions import WRITERS
 from schemas.errors import DeniedError, UnavailableError, UnknownNodeError, raised
-from schemas.ids import NodeId
+from schemas.ids import JobId, NodeId
 from schemas.link import Identity
 from schemas.messages.files import (
     AskFiles,
@@ -32,14 +33,20 @@ class JobFiles:
     """Questions that are on their way to agents.
 
     Args:
-        state: the core's state now: whose a job is, and which nodes there are.
+        state: the core's state now: which nodes there are.
+        job: any job that there is or was: whose it is.
         ask: sends a question to a node; False if there is no way to it.
     """
 
     def __init__(
-        self, *, state: Callable[[], State], ask: Callable[[NodeId, ToNode], bool]
+        self,
+        *,
+        state: Callable[[], State],
+        job: Callable[[JobId], Job],
+        ask: Callable[[NodeId, ToNode], bool],
     ) -> None:
         self._state = state
+        self._job = job
         self._ask = ask
         self._waiting: dict[str, tuple[NodeId, str, asyncio.Future[FromNode]]] = {}
 
@@ -57,7 +64,7 @@ class JobFiles:
             UnavailableError: if the node does not answer.
             OnesError: what the node says.
         """
-        job = self._state().job(request.job)
+        job = self._job(request.job)
         if who is None or who.role not in WRITERS or (who.role != "admin" and who.name != job.user):
             raise DeniedError(f"the files of {job.job} are {job.user}'s", "ask their owner")
         if request.node not in self._state().nodes:

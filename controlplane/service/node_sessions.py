@@ -9,13 +9,22 @@ from typing import Final
 import structlog
 
 from controlplane.core.commands import SendDelta, SendSweepDelta
-from controlplane.core.inputs import NodeGreeted, NodeHeard, NodeLost, NodeReported, NodeSuspected
-from controlplane.core.model.node import NodePhase
+from controlplane.core.inputs import (
+    NodeGreeted,
+    NodeHeard,
+    NodeLost,
+    NodeReported,
+    NodeSuspected,
+)
+from controlplane.core.model.node import Node, NodePhase
+from controlplane.core.node_evidence import missed_by_peers
+from controlplane.core.state import State
 from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.hello_queue import HelloQueue
 from controlplane.service.role_permissions import NODE
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
 from schemas.errors import OnesError, UnavailableError
-from schemas.ids import NodeId, Seconds, Term
+from schemas.ids import BootId, NodeId, Seconds, Term
 from schemas.link import Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages import files
@@ -31,6 +40,7 @@ from schemas.session import (
 
 log = structlog.get_logger("node_sessions")
 TICK_S: Final = 0.5
+IN_TOUCH: Final = frozenset({NodePhase.UP, NodePhase.SUSPECT})
 STALL_S: Final = 1.0  # a controller that slept longer than this judges nobody for it
 
 
@@ -65,13 +75,25 @@ class NodeSessions:
         self._events = events
         self._term = term
         self._timings = timings
-        self._log_port, self._event_port = ports
+        self._ports = ports
         self._on_steps = on_steps
         self._audit = audit
         self._routes: dict[NodeId, bytes] = {}
         self._sessions: dict[NodeId, ControllerSession] = {}
+        self._hellos = HelloQueue()
+        self._durable: dict[NodeId, tuple[BootId, int]] = {}  # to be acknowledged, all at once
         for node in commit_loop.reactor.state.nodes:
             self._session(node).last_heard = self._now()
+
+    def use(self, timings: SessionTimings) -> None:
+        """Judge silence by other times from now on.
+
+        Args:
+            timings: of every session.
+        """
+        self._timings = timings
+        for session in self._sessions.values():
+            session.timings = timings
 
     # --- tasks
 
@@ -139,26 +161,54 @@ class NodeSessions:
             self._orders.send(route, encode(refusal))
             return
 
-        known = self._commit_loop.reactor.state.nodes.get(hello.node)
+        known = self._node(hello.node)
         if known is not None and hello.boot in known.former:
-            why = f"{hello.node} has another life than {hello.boot} by now"
-            self._audit.refused("hello", why, self._commit_loop.now())
+            why = f"{hello.node} lives on as {known.boot}: {hello.boot} is a former life"
+            self._audit.refused("hello", why)
+            hint = "end this agent, or give it a name and a key of its own"
+            self._orders.send(route, encode(Refused(code="stale_boot", message=why, hint=hint)))
             return
+        session = self._session(hello.node)
+        if known is not None and known.phase in IN_TOUCH and session.says_nothing_new(hello):
+            self._routes[hello.node] = route
+            self._apply(hello.node, session.greeted_again(hello, self._now(), *self._ports))
+            return
+        self._hellos.put(route, hello)
+        self._admit()
+
+    def _admit(self) -> None:
+        """Handle as many hellos as may be under way; the others wait."""
+        while (hello := self._hellos.take()) is not None:
+            self._greet(hello)
+
+    def _greet(self, hello: Hello) -> None:
+        known = self._node(hello.node)
         same = known is not None and known.boot == hello.boot
         committed = known.committed if known is not None and same else 0
+        if hello.events_dropped > committed:
+            log.warning("events are lost: the journal is older than its node", node=hello.node)
+            committed = hello.events_dropped
 
         def welcome() -> None:
-            self._routes[hello.node] = route
+            self._routes[hello.node] = self._hellos.done(hello.node)
+            asyncio.get_running_loop().call_soon(self._admit)
             session = self._session(hello.node)
-            now = self._now()
-            ports = (self._log_port, self._event_port)
-            self._apply(hello.node, session.greeted(hello, committed, now, *ports))
+            outputs = session.greeted(hello, committed, self._now(), *self._ports)
+            self._apply(hello.node, outputs)
 
         log.info("node greeted", node=hello.node, workers=len(hello.workers), boot=hello.boot)
         greeted = NodeGreeted(
-            node=hello.node, boot=hello.boot, spec=hello.spec, workers=hello.workers
+            node=hello.node,
+            boot=hello.boot,
+            spec=hello.spec,
+            workers=hello.workers,
+            problems=hello.problems,
         )
-        self._commit_loop.handle(greeted, before_effects=welcome)
+        try:
+            self._commit_loop.handle(greeted, before_effects=welcome)
+        except BaseException:
+            self._hellos.done(hello.node)
+            raise
 
     def _published(self, numbered: Numbered) -> None:
         session = self._sessions.get(numbered.node)
@@ -209,18 +259,28 @@ class NodeSessions:
         )
 
         def committed() -> None:
-            session = self._sessions[numbered.node]
-            if session.boot == numbered.boot:
-                self._apply(numbered.node, session.committed(numbered.seq))
+            if not self._durable:
+                asyncio.get_running_loop().call_soon(self._acknowledge)
+            self._durable[numbered.node] = (numbered.boot, numbered.seq)
 
         self._commit_loop.handle(reported, before_effects=committed)
 
+    def _acknowledge(self) -> None:
+        """Tell each agent once how far its events are durable, whatever became so together."""
+        durable, self._durable = self._durable, {}
+        for node, (boot, seq) in durable.items():
+            session = self._sessions[node]
+            if session.boot == boot:
+                self._apply(node, session.committed(seq))
+
     def _note_silence(self, node: NodeId, session: ControllerSession, now: Seconds) -> None:
-        known = self._commit_loop.reactor.state.nodes.get(node)
+        known = self._node(node)
         if known is None:
             return
         condition = session.condition(now)
         silent_s = now - session.last_heard
+        if silent_s >= self._timings.missed_s and missed_by_peers(self._state, node):
+            condition = Condition.LOST
         if condition is Condition.LOST and known.phase is not NodePhase.LOST:
             self._commit_loop.handle(NodeLost(node=node, silent_s=silent_s))
         elif condition is Condition.SUSPECT and known.phase in {NodePhase.UP, NodePhase.AWAITED}:
@@ -237,6 +297,13 @@ class NodeSessions:
         """Monotonic: silence has nothing to do with what the wall clock says."""
         return Seconds(asyncio.get_running_loop().time())
 
+    def _node(self, node: NodeId) -> Node | None:
+        return self._state.nodes.get(node)
+
+    @property
+    def _state(self) -> State:
+        return self._commit_loop.reactor.state
+
     def _session(self, node: NodeId) -> ControllerSession:
         return self._sessions.setdefault(node, ControllerSession(node, self._term, self._timings))
 
@@ -245,10 +312,8 @@ class NodeSessions:
         if identity is not None and identity.role == NODE and identity.name == node:
             return True
         why = f"the key of {identity} speaks for node {node!r}"
-        self._audit.refused("message", why, self._commit_loop.now())
+        self._audit.refused("message", why)
         return False
 
     def _refuse(self, incoming: Incoming, error: OnesError) -> None:
-        self._audit.refused(
-            "message", str(error), self._commit_loop.now(), peer=str(incoming.identity)
-        )
+        self._audit.refused("message", str(error), peer=str(incoming.identity))

@@ -12,10 +12,8 @@ from typing import Final
 from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, start_http_server
 from prometheus_client import Counter as Count
 
-from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
-from controlplane.core.state import State
+from controlplane.core.reactor import Reactor
 from schemas.errors import SettingsError
 from schemas.jobs import STATES
 from schemas.messages.client import SearchInfo
@@ -100,33 +98,39 @@ class Metrics:
 
     async def keep(
         self,
-        state: Callable[[], State],
+        core: Callable[[], Reactor],
         search: Callable[[], SearchInfo],
         stalled: Callable[[], bool],
     ) -> None:
         """Write the numbers about once a second, for ever.
 
         Args:
-            state: the core's state now.
+            core: as it is now.
             search: how the scheduler stands now.
             stalled: whether nothing becomes durable.
         """
         while True:
-            self.write(state(), search())
+            self.write(core(), search())
             self._stalled.set(stalled())
             await asyncio.sleep(EVERY_S)
 
-    def write(self, state: State, search: SearchInfo) -> None:
+    def write(self, core: Reactor, search: SearchInfo) -> None:
         """Take the numbers of now.
 
         Args:
-            state: the core's, which is only read.
+            core: which is only read.
             search: how the scheduler stands; a count below that of the last time began anew.
         """
-        states = Counter(job.phase.value for job in state.jobs.values())
+        state, totals = core.state, core.totals
+        living = [state.jobs[name] for name in state.active]
+        states = Counter(job.phase.value for job in living) + Counter(totals.ended)
         for name in STATES:
             self._jobs.labels(name).set(states[name])
-        promises = Counter(outcome for job in state.jobs.values() if (outcome := _promise(job)))
+        promises = {
+            "open": sum(job.promised_end is not None for job in living),
+            "kept": totals.promises_kept,
+            "broken": totals.promises_broken,
+        }
         for outcome in PROMISES:
             self._promises.labels(outcome).set(promises[outcome])
         phases = Counter(node.phase for node in state.nodes.values())
@@ -158,15 +162,6 @@ class Metrics:
             before = self._told.get(name, 0)
             counter.inc(value - before if value >= before else value)
             self._told[name] = value
-
-
-def _promise(job: Job) -> str:
-    """What became of the end that a job was promised; nothing where none was, or it was ended."""
-    if job.promised_end is None or job.phase in {Phase.FAILED, Phase.CANCELLED}:
-        return ""
-    if not job.ended:
-        return "open"
-    return "kept" if job.accounting.since <= job.promised_end.first else "broken"
 
 
 def _or_nan(value: float | None) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import os
 import re
@@ -24,21 +25,39 @@ class SnapshotStore:
 
     def __init__(self, folder: Path, max_bytes: int) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder = folder
-        self._max_bytes = max_bytes
+        self.folder = folder
+        self.max_bytes = max_bytes
+        self._finishing: dict[Path, asyncio.Future[None]] = {}  # parts that are being hashed
         for left_over in folder.glob("*.part"):
             left_over.unlink()
 
     def has(self, digest: str) -> bool:
-        """Whether the whole archive is here.
+        """Whether the whole archive is here; one that is asked for is as good as new.
 
         Args:
             digest: sha256 of the archive, hexadecimal; False for anything else.
         """
-        return bool(DIGEST.fullmatch(digest)) and (self._folder / digest).is_file()
+        if not DIGEST.fullmatch(digest):
+            return False
+        try:
+            os.utime(self.folder / digest)
+        except OSError:
+            return (self.folder / digest).is_file()
+        return True
 
-    def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:
-        """Store a piece.
+    def forget(self, name: str) -> None:
+        """Delete an archive, or a part of one.
+
+        Args:
+            name: of its file; nothing happens if it is not there.
+
+        Raises:
+            OSError: if it cannot be deleted.
+        """
+        (self.folder / name).unlink(missing_ok=True)
+
+    async def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:
+        """Store a piece; the whole is held against its digest in a thread.
 
         Args:
             who: whose piece it is; two who send the same archive do not disturb each other.
@@ -57,12 +76,15 @@ class SnapshotStore:
         """
         if not DIGEST.fullmatch(digest):
             raise BadFieldError("digest is no sha256", "give 64 hexadecimal digits", "digest")
-        if total > self._max_bytes:
-            what = f"the working directory packs to {total} bytes, the bound is {self._max_bytes}"
+        if total > self.max_bytes:
+            what = f"the working directory packs to {total} bytes, the bound is {self.max_bytes}"
             raise TooLargeError(what, "leave data out of it (.onesignore)", "total")
         if self.has(digest):
             return total
-        part = self._folder / f"{digest}.{hashlib.sha256(who.encode()).hexdigest()[:16]}.part"
+        part = self.folder / f"{digest}.{hashlib.sha256(who.encode()).hexdigest()[:16]}.part"
+        if (finishing := self._finishing.get(part)) is not None:  # the last piece was repeated
+            await asyncio.shield(finishing)
+            return total
         have = part.stat().st_size if part.exists() else 0
         if offset == 0:
             have = 0
@@ -75,17 +97,25 @@ class SnapshotStore:
             raise UnavailableError(f"snapshot: {error.strerror}", "free space, try again") from None
         have += len(data)
         if have == total:
-            self._finish(part, digest)
+            finishing = self._finishing[part] = asyncio.ensure_future(
+                asyncio.to_thread(self._finish, part, digest)
+            )
+            finishing.add_done_callback(lambda _: self._finishing.pop(part))
+            await asyncio.shield(finishing)
         return have
 
     def _finish(self, part: Path, digest: str) -> None:
-        with part.open("rb") as file:
-            found = hashlib.file_digest(file, "sha256").hexdigest()
-            os.fsync(file.fileno())
-        if found != digest:
-            part.unlink()
-            raise BadFieldError("the archive does not have its digest", "send it again", "digest")
-        part.rename(self._folder / digest)
+        try:
+            with part.open("rb") as file:
+                found = hashlib.file_digest(file, "sha256").hexdigest()
+                os.fsync(file.fileno())
+            if found != digest:
+                part.unlink()
+                what = "the archive does not have its digest"
+                raise BadFieldError(what, "send it again", "digest")
+            part.rename(self.folder / digest)
+        except OSError as error:
+            raise UnavailableError(f"snapshot: {error.strerror}", "send it again") from None
 
     def piece(self, digest: str, offset: int) -> tuple[bytes, int]:
         """A piece of an archive.
@@ -99,6 +129,6 @@ class SnapshotStore:
         """
         if not self.has(digest) or offset < 0:
             return b"", -1
-        with (self._folder / digest).open("rb") as file:
+        with (self.folder / digest).open("rb") as file:
             file.seek(offset)
             return file.read(PIECE_BYTES), os.fstat(file.fileno()).st_size

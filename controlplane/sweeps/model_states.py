@@ -30,12 +30,17 @@ class ModelState:
     """
 
     trial: int
-    everything: Partitions
+    partitions: int  # of the data
     visits: list[VisitDone] = field(default_factory=list)
     # States that it and its parents began with, the first parent's first; their visits come first.
     parents: tuple[StateName, ...] = ()
     at: int = 0  # visits of the state that training goes on from; fewer than finished: some again
     metrics: list[tuple[dict[str, float], int]] = field(default_factory=list)  # of this epoch
+
+    @property
+    def everything(self) -> Partitions:
+        """All partitions."""
+        return (1 << self.partitions) - 1
 
     @property
     def again(self) -> bool:
@@ -45,12 +50,12 @@ class ModelState:
     @property
     def epoch(self) -> int:
         """That its next visit is of, 1-based."""
-        return 1 + self.at // self.everything.bit_count()
+        return 1 + self.at // self.partitions
 
     @property
     def whole_epochs(self) -> int:
         """That are finished, its parent's too."""
-        return len(self.visits) // self.everything.bit_count()
+        return len(self.visits) // self.partitions
 
     def names(self, version: int) -> tuple[StateName, ...]:
         """Names under which a node may have its state after so many visits; none: it is built.
@@ -71,7 +76,7 @@ class ModelState:
         """
         if self.again:
             return 1 << self.visits[self.at].partition
-        done = len(self.visits) % self.everything.bit_count()
+        done = len(self.visits) % self.partitions
         if not done:
             return self.everything if self.whole_epochs < granted else 0
         left = self.everything

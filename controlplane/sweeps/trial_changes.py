@@ -18,12 +18,11 @@ def decide(state: SweepState, decisions: Sequence[Decision]) -> list[Order]:
         state: of the sweep.
         decisions: all of one answer.
     """
-    everything = (1 << state.partitions) - 1
     found: list[Order] = []
     state.trials = apply(state.trials, decisions)
     for one in decisions:
         if isinstance(one, Add):
-            model = ModelState(len(state.models), everything)
+            model = ModelState(len(state.models), state.partitions)
             if one.parent is not None:
                 whole = state.models[one.parent]
                 model.visits, model.at = list(whole.visits), len(whole.visits)

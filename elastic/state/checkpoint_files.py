@@ -48,28 +48,34 @@ def list_checkpoints(folder: Path) -> list[tuple[Path, ResumePoint]]:
     return sorted(found, key=lambda entry: (entry[1].epoch, entry[1].version))
 
 
-def find_checkpoint(folder: Path, point: ResumePoint) -> Path:
-    """The file to resume from: the one of `point`, or a later one of the same group.
+def find_checkpoint(folder: Path, point: ResumePoint, version: int) -> Path:
+    """The file to resume from: the one of `point`, or the furthest of what went on from it.
 
-    A worker whose node was cut off goes on and drops old epochs, while its reports wait. What it
-    wrote meanwhile continues `point`, so nothing is lost by starting from there.
+    A group whose nodes are cut off goes on and drops old epochs, while its reports wait, or are
+    lost with a node. Every group since `point` went on from there. Of several, the latest group's
+    counts: an older one may be training on, where nobody reaches it.
 
     Args:
         folder: of the job's checkpoints.
         point: what the controller knows of.
+        version: of the group that begins.
 
     Returns:
-        The file; if there is neither, the one of `point`, which is not there.
+        The file; if there is none, the one of `point`, which is not there.
     """
-    exact = checkpoint_path(folder, point)
-    if exact.exists():
-        return exact
     later = [
+        (other.version, other.epoch, path)
+        for path, other in list_checkpoints(folder)
+        if point.version <= other.version < version and other.epoch >= point.epoch
+    ]
+    if later:
+        return max(later)[-1]
+    older = [
         path
         for path, other in list_checkpoints(folder)
         if other.epoch >= point.epoch and other.version <= point.version
     ]
-    return later[-1] if later else exact
+    return older[-1] if older else checkpoint_path(folder, point)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 import threading
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -19,6 +19,8 @@ from schemas.groups import ResumePoint
 from schemas.ids import Version
 from schemas.jobs import StopRule
 from schemas.messages.agent import EpochReported, Suspended
+
+KEPT_REPORTS: Final = 50  # epochs that a group may train before it is lost with all it would say
 
 
 class EpochSummary(msgspec.Struct, frozen=True):
@@ -47,6 +49,7 @@ class EpochReports:
         self._report = report
         self._writer: CheckpointWriter | None = None
         self._durable = 0  # last epoch whose checkpoint this worker wrote and reported
+        self._unheard: list[dict[str, Any]] = []
 
     def summary(self, metrics: dict[str, float], loss: float | None) -> bytes:
         """What this worker says at the end of an epoch, encoded.
@@ -77,12 +80,13 @@ class EpochReports:
             writer.close()
         return writer is not None
 
-    def resume(self, folder: Path, point: ResumePoint) -> int:
-        """Go back to the checkpoint of `point`; returns its epoch.
+    def resume(self, folder: Path, point: ResumePoint, version: int) -> int:
+        """Go back to the checkpoint of `point`, or to what went on from it; returns its epoch.
 
         Args:
             folder: of the job's checkpoints.
-            point: what the controller knows of; a later checkpoint of that group may be taken.
+            point: what the controller knows of.
+            version: of the group that begins.
 
         Returns:
             Epochs that are done.
@@ -90,9 +94,16 @@ class EpochReports:
         Raises:
             CheckpointError: if it cannot be used.
         """
-        content = load_checkpoint(find_checkpoint(folder, point))
+        content = load_checkpoint(find_checkpoint(folder, point, version))
         self._training.load_checkpoint(content)
+        self._unheard = [r for r in self._training.reported if r["epoch"] > point.epoch]
         return int(content["epoch"])
+
+    def report_unheard(self) -> None:
+        """Say of the epochs that this job goes on from what the controller had not heard."""
+        for values in self._unheard:
+            self._report(EpochReported, **values)
+        self._unheard = []
 
     def end_epoch(
         self, summary: bytes, now: float, *, version: int, first: bool
@@ -141,6 +152,7 @@ class EpochReports:
         }
         waiting = [known for known in training.unreported if known["epoch"] > word.durable]
         training.unreported = [*waiting, values]
+        training.reported = [*training.reported, {**values, "group": version}][-KEPT_REPORTS:]
         if first:
             self._write([values], version)
         return word.metrics

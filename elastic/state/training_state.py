@@ -58,6 +58,7 @@ class TrainingState:
         self.stop_wish = ""  # why the script wants the job to end with this epoch
         self.epoch_open = False  # the script is in the loop of an epoch
         self.unreported: list[dict[str, Any]] = []  # epochs whose reports may not have left yet
+        self.reported: list[dict[str, Any]] = []  # the latest epochs, whether they arrived or not
         self.recent: deque[DealtStep] = deque(maxlen=REMEMBERED)  # maybe not in all records yet
         self.epoch_summary = b""  # what rank 0 said last at the end of an epoch
         self.lr_state = LrState()
@@ -286,6 +287,7 @@ class TrainingState:
             "ramp": self.lr_state.state_list(),
             "tracked": self._tracked.states(),
             "carried": self._carried_state(),
+            "reported": [dict(values) for values in self.reported],
         }
 
     def _carried_state(self) -> dict[str, Any]:
@@ -304,6 +306,7 @@ class TrainingState:
         self.stop = msgspec.convert(metadata["stop"], StopState)
         self.epoch_summary = metadata["report"].encode("latin-1")
         self.unreported = list(metadata["unreported"])
+        self.reported = list(metadata["reported"])
         self.recent.clear()
         self.recent.extend(msgspec.convert(metadata["recent"], list[DealtStep]))
         self.lr_state.load_state_list(metadata["ramp"])
@@ -369,6 +372,7 @@ class TrainingState:
         )
         self.stop = msgspec.convert(content["stop"], StopState)
         self.why_done = content["why_done"]
+        self.reported = list(content.get("reported", []))
         if "ramp" in content:
             self.lr_state.load_state_list(content["ramp"])
         self._tracked.load(content["tracked"])

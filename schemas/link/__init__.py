@@ -2,12 +2,13 @@
 
 from schemas.link.key_files import KeyPair, load_authorised, load_keys, load_public, write_keys
 from schemas.link.key_owners import Authority, Identity
-from schemas.link.sockets import Incoming, Link, Socket, ThreadDealer
+from schemas.link.sockets import HIGH_WATER, Incoming, Link, Socket, ThreadDealer
 from schemas.link.state_client import StateUnavailableError, fetch_state
 from schemas.link.state_server import StateServer
 from schemas.link.state_targets import FileTarget, MemoryTarget
 
 __all__ = [
+    "HIGH_WATER",
     "Authority",
     "FileTarget",
     "Identity",

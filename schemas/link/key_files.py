@@ -28,7 +28,7 @@ class KeyPair:
 class _AuthorisedKey(msgspec.Struct, frozen=True, kw_only=True):
     public: Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # Z85
     name: str
-    role: Literal["admin", "user", "viewer", "node"]
+    role: Literal["admin", "operator", "user", "viewer", "node"]
 
 
 class _Authorised(msgspec.Struct, frozen=True, kw_only=True):

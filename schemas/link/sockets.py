@@ -19,6 +19,7 @@ from schemas.link.key_files import KeyPair
 from schemas.link.key_owners import Authority, Identity
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
+BACKLOG: Final = 4096  # peers that connect at once; those beyond it wait for seconds to try again
 DRAIN: Final = 256  # messages taken without returning to the loop
 
 
@@ -89,6 +90,21 @@ class Socket:
         sent = self._socket.send_multipart(frames, zmq.NOBLOCK)
         return isinstance(sent, asyncio.Future) and sent.exception() is None
 
+    def listen(self, address: str) -> None:
+        """Bind once more, as when somebody deleted the file of an ipc address; peers stay.
+
+        Args:
+            address: ipc://PATH; its folder has to be there.
+
+        Raises:
+            SettingsError: if it cannot be had.
+        """
+        try:
+            self._socket.bind(address)
+        except zmq.ZMQError as error:
+            what = f"cannot bind {address}: {error.strerror}"
+            raise SettingsError(what, "choose another address") from None
+
     def admit(self, topic: bytes) -> None:
         """Grant the subscription that was just received (manual XPUB).
 
@@ -142,12 +158,13 @@ class Link:
         self._authority = Authority(self._context, known, denied)
         return self._authority
 
-    def bind(self, kind: str, address: str) -> Socket:
+    def bind(self, kind: str, address: str, *, queued: int = HIGH_WATER) -> Socket:
         """Bind a socket of `kind` (ROUTER, SUB, XPUB) with CURVE, or on ipc without.
 
         Args:
             kind: ROUTER, SUB or XPUB.
             address: tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH.
+            queued: messages that may wait for a peer that does not read; more are not sent.
 
         Raises:
             SettingsError: if the address is taken, or would be open to other hosts without keys.
@@ -156,11 +173,13 @@ class Link:
         if not secured and not address.startswith("ipc://"):
             _refuse_open(address)
         socket = self._socket(kind)
+        socket.sndhwm = queued
         if secured and self._keys:
             socket.curve_server = True
             socket.curve_publickey = self._keys.public
             socket.curve_secretkey = self._keys.secret
             socket.zap_domain = b"ones"
+        socket.backlog = BACKLOG
         if kind == "ROUTER":
             socket.router_mandatory = True
         if kind == "XPUB":
@@ -283,7 +302,7 @@ def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
     socket.rcvhwm = HIGH_WATER
     socket.reconnect_ivl = 50
     socket.reconnect_ivl_max = 1000
-    socket.handshake_ivl = 10_000
+    socket.handshake_ivl = 30_000  # a peer may have to wait behind a thousand others
     socket.setsockopt(zmq.HEARTBEAT_IVL, 5000)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 20_000)
 

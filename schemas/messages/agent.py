@@ -184,6 +184,7 @@ class WorkerRefused(WorkerEvent, tag="worker.refused.1"):
 
     error: str
     hint: str = ""
+    node_fault: bool = False  # the node's: another one may well start it
 
 
 class JobCleared(Message, tag="worker.cleared.1"):
@@ -191,6 +192,12 @@ class JobCleared(Message, tag="worker.cleared.1"):
 
     job: JobId
     version: Version
+
+
+class NodeHealth(Message, tag="node.health.1"):
+    """Whether the node can start workers; said when it changes, and in each `Hello`."""
+
+    problems: tuple[str, ...]  # why it cannot, and what helps; none: it can
 
 
 class StepsReported(WorkerEvent, tag="worker.steps.2"):
@@ -238,6 +245,7 @@ AgentEvent = (
     | JobCleared
     | StateCopied
     | StateNotCopied
+    | NodeHealth
 )
 
 
@@ -282,6 +290,8 @@ class Hello(Message, tag="agent.hello.1"):
     spec: NodeSpec
     workers: tuple[WorkerSeen, ...]
     events_sent: int  # highest seq of this boot
+    events_dropped: int = 0  # highest seq that was committed, and is not kept here any more
+    problems: tuple[str, ...] = ()  # as in `NodeHealth`, now
 
 
 class Welcome(Message, tag="agent.welcome.1"):

@@ -78,7 +78,7 @@ class ResumeJob(Message, tag="client.resume_job.1"):
 
 
 class ListJobs(Message, tag="client.list_jobs.1"):
-    """Summaries, oldest first."""
+    """Summaries, oldest first, a page at a time."""
 
     ended: bool = False  # also those that ended
     states: tuple[
@@ -86,19 +86,32 @@ class ListJobs(Message, tag="client.list_jobs.1"):
     ] = ()  # only those in one of these; ended ones too, whatever `ended` says
     user: str = ""  # only this user's
     name: str = ""  # NAME or NAME-N, or a pattern: `lr-*`
+    cursor: str = ""  # `next` of the page before
 
 
 class GetJob(Message, tag="client.get_job.1"):
-    """Everything about one job; with `wait_s`, when it has ended or the wait is over."""
+    """Everything about one job, a page at a time.
+
+    With `wait_s`, when it has ended or the wait is over.
+    """
+
+    job: JobId
+    wait_s: float = 0.0
+    cursor: str = ""  # `next` of the page before
+
+
+class WaitJob(Message, tag="client.wait_job.1"):
+    """Only the state of one job; with `wait_s`, when it has ended or the wait is over."""
 
     job: JobId
     wait_s: float = 0.0
 
 
 class ExplainJob(Message, tag="client.explain_job.1"):
-    """Why this job has the slots and the batch that it has."""
+    """Why this job has the slots and the batch that it has, a page at a time."""
 
     job: JobId
+    cursor: str = ""  # `next` of the page before
 
 
 class GetSearch(Message, tag="client.get_search.1"):
@@ -106,7 +119,26 @@ class GetSearch(Message, tag="client.get_search.1"):
 
 
 class ListNodes(Message, tag="client.list_nodes.1"):
-    """All nodes that ever joined."""
+    """All nodes that ever joined, a page at a time."""
+
+    cursor: str = ""  # `next` of the page before
+
+
+class DrainNode(Message, tag="client.drain_node.1"):
+    """Empty a node: its jobs train on elsewhere or wait, and nothing new comes; answer: `Nodes`.
+
+    A second one replaces reason and deadline.
+    """
+
+    node: NodeId
+    reason: str = ""
+    within_s: float | None = None  # what remains then is stopped and waits; None: it is not
+
+
+class UndrainNode(Message, tag="client.undrain_node.1"):
+    """Give a node that is drained back; answer: `Nodes`."""
+
+    node: NodeId
 
 
 class GetSweep(Message, tag="client.get_sweep.1"):
@@ -210,10 +242,20 @@ class JobSummary(Message, tag="client.job_summary.1"):
 
 
 class Jobs(Message, tag="client.jobs.1"):
-    """Answer to ListJobs."""
+    """Answer to ListJobs: a page."""
 
     jobs: tuple[JobSummary, ...]
-    left_out: int = 0  # older ones, for which a message has no room
+    left_out: int = 0  # at least so many are on later pages
+    next: str = ""  # cursor of the next page; empty: this is the last
+
+
+class JobState(Message, tag="client.job_state.1"):
+    """Answer to WaitJob."""
+
+    job: JobId
+    state: str
+    reason: str  # why it is in this state, for people
+    exit_code: int | None = None  # of the last worker that decided something
 
 
 class WorkerInfo(Message, tag="client.worker_info.2"):
@@ -316,7 +358,10 @@ class PromiseInfo(Message, tag="client.promise_info.1"):
 
 
 class JobDetail(Message, tag="client.job_detail.3"):
-    """Answer to GetJob and CancelJob."""
+    """Answer to GetJob and CancelJob: a page of its lists.
+
+    What a list has no room for is on the next pages, which `GetJob` gives; the rest is the same.
+    """
 
     summary: JobSummary
     spec: JobSpec
@@ -332,14 +377,16 @@ class JobDetail(Message, tag="client.job_detail.3"):
     batch_limit: int | None = None  # largest global batch that a policy may choose now
     promises: tuple[PromiseInfo, ...] = ()  # of its end, oldest first; the first one counts
     notes: tuple[str, ...] = ()  # what it lacks for the policy now, and what it gets instead
+    next: str = ""  # cursor of the next page; empty: this is the last
 
 
 class Explanation(Message, tag="client.explanation.1"):
-    """Answer to ExplainJob: every decision about it, oldest first."""
+    """Answer to ExplainJob: every decision about it, oldest first, a page."""
 
     job: JobId
     state: str
     decisions: tuple[Decision, ...]
+    next: str = ""  # cursor of the next page; empty: this is the last
 
 
 class SearchInfo(Message, tag="client.search_info.1"):
@@ -460,9 +507,10 @@ class NodeInfo(Message, tag="client.node_info.1"):
 
 
 class Nodes(Message, tag="client.nodes.1"):
-    """Answer to ListNodes."""
+    """Answer to ListNodes: a page."""
 
     nodes: tuple[NodeInfo, ...]
+    next: str = ""  # cursor of the next page; empty: this is the last
 
 
 class EventsPage(Message, tag="client.events_page.1"):
@@ -492,9 +540,12 @@ Request = (
     | ResumeJob
     | ListJobs
     | GetJob
+    | WaitJob
     | ExplainJob
     | GetSearch
     | ListNodes
+    | DrainNode
+    | UndrainNode
     | GetSweep
     | ChangeSweep
     | GetLedger
@@ -508,6 +559,7 @@ Reply = (
     | JobChecked
     | Jobs
     | JobDetail
+    | JobState
     | Explanation
     | SearchInfo
     | SweepDetail

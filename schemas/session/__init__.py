@@ -32,6 +32,7 @@ from schemas.session.delivery_rules import (
     SessionTimings,
     SweepOrder,
     order_of,
+    says_the_same,
     sweep_order_of,
 )
 
@@ -56,5 +57,6 @@ __all__ = [
     "ToNode",
     "Welcomed",
     "order_of",
+    "says_the_same",
     "sweep_order_of",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -32,6 +33,10 @@ from schemas.session.delivery_rules import (
 )
 
 MAX_RESENT: Final = 256  # events in one Resent
+LAST_DOUBLING: Final = 10  # of the pause between hellos
+GREET_LONGEST_S: Final = (
+    8.0  # between two hellos that nobody answers; the first pause is a heartbeat
+)
 SPOOL_FULL: Final = 20_000  # events; beyond it an agent stops reading its workers' reports
 
 
@@ -51,7 +56,7 @@ class Publish:
 
 @dataclass(frozen=True, slots=True)
 class SayHello:
-    """Take stock of the workers and send what `hello` makes of it."""
+    """Take stock of the workers and send what `hello` makes of it; `unheard` if that cannot be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,13 +96,21 @@ class AgentSession:
     sent: int = 0  # highest seq given out
     held: dict[JobId, Order] = field(default_factory=dict)
     held_sweeps: dict[JobId, SweepOrder] = field(default_factory=dict)
+    chance: Callable[[], float] = lambda: 0.0  # 0 to 1: agents differ in their pauses
     _last_heard: Seconds = Seconds(0.0)
+    _hellos: int = 0  # that nobody answered
+    _hello_at: Seconds = Seconds(-1e9)  # when the next one is due
     _last_said: Seconds = Seconds(-1e9)
 
     @property
     def spool_full(self) -> bool:
         """Whether events should stay where they are until the controller caught up."""
         return len(self.spool) >= SPOOL_FULL
+
+    @property
+    def dropped(self) -> int:
+        """The highest seq that cannot be sent again: a controller has it."""
+        return self.spool[0].seq - 1 if self.spool else self.sent
 
     def happened(self, event: AgentEvent) -> list[AgentOutput]:
         """Number `event`, keep it until it is committed, publish it.
@@ -117,12 +130,12 @@ class AgentSession:
             now: seconds of a monotonic clock, the same in every call.
         """
         if self.session is not None and now - self._last_heard > self.timings.suspect_s:
-            self.session = None
+            self._leave_session()
+        if self.session is None:
+            return self._say_hello(now) if now >= self._hello_at else []
         if now - self._last_said < self.timings.heartbeat_s:
             return []
         self._last_said = now
-        if self.session is None:
-            return [SayHello()]
         return [ToController(Heartbeat(session=self.session, events_sent=self.sent))]
 
     def receive(self, message: ToSession, now: Seconds) -> list[AgentOutput]:
@@ -138,6 +151,8 @@ class AgentSession:
             case HelloRequest(term=term):
                 return self._greet(term, now)
             case Refused():
+                self._hellos = LAST_DOUBLING
+                self._hello_at = self._after_pause(now)
                 return [Rejected(message)]
             case HeartbeatAck(session=session, term=term, committed=committed):
                 if session == self.session and term >= self.term:
@@ -158,16 +173,41 @@ class AgentSession:
     def _welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
         if message.term < self.term or message.boot != self.boot:
             return []
-        self.session, self.term, self._last_heard = message.session, message.term, now
+        self.session, self.term = message.session, message.term
+        self._last_heard = self._last_said = now
         self._forget(message.committed)
         return [Welcomed(message), *self._resend(message.committed + 1)]
 
     def _greet(self, term: Term, now: Seconds) -> list[AgentOutput]:
         if term < self.term:
             return []
+        if self.session is None and term == self.term and now < self._hello_at:
+            return []  # a hello is on its way
         self.term = term
-        self.session, self._last_said = None, now
+        self._leave_session()
+        return self._say_hello(now)
+
+    def _leave_session(self) -> None:
+        self.session, self._hellos, self._hello_at = None, 0, Seconds(-1e9)
+
+    def _say_hello(self, now: Seconds) -> list[AgentOutput]:
+        self._hello_at = self._after_pause(now)
+        self._hellos = min(self._hellos + 1, LAST_DOUBLING)
         return [SayHello()]
+
+    def _after_pause(self, now: Seconds) -> Seconds:
+        """When to greet again: pauses double, and no two agents have the same."""
+        pause_s = min(GREET_LONGEST_S, self.timings.heartbeat_s * 2.0**self._hellos)
+        return Seconds(now + pause_s * (1.0 - self.chance() / 2.0))
+
+    def unheard(self, now: Seconds) -> None:
+        """A hello could not be sent: it cost nobody anything, and is said again soon.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
+        self._hellos = 0
+        self._hello_at = self._after_pause(now)
 
     def _forget(self, through: int) -> None:
         if self.spool and self.spool[0].seq <= through:

@@ -23,7 +23,12 @@ from schemas.messages.agent import (
     Welcome,
 )
 from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
-from schemas.session.delivery_rules import SessionTimings, order_of, sweep_order_of
+from schemas.session.delivery_rules import (
+    SessionTimings,
+    order_of,
+    says_the_same,
+    sweep_order_of,
+)
 
 MAX_HELD: Final = 4096  # events that arrived too early and wait for a gap to close
 
@@ -71,6 +76,8 @@ class ControllerSession:
     _asked_at: Seconds = Seconds(-1e9)
     _behind_at: int | None = None  # what was received when the last heartbeat announced more
     _sessions: int = 0
+    _answered: bool = False  # the last welcome, by a heartbeat
+    _hello: Hello | None = None  # that this session began with
 
     def greeted(
         self, hello: Hello, committed: int, now: Seconds, log_port: int, event_port: int
@@ -85,25 +92,56 @@ class ControllerSession:
             event_port: where it publishes.
         """
         self._sessions += 1
+        self._hello = hello
         self.session = f"{self.term}.{self._sessions}"
         if hello.boot != self.boot:
             self._early.clear()
             self.received = committed
         self.boot, self.durable = hello.boot, committed
         self.received = max(self.received, committed)
-        self.last_heard = now
+        self.last_heard, self._answered = now, False
         self._asked_at = now
         self.outstanding.clear()
         self.outstanding_sweeps.clear()
-        welcome = Welcome(
-            session=self.session,
-            boot=hello.boot,
+        return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
+
+    def says_nothing_new(self, hello: Hello) -> bool:
+        """Whether a hello only repeats the one that the present session began with.
+
+        Args:
+            hello: of any boot.
+        """
+        begun = self._hello
+        return self.session is not None and begun is not None and says_the_same(begun, hello)
+
+    def greeted_again(
+        self, hello: Hello, now: Seconds, log_port: int, event_port: int
+    ) -> list[ControllerOutput]:
+        """Welcome an agent back into the session that it has; its deltas go on being repeated.
+
+        Who only says hello, and never answers a welcome, does not hear us: that is silence.
+
+        Args:
+            hello: one that says nothing new.
+            now: seconds of a monotonic clock.
+            log_port: where the agent sends its workers' output.
+            event_port: where it publishes.
+        """
+        if self.session is None:
+            return []
+        if self._answered:
+            self.last_heard, self._answered = now, False
+        return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
+
+    def _welcome(self, session: str, boot: BootId, log_port: int, event_port: int) -> Welcome:
+        return Welcome(
+            session=session,
+            boot=boot,
             term=self.term,
-            committed=committed,
+            committed=self.durable,
             log_port=log_port,
             event_port=event_port,
         )
-        return [ToNode(welcome)]
 
     def receive(
         self, message: Heartbeat | Resent | DeltaAcked | SweepDeltaAcked, now: Seconds
@@ -209,7 +247,7 @@ class ControllerSession:
     def _heartbeat(self, message: Heartbeat, now: Seconds) -> list[ControllerOutput]:
         if self.session is None or message.session != self.session:
             return [ToNode(HelloRequest(term=self.term))]
-        self.last_heard = now
+        self.last_heard, self._answered = now, True
         ack = ToNode(HeartbeatAck(session=self.session, term=self.term, committed=self.durable))
         behind = message.events_sent > self.received
         # Events travel on a socket of their own: those that are only late come before the next.

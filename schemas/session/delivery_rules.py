@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from msgspec.structs import replace
+
 from schemas.messages.agent import (
     DeltaAcked,
     GroupDelta,
+    Hello,
 )
 from schemas.messages.hopping import SweepDelta, SweepDeltaAcked
 
@@ -21,7 +24,19 @@ class SessionTimings:
     heartbeat_s: float = 1.0
     suspect_s: float = 6.0
     lost_s: float = 30.0
+    missed_s: float = 5.0  # lost as early, where workers of other nodes miss theirs
     retry_s: float = 2.0
+
+
+def says_the_same(one: Hello, other: Hello) -> bool:
+    """Whether two hellos differ in nothing but how far their events go.
+
+    Args:
+        one: of any node and boot.
+        other: of any.
+    """
+    counted = {"events_sent": 0, "events_dropped": 0}
+    return replace(one, **counted) == replace(other, **counted)
 
 
 def order_of(delta: GroupDelta | DeltaAcked) -> Order:

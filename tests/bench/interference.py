@@ -25,6 +25,7 @@ from typing import Any, Final
 import psutil
 
 from controlplane.client import BlockingClient
+from controlplane.core.history_read_model import JobHistories
 from controlplane.core.policy_events import history
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import replay
@@ -213,7 +214,7 @@ def learnt(home: Path) -> dict[tuple[str, str], float]:
     """Shares that a policy believes in when it begins anew with this cluster's journal."""
     state, histories = _replayed(home)
     policy = Harmony(HarmonyOptions())
-    for at, event in history(state, histories):
+    for at, event in history(state.jobs.values(), histories):
         policy.observe(event, at)
     named = {job.spec.name: job.family for job in state.jobs.values()}
     return {
@@ -225,8 +226,9 @@ def learnt(home: Path) -> dict[tuple[str, str], float]:
 
 def _replayed(home: Path) -> tuple[Any, Any]:
     with contextlib.closing(Reader(home / "state" / "journal.sqlite")) as journal:
-        reactor = replay(journal.inputs())
-    return reactor.state, reactor.histories
+        histories = JobHistories()
+        reactor = replay(journal.inputs(), histories.add)
+    return reactor.state, histories
 
 
 def main() -> None:

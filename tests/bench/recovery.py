@@ -1,7 +1,8 @@
 """kill -9 of controller and agent under four training workers: what the workers feel of it.
 
 Each case runs beside an undisturbed control of the same length in the same run, because four workers
-on few cores disturb one another too. Every worker writes the time of each step into a file of its own.
+on few cores disturb one another too. Every worker writes the time of each step into a file of its own. Then `resync`:
+the same kill under a thousand simulated agents.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.bench import report
+from tests.bench import report, resync
 from tests.support.cluster import Cluster, kill
 
 SCRIPT = """
@@ -174,6 +175,9 @@ def main() -> None:
         figures[f"{prefix}agent_adopt_s"] = adopt_s
         figures[f"{prefix}workers_disturbed"] = sum(case.disturbed for case in cases[1:])
         figures[f"{prefix}acked_lost"] = lost
+    crowd = resync.run(200, 2000) if chosen.quick else resync.run(1000, 10_000)
+    resync.show(crowd)
+    figures |= crowd
     report.table("figures", ["key", "value"], list(figures.items()))
     report.write(figures, chosen.json)
 

@@ -24,6 +24,7 @@ from elastic.state.checkpoint_files import (
     save_checkpoint,
 )
 from elastic.state.checkpoint_writer import CheckpointWriter
+from elastic.state.epoch_reports import EpochReports
 from elastic.state.host_copy import copy_to_host
 from elastic.state.random_state import random_state, restore_random_state
 from elastic.state.transfer_metadata import decode_metadata, encode_metadata
@@ -135,8 +136,62 @@ def test_a_full_disk_does_not_stop_training_and_no_epoch_is_lost(
     writer.close()
 
     assert durable == [1, 2, 3, 4]
-    newest = find_checkpoint(tmp_path, point(2))
+    newest = find_checkpoint(tmp_path, point(2), 4)
     assert load_checkpoint(newest)["epoch"] == 4
+
+
+def written(folder: Path, *names: str) -> None:
+    for name in names:
+        epoch, version = map(int, name.split(".v"))
+        path = checkpoint_path(folder, ResumePoint(epoch=epoch, version=Version(version)))
+        reported = [{"epoch": one, "group": Version(version)} for one in range(1, epoch + 1)]
+        save_checkpoint({"format": FORMAT, "epoch": epoch, "reported": reported}, path)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        (["3.v3"], "3.v3"),
+        (["4.v3", "5.v3"], "5.v3"),  # it went on and dropped what the controller knew
+        (["3.v3", "4.v3"], "4.v3"),
+        (["4.v5", "5.v5"], "5.v5"),  # the group after it did, and was lost with its reports
+        (["9.v3", "4.v5"], "4.v5"),  # the older group trains on, where nobody reaches it
+        (["3.v3", "4.v7"], "3.v3"),  # of a group after the one that begins: it cannot be
+        (["2.v5"], None),
+        ([], None),
+    ],
+)
+def test_a_job_goes_on_from_the_furthest_that_continues_what_is_known(
+    files: list[str], found: str | None, tmp_path: Path
+) -> None:
+    written(tmp_path, *files)
+
+    path = find_checkpoint(tmp_path, point(3), 7)
+
+    name = path.name if path.exists() else None
+    assert name == (None if found is None else f"epoch-00000{found}.pt")
+
+
+def test_a_worker_says_of_the_epochs_that_nobody_had_heard_of(tmp_path: Path) -> None:
+    written(tmp_path, "6.v5")
+    said: list[dict[str, object]] = []
+    training = TrainingStub()
+    epochs = EpochReports(training, lambda _, **what: said.append(what))  # type: ignore[arg-type]
+
+    assert epochs.resume(tmp_path, point(3), 7) == 6
+    epochs.report_unheard()
+    epochs.report_unheard()
+
+    assert said == [{"epoch": epoch, "group": 5} for epoch in (4, 5, 6)]
+
+
+class TrainingStub:
+    """What a checkpoint is loaded into."""
+
+    reported: list[dict[str, object]]
+
+    def load_checkpoint(self, content: dict[str, Any]) -> None:
+        self.reported = content["reported"]
 
 
 class OnlyHalf(FileIO):
@@ -197,7 +252,7 @@ def test_on_a_disk_that_fills_up_the_old_checkpoint_stays_and_the_new_one_is_not
         writer.close()
     assert durable == [1]
     assert [path.name for path in tmp_path.iterdir()] == ["epoch-000001.v3.pt"]
-    assert load_checkpoint(find_checkpoint(tmp_path, point(1)))["w"].equal(weights)
+    assert load_checkpoint(find_checkpoint(tmp_path, point(1), 4))["w"].equal(weights)
 
 
 @pytest.mark.parametrize("size", [3, 100_000])

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.cluster import TOY, Cluster, await_gone, kill
+from controlplane.client import BlockingClient
+from nodeagent.worker_folders import NodeFolders
+from schemas.link import write_keys
+from tests.support.cluster import LIMIT_S, LOOK_S, TOY, Cluster, await_gone, kill
 
 EPOCH = list(range(400))
 SLOW = {"PAUSE_S": "0.05", "OMP_NUM_THREADS": "1"}
@@ -96,6 +104,83 @@ def test_killing_the_agent_disturbs_no_training(house: Cluster, tmp_path: Path) 
     (tmp_path / "go on").touch()
     for job in jobs:
         trained_without_a_scratch(house, job)
+
+
+def test_a_controller_and_an_agent_take_over_what_may_change_when_they_are_hung_up_on(
+    house: Cluster,
+) -> None:
+    pids = house.up()
+    bob = house.base / "bob"
+    public = write_keys(bob, "bob").public.decode()
+    keys = f'server_key = "{house.home}/keys/server.key"\nkey = "bob.key_secret"\n'
+    (bob / "client.toml").write_text((house.home / "client.toml").read_text() + keys)
+    with (house.home / "keys" / "authorised.toml").open("a") as file:
+        file.write(f'\n[[key]]\npublic = "{public}"\nname = "bob"\nrole = "user"\n')
+    settings = {name: house.home / f"{name}.toml" for name in ("controller", "agent-1")}
+    before = {name: path.read_text() for name, path in settings.items()}
+    of_controller = before["controller"].replace('state = "state"', 'state = "elsewhere"')
+    settings["controller"].write_text(f"{of_controller}\n[silence]\nlost_s = 31.0\n")
+    settings["agent-1"].write_text(f"kill_grace_s = 11.0\n{before['agent-1']}slots = 'two'\n")
+
+    os.kill(pids["controller"], signal.SIGHUP)
+    os.kill(pids["agents"][0], signal.SIGHUP)
+
+    assert said(house, "controller", "settings reloaded") == {
+        "changed": ["silence.lost_s"],
+        "refused": ["state"],
+    }
+    why = said(house, "agent-1", "settings not reloaded: nothing was changed")["why"]
+    assert "unknown key controller.slots" in why
+    settings["agent-1"].write_text(f"kill_grace_s = 11.0\n{before['agent-1']}")
+    os.kill(pids["agents"][0], signal.SIGHUP)
+    assert said(house, "agent-1", "settings reloaded")["changed"] == ["kill_grace_s"]
+    assert house.up() == pids
+    with BlockingClient(bob, timeout=LIMIT_S) as client:
+        assert [node.node for node in client.nodes()] == ["node-1"]
+    for name, path in settings.items():
+        path.write_text(before[name])
+
+
+def said(house: Cluster, part: str, event: str) -> dict[str, Any]:
+    """The fields of the last line of a part's log about something, once it is there."""
+    log = house.home / "logs" / f"{part}.log"
+    deadline = time.monotonic() + LIMIT_S
+    while not (found := [line for line in log.read_text().splitlines() if f'"{event}"' in line]):
+        assert time.monotonic() < deadline, log.read_text()
+        time.sleep(LOOK_S)
+    line = json.loads(found[-1])
+    return {key: line[key] for key in line if key not in {"event", "level", "timestamp"}}
+
+
+def test_a_job_starts_though_somebody_deleted_the_socket_that_its_worker_needs(
+    house: Cluster,
+) -> None:
+    sockets = NodeFolders(house.home / "run" / "node-1", house.base, house.base).sockets
+    (sockets / "agent.sock").unlink()
+
+    job = house.submit(record_samples=True)
+
+    trained_without_a_scratch(house, job)
+
+
+def test_a_controller_and_an_agent_that_are_asked_to_stop_leave_jobs_training(
+    house: Cluster, tmp_path: Path
+) -> None:
+    held = {**SLOW, "HOLD": str(tmp_path / "go on")}
+    job = house.submit(env=held, record_samples=True)
+    workers = house.until_epoch(job, 1)["workers"]
+    pids = house.up()
+
+    for pid in (pids["controller"], *pids["agents"]):
+        os.kill(pid, signal.SIGTERM)
+        await_gone(pid)
+
+    assert "term" in said(house, "controller", "controller stopped")
+    assert said(house, "agent-1", "agent stopped; its workers go on") == {"node": "node-1"}
+    (tmp_path / "go on").touch()
+    house.up()
+    assert house.show(job)["workers"] in (workers, [])
+    trained_without_a_scratch(house, job)
 
 
 def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -> None:

@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,7 @@ checkpoints = "/var/lib/ones-agent/checkpoints"
 """
 HERE = """
 [Service]
-WatchdogSec=10
+WatchdogSec=5
 Environment=LD_LIBRARY_PATH=/opt/ones/python/lib
 """
 AUTHORISED = """
@@ -93,12 +94,16 @@ def ones(box: Box, *arguments: str, check: bool = True) -> str:
     return box.run(*home, *arguments, check=check).stdout
 
 
-def submitted(box: Box, pause_s: float) -> str:
+def submitted(box: Box, pause_s: float, **fields: Any) -> str:
+    write_job(box, pause_s, **fields)
+    return ones(box, "submit", "/root/job/job.toml").strip()
+
+
+def write_job(box: Box, pause_s: float, **fields: Any) -> None:
     box.write("/root/job/train.py", TOY)
     env = {"PAUSE_S": str(pause_s), "OMP_NUM_THREADS": "1"}
-    table = {"name": "toy", "script": "train.py", "batch_size": 20, "env": env}
+    table = {"name": "toy", "script": "train.py", "batch_size": 20, "env": env, **fields}
     box.write("/root/job/job.toml", toml(table))
-    return ones(box, "submit", "/root/job/job.toml").strip()
 
 
 def until(box: Box, job: str, text: str) -> str:
@@ -107,6 +112,19 @@ def until(box: Box, job: str, text: str) -> str:
     while text not in (shown := ones(box, "show", job, check=False)):
         assert time.monotonic() < deadline, shown + box.journal("ones-agent")
     return shown
+
+
+def shown(box: Box, unit: str, name: str) -> str:
+    """A property of a unit."""
+    return box.run("systemctl", "show", "-P", name, unit).stdout.strip()
+
+
+def until_said(box: Box, unit: str, text: str) -> str:
+    """The journal of a unit once it has `text`."""
+    deadline = time.monotonic() + LIMIT_S
+    while text not in (said := box.journal(unit)):
+        assert time.monotonic() < deadline, said[-3000:]
+    return said
 
 
 def main_pid(box: Box, unit: str) -> str:
@@ -173,3 +191,103 @@ def test_a_controller_that_is_killed_or_hangs_is_started_again(box: Box) -> None
 
     assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
     assert "paused" not in ones(box, "show", job)
+
+
+@pytest.mark.root
+def test_a_reload_takes_over_what_may_change_and_restarts_nothing(box: Box) -> None:
+    pids = [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")]
+    box.write("/etc/ones/controller.toml", CONTROLLER + "[silence]\nlost_s = 31.0\n")
+    box.write("/etc/ones/agent.toml", AGENT + "kill_grace_s = 9.0\n")
+
+    box.run("systemctl", "reload", "ones-controller", "ones-agent")
+
+    said = until_said(box, "ones-controller", '"settings reloaded"')
+    assert '"changed": ["silence.lost_s"], "refused": []' in said
+    assert '"changed": ["kill_grace_s"]' in until_said(box, "ones-agent", '"settings reloaded"')
+    assert [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")] == pids
+
+
+@pytest.mark.root
+def test_an_upgrade_disturbs_no_step_of_a_running_job(box: Box) -> None:
+    job = submitted(box, 0.4, record_samples=True)
+    until(box, job, "running")
+    workers = json.loads(ones(box, "show", job, "-o", "json"))["workers"]
+    version = "/opt/ones/schemas/__init__.py"
+    old = (box.root / version[1:]).read_text()
+    box.write(version, old.replace('__version__ = "', '__version__ = "9.'))
+
+    done = box.run("/opt/ones/bin/upgrade").stdout
+
+    assert done.splitlines()[-2:] == ["ones-controller restarted", "ones-agent restarted"]
+    deadline = time.monotonic() + LIMIT_S
+    while True:
+        node = json.loads(ones(box, "node", "list", "-o", "json", check=False) or "[{}]")[0]
+        if (node.get("state"), str(node.get("release"))[:2]) == ("up", "9."):
+            break
+        assert time.monotonic() < deadline, node
+    assert json.loads(ones(box, "show", job, "-o", "json"))["workers"] == workers
+    assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
+    lines = ones(box, "logs", job, "--no-prefix").splitlines()
+    steps = [line for line in lines if not line.startswith("[ones]")]
+    assert steps == [f"epoch {step // 20} step {step + 1}" for step in range(80)] + ["done"]
+    taken: dict[int, list[int]] = {}
+    for line in ones(box, "samples", job, "-o", "jsonl").splitlines():
+        record = json.loads(line)
+        taken.setdefault(record["epoch"], []).extend(record["ids"])
+    whole = list(range(400))
+    assert {epoch: sorted(ids) for epoch, ids in taken.items()} == {
+        1: whole,
+        2: whole,
+        3: whole,
+        4: whole,
+    }
+
+
+@pytest.mark.root
+def test_settings_that_the_new_software_refuses_restart_nothing(box: Box) -> None:
+    pids = [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")]
+    box.write("/etc/ones/agent.toml", AGENT + "slot = 3\n")
+
+    done = box.run("/opt/ones/bin/upgrade", check=False)
+    box.write("/etc/ones/agent.toml", AGENT)
+
+    assert done.returncode == 2
+    assert "/etc/ones/agent.toml: unknown key slot; did you mean slots?" in done.stdout
+    assert [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")] == pids
+
+
+FULL = """
+[Service]
+StandardError=append:/var/lib/ones/stderr.log
+"""
+
+
+@pytest.mark.root
+def test_a_full_disk_also_of_stderr_is_no_reason_for_a_restart(box: Box) -> None:
+    unit = "ones-controller"
+    box.run("systemctl", "stop", unit)
+    options = "size=48m,mode=0700,uid=ones,gid=ones"
+    box.run("cp", "-a", "/var/lib/ones", "/root/kept")
+    box.run("mount", "-t", "tmpfs", "-o", options, "tmpfs", "/var/lib/ones")
+    box.run("cp", "-a", "/root/kept/.", "/var/lib/ones")
+    box.write(f"/etc/systemd/system/{unit}.service.d/full.conf", FULL)
+    box.run("systemctl", "daemon-reload")
+    box.run("systemctl", "start", unit)
+    pid, restarts = main_pid(box, unit), shown(box, unit, "NRestarts")
+
+    box.run("sh", "-c", "cat /dev/zero > /var/lib/ones/filler", check=False)
+    write_job(box, 0)
+    home = ("env", "ONES_HOME=/etc/ones", "/opt/ones/.venv/bin/ones")
+    refused = box.run(*home, "submit", "/root/job/job.toml", check=False)
+    fed = int(shown(box, unit, "WatchdogTimestampMonotonic"))
+    deadline = time.monotonic() + LIMIT_S
+    while int(shown(box, unit, "WatchdogTimestampMonotonic")) < fed + 2 * 5_000_000:
+        assert time.monotonic() < deadline, "systemd's watchdog is not fed"
+
+    assert refused.returncode != 0
+    assert "No space left" in refused.stderr or "disk is full" in refused.stderr, refused.stderr
+    assert (main_pid(box, unit), shown(box, unit, "NRestarts")) == (pid, restarts)
+    box.run("rm", "/var/lib/ones/filler")
+    job = submitted(box, 0)
+    assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
+    assert (main_pid(box, unit), shown(box, unit, "NRestarts")) == (pid, restarts)

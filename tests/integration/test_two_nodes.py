@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.cluster import Cluster, kill
+from controlplane.client import BlockingClient
+from schemas.ids import NodeId
+from tests.support.cluster import LIMIT_S, Cluster, kill
 from tests.support.resizing import assert_nothing_lost, further, kinds, resize, training
 from tests.support.searching import check_all_done, explained, search_process, submit
 
@@ -92,6 +95,41 @@ def test_a_group_spans_nodes_and_survives_the_loss_of_a_worker_there(pair: Clust
 
     assert len(far) == 2
     assert_nothing_lost(pair, job)
+
+
+def test_a_node_that_is_drained_is_left_without_a_sample_lost_and_given_back(pair: Cluster) -> None:
+    job = training(pair, 2)
+    node = pair.show(job)["workers"][0]["node"]
+
+    asked = pair.ones(
+        "node", "drain", node, "--reason", "new kernel", "--deadline", "600", "-o", "json"
+    )
+    moved = pair.until(job, lambda s: {w["node"] for w in s["workers"]}.isdisjoint({node}))
+    until_state(pair, node, "drained")
+    further(pair, job)
+    back = pair.ones("node", "undrain", node, "-o", "json")
+
+    assert (asked.code, asked.json["state"]) == (0, "draining")
+    assert (back.code, back.json["state"]) == (0, "up")
+    assert moved["slots"] >= 1
+    told = [e["type"] for e in pair.events() if e["type"].startswith("node.")][-3:]
+    assert told == ["node.draining", "node.drained", "node.undrained"]
+    whys = [one["why"] for one in explained(pair, job) if one["code"] == "drain"]
+    assert whys[0].startswith(f"{node} is drained by ")
+    assert ": new kernel; " in whys[0]
+    assert_nothing_lost(pair, job)
+
+
+def until_state(cluster: Cluster, node: str, state: str) -> None:
+    """Wait until `ones node list` shows a node so."""
+    deadline = time.monotonic() + LIMIT_S
+    with BlockingClient(cluster.home) as client:
+        while time.monotonic() < deadline:
+            rows = {one.node: one for one in client.nodes()}
+            if rows[NodeId(node)].state == state:
+                return
+            time.sleep(0.05)
+    raise AssertionError(f"{node} is {rows[NodeId(node)]}")
 
 
 MADE = """

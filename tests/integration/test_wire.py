@@ -24,6 +24,9 @@ async def test_a_delta_goes_to_the_nodes_of_its_job_and_to_no_other_agent(tmp_pa
             agent.frames.clear()
 
         job = await client.submit(spec)
+        async for event in client.events(follow=True):
+            if (event.event, event.job) == ("job.starting", job):
+                break
         detail = await client.job(job)
         node = detail.workers[0].node
         chosen = next(agent for agent in fleet.agents if agent.node == node)

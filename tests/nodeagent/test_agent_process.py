@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
 
 from nodeagent.agent_process import Agent
 from nodeagent.agent_settings import AgentSettings
-from schemas.ids import BootId, Term
-from schemas.link.key_files import write_keys
-from schemas.messages.agent import Welcome
+from nodeagent.reconciler_events import LogsStored
+from schemas.codec import encode
+from schemas.ids import BootId, Term, WorkerId
+from schemas.link import Incoming, ThreadDealer, write_keys
+from schemas.messages.agent import HelloRequest, NodeHealth, Welcome
 
 
 def welcome(log_port: int, event_port: int) -> Welcome:
@@ -19,10 +26,20 @@ def welcome(log_port: int, event_port: int) -> Welcome:
     )  # fmt: skip
 
 
-async def test_sockets_to_the_ports_of_a_former_controller_are_closed(tmp_path: Path) -> None:
+def agent_in(home: Path) -> Agent:
     for name in ("server", "n1"):
-        write_keys(tmp_path / "keys", name)
-    agent = Agent(AgentSettings(node="n1", devices="cpu"), tmp_path)
+        write_keys(home / "keys", name)
+    return Agent(AgentSettings(node="n1", devices="cpu", disk_reserve_bytes=0), home)
+
+
+def end(agent: Agent) -> None:
+    agent._manager.close()
+    agent._link.close()
+    agent._workers._socket.context.destroy(linger=0)
+
+
+async def test_sockets_to_the_ports_of_a_former_controller_are_closed(tmp_path: Path) -> None:
+    agent = agent_in(tmp_path)
     async with asyncio.TaskGroup() as agent._tasks:
         agent._welcomed(welcome(1, 2))
         former = (agent._bulk, agent._events)
@@ -30,8 +47,108 @@ async def test_sockets_to_the_ports_of_a_former_controller_are_closed(tmp_path: 
         present = (agent._bulk, agent._events)
         agent._bulk_receiving.cancel()
     closed = [socket._socket.closed for socket in (*former, *present)]
-    agent._manager.close()
-    agent._link.close()
-    agent._workers._socket.context.destroy(linger=0)
+    end(agent)
 
     assert closed == [True, True, False, False]
+
+
+@pytest.fixture
+async def agent(tmp_path: Path) -> AsyncIterator[Agent]:
+    made = agent_in(tmp_path)
+    yield made
+    end(made)
+
+
+async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_folder(
+    agent: Agent, tmp_path: Path
+) -> None:
+    for path in (tmp_path / "run", agent._folders.sockets):
+        shutil.rmtree(path, ignore_errors=True)
+
+    await agent._health.look()
+
+    worker = ThreadDealer(agent._folders.socket)
+    worker.poll(5.0)
+    assert worker.send(b"greeting")
+    incoming = await asyncio.wait_for(agent._workers.receive(), 5.0)
+    worker.close()
+    assert incoming.frames[-1] == b"greeting"
+    assert agent._hello().problems == ()
+
+
+async def test_the_controller_hears_when_a_node_cannot_start_workers(
+    agent: Agent, tmp_path: Path
+) -> None:
+    (tmp_path / "work").rmdir()
+    (tmp_path / "work").touch()
+
+    await agent._health.look()
+
+    problem = f"work {tmp_path}/work: File exists; see to its file system"
+    assert agent._hello().problems == (problem,)
+    assert agent._session.spool[-1].event == NodeHealth(problems=(problem,))
+
+
+async def test_an_action_that_fails_holds_up_no_other(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[object] = []
+
+    def perform(action: object) -> None:
+        if action == "b":
+            raise KeyError(action)
+        done.append(action)
+
+    monkeypatch.setattr(agent, "_reconciler", Asking())
+    monkeypatch.setattr(agent, "_perform", perform)
+
+    agent._handle(LogsStored(WorkerId("a-1.v1.r0")))
+
+    assert done == ["a", "c"]
+
+
+class Asking:
+    """A reconciler that always asks for the same."""
+
+    def handle(self, _: object) -> list[str]:
+        return ["a", "b", "c"]
+
+
+async def two_messages() -> AsyncIterator[Incoming]:
+    for _ in range(2):
+        yield Incoming((encode(HelloRequest(term=Term(1))),), None)
+
+
+async def test_a_message_that_cannot_be_followed_ends_no_agent(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[object] = []
+
+    def receive(message: object, _: float) -> list[object]:
+        taken.append(message)
+        if len(taken) == 1:
+            raise ValueError(message)
+        return []
+
+    monkeypatch.setattr(agent, "_session", SimpleNamespace(receive=receive))
+    monkeypatch.setattr(agent, "_orders", two_messages())
+    await agent._receive_from_controller()
+
+    assert taken == [HelloRequest(term=Term(1))] * 2
+
+
+async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Path) -> None:
+    file = tmp_path / "agent.toml"
+    file.write_text(
+        'node = "n1"\ndevices = "cpu"\nkill_grace_s = 3.0\npython = "other"\n'
+        "disk_reserve_bytes = 5\nkeep_work_s = 7.0\nslots = 2\n"
+    )
+    reload = agent.settings_of(file)
+
+    reload.reload()
+
+    assert (agent._manager.grace_s, agent._manager.python) == (3.0, "other")
+    assert agent._settings.keep_work_s == 7.0
+    limits = {look.place.setting: look.place.reserve_bytes for look in agent._health._looks[1:]}
+    assert limits == {"run": 0, "work": 5, "checkpoints": 5}
+    assert (agent._settings.slots, len(agent._spec.slots)) == (4, 4)

@@ -158,10 +158,10 @@ def test_old_folders_of_ended_jobs_are_swept_away_and_nothing_else(tmp_path: Pat
     assert names(work) == {"busy", "young", "foreign"}
 
 
-def test_the_digest_of_a_job_is_the_name_of_its_archive(tmp_path: Path) -> None:
+async def test_the_digest_of_a_job_is_the_name_of_its_archive(tmp_path: Path) -> None:
     archive = pack(tree(tmp_path / "in", PROJECT))
     store = SnapshotStore(tmp_path / "store", max_bytes=1 << 20)
-    store.put("user ann", digest_of(archive), 0, archive, len(archive))
+    await store.put("user ann", digest_of(archive), 0, archive, len(archive))
 
     data, size = store.piece(digest_of(archive), 0)
 

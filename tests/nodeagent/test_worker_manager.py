@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import cast
 
@@ -13,7 +15,7 @@ import msgspec
 import pytest
 
 from nodeagent import worker_manager as manager_module
-from nodeagent.agent_errors import StartError
+from nodeagent.agent_errors import NodeStartError, StartError
 from nodeagent.log_shipper import LogShipper
 from nodeagent.process_identity import start_ticks
 from nodeagent.reconciler_actions import StartWorker, Terminate
@@ -22,7 +24,10 @@ from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.worker_folders import NodeFolders
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
+from schemas.codec import FROM_SHIPPER
 from schemas.ids import WorkerId
+from schemas.link import Socket
+from schemas.messages.logs import GetSnapshot, SnapshotPiece
 from schemas.messages.worker import Forked
 from schemas.nodes import SlotSpec
 from tests.support.builders import N1, A, node_spec, run
@@ -51,11 +56,16 @@ class Forking:
         self.child.communicate()
 
 
+async def looked_at() -> None:
+    pass
+
+
 def manager_of(
     folders: NodeFolders,
     slots: tuple[SlotSpec, ...],
     zygote: object,
     on_event: Callable[[Event], None],
+    check_node: Callable[[], Awaitable[None]] | None = None,
 ) -> WorkerManager:
     return WorkerManager(
         node=N1,
@@ -69,6 +79,7 @@ def manager_of(
         fetcher=SnapshotFetcher(),
         on_event=on_event,
         may_read=lambda: True,
+        check_node=check_node or looked_at,
     )
 
 
@@ -78,6 +89,7 @@ async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
     monkeypatch.setattr(manager_module, "EXIT_FILE_LIMIT_S", 0.0)
     folders = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
     folders.make()
+    folders.job(A).mkdir()
     heard: asyncio.Queue[Event] = asyncio.Queue()
     zygote = Forking()
 
@@ -98,8 +110,11 @@ async def test_a_worker_that_is_stopped_as_soon_as_it_started_gets_its_signal(
 class NotForking:
     """A zygote that fails, behind a folder that is written."""
 
+    def __init__(self, error: Exception | None = None) -> None:
+        self.error = error or StartError("no")
+
     async def fork(self, _: str, __: Path) -> Forked:
-        raise StartError("no")
+        raise self.error
 
     def close(self) -> None:
         pass
@@ -124,6 +139,7 @@ async def started_on(
 def folders(tmp_path: Path) -> NodeFolders:
     made = NodeFolders(tmp_path / "run", tmp_path / "work", tmp_path / "checkpoints")
     made.make()
+    made.job(A).mkdir()
     return made
 
 
@@ -155,3 +171,85 @@ async def test_a_worker_on_a_slot_that_is_not_offered_any_more_fails_to_start(
     hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
     assert event == StartFailed(FIRST, "slot n1/0 is not offered any more", hint)
     assert given is None
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (NodeStartError("cannot fork", "wait"), StartFailed(FIRST, "cannot fork", "wait", node_fault=True)),
+        (
+            OSError(28, "No space left on device", "assignment"),
+            StartFailed(FIRST, "cannot write assignment: No space left on device", "", node_fault=True),
+        ),
+        (KeyError("x"), StartFailed(FIRST, "the agent failed: KeyError('x')", "", node_fault=True)),
+        (StartError("no such python", "name another"), StartFailed(FIRST, "no such python", "name another")),
+    ],
+)  # fmt: skip
+async def test_whose_fault_it_is_that_a_worker_cannot_start(
+    folders: NodeFolders, error: Exception, said: StartFailed
+) -> None:
+    happened: asyncio.Queue[object] = asyncio.Queue()
+
+    async def look() -> None:
+        happened.put_nowait("looked at the node")
+
+    zygote = NotForking(error)
+    manager = manager_of(folders, node_spec().slots, zygote, happened.put_nowait, look)
+    manager.perform(StartWorker(FIRST, 0, run(A)))
+    expected = ["looked at the node", said] if said.node_fault else [said]
+    heard = [await asyncio.wait_for(happened.get(), 1.0) for _ in expected]
+    manager.close()
+
+    assert heard == expected
+
+
+async def test_a_folder_that_is_gone_is_fetched_again_before_its_next_worker_starts(
+    folders: NodeFolders,
+) -> None:
+    folders.job(A).rmdir()
+    heard: asyncio.Queue[Event] = asyncio.Queue()
+    manager = manager_of(folders, node_spec().slots, NotForking(), heard.put_nowait)
+    asked = Asked()
+    manager._fetcher.use(cast(Socket, asked))
+    manager.perform(StartWorker(FIRST, 0, run(A)))
+    wanted = FROM_SHIPPER.decode(await asyncio.wait_for(asked.sent.get(), 1.0))
+    assert isinstance(wanted, GetSnapshot)
+    manager._fetcher.receive(SnapshotPiece(digest=wanted.digest, offset=0, data=b"", total=-1))
+
+    why = f"the controller has no snapshot {wanted.digest[:12]}"
+    assert await asyncio.wait_for(heard.get(), 1.0) == StartFailed(FIRST, why)
+    manager.close()
+
+
+class Asked:
+    """A socket that only shows what is sent."""
+
+    def __init__(self) -> None:
+        self.sent: asyncio.Queue[bytes] = asyncio.Queue()
+
+    def send(self, data: bytes) -> bool:
+        self.sent.put_nowait(data)
+        return True
+
+
+async def test_a_worker_whose_folder_is_deleted_is_ended(
+    folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_module, "EXIT_FILE_LIMIT_S", 0.0)
+    heard: asyncio.Queue[Event] = asyncio.Queue()
+    zygote = Forking()
+    manager = manager_of(folders, node_spec().slots, zygote, heard.put_nowait)
+    try:
+        manager.perform(StartWorker(FIRST, 0, run(A)))
+        assert isinstance(await asyncio.wait_for(heard.get(), 1.0), Started)
+        manager.end_unheard()
+        assert zygote.child.poll() is None
+        shutil.rmtree(folders.run)
+
+        manager.end_unheard()
+
+        ended = await asyncio.wait_for(heard.get(), 5.0)
+        assert ended == Ended(FIRST, code=None, signal=None, unseen=True)
+        assert zygote.child.wait() == -signal.SIGKILL
+    finally:
+        manager.close()

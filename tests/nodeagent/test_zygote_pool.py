@@ -1,12 +1,20 @@
-"""What a zygote is started with."""
+"""What a zygote is started with, and that there is one."""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import signal
+import sys
+import textwrap
 from pathlib import Path
 
+import psutil
 import pytest
 
-from nodeagent.zygote_pool import _spawn
+from nodeagent.agent_errors import StartError
+from nodeagent.worker_folders import NodeFolders
+from nodeagent.zygote_pool import MODULE, ZygotePool, _spawn
 
 
 def test_a_zygote_does_not_inherit_what_would_harm_its_workers(
@@ -22,3 +30,78 @@ def test_a_zygote_does_not_inherit_what_would_harm_its_workers(
 
     said = (tmp_path / "said").read_text().splitlines()
     assert [line for line in said if line.endswith("=DETAIL")] == ["KEPT=DETAIL"]
+
+
+BOOTING = """
+import os, pathlib, socket, struct, sys, time
+from schemas.codec import encode
+from schemas.messages.worker import ZygoteReady
+
+path = pathlib.Path(sys.argv[-1])
+while not path.with_name("import").exists():
+    time.sleep(0.01)
+listener = socket.socket(socket.AF_UNIX)
+listener.bind(str(path))
+listener.listen()
+said = encode(ZygoteReady(pid=os.getpid(), python="", torch=""))
+while True:
+    connection = listener.accept()[0]
+    connection.sendall(struct.pack(">I", len(said)) + said)
+"""
+
+
+async def test_an_agent_waits_for_the_zygote_that_the_one_before_it_began_to_start(
+    tmp_path: Path,
+) -> None:
+    folders = NodeFolders(tmp_path / "r", tmp_path / "w", tmp_path / "c")
+    folders.make()
+    script = tmp_path / "zygote.py"
+    script.write_text(textwrap.dedent(BOOTING))
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
+    python.chmod(0o700)
+    pool = ZygotePool(folders)
+    booting = _spawn(str(python), pool._socket(str(python)), tmp_path / "said")
+    while not zygotes(folders):
+        await asyncio.sleep(0.01)
+
+    waits = asyncio.create_task(pool.get(str(python)))
+    await asyncio.sleep(0)
+    (folders.sockets / "import").touch()
+    zygote = await asyncio.wait_for(waits, 10.0)
+    ready = await zygote.ready
+    pids = [process.pid for process in zygotes(folders)]
+    pool.close()
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    booting.wait()
+
+    assert (pids, ready.pid) == ([booting.pid], booting.pid)
+
+
+def zygotes(folders: NodeFolders) -> list[psutil.Process]:
+    """Those of a node, by their command lines."""
+    return [
+        process
+        for process in psutil.process_iter(["cmdline"])
+        if MODULE in (given := process.info["cmdline"] or [])
+        and any(argument.startswith(f"{folders.sockets}/") for argument in given)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("end", "blames_the_node"), [("kill -9 $$", True), ("kill -15 $$", True), ("exit 1", False)]
+)
+async def test_a_zygote_that_is_killed_as_it_begins_is_no_fault_of_the_job(
+    tmp_path: Path, end: str, *, blames_the_node: bool
+) -> None:
+    folders = NodeFolders(tmp_path / "r", tmp_path / "w", tmp_path / "c")
+    folders.make()
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\n{end}\n")
+    python.chmod(0o700)
+
+    with pytest.raises(StartError) as refused:
+        await ZygotePool(folders).get(str(python))
+
+    assert refused.value.node_fault is blames_the_node

@@ -14,7 +14,7 @@ from schemas.codec import CODECS, MAX_BYTES, REQUEST, Codec, encode, tag_of
 from schemas.errors import MalformedMessageError, OnesError, TooLargeError
 from schemas.messages import Message
 from schemas.messages.agent import Heartbeat
-from schemas.messages.client import CancelJob, ListNodes, PutSnapshot
+from schemas.messages.client import CancelJob, GetSearch, PutSnapshot
 from tests.support.schemas_examples import EXAMPLES, JOB, kinds_on_the_wire
 from tests.support.schemas_golden import (
     CONVERSATIONS,
@@ -388,7 +388,7 @@ def test_errors_of_the_codec_are_errors_of_the_project_with_stable_codes() -> No
 
 
 def test_a_request_without_fields_is_only_its_tag() -> None:
-    assert encode(ListNodes()) == b"\x81\xa4type\xb3client.list_nodes.1"
+    assert encode(GetSearch()) == b"\x81\xa4type\xb3client.get_search.1"
 
 
 def with_raw_value(message: bytes, key: str, value: bytes) -> bytes:

@@ -198,6 +198,18 @@ def test_as_many_and_as_long_arguments_as_allowed_are_accepted() -> None:
     assert problems(spec(args=("a" * MAX_TEXT, *["b"] * (MAX_ARGS - 1)))) == ()
 
 
+def test_a_job_file_that_would_not_fit_into_messages_is_refused() -> None:
+    large = spec(env={f"A{number}": "b" * MAX_TEXT for number in range(32)})
+
+    (problem,) = problems(large)
+
+    assert (
+        problem.what
+        == f"the job file has {len(msgspec.msgpack.encode(large))} bytes, at most 1048576"
+    )
+    assert problem.remedy == "put large values into a file of the working directory"
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("", "1"), ("1A", "1"), ("A-B", "1"), ("A=B", "1"), ("A", "\0"), ("A", "b" * (MAX_TEXT + 1))],

@@ -11,6 +11,7 @@ from tempfile import mkdtemp
 
 import pytest
 import zmq
+from zmq.utils import z85
 
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
@@ -280,6 +281,30 @@ async def test_a_request_that_the_authority_cannot_answer_does_not_stop_it(house
     node = await connected(house.link("node").connect("DEALER", address, house.server_key))
     node.send(b"still here")
     assert (await soon(router.receive())).identity == NODE
+
+
+async def test_thousands_of_peers_may_connect_at_once(house: House) -> None:
+    router = house.server.bind("ROUTER", free_address())
+
+    assert router._socket.backlog == 4096, "libzmq's own 100 have the others try again in seconds"
+
+
+async def test_peers_that_ask_together_are_answered_together(house: House) -> None:
+    asking = [house.server._context.socket(zmq.REQ) for _ in range(20)]
+    shown = [zmq.Socket.shadow(each) for each in asking]
+    key = z85.decode(house.keys["node"].public)
+    for number, each in enumerate(shown):
+        each.linger = 0
+        each.connect("inproc://zeromq.zap.01")
+        each.send_multipart([b"1.0", b"%d" % number, b"ones", b"", b"", b"CURVE", key])
+
+    for _ in range(5):  # turns of the loop
+        await asyncio.sleep(0)
+
+    codes = [each.recv_multipart(zmq.NOBLOCK)[2] for each in shown if each.poll(0)]
+    for each in asking:
+        each.close()
+    assert codes == [b"200"] * 20
 
 
 @pytest.mark.parametrize(

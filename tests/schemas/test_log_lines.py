@@ -69,7 +69,7 @@ from schemas.logging_and_watchdog import Audit, configure_logging, notify
 configure_logging()
 audit = Audit()
 for number in range(5):
-    audit.refused("key", "is not authorised", number)
+    audit.refused("key", f"{number} is not authorised")
 structlog.get_logger("x").error("told", number=1)
 notify("READY=1")
 print("lived")

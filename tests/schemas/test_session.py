@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+from functools import partial
 from typing import Final
 
 import pytest
+from msgspec.structs import replace
 
-from schemas.ids import BootId, JobId, Seconds, Term, Version
+from schemas.ids import BootId, JobId, Rank, Seconds, Term, Version
 from schemas.messages.agent import (
     DeltaAcked,
     EventsCommitted,
@@ -16,6 +18,7 @@ from schemas.messages.agent import (
     ResendEvents,
     Resent,
     Welcome,
+    WorkerSeen,
 )
 from schemas.messages.hopping import SweepDeltaAcked
 from schemas.session import (
@@ -76,7 +79,7 @@ def sweep_acked(term: int, revision: int) -> SweepDeltaAcked:
 
 
 def agent(*, said: int = 0) -> AgentSession:
-    """An agent that greeted nobody yet, to which `said` things happened."""
+    """An agent that greeted nobody yet, to which `said` things happened; its pauses are whole."""
     session = AgentSession(NODE, BOOT)
     for pid in range(1, said + 1):
         session.happened(started(pid))
@@ -100,12 +103,92 @@ def controller(*, committed: int = 0, boot: BootId = BOOT) -> ControllerSession:
 # --- greeting
 
 
-def test_an_agent_greets_at_its_first_tick_and_then_once_a_second() -> None:
-    session = agent()
+def hellos(session: AgentSession, start: float, end: float) -> list[float]:
+    """When it says hello, looked at each eighth of a second."""
+    moments = [start + eighths / 8 for eighths in range(int((end - start) * 8))]
+    return [now for now in moments if session.tick(at(now)) == [SayHello()]]
 
-    assert session.tick(at(0.0)) == [SayHello()]
-    assert session.tick(at(0.9)) == []
-    assert session.tick(at(1.0)) == [SayHello()]
+
+def test_an_agent_greets_at_its_first_tick_and_then_ever_more_seldom() -> None:
+    assert hellos(agent(), 0.0, 40.0) == [0.0, 1.0, 3.0, 7.0, 15.0, 23.0, 31.0, 39.0]
+
+
+def test_agents_that_begin_together_greet_apart() -> None:
+    first, second = (AgentSession(NODE, BOOT, chance=partial(float, at)) for at in (0.1, 0.9))
+    for session in (first, second):
+        session.tick(at(0.0))
+
+    moments = [hellos(session, 0.0, 9.0) for session in (first, second)]
+
+    assert moments[0] != moments[1]
+    assert all(0.5 <= moment <= 1.125 for moment, *_ in moments)
+
+
+def test_a_hello_that_nobody_could_hear_does_not_count() -> None:
+    session = agent()
+    for second in range(5):
+        assert session.tick(at(second)) == [SayHello()]
+        session.unheard(at(second))
+
+
+def test_an_agent_that_is_refused_comes_back_seldom() -> None:
+    session = agent()
+    session.tick(at(0.0))
+    session.receive(Refused(code="stale_boot", message="m", hint="h"), at(0.1))
+
+    assert hellos(session, 0.125, 9.0) == [8.125]
+
+
+def test_the_end_of_a_session_makes_an_agent_greet_at_once_however_often_it_greeted_before() -> (
+    None
+):
+    session = agent()
+    hellos(session, 0.0, 10.0)
+    session.receive(welcome("2.1"), at(10.0))
+
+    assert hellos(session, 10.0, 20.0) == [16.125, 17.125, 19.125]
+
+
+def test_a_hello_that_says_nothing_new_is_answered_with_the_session_that_there_is() -> None:
+    session = controller(committed=7)
+    session.receive(Heartbeat(session="2.1", events_sent=7), at(0.5))
+    session.order(delta(A, 2, 1, 1), at(0.5))
+    again = hello(BOOT, 9)
+
+    assert session.says_nothing_new(again)
+    assert session.greeted_again(again, at(5.0), 1, 2) == [ToNode(welcome("2.1", committed=7))]
+    assert session.last_heard == at(5.0)
+    assert session.tick(at(5.0)) == [ToNode(delta(A, 2, 1, 1))]
+
+
+def test_an_agent_that_greets_and_greets_and_hears_nothing_is_silent() -> None:
+    session = controller()
+    session.receive(Heartbeat(session="2.1", events_sent=0), at(1.0))
+
+    for second in (7.0, 8.0, 10.0, 13.0):
+        session.greeted_again(hello(BOOT, 0), at(second), 1, 2)
+
+    assert session.last_heard == at(7.0)
+    assert session.condition(at(13.0)) is Condition.SUSPECT
+    session.receive(Heartbeat(session="2.1", events_sent=0), at(13.5))
+    assert session.condition(at(13.5)) is Condition.ALIVE
+
+
+@pytest.mark.parametrize("change", ["boot", "workers", "spec"])
+def test_a_hello_with_news_begins_another_session(change: str) -> None:
+    session, again = controller(), hello(BOOT, 0)
+    seen = WorkerSeen(
+        job=A, version=Version(1), rank=Rank(0), slot=0, pid=7, started_ticks=7, ended=False
+    )
+    news = {
+        "boot": OTHER, "workers": (seen,), "spec": replace(again.spec, cores=9)
+    }  # fmt: skip
+
+    assert not session.says_nothing_new(replace(again, **{change: news[change]}))
+
+
+def test_nobody_is_known_who_never_greeted() -> None:
+    assert not ControllerSession(NODE, Term(2)).says_nothing_new(hello(BOOT, 0))
 
 
 def test_a_hello_is_answered_with_a_session_of_this_incarnation() -> None:
@@ -185,6 +268,14 @@ def test_an_agent_that_is_asked_to_greet_says_hello_at_once_and_again_a_second_l
     assert session.session is None
     assert session.tick(at(4.9)) == []
     assert session.tick(at(5.0)) == [SayHello()]
+
+
+def test_an_agent_that_greets_already_does_so_again_only_for_a_newer_controller() -> None:
+    session = welcomed()
+    session.receive(HelloRequest(term=Term(3)), at(4.0))
+
+    assert session.receive(HelloRequest(term=Term(3)), at(4.5)) == []
+    assert session.receive(HelloRequest(term=Term(4)), at(4.6)) == [SayHello()]
 
 
 def test_a_refusal_is_told() -> None:
@@ -405,6 +496,15 @@ def test_commits_are_told_once_and_never_go_back() -> None:
 
 def test_nothing_is_told_as_committed_to_an_agent_that_never_greeted() -> None:
     assert ControllerSession(NODE, Term(2)).committed(1) == []
+
+
+def test_an_agent_knows_up_to_where_it_cannot_resend() -> None:
+    session = agent(said=3)
+    assert session.dropped == 0
+
+    for through, dropped in ((2, 2), (3, 3)):
+        session.receive(EventsCommitted(boot=BOOT, through=through), at(1.0))
+        assert session.dropped == dropped
 
 
 def test_an_agent_forgets_committed_events_of_its_boot_only() -> None:

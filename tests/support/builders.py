@@ -125,9 +125,10 @@ def greeting(
     slots: int = 1,
     boot: str = "boot-1",
     model: str = "",
+    problems: tuple[str, ...] = (),
 ) -> NodeGreeted:
     spec = node_spec(node, slots, model)
-    return NodeGreeted(node=node, boot=BootId(boot), spec=spec, workers=workers)
+    return NodeGreeted(node=node, boot=BootId(boot), spec=spec, workers=workers, problems=problems)
 
 
 def seen(
@@ -317,9 +318,16 @@ def exited(
 
 
 def refused(
-    job: JobId, version: int = 1, *, rank: int = 0, error: str, hint: str = ""
+    job: JobId,
+    version: int = 1,
+    *,
+    rank: int = 0,
+    error: str,
+    hint: str = "",
+    node_fault: bool = False,
 ) -> WorkerRefused:
-    return WorkerRefused(**_worker(job, version, rank), error=error, hint=hint)
+    who = _worker(job, version, rank)
+    return WorkerRefused(**who, error=error, hint=hint, node_fault=node_fault)
 
 
 def cleared(job: JobId, version: int) -> JobCleared:

@@ -10,7 +10,8 @@ import msgspec
 
 from controlplane.core import invariants
 from controlplane.core.commands import Announce, AskForPlan, Command
-from controlplane.core.history_read_model import JobHistory
+from controlplane.core.history_read_model import JobHistories, JobHistory
+from controlplane.core.history_records import JobLeft
 from controlplane.core.inputs import ControllerStarted, Input, NodeLost, NodeReported
 from controlplane.core.model.job import Job
 from controlplane.core.policy_view import ViewBuilder
@@ -41,6 +42,8 @@ class Controller:
 
     def __init__(self) -> None:
         self.reactor = Reactor()
+        self.histories = JobHistories()
+        self.left: list[JobLeft] = []
         self.state.slot_index.__class__ = WatchedSlotIndex
         self.now = 1000.0
         self.history: list[tuple[Seconds, bytes]] = []
@@ -61,13 +64,15 @@ class Controller:
         return self.state.job(job)
 
     def history_of(self, job: JobId) -> JobHistory:
-        return self.reactor.histories.of(job)
+        return self.histories.of(job)
 
     def take(self, event: Input) -> list[Command]:
         """Handle `event`; its announcements come back without number and time, once checked."""
         before = self.state.feed_seq
         self.history.append((Seconds(self.now), encode(event)))
         commands = self.reactor.handle(event, Seconds(self.now))
+        self.histories.add(self.reactor.records)
+        self.left += [record for record in self.reactor.records if isinstance(record, JobLeft)]
         invariants.check(self.state)
         self.asked = self.asked or AskForPlan() in commands
         told = [command.event for command in commands if isinstance(command, Announce)]
@@ -76,9 +81,10 @@ class Controller:
         ]
         return [_unnumbered(command) for command in commands]
 
-    def start(self) -> list[Command]:
-        """Begin the next incarnation."""
-        return self.take(ControllerStarted(term=Term(self.state.term + 1), release="0"))
+    def start(self, *, ended_leave: bool = False) -> list[Command]:
+        """Begin the next incarnation; in that of a service, jobs that have ended leave."""
+        term = Term(self.state.term + 1)
+        return self.take(ControllerStarted(term=term, release="0", ended_leave=ended_leave))
 
     def submit(self, name: str = "a", **changes: Any) -> list[Command]:
         return self.take(builders.submission(name, **changes))
@@ -108,8 +114,10 @@ class Controller:
 
     def replayed(self) -> State:
         """The state that the history leads to, read back from its bytes; so are the job histories."""
-        again = replay((at, input_from(body)) for at, body in self.history)
-        assert again.histories == self.reactor.histories
+        histories = JobHistories()
+        inputs = ((at, input_from(body)) for at, body in self.history)
+        again = replay(inputs, histories.add)
+        assert (histories, again.totals) == (self.histories, self.reactor.totals)
         return again.state
 
 

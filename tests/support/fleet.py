@@ -96,7 +96,7 @@ class Fleet:
     async def stop(self) -> None:
         """End it."""
         self.process.terminate()
-        await asyncio.to_thread(self.process.wait, 10)
+        await asyncio.to_thread(self.process.wait, 60)
 
     async def join(self) -> None:
         """Connect all agents, and wait until each is welcome."""

@@ -243,6 +243,10 @@ class Network:
         )
 
     def _greet(self, controller: Controller, message: Hello) -> None:
+        session = controller.session
+        if session.says_nothing_new(message):
+            self._of_controller(controller, session.greeted_again(message, self.now, 1, 2))
+            return
         controller.pending.append(message)
         if controller is self.controller and message.boot != self.agent.boot:
             # A former life's hello that overtakes the present one's in the journal makes the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -56,7 +57,7 @@ class SimulatedAgent:
         self.link = Link(self.keys)
         self.link.close()  # its own context, which has no socket yet
         self.link._context = context
-        self.session = AgentSession(self.node, BootId("boot"))
+        self.session = AgentSession(self.node, BootId("boot"), chance=random.random)
         self.orders = self._connect("DEALER", "agents")
         self.events = self._connect("PUB", "events")
         self.spec = NodeSpec(
@@ -99,7 +100,8 @@ class SimulatedAgent:
                     self.watch.published(self, numbered, time.monotonic())
                     self.events.send(self.node.encode(), encode(numbered))
                 case SayHello():
-                    self.orders.send(encode(self.hello()))
+                    if not self.orders.send(encode(self.hello())):
+                        self.session.unheard(self.now())
                 case Apply(delta=GroupDelta() as delta):
                     self.deltas.append(delta)
                     self.news.set()

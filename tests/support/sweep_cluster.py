@@ -8,6 +8,8 @@ from random import Random
 from typing import Any
 
 from controlplane.core.commands import Announce, AskForPlan, Command, SendDelta, SendSweepDelta
+from controlplane.core.handlers import sweeps
+from controlplane.core.history_records import Record
 from controlplane.core.inputs import ControllerStarted, Input, NodeLost
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep
@@ -65,15 +67,25 @@ class SweepCluster:
         self.orders: dict[NodeId, list[Delta]] = {}
         self.asked = False
         self.told: list[FeedEvent] = []  # announcements
+        self.records: list[Record] = []  # of what happened
         for name, many in slots.items():
             node = HopperNode(NodeId(name), many, self.world)
             self.orders[node.node] = []
             self.greet(node)
 
+    def nothing_was_passed_over(self) -> None:
+        """To hold every sweep against its job changes nothing: those that matter were."""
+        ctx = self.controller.reactor._ctx
+        before = len(ctx.out), ctx.ask
+        sweeps.reconcile_those(ctx, list(ctx.state.sweeps))
+        assert (len(ctx.out), ctx.ask) == before
+
     # --- what people and machines do
 
     def take(self, event: Input) -> list[Command]:
         commands = self.controller.take(event)
+        self.records += self.controller.reactor.records
+        self.nothing_was_passed_over()
         for command in commands:
             match command:
                 case SendDelta(node=node, delta=delta) | SendSweepDelta(node=node, delta=delta):

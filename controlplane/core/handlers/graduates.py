@@ -46,7 +46,7 @@ def submit(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> N
     )
     new = accept(ctx, _spec_of(job.spec, spec, trial), job.snapshot, job.user)
     why = f"goes on as job {new.job}, from epoch {order.epochs}"
-    ctx.histories.sweep(job.job).trial_ended(order.trial, why)
+    ctx.totals.sweep(job.job).trial_ended(order.trial, why)
     detail: Detail = {"trial": order.trial, "how": "graduated", "reason": why, "as": new.job}
     ctx.announce("sweep.trial_ended", job, detail)
 
@@ -82,7 +82,7 @@ def epoch_reported(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
         return
     metrics = metrics_of(event)
     former.sweep.engine.graduate_ended_epoch(trial.trial, metrics)
-    ctx.histories.sweep(former.job).epoch_ended(trial.trial, metrics, ctx.now)
+    ctx.totals.sweep(former.job).epoch_ended(trial.trial, metrics, ctx.now)
 
 
 def metrics_of(event: EpochReported) -> dict[str, float]:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.model.job import Job, SpeedPromise
+from controlplane.core.history_records import GroupOrdered
+from controlplane.core.model.job import CORRECTION, Job, SpeedPromise
 from controlplane.core.model.worker import Worker
 from controlplane.policy.api import Reason
 from schemas.groups import Group, Member, ResumePoint
@@ -116,14 +117,15 @@ def note_order(
         slots=slots,
         global_batch=group.global_batch,
     )
-    ctx.histories.group_ordered(job.job, decision, info)
+    ctx.records.append(GroupOrdered(job=job.job, decision=decision, version=info))
 
 
 def _promise(version: Version, numbers: dict[str, float]) -> SpeedPromise | None:
     then, now = numbers.get("speed_then"), numbers.get("speed_now")
     if then is None or not now:
         return None
-    return SpeedPromise(version=version, now=now, then=then)
+    correction = numbers.get(CORRECTION)
+    return SpeedPromise(version=version, now=now, then=then, correction=correction)
 
 
 def names_of(group: Group) -> list[WorkerId]:

@@ -57,7 +57,7 @@ def abandon(ctx: HandlerContext, job: Job, trigger: RescaleTrigger, why: str) ->
             ctx.advance_worker(job, worker, WorkerTrigger.DISMISSED)
     status.script.error = ""
     ctx.state.deadlines.clear(job.job)
-    ctx.histories.group_concluded(job.job, "abandoned", ctx.now)
+    ctx.conclude(job, "abandoned")
     if trigger is not RescaleTrigger.SUPERSEDED:
         _back_off(ctx, job)
     running = Running(group=group, script=status.script)
@@ -105,14 +105,15 @@ def recover(ctx: HandlerContext, job: Job, why: str) -> None:
     change, attempts = status.change, job.attempts
     if change is not None:
         rescales.advance(job.job, change, RescaleTrigger.MEMBER_LOST)
-        ctx.histories.group_concluded(job.job, "broken", ctx.now)
+        ctx.conclude(job, "broken")
     survivors = _survivors(job, status.group, change)
     attempts.recoveries += 1
     if attempts.changes:  # the first loss since an epoch is no reason to wait
         _back_off(ctx, job)
     else:
         attempts.changes = 1
-    if attempts.recoveries > MAX_RECOVERIES or not survivors:
+    never_trained = isinstance(status, Starting)
+    if attempts.recoveries > MAX_RECOVERIES or not survivors or never_trained:
         restart_from_checkpoint(ctx, job, why)
         return
     for worker in job.workers.values():

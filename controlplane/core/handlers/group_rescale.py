@@ -30,6 +30,8 @@ from schemas.groups import Group
 from schemas.ids import Rank, SlotId, Version, WorkerId, node_of, worker_id
 from schemas.messages.agent import JOIN, SUSPEND, GroupFormed, StoreOpened
 
+FORMING = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
+
 
 def order_change(
     ctx: HandlerContext,
@@ -155,7 +157,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Rescaling, event: Gro
         event: the version that the worker is a member of; only that of the new group counts.
     """
     change = status.change
-    if event.group != change.group.version:
+    if event.group != change.group.version or change.phase not in FORMING:
         return
     if all(job.workers[m.worker].formed == event.group for m in change.group.members):
         _settle(ctx, job, status)
@@ -174,10 +176,12 @@ def _settle(ctx: HandlerContext, job: Job, status: Rescaling) -> None:
     job.attempts.recoveries = 0
     if names_of(old) == names_of(group):
         job.accounting.batch_changes += 1
+        ctx.totals.batch_changes += 1
     else:
         job.accounting.rescales += 1
+        ctx.totals.rescales += 1
     ctx.state.deadlines.clear(job.job)
-    ctx.histories.group_concluded(job.job, "formed", ctx.now)
+    ctx.conclude(job, "formed")
     ctx.advance(
         job,
         JobTrigger.GROUP_FORMED,

@@ -63,6 +63,7 @@ def start(
         job.workers[member.worker].reserved = member.slot in owners
     note_order(ctx, job, group, START, reason, by=by)
     job.override_waits, job.attempts.exit_code = "", None
+    ctx.state.slot_index.job_begins(job.job)
     ctx.state.jobs_with_processes[job.job] = None
     ctx.state.deadlines.expect_start(job.job, version, ctx.now)
     slots = ", ".join(member.slot for member in group.members)
@@ -105,10 +106,11 @@ def on_group_formed(ctx: HandlerContext, job: Job, status: Starting, event: Grou
     if any(worker.formed != group.version for worker in job.group_workers()):
         return
     ctx.state.deadlines.clear(job.job)
-    ctx.histories.group_concluded(job.job, "formed", ctx.now, event)
+    ctx.conclude(job, "formed", event)
     account = job.accounting
     account.started_s = ctx.now - account.since
     account.rescales += status.resumes
+    ctx.totals.rescales += status.resumes
     job.attempts.recoveries = 0
     why = trains_on(group)
     if event.step:

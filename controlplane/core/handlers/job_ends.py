@@ -6,6 +6,7 @@ from typing import Final
 
 from controlplane.core.deadlines import pause_before
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import departures
 from controlplane.core.model.batch_limit import lower_local_limit
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Ended, JobTrigger, Paused, Phase, Starting
@@ -103,6 +104,7 @@ def end(
     detail: Detail = {**ended, **(more or {})}
     nodes = dict.fromkeys([*_dismiss(ctx, job, trigger.value), *job.nodes])
     ctx.advance(job, trigger, Ended(phase=_ENDS[trigger]), why, detail)
+    ctx.totals.job_ended(job, ctx.now)
     del ctx.state.active[job.job]
     ctx.state.overrides.pop(job.job, None)
     job.override, job.override_waits = None, ""
@@ -113,7 +115,7 @@ def end(
 
 def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:
     """Order every worker to stop; returns the nodes to notify."""
-    ctx.histories.group_concluded(job.job, outcome, ctx.now)
+    ctx.conclude(job, outcome)
     job.version = Version(job.version + 1)
     if job.group is not None:
         job.progress.last_batch = job.group.global_batch
@@ -140,3 +142,4 @@ def forget_exited(ctx: HandlerContext, job: Job) -> None:
     }
     if not job.workers:
         ctx.state.jobs_with_processes.pop(job.job, None)
+        departures.may_leave(ctx, job)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers import group_recovery, sweeps, worker_exits
+from controlplane.core.handlers import departures, group_recovery, node_health, sweeps, worker_exits
 from controlplane.core.handlers.worker_reports import note_process
 from controlplane.core.inputs import (
     CommitsResumed,
@@ -19,7 +19,7 @@ from controlplane.core.inputs import (
 )
 from controlplane.core.model import node as nodes
 from controlplane.core.model.job import Job
-from controlplane.core.model.node import Node, NodeTrigger
+from controlplane.core.model.node import Node, NodePhase, NodeTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase
 from schemas.ids import slot_id, worker_id
 from schemas.messages.agent import WorkerExited, WorkerSeen
@@ -40,9 +40,11 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
     ctx.announce("controller.started", detail={"term": event.term, "release": event.release})
     for node in state.nodes.values():
         nodes.advance(node, NodeTrigger.CONTROLLER_STARTED, ctx.now)
-    state.slot_index.touch_phases()
+    state.slot_index.touch_row()
     state.deadlines.begin_anew(ctx.now)
     sweeps.on_controller_started(ctx)
+    if event.ended_leave:
+        departures.begin(ctx)
     ctx.ask = True
 
 
@@ -67,6 +69,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
             node.boot, node.committed = event.boot, 0
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
+    node_health.note_problems(ctx, node, event.problems)
     _reconcile(ctx, node, event.workers)
     sweeps.on_node_greeted(ctx, node.node)
     ctx.ask = True
@@ -79,7 +82,7 @@ def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> N
     node.foreign = {
         slot_id(node.node, s.slot): name
         for name, s in present.items()
-        if s.job not in state.jobs and not s.ended
+        if s.job not in state.jobs and s.job not in state.left and not s.ended
     }
     state.slot_index.touch_node(node.node)
     for slot in [slot_id(node.node, s.index) for s in node.spec.slots]:
@@ -91,6 +94,8 @@ def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> N
     for name in touched:
         if name in state.jobs:
             ctx.send_to(state.jobs[name], [node.node])
+        elif (version := state.left.get(name)) is not None:
+            departures.stop_again(ctx, name, version, node.node)
 
 
 def _reconcile_worker(
@@ -182,8 +187,11 @@ def _advance(
     announced: str,
     detail: Detail | None = None,
 ) -> bool:
+    was = node.phase
     changed = nodes.advance(node, trigger, ctx.now)
     if changed:
-        ctx.state.slot_index.touch_phases()
+        ctx.state.slot_index.touch_node(node.node)
+        if NodePhase.LOST in {was, node.phase}:
+            ctx.state.slot_index.touch_row()
         ctx.announce(announced, node=node, detail=detail)
     return changed

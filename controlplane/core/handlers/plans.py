@@ -7,6 +7,7 @@ from controlplane.core.handlers import swaps
 from controlplane.core.handlers.group_rescale import order_change
 from controlplane.core.handlers.group_start import start
 from controlplane.core.handlers.job_ends import end
+from controlplane.core.history_records import Decided, EndPromised
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job import Job, PromisedEnd
 from controlplane.core.model.job_phases import JobTrigger, Phase
@@ -33,7 +34,7 @@ def on_plan_proposed(ctx: HandlerContext, event: PlanProposed) -> None:
     begun = [swap for swap in verdict.swaps if swaps.begin(ctx, swap)]
     changes = len(done) + sum(len(swap.targets) for swap in begun)
     if changes:
-        ctx.histories.plans_taken += 1
+        ctx.totals.plans_taken += 1
     if changes and stats is not None:
         ctx.announce(
             "policy.plan",
@@ -61,7 +62,7 @@ def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
         numbers=reason.numbers,
         outcome="rejected",
     )
-    ctx.histories.decided(job.job, decision)
+    ctx.records.append(Decided(job=job.job, decision=decision))
     end(ctx, job, JobTrigger.REJECTED, reason.text, {"code": reason.code, **reason.numbers})
 
 
@@ -70,7 +71,8 @@ def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
     first = job.promised_end.first if job.promised_end else at
     job.promised_end = PromisedEnd(first=first, latest=at)
     ctx.changed_jobs[job.job] = None
-    ctx.histories.end_promised(job.job, PromiseInfo(time=ctx.now, end=at))
+    promise = PromiseInfo(time=ctx.now, end=at)
+    ctx.records.append(EndPromised(job=job.job, promise=promise))
     ctx.announce("job.promised", job, {"end": at, "first": first})
 
 

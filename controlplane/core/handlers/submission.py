@@ -21,7 +21,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
     """
     state = ctx.state
     key = f"{event.user}/{event.key}" if event.key else ""
-    known = state.keys.get(key)
+    known = state.keys.get(key) or state.left_keys.get(key)
     if known is not None:
         ctx.out.append(Accept(known))
         return
@@ -32,6 +32,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
         sweep_orders.carry_out(ctx, job, job.sweep, job.sweep.engine.begin(ctx.now))
     if key:
         state.keys[key] = job.job
+        job.key = key
     ctx.out.append(Accept(job.job))
 
 

@@ -20,7 +20,6 @@ from controlplane.core.handlers.job_ends import withdraw
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Phase, Running
 from controlplane.core.model.manual_override import ManualOverride
-from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
 from controlplane.core.model.swap import Swap, Way
 from controlplane.policy.api import Reason
@@ -144,8 +143,8 @@ def _lost_slots(ctx: HandlerContext, job: Job, swap: Swap) -> str:
     nodes, owners = ctx.state.slot_index.slots(), ctx.state.slot_index.owners()
     for slot in (*swap.targets[job.job], *job.size.slots):
         node = nodes.get(slot)
-        if node is None or node.phase is not NodePhase.UP:
-            return f"cannot have {slot}: its node is not up"
+        if node is None or not node.usable:
+            return f"cannot have {slot}: its node takes no new work"
         if slot in owners and owners[slot] not in swap.targets:
             return f"cannot have {slot}: {owners[slot]} has it"
     return ""

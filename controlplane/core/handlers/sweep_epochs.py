@@ -7,6 +7,7 @@ wait for each other, so its speed is that of a unit times its workers.
 from __future__ import annotations
 
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.history_records import EpochFinished
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Running
 from controlplane.core.model.job_sweep import JobSweep
@@ -65,7 +66,7 @@ def _announce(ctx: HandlerContext, job: Job, *, whole: bool) -> None:
         samples_done=progress.samples_done,
         epoch_samples=progress.epoch_samples,
     )
-    ctx.histories.epoch_finished(job.job, info)
+    ctx.records.append(EpochFinished(job=job.job, epoch=info))
     detail: Detail = {
         **progress.metrics,
         "epoch": progress.epoch,

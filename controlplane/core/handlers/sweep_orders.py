@@ -71,7 +71,7 @@ def carry_out(ctx: HandlerContext, job: Job, sweep: JobSweep, orders: Iterable[O
 
 
 def _scored(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialScored) -> None:
-    ctx.histories.sweep(job.job).epoch_ended(order.trial, order.metrics, ctx.now)
+    ctx.totals.sweep(job.job).epoch_ended(order.trial, order.metrics, ctx.now)
     detail: Detail = {**order.metrics, "trial": order.trial, "epoch": order.epoch}
     ctx.announce("sweep.trial_scored", job, detail)
     score = best_score(sweep)
@@ -105,7 +105,7 @@ def best_trial(sweep: JobSweep) -> int | None:
 
 
 def _ended(ctx: HandlerContext, job: Job, sweep: JobSweep, order: TrialEnded) -> None:
-    ctx.histories.sweep(job.job).trial_ended(order.trial, order.why)
+    ctx.totals.sweep(job.job).trial_ended(order.trial, order.why)
     if order.how == "failed":
         sweep.first_failure = sweep.first_failure or f"trial {order.trial}: {order.why}"
     if not job.ended:

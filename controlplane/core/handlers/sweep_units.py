@@ -53,7 +53,7 @@ def on_unit_begun(ctx: HandlerContext, job: Job, worker: Worker, event: UnitBegu
     name = lease.order.state
     if name is not None:
         own = sweep.memory.get(name.trial) == (name.version, worker.worker)
-        history = ctx.histories.sweep(job.job)
+        history = ctx.totals.sweep(job.job)
         history.unit_begun(name.trial, event.waited_s, hops=not own)
     attempt = Attempt(event.attempt)
     carry_out(ctx, job, sweep, sweep.engine.unit_begun(attempt, event.samples, ctx.now))
@@ -105,7 +105,7 @@ def _write_down(
         metrics=event.metrics,
         samples=event.samples,
     )
-    ctx.histories.sweep(job.job).unit_ended(unit, event.size, again=lease.again)
+    ctx.totals.sweep(job.job).unit_ended(unit, event.size, again=lease.again)
 
 
 def _count(ctx: HandlerContext, job: Job, sweep: JobSweep, lease: Lease, event: UnitEnded) -> None:

@@ -1,12 +1,14 @@
 """A sweep follows its job: workers that come, go or are to leave, nodes that are lost, its end.
 
-After every input each sweep is held against its job. So there is one place that knows what a
-start, a change, a pause, a loss or an end of a job means for its sweep.
+After every input each sweep that it may concern is held against its job: the one of the job that it
+names, those of jobs that it changed, and all when a node came or went. So there is one place that
+knows what a start, a change, a pause, a loss or an end of a job means for its sweep.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
@@ -17,7 +19,16 @@ from controlplane.core.handlers.sweep_orders import (
     carry_out,
     send_stale,
 )
-from controlplane.core.inputs import UnitExpired
+from controlplane.core.inputs import (
+    ControllerStarted,
+    Input,
+    NodeGreeted,
+    NodeHeard,
+    NodeLost,
+    NodeReported,
+    NodeSuspected,
+    UnitExpired,
+)
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running
 from controlplane.core.model.job_sweep import JobSweep
@@ -28,17 +39,35 @@ from controlplane.core.state import State
 from schemas.ids import JobId, NodeId, Seconds, WorkerId, node_of
 
 SWITCHED: Final = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
+OF_NODES: Final = (ControllerStarted, NodeGreeted, NodeHeard, NodeSuspected, NodeLost)
 KEPT_SWEEPS: Final = 200  # that have ended
 GONE: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
 
 
-def reconcile_all(ctx: HandlerContext) -> None:
-    """Hold every sweep against its job, and tell nodes what changed.
+def reconcile(ctx: HandlerContext, event: Input) -> None:
+    """Hold the sweeps that an input may concern against their jobs, and tell nodes what changed.
 
     Args:
         ctx: of this input.
+        event: that was handled.
     """
-    for name in list(ctx.state.sweeps):
+    if isinstance(event, OF_NODES):
+        reconcile_those(ctx, list(ctx.state.sweeps))
+        return
+    about = event.event if isinstance(event, NodeReported) else event
+    concerned = {getattr(about, "job", None), *ctx.changed_jobs}
+    if not concerned.isdisjoint(ctx.state.sweeps):
+        reconcile_those(ctx, [name for name in ctx.state.sweeps if name in concerned])
+
+
+def reconcile_those(ctx: HandlerContext, names: Sequence[JobId]) -> None:
+    """Hold these sweeps against their jobs; without need that changes nothing.
+
+    Args:
+        ctx: of this input.
+        names: of sweeps that go on, or that some node has to hear of.
+    """
+    for name in names:
         job = ctx.state.jobs[name]
         sweep = job.sweep
         if sweep is None:

@@ -10,17 +10,19 @@ from msgspec.structs import replace
 
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import graduates
+from controlplane.core.history_records import EpochFinished, SpeedMeasured
 from controlplane.core.model.job import Job, Progress
 from controlplane.core.model.job_phases import Rescaling, Running, Starting
 from controlplane.core.model.noise_scale import first_noise_scale
 from controlplane.core.model.pass_times import believable_passes
 from controlplane.core.model.worker import Worker
 from schemas.groups import Group, ResumePoint
-from schemas.ids import NodeId, Seconds, node_of
+from schemas.ids import NodeId, Seconds, SlotId, node_of
 from schemas.messages.agent import EpochReported, TrainingFinished
 from schemas.messages.client import EpochInfo, NodeCrowd
 from schemas.messages.feed import Detail
 
+MOST_SAMPLES: Final = 2**53  # that anybody counts; a sum of reports has to fit into a journal
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch's
 
 
@@ -46,13 +48,28 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     together = whole and beside == progress.beside and _stayed(others, progress.epoch_at)
     # What the script says itself, as the metric of that name, else what was measured.
     noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
-    _take_over(progress, event, noise_scale, ctx.now)
+    take_over(progress, event, noise_scale, ctx.now)
     progress.beside = beside
     _count_left_out(job, event)
     job.attempts.losses, job.attempts.changes = 0, 0
-    info = _epoch_info(event, group, ctx.now, whole=whole, noise_scale=noise_scale)
+    slots = [member.slot for member in group.members]
+    info = epoch_info(event, slots, ctx.now, whole=whole, noise_scale=noise_scale)
     info = replace(info, beside=beside if together else None)
-    ctx.histories.epoch_finished(job.job, info)
+    tell(ctx, job, event, info)
+    graduates.epoch_reported(ctx, job, event)
+    ctx.ask = True
+
+
+def tell(ctx: HandlerContext, job: Job, event: EpochReported, info: EpochInfo) -> None:
+    """Put a finished epoch into the job's history, and announce it.
+
+    Args:
+        ctx: of this input.
+        job: whose epoch it is.
+        event: what it came to.
+        info: the same, as the history keeps it.
+    """
+    ctx.records.append(EpochFinished(job=job.job, epoch=info))
     detail: Detail = {
         **event.metrics,
         "epoch": event.epoch,
@@ -64,15 +81,26 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     if event.left_early:
         detail |= {"trained_samples": event.trained_samples, "left_early": True}
     ctx.announce("job.epoch", job, detail)
-    graduates.epoch_reported(ctx, job, event)
-    ctx.ask = True
 
 
-def _epoch_info(
-    event: EpochReported, group: Group, now: Seconds, *, whole: bool, noise_scale: float | None
+def epoch_info(
+    event: EpochReported,
+    slots: Sequence[SlotId],
+    now: Seconds,
+    *,
+    whole: bool,
+    noise_scale: float | None,
 ) -> EpochInfo:
-    """What a job's history keeps of an epoch."""
-    slots, times = [member.slot for member in group.members], believable_passes(event)
+    """What a job's history keeps of an epoch.
+
+    Args:
+        event: what the epoch came to.
+        slots: that it trained on; empty: not known.
+        now: when that was heard.
+        whole: one group did all of it, with one batch.
+        noise_scale: what it says of that, samples.
+    """
+    times = believable_passes(event)
     return EpochInfo(
         epoch=event.epoch,
         time=now,
@@ -148,7 +176,9 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     if promise is None or promise.version != event.group:
         return
     job.promise = None
-    ctx.histories.speed_measured(job.job, promise, event.samples_per_s)
+    speed = event.samples_per_s
+    ctx.records.append(SpeedMeasured(job=job.job, promise=promise, samples_per_s=speed))
+    ctx.totals.speed_measured(promise, speed)
     detail: Detail = {
         "version": promise.version,
         "predicted": promise.then / promise.now,
@@ -157,9 +187,17 @@ def _measure_speed(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     ctx.announce("job.gain", job, detail)
 
 
-def _take_over(
+def take_over(
     progress: Progress, event: EpochReported, noise_scale: float | None, now: Seconds
 ) -> None:
+    """The job is where this epoch ended.
+
+    Args:
+        progress: it is changed in place.
+        event: the latest epoch of the job.
+        noise_scale: what it says of that, samples.
+        now: when that was heard.
+    """
     progress.epoch_at, progress.epoch_step = now, event.step
     progress.epoch, progress.step = event.epoch, event.step
     progress.samples_done, progress.epoch_samples = event.samples_done, event.epoch_samples
@@ -179,5 +217,5 @@ def _count_left_out(job: Job, event: EpochReported) -> None:
     trained, all_samples = event.trained_samples, event.epoch_samples
     if trained is None or (stop is not None and stop.samples is not None):
         return
-    progress.epoch_left_out = max(0, all_samples - trained)
-    progress.left_out += progress.epoch_left_out
+    progress.epoch_left_out = min(MOST_SAMPLES, max(0, all_samples - trained))
+    progress.left_out = min(MOST_SAMPLES, progress.left_out + progress.epoch_left_out)

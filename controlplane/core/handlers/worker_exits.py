@@ -56,6 +56,8 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
     ctx.announce("worker.exited", job, detail)
     status = job.status
     left = was in {WorkerPhase.RETIRING, WorkerPhase.LEAVING}
+    if not left and event.code != 0 and not _recovers(job):
+        _count_death(job, worker)
     if job.sweep is not None and was is not WorkerPhase.LEAVING:
         cause, why = exit_cause(event, ScriptReports(), 0)
         job.sweep.exits[worker.worker] = (why, cause is not ExitCause.LOST)
@@ -69,12 +71,23 @@ def on_worker_exited(ctx: HandlerContext, job: Job, worker: Worker, event: Worke
     ctx.ask = True
 
 
+def _recovers(job: Job) -> bool:
+    """Whether something else was lost before, of which this may be a consequence."""
+    return job.change is not None and job.change.kind == RECOVER
+
+
+def _count_death(job: Job, worker: Worker) -> None:
+    died_on = job.attempts.died_on
+    died_on[node_of(worker.slot)] = died_on.get(node_of(worker.slot), 0) + 1
+
+
 def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: WorkerRefused) -> None:
     """A node could not start a process at all.
 
     Args:
         ctx: of this input.
-        job: it fails if the worker is of its group, and abandons its change if that is a newcomer.
+        job: it fails if the worker is of its group, or starts elsewhere if that is the node's
+            fault; it abandons its change if the worker is a newcomer.
         worker: that has no process.
         event: why, in words, and what helps.
     """
@@ -85,7 +98,11 @@ def on_worker_refused(ctx: HandlerContext, job: Job, worker: Worker, event: Work
     if job.group is not None and was not in {WorkerPhase.LEAVING, WorkerPhase.EXITED}:
         change = job.change
         if job.group.member(worker.worker) is not None:
-            fail(ctx, job, why)
+            if event.node_fault:
+                _count_death(job, worker)
+                restart_from_checkpoint(ctx, job, f"node {node_of(worker.slot)}: {why}")
+            else:
+                fail(ctx, job, why)
         elif change is not None and change.group.member(worker.worker) is not None:
             why = f"a newcomer could not start: {why}"
             abandon(ctx, job, RescaleTrigger.NEWCOMER_LOST, why)

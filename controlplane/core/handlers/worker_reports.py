@@ -10,11 +10,14 @@ from controlplane.core.handlers import (
     group_recovery,
     group_rescale,
     group_start,
+    late_epochs,
+    node_health,
     suspend,
     sweep_units,
     training_epochs,
     worker_exits,
 )
+from controlplane.core.history_records import ProcessStarted
 from controlplane.core.inputs import NodeReported
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Rescaling, Running, Starting
@@ -28,6 +31,7 @@ from schemas.messages.agent import (
     HopperOpened,
     JobCleared,
     JoinFailed,
+    NodeHealth,
     Quiesced,
     ScriptFailed,
     ScriptReport,
@@ -61,6 +65,9 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
         return
     node.committed = event.seq
     report = event.event
+    if isinstance(report, NodeHealth):
+        node_health.note_problems(ctx, node, report.problems)
+        return
     job = ctx.state.jobs.get(report.job)
     if isinstance(report, JobCleared):
         if job is not None:
@@ -75,13 +82,21 @@ def on_node_reported(ctx: HandlerContext, event: NodeReported) -> None:
     if job is None or worker is None:
         if isinstance(report, WorkerExited | WorkerRefused):
             _forget_foreign(ctx, node, name)
+        if job is not None and isinstance(report, EpochReported) and node.node in job.nodes:
+            late_epochs.on_late_epoch(ctx, job, report)
         return
+    if node_of(worker.slot) != node.node:
+        return  # a node speaks for its own workers only
     if isinstance(report, ScriptReport):
         if report.index <= worker.reports:
             return
         worker.reports = report.index
     kind = type(report)
-    if kind in FROM_MEMBERS and (worker.phase not in SPEAKING or job.group is None):
+    unheard = isinstance(report, EpochReported) and report.epoch in job.progress.unheard
+    silent = worker.phase not in SPEAKING or job.group is None
+    if unheard or (kind in FROM_MEMBERS and silent):
+        if isinstance(report, EpochReported):
+            late_epochs.on_late_epoch(ctx, job, report)
         return
     ctx.changed_jobs[job.job] = None
     HANDLERS[kind](ctx, job, worker, report)
@@ -122,7 +137,8 @@ def note_process(ctx: HandlerContext, job: Job, worker: Worker, pid: int) -> Non
     """
     if worker.pid is None:
         worker.pid = pid
-        ctx.histories.process_started(job.job, worker.worker, node_of(worker.slot))
+        where = node_of(worker.slot)
+        ctx.records.append(ProcessStarted(job=job.job, worker=worker.worker, node=where))
         ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
         ctx.announce("worker.started", job, {**place(worker), "pid": pid})
 
@@ -138,11 +154,13 @@ def on_worker_ready(ctx: HandlerContext, job: Job, worker: Worker, event: Worker
     """
     if worker.phase is WorkerPhase.ORDERED:
         ctx.advance_worker(job, worker, WorkerTrigger.STARTED)
-    if not ctx.advance_worker(job, worker, WorkerTrigger.READY) or job.group is None:
+    if not ctx.hear_worker(job, worker, WorkerTrigger.READY) or job.group is None:
         return
     worker.store_port = event.store_port
     if job.sweep is None:  # whose units tell
         job.progress.epoch_samples = event.epoch_samples
+        if isinstance(job.status, Starting) and worker.rank == 0:  # the others take its state
+            late_epochs.on_resumed(ctx, job, event.resumed_epoch)
     ctx.announce("worker.ready", job, place(worker))
     if isinstance(job.status, Starting):
         group_start.form_when_ready(ctx, job, job.status)
@@ -168,7 +186,7 @@ def on_group_formed(ctx: HandlerContext, job: Job, worker: Worker, event: GroupF
         worker: that is a member now.
         event: the version of the group, and the step that it begins at.
     """
-    if not ctx.advance_worker(job, worker, WorkerTrigger.FORMED) or job.group is None:
+    if not ctx.hear_worker(job, worker, WorkerTrigger.FORMED) or job.group is None:
         return
     worker.formed, worker.formed_step = event.group, event.step
     status = job.status

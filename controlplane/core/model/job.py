@@ -28,8 +28,10 @@ from controlplane.core.model.worker import Worker
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import JobId, NodeId, Seconds, SlotId, Version, WorkerId
 from schemas.jobs import JobSpec
+from schemas.messages.agent import EpochReported
 from schemas.messages.client import NodeCrowd, Size
 
+CORRECTION: Final = "correction"  # of a promised speed, among the numbers of its decision
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # the end of a name that only counts
 
 
@@ -55,6 +57,8 @@ class Progress(msgspec.Struct, kw_only=True):
     last_batch: int = 0  # global, of the last group that trained
     beside: tuple[NodeCrowd, ...] = ()  # who shared its nodes when its last epoch ended
     fits: int | None = None  # samples on one slot, at most, since more ran out of memory
+    unheard: list[int] = []  # epochs that it goes on from, whose reports are not here yet
+    late: list[EpochReported] = []  # of a lost group, until it is known what the next goes on from
 
     @property
     def epoch_length(self) -> int:
@@ -84,6 +88,7 @@ class Attempts(msgspec.Struct, kw_only=True):
     changes: int = 0  # that were abandoned or recovered from since the last finished epoch
     start_at: Seconds = Seconds(0.0)  # not to be started before
     change_at: Seconds = Seconds(0.0)  # no growth and no operator's order is tried again before
+    died_on: dict[NodeId, int] = {}  # workers that ended unasked there, ever
     exit_code: int | None = None  # of the last worker that decided something; None since a start
 
 
@@ -93,6 +98,7 @@ class SpeedPromise(msgspec.Struct, frozen=True, kw_only=True):
     version: Version
     now: float  # samples per second in the group before
     then: float  # in the group that was ordered
+    correction: float | None = None  # factor that its policy put on the expected gain
 
 
 class PromisedEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,6 +130,7 @@ class Job(msgspec.Struct, kw_only=True):
     promised_end: PromisedEnd | None = None  # None: nobody said
     changed_at: int = 0  # version of the state; plans that are older leave the job alone
     sweep: JobSweep | None = None  # None: an ordinary job
+    key: str = ""  # USER/KEY of its submission
 
     @property
     def phase(self) -> Phase:
@@ -201,6 +208,15 @@ class Job(msgspec.Struct, kw_only=True):
     def failing_is_final(self) -> bool:
         """Whether no retry is left for a failure of the script."""
         return self.attempts.failures > self.spec.retries
+
+
+def number_of(job: JobId) -> int:
+    """Its place among all jobs that were accepted, from 1.
+
+    Args:
+        job: NAME-NUMBER.
+    """
+    return int(job.rpartition("-")[2])
 
 
 def advance(job: Job, trigger: JobTrigger, status: JobStatus, why: str, now: Seconds) -> None:

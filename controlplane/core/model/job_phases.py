@@ -87,7 +87,7 @@ class ScriptReports(msgspec.Struct, kw_only=True):
     error: str = ""  # the exception that it raised, and where
 
 
-class Queued(msgspec.Struct, kw_only=True):
+class Queued(msgspec.Struct, kw_only=True, tag="queued"):
     """It never had a group."""
 
     phase: ClassVar[Phase] = Phase.QUEUED
@@ -95,7 +95,7 @@ class Queued(msgspec.Struct, kw_only=True):
     change: ClassVar[None] = None
 
 
-class Starting(msgspec.Struct, kw_only=True):
+class Starting(msgspec.Struct, kw_only=True, tag="starting"):
     """A group was ordered on free slots, from the job's checkpoint if it has one."""
 
     phase: ClassVar[Phase] = Phase.STARTING
@@ -106,7 +106,7 @@ class Starting(msgspec.Struct, kw_only=True):
     script: ScriptReports = msgspec.field(default_factory=ScriptReports)
 
 
-class Running(msgspec.Struct, kw_only=True):
+class Running(msgspec.Struct, kw_only=True, tag="running"):
     """A group trains, and nothing is being changed."""
 
     phase: ClassVar[Phase] = Phase.RUNNING
@@ -115,7 +115,7 @@ class Running(msgspec.Struct, kw_only=True):
     script: ScriptReports = msgspec.field(default_factory=ScriptReports)
 
 
-class Rescaling(msgspec.Struct, kw_only=True):
+class Rescaling(msgspec.Struct, kw_only=True, tag="rescaling"):
     """A group trains, or did until a member was lost, and the next one is being made."""
 
     phase: ClassVar[Phase] = Phase.RESCALING
@@ -124,7 +124,7 @@ class Rescaling(msgspec.Struct, kw_only=True):
     script: ScriptReports = msgspec.field(default_factory=ScriptReports)
 
 
-class Paused(msgspec.Struct, kw_only=True):
+class Paused(msgspec.Struct, kw_only=True, tag="paused"):
     """It had a group and has none now."""
 
     phase: ClassVar[Phase] = Phase.PAUSED
@@ -133,7 +133,7 @@ class Paused(msgspec.Struct, kw_only=True):
     suspended: bool = False  # its last group was suspended; it was not lost
 
 
-class Ended(msgspec.Struct, kw_only=True):
+class Ended(msgspec.Struct, kw_only=True, tag="ended"):
     """Nothing more will happen to it."""
 
     group: ClassVar[None] = None

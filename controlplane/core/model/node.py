@@ -9,6 +9,7 @@ from typing import Final
 import msgspec
 
 from controlplane.core.errors import IllegalTransitionError
+from controlplane.core.model.drain import Drain
 from schemas.ids import BootId, NodeId, Seconds, SlotId, WorkerId
 from schemas.nodes import NodeSpec
 
@@ -65,6 +66,13 @@ class Node(msgspec.Struct, kw_only=True):
     committed: int = 0  # events of `boot` that were taken
     former: list[BootId] = []  # lives before `boot`, the latest few
     foreign: dict[SlotId, WorkerId] = {}  # slots with workers of jobs unknown here
+    drain: Drain | None = None  # an operator empties it
+    problems: tuple[str, ...] = ()  # why it cannot start workers, as its agent says
+
+    @property
+    def usable(self) -> bool:
+        """Whether new workers may be ordered there."""
+        return self.phase is NodePhase.UP and not self.problems and self.drain is None
 
 
 def advance(node: Node, trigger: NodeTrigger, now: Seconds) -> bool:

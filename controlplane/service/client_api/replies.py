@@ -3,35 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final
 
-from controlplane.core.history_read_model import JobHistories, JobHistory
+from controlplane.core.history_records import CHANGES, EPOCHS, GROUPS, PROMISES
 from controlplane.core.model.batch_limit import batch_limit
 from controlplane.core.model.job import Job, times
 from controlplane.core.model.job_phases import Phase
-from controlplane.core.model.node import Node
+from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.model.worker import Worker, WorkerPhase
 from controlplane.core.state import State
+from controlplane.core.totals import Totals
+from controlplane.journal.job_records import JobRecords
 from controlplane.policy.api import Reason
+from controlplane.service.client_api.pages import Rows, numbered, page_of
 from controlplane.service.planner.planner_interface import Planner
 from controlplane.service.worker_telemetry import TelemetryTable
-from schemas.errors import BadFieldError
-from schemas.ids import JobId, Rank, Seconds, node_of, slot_id
-from schemas.jobs import ENDED, STATES
+from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, node_of, slot_id
 from schemas.messages.agent import StepsReported
 from schemas.messages.client import (
     Decision,
     Explanation,
     JobDetail,
+    JobState,
     JobSummary,
-    ListJobs,
     NodeInfo,
     SearchInfo,
+    VersionInfo,
     WorkerInfo,
 )
 
+DRAINING: Final = "draining"  # a node that is up and that an operator empties
+DRAINED: Final = "drained"  # it is empty
+UNHEALTHY: Final = "unhealthy"  # a node that is up and cannot start workers
 SLOW_START_S: Final = 60.0  # most scripts have loaded by then
 
 
@@ -114,75 +119,76 @@ def _slow_start(job: Job, now: Seconds) -> str | None:
     )
 
 
-def chosen_jobs(state: State, request: ListJobs) -> list[Job]:
-    """The jobs that a list is asked for, oldest first.
-
-    Args:
-        state: the core's, which is only read.
-        request: which ones.
-
-    Raises:
-        BadFieldError: if one of its states is none.
-    """
-    for wanted in request.states:
-        if wanted not in STATES:
-            raise BadFieldError(
-                f"no job is ever {wanted!r}", f"one of {', '.join(STATES)}", "state"
-            )
-    every = request.ended or not ENDED.isdisjoint(request.states)
-    jobs = state.jobs.values() if every else (state.jobs[name] for name in state.active)
-    return [
-        job
-        for job in jobs
-        if (not request.states or job.phase.value in request.states)
-        and request.user in ("", job.user)
-        and (
-            not request.name
-            or fnmatchcase(job.spec.name, request.name)
-            or fnmatchcase(job.job, request.name)
-        )
-    ]
-
-
 def job_detail(
     job: Job,
-    history: JobHistory,
+    records: JobRecords,
     reason: Reason | None,
     telemetry: TelemetryTable,
     now: Seconds,
     *,
     predicted_loss: float | None = None,
+    cursor: str = "",
 ) -> JobDetail:
-    """Everything about one job, as `ones show` prints it.
+    """Everything about one job, as `ones show` prints it, a page at a time.
 
     Args:
         job: as the core has it.
-        history: its past.
+        records: its past.
         reason: why the latest plan lets it wait, if it said so.
         telemetry: fills in what happened since the last epoch.
         now: seconds since the epoch.
         predicted_loss: by the latest plan, if it said so.
+        cursor: `next` of the page before.
+
+    Raises:
+        BadFieldError: if the cursor is none of this job's.
     """
     live = telemetry.of(job.job) if job.group else None
     ranks = {m.worker: m.rank for m in job.group.members} if job.group else {}
+    workers = [_worker_info(w, ranks.get(w.worker, w.rank)) for w in job.workers.values()]
+    lists, following = page_of(
+        {
+            "workers": numbered(workers),
+            **_lists_of(job.job, records),
+        },
+        cursor,
+    )
     return JobDetail(
         summary=job_summary(job, reason, telemetry, now, predicted_loss=predicted_loss),
         spec=job.spec,
         snapshot=job.snapshot,
-        workers=tuple(
-            _worker_info(worker, ranks.get(worker.worker, worker.rank))
-            for worker in job.workers.values()
-        ),
-        history=tuple(history.changes),
-        epochs=tuple(history.epochs),
-        versions=tuple(history.versions),
         failures=job.attempts.failures,
         exit_code=job.attempts.exit_code,
         samples_done=_samples_done(job, live),
         version=job.version,
         batch_limit=batch_limit(job),
-        promises=tuple(history.promises),
+        next=following,
+        **lists,
     )
+
+
+def _lists_of(job: JobId, records: JobRecords) -> dict[str, Rows]:
+    def versions(after: int) -> Iterator[tuple[int, VersionInfo]]:
+        stories = records.decisions(job, after)
+        return ((at, story.version) for at, story in stories if story.version is not None)
+
+    return {
+        "history": Rows(partial(records.changes, job), records.last(job, CHANGES)),
+        "epochs": Rows(partial(records.epochs, job), records.last(job, EPOCHS)),
+        "versions": Rows(versions, records.last(job, GROUPS)),
+        "promises": Rows(partial(records.promises, job), records.last(job, PROMISES)),
+    }
+
+
+def job_state(job: Job, reason: str) -> JobState:
+    """What `ones wait` asks for.
+
+    Args:
+        job: as the core has it.
+        reason: why it is in this state.
+    """
+    code = job.attempts.exit_code
+    return JobState(job=job.job, state=job.phase.value, reason=reason, exit_code=code)
 
 
 def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
@@ -201,32 +207,41 @@ def _worker_info(worker: Worker, rank: Rank) -> WorkerInfo:
 
 
 def job_explanation(
-    job: Job, history: JobHistory, reason: Reason | None, now: Seconds
+    job: Job, records: JobRecords, reason: Reason | None, now: Seconds, cursor: str = ""
 ) -> Explanation:
-    """Every decision about a job; of one that waits also why, as the last entry.
+    """Every decision about a job, a page; of one that waits also why, as the very last entry.
 
     Args:
         job: as the core has it.
-        history: its past.
+        records: its past.
         reason: why the latest plan lets it wait, if it said so.
         now: seconds since the epoch, the time of that last entry.
+        cursor: `next` of the page before.
+
+    Raises:
+        BadFieldError: if the cursor is none of this job's.
     """
-    decisions = list(history.decisions)
-    if reason is not None and job.group is None and not job.ended:
+
+    def decided(after: int) -> Iterator[tuple[int, Decision]]:
+        return ((at, story.decision) for at, story in records.decisions(job.job, after))
+
+    rows = Rows(decided, records.last(job.job, GROUPS))
+    lists, following = page_of({"decisions": rows}, cursor)
+    decisions = lists["decisions"]
+    if reason is not None and job.group is None and not job.ended and not following:
         waits = Decision(
             time=now, was=job.size, to=job.size, why=reason.text, code=reason.code,
             numbers=reason.numbers, outcome="waits",
         )  # fmt: skip
-        decisions.append(waits)
-    return Explanation(job=job.job, state=job.phase.value, decisions=tuple(decisions))
+        decisions = (*decisions, waits)
+    return Explanation(job=job.job, state=job.phase.value, decisions=decisions, next=following)
 
 
-def search_info(state: State, histories: JobHistories, policy: str, planner: Planner) -> SearchInfo:
+def search_info(totals: Totals, policy: str, planner: Planner) -> SearchInfo:
     """How the scheduler stands: the same numbers for clients and for Prometheus.
 
     Args:
-        state: counts of changes.
-        histories: counts of plans, predicted and realised gains.
+        totals: counts of plans and changes, predicted and realised gains.
         policy: its name.
         planner: whoever plans.
 
@@ -238,18 +253,18 @@ def search_info(state: State, histories: JobHistories, policy: str, planner: Pla
         policy=policy,
         running=planner.running,
         restarts=planner.restarts,
-        plans=histories.plans_taken,
+        plans=totals.plans_taken,
         generations=stats.generations,
         best_fitness=stats.best_fitness,
         mean_fitness=stats.mean_fitness,
         incumbent_fitness=stats.incumbent_fitness,
         diversity=stats.diversity,
         decision_ms=stats.decision_ms,
-        rescales=sum(job.accounting.rescales for job in state.jobs.values()),
-        batch_changes=sum(job.accounting.batch_changes for job in state.jobs.values()),
-        predicted_gain=_geometric_mean([predicted for predicted, _ in histories.gains]),
-        realised_gain=_geometric_mean([realised for _, realised in histories.gains]),
-        gain_error=_gain_error(histories.gains),
+        rescales=totals.rescales,
+        batch_changes=totals.batch_changes,
+        predicted_gain=_geometric_mean([predicted for predicted, _ in totals.gains]),
+        realised_gain=_geometric_mean([realised for _, realised in totals.gains]),
+        gain_error=_gain_error(totals.gains),
         length_error=stats.length_error,
         length_coverage_80=stats.length_coverage_80,
         length_coverage_90=stats.length_coverage_90,
@@ -267,7 +282,7 @@ def _geometric_mean(values: list[float]) -> float | None:
     return math.exp(sum(map(math.log, positive)) / len(positive)) if positive else None
 
 
-def node_infos(state: State) -> tuple[NodeInfo, ...]:
+def node_rows(state: State) -> Rows:
     """The lines of `ones node list`.
 
     Args:
@@ -276,18 +291,38 @@ def node_infos(state: State) -> tuple[NodeInfo, ...]:
     Returns:
         One for each node that ever joined, in that order; lost ones, too.
     """
-    owners = state.slot_index.owners()
-    return tuple(_node_info(node, {s: j for s, j in owners.items() if node_of(s) == node.node})
-                 for node in state.nodes.values())  # fmt: skip
+    nodes = list(state.nodes.values())
+    owned: dict[NodeId, dict[SlotId, JobId]] = {}
+    for slot, job in state.slot_index.owners().items():
+        owned.setdefault(node_of(slot), {})[slot] = job
+
+    def behind(after: int) -> Iterator[tuple[int, NodeInfo]]:
+        for place, node in enumerate(nodes[after:], after + 1):
+            yield place, _node_info(node, owned.get(node.node, {}))
+
+    return Rows(behind, len(nodes))
 
 
-def _node_info(node: Node, owners: dict[str, JobId]) -> NodeInfo:
+def node_info(state: State, name: NodeId) -> NodeInfo:
+    """One line of `ones node list`.
+
+    Args:
+        state: the core's, which is only read.
+        name: of a node that joined.
+    """
+    node, owners = state.nodes[name], state.slot_index.owners()
+    slots = [slot_id(name, slot.index) for slot in node.spec.slots]
+    return _node_info(node, {slot: owners[slot] for slot in slots if slot in owners})
+
+
+def _node_info(node: Node, owners: Mapping[SlotId, JobId]) -> NodeInfo:
     slots = [slot_id(node.node, slot.index) for slot in node.spec.slots]
     foreign = f"slots held by unknown jobs: {sorted(node.foreign)}" if node.foreign else ""
+    drained = (node.drain.why,) if node.drain is not None else ()
     return NodeInfo(
         node=node.node,
-        state=node.phase.value,
-        reason=foreign,
+        state=_node_state(node),
+        reason="; ".join(filter(None, (*node.problems, *drained, foreign))),
         host=node.spec.host,
         address=node.spec.address,
         slots=len(slots),
@@ -297,6 +332,15 @@ def _node_info(node: Node, owners: dict[str, JobId]) -> NodeInfo:
         jobs=tuple(dict.fromkeys(owners.values())),
         release=node.spec.release,
     )
+
+
+def _node_state(node: Node) -> str:
+    state: str = node.phase.value
+    if node.phase is NodePhase.UP and node.problems:
+        state = UNHEALTHY
+    elif node.phase is NodePhase.UP and node.drain is not None:
+        state = DRAINED if node.drain.empty else DRAINING
+    return state
 
 
 def _train_loss(job: Job, live: StepsReported | None) -> float | None:

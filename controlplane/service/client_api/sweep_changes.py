@@ -11,8 +11,8 @@ from schemas.messages.client import ChangeSweep, SweepChanged
 from schemas.sweeps import MAX_CONFIGURATIONS, SweepSpec, Value, check_values
 
 
-def known_change(job: Job, request: ChangeSweep, user: str) -> SweepChanged | None:
-    """The answer to a request that was done already.
+def known_change(job: Job, request: ChangeSweep, user: str) -> int | None:
+    """The trial of a request that was done already; None if it was not.
 
     Args:
         job: that it is about.
@@ -23,8 +23,7 @@ def known_change(job: Job, request: ChangeSweep, user: str) -> SweepChanged | No
         BadFieldError: if the job is no sweep.
     """
     sweep, _ = sweep_of(job)
-    number = sweep.keys.get(f"{user}/{request.key}") if request.key else None
-    return None if number is None else changed(job, sweep, number)
+    return sweep.keys.get(f"{user}/{request.key}") if request.key else None
 
 
 def changed(job: Job, sweep: JobSweep, number: int) -> SweepChanged:

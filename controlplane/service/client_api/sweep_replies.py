@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Final, TypeVar
 
 import msgspec
@@ -11,6 +10,7 @@ from controlplane.core.handlers.sweep_orders import best_score, best_trial
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep
 from controlplane.core.sweep_read_model import SweepHistory, TrialHistory
+from controlplane.service.client_api.pages import PAGE_BYTES, numbered, page_of
 from schemas.errors import BadFieldError
 from schemas.ids import Seconds, SlotId
 from schemas.messages.client import (
@@ -24,9 +24,8 @@ from schemas.messages.client import (
 from schemas.sweeps import SweepSpec
 
 MAX_PAGE: Final = 2000
-MAX_BYTES: Final = 2 << 20
 SHOWN_EPOCHS: Final = 5000  # of a trial, the latest
-MAX_ROW_BYTES: Final = 1 << 20  # of their metrics
+MAX_ROW_BYTES: Final = PAGE_BYTES // 2  # of their metrics
 Row = TypeVar("Row")
 
 
@@ -178,8 +177,6 @@ def _page(limit: int) -> int:
     return max(1, min(limit, MAX_PAGE))
 
 
-def _fitting(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The first of them, as many as a message can have; at least one."""
-    while len(rows) > 1 and len(msgspec.msgpack.encode(rows)) > MAX_BYTES:
-        rows = rows[: -(-len(rows) // 4)]
-    return tuple(rows)
+def _fitting(rows: list[Row]) -> tuple[Row, ...]:
+    """The first of them, as many as a page can have; at least one."""
+    return page_of({"rows": numbered(rows)}, "")[0]["rows"]

@@ -6,16 +6,17 @@ import asyncio
 from collections.abc import Callable
 from typing import Final
 
-from controlplane.core.history_read_model import JobHistories
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
+from controlplane.journal.job_records import JobRecords
 from controlplane.service.job_files import JobFiles
 from controlplane.service.logs.log_store import LogStore
+from controlplane.service.long_polls import deadline_of
 from controlplane.service.role_permissions import NODE, READERS
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
-from schemas.errors import DeniedError, OnesError, UnknownJobError
+from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.ids import JobId, NodeId, Rank, Seconds, worker_id
 from schemas.link import Incoming, Socket
 from schemas.logging_and_watchdog import Audit
@@ -34,7 +35,6 @@ from schemas.messages.logs import (
 
 CREDIT: Final = 2 << 20  # bytes that an agent may be ahead of what is stored, for each stream
 MAX_PAGE: Final = 1 << 20
-MAX_WAIT_S: Final = 30.0
 MAX_WAITING: Final = 1000  # long polls at once
 MISSING_S: Final = 60.0  # after a job's end, output that a living node does not ship is not there
 
@@ -50,7 +50,9 @@ class LogRelay:
         store: keeps the output.
         snapshots: the archives.
         files: what jobs made, on the nodes.
-        state: the core's state now: which jobs there are, and where their workers ran.
+        state: the core's state now: which nodes there are.
+        job: any job that there is or was.
+        records: which processes a job had.
         now: seconds since the epoch.
         audit: refused messages.
     """
@@ -64,7 +66,8 @@ class LogRelay:
         snapshots: SnapshotStore,
         files: JobFiles,
         state: Callable[[], State],
-        histories: Callable[[], JobHistories],
+        job: Callable[[JobId], Job],
+        records: JobRecords,
         now: Callable[[], Seconds],
         audit: Audit,
     ) -> None:
@@ -74,7 +77,8 @@ class LogRelay:
         self._snapshots = snapshots
         self._files = files
         self._state = state
-        self._histories = histories
+        self._job = job
+        self._records = records
         self._now = now
         self._audit = audit
         self._waiters: dict[JobId, asyncio.Future[None]] = {}
@@ -88,9 +92,9 @@ class LogRelay:
             except OnesError as error:
                 self._refused(incoming, error)
             except (ValueError, ArithmeticError) as error:  # nothing that a frame holds may end us
-                self._audit.refused("log", repr(error), asyncio.get_running_loop().time())
+                self._audit.refused("log", repr(error))
             except OSError as error:  # a full disk: not stored, so the agent sends it again
-                self._audit.refused("log", str(error), asyncio.get_running_loop().time())
+                self._audit.refused("log", str(error))
 
     async def serve_followers(self) -> None:
         """Serve pages, for ever."""
@@ -101,12 +105,12 @@ class LogRelay:
                     raise DeniedError("this key may not read logs", "use a user's key")
                 if len(self._under_way) > MAX_WAITING:
                     raise DeniedError("too many followers at once", "try again later")
-                self._state().job(request.job)
+                self._job(request.job)
             except OnesError as error:
                 self._fail(incoming, error)
                 continue
             answering = (
-                self._answer(incoming.frames[:-1], request)
+                self._answer(incoming, request)
                 if isinstance(request, ReadLog)
                 else self._answer_about_files(incoming, request)
             )
@@ -141,8 +145,7 @@ class LogRelay:
         if isinstance(message, FileList | FilePiece | FilesRefused):
             self._files.receive(NodeId(incoming.identity.name), message)
             return
-        if message.job not in self._state().jobs:
-            raise UnknownJobError(message.job)
+        self._job(message.job)
         who = (message.version, message.rank)
         match message:
             case LogHello():
@@ -165,20 +168,30 @@ class LogRelay:
         )
         self._shippers.send(incoming.route, encode(stored))
 
-    async def _answer(self, envelope: tuple[bytes, ...], request: ReadLog) -> None:
+    async def _answer(self, incoming: Incoming, request: ReadLog) -> None:
+        try:
+            page = await self._awaited(request)
+        except OnesError as error:
+            self._fail(incoming, error)
+        except OSError as error:
+            self._fail(incoming, UnavailableError(f"its output cannot be read: {error.strerror}"))
+        else:
+            self._followers.send(*incoming.frames[:-1], encode(page))
+
+    async def _awaited(self, request: ReadLog) -> LogPage:
+        """The page, when there is something on it or the time is over."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(request.wait_s, MAX_WAIT_S)
+        deadline = deadline_of(request.wait_s)
         while True:
             waiter = self._waiter(request.job)
             page = self._page(request)
             left = deadline - loop.time()
             if page.pieces or page.ended or left <= 0:
-                break
+                return page
             await asyncio.wait([waiter], timeout=min(left, 1.0))
-        self._followers.send(*envelope, encode(page))
 
     def _page(self, request: ReadLog) -> LogPage:
-        job = self._state().job(request.job)
+        job = self._job(request.job)
         missing, final = self._missing(job, request.stream, request.rank)
         pieces, cursor = self._store.read(
             request.job,
@@ -202,7 +215,7 @@ class LogRelay:
         Those of all ranks are waited for; named are those of the rank that was asked for.
         """
         missing, final = [], job.ended
-        processes = self._histories().of(job.job).processes
+        processes = self._records.processes(job.job)
         for name, node in processes.items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
             if self._store.stored(job.job, stream, (int(version), int(rank)))[1]:
@@ -238,5 +251,4 @@ class LogRelay:
         self._wake(job)
 
     def _refused(self, incoming: Incoming, error: OnesError) -> None:
-        now = asyncio.get_running_loop().time()
-        self._audit.refused("log message", str(error), now, peer=str(incoming.identity))
+        self._audit.refused("log message", str(error), peer=str(incoming.identity))

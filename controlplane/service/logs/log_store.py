@@ -1,39 +1,31 @@
 """A job's output as one file: pieces of its workers in the order in which they arrived.
 
-A file is a row of records: 4 bytes big-endian header length, a MessagePack header
-`[version, rank, offset, size, ended, time]`, then `size` bytes; older records have no time. A torn
-last record is cut off when the file is opened; its bytes come again, because the agent keeps them
-until they are stored.
+A torn last record is cut off when the file is opened; its bytes come again, because the agent keeps
+them until they are stored. What is damaged otherwise is set aside with everything behind it, in a
+file of its own, and the output says so: nothing that was stored is thrown away.
 """
 
 from __future__ import annotations
 
-import struct
+import shutil
 import time
-from collections.abc import Callable, Iterator
+from bisect import bisect_right
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, Final
 
-import msgspec
+import structlog
 
+from controlplane.service.logs.log_records import Header, Who, is_torn, record, whole_records
+from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank, Version
 from schemas.messages.logs import LogPiece
 
-LENGTH: Final = struct.Struct(">I")
-Who = tuple[int, int]  # (version, rank)
-
-
-class _Header(msgspec.Struct, array_like=True, frozen=True):
-    version: int
-    rank: int
-    offset: int  # in the worker's own file, bytes
-    size: int  # of the data that follow, bytes
-    ended: bool
-    time: float = 0.0  # when it was stored, seconds since the epoch; 0: not known
-
-
-_header: Final = msgspec.msgpack.Decoder(_Header)
+log = structlog.get_logger("log_store")
+MARK_BYTES: Final = 64 << 10  # between two positions that are known to begin a record
+KNOWN: Final = 10_000  # streams of which it is remembered how far they are; others are read again
+NOBODY: Final = (0, 0)  # who says what no worker said
 
 
 @dataclass(slots=True)
@@ -43,6 +35,13 @@ class _Stream:
     bytes_kept: int = 0  # of output
     stored: dict[Who, int] = field(default_factory=dict)  # end of each worker's output
     ended: set[Who] = field(default_factory=set)
+    marks: list[int] = field(default_factory=lambda: [0])  # where records begin, some of them
+
+    def grows(self, end: int) -> None:
+        """A record was added, and ends there."""
+        self.size = end
+        if end - self.marks[-1] >= MARK_BYTES:
+            self.marks.append(end)
 
 
 class LogStore:
@@ -52,13 +51,21 @@ class LogStore:
         folder: where their files are; it is made if there is none.
         max_bytes: output kept of one stream of one job; what is beyond is taken and dropped.
         now: seconds since the epoch, kept with what is stored.
+        known: streams that are remembered; of others the files are read again.
     """
 
-    def __init__(self, folder: Path, max_bytes: int, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        now: Callable[[], float] = time.time,
+        known: int = KNOWN,
+    ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self._folder = folder
-        self._max_bytes = max_bytes
+        self.folder = folder
+        self.max_bytes = max_bytes
         self._now = now
+        self._known = known
         self._streams: dict[tuple[JobId, str], _Stream] = {}
 
     def stored(self, job: JobId, stream: str, who: Who) -> tuple[int, bool]:
@@ -93,13 +100,13 @@ class LogStore:
         if offset > have or offset + len(data) <= have:
             return have
         fresh = data[have - offset :]
-        if found.bytes_kept >= self._max_bytes:
+        if found.bytes_kept >= self.max_bytes:
             found.stored[who] = have + len(fresh)  # beyond the bound: taken, and not kept
             return found.stored[who]
         self._write(found, who, have, fresh, ended=False)
         found.bytes_kept += len(fresh)
-        if found.bytes_kept >= self._max_bytes:
-            note = f"\n[ones: output beyond {self._max_bytes} bytes of a job is not kept]\n"
+        if found.bytes_kept >= self.max_bytes:
+            note = f"\n[ones: output beyond {self.max_bytes} bytes of a job is not kept]\n"
             self._write(found, who, have + len(fresh), note.encode(), ended=False)
         found.stored[who] = have + len(fresh)
         return found.stored[who]
@@ -147,6 +154,9 @@ class LogStore:
 
         Returns:
             Pieces from `cursor` on, and the cursor behind them.
+
+        Raises:
+            BadFieldError: if no record begins there.
         """
         found = self._open(job, stream)
         pieces: list[LogPiece] = []
@@ -154,9 +164,14 @@ class LogStore:
         if not found.path.exists() or cursor >= found.size:
             return pieces, max(0, min(cursor, found.size))
         with found.path.open("rb") as file:
-            file.seek(max(cursor, 0))
-            position = max(cursor, 0)
-            for head, end in _records(file, found.size):
+            if not _begins(found, file, cursor):
+                raise BadFieldError(
+                    f"{cursor} is no position of a page",
+                    "ask from 0, or where a page ended",
+                    "cursor",
+                )
+            position = cursor
+            for head, end in whole_records(file, cursor, found.size):
                 wanted = head.size and rank in (None, head.rank) and head.time >= since
                 if wanted and taken and taken + head.size > max_bytes:
                     break
@@ -166,59 +181,96 @@ class LogStore:
                 position = end
         return pieces, position
 
+    def forget(self, name: str) -> None:
+        """Delete a stream of a job that has ended; what comes of it afterwards begins anew.
+
+        Args:
+            name: of its file; nothing happens if it is not there.
+
+        Raises:
+            OSError: if it cannot be deleted.
+        """
+        job, _, stream = name.rpartition(".")
+        (self.folder / name).unlink(missing_ok=True)
+        self._streams.pop((JobId(job), stream), None)
+
     def _open(self, job: JobId, stream: str) -> _Stream:
-        found = self._streams.get((job, stream))
+        found = self._streams.pop((job, stream), None)
         if found is None:
-            found = _Stream(self._folder / f"{job}.{stream}")
+            found = _Stream(self.folder / f"{job}.{stream}")
             if found.path.exists():
-                _scan(found)
-            self._streams[job, stream] = found
+                self._scan(found)
+        self._streams[job, stream] = found  # the latest in use are last
+        if len(self._streams) > self._known:
+            del self._streams[next(iter(self._streams))]
         return found
 
     def _write(self, found: _Stream, who: Who, offset: int, data: bytes, *, ended: bool) -> None:
-        header = msgspec.msgpack.encode(_Header(*who, offset, len(data), ended, self._now()))
-        record = LENGTH.pack(len(header)) + header + data
+        data = record(who, offset, data, ended=ended, now=self._now())
         with found.path.open("ab", buffering=0) as file:
             try:
-                left = memoryview(record)
+                left = memoryview(data)
                 while left:
                     left = left[file.write(left) :]
             except OSError:
                 file.truncate(found.size)
                 raise
-        found.size += len(record)
+        found.grows(found.size + len(data))
+
+    def _scan(self, found: _Stream) -> None:
+        size = found.path.stat().st_size
+        with found.path.open("r+b") as file:
+            for head, end in whole_records(file, 0, size):
+                who = (head.version, head.rank)
+                found.stored[who] = max(found.stored.get(who, 0), head.offset + head.size)
+                found.bytes_kept += head.size
+                if head.ended:
+                    found.ended.add(who)
+                found.grows(end)
+            torn = is_torn(file, found.size, size)
+            if not torn:
+                _set_aside(found, file)
+            file.truncate(found.size)
+        if not torn:
+            damaged = f"{size - found.size} bytes of stored output cannot be read"
+            note = f"[ones: {damaged}: {_aside(found).name}]\n"
+            have = found.stored.get(NOBODY, 0)
+            self._write(found, NOBODY, have, note.encode(), ended=False)
+            found.stored[NOBODY] = have + len(note)
 
 
-def _piece(head: _Header, data: bytes) -> LogPiece:
+def _aside(found: _Stream) -> Path:
+    return found.path.with_name(f"{found.path.name}.damaged-{found.size}")
+
+
+def _set_aside(found: _Stream, file: BinaryIO) -> None:
+    """Keep what is behind the last record that can be read.
+
+    Raises:
+        OSError: if there is no room for it; the file is as it was.
+    """
+    aside = _aside(found)
+    file.seek(found.size)
+    try:
+        with aside.open("wb") as target:
+            shutil.copyfileobj(file, target)
+    except OSError:
+        aside.unlink(missing_ok=True)
+        raise
+    log.error("stored output is damaged", file=str(found.path), kept=str(aside))
+
+
+def _begins(found: _Stream, file: BinaryIO, cursor: int) -> bool:
+    """Whether a record begins there: jobs write what they like into their data."""
+    if cursor < 0:
+        return False
+    mark = found.marks[bisect_right(found.marks, cursor) - 1]
+    if mark == cursor:
+        return True
+    ends = (end for _, end in whole_records(file, mark, found.size))
+    return next((end for end in ends if end >= cursor), -1) == cursor
+
+
+def _piece(head: Header, data: bytes) -> LogPiece:
     version, rank = Version(head.version), Rank(head.rank)
     return LogPiece(version=version, rank=rank, offset=head.offset, data=data)
-
-
-def _scan(found: _Stream) -> None:
-    size = found.path.stat().st_size
-    with found.path.open("r+b") as file:
-        for head, end in _records(file, size):
-            who = (head.version, head.rank)
-            found.stored[who] = max(found.stored.get(who, 0), head.offset + head.size)
-            found.bytes_kept += head.size
-            if head.ended:
-                found.ended.add(who)
-            found.size = end
-        file.truncate(found.size)
-
-
-def _records(file: BinaryIO, size: int) -> Iterator[tuple[_Header, int]]:
-    """The headers of all whole records, each with the position behind its data."""
-    position = file.tell()
-    while position + LENGTH.size <= size:
-        file.seek(position)
-        (length,) = LENGTH.unpack(file.read(LENGTH.size))
-        try:
-            header = _header.decode(file.read(length))
-        except msgspec.DecodeError:
-            return
-        end = position + LENGTH.size + length + header.size
-        if end > size or min(header.version, header.rank, header.offset, header.size) < 0:
-            return
-        yield header, end
-        position = end

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
+from typing import Final
 
 from controlplane.core.inputs import PlanProposed
 from controlplane.core.model.job_phases import HOLDING
@@ -21,34 +23,53 @@ from controlplane.service.planner.expected_starts import with_start
 from controlplane.service.planner.planner_interface import Planner
 from schemas.ids import JobId, Seconds
 
+SLOW_S: Final = 0.005  # an answer that took longer holds up sessions
+OTHERS: Final = 4.0  # of its time is theirs then
+
 
 class PlanExchange:
     """Asks the planner, once for all that happens at a moment, and takes in what it proposes.
 
     Args:
         commit_loop: what the planner sees, and where its plans go.
+        clock: seconds, to tell how long planning holds up the loop.
     """
 
-    def __init__(self, commit_loop: CommitLoop) -> None:
+    def __init__(
+        self, commit_loop: CommitLoop, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self._commit_loop = commit_loop
         self._loop = asyncio.get_running_loop()
         self._wake: asyncio.TimerHandle | None = None  # when the latest plan wants to be asked
         self.planner: Planner | None = None
         self.asking = False  # a question is about to be put
+        self._clock = clock
+        self._rested_at = 0.0  # of the loop: when the next question may be put
         self._reasons: dict[JobId, Reason] = {}  # the latest plan's, for jobs that wait
         self._starts: Mapping[JobId, StartForecast] = {}  # the latest plan's
         self.predicted_loss: Mapping[JobId, float] = {}  # the latest plan's
 
     def request(self) -> None:
-        """Have the planner asked when all that is happening now has happened."""
-        if not self.asking:
-            self.asking = True
+        """Have the planner asked when all that is happening now has happened.
+
+        A planner that holds up the loop is asked again when the others have had their turn: where
+        a thousand nodes come back, each of them is a reason to ask.
+        """
+        if self.asking:
+            return
+        self.asking = True
+        if self._rested_at > self._loop.time():
+            self._loop.call_at(self._rested_at, self._ask)
+        else:
             self._loop.call_soon(self._ask)
 
     def _ask(self) -> None:
         self.asking = False
         if self.planner is not None:
+            began = self._clock()
             self.planner.ask()
+            took_s = self._clock() - began
+            self._rested_at = self._loop.time() + (OTHERS * took_s if took_s > SLOW_S else 0.0)
 
     def reason(self, job: JobId) -> Reason | None:
         """What the latest plan said of a job, and when it expects it to start; None: nothing.

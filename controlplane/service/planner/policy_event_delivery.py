@@ -1,10 +1,11 @@
-"""What the policy learns while jobs run: from announcements of the core, and from telemetry."""
+"""What the policy learns while jobs run: from records of the core, and from telemetry."""
 
 from __future__ import annotations
 
 import structlog
 
 from controlplane.core import policy_events
+from controlplane.core.history_records import Record
 from controlplane.core.model.pass_times import unbelievable_passes
 from controlplane.core.model.worker_usage import unbelievable_usage
 from controlplane.policy.api import JobEnded
@@ -13,7 +14,6 @@ from controlplane.service.planner.planner_interface import Planner
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import JobId
 from schemas.messages.agent import StepsReported
-from schemas.messages.feed import FeedEvent
 
 log = structlog.get_logger("policy_event_delivery")
 
@@ -35,14 +35,13 @@ class PolicyObserver:
         self._telemetry = telemetry
         self._warned: set[JobId] = set()  # of figures that make no sense: once for each job
 
-    def announced(self, event: FeedEvent) -> None:
-        """Tell the policy what an announcement teaches; of an ended job nothing more is shown.
+    def recorded(self, record: Record) -> None:
+        """Tell the policy what a record teaches; of an ended job nothing more is shown.
 
         Args:
-            event: of any kind; most teach nothing.
+            record: of the input that was committed last; most teach nothing.
         """
-        core = self._commit_loop.reactor
-        learnt = policy_events.of_event(event, core.state, core.histories)
+        learnt = policy_events.of_record(record, self._commit_loop.committed.state)
         if learnt is not None:
             self._planner.observe(learnt, self._commit_loop.now())
         if isinstance(learnt, JobEnded):
@@ -55,7 +54,7 @@ class PolicyObserver:
         Args:
             steps: of a group's rank 0, about once a second.
         """
-        state = self._commit_loop.reactor.state
+        state = self._commit_loop.committed.state
         job = state.jobs.get(steps.job)
         if job is None or job.ended:
             return

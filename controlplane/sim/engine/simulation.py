@@ -10,6 +10,7 @@ import msgspec
 
 from controlplane.core import policy_events
 from controlplane.core.commands import Accept, Announce, AskForPlan, Command, SendDelta
+from controlplane.core.history_read_model import JobHistories
 from controlplane.core.inputs import (
     CancelRequested,
     ControllerStarted,
@@ -70,6 +71,7 @@ class Simulation:
         """
         self.kernel = kernel
         self.reactor = Reactor()
+        self.histories = JobHistories()  # of all that it simulates
         self.jobs: dict[JobId, JobProcesses] = {}  # those with processes, or that may get some
         self.planner: SimulatedPlanner | None = None
         self.events = 0  # that the core handled
@@ -177,6 +179,8 @@ class Simulation:
         is_epoch = isinstance(event, NodeReported) and isinstance(event.event, EpochReported)
         if self._record is not None:
             self._record(now, event, commands)
+        self.histories.add(self.reactor.records)
+        self._teach()
         for command in commands:
             match command:
                 case SendDelta():
@@ -188,13 +192,16 @@ class Simulation:
                 case Accept():
                     self._accepted = command.job
 
+    def _teach(self) -> None:
+        """Tell the policy what the last input teaches."""
+        if self.planner is not None:
+            for record in self.reactor.records:
+                if (observed := policy_events.of_record(record, self.reactor.state)) is not None:
+                    self.planner.observe(observed)
+
     def _announced(self, command: Announce) -> None:
         event = command.event
         name = event.job
-        if self.planner is not None:
-            observed = policy_events.of_event(event, self.reactor.state, self.reactor.histories)
-            if observed is not None:
-                self.planner.observe(observed)
         if name is None or not event.event.startswith("job."):
             return
         job = self.reactor.state.jobs[name]

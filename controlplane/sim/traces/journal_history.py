@@ -9,21 +9,26 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from controlplane.core.history_read_model import JobHistories
+from controlplane.core.history_records import JobLeft
 from controlplane.core.inputs import Input, NodeGreeted, NodeLost
-from controlplane.core.reactor import Reactor
-from controlplane.journal.record import SCHEMA_VERSION, input_from
-from controlplane.journal.replay import replay
+from controlplane.core.model.job import Job, number_of
+from controlplane.core.model.node import NodePhase
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import FIRST_VERSION, SCHEMA_VERSION, JournalError
+from controlplane.journal.replay import earliest
 from controlplane.sim.simulator_errors import TraceError
 from schemas.errors import OnesError
 from schemas.ids import NodeId, Seconds
 
-INPUTS: Final = "SELECT id, at, body FROM inputs ORDER BY id"
 NO_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder"
 Slots = dict[NodeId, int]  # of each node that is there
 
 
-def replay_journal(path: Path, since: float, until: float) -> tuple[Reactor, Slots]:
-    """What a journal leads to, and the cluster as it was largest in a window.
+def replay_journal(path: Path, since: float, until: float) -> tuple[list[Job], JobHistories, Slots]:
+    """The jobs of a journal, their past, and the cluster as it was largest in a window.
+
+    Where its oldest inputs are not kept any more, it begins with the oldest state that is.
 
     The file is opened read-only. A transaction that was torn was never reported as durable and
     is not there.
@@ -36,6 +41,8 @@ def replay_journal(path: Path, since: float, until: float) -> tuple[Reactor, Slo
     Raises:
         TraceError: if it is no journal, is damaged, or another release wrote it.
     """
+    jobs: list[Job] = []
+    histories = JobHistories()
     there: Slots = {}
     largest: list[Slots] = [{}]
 
@@ -55,14 +62,31 @@ def replay_journal(path: Path, since: float, until: float) -> tuple[Reactor, Slo
             yield at, event
 
     with closing(_opened(path)) as database:
+        reader = Reader(path, database)
         try:
-            core = replay(watched(_inputs(path, database)))
-        except TraceError:
-            raise
+            core, first = earliest(reader)
+            there |= {
+                node.node: len(node.spec.slots)
+                for node in core.state.nodes.values()
+                if node.phase is not NodePhase.LOST
+            }
+            rows = reader.numbered_inputs(first)
+            for at, event in watched((when, what) for _, when, what in rows):
+                core.handle(event, at)
+                histories.add(core.records)
+                jobs += [record.last for record in core.records if isinstance(record, JobLeft)]
+            if reader.records.complete:  # of inputs that are not kept, too
+                jobs = [found.read() for found in reader.ended.behind(0)]
+            jobs += core.state.jobs.values()
+            if (kept := reader.records).complete:
+                histories.jobs = {job.job: kept.of(job.job) for job in jobs}
+        except JournalError as error:
+            raise TraceError(error.message, error.hint) from None
         except (OnesError, LookupError, TypeError, ValueError) as error:
             what = f"{path}: its history leads nowhere in this release: {error!r}"
             raise TraceError(what, "export it with the release that wrote it") from None
-    return core, largest[0]
+    jobs.sort(key=lambda job: number_of(job.job))
+    return jobs, histories, largest[0]
 
 
 def _opened(path: Path) -> sqlite3.Connection:
@@ -85,24 +109,11 @@ def _opened(path: Path) -> sqlite3.Connection:
     except (sqlite3.Error, TypeError, ValueError) as error:
         database.close()
         raise TraceError(f"{path} is no journal: {error}", NO_JOURNAL) from None
-    if version != SCHEMA_VERSION:
+    if not FIRST_VERSION <= version <= SCHEMA_VERSION:
         database.close()
-        hint = f"this release reads schema {SCHEMA_VERSION}; export it with the one that wrote it"
+        hint = (
+            f"this release reads schemas {FIRST_VERSION} to {SCHEMA_VERSION}; "
+            "export it with the one that wrote it"
+        )
         raise TraceError(f"{path} is a journal of schema {version}", hint)
     return database
-
-
-def _inputs(path: Path, database: sqlite3.Connection) -> Iterator[tuple[Seconds, Input]]:
-    try:
-        for identity, at, body in database.execute(INPUTS):
-            yield Seconds(float(at)), _decoded(path, identity, body)
-    except sqlite3.Error as error:
-        raise TraceError(f"{path}: {error}", "restore a backup") from None
-
-
-def _decoded(path: Path, identity: int, body: bytes) -> Input:
-    try:
-        return input_from(body)
-    except (TypeError, ValueError) as error:  # msgspec's errors are ValueErrors
-        hint = "it is damaged, or of another release: export it with the one that wrote it"
-        raise TraceError(f"{path}: input {identity}: {error}", hint) from None

@@ -67,8 +67,7 @@ def recording_from_journal(
     """
     begin = -math.inf if since is None else float(since)
     end = math.inf if until is None else float(until)
-    core, slots = replay_journal(journal, begin, end)
-    jobs, histories = list(core.state.jobs.values()), core.histories
+    jobs, histories, slots = replay_journal(journal, begin, end)
     window = [job for job in jobs if begin <= job.submitted_at < end]
     if not window:
         raise TraceError(f"{journal}: no job was submitted in that window", "choose another one")

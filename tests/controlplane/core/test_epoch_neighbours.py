@@ -50,7 +50,11 @@ def test_a_policy_that_begins_anew_hears_who_was_there() -> None:
     for epoch in (1, 2):
         controller.tell(N1, epoch_end(A, epoch))
 
-    state, histories = controller.reactor.state, controller.reactor.histories
-    told = [event for _, event in history(state, histories) if isinstance(event, EpochSeen)]
+    state, histories = controller.reactor.state, controller.histories
+    told = [
+        event
+        for _, event in history(state.jobs.values(), histories)
+        if isinstance(event, EpochSeen)
+    ]
 
     assert [event.beside for event in told] == [None, ((1, (controller.job(B).family,)),)]

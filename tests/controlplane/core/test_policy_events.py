@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from controlplane.core import policy_events
-from controlplane.core.commands import Announce, Command
+from controlplane.core.model.job_phases import Phase
 from controlplane.policy.api import EpochSeen, JobEnded, PolicyEvent, StepsSeen
 from schemas.ids import JobId, Rank, Seconds, Version
 from schemas.jobs import StopRule
@@ -18,17 +18,16 @@ from tests.support.builders import BATCH, N1, S0, S1, T0, A, B
 from tests.support.controller import Controller, cluster_of, running, training
 
 
-def learnt(controller: Controller, commands: list[Command]) -> list[PolicyEvent]:
-    """What the announcements among `commands` teach."""
-    events = [command.event for command in commands if isinstance(command, Announce)]
-    state, histories = controller.state, controller.reactor.histories
-    found = [policy_events.of_event(event, state, histories) for event in events]
+def learnt(controller: Controller) -> list[PolicyEvent]:
+    """What the last input teaches."""
+    records = controller.reactor.records
+    found = [policy_events.of_record(record, controller.state) for record in records]
     return [event for event in found if event is not None]
 
 
 def past(controller: Controller) -> list[tuple[Seconds, PolicyEvent]]:
     """Everything that may be learnt again, and when it happened."""
-    return policy_events.history(controller.state, controller.reactor.histories)
+    return policy_events.history(controller.state.jobs.values(), controller.histories)
 
 
 def steps(job: JobId, version: int = 1, **changes: Any) -> StepsReported:
@@ -54,9 +53,9 @@ def seen(**changes: Any) -> EpochSeen:
 def test_an_epoch_teaches_its_speed_at_its_size() -> None:
     controller = running(family="f")
 
-    commands = controller.tell(N1, builders.epoch_end(A, 1))
+    controller.tell(N1, builders.epoch_end(A, 1))
 
-    assert learnt(controller, commands) == [seen()]
+    assert learnt(controller) == [seen()]
 
 
 def test_epochs_teach_the_noise_scale_that_each_of_them_told_of_and_no_mean() -> None:
@@ -79,18 +78,18 @@ def test_an_epoch_teaches_the_metric_that_decides_when_the_job_is_done() -> None
     rule = StopRule(metric="accuracy", at_least=0.9)
     controller = running(family="f", stop=rule)
 
-    commands = controller.tell(N1, builders.epoch_end(A, 1))
+    controller.tell(N1, builders.epoch_end(A, 1))
 
-    assert learnt(controller, commands) == [seen(stop_metric=0.5)]
+    assert learnt(controller) == [seen(stop_metric=0.5)]
     assert controller.view().jobs[A].stop == rule
 
 
 def test_an_epoch_of_a_group_that_spans_nodes_says_so() -> None:
     controller = training(cluster_of(n1=2, n2=2), S0, S1, T0, family="f")
 
-    commands = controller.tell(N1, builders.epoch_end(A, 1))
+    controller.tell(N1, builders.epoch_end(A, 1))
 
-    assert learnt(controller, commands) == [seen(slots=3, nodes=2)]
+    assert learnt(controller) == [seen(slots=3, nodes=2)]
 
 
 @pytest.mark.parametrize(("code", "succeeded"), [(0, True), (3, False)])
@@ -101,9 +100,11 @@ def test_an_end_teaches_how_far_the_job_came_and_whether_that_is_all(
     controller = running(family="f", epochs=2)
     told: list[PolicyEvent] = []
     if succeeded:
-        told += learnt(controller, controller.tell(N1, builders.finished(A, index=5, why="done")))
+        controller.tell(N1, builders.finished(A, index=5, why="done"))
+        told += learnt(controller)
 
-    told += learnt(controller, controller.tell(N1, builders.exited(A, code=code)))
+    controller.tell(N1, builders.exited(A, code=code))
+    told += learnt(controller)
 
     assert told == [JobEnded(job=A, family="ann/f", samples_done=2000, succeeded=succeeded)]
 
@@ -112,22 +113,28 @@ def test_a_job_that_is_cancelled_did_not_succeed() -> None:
     controller = cluster_of(n1=1)
     controller.submit("a", family="f")
 
-    commands = controller.take(builders.cancelled(A))
+    controller.take(builders.cancelled(A))
 
-    assert learnt(controller, commands) == [
-        JobEnded(job=A, family="ann/f", samples_done=0, succeeded=False)
-    ]
+    assert learnt(controller) == [JobEnded(job=A, family="ann/f", samples_done=0, succeeded=False)]
 
 
 def test_starts_and_nodes_teach_nothing() -> None:
     controller = Controller()
-    commands = [*controller.start(), *controller.take(builders.greeting())]
-    commands += [*controller.submit("a"), *controller.place({A: S0})]
-    for event in (builders.started(A), builders.ready(A), builders.formed(A)):
-        commands += controller.tell(N1, event)
+    controller.start()
+    told: list[PolicyEvent] = []
+    for act in (
+        lambda: controller.take(builders.greeting()),
+        lambda: controller.submit("a"),
+        lambda: controller.place({A: S0}),
+        lambda: controller.tell(N1, builders.started(A)),
+        lambda: controller.tell(N1, builders.ready(A)),
+        lambda: controller.tell(N1, builders.formed(A)),
+    ):
+        act()
+        told += learnt(controller)
 
-    assert any(isinstance(command, Announce) for command in commands)
-    assert learnt(controller, commands) == []
+    assert controller.job(A).phase is Phase.RUNNING
+    assert told == []
 
 
 # --- of telemetry
@@ -254,11 +261,11 @@ def test_a_new_search_learns_every_epoch_and_end_again_oldest_first() -> None:
     told: list[tuple[Seconds, PolicyEvent]] = []
     for epoch in (1, 2):
         controller.now += 10.0
-        commands = controller.tell(N1, builders.epoch_end(A, epoch, samples_per_s=100.0 * epoch))
-        told += [(Seconds(controller.now), event) for event in learnt(controller, commands)]
+        controller.tell(N1, builders.epoch_end(A, epoch, samples_per_s=100.0 * epoch))
+        told += [(Seconds(controller.now), event) for event in learnt(controller)]
     controller.now += 10.0
-    commands = controller.tell(N1, builders.exited(A, code=3))
-    told += [(Seconds(controller.now), event) for event in learnt(controller, commands)]
+    controller.tell(N1, builders.exited(A, code=3))
+    told += [(Seconds(controller.now), event) for event in learnt(controller)]
 
     assert [type(event) for _, event in told] == [EpochSeen, EpochSeen, JobEnded]
     assert past(controller) == told

@@ -25,6 +25,7 @@ from hypothesis.stateful import (
 from controlplane.core.commands import Command, SendDelta
 from controlplane.core.deadlines import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S
 from controlplane.core.inputs import (
+    DrainRequested,
     Input,
     NodeGreeted,
     NodeHeard,
@@ -32,6 +33,7 @@ from controlplane.core.inputs import (
     NodeReported,
     NodeSuspected,
     PlanProposed,
+    UndrainRequested,
 )
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Phase
@@ -326,6 +328,15 @@ class Cluster(RuleBasedStateMachine):
         if node in self.linked and self.phase_of(node) is NodePhase.UP:
             self.take(NodeSuspected(node=node, silent_s=6.0))
 
+    @rule(node=NODES, within_s=st.sampled_from((None, 0.0, 100.0)), back=st.booleans())
+    def an_operator_drains_a_node(
+        self, node: NodeId, within_s: float | None, *, back: bool
+    ) -> None:
+        if back:
+            self.take(UndrainRequested(node=node, user="ann"))
+        else:
+            self.take(DrainRequested(node=node, user="ann", reason="", within_s=within_s))
+
     # --- what travels
 
     @rule(node=NODES)
@@ -507,6 +518,7 @@ class Cluster(RuleBasedStateMachine):
         for name, node in self.nodes.items():
             self.a_link_breaks(name, keeps=False)
             self.greeted(node.hello())
+            self.take(UndrainRequested(node=name, user="ann"))
         for _ in range(MANY):
             went_on = self.plan_if_asked() or self.nodes_go_on(epochs)
             if not went_on and not self.plan_in_time() and not self.an_override_is_due():

@@ -21,7 +21,7 @@ from controlplane.core.model.job_phases import Phase, Running, ScriptReports
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.policy.api import Reason
-from controlplane.service.client_api.replies import job_detail
+from controlplane.service.client_api.replies import job_summary
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import UnknownJobError
 from schemas.ids import BootId, JobId, Seconds, SlotId, Version, WorkerId
@@ -269,8 +269,8 @@ def test_epochs_to_come_are_expected_to_end_where_the_last_one_did() -> None:
     assert (info.trained_samples, info.epoch_samples, info.left_early) == (512, 1000, True)
     told = [command.event.detail for command in commands if isinstance(command, Announce)]
     assert [left.items() <= detail.items() for detail in told] == [True]
-    job, history = controller.job(A), controller.history_of(A)
-    summary = job_detail(job, history, None, TelemetryTable(), Seconds(controller.now)).summary
+    now = Seconds(controller.now)
+    summary = job_summary(controller.job(A), None, TelemetryTable(), now)
     assert summary.progress == 1512 / (1000 + 9 * 512)
 
 
@@ -314,9 +314,8 @@ def test_a_script_that_ends_early_says_after_which_epoch() -> None:
 
 def summary(controller: Controller, later_s: float = 0.0) -> JobSummary:
     """A's line of `ones ps`."""
-    job, history = controller.job(A), controller.history_of(A)
     now = Seconds(controller.now + later_s)
-    return job_detail(job, history, None, TelemetryTable(), now).summary
+    return job_summary(controller.job(A), None, TelemetryTable(), now)
 
 
 def test_a_script_that_ends_alone_before_its_first_epoch_trained_nothing_and_says_so() -> None:

@@ -238,7 +238,7 @@ def test_a_job_that_was_rejected_teaches_that_it_did_nothing() -> None:
     controller = waiting()
     take(controller, plan(controller, rejected={A: WHY}))
 
-    learnt = history(controller.state, controller.reactor.histories)
+    learnt = history(controller.state.jobs.values(), controller.histories)
 
     ended = JobEnded(job=A, family=controller.job(A).family, samples_done=0, succeeded=False)
     assert learnt == [(controller.now, ended)]

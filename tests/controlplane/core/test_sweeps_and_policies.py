@@ -56,10 +56,9 @@ class Shared:
         self.cluster.settle()
 
     def _tell_events(self, now: Seconds) -> None:
-        reactor, told = self.cluster.controller.reactor, self.cluster.told
-        self.cluster.told = []
-        for event in told:
-            seen = policy_events.of_event(event, reactor.state, reactor.histories)
+        records, self.cluster.records = self.cluster.records, []
+        for record in records:
+            seen = policy_events.of_record(record, self.cluster.controller.state)
             if seen is not None:
                 self.policy.observe(seen, now)
 
@@ -110,7 +109,7 @@ def test_a_sweep_takes_idle_slots_gives_them_up_and_takes_them_again(
     assert 1 <= beside < 4
     assert all(others)
     assert shared.slots_of(sweep) == 4
-    assert shared.cluster.controller.reactor.histories.sweep(sweep).units_again == 0
+    assert shared.cluster.controller.reactor.totals.sweep(sweep).units_again == 0
     assert shared.cluster.controller.replayed() == shared.cluster.controller.state
 
 

@@ -22,7 +22,7 @@ from controlplane.core.inputs import JobSubmitted
 from controlplane.core.reactor import Reactor
 from controlplane.journal import writer as writer_module
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import Entry, JournalError, input_from
+from controlplane.journal.record import Entry, JournalError, checksum, input_from
 from controlplane.journal.replay import replay
 from controlplane.journal.writer import Writer
 from schemas.ids import Seconds
@@ -410,7 +410,7 @@ def of_schema(path: Path, version: int) -> None:
     database.close()
 
 
-@pytest.mark.parametrize("version", [1, 3], ids=["older", "newer"])
+@pytest.mark.parametrize("version", [1, 4], ids=["older", "newer"])
 @pytest.mark.parametrize(
     "use", [Reader, lambda path: Writer(path, Durable())], ids=["read", "write"]
 )
@@ -424,8 +424,8 @@ def test_a_journal_of_another_schema_is_refused(
 
     assert refused.value.message == f"{path} is of schema {version}"
     assert refused.value.hint == (
-        "this release reads schema 2: let its jobs end under the release that wrote it, "
-        "move the file away, and start with a new one"
+        "this release reads schemas 2 to 3: use the release that wrote it, or let its jobs end "
+        "there, move the file away, and start with a new one"
     )
 
 
@@ -479,7 +479,7 @@ def test_a_file_that_is_no_journal_is_not_written_to(path: Path) -> None:
 
 
 @contextmanager
-def damaged(path: Path, change: str, *values: bytes | str) -> Iterator[Reader]:
+def damaged(path: Path, change: str, *values: bytes | str | int | None) -> Iterator[Reader]:
     """A reader of a journal with one input, in which `change` was made."""
     with journal(path) as (writer, durable):
         writer.append(entry(0))
@@ -494,24 +494,58 @@ def damaged(path: Path, change: str, *values: bytes | str) -> Iterator[Reader]:
             reader.close()
 
 
-@pytest.mark.parametrize("body", [b"\x81\xa4type\xa1n", "text"], ids=["other", "no bytes"])
-def test_an_input_that_cannot_be_read_is_named(body: bytes | str, path: Path) -> None:
-    with damaged(path, "INSERT INTO inputs (at, body) VALUES (1.0, ?)", body) as reader:
+ANOTHER: Final = [b"\x81\xa4type\xa1n", "text"]
+
+
+@pytest.mark.parametrize("body", ANOTHER, ids=["other", "no bytes"])
+@pytest.mark.parametrize("crc", [-1, None], ids=["wrong", "none"])
+def test_an_input_that_is_not_as_it_was_written_is_named(
+    body: bytes | str, crc: int | None, path: Path
+) -> None:
+    with damaged(path, "INSERT INTO inputs VALUES (2, 1.0, ?, ?)", body, crc) as reader:
         read = reader.inputs()
         next(read)
 
-        with pytest.raises(JournalError, match=rf"^{path}: input 2: .*; restore a backup"):
+        with pytest.raises(JournalError, match=rf"^{path}: input 2: its checksum.*; restore a b"):
             next(read)
         read.close()  # type: ignore[attr-defined] # a generator
 
 
-@pytest.mark.parametrize("body", [b"\x81\xa4type\xa1n", "text"], ids=["other", "no bytes"])
-def test_a_feed_event_that_cannot_be_read_is_named(body: bytes | str, path: Path) -> None:
+@pytest.mark.parametrize("body", ANOTHER, ids=["other", "no bytes"])
+def test_a_feed_event_that_is_not_as_it_was_written_is_named(body: bytes | str, path: Path) -> None:
     with (
-        damaged(path, "INSERT INTO feed VALUES (7, ?)", body) as reader,
-        pytest.raises(JournalError, match=rf"^{path}: feed event 7: .*; restore a backup"),
+        damaged(path, "INSERT INTO feed VALUES (7, ?, 1)", body) as reader,
+        pytest.raises(JournalError, match=rf"^{path}: feed event 7: its checksum.*; restore a b"),
     ):
         reader.feed(1, 10)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "UPDATE inputs SET body = CAST(replace(body, 'j0', 'j1') AS BLOB)",
+        "UPDATE inputs SET at = 8.0",
+        "UPDATE inputs SET id = 2",
+    ],
+    ids=["content", "time", "place"],
+)
+def test_an_input_is_proved_by_what_it_says_when_and_where(change: str, path: Path) -> None:
+    with (
+        damaged(path, change) as reader,
+        pytest.raises(JournalError, match=rf"^{path}: input [12]: its checksum is another one"),
+    ):
+        list(reader.inputs())
+
+
+def test_an_input_that_has_its_checksum_and_is_none_of_this_release_is_named(path: Path) -> None:
+    body = ANOTHER[0]
+    assert isinstance(body, bytes)
+    crc = checksum(2, 1.0, body)
+    with (
+        damaged(path, "INSERT INTO inputs VALUES (2, 1.0, ?, ?)", body, crc) as reader,
+        pytest.raises(JournalError, match=rf"^{path}: input 2: Invalid value 'n'"),
+    ):
+        list(reader.inputs())
 
 
 def test_a_journal_whose_feed_is_lost_is_named(path: Path) -> None:

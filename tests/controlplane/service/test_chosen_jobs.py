@@ -2,24 +2,51 @@
 
 from __future__ import annotations
 
+import contextlib
+import sqlite3
+
 import pytest
 
-from controlplane.service.client_api.replies import chosen_jobs
+from controlplane.core.model.job import Job
+from controlplane.journal.ended_jobs import EndedJobs
+from controlplane.journal.job_records import insert_rows, rows_of
+from controlplane.journal.record import SCHEMA
+from controlplane.service.client_api.job_choice import job_rows
+from controlplane.service.client_api.replies import job_summary
+from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.errors import BadFieldError
-from schemas.messages.client import ListJobs
+from schemas.ids import Seconds
+from schemas.messages.client import JobSummary, ListJobs
+from tests.support import builders
 from tests.support.builders import S0, A, B, C, cancelled
 from tests.support.controller import Controller, cluster_of
 
 
-def a_cluster() -> Controller:
-    """A runs, B was cancelled, C waits."""
+def a_cluster(*, leaves: bool = False) -> Controller:
+    """A runs, B was cancelled, C waits; perhaps B left the state."""
     controller = cluster_of(n1=1)
+    controller.start(ended_leave=leaves)
+    controller.take(builders.greeting())
     controller.submit("a")
     controller.submit("b")
     controller.submit("c")
     controller.place({A: S0})
     controller.take(cancelled(B))
+    controller.take(builders.greeting())
+    assert (B in controller.state.jobs) != leaves
     return controller
+
+
+def listed(controller: Controller, request_: ListJobs, after: int = 0) -> list[str]:
+    with contextlib.closing(sqlite3.connect(":memory:")) as database:
+        database.executescript(SCHEMA)
+        insert_rows(database, [(1, row) for row in rows_of(controller.left)])
+        rows = job_rows(controller.state, EndedJobs(database), request_, summary)
+        return [line.job for _, line in rows.behind(after)]
+
+
+def summary(job: Job) -> JobSummary:
+    return job_summary(job, None, TelemetryTable(), Seconds(0.0))
 
 
 @pytest.mark.parametrize(
@@ -36,19 +63,25 @@ def a_cluster() -> Controller:
         (ListJobs(user="nobody"), []),
     ],
 )
-def test_a_list_has(request_: ListJobs, jobs: list[str]) -> None:
-    assert [job.job for job in chosen_jobs(a_cluster().state, request_)] == jobs
+@pytest.mark.parametrize("leaves", [False, True], ids=["all are here", "the ended one left"])
+def test_a_list_has(request_: ListJobs, jobs: list[str], *, leaves: bool) -> None:
+    assert listed(a_cluster(leaves=leaves), request_) == jobs
 
 
 def test_a_list_of_one_users_jobs() -> None:
     controller = a_cluster()
 
-    assert chosen_jobs(controller.state, ListJobs(user=controller.job(A).user)) == [
-        controller.job(A),
-        controller.job(C),
-    ]
+    assert listed(controller, ListJobs(user=controller.job(A).user)) == [A, C]
+
+
+def test_a_list_goes_on_behind_a_job_whether_it_is_here_or_left() -> None:
+    for leaves in (False, True):
+        controller = a_cluster(leaves=leaves)
+        assert [listed(controller, ListJobs(ended=True), after) for after in (1, 2, 3)] == [
+            [B, C], [C], []
+        ]  # fmt: skip
 
 
 def test_a_state_that_is_none_is_named() -> None:
     with pytest.raises(BadFieldError, match="no job is ever 'done'; one of queued, starting"):
-        chosen_jobs(a_cluster().state, ListJobs(states=("done",)))
+        listed(a_cluster(), ListJobs(states=("done",)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -200,6 +201,67 @@ def test_what_cannot_be_written_down_is_skipped_like_what_cannot_be_handled(
 
     run(work)
     assert kinds(path) == [InputSkipped, JobSubmitted]
+
+
+@pytest.mark.usefixtures("bad_input")
+def test_an_input_that_cannot_be_costs_no_look_at_the_journal(path: Path) -> None:
+    async def work() -> None:
+        life = Life(path)
+        for number in range(3):
+            life.submit(number)
+        await life.have_left(2)
+        life.submit(3)
+        life.loop.reader.close()
+        life.loop.handle(BAD)
+
+        names = [job.spec.name for job in life.loop.reactor.state.jobs.values()]
+        assert names == ["j0", "j1", "j2", "j3"]
+        life.loop.close()
+
+    run(work)
+
+
+# --- restarts
+
+
+def test_a_restart_begins_with_the_state_that_the_life_before_it_left(path: Path) -> None:
+    async def work() -> None:
+        first = Life(path)
+        for number in range(3):
+            first.submit(number)
+        assert first.loop.tail.inputs == 3
+        first.loop.close()
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("DELETE FROM inputs")
+        second = Life(path)
+
+        assert second.loop.tail.inputs == 0
+        assert second.loop.reactor.state == first.loop.reactor.state
+        assert second.loop.committed.state == first.loop.reactor.state
+        second.submit(3)
+        await second.have_left(1)
+        second.loop.close()
+
+    run(work)
+    with contextlib.closing(Reader(path)) as reader:
+        assert [number for number, _, _ in reader.numbered_inputs()] == [4]
+        assert [snapshot.input for snapshot in reader.snapshots()] == [4, 3]
+
+
+def test_what_is_not_durable_is_not_in_the_state_that_is_left(path: Path) -> None:
+    async def work() -> None:
+        life = Life(path)
+        life.submit(0)
+        await life.have_left(1)
+        with full_disk(life):
+            life.submit(1, padding=200_000)
+            await stalled(life)
+            life.loop.close()
+
+    with pytest.raises(sqlite3.ProgrammingError):  # its database is closed when the disk has room
+        run(work)
+    with contextlib.closing(Reader(path)) as reader:
+        assert reader.snapshots() == ()
 
 
 # --- a full disk

@@ -46,7 +46,7 @@ class Desk:
         assert controller.job(A).user == "ann"
         self.asked: list[tuple[NodeId, ToNode]] = []
         self.there = there
-        self.files = JobFiles(state=lambda: controller.state, ask=self._ask)
+        self.files = JobFiles(state=lambda: controller.state, job=controller.job, ask=self._ask)
 
     def _ask(self, node: NodeId, message: ToNode) -> bool:
         self.asked.append((node, message))

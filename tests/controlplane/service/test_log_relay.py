@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
+from schemas.codec import encode
 from schemas.ids import Rank, Seconds
+from schemas.link import Incoming
+from schemas.messages.client import Failed
 from schemas.messages.logs import LOG, LogPage, ReadLog
 from tests.support import builders
 from tests.support.builders import N1, N2, S0, T0, A
@@ -40,7 +45,10 @@ def relay(controller: Controller, store: LogStore) -> LogRelay:
         snapshots=NONE,
         files=NONE,
         state=lambda: controller.state,
-        histories=lambda: controller.reactor.histories,
+        job=controller.job,
+        records=cast(
+            "Any", SimpleNamespace(processes=lambda job: controller.history_of(job).processes)
+        ),
         now=lambda: Seconds(controller.now),
         audit=NONE,
     )
@@ -65,3 +73,21 @@ def test_a_page_of_one_rank_names_only_workers_of_that_rank_whose_output_is_miss
     page = relay(controller, LogStore(tmp_path, 1 << 30))._page(asked)
 
     assert page == LogPage(job=A, pieces=(), cursor=0, ended=False, missing=missing)
+
+
+async def test_a_wait_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:
+    controller = ended_on_two_nodes()
+    sent: list[bytes] = []
+    made = relay(controller, LogStore(tmp_path, 1 << 30))
+    made._followers = SimpleNamespace(send=lambda *frames: sent.append(frames[-1]))  # type: ignore[assignment]
+    made._audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
+
+    await made._answer(Incoming((b"f", b""), None), ReadLog(job=A, wait_s=math.nan))
+
+    refusal = Failed(
+        code="bad_field",
+        message="wait_s: nan is no time",
+        hint="give seconds, 0 or more",
+        field="wait_s",
+    )
+    assert sent == [encode(refusal)]

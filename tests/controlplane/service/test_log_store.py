@@ -14,8 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from controlplane.service.logs.log_store import LENGTH, LogStore, Who
-from schemas.ids import Rank, Version
+from controlplane.service.logs.log_records import LENGTH, Who
+from controlplane.service.logs.log_store import LogStore
+from schemas.errors import BadFieldError
+from schemas.ids import JobId, Rank, Version
 from schemas.messages.logs import LOG, SAMPLES, LogPiece
 from tests.support.builders import A, B
 from tests.support.sizes import examples
@@ -203,6 +205,31 @@ def test_a_torn_last_record_is_cut_off_and_taken_again(
     assert all_of(reopened) == [piece(b"first"), piece(b"torn", offset=5)]
 
 
+@pytest.mark.parametrize("place", [0, 1, 3, 4, 5])
+def test_what_a_bad_byte_hides_is_set_aside_and_said(
+    store: LogStore, reopened: LogStore, tmp_path: Path, place: int
+) -> None:
+    store.append(A, LOG, R0, 0, b"first\n")
+    begins = inside(store)
+    store.append(A, LOG, R0, 6, b"second\n")
+    store.append(A, LOG, R1, 0, b"third\n")
+    (path,) = (tmp_path / "logs").iterdir()
+    data = bytearray(path.read_bytes())
+    data[begins + place] ^= 0xC1
+    path.write_bytes(data)
+
+    first, note = all_of(reopened)
+
+    aside = path.with_name(f"{path.name}.damaged-{begins}")
+    assert first == piece(b"first\n")
+    said = f"[ones: {len(data) - begins} bytes of stored output cannot be read: {aside.name}]\n"
+    assert note.data.decode() == said
+    assert aside.read_bytes() == data[begins:]
+    assert reopened.stored(A, LOG, R0) == (6, False)
+    assert reopened.append(A, LOG, R0, 6, b"second\n") == 13
+    assert all_of(LogStore(tmp_path / "logs", MUCH)) == [first, note, piece(b"second\n", offset=6)]
+
+
 def test_a_torn_end_is_cut_off_and_taken_again(
     store: LogStore, reopened: LogStore, tmp_path: Path
 ) -> None:
@@ -326,25 +353,60 @@ def test_a_job_without_output_has_empty_pages(store: LogStore) -> None:
     assert store.read(A, LOG, None, -1, MUCH) == ([], 0)
 
 
-@pytest.mark.parametrize("cursor", [-5, 1, 3, 7, 10**9])
-def test_a_cursor_that_was_never_given_out_harms_nobody(store: LogStore, cursor: int) -> None:
+def test_streams_that_nobody_uses_are_forgotten_and_go_on_where_they_were(tmp_path: Path) -> None:
+    store = LogStore(tmp_path, MUCH, known=2)
+    jobs = [JobId(f"a-{number}") for number in range(5)]
+    for offset, data in ((0, b"one\n"), (4, b"two\n")):
+        for job in jobs:
+            assert store.append(job, LOG, R0, offset, data) == offset + 4
+
+    assert len(store._streams) == 2
+    assert [store.stored(job, LOG, R0) for job in jobs] == [(8, False)] * 5
+    pages = [store.read(job, LOG, None, 0, MUCH)[0] for job in jobs]
+    assert pages == [[piece(b"one\n"), piece(b"two\n", offset=4)]] * 5
+
+
+@pytest.mark.parametrize("cursor", [-5, 1, 3, 7, 19])
+def test_a_cursor_that_was_never_given_out_is_refused(store: LogStore, cursor: int) -> None:
     store.append(A, LOG, R0, 0, b"\xff" * 40)
 
-    pieces, _ = store.read(A, LOG, None, cursor, MUCH)
+    with pytest.raises(BadFieldError, match=f"{cursor} is no position of a page") as refused:
+        store.read(A, LOG, None, cursor, MUCH)
 
-    assert pieces in ([], all_of(store))
+    assert refused.value.field == "cursor"
 
 
-@pytest.mark.timeout(5)
-def test_output_that_looks_like_a_record_harms_nobody(store: LogStore) -> None:
-    header = msgspec.msgpack.encode((1, 0, 0, -12, False))
+def test_a_cursor_beyond_the_end_waits_there(store: LogStore) -> None:
+    store.append(A, LOG, R0, 0, b"all")
+    end = inside(store)
+
+    assert store.read(A, LOG, None, 10**9, MUCH) == ([], end)
+
+
+def test_output_that_looks_like_a_record_is_none(store: LogStore) -> None:
+    header = msgspec.msgpack.encode((1, 0, 0, 1_000_000_000, False))
     forged = LENGTH.pack(len(header)) + header
-    store.append(A, LOG, R0, 0, forged)
+    store.append(A, LOG, R0, 0, forged + bytes(1000))
     (found,) = all_of(store)
 
-    pieces, _ = store.read(A, LOG, None, inside(store) - len(found.data), MUCH)
+    with pytest.raises(BadFieldError):
+        store.read(A, LOG, None, inside(store) - len(found.data), MUCH)
 
-    assert pieces == []
+
+def test_every_end_of_a_page_begins_the_next_one_however_long_the_output(
+    store: LogStore, reopened: LogStore
+) -> None:
+    data = b"some line\n" * 2000
+    for number in range(10):
+        store.append(A, LOG, R0, number * len(data), data)
+
+    for kept in (store, reopened):
+        cursor, pages = 0, []
+        while (page := kept.read(A, LOG, None, cursor, 1))[0]:
+            pages += page[0]
+            cursor = page[1]
+        assert b"".join(one.data for one in pages) == data * 10
+        assert len(pages) == 10
 
 
 def inside(store: LogStore) -> int:

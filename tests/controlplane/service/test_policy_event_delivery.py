@@ -10,7 +10,7 @@ import pytest
 import structlog
 import structlog.testing
 
-from controlplane.core.commands import Announce, Command
+from controlplane.core.history_records import Record
 from controlplane.policy.api import JobEnded, PolicyEvent, StepsSeen
 from controlplane.service.planner.policy_event_delivery import PolicyObserver
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -29,22 +29,19 @@ class Service:
         self.telemetry = TelemetryTable()
         self.heard: list[type[PolicyEvent]] = []
         commit_loop = SimpleNamespace(
-            reactor=self.controller.reactor, now=lambda: Seconds(self.controller.now)
+            committed=self.controller.reactor, now=lambda: Seconds(self.controller.now)
         )
         planner = SimpleNamespace(observe=lambda event, _: self.heard.append(type(event)))
         self.observer = PolicyObserver(
             cast("Any", commit_loop), cast("Any", planner), self.telemetry
         )
 
-    def announce(self, commands: list[Command]) -> None:
-        for command in commands:
-            if isinstance(command, Announce):
-                self.observer.announced(command.event)
-
-    def end(self) -> list[Command]:
-        """The job ends; what is announced of it has not been delivered."""
-        cancelled = self.controller.take(builders.cancelled(A))
-        return cancelled + self.controller.tell(N1, builders.exited(A, code=0))
+    def end(self) -> list[Record]:
+        """The job ends; what that teaches has not been delivered."""
+        self.controller.take(builders.cancelled(A))
+        ended = self.controller.reactor.records
+        self.controller.tell(N1, builders.exited(A, code=0))
+        return ended + self.controller.reactor.records
 
 
 def steps(step: int, *, job: JobId = A, group: int = 1) -> StepsReported:
@@ -81,7 +78,8 @@ def test_of_an_ended_job_nothing_is_kept_however_late_its_telemetry_comes(servic
     service.observer.steps_reported(steps(5))
     ended = service.end()
     service.observer.steps_reported(steps(6))
-    service.announce(ended)
+    for record in ended:
+        service.observer.recorded(record)
     service.observer.steps_reported(steps(7))
 
     assert service.telemetry.of(A) is None

@@ -40,13 +40,13 @@ def told(controller: Controller) -> SearchInfo:
     """What a client is told of the search of that cluster."""
     look = (controller.view(), Seconds(controller.now))
     planner = InlinePlanner(Searching(), lambda: look, lambda *_: None)
-    return replies.search_info(controller.state, controller.reactor.histories, "mine", planner)
+    return replies.search_info(controller.reactor.totals, "mine", planner)
 
 
 def numbers(controller: Controller) -> dict[str, float]:
     """What Prometheus reads, but for what has labels."""
     metrics = Metrics()
-    metrics.write(controller.state, told(controller))
+    metrics.write(controller.reactor, told(controller))
     return {
         sample.name: sample.value
         for family in metrics.registry.collect()
@@ -57,7 +57,7 @@ def numbers(controller: Controller) -> dict[str, float]:
 
 def test_a_client_is_told_what_the_policy_says() -> None:
     controller = running()
-    controller.reactor.histories.gains.append((2.0, 1.0))
+    controller.reactor.totals.gains.append((2.0, 1.0))
 
     assert told(controller) == SearchInfo(
         policy="mine",
@@ -80,7 +80,7 @@ def test_a_client_is_told_what_the_policy_says() -> None:
 
 def test_prometheus_reads_the_same() -> None:
     controller = running()
-    controller.reactor.histories.gains.append((2.0, 1.0))
+    controller.reactor.totals.gains.append((2.0, 1.0))
 
     assert numbers(controller) == {
         "ones_slots": 1.0,
@@ -106,7 +106,7 @@ def test_prometheus_reads_the_same() -> None:
 
 def test_prometheus_reads_how_lengths_came_true() -> None:
     metrics = Metrics()
-    metrics.write(running().state, told(running()))
+    metrics.write(running().reactor, told(running()))
     read = metrics.registry.get_sample_value
 
     assert read("ones_length_coverage_ratio", {"interval": "80"}) == 0.75
@@ -126,7 +126,7 @@ def test_what_was_counted_is_not_counted_again() -> None:
 
     for generations in (30, 42, 5):  # the last of a search process that was started again
         search = msgspec.structs.replace(counted, generations=generations)
-        metrics.write(controller.state, search)
+        metrics.write(controller.reactor, search)
 
     assert metrics.registry.get_sample_value("ones_search_generations_total") == 47.0
 
@@ -144,7 +144,7 @@ def test_promises_are_counted_by_what_became_of_them() -> None:
     controller.tell(N1, exited(A, code=0))
     metrics = Metrics()
 
-    metrics.write(controller.state, told(controller))
+    metrics.write(controller.reactor, told(controller))
 
     read = metrics.registry.get_sample_value
     assert {

@@ -31,7 +31,7 @@ def eight_jobs() -> list[TraceJob]:
 
 def changes(run: SimulatedRun) -> Counter[str]:
     """What became of each job's slots after its start, by the codes of the decisions."""
-    histories = run.simulation.reactor.histories
+    histories = run.simulation.histories
     names = [JobId(name) for name in run.simulation.reactor.state.jobs]
     return Counter(decision.code for name in names for decision in histories.of(name).decisions)
 

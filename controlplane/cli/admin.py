@@ -1,0 +1,149 @@
+"""admin backup, restore, check, compact, decode: the journal, on the controller's host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import msgspec
+from cyclopts import App, Parameter
+
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import moment, print_json, print_line
+from controlplane.client.cluster_home import CONTROLLER, DEFAULT
+from controlplane.journal.backup import back_up, compact, restore
+from controlplane.journal.check import problems
+from controlplane.journal.reader import Reader
+from controlplane.journal.retention import Retention
+from controlplane.service.controller_settings import ControllerSettings, JournalSettings, load
+from schemas.errors import SettingsError
+from schemas.ids import Seconds
+
+JOURNAL: Final = "journal.sqlite"
+WHERE: Final = "controller.toml, the state folder or the journal; default: the cluster of --home"
+Where = Annotated[Path | None, Parameter(name="--of", help=WHERE)]
+Force = Annotated[bool, Parameter(help="also where something is already", negative="")]
+
+admin = App(name="admin", help="The controller's journal: copies, checks, and what is in it.")
+
+
+@admin.command(name="backup")
+def backup(file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON) -> int:
+    """Copy the journal to FILE, as it is at one moment; a controller may run."""
+    journal, _ = _journal(of, common)
+    back_up(journal, file, force=force)
+    _say(common, {"journal": str(journal), "file": str(file), "bytes": file.stat().st_size})
+    return Exit.OK
+
+
+@admin.command(name="restore")
+def put_back(file: Path, *, of: Where = None, force: Force = False, common: Common = COMMON) -> int:
+    """Put FILE in the place of the journal; no controller may run, and the former one is kept."""
+    journal, _ = _journal(of, common, must_exist=False)
+    kept = restore(file, journal, force=force)
+    _say(common, {"journal": str(journal), "former": str(kept or "none")})
+    return Exit.OK
+
+
+@admin.command(name="check")
+def check(*, of: Where = None, common: Common = COMMON) -> int:
+    """Read all of the journal: its pages, checksums and snapshots, and whether a replay agrees."""
+    journal, _ = _journal(of, common)
+    with contextlib.closing(Reader(journal)) as reader:
+        found = list(problems(reader))
+        first, last = reader.first_and_last()
+        snapshots = [snapshot.input for snapshot in reader.snapshots()]
+        first_event = reader.first_event()
+    said: dict[str, Any] = {
+        "journal": str(journal),
+        "inputs": [first, last],
+        "first_event": first_event,
+        "snapshots": snapshots,
+        "problems": found,
+    }
+    if common.output in {"json", "jsonl"}:
+        print_json(said)
+    else:
+        sys.stdout.write(f"{journal}: inputs {first} to {last}, events from {first_event} on, ")
+        sys.stdout.write(f"snapshots after {', '.join(map(str, snapshots)) or 'none'}\n")
+        sys.stdout.writelines(f"{problem}\n" for problem in found)
+        sys.stdout.write("all is as it was written\n" if not found else "")
+    return Exit.JOB_FAILED if found else Exit.OK
+
+
+@admin.command(name="compact")
+def make_small(*, of: Where = None, common: Common = COMMON) -> int:
+    """Forget what is older than asked and shrink the file; no controller may run."""
+    journal, settings = _journal(of, common)
+    keep = Retention(
+        inputs_s=settings.keep_inputs_s,
+        events_s=settings.keep_events_s,
+        jobs_s=settings.keep_jobs_s,
+        used_bytes=settings.keep_bytes,
+    )
+    before, after = compact(journal, keep, Seconds(time.time()))
+    _say(common, {"journal": str(journal), "bytes_before": before, "bytes": after})
+    return Exit.OK
+
+
+@admin.command(name="decode")
+def decode(
+    *,
+    of: Where = None,
+    from_: Annotated[int, Parameter(name="--from", help="first input")] = 1,
+    to: Annotated[int | None, Parameter(help="last input; default: the last there is")] = None,
+    job: Annotated[str | None, Parameter(help="only inputs that name it")] = None,
+    common: Common = COMMON,
+) -> int:
+    """Print inputs of the journal as JSON, one a line."""
+    journal, _ = _journal(of, common)
+    with contextlib.closing(Reader(journal)) as reader:
+        first = max(from_, reader.first_and_last()[0])
+        for number, at, event in reader.numbered_inputs(first - 1, to):
+            said = msgspec.to_builtins(event)
+            if job is None or job in _names(said):
+                print_line({"input": number, "at": at, "time": moment(at), **said})
+    return Exit.OK
+
+
+def _names(said: Any) -> Iterator[str]:
+    """Every text in a message, keys too; of workers and states the job that they are of."""
+    if isinstance(said, str):
+        yield said
+        yield said.rpartition(".v")[0]
+    elif isinstance(said, dict):
+        for key, value in said.items():
+            yield from _names(key)
+            yield from _names(value)
+    elif isinstance(said, list | tuple):
+        for value in said:
+            yield from _names(value)
+
+
+def _journal(
+    where: Path | None, common: Common, *, must_exist: bool = True
+) -> tuple[Path, JournalSettings]:
+    """The journal that is meant, and what its controller keeps of it."""
+    home = Path(common.home or os.environ.get("ONES_HOME") or Path.home() / DEFAULT).expanduser()
+    path, settings = where if where is not None else home / CONTROLLER, ControllerSettings()
+    if path.suffix == ".toml":
+        settings = load(path)
+        path = path.parent / settings.state / JOURNAL
+    elif path.is_dir():
+        path /= JOURNAL
+    if must_exist and not path.is_file():
+        raise SettingsError(f"{path}: there is no journal", f"--of: {WHERE}", "of")
+    return path, settings.journal
+
+
+def _say(common: Common, said: dict[str, Any]) -> None:
+    if common.output in {"json", "jsonl"}:
+        print_json(said)
+    elif common.output == "table":
+        sys.stdout.write(", ".join(f"{key} {value}" for key, value in said.items()) + "\n")

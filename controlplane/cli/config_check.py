@@ -1,0 +1,62 @@
+"""`ones config check`: a settings file held against its daemon's rules and against this host."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any, Final, Literal
+
+import msgspec
+from cyclopts import Parameter
+
+from controlplane.cli.common_options import COMMON, Common
+from controlplane.cli.exit_codes import Exit
+from controlplane.cli.output import print_json
+from controlplane.service import settings_check as of_controller
+from controlplane.service.controller_settings import ControllerSettings
+from nodeagent import settings_check as of_agent
+from nodeagent.agent_settings import AgentSettings
+from schemas.errors import SettingsError
+from schemas.toml_settings import read_toml
+
+ARTICLES: Final = {"controller": "a", "agent": "an"}
+Kind = Literal["controller", "agent"]
+CHECKS: Final[Mapping[str, tuple[Any, Callable[[Path], list[SettingsError]]]]] = {
+    "controller": (ControllerSettings, of_controller.check),
+    "agent": (AgentSettings, of_agent.check),
+}
+
+
+def check(
+    file: Annotated[Path, Parameter(help="settings file of a controller or an agent")],
+    *,
+    kind: Annotated[
+        Kind | None, Parameter(help="whose it is; default: whichever has most of its keys")
+    ] = None,
+    common: Common = COMMON,
+) -> int:
+    """Name all that is wrong with a settings file on this host; exit code 2 if something is."""
+    path = file.expanduser().resolve()
+    whose = kind or _kind_of(path)
+    problems = CHECKS[whose][1](path)
+    if common.output in {"json", "jsonl"}:
+        rows = [{"field": p.field, "problem": p.message, "remedy": p.hint} for p in problems]
+        print_json({"file": str(path), "kind": whose, "problems": rows})
+    else:
+        for problem in problems:
+            what = str(problem).removeprefix(f"{path}: ")
+            sys.stdout.write(f"{path}: {what}\n")
+        if not problems and common.output != "quiet":
+            sys.stdout.write(f"{path}: {ARTICLES[whose]} {whose} can start with it\n")
+    return Exit.USAGE if problems else Exit.OK
+
+
+def _kind_of(path: Path) -> str:
+    table = read_toml(path)
+
+    def known(kind: str) -> int:
+        fields = {field.name for field in msgspec.structs.fields(CHECKS[kind][0])}
+        return len(fields & table.keys())
+
+    return max(CHECKS, key=known)

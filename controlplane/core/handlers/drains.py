@@ -1,0 +1,206 @@
+"""Nodes are drained: their jobs train on elsewhere, or wait with their state kept.
+
+A drain is a resize away, not a kill. After every input each job of a draining node is looked at:
+one that trains grows to free slots elsewhere and then leaves the node, or shrinks to what it has
+elsewhere, or pauses; one that starts is put back. At the deadline what remains is stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import group_recovery
+from controlplane.core.handlers.group_orders import OPERATOR
+from controlplane.core.handlers.group_rescale import order_change
+from controlplane.core.handlers.job_ends import withdraw
+from controlplane.core.inputs import (
+    DrainDue,
+    DrainExpired,
+    DrainRequested,
+    UndrainRequested,
+)
+from controlplane.core.model.batch_limit import batch_limit, local_limit
+from controlplane.core.model.drain import Drain
+from controlplane.core.model.job import Job
+from controlplane.core.model.job_phases import JobTrigger, Rescaling, Running, Starting
+from controlplane.core.model.node import Node
+from controlplane.core.model.rescale import RescalePhase, RescaleTrigger
+from controlplane.core.state import State
+from controlplane.policy.api import Reason
+from controlplane.policy.planning.packing import split
+from schemas.groups import Member
+from schemas.ids import JobId, NodeId, Seconds, SlotId, node_of
+from schemas.messages.feed import Detail
+
+# --- what operators ask for
+
+
+def on_drain_requested(ctx: HandlerContext, event: DrainRequested) -> None:
+    """An operator empties a node; a second request replaces reason and deadline.
+
+    Args:
+        ctx: of this input.
+        event: the node, who asks and why, and how long it may take. Nothing happens to an unknown
+            node.
+    """
+    node = ctx.state.nodes.get(event.node)
+    if node is None:
+        return
+    deadline = None if event.within_s is None else Seconds(ctx.now + event.within_s)
+    node.drain = Drain(user=event.user, reason=event.reason, since=ctx.now, deadline=deadline)
+    ctx.state.draining[node.node] = None
+    detail: Detail = {"user": event.user, "reason": event.reason, "within_s": event.within_s}
+    _announce(ctx, node, "node.draining", detail)
+
+
+def on_undrain_requested(ctx: HandlerContext, event: UndrainRequested) -> None:
+    """An operator gives a node back.
+
+    Args:
+        ctx: of this input.
+        event: the node, and who asks. Nothing happens to one that is not drained.
+    """
+    node = ctx.state.nodes.get(event.node)
+    if node is None or node.drain is None:
+        return
+    node.drain = None
+    ctx.state.draining.pop(node.node, None)
+    _announce(ctx, node, "node.undrained", {"user": event.user})
+
+
+def _announce(ctx: HandlerContext, node: Node, event: str, detail: Detail) -> None:
+    ctx.state.slot_index.touch_node(node.node)
+    ctx.announce(event, node=node, detail=detail)
+    ctx.ask = True
+
+
+def on_drain_expired(ctx: HandlerContext, event: DrainExpired) -> None:
+    """A node was to be empty by now: what remains is stopped, and its jobs go on without it.
+
+    Args:
+        ctx: of this input.
+        event: the node. Nothing happens if it is not drained any more, or has more time.
+    """
+    node = ctx.state.nodes.get(event.node)
+    drain = node.drain if node is not None else None
+    if node is None or drain is None or not _expired(drain, ctx.now):
+        return
+    drain.over = True
+    for job in ctx.state.slot_index.jobs_on(node.node):
+        group_recovery.lose_node(ctx, job, node.node, f"node {node.node} is {drain.why}")
+        ctx.send_to(job, [node.node])
+    ctx.ask = True
+
+
+def on_drain_due(_ctx: HandlerContext, _event: DrainDue) -> None:
+    """A job may be changed again: `reconcile_all` does it."""
+
+
+# --- what is done about it
+
+
+def reconcile_all(ctx: HandlerContext) -> None:
+    """Do the next thing for every job on a node that is drained.
+
+    Args:
+        ctx: of this input.
+    """
+    for name in ctx.state.draining:
+        node = ctx.state.nodes[name]
+        drain = node.drain
+        if drain is None:
+            continue
+        jobs = ctx.state.slot_index.jobs_on(name)
+        for job in jobs:
+            _leave(ctx, job, drain)
+        drain.moved = {job: at for job, at in drain.moved.items() if job in _names(jobs)}
+        if drain.empty and jobs:
+            drain.empty = False
+        elif not drain.empty and not jobs:
+            drain.empty = True
+            ctx.announce("node.drained", node=node, detail={"took_s": ctx.now - drain.since})
+
+
+def _names(jobs: Iterable[Job]) -> set[JobId]:
+    return {job.job for job in jobs}
+
+
+def _leave(ctx: HandlerContext, job: Job, drain: Drain) -> None:
+    status, why = job.status, drain.why
+    if isinstance(status, Starting) and _on_draining(ctx.state, status.group.members):
+        withdraw(ctx, job, "drained", JobTrigger.SUSPENDED, f"its node is {why}, while it started")
+    elif isinstance(status, Rescaling):
+        change = status.change
+        new = [m for m in change.group.members if status.group.member(m.worker) is None]
+        if change.phase is RescalePhase.PREPARING and _on_draining(ctx.state, new):
+            group_recovery.abandon(
+                ctx, job, RescaleTrigger.SUPERSEDED, f"a newcomer's node is {why}"
+            )
+    elif isinstance(status, Running) and _movable(ctx.state, job, ctx.now):
+        _move(ctx, job, status, drain)
+
+
+def _move(ctx: HandlerContext, job: Job, status: Running, drain: Drain) -> None:
+    """One step out of the nodes that are drained."""
+    group = status.group
+    have = [member.slot for member in group.members]
+    leaving = set(_on_draining(ctx.state, group.members))
+    stay = [slot for slot in have if slot not in leaving]
+    new = [] if job.job in drain.moved else _room(ctx.state, job, have, len(leaving))
+    if new:
+        drain.moved[job.job] = group.version
+        target, what = [*have, *new], "grows elsewhere first"
+    elif len(stay) >= job.spec.slots[0]:
+        target, what = stay, f"keeps {len(stay)} of {len(have)} slots"
+    else:
+        target, what = [], "pauses until slots are free elsewhere"
+    batch = max(len(target), min(group.global_batch, local_limit(job) * len(target)))
+    reason = Reason("drain", f"{', '.join(sorted({node_of(s) for s in leaving}))} is {drain.why}")
+    reason = Reason(reason.code, f"{reason.text}; {what}")
+    order_change(ctx, job, split(batch, target) if target else {}, reason, by=OPERATOR)
+
+
+def _room(state: State, job: Job, have: list[SlotId], count: int) -> list[SlotId]:
+    """Free slots for those that a job leaves, close to each other."""
+    promised = {slot for swap in state.swaps for slot in swap.slots()}
+    free = [slot for slot in state.slot_index.available().free if slot not in promised]
+    count = min(count, batch_limit(job) - len(have))
+    room: dict[NodeId, int] = {}
+    for slot in free:
+        room[node_of(slot)] = room.get(node_of(slot), 0) + 1
+    return sorted(free, key=lambda slot: (-room[node_of(slot)], node_of(slot)))[: max(0, count)]
+
+
+def _on_draining(state: State, members: Iterable[Member]) -> list[SlotId]:
+    return [member.slot for member in members if node_of(member.slot) in state.draining]
+
+
+def _movable(state: State, job: Job, now: Seconds) -> bool:
+    """Whether a job is on a node that is drained, and may be changed now."""
+    status = job.status
+    if not isinstance(status, Running) or status.script.finished or job.attempts.change_at > now:
+        return False
+    trading = any(job.job in swap.targets for swap in state.swaps)
+    return not trading and bool(_on_draining(state, status.group.members))
+
+
+def _expired(drain: Drain, now: Seconds) -> bool:
+    return drain.deadline is not None and drain.deadline <= now and not drain.over
+
+
+def due(state: State, now: Seconds) -> list[DrainExpired | DrainDue]:
+    """Drains whose deadline has passed, and those with a job that may be changed again.
+
+    Args:
+        state: of the cluster; it is only read.
+        now: up to when, in seconds since the epoch.
+    """
+    found: list[DrainExpired | DrainDue] = []
+    for name in state.draining:
+        drain = state.nodes[name].drain
+        if drain is not None and _expired(drain, now):
+            found.append(DrainExpired(node=name))
+        elif any(_movable(state, job, now) for job in state.slot_index.jobs_on(name)):
+            found.append(DrainDue(node=name))
+    return found

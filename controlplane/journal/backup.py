@@ -1,0 +1,182 @@
+"""Copies of a journal: taken beside whoever writes it, put back, and made small."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from controlplane.journal.database import (
+    BROKEN,
+    TERM_FLOOR,
+    migrate,
+    open_for_reading,
+    open_for_writing,
+)
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import JournalError
+from controlplane.journal.retention import Retention, forget
+from controlplane.journal.take_snapshot import take_snapshot
+from controlplane.journal.writer import take_lock
+from schemas.ids import Seconds
+
+BESIDE: Final = ("", "-wal", "-shm")  # the files of one database
+FORCE: Final = "name another file, or say --force"
+
+
+def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
+    """Copy a journal as it is at one moment, also while a controller writes it.
+
+    Args:
+        journal: of any state.
+        copy: file that is written, whole or not at all.
+        force: also if it is there already.
+
+    Raises:
+        JournalError: if `copy` is there, there is no room, or what was copied is damaged.
+    """
+    if copy.exists() and not force:
+        raise JournalError(f"{copy} is there already", FORCE)
+    part = copy.with_name(f"{copy.name}.part")
+    with _refused_as_journal_errors(copy):
+        part.unlink(missing_ok=True)
+        with (
+            contextlib.closing(open_for_reading(journal)) as source,
+            contextlib.closing(sqlite3.connect(part, isolation_level=None)) as target,
+        ):
+            part.chmod(0o600)
+            source.backup(target)
+            target.execute("PRAGMA journal_mode=DELETE")
+        _prove(part)
+        _durable(part)
+        part.replace(copy)
+        _durable(copy.parent)
+
+
+def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
+    """Put a copy in the place of a journal that nobody writes.
+
+    The next incarnation's term is above all that any node may have heard of.
+
+    Args:
+        copy: as `back_up` made it, or any journal at rest.
+        journal: where a controller will look for it.
+        force: also if there is a journal with inputs.
+
+    Returns:
+        Where the former journal is now; None if there was none.
+
+    Raises:
+        JournalError: if a controller runs there, or has been there; if the copy is damaged; if
+            there is no room. The former journal is then where it was.
+    """
+    with _held(journal), _refused_as_journal_errors(journal):
+        if journal.exists() and not force and _has_inputs(journal):
+            raise JournalError(f"{journal} has a history of its own", "say --force: it is kept")
+        part = journal.with_name(f"{journal.name}.part")
+        with contextlib.closing(open_for_reading(copy)):
+            pass
+        shutil.copyfile(copy, part)
+        part.chmod(0o600)
+        with contextlib.closing(sqlite3.connect(part, isolation_level=None)) as database:
+            migrate(database)
+            insert = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
+            database.execute(insert, (TERM_FLOOR, str(int(time.time()))))
+            database.execute("PRAGMA journal_mode=DELETE")
+        _prove(part)
+        _durable(part)
+        kept = _set_aside(journal)
+        part.replace(journal)
+        _durable(journal.parent)
+    return kept
+
+
+def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
+    """Make a journal that nobody writes as small as it can be.
+
+    Args:
+        journal: of a controller that does not run.
+        keep: what is kept beside what a restart needs.
+        now: seconds since the epoch.
+
+    Returns:
+        Bytes of its file before and afterwards.
+
+    Raises:
+        JournalError: if a controller runs, the journal is damaged, or there is no room for a
+            second copy of it meanwhile.
+        CoreError: if its inputs are none that this release could have taken.
+    """
+    with _held(journal), _refused_as_journal_errors(journal):
+        if not journal.is_file():
+            raise JournalError(f"{journal}: there is no such file", "name the state folder")
+        before = journal.stat().st_size
+        with contextlib.closing(open_for_writing(journal)) as database:
+            take_snapshot(journal)
+            while forget(database, keep, now):
+                pass
+            database.execute("VACUUM")
+            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    return before, journal.stat().st_size
+
+
+def _prove(copy: Path) -> None:
+    with contextlib.closing(Reader(copy)) as reader:
+        for problem in reader.problems():
+            raise JournalError(
+                f"{copy}: {problem}", "it was not put into place; nothing is changed"
+            )
+
+
+def _has_inputs(journal: Path) -> bool:
+    try:
+        with contextlib.closing(Reader(journal)) as reader:
+            return reader.first_and_last() != (0, 0)
+    except JournalError:
+        return True  # whatever it is
+
+
+def _set_aside(journal: Path) -> Path | None:
+    """Rename a journal with all of its files; the newest is found by its time."""
+    if not journal.exists():
+        return None
+    stamp = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+    kept = journal.with_name(f"{journal.name}.before-{stamp}")
+    for end in BESIDE:
+        file = journal.with_name(journal.name + end)
+        if file.exists():
+            file.replace(kept.with_name(kept.name + end))
+    return kept
+
+
+@contextlib.contextmanager
+def _held(journal: Path) -> Iterator[None]:
+    """No controller begins meanwhile."""
+    lock = take_lock(journal.with_suffix(".lock"))
+    try:
+        yield
+    finally:
+        os.close(lock)
+
+
+@contextlib.contextmanager
+def _refused_as_journal_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except sqlite3.Error as error:
+        raise JournalError(f"{path}: {error}", BROKEN) from None
+    except OSError as error:
+        raise JournalError(f"{path}: {error.strerror}", BROKEN) from None
+
+
+def _durable(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,185 @@
+"""Jobs that have left the state: the last that is known of each, one row."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from controlplane.core.history_records import JobLeft
+from controlplane.core.model.job import Job, number_of
+from controlplane.journal.record import JournalError
+from schemas.ids import JobId, Seconds
+
+PAGE: Final = 500  # rows read at a time
+DAMAGED: Final = "restore a backup"
+INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+
+_jobs: Final = msgspec.msgpack.Decoder(Job)
+
+
+class EndedRow(NamedTuple):
+    """A job that left, as it is written."""
+
+    number: int  # its place among all that were accepted
+    job: JobId
+    user: str
+    name: str
+    state: str
+    key: str | None
+    ended: Seconds
+    body: bytes
+
+
+class EndedJob(NamedTuple):
+    """What lists are chosen by; the rest is decoded when it is asked for."""
+
+    number: int
+    job: JobId
+    user: str
+    name: str
+    state: str
+    read: Callable[[], Job]
+
+
+def ended_row(record: JobLeft) -> EndedRow:
+    """A job that left, encoded.
+
+    Args:
+        record: of its departure.
+
+    Raises:
+        ValueError: if it cannot be written down, and so TypeError and OverflowError.
+    """
+    job = record.last
+    return EndedRow(
+        number_of(job.job),
+        job.job,
+        job.user,
+        job.spec.name,
+        job.phase.value,
+        job.key or None,
+        job.accounting.since,
+        msgspec.msgpack.encode(job),
+    )
+
+
+def forget_ended(
+    database: sqlite3.Connection, before: float = 0.0, keep: int | None = None, most: int = 100
+) -> tuple[JobId, ...]:
+    """Drop the oldest jobs that left, with their past; in a transaction of its own.
+
+    Args:
+        database: of the journal, a connection in autocommit mode that may write.
+        before: those that ended before, seconds since the epoch.
+        keep: and those that were accepted before so many of the latest; None: nobody for that.
+        most: of them at a time: whoever commits waits for no more.
+
+    Returns:
+        Which ones; none if nothing is left to drop.
+
+    Raises:
+        sqlite3.Error: if it cannot be done; nothing was dropped.
+    """
+    (last,) = database.execute("SELECT max(number) FROM ended_jobs").fetchone()
+    beyond = 0 if keep is None or last is None else last - keep
+    select = "SELECT number, job FROM ended_jobs WHERE number <= ? ORDER BY number LIMIT ?"
+    found = database.execute(select, (beyond, most)).fetchall()
+    if not found:
+        select = "SELECT number, job FROM ended_jobs WHERE ended < ? ORDER BY ended LIMIT ?"
+        found = database.execute(select, (before, most)).fetchall()
+    if not found:
+        return ()
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        for number, job in found:
+            database.execute("DELETE FROM job_records WHERE job = ?", (job,))
+            database.execute("DELETE FROM ended_jobs WHERE number = ?", (number,))
+        database.execute("COMMIT")
+    except sqlite3.Error:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+    return tuple(JobId(job) for _, job in found)
+
+
+class EndedJobs:
+    """Reads them.
+
+    Args:
+        database: of a journal, used by the caller's thread alone.
+    """
+
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
+
+    def get(self, job: JobId) -> Job | None:
+        """The last that is known of a job; None: it did not leave, or is not kept.
+
+        Args:
+            job: its name.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        rows = self._rows("SELECT body FROM ended_jobs WHERE job = ?", job)
+        return self._decoded(job, rows[0][0]) if rows else None
+
+    def of_key(self, key: str) -> JobId | None:
+        """The job of a submission's key; None: it did not leave, or is not kept.
+
+        Args:
+            key: USER/KEY.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        rows = self._rows("SELECT job FROM ended_jobs WHERE key = ? LIMIT 1", key)
+        return JobId(rows[0][0]) if rows else None
+
+    def behind(self, number: int) -> Iterator[EndedJob]:
+        """Those that were accepted after some other, in that order.
+
+        Args:
+            number: of that one.
+
+        Raises:
+            JournalError: if they cannot be read.
+        """
+        select = (
+            "SELECT number, job, user, name, state, body FROM ended_jobs WHERE number > ? "
+            "ORDER BY number LIMIT ?"
+        )
+        while page := self._rows(select, number, PAGE):
+            for at, job, user, name, state, body in page:
+                yield EndedJob(at, job, user, name, state, self._reader(job, body))
+            number = page[-1][0]
+
+    def latest(self, most: int) -> list[Job]:
+        """Those that were accepted last, oldest first.
+
+        Args:
+            most: of them.
+
+        Raises:
+            JournalError: if they cannot be read.
+        """
+        select = "SELECT job, body FROM ended_jobs ORDER BY number DESC LIMIT ?"
+        return [self._decoded(job, body) for job, body in reversed(self._rows(select, most))]
+
+    def _reader(self, job: JobId, body: bytes) -> Callable[[], Job]:
+        return lambda: self._decoded(job, body)
+
+    def _rows(self, select: str, *values: str | int) -> list[Any]:
+        try:
+            return self._database.execute(select, values).fetchall()
+        except sqlite3.Error as error:
+            raise JournalError(f"the journal's ended jobs: {error}", DAMAGED) from None
+
+    def _decoded(self, job: JobId, body: bytes) -> Job:
+        try:
+            return _jobs.decode(body)
+        except ValueError as error:  # msgspec's errors are ValueErrors
+            raise JournalError(f"the journal's ended job {job}: {error}", DAMAGED) from None

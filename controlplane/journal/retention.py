@@ -1,0 +1,106 @@
+"""What a journal may forget, piece by piece: what a snapshot tells, what is older than asked."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from typing import Final
+
+import msgspec
+
+from controlplane.journal.ended_jobs import forget_ended
+from controlplane.journal.record import feed_from
+from controlplane.journal.snapshots import KEPT, snapshots_in
+from schemas.ids import Seconds
+
+JOBS: Final = 50  # of which everything is deleted in one transaction
+PIECE: Final = 2000  # rows that are deleted in one transaction
+FREE_SHARE: Final = 0.25  # of the file that stays for what comes
+FREED_PAGES: Final = 1000  # given back in one transaction
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of the past a journal keeps."""
+
+    inputs_s: float  # seconds; inputs that no good snapshot covers are kept in any case
+    events_s: float  # seconds; of the feed
+    used_bytes: int  # the file may have before younger ones go as well
+    jobs_s: float = math.inf  # seconds; jobs that have ended and left, with their past
+
+
+def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
+    """Delete the next piece of what need not be kept.
+
+    Inputs go up to the snapshot before the last one, so that a damaged one costs nothing.
+
+    Args:
+        database: of a journal, a connection in autocommit mode.
+        keep: what is kept.
+        now: seconds since the epoch.
+
+    Returns:
+        Rows and jobs deleted; 0: nothing more is to be deleted now.
+
+    Raises:
+        sqlite3.Error: if there is no room.
+    """
+    crowded = used_bytes(database) > keep.used_bytes
+    deleted = _forget_inputs(database, float("inf") if crowded else now - keep.inputs_s)
+    deleted += _forget_events(database, now - keep.events_s)
+    deleted += len(forget_ended(database, before=now - keep.jobs_s, most=JOBS))
+    if not deleted and crowded:
+        deleted = _forget_events(database, float("inf"))
+    if not deleted and crowded:
+        deleted = len(forget_ended(database, before=float("inf"), most=JOBS))
+    if not deleted:
+        _shrink(database)
+    return deleted
+
+
+def used_bytes(database: sqlite3.Connection) -> int:
+    """Bytes of the file that hold something.
+
+    Args:
+        database: of a journal.
+
+    Raises:
+        sqlite3.Error: if it cannot be read.
+    """
+    return (_pragma(database, "page_count") - _pragma(database, "freelist_count")) * _pragma(
+        database, "page_size"
+    )
+
+
+def _forget_inputs(database: sqlite3.Connection, before: float) -> int:
+    snapshots = snapshots_in(database)
+    if len(snapshots) < KEPT:
+        return 0
+    covered = snapshots[KEPT - 1].input
+    delete = (
+        "DELETE FROM inputs WHERE id IN "
+        "(SELECT id FROM inputs WHERE id <= ? AND at < ? ORDER BY id LIMIT ?)"
+    )
+    first = database.execute("SELECT at FROM inputs ORDER BY id LIMIT 1").fetchone()
+    if first is None or first[0] >= before:
+        return 0
+    return database.execute(delete, (covered, before, PIECE)).rowcount
+
+
+def _forget_events(database: sqlite3.Connection, before: float) -> int:
+    """The oldest events, if there are others behind them: all of a piece or none."""
+    select = "SELECT seq, body FROM feed ORDER BY seq LIMIT 1 OFFSET ?"
+    row = database.execute(select, (PIECE,)).fetchone()
+    if row is None or feed_from(row[1]).time >= before:
+        return 0
+    return database.execute("DELETE FROM feed WHERE seq < ?", (row[0],)).rowcount
+
+
+def _shrink(database: sqlite3.Connection) -> None:
+    """Give back what is free, but for a share that will be needed again."""
+    free, pages = _pragma(database, "freelist_count"), _pragma(database, "page_count")
+    if free > FREE_SHARE * pages:
+        database.executescript(f"PRAGMA incremental_vacuum({FREED_PAGES})")  # a step for each page
+
+
+def _pragma(database: sqlite3.Connection, name: str) -> int:
+    return int(database.execute(f"PRAGMA {name}").fetchone()[0])

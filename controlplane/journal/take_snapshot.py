@@ -1,0 +1,104 @@
+"""Write the state into the journal: at the end of a process that has it, or by one that replays.
+
+`python -P -m controlplane.journal.take_snapshot FILE` is the latter, a child of the controller:
+what takes long happens beside the loop, and by the way it shows that the journal tells the state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import sqlite3
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from controlplane.core.errors import CoreError
+from controlplane.core.reactor import Reactor
+from controlplane.journal.database import open_for_reading
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import JournalError
+from controlplane.journal.replay import recover
+from controlplane.journal.snapshots import write_snapshot
+from controlplane.journal.state_image import gives_back, image_of
+from schemas.ids import Seconds
+
+NICE: Final = 15  # training and the controller come first
+FAST: Final = 1  # zlib's level
+AGAIN: Final = "free space or mend what it says; until then restarts read more inputs"
+
+
+def save_state(path: Path, reactor: Reactor, number: int, at: Seconds) -> None:
+    """Write the state of `reactor` into the journal, if it can be read back.
+
+    Args:
+        path: of the journal, whoever writes it beside.
+        reactor: after input `number`, which is durable.
+        number: of the last input in it.
+        at: the time of that, seconds since the epoch.
+
+    Raises:
+        JournalError: if it cannot be written, or would not be read back as it is.
+    """
+    try:
+        image = image_of(reactor)
+        if not gives_back(image, reactor):
+            raise JournalError(f"{path}: the state is not read back as it is written", AGAIN)
+        with contextlib.closing(open_for_reading(path)) as database:
+            write_snapshot(database, number, at, zlib.compress(image, FAST))
+    except (sqlite3.Error, ValueError, TypeError, OverflowError) as error:
+        raise JournalError(f"{path}: no snapshot of input {number}: {error}", AGAIN) from None
+
+
+def take_snapshot(path: Path) -> int:
+    """Replay what came since the last snapshot, and write the next one.
+
+    Args:
+        path: of the journal, whoever writes it beside.
+
+    Returns:
+        The number of the last input in the snapshot; 0: another process takes one just now.
+
+    Raises:
+        JournalError: if the journal is damaged, or there is no room.
+        CoreError: if its inputs are none that this release could have taken.
+    """
+    with _alone(path) as alone:
+        if not alone:
+            return 0
+        with contextlib.closing(Reader(path)) as reader:
+            found = recover(reader)
+        if found.last > found.snapshot:
+            save_state(path, found.reactor, found.last, found.at)
+        return found.last
+
+
+@contextlib.contextmanager
+def _alone(path: Path) -> Iterator[bool]:
+    lock = os.open(path.with_suffix(".snapshot.lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        yield False
+    else:
+        yield True
+    finally:
+        os.close(lock)
+
+
+def main() -> None:
+    """Take one; exit code 1 and the reason on standard error if that cannot be."""
+    os.nice(NICE)
+    try:
+        taken = take_snapshot(Path(sys.argv[1]))
+    except (JournalError, CoreError, OSError) as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(1)
+    sys.stdout.write(f"{taken}\n")
+
+
+if __name__ == "__main__":
+    main()

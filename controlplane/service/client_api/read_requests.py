@@ -1,0 +1,185 @@
+"""What users ask: answered from what is durable, with what workers said last filled in."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Final
+
+import msgspec
+
+from controlplane.core.model.job import Job
+from controlplane.core.state import State
+from controlplane.core.totals import Totals
+from controlplane.service.client_api import replies, sweep_replies
+from controlplane.service.client_api.job_choice import job_rows
+from controlplane.service.client_api.pages import numbered, page_of
+from controlplane.service.client_api.policy_notes import PolicyNotes
+from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.event_feed import EventFeed
+from controlplane.service.long_polls import deadline_of
+from controlplane.service.planner.plan_exchange import PlanExchange
+from controlplane.service.worker_telemetry import TelemetryTable
+from schemas.ids import JobId
+from schemas.messages import Message
+from schemas.messages.client import (
+    EventsPage,
+    ExplainJob,
+    GetJob,
+    GetLedger,
+    GetSweep,
+    JobDetail,
+    Jobs,
+    JobSummary,
+    ListJobs,
+    ListNodes,
+    Nodes,
+    ReadEvents,
+    SweepDetail,
+    WaitJob,
+)
+
+MAX_EVENTS: Final = 1000
+
+
+class ReadRequests:
+    """Requests that change nothing.
+
+    Nothing is told that a crash could take back: every answer is made of the committed state, which
+    goes on while nothing can become durable.
+
+    Args:
+        commit_loop: has the committed state.
+        plans: why jobs wait.
+        feed: wakes long polls.
+        telemetry: what workers said last.
+        notes: what the policy of this cluster lacks of jobs.
+    """
+
+    def __init__(
+        self,
+        *,
+        commit_loop: CommitLoop,
+        plans: PlanExchange,
+        feed: EventFeed,
+        telemetry: TelemetryTable,
+        notes: PolicyNotes,
+    ) -> None:
+        self._commit_loop = commit_loop
+        self._plans = plans
+        self._feed = feed
+        self._telemetry = telemetry
+        self.notes = notes
+
+    @property
+    def _state(self) -> State:
+        return self._commit_loop.committed.state
+
+    @property
+    def _totals(self) -> Totals:
+        return self._commit_loop.committed.totals
+
+    async def answer(self, request: Message) -> Message | None:
+        """What is known; None if the request is none of these.
+
+        Args:
+            request: of somebody who may read.
+
+        Raises:
+            OnesError: if it cannot be answered.
+        """
+        match request:
+            case ListJobs():
+                return self._jobs(request)
+            case GetJob(job=name, wait_s=wait_s, cursor=cursor):
+                return self.detail(await self._when_ended(name, wait_s), cursor)
+            case WaitJob(job=name, wait_s=wait_s):
+                job = await self._when_ended(name, wait_s)
+                return replies.job_state(job, self._summary(job).reason)
+            case ExplainJob():
+                return self._explain(request)
+            case ListNodes(cursor=cursor):
+                lists, following = page_of({"nodes": replies.node_rows(self._state)}, cursor)
+                return Nodes(nodes=lists["nodes"], next=following)
+            case GetSweep():
+                return self._sweep(request)
+            case GetLedger(job=name):
+                history = self._totals.sweep_of(name)
+                return sweep_replies.ledger(self._commit_loop.job(name), history, request)
+            case ReadEvents():
+                return await self._events(request)
+        return None
+
+    def _sweep(self, request: GetSweep) -> SweepDetail:
+        job = self._commit_loop.job(request.job)
+        sweep_replies.sweep_of(job)
+        history = self._totals.sweep_of(job.job)
+        now, reason = self._commit_loop.now(), self._plans.reason(job.job)
+        summary = replies.job_summary(job, reason, self._telemetry, now)
+        return sweep_replies.sweep_detail(job, history, summary, request, now)
+
+    async def _when_ended(self, name: JobId, wait_s: float) -> Job:
+        """The job when it has ended, or the wait is over."""
+        job, deadline = self._commit_loop.job(name), deadline_of(wait_s)
+        while not job.ended and (left := deadline - _clock()) > 0:
+            await self._feed.wait(left)
+            job = self._commit_loop.job(name)
+        return job
+
+    async def _events(self, request: ReadEvents) -> EventsPage:
+        first, deadline = max(1, request.from_seq), deadline_of(request.wait_s)
+        while self._feed.last_seq < first and (left := deadline - _clock()) > 0:
+            await self._feed.wait(left)
+        events = self._commit_loop.reader.feed(first, max(1, min(request.limit, MAX_EVENTS)))
+        visible = [event for event in events if event.seq <= self._feed.last_seq]
+        page = page_of({"events": numbered(visible)}, "")[0]["events"]
+        return EventsPage(events=page, next_seq=page[-1].seq + 1 if page else first)
+
+    def _jobs(self, request: ListJobs) -> Jobs:
+        state = self._state
+        rows = job_rows(state, self._commit_loop.reader.ended, request, self._summary)
+        lists, following = page_of({"jobs": rows}, request.cursor)
+        return Jobs(jobs=lists["jobs"], left_out=int(bool(following)), next=following)
+
+    def _summary(self, job: Job) -> JobSummary:
+        return replies.job_summary(
+            job,
+            self._plans.reason(job.job),
+            self._telemetry,
+            self._commit_loop.now(),
+            predicted_loss=self._plans.predicted_loss.get(job.job),
+        )
+
+    def detail(self, job: Job, cursor: str = "") -> JobDetail:
+        """Everything about a job, a page.
+
+        Args:
+            job: of the committed state.
+            cursor: `next` of the page before.
+
+        Raises:
+            BadFieldError: if the cursor is none of this job's.
+        """
+        reason = self._plans.reason(job.job)
+        records, now = self._commit_loop.records, self._commit_loop.now()
+        predicted = self._plans.predicted_loss.get(job.job)
+        detail = replies.job_detail(
+            job,
+            records,
+            reason,
+            self._telemetry,
+            now,
+            predicted_loss=predicted,
+            cursor=cursor,
+        )
+        notes = self.notes.of(job, detail.summary.train_loss)
+        return msgspec.structs.replace(detail, notes=notes)
+
+    def _explain(self, request: ExplainJob) -> Message:
+        job = self._commit_loop.job(request.job)
+        reason = self._plans.reason(job.job)
+        records, now = self._commit_loop.records, self._commit_loop.now()
+        return replies.job_explanation(job, records, reason, now, request.cursor)
+
+
+def _clock() -> float:
+    return asyncio.get_running_loop().time()

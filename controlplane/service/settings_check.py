@@ -1,0 +1,71 @@
+"""`ones config check` of a controller: everything that its start would trip over, at once."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from controlplane.policy.registry import check_for_cluster, check_options
+from controlplane.service.controller_settings import ControllerSettings, Listen
+from schemas.errors import SettingsError
+from schemas.host_checks import Findings
+from schemas.link import load_authorised, load_keys
+from schemas.toml_settings import every_problem, read_table, sound_part
+
+
+def check(path: Path) -> list[SettingsError]:
+    """Look at a controller's settings and at this host; nothing is changed.
+
+    Args:
+        path: of the TOML file. Ports that are in use by a controller with this very file are free.
+
+    Returns:
+        Each problem with its field and what helps; empty: it can start.
+
+    Raises:
+        SettingsError: if the file cannot be read, or is no TOML.
+    """
+    table = read_table(path, os.environ)
+    findings = Findings(path)
+    findings.found += every_problem(ControllerSettings, table, path)
+    sound = sound_part(table, findings.found)
+    settings, home = msgspec.convert(sound, ControllerSettings), path.parent
+    findings.finite(settings)
+    silence = settings.silence
+    told = any(problem.field.startswith("silence.") for problem in findings.found)
+    if not told and silence.lost_s <= silence.suspect_s:
+        what = f"{silence.lost_s} is not above silence.suspect_s ({silence.suspect_s})"
+        findings.add("silence.lost_s", what, "raise it")
+    policy = settings.policy
+    findings.attempt("policy", lambda: _check_policy(policy.name, policy.options))
+    findings.attempt("keys.server", lambda: load_keys(home / settings.keys.server))
+    findings.attempt("keys.authorised", lambda: load_authorised(home / settings.keys.authorised))
+    findings.folder("state", home / settings.state)
+    if settings.pid_file:
+        findings.folder("pid_file", (home / settings.pid_file).parent)
+    _check_ports(findings, settings.listen)
+    return findings.found
+
+
+def _check_policy(name: str, options: dict[str, Any]) -> None:
+    check_for_cluster(name, options)
+    check_options(name, options)
+
+
+def _check_ports(findings: Findings, listen: Listen) -> None:
+    if not findings.address("listen.host", listen.host):
+        return
+    taken: dict[int, str] = {}
+    for name in listen.__struct_fields__:
+        port = getattr(listen, name)
+        if name == "host" or not port:
+            continue
+        if port in taken:
+            what = f"port {port} is that of listen.{taken[port]}, too"
+            findings.add(f"listen.{name}", what, "give each its own")
+        else:
+            taken[port] = name
+            findings.port(f"listen.{name}", listen.host, port)

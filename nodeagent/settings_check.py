@@ -1,0 +1,64 @@
+"""`ones config check` of an agent: everything that its start would trip over, at once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from nodeagent.agent_settings import AgentSettings
+from nodeagent.slot_devices import inventory
+from schemas.errors import SettingsError
+from schemas.host_checks import Findings
+from schemas.link import load_keys, load_public
+from schemas.toml_settings import every_problem, read_table, sound_part
+
+NAMELESS: Final = "nameless"  # in the place of a name that is missing or wrong
+
+
+def check(path: Path) -> list[SettingsError]:
+    """Look at an agent's settings and at this host; nothing is changed.
+
+    Args:
+        path: of the TOML file. A port that is in use by an agent with this very file is free.
+
+    Returns:
+        Each problem with its field and what helps; empty: it can start.
+
+    Raises:
+        SettingsError: if the file cannot be read, or is no TOML.
+    """
+    table = read_table(path, os.environ)
+    findings = Findings(path)
+    findings.found += every_problem(AgentSettings, table, path)
+    sound = sound_part(table, findings.found)
+    settings, home = msgspec.convert({"node": NAMELESS, **sound}, AgentSettings), path.parent
+    findings.finite(settings)
+    findings.attempt("devices", lambda: inventory(settings))
+    if settings.key or settings.node != NAMELESS:
+        key = settings.key or f"keys/{settings.node}.key_secret"
+        findings.attempt("key", lambda: load_keys(home / key))
+    findings.attempt("controller.key", lambda: load_public(home / settings.controller.key))
+    findings.attempt("controller.host", lambda: _resolve(settings.controller.host))
+    if findings.address("address", settings.address):
+        findings.port("states_port", settings.address, settings.states_port)
+    for name in ("run", "work", "checkpoints"):
+        findings.folder(name, home / getattr(settings, name))
+    if settings.pid_file:
+        findings.folder("pid_file", (home / settings.pid_file).parent)
+    if settings.python and shutil.which(settings.python) is None:
+        what = f"no program {settings.python!r}"
+        findings.add("python", what, "give an interpreter of this host, or leave it out")
+    return findings.found
+
+
+def _resolve(host: str) -> None:
+    try:
+        socket.getaddrinfo(host, None)
+    except socket.gaierror as error:
+        what = f"{host} cannot be found: {error.strerror}"
+        raise SettingsError(what, "correct the name, or see to the name service") from None

@@ -1,0 +1,156 @@
+"""Whether this host has what a settings file names: folders, ports, keys; nothing is changed."""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+import psutil
+
+from schemas.errors import SettingsError
+
+
+class Findings:
+    """Every problem that was found, in the order in which it was looked for.
+
+    Args:
+        path: of the settings file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.found: list[SettingsError] = []
+
+    def add(self, field: str, what: str, remedy: str) -> None:
+        """One more.
+
+        Args:
+            field: of the file, such as `listen.events`.
+            what: is wrong.
+            remedy: what helps.
+        """
+        self.found.append(SettingsError(f"{field}: {what}", remedy, field))
+
+    def attempt(self, field: str, work: Callable[[], object]) -> None:
+        """Do what the daemon would do, and take what it would raise.
+
+        Args:
+            field: that it is about.
+            work: reads or checks, and changes nothing.
+        """
+        try:
+            work()
+        except SettingsError as error:
+            field = error.field if error.field.startswith(f"{field}.") else field
+            self.add(field, error.message.removeprefix(f"{field}: "), error.hint)
+
+    def finite(self, settings: msgspec.Struct, prefix: str = "") -> None:
+        """All numbers are ones that a clock can wait for.
+
+        Args:
+            settings: of any kind.
+            prefix: of its fields, with a dot.
+        """
+        for name in settings.__struct_fields__:
+            value = getattr(settings, name)
+            if isinstance(value, msgspec.Struct):
+                self.finite(value, f"{prefix}{name}.")
+            elif isinstance(value, float) and not math.isfinite(value):
+                self.add(f"{prefix}{name}", f"{value} is no time", "give seconds")
+
+    def folder(self, field: str, path: Path) -> None:
+        """A folder can be written to, or made.
+
+        Args:
+            field: that names it.
+            path: of the folder, which need not exist.
+        """
+        there = next(one for one in (path, *path.parents) if one.exists())
+        if not there.is_dir():
+            self.add(field, f"{there} is no folder", "choose another one")
+        elif os.statvfs(there).f_flag & os.ST_RDONLY:
+            self.add(field, f"{there} is mounted read-only", "mount it writable")
+        elif not os.access(there, os.W_OK | os.X_OK):
+            who = f"user {os.getuid()}"
+            self.add(field, f"{who} cannot write to {there}", f"give it to {who}")
+        elif not os.statvfs(there).f_bavail:
+            self.add(field, f"no room is left in {there}", "free space there")
+
+    def address(self, field: str, host: str) -> bool:
+        """This host can be reached under an address.
+
+        Args:
+            field: that names it.
+            host: name or address to listen on.
+
+        Returns:
+            Whether it can.
+        """
+        try:
+            _bind(host, 0)
+        except socket.gaierror as error:
+            self.add(field, f"{host} cannot be found: {error.strerror}", "correct the address")
+        except OSError as error:
+            what = f"{host} is no address of this host ({error.strerror})"
+            self.add(field, what, "give one of its own")
+        else:
+            return True
+        return False
+
+    def port(self, field: str, host: str, port: int) -> None:
+        """Nobody else listens on a port.
+
+        Args:
+            field: that names it.
+            host: name or address to listen on, which is one of this host.
+            port: TCP; 0 stands for none, or any.
+        """
+        try:
+            _bind(host, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                self.add(field, f"port {port}: {error.strerror}", "choose another one")
+            elif not _is_ours(_listener(port), self.path):
+                who = _name(_listener(port))
+                remedy = "choose another one, or stop what listens there"
+                self.add(field, f"port {port} is in use{who}", remedy)
+
+
+def _bind(host: str, port: int) -> None:
+    kind = socket.SOCK_STREAM
+    family, _, _, _, address = socket.getaddrinfo(host, port, type=kind)[0]
+    with socket.socket(family, kind) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(address)
+
+
+def _listener(port: int) -> psutil.Process | None:
+    """Who listens on a port, if this user may know."""
+    try:
+        for connection in psutil.net_connections("tcp"):
+            listens = connection.status == psutil.CONN_LISTEN
+            if listens and connection.laddr[1:] == (port,) and connection.pid:
+                return psutil.Process(connection.pid)
+    except (psutil.Error, OSError):
+        pass
+    return None
+
+
+def _is_ours(process: psutil.Process | None, path: Path) -> bool:
+    """Whether it is the very daemon that has this settings file."""
+    try:
+        return process is not None and str(path) in process.cmdline()
+    except psutil.Error:
+        return False
+
+
+def _name(process: psutil.Process | None) -> str:
+    try:
+        return f" by {process.name()} (pid {process.pid})" if process is not None else ""
+    except psutil.Error:
+        return ""

@@ -1,0 +1,222 @@
+"""Output on its way: files of workers, real shippers, CURVE sockets, a real controller, followers.
+
+Shippers of several nodes live in this process, so one core has them and all followers; the controller
+has the other one. Three questions: how many lines a second go from files to the controller's store;
+how late a line is at a follower at a steady 20,000 lines a second; what a follower costs that asks and
+never reads. Every byte that was written has to be in the store, and each line at its follower once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import psutil
+
+from controlplane.client import Client, JobSpec
+from nodeagent.log_shipper import LogShipper
+from nodeagent.worker_folders import WorkerFolder
+from schemas.codec import TO_SHIPPER, encode
+from schemas.groups import Group
+from schemas.ids import JobId, Rank, Version, WorkerId
+from schemas.link import Link, Socket, load_keys, load_public
+from schemas.messages.logs import LogStored, ReadLog
+from schemas.messages.worker import Assignment
+from tests.bench import report
+from tests.support.fleet import Fleet
+
+NODES: Final = 4
+STREAMS: Final = 8  # of each node, one job each
+LINE: Final = b"x" * 83  # and its time and number: 100 bytes
+BULK_LINES: Final = 1_000_000
+RATE: Final = 20_000  # lines a second, all in all
+STEADY_S: Final = 20.0
+TICK_S: Final = 0.01
+FOLLOWED: Final = 4
+STALLED: Final = 50
+
+
+def line(number: int) -> bytes:
+    """One that says when it was written."""
+    return b"%015.6f %08d %b\n" % (time.time() % 1e8, number, LINE[:74])
+
+
+class Output:
+    """A worker's log and who ships it."""
+
+    def __init__(self, folder: Path, job: JobId, spec: JobSpec, shipper: LogShipper) -> None:
+        self.job = job
+        self.folder = WorkerFolder(folder / f"{job}.v1.r0")
+        group = Group(version=Version(1), members=(), lr=None)
+        assignment = Assignment(
+            job=job, version=Version(1), rank=Rank(0), slot=0, group=group, spec=spec, workdir="/",
+            checkpoints="/", socket="", env={},
+        )  # fmt: skip
+        self.folder.write_assignment(assignment)
+        self.file = self.folder.stream("log").open("ab", buffering=0)
+        self.folder.stream("samples").touch()
+        self.lines = 0
+        shipper.watch(WorkerId(self.folder.path.name), assignment, self.folder)
+
+    def write(self, count: int) -> None:
+        """So many lines at once."""
+        self.file.write(b"".join(line(self.lines + n) for n in range(count)))
+        self.lines += count
+
+
+class Site:
+    """A controller, the shippers of some nodes, and a worker for each of their jobs."""
+
+    def __init__(
+        self, base: Path, fleet: Fleet, outputs: list[Output], tasks: list[asyncio.Task[None]]
+    ) -> None:
+        self.base, self.fleet, self.outputs, self.tasks = base, fleet, outputs, tasks
+
+    @classmethod
+    async def made(cls, base: Path, fleet: Fleet) -> Site:
+        """Jobs are submitted, shippers connected."""
+        shippers, tasks = [], []
+        for agent in fleet.agents:
+            shipper = LogShipper(agent.node, lambda _: None)
+            socket = agent._connect("DEALER", "shippers")
+            shipper.use(socket)
+            shippers.append(shipper)
+            tasks += [
+                asyncio.create_task(shipper.ship()),
+                asyncio.create_task(hear(socket, shipper)),
+            ]
+        work = base / "work"
+        work.mkdir()
+        (work / "train.py").write_text("")
+        outputs = []
+        async with Client(fleet.home) as client:
+            for number in range(NODES * STREAMS):
+                spec = JobSpec(name="log", script="train.py", workdir=str(work), batch_size=1)
+                job = await client.submit(spec)
+                outputs.append(Output(base / "run", job, spec, shippers[number % NODES]))
+        return cls(base, fleet, outputs, tasks)
+
+    def stored(self) -> int:
+        """Bytes that the controller has."""
+        logs = self.fleet.home / "state" / "logs"
+        return sum(path.stat().st_size for path in logs.rglob("*") if path.is_file())
+
+
+async def hear(socket: Socket, shipper: LogShipper) -> None:
+    """What the relay answers."""
+    async for incoming in socket:
+        message = TO_SHIPPER.decode(incoming.frames[-1])
+        if isinstance(message, LogStored):
+            shipper.receive(message)
+
+
+async def bulk(site: Site, lines: int) -> dict[str, float]:
+    """All there is, as fast as it goes."""
+    before = site.stored()
+    for output in site.outputs:
+        output.write(lines // len(site.outputs))
+    wanted = sum(output.file.tell() for output in site.outputs)
+    began = time.monotonic()
+    while site.stored() - before < wanted:
+        await asyncio.sleep(0.02)
+    took = time.monotonic() - began
+    return {"bulk_lines_per_s": lines / took, "bulk_mib_per_s": wanted / took / 2**20}
+
+
+async def steady(site: Site, seconds: float) -> dict[str, float]:
+    """At a rate, with followers: how late each line is."""
+    late: list[float] = []
+    followed = random.Random(1).sample(site.outputs, FOLLOWED)  # noqa: S311 - a choice
+    numbers: dict[JobId, list[int]] = {output.job: [] for output in followed}
+    first = {output.job: output.lines for output in followed}
+
+    async def follow(output: Output) -> None:
+        async with Client(site.fleet.home, timeout=60.0) as client:
+            async for page in client.output_pages(output.job, follow=True, since=time.time()):
+                now = time.time() % 1e8
+                for one in page:
+                    at, number, _ = one.text.split(" ", 2)
+                    late.append(now - float(at))
+                    numbers[output.job].append(int(number))
+
+    following = [asyncio.create_task(follow(output)) for output in followed]
+    await asyncio.sleep(1.0)
+    share = RATE * TICK_S / len(site.outputs)
+    owed, ends = 0.0, time.monotonic() + seconds
+    at = time.monotonic()
+    while time.monotonic() < ends:
+        await asyncio.sleep(max(0.0, at - time.monotonic()))
+        at += TICK_S
+        owed += share
+        for output in site.outputs:
+            output.write(int(owed))
+        owed -= int(owed)
+    await asyncio.sleep(2.0)
+    for task in following:
+        task.cancel()
+    lost = 0
+    for output in followed:
+        expected = range(first[output.job], output.lines)
+        lost += numbers[output.job] != list(expected)
+    late.sort()
+    return {
+        "followed_lines": len(late),
+        "followers_with_lost_or_repeated_lines": lost,
+        "late_ms_p50": 1e3 * statistics.median(late),
+        "late_ms_p99": 1e3 * late[int(0.99 * len(late))],
+        "late_ms_max": 1e3 * late[-1],
+    }
+
+
+async def stalled(site: Site) -> dict[str, float]:
+    """Followers that ask for page after page, and read none."""
+    process = psutil.Process(site.fleet.process.pid)
+    before = process.memory_info().rss
+    keys = site.fleet.home / "keys"
+    link = Link(load_keys(keys / "admin.key_secret"))
+    address = f"tcp://127.0.0.1:{site.fleet.ports['followers']}"
+    sockets = [
+        link.connect("DEALER", address, load_public(keys / "server.key")) for _ in range(STALLED)
+    ]
+    for _ in range(20):
+        for number, socket in enumerate(sockets):
+            job = site.outputs[number % len(site.outputs)].job
+            socket.send(b"id", encode(ReadLog(job=job, max_bytes=1 << 20)))
+        await asyncio.sleep(0.2)
+    await asyncio.sleep(2.0)
+    grown = (process.memory_info().rss - before) / 2**20
+    link.close()
+    return {"stalled_mib_each": grown / STALLED}
+
+
+async def measure(base: Path, *, quick: bool) -> dict[str, float]:
+    """All three."""
+    async with Fleet(base / "home", NODES) as fleet:
+        site = await Site.made(base, fleet)
+        figures = await bulk(site, BULK_LINES // 10 if quick else BULK_LINES)
+        figures |= await steady(site, STEADY_S / 4 if quick else STEADY_S)
+        written = sum(output.file.tell() for output in site.outputs)
+        stored = site.stored()
+        figures["bytes_not_stored"] = max(0, written - stored)
+        figures |= await stalled(site)
+        for task in site.tasks:
+            task.cancel()
+    return figures
+
+
+def main() -> None:
+    """Print the table and write the figures."""
+    chosen = report.arguments(__doc__ or "")
+    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+        figures = asyncio.run(measure(Path(folder), quick=chosen.quick))
+    report.table("output", ["figure", "value"], list(figures.items()))
+    report.write(figures, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,222 @@
+"""kill -9 of a controller with 1,000 simulated agents and 10,000 jobs: how soon all are back in session.
+
+The journal is written first, by the same core: every slot has a job that trains, the others wait.
+Agents speak over real CURVE sockets, and play no workers: they say what runs on their nodes, and
+take deltas. Times are those of the agents, from the moment at which the new controller is ready
+(its replay is the journal's business) and from the kill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Final
+
+import psutil
+import uvloop
+import zmq
+
+from controlplane.core.commands import Announce
+from controlplane.core.inputs import ControllerStarted, Input, NodeGreeted, NodeReported
+from controlplane.core.reactor import Reactor
+from controlplane.journal.record import Entry
+from controlplane.journal.writer import Writer
+from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, slot_id
+from schemas.messages.agent import AgentEvent, GroupDelta, ToAgent, Welcome, WorkerSeen
+from tests.bench import report
+from tests.support import builders
+from tests.support.fleet import LOG, Fleet
+from tests.support.simulated_agent import Seen, SimulatedAgent, Watch
+
+SLOTS: Final = 4
+SETTLE_S: Final = 5.0
+LIMIT_S: Final = 120.0
+TICK_S: Final = 0.25  # of an agent, as a real one's
+
+
+class Arrivals(Watch):
+    """When each agent was last welcomed, and how many frames of each kind came."""
+
+    def __init__(self) -> None:
+        self.welcomed: dict[NodeId, float] = {}
+        self.deltas: dict[NodeId, float] = {}
+
+    def heard(self, agent: SimulatedAgent, message: ToAgent, at: float) -> None:
+        if isinstance(message, Welcome):
+            self.welcomed.setdefault(agent.node, at)
+        elif isinstance(message, GroupDelta):
+            self.deltas[agent.node] = at
+
+    def forget(self) -> None:
+        self.welcomed.clear()
+        self.deltas.clear()
+
+
+class BusyAgent(SimulatedAgent):
+    """Says that a job's worker runs on each of its slots."""
+
+    jobs: tuple[JobId, ...] = ()
+
+    def seen(self) -> Seen:
+        return tuple(
+            WorkerSeen(
+                job=job, version=Version(1), rank=Rank(0), slot=slot, pid=100 + slot,
+                started_ticks=7, ended=False,
+            )
+            for slot, job in enumerate(self.jobs)
+        )  # fmt: skip
+
+    async def live(self) -> None:
+        while True:
+            self.do(self.session.tick(self.now()))
+            await asyncio.sleep(TICK_S)
+
+
+def write_history(path: Path, agents: Iterable[SimulatedAgent], jobs: int) -> dict[JobId, SlotId]:
+    """A journal in which the nodes are up, and the first jobs train on all slots.
+
+    Args:
+        path: of the journal.
+        agents: of the nodes.
+        jobs: submitted, more than there are slots.
+
+    Returns:
+        The jobs that train, and where.
+    """
+    path.parent.mkdir(parents=True)
+    reactor, begun = Reactor(), time.time() - 3600.0
+    writer = Writer(path, lambda _: None)
+
+    def take(event: Input) -> None:
+        commands = reactor.handle(event, Seconds(begun))
+        feed = tuple(one.event for one in commands if isinstance(one, Announce))
+        writer.append(Entry(at=Seconds(begun), input=event, feed=feed))
+
+    take(ControllerStarted(term=Term(1), release="bench"))
+    boot, said = BootId("before"), dict.fromkeys((agent.node for agent in agents), 0)
+    for node in said:
+        spec = builders.node_spec(node, SLOTS)
+        take(NodeGreeted(node=node, boot=boot, spec=spec, workers=()))
+    for _ in range(jobs):
+        take(builders.submission("a"))
+    slots = [slot_id(node, index) for node in said for index in range(SLOTS)]
+    placed = dict(zip(reactor.state.active, slots, strict=False))
+    take(builders.proposal({job: {slot: builders.BATCH} for job, slot in placed.items()}))
+
+    def tell(slot: SlotId, event: AgentEvent) -> None:
+        node = NodeId(slot.rpartition("/")[0])
+        said[node] += 1
+        take(NodeReported(node=node, boot=boot, seq=said[node], event=event))
+
+    for job, slot in placed.items():
+        tell(slot, builders.started(job, pid=100 + int(slot.rpartition("/")[2])))
+        tell(slot, builders.ready(job))
+        tell(slot, builders.formed(job))
+    writer.close()
+    return placed
+
+
+async def measure(home: Path, count: int, jobs: int) -> dict[str, float]:
+    """One fleet, one kill: the figures."""
+    watch = Arrivals()
+    fleet = Fleet(home, count, make=lambda *given: BusyAgent(*given, slots=SLOTS, watch=watch))
+    fleet.context.set(zmq.MAX_SOCKETS, 4 * count + 100)
+    began = time.monotonic()
+    placed = write_history(home / "state" / "journal.sqlite", fleet.agents, jobs)
+    print(f"journal of {jobs} jobs written in {time.monotonic() - began:.1f} s")  # noqa: T201
+    for agent in fleet.agents:
+        assert isinstance(agent, BusyAgent)
+        agent.jobs = tuple(
+            job for job, slot in placed.items() if slot.rpartition("/")[0] == agent.node
+        )[:SLOTS]
+    figures: dict[str, float] = {"agents": count, "jobs": jobs}
+    try:
+        fleet.start()
+        ready = await until_ready(fleet, 1)
+        for agent in fleet.agents:
+            agent.open(fleet.context)
+            fleet.tasks.append(asyncio.create_task(agent.listen()))
+            fleet.tasks.append(asyncio.create_task(agent.live()))
+        opened = time.monotonic()
+        await until_welcome(watch, count)
+        figures["connected_s"] = max(watch.welcomed.values()) - max(opened, ready)
+        await asyncio.sleep(SETTLE_S)
+        watch.forget()
+        greeted = lines(fleet, "node greeted")
+        killed = time.monotonic()
+        fleet.process.kill()
+        fleet.process.wait()
+        fleet.start()
+        ready = await until_ready(fleet, 2)
+        await until_welcome(watch, count)
+        back = sorted(watch.welcomed.values())
+        figures["ready_s"] = ready - killed
+        figures["resync_p50_s"] = back[count // 2] - ready
+        figures["resync_p95_s"] = back[int(0.95 * count)] - ready
+        figures["resync_max_s"] = back[-1] - ready
+        figures["resync_p95_after_kill_s"] = back[int(0.95 * count)] - killed
+        await asyncio.sleep(SETTLE_S)
+        figures["last_delta_s"] = max(watch.deltas.values(), default=ready) - ready
+        figures["hellos_journalled"] = lines(fleet, "node greeted") - greeted
+        figures["in_session"] = sum(agent.session.session is not None for agent in fleet.agents)
+        usage = psutil.Process(fleet.process.pid).memory_info()
+        figures["controller_mib"] = usage.rss / 2**20
+        return figures
+    finally:
+        for task in fleet.tasks:
+            task.cancel()
+        await asyncio.gather(*fleet.tasks, return_exceptions=True)
+        fleet.context.destroy(linger=0)
+        await fleet.stop()
+
+
+async def until_ready(fleet: Fleet, times: int) -> float:
+    """When the controller said for the nth time that it is ready, to some milliseconds."""
+    async with asyncio.timeout(LIMIT_S):
+        while lines(fleet, "controller ready") < times:
+            await asyncio.sleep(0.02)
+    return time.monotonic()
+
+
+async def until_welcome(watch: Arrivals, count: int) -> None:
+    """Wait until every agent is in session."""
+    try:
+        async with asyncio.timeout(LIMIT_S):
+            while len(watch.welcomed) < count:
+                await asyncio.sleep(0.05)
+    except TimeoutError:
+        raise SystemExit(f"{len(watch.welcomed)} of {count} in session after {LIMIT_S} s") from None
+
+
+def lines(fleet: Fleet, event: str) -> int:
+    """How often the controller's log has an event."""
+    return (fleet.home / LOG).read_text().count(json.dumps(event))
+
+
+def run(count: int, jobs: int) -> dict[str, float]:
+    """The figures, from a folder of their own."""
+    with tempfile.TemporaryDirectory(prefix="ones-bench-") as folder:
+        return uvloop.run(measure(Path(folder), count, jobs))
+
+
+def show(figures: dict[str, float]) -> None:
+    """Print the table."""
+    title = f"controller killed under {figures['agents']:g} agents and {figures['jobs']:g} jobs"
+    report.table(f"{title}, {os.cpu_count()} cores", ["key", "value"], list(figures.items()))
+
+
+def main() -> None:
+    """Print the table and write the figures."""
+    chosen = report.arguments(__doc__ or "")
+    figures = run(200, 2000) if chosen.quick else run(1000, 10_000)
+    show(figures)
+    report.write(figures, chosen.json)
+
+
+if __name__ == "__main__":
+    main()

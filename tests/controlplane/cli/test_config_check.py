@@ -1,0 +1,184 @@
+"""`ones config check`: every problem at once, each with its field and what helps."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.cli import config_check
+from controlplane.cli.common_options import Common
+from controlplane.cli.local_cluster import ROLES, _free_ports
+from schemas.link import write_keys
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A folder with the keys of a cluster."""
+    for name in ("server", "node-1"):
+        write_keys(tmp_path / "keys", name)
+    authorised = tmp_path / "keys" / "authorised.toml"
+    authorised.touch(mode=0o600)
+    return tmp_path
+
+
+def controller(home: Path, text: str = "", **ports: int) -> Path:
+    chosen = {**dict(zip(ROLES, _free_ports(len(ROLES)), strict=True)), **ports}
+    listen = "\n".join(f"{role} = {port}" for role, port in chosen.items())
+    file = home / "controller.toml"
+    file.write_text(f'state = "state"\n{text}\n[listen]\n{listen}\n')
+    return file
+
+
+def agent(home: Path, text: str = "") -> Path:
+    file = home / "agent.toml"
+    file.write_text(f'node = "node-1"\ndevices = "cpu"\n{text}\n')
+    return file
+
+
+def checked(file: Path, capsys: pytest.CaptureFixture[str]) -> tuple[int, list[str]]:
+    code = config_check.check(file)
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith(f"{file}: ") for line in lines)
+    return code, [line.removeprefix(f"{file}: ") for line in lines]
+
+
+def test_files_of_which_nothing_is_wrong(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert checked(controller(home), capsys) == (0, ["a controller can start with it"])
+    assert checked(agent(home), capsys) == (0, ["an agent can start with it"])
+    assert sorted(path.name for path in home.iterdir()) == ["agent.toml", "controller.toml", "keys"]
+
+
+def test_everything_that_is_wrong_with_a_controllers_file_is_named_at_once(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "keys/server.key_secret").chmod(0o644)
+    (home / "keys/authorised.toml").write_text("[[key]]\nname = 'ann'\n")
+    (home / "file").touch()
+    text = """
+    stat = "x"
+    pid_file = "file/pid"
+    policy = { name = "fif" }
+    silence = { suspect_s = 40.0 }
+    store = { log_bytes_per_job = -1, snapshot_bytes = "many" }
+    """
+    taken = _free_ports(1)[0]
+
+    code, lines = checked(controller(home, text, agents=taken, feed=taken), capsys)
+
+    keys, secret = home / "keys", home / "keys/server.key_secret"
+    assert code == 2
+    assert [line for line in lines if "choose one of" not in line] == [
+        "unknown key stat; did you mean state?",
+        "store.log_bytes_per_job: Expected `int` >= 0; correct this key",
+        "store.snapshot_bytes: Expected `int`, got `str`; correct this key",
+        "silence.lost_s: 30.0 is not above silence.suspect_s (40.0); raise it",
+        f"keys.server: {secret} can be used by others than its owner (mode 644); chmod 600 {secret}",
+        f"keys.authorised: {keys}/authorised.toml: key[0].public: is missing; correct this key",
+        f"pid_file: {home}/file is no folder; choose another one",
+        f"listen.feed: port {taken} is that of listen.agents, too; give each its own",
+    ]
+    assert [line[:31] for line in lines if "choose one of" in line] == [
+        "policy: unknown policy 'fif'; c"
+    ]
+
+
+def test_everything_that_is_wrong_with_an_agents_file_is_named_at_once(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (home / "file").touch()
+    text = """
+    slot = 2
+    slots = 0
+    cores = "2"
+    key = "keys/node-2.key_secret"
+    address = "192.0.2.1"
+    work = "file/work"
+    python = "no-such-python"
+    kill_grace_s = -1.0
+    [controller]
+    agents = 70000
+    """
+
+    code, lines = checked(agent(home, text), capsys)
+
+    cannot = os.strerror(errno.EADDRNOTAVAIL)
+    assert code == 2
+    assert lines == [
+        "unknown key slot; did you mean slots?",
+        "controller.agents: Expected `int` <= 65535; correct this key",
+        "cores: Expected `int`, got `str`; correct this key",
+        "kill_grace_s: Expected `float` >= 0.0; correct this key",
+        "devices: slots: the node offers none; set slots to 1 or more",
+        f"key: {home}/keys/node-2.key_secret: No such file or directory; check the path",
+        f"address: 192.0.2.1 is no address of this host ({cannot}); give one of its own",
+        f"work: {home}/file is no folder; choose another one",
+        "python: no program 'no-such-python'; give an interpreter of this host, or leave it out",
+    ]
+
+
+def test_a_file_without_a_name_of_its_node_is_an_agents_all_the_same(
+    home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = agent(home)
+    file.write_text('devices = "cpu"\n')
+
+    assert checked(file, capsys) == (2, ["node: is missing; correct this key"])
+
+
+LISTENING = "import socket, sys; s = socket.create_server(('127.0.0.1', int(sys.argv[1]))); print(flush=True); s.accept()"
+
+
+@pytest.fixture
+def listening(home: Path) -> Iterator[tuple[int, int]]:
+    """A process with the settings file among its arguments, and its port."""
+    port = _free_ports(1)[0]
+    command = [sys.executable, "-c", LISTENING, str(port), str(home / "controller.toml")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
+    yield port, process.pid
+    process.kill()
+    process.communicate()
+
+
+def test_a_port_of_the_very_controller_is_free_and_that_of_another_is_not(
+    home: Path, listening: tuple[int, int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    port, _ = listening
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        taken = other.getsockname()[1]
+        file = controller(home, events=port, feed=taken)
+
+        code, lines = checked(file, capsys)
+
+    assert code == 2
+    assert len(lines) == 1
+    assert lines[0].startswith(f"listen.feed: port {taken} is in use by ")
+    assert lines[0].endswith(f"(pid {os.getpid()}); choose another one, or stop what listens there")
+
+
+def test_programs_get_the_problems_as_json(home: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = agent(home, "slots = -1")
+
+    code = config_check.check(file, common=Common(output="json"))
+
+    assert code == 2
+    assert json.loads(capsys.readouterr().out) == {
+        "file": str(file),
+        "kind": "agent",
+        "problems": [
+            {
+                "field": "devices",
+                "problem": "devices: slots: the node offers none",
+                "remedy": "set slots to 1 or more",
+            }
+        ],
+    }

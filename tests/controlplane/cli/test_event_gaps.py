@@ -1,0 +1,34 @@
+"""Who asks for events that are not kept any more is told so, once, and gets the others."""
+
+from __future__ import annotations
+
+import pytest
+
+from controlplane.cli.job_commands import told_of_gaps
+from schemas.ids import Seconds
+from schemas.messages.feed import FeedEvent
+
+
+def events(*numbers: int) -> list[FeedEvent]:
+    return [
+        FeedEvent(seq=seq, time=Seconds(0.0), event="job.epoch", job=None, node=None, detail={})
+        for seq in numbers
+    ]
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (1, "ones: events 1 to 7 are not kept any more (keep_events_s, keep_bytes)\n"),
+        (0, "ones: events 1 to 7 are not kept any more (keep_events_s, keep_bytes)\n"),
+        (7, "ones: events 7 to 7 are not kept any more (keep_events_s, keep_bytes)\n"),
+        (8, ""),
+    ],
+)
+def test_the_gap_before_the_first_event_is_told_of(
+    asked: int, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = events(8, 9, 10)
+
+    assert list(told_of_gaps(kept, asked)) == kept
+    assert capsys.readouterr().err == said

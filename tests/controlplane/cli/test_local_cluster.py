@@ -1,0 +1,80 @@
+"""`ones local up` where there is no room, or no right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from controlplane.cli import local_cluster
+from controlplane.cli.exit_codes import Exit, exit_code
+from schemas.errors import SettingsError
+from tests.support.commands import ones
+
+MIB = 1 << 20
+
+
+def refused(home: Path) -> str:
+    with pytest.raises(SettingsError) as error:
+        local_cluster.up(dir_=home)
+    assert exit_code(error.value) is Exit.USAGE
+    return str(error.value)
+
+
+def test_a_disk_without_room_is_refused_before_anything_lies_on_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_bavail=17 * MIB, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    home = tmp_path / "a" / "cluster"
+
+    assert refused(home) == (
+        f"{home}: 17 MiB are free on its disk, a cluster needs 128 MiB to begin; "
+        "free space there, or choose another --dir"
+    )
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "said"),
+    [
+        (28, "No space left on device; free space there, or choose another --dir"),
+        (13, "Permission denied; choose another --dir, or give {home} to ann"),
+    ],
+)
+def test_a_file_that_cannot_be_written_is_named_with_what_helps(
+    number: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def write(path: Path, _: str) -> None:
+        raise OSError(number, os.strerror(number), path)
+
+    monkeypatch.setattr(local_cluster, "_write", write)
+    monkeypatch.setattr(local_cluster.getpass, "getuser", lambda: "ann")
+
+    expected = f"{tmp_path}/keys/authorised.toml: {said.format(home=tmp_path)}"
+    assert refused(tmp_path) == expected
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk], check=True)
+    (disk / "filler").write_bytes(bytes(MIB))
+    yield disk
+    subprocess.run(["umount", disk], check=True)
+
+
+@pytest.mark.root
+def test_a_disk_that_is_really_full_is_named(full_disk: Path) -> None:
+    done = ones("local", "up", "--dir", str(full_disk / "cluster"))
+
+    assert (done.code, done.out) == (2, "")
+    assert done.err == (
+        f"ones: {full_disk}/cluster: 0 MiB are free on its disk, a cluster needs 128 MiB to "
+        "begin; free space there, or choose another --dir\n"
+    )

@@ -1,0 +1,51 @@
+"""What commands print for programs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from controlplane.cli import output
+from controlplane.cli.output import print_json, print_table
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [],
+        [{}, []],
+        {"a": [1, 2.5, None, True, 'é\n"x/'], "b": {"c": [[], [1]]}},
+        [1e300, 2**53],
+        [float("nan"), float("inf")],
+    ],
+    ids=["nothing", "empty", "nested", "large", "no number"],
+)
+def test_json_is_laid_out_as_ever(value: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    print_json(value)
+
+    assert capsys.readouterr().out == json.dumps(value, indent=2) + "\n"
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [["n1", "up", 3, "a-1, b-2"], ["n22", "lost", 10, ""]],
+        [["n1", "up", 3, "größer"]],
+        [["n1", "up", 3, "x" * 250]],
+        [["n1", "up", 3, "two\nlines"]],
+        [],
+    ],
+    ids=["usual", "other letters", "too wide", "lines", "none"],
+)
+def test_a_table_is_laid_out_the_same_whether_at_once_or_with_care(
+    rows: list[list[object]], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    columns = ["node", "state", "slots", "jobs"]
+    print_table(columns, rows)
+    at_once = capsys.readouterr().out
+    monkeypatch.setattr(output, "_plain_table", lambda *_: "")
+    print_table(columns, rows)
+
+    assert capsys.readouterr().out == at_once

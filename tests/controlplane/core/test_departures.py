@@ -1,0 +1,202 @@
+"""Jobs that have ended leave the state, and nothing but that is different."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from controlplane.core.commands import Accept, AskForPlan, Command
+from controlplane.core.handlers import departures
+from controlplane.core.history_records import JobLeft
+from controlplane.core.inputs import ControllerStarted, Input
+from controlplane.core.model.job_phases import Phase
+from controlplane.core.reactor import Reactor
+from controlplane.journal.record import input_from
+from schemas.errors import UnknownJobError
+from schemas.ids import JobId
+from tests.support import builders
+from tests.support.builders import N1, S0, A, B, seen, send, stop
+from tests.support.controller import Controller, cluster_of, running
+from tests.support.recorded_history import of_jobs
+
+
+def where_jobs_leave(**slots: int) -> Controller:
+    controller = cluster_of()
+    controller.start(ended_leave=True)
+    for node, count in slots.items():
+        controller.take(builders.greeting(builders.NodeId(node), slots=count))
+    return controller
+
+
+def ended(**spec: object) -> Controller:
+    """Job a has ended, and nothing of it lives."""
+    controller = running(where_jobs_leave(n1=1), epochs=1, **spec)
+    controller.tell(N1, builders.finished(A, index=4, why="all epochs are done"))
+    controller.tell(N1, builders.exited(A, code=0))
+    return controller
+
+
+def test_a_job_that_has_ended_leaves_with_the_next_input_and_says_its_last() -> None:
+    controller = ended(key="k")
+    last = controller.job(A)
+    assert controller.left == []
+
+    controller.submit("b")
+
+    assert controller.left == [JobLeft(job=A, last=last)]
+    assert (last.phase, last.key) == (Phase.SUCCEEDED, "ann/k")
+    assert list(controller.state.jobs) == [B]
+    with pytest.raises(UnknownJobError):
+        controller.job(A)
+
+
+def test_a_job_whose_process_still_lives_stays() -> None:
+    controller = running(where_jobs_leave(n1=1))
+    controller.take(builders.cancelled(A))
+
+    controller.submit("b")
+    assert list(controller.state.jobs) == [A, B]
+    controller.tell(N1, builders.exited(A, code=0))
+    controller.submit("c")
+
+    assert A not in controller.state.jobs
+
+
+def test_a_submission_of_a_job_that_left_is_the_same_job() -> None:
+    controller = ended(key="k")
+    controller.submit("b")
+
+    assert controller.submit("a", key="k") == [Accept(A)]
+    assert list(controller.state.jobs) == [B]
+
+
+def test_a_node_that_comes_back_with_a_process_of_a_job_that_left_is_told_to_stop_it() -> None:
+    controller = ended()
+    controller.submit("b")
+    version = controller.left[0].last.version
+
+    commands = controller.take(builders.greeting(N1, seen(A)))
+
+    assert send(N1, stop(A, version, term=2, forget=True)) in commands
+    assert controller.state.nodes[N1].foreign == {}
+
+
+def test_a_job_with_a_process_on_a_lost_node_stays_until_the_node_is_back() -> None:
+    controller = running(where_jobs_leave(n1=1))
+    controller.take(builders.cancelled(A))
+    controller.lose(N1)
+    controller.submit("b")
+    assert list(controller.state.jobs) == [A, B]
+
+    controller.take(builders.greeting(N1, boot="boot-2"))
+    controller.submit("c")
+
+    assert A not in controller.state.jobs
+
+
+def test_what_is_said_late_of_a_job_that_left_changes_nothing() -> None:
+    controller = ended()
+    controller.submit("b")
+    jobs, totals = dict(controller.state.jobs), msgspec.msgpack.encode(controller.reactor.totals)
+
+    for event in (
+        builders.epoch_end(A, 9),
+        builders.ready(A),
+        builders.formed(A),
+        builders.exited(A, code=3),
+        builders.cleared(A, 9),
+    ):
+        assert controller.tell(N1, event) == []
+    for due in controller.due(1e6):
+        controller.take(due)
+
+    assert controller.state.jobs == jobs
+    assert msgspec.msgpack.encode(controller.reactor.totals) == totals
+
+
+def test_in_a_journal_of_a_former_release_jobs_stay_until_the_present_one_takes_over() -> None:
+    controller = running(epochs=1)
+    controller.tell(N1, builders.exited(A, code=3))
+    controller.submit("b")
+    assert list(controller.state.jobs) == [A, B]
+
+    controller.start(ended_leave=True)
+    assert controller.left == []
+    controller.take(builders.greeting(N1, boot="second"))
+
+    assert [record.job for record in controller.left] == [A]
+    assert list(controller.state.jobs) == [B]
+
+
+def test_a_job_whose_process_still_lives_stays_when_the_present_release_takes_over() -> None:
+    controller = running()
+    controller.take(builders.cancelled(A))
+    controller.start(ended_leave=True)
+
+    controller.submit("b")
+
+    assert list(controller.state.jobs) == [A, B]
+
+
+def test_many_that_have_ended_leave_some_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures, "AT_ONCE", 2)
+    controller = cluster_of(n1=1)
+    for number in range(5):
+        controller.submit("a")
+        controller.take(builders.cancelled(JobId(f"a-{number + 1}")))
+    controller.start(ended_leave=True)
+
+    here = []
+    for _ in range(4):
+        controller.take(builders.greeting(N1))
+        here.append(len(controller.state.jobs))
+
+    assert here == [3, 1, 0, 0]
+
+
+def test_what_is_remembered_of_those_that_left_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(departures, "KEPT_LEFT", 2)
+    monkeypatch.setattr(departures, "KEPT_KEYS", 3)
+    controller = where_jobs_leave(n1=1)
+    for number in range(1, 7):
+        job = JobId(f"a-{number}")
+        controller.submit("a", key=f"k{number}")
+        controller.place({job: S0})
+        controller.tell(N1, builders.started(job))
+        controller.take(builders.cancelled(job))
+        controller.tell(N1, builders.exited(job, code=0))
+    controller.submit("b", key="b")
+
+    state = controller.state
+    assert list(state.left) == ["a-5", "a-6"]
+    assert list(state.left_keys) == ["ann/k4", "ann/k5", "ann/k6"]
+    assert list(state.keys) == ["ann/b"]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_whatever_happens_all_orders_are_the_same_as_where_no_job_leaves(seed: int) -> None:
+    stays, leaves, gone = Reactor(), Reactor(), set[JobId]()
+    for at, body in of_jobs(seed, 150).history:
+        event = input_from(body)
+        if _asked_of(event) in gone:
+            continue  # the shell answers that by itself
+        expected = orders(stays.handle(event, at))
+        if isinstance(event, ControllerStarted):
+            event = msgspec.structs.replace(event, ended_leave=True)
+        assert orders(leaves.handle(event, at)) == expected
+        gone |= {record.job for record in leaves.records if isinstance(record, JobLeft)}
+
+    assert leaves.state.jobs == {n: j for n, j in stays.state.jobs.items() if n not in gone}
+    assert leaves.state.nodes == stays.state.nodes
+    assert leaves.totals == stays.totals
+    assert gone
+
+
+def orders(commands: list[Command]) -> list[Command]:
+    """All but questions for a plan: late words of a job that left lead to none."""
+    return [command for command in commands if command != AskForPlan()]
+
+
+def _asked_of(event: Input) -> JobId | None:
+    """The job that a user names."""
+    return getattr(event, "job", None) if hasattr(event, "user") else None

@@ -1,0 +1,295 @@
+"""A copy is whole, goes back where nobody is, and begins a term that no node has heard of."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import sqlite3
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from controlplane.cli.admin import admin
+from controlplane.cli.exit_codes import Exit
+from controlplane.core.inputs import CancelRequested
+from controlplane.journal.backup import back_up, restore
+from controlplane.journal.check import problems
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import JournalError, checksum
+from controlplane.journal.replay import recover
+from controlplane.journal.take_snapshot import save_state, take_snapshot
+from controlplane.journal.writer import Writer
+from controlplane.service.commit_loop import CommitLoop
+from schemas.codec import encode
+from tests.support.builders import A
+from tests.support.recorded_history import GOLDEN, of_jobs, write
+
+SEED: Final = 3
+BOUND: Final = 1_600_000_000  # terms behind a restore are seconds since the epoch
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("made") / "journal.sqlite"
+    write(path, of_jobs(SEED, 100).history)
+    take_snapshot(path)
+    return path
+
+
+@pytest.fixture
+def path(made: Path, tmp_path: Path) -> Path:
+    (tmp_path / "state").mkdir()
+    return Path(shutil.copy(made, tmp_path / "state" / "journal.sqlite"))
+
+
+def change(path: Path, statement: str, *values: Any) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute(statement, values)
+
+
+def found_in(path: Path) -> list[str]:
+    with contextlib.closing(Reader(path)) as reader:
+        return list(problems(reader))
+
+
+def state_of(path: Path) -> Any:
+    with contextlib.closing(Reader(path)) as reader:
+        return recover(reader).reactor.state
+
+
+def ones_admin(*words: str | Path) -> int:
+    code: int = admin([str(word) for word in words], result_action="return_value")
+    return code
+
+
+# --- copies
+
+
+def test_a_copy_is_taken_beside_the_writer_and_is_one_file(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.sqlite"
+    writer = Writer(path, lambda _: None)
+    back_up(path, copy)
+    writer.close()
+
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["copy.sqlite", "state"]
+    assert state_of(copy) == state_of(path)
+    assert found_in(copy) == []
+
+
+def test_a_copy_that_is_there_stays_unless_it_is_forced(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.sqlite"
+    copy.write_text("something else")
+
+    with pytest.raises(JournalError, match="is there already; name another file, or say --force"):
+        back_up(path, copy)
+    assert copy.read_text() == "something else"
+
+    back_up(path, copy, force=True)
+    assert found_in(copy) == []
+
+
+def test_what_is_damaged_is_neither_copied_nor_put_back(path: Path, tmp_path: Path) -> None:
+    copy, other = tmp_path / "copy.sqlite", tmp_path / "other" / "journal.sqlite"
+    change(path, "UPDATE inputs SET at = at + 1 WHERE id = 7")
+
+    with pytest.raises(JournalError, match="input 7: its checksum is another one"):
+        back_up(path, copy)
+    with pytest.raises(JournalError, match="input 7: its checksum is another one"):
+        restore(path, other)
+
+    assert not copy.exists()
+    assert not other.exists()
+
+
+def test_a_copy_is_put_back_where_nothing_is(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other" / "journal.sqlite"
+
+    assert restore(path, other) is None
+
+    assert state_of(other) == state_of(path)
+
+
+def test_a_journal_with_a_history_is_replaced_by_force_only_and_kept(
+    path: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.sqlite"
+    back_up(path, copy)
+    change(path, "DELETE FROM snapshots")
+    with pytest.raises(JournalError, match="has a history of its own; say --force: it is kept"):
+        restore(copy, path)
+
+    kept = restore(copy, path, force=True)
+
+    assert kept is not None
+    with contextlib.closing(Reader(kept)) as reader:
+        assert reader.snapshots() == ()
+    with contextlib.closing(Reader(path)) as reader:
+        assert len(reader.snapshots()) == 1
+
+
+def test_nothing_is_put_back_under_a_controller(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy.sqlite"
+    back_up(path, copy)
+    writer = Writer(path, lambda _: None)
+
+    with pytest.raises(JournalError, match="is held by another process"):
+        restore(copy, path, force=True)
+    writer.close()
+
+
+def test_the_term_behind_a_restore_is_above_all_that_a_node_may_have_heard_of(
+    path: Path, tmp_path: Path
+) -> None:
+    copy = tmp_path / "copy.sqlite"
+    back_up(path, copy)
+    restore(copy, path, force=True)
+
+    async def begin() -> list[int]:
+        terms = []
+        for _ in range(2):
+            loop = CommitLoop(path, lambda _: None)
+            terms.append(int(loop.begin("0")))
+            loop.close()
+        return terms
+
+    first, second = asyncio.run(begin())
+    assert first > BOUND
+    assert second == first + 1
+
+
+def test_a_copy_of_the_former_schema_is_put_back(tmp_path: Path) -> None:
+    golden, path = GOLDEN / "schema-2-jobs.sqlite", tmp_path / "state" / "journal.sqlite"
+    before = Path(shutil.copy(golden, tmp_path / "copy.sqlite")).read_bytes()
+
+    restore(tmp_path / "copy.sqlite", path)
+
+    assert found_in(path) == []
+    assert (tmp_path / "copy.sqlite").read_bytes() == before
+
+
+# --- checks
+
+
+def test_a_journal_that_means_something_else_than_it_says_is_found(path: Path) -> None:
+    body = encode(CancelRequested(job=A, user="eve"))
+    with contextlib.closing(Reader(path)) as reader:
+        number, at, _ = next(
+            row for row in reader.numbered_inputs() if type(row[2]).__name__ == "NodeReported"
+        )
+    crc = checksum(number, at, body)
+    change(path, "UPDATE inputs SET body = ?, crc = ? WHERE id = ?", body, crc, number)
+
+    found = found_in(path)
+
+    assert found
+    assert all("checksum" not in problem for problem in found)
+
+
+def test_an_event_that_says_something_else_than_its_input_leads_to_is_found(path: Path) -> None:
+    with contextlib.closing(Reader(path)) as reader:
+        (event,) = reader.feed(5, 1)
+    body = encode(msgspec.structs.replace(event, event="job.invented"))
+    change(path, "UPDATE feed SET body = ?, crc = ? WHERE seq = 5", body, checksum(5, 0.0, body))
+
+    (problem,) = found_in(path)
+
+    assert problem.startswith("event 5 of input ")
+    assert problem.endswith(f", {event.event} of {event.job}, says job.invented of {event.job}")
+
+
+def test_a_snapshot_of_another_state_is_found(path: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.sqlite"
+    write(other, of_jobs(SEED + 1, 100).history)
+    take_snapshot(other)
+    with contextlib.closing(sqlite3.connect(other)) as database:
+        ((body,),) = database.execute("SELECT body FROM snapshot_parts").fetchall()
+        ((size, crc),) = database.execute("SELECT bytes, crc FROM snapshots").fetchall()
+    change(path, "UPDATE snapshot_parts SET body = ?", body)
+    change(path, "UPDATE snapshots SET bytes = ?, crc = ?", size, crc)
+
+    (problem,) = found_in(path)
+
+    assert problem.endswith("is another state than the inputs before it lead to")
+
+
+# --- on the command line
+
+
+@pytest.mark.parametrize("named", ["folder", "file", "settings", "home"])
+def test_the_journal_is_found_by_its_folder_its_file_the_settings_and_the_home(
+    named: str, path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = tmp_path / "controller.toml"
+    settings.write_text('state = "state"\n')
+    words = {
+        "folder": ["--of", path.parent],
+        "file": ["--of", path],
+        "settings": ["--of", settings],
+        "home": ["--home", tmp_path],
+    }[named]
+
+    assert ones_admin("check", *words, "-o", "json") == Exit.OK
+
+    assert json.loads(capsys.readouterr().out)["problems"] == []
+
+
+def test_a_check_that_finds_something_says_it_and_ends_with_1(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    change(path, "UPDATE feed SET body = x'00' WHERE seq = 3")
+
+    assert ones_admin("check", "--of", path) == Exit.JOB_FAILED
+
+    assert "feed event 3: its checksum is another one\n" in capsys.readouterr().out
+
+
+def test_backup_and_restore_bring_a_state_from_one_folder_to_another(
+    path: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+
+    assert ones_admin("backup", tmp_path / "copy", "--of", path) == Exit.OK
+    assert ones_admin("restore", tmp_path / "copy", "--of", tmp_path / "elsewhere") == Exit.OK
+
+    assert state_of(tmp_path / "elsewhere" / "journal.sqlite") == state_of(path)
+
+
+def test_compact_forgets_what_is_older_than_the_settings_say_and_means_the_same(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.journal.retention.PIECE", 20)
+    settings = tmp_path / "controller.toml"
+    settings.write_text('state = "state"\n[journal]\nkeep_inputs_s = 0\nkeep_events_s = 0\n')
+    before, size = state_of(path), path.stat().st_size
+    change(path, "DELETE FROM snapshots")
+    for last in (50, 100):
+        with contextlib.closing(Reader(path)) as reader:
+            found = recover(reader, most=last)
+        save_state(path, found.reactor, found.last, found.at)
+
+    assert ones_admin("compact", "--of", settings) == Exit.OK
+
+    with contextlib.closing(Reader(path)) as reader:
+        assert reader.first_and_last()[0] == 101
+        assert reader.first_event() > 1
+    assert state_of(path) == before
+    assert path.stat().st_size < size
+    assert found_in(path) == []
+
+
+def test_decode_prints_inputs_between_two_numbers_that_name_a_job(
+    path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with contextlib.closing(Reader(path)) as reader:
+        job = next(iter(recover(reader).reactor.state.jobs))
+
+    assert ones_admin("decode", "--of", path, "--from", "2", "--to", "60", "--job", job) == Exit.OK
+
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert lines
+    assert all(2 <= line["input"] <= 60 and job in json.dumps(line) for line in lines)
+    assert {"core.plan_proposed.1", "core.node_reported.1"} <= {line["type"] for line in lines}

@@ -1,0 +1,181 @@
+"""What is kept of a journal: what a restart needs, and as much of the past as was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from controlplane.core.reactor import Reactor
+from controlplane.journal import retention
+from controlplane.journal.database import open_for_writing
+from controlplane.journal.ended_jobs import INSERT
+from controlplane.journal.job_records import INSERT as INSERT_RECORD
+from controlplane.journal.reader import Reader
+from controlplane.journal.replay import recover
+from controlplane.journal.retention import Retention, forget, used_bytes
+from controlplane.journal.take_snapshot import save_state
+from schemas.ids import Seconds
+from tests.bench.long_journal import AT, Size, history, write
+
+EPOCHS: Final = 200
+NOW: Final = Seconds(AT + 1000.0)
+FOREVER: Final = 1e12
+MUCH: Final = 1 << 40
+
+
+@pytest.fixture(autouse=True)
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(retention, "PIECE", 10)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    found = tmp_path / "journal.sqlite"
+    write(found, history(Size(nodes=1, jobs=4, training=4), EPOCHS), Reactor())
+    return found
+
+
+@pytest.fixture
+def database(path: Path) -> Iterator[sqlite3.Connection]:
+    with contextlib.closing(open_for_writing(path)) as opened:
+        yield opened
+
+
+def keeps(
+    inputs_s: float = FOREVER, events_s: float = FOREVER, used_bytes: int = MUCH
+) -> Retention:
+    return Retention(inputs_s=inputs_s, events_s=events_s, used_bytes=used_bytes)
+
+
+def snapshots_at(path: Path, *numbers: int) -> None:
+    for number in numbers:
+        with contextlib.closing(Reader(path)) as reader:
+            found = recover(reader, most=number)
+        save_state(path, found.reactor, found.last, found.at)
+
+
+def first_input(path: Path) -> int:
+    with contextlib.closing(Reader(path)) as reader:
+        return reader.first_and_last()[0]
+
+
+def first_event(path: Path) -> int:
+    with contextlib.closing(Reader(path)) as reader:
+        return reader.first_event()
+
+
+def forget_all(database: sqlite3.Connection, keep: Retention) -> list[int]:
+    pieces = []
+    while piece := forget(database, keep, NOW):
+        pieces.append(piece)
+    return pieces
+
+
+def test_inputs_that_no_second_snapshot_covers_are_never_deleted(
+    path: Path, database: sqlite3.Connection
+) -> None:
+    before = recovered(path)
+    assert forget_all(database, keeps(inputs_s=0.0, used_bytes=0)) == [10] * (
+        first_event(path) // 10
+    )
+    assert first_input(path) == 1
+
+    snapshots_at(path, 150)
+    assert forget_all(database, keeps(inputs_s=0.0)) == []
+
+    snapshots_at(path, 200)
+    forget_all(database, keeps(inputs_s=0.0))
+    assert first_input(path) == 151
+    assert recovered(path) == before
+
+
+def recovered(path: Path) -> object:
+    with contextlib.closing(Reader(path)) as reader:
+        return recover(reader).reactor.state
+
+
+def test_inputs_go_piece_by_piece_when_they_are_too_old(
+    path: Path, database: sqlite3.Connection
+) -> None:
+    snapshots_at(path, 150, 200)
+    with contextlib.closing(Reader(path)) as reader:
+        at = [when for when, _ in reader.inputs()]
+
+    pieces = forget_all(database, keeps(inputs_s=NOW - at[47]))
+
+    assert pieces == [10, 10, 10, 10, 7]
+    assert first_input(path) == 48
+
+
+def test_a_file_that_is_too_large_keeps_no_input_longer_than_a_restart_needs(
+    path: Path, database: sqlite3.Connection
+) -> None:
+    snapshots_at(path, 150, 200)
+
+    forget_all(database, keeps(used_bytes=used_bytes(database) - 1))
+    assert 1 < first_input(path) < 151, "no more than has to go"
+
+    forget_all(database, keeps(used_bytes=0))
+    assert first_input(path) == 151
+
+
+def test_events_go_piece_by_piece_when_they_are_too_old(
+    path: Path, database: sqlite3.Connection
+) -> None:
+    with contextlib.closing(Reader(path)) as reader:
+        events = reader.feed(1, 10**6)
+
+    pieces = forget_all(database, keeps(events_s=NOW - events[47].time))
+
+    assert pieces == [10] * 4
+    assert first_event(path) == 41
+    with contextlib.closing(Reader(path)) as reader:
+        assert reader.feed(1, 10**6) == events[40:]
+
+
+def test_a_file_of_which_much_is_free_gets_smaller(
+    path: Path, database: sqlite3.Connection
+) -> None:
+    snapshots_at(path, 150, 200)
+    (pages,) = database.execute("PRAGMA page_count").fetchone()
+
+    forget_all(database, keeps(inputs_s=0.0, events_s=0.0))
+
+    (left,) = database.execute("PRAGMA page_count").fetchone()
+    (free,) = database.execute("PRAGMA freelist_count").fetchone()
+    assert left < pages
+    assert free <= left / 4
+
+
+def test_jobs_that_left_go_when_they_are_too_old_or_the_file_is_too_large(
+    database: sqlite3.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "JOBS", 2)
+    for number in range(1, 7):
+        ended = (number, f"a-{number}", "ann", "a", "failed", None, NOW - 100.0 * number, b"")
+        database.execute(INSERT, ended)
+        database.execute(INSERT_RECORD, (f"a-{number}", "epochs", number, b""))
+    old = Retention(inputs_s=FOREVER, events_s=FOREVER, used_bytes=MUCH, jobs_s=350.0)
+
+    assert forget_all(database, old) == [2, 1]
+    assert jobs_in(database) == ["a-1", "a-2", "a-3"]
+    forget_all(database, keeps())
+    assert jobs_in(database) == ["a-1", "a-2", "a-3"]
+
+    forget_all(database, keeps(used_bytes=0))
+    assert jobs_in(database) == []
+
+
+def jobs_in(database: sqlite3.Connection) -> list[str]:
+    """Those that left; of them alone there is a past."""
+    found = [job for (job,) in database.execute("SELECT job FROM ended_jobs ORDER BY number")]
+    select = "SELECT job FROM job_records WHERE job IN (SELECT job FROM ended_jobs) ORDER BY job"
+    assert [job for (job,) in database.execute(select)] == found
+    gone = "SELECT count(*) FROM job_records WHERE list = 'epochs' AND body = x''"
+    assert database.execute(gone).fetchone() == (len(found),)
+    return found

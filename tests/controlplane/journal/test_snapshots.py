@@ -1,0 +1,345 @@
+"""A state that is written down goes on like the one that was not; a damaged one is passed over."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import shutil
+import signal
+import sqlite3
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from controlplane.core.reactor import Reactor
+from controlplane.journal import take_snapshot as snapshot_process
+from controlplane.journal.database import migrate, open_for_reading, schema_of
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import JournalError, input_from
+from controlplane.journal.replay import Replayed, recover, replay
+from controlplane.journal.snapshots import PART_BYTES, write_snapshot
+from controlplane.journal.state_image import copy_of, gives_back, image_of, reactor_from
+from controlplane.journal.take_snapshot import save_state, take_snapshot
+from controlplane.journal.writer import Writer
+from schemas.ids import Seconds
+from tests.support.controller import Controller, cluster_of, running
+from tests.support.recorded_history import GOLDEN, of_jobs, of_sweeps, write
+from tests.support.sizes import examples
+from tests.support.sweep_cluster import sweep_job
+
+SEED: Final = 3
+MAKERS: Final = {"jobs": of_jobs, "sweeps": of_sweeps}
+
+
+# --- state and bytes
+
+
+@pytest.mark.parametrize("kind", MAKERS)
+@settings(max_examples=examples(40), deadline=None)
+@example(seed=27, share=0.95)
+@given(seed=st.integers(0, 10_000), share=st.floats(0.0, 1.0))
+def test_a_state_that_was_written_down_goes_on_as_if_nothing_had_been(
+    kind: str, seed: int, share: float
+) -> None:
+    history = MAKERS[kind](seed, 120).history
+    half = int(share * len(history))
+    first = replay((at, input_from(body)) for at, body in history[:half])
+    second = copy_of(first)
+
+    for at, body in history[half:]:
+        assert second.handle(input_from(body), at) == first.handle(input_from(body), at)
+
+    assert second.state == first.state
+    assert second.totals == first.totals
+    assert second.state.slot_index.order() == first.state.slot_index.order()
+
+
+def test_a_sweep_over_more_partitions_than_a_number_has_bits_is_written_down() -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a", **sweep_job((1, 1), partitions=100))
+
+    assert copy_of(controller.reactor).state == controller.state
+
+
+def test_a_number_that_is_none_is_read_back_as_what_it_is() -> None:
+    controller = running(epochs=1)
+    (job,) = controller.state.jobs.values()
+    job.progress.train_loss = float("nan")
+
+    image = image_of(controller.reactor)
+
+    assert reactor_from(image).state != controller.state
+    assert gives_back(image, controller.reactor)
+
+
+def test_an_image_of_something_else_does_not_give_the_state_back() -> None:
+    assert not gives_back(image_of(Reactor()), running().reactor)
+
+
+def test_whatever_is_no_image_is_refused() -> None:
+    for body in (b"", b"\x80", b"\xc1", b"\x81\xa5state\x93"):
+        with pytest.raises(ValueError, match=r"."):
+            reactor_from(body)
+
+
+# --- in a journal
+
+
+@pytest.fixture(scope="module")
+def told() -> Controller:
+    return of_jobs(SEED, 150)
+
+
+@pytest.fixture
+def path(tmp_path: Path, told: Controller) -> Path:
+    """A journal without snapshots."""
+    write(tmp_path / "journal.sqlite", told.history)
+    return tmp_path / "journal.sqlite"
+
+
+def recovered(path: Path, warnings: list[str] | None = None) -> Replayed:
+    with contextlib.closing(Reader(path)) as reader:
+        return recover(reader, (warnings if warnings is not None else []).append)
+
+
+def snapshot_at(path: Path, number: int) -> None:
+    """As a helper would have taken it when `number` was the last input."""
+    with contextlib.closing(Reader(path)) as reader:
+        found = recover(reader, most=number)
+    save_state(path, found.reactor, found.last, found.at)
+
+
+def change(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for statement in statements:
+            database.execute(statement)
+
+
+def kept(path: Path) -> list[int]:
+    with contextlib.closing(Reader(path)) as reader:
+        return [snapshot.input for snapshot in reader.snapshots()]
+
+
+def test_a_restart_reads_the_last_snapshot_and_what_came_since(
+    path: Path, told: Controller
+) -> None:
+    many = len(told.history)
+    snapshot_at(path, 100)
+    change(path, "DELETE FROM inputs WHERE id <= 100")
+
+    found = recovered(path)
+
+    assert (found.last, found.snapshot, found.at) == (many, 100, told.history[-1][0])
+    assert found.reactor.state == told.state
+    assert found.reactor.totals == told.reactor.totals
+
+
+def test_the_two_latest_are_kept_whatever_their_size(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.journal.snapshots.PART_BYTES", 100)
+    for number in (50, 100, 150, 150):
+        snapshot_at(path, number)
+
+    assert kept(path) == [150, 100]
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        parts = database.execute("SELECT DISTINCT input FROM snapshot_parts ORDER BY 1").fetchall()
+    assert parts == [(100,), (150,)]
+    assert recovered(path).snapshot == 150
+
+
+DAMAGES: Final = {
+    "content": "UPDATE snapshot_parts SET body = CAST(body || 'x' AS BLOB) WHERE input = 100",
+    "missing": "DELETE FROM snapshot_parts WHERE input = 100",
+    "checksum": "UPDATE snapshots SET crc = crc + 1 WHERE input = 100",
+    "format": "UPDATE snapshots SET format = 99 WHERE input = 100",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_one_that_cannot_be_used_is_told_of_and_the_one_before_is_taken(
+    damage: str, path: Path, told: Controller
+) -> None:
+    for number in (50, 100):
+        snapshot_at(path, number)
+    change(path, "DELETE FROM inputs WHERE id <= 50", DAMAGES[damage])
+    warnings: list[str] = []
+
+    found = recovered(path, warnings)
+
+    assert (found.snapshot, found.reactor.state) == (50, told.state)
+    (warning,) = warnings
+    assert "snapshot 100" in warning
+
+
+def test_without_a_good_one_all_inputs_are_read(path: Path, told: Controller) -> None:
+    snapshot_at(path, 100)
+    change(path, DAMAGES["content"])
+
+    found = recovered(path)
+
+    assert (found.snapshot, found.reactor.state) == (0, told.state)
+
+
+def test_without_a_good_one_and_without_all_inputs_it_says_what_is_left(path: Path) -> None:
+    snapshot_at(path, 100)
+    change(path, "DELETE FROM inputs WHERE id <= 100", DAMAGES["content"])
+
+    with pytest.raises(JournalError, match=r"^inputs 1 to 100 are not kept, .* restore a backup"):
+        recovered(path)
+
+
+@pytest.mark.parametrize("lost", [101, 120])
+def test_an_input_that_is_missing_behind_a_snapshot_is_named(path: Path, lost: int) -> None:
+    snapshot_at(path, 100)
+    change(path, f"DELETE FROM inputs WHERE id = {lost:d}")  # noqa: S608 - a number
+
+    with pytest.raises(JournalError, match=rf"input {lost}: it is missing; restore a backup"):
+        recovered(path)
+
+
+def test_one_that_was_not_finished_is_not_there_and_is_cleared_away(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("controlplane.journal.snapshots.PART_BYTES", 100)
+    change(path, "INSERT INTO snapshot_parts (input, body) VALUES (60, x'00')")
+    assert kept(path) == []
+
+    snapshot_at(path, 100)
+
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        parts = database.execute("SELECT DISTINCT input FROM snapshot_parts").fetchall()
+    assert parts == [(100,)]
+
+
+def test_a_full_disk_leaves_the_snapshots_that_there_are(path: Path) -> None:
+    snapshot_at(path, 100)
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        (pages,) = database.execute("PRAGMA page_count").fetchone()
+        database.execute(f"PRAGMA max_page_count = {pages}")
+        with pytest.raises(sqlite3.OperationalError, match="full"):
+            write_snapshot(database, 150, Seconds(0.0), b"x" * 10 * PART_BYTES)
+
+    assert kept(path) == [100]
+    assert recovered(path).snapshot == 100
+
+
+def test_a_state_that_is_not_read_back_as_it_is_is_not_written(
+    path: Path, told: Controller, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot_process, "gives_back", lambda *_: False)
+
+    with pytest.raises(JournalError, match="the state is not read back as it is written"):
+        save_state(path, told.reactor, len(told.history), Seconds(0.0))
+
+    assert kept(path) == []
+
+
+def test_a_second_life_numbers_its_inputs_behind_a_snapshot_of_all(path: Path) -> None:
+    last = take_snapshot(path)
+    change(path, "DELETE FROM inputs")
+
+    writer = Writer(path, lambda _: None)
+    writer.close()
+
+    assert writer.base == last > 0
+
+
+# --- by another process, beside a writer
+
+
+@contextlib.contextmanager
+def written(path: Path) -> Iterator[Writer]:
+    writer = Writer(path, lambda _: None)
+    yield writer
+    writer.close()
+
+
+def test_one_is_taken_beside_the_writer_from_the_one_before(path: Path, told: Controller) -> None:
+    snapshot_at(path, 100)
+    change(path, "DELETE FROM inputs WHERE id <= 100")
+    with written(path):
+        assert take_snapshot(path) == len(told.history)
+
+    assert kept(path) == [len(told.history), 100]
+    assert recovered(path).reactor.state == told.state
+
+
+def test_two_are_not_taken_at_once(path: Path) -> None:
+    with snapshot_process._alone(path) as alone:
+        assert alone
+        assert take_snapshot(path) == 0
+
+    assert kept(path) == []
+
+
+# --- journals of the former schema
+
+
+@pytest.mark.parametrize("journal", sorted(GOLDEN.glob("schema-2-*.sqlite")), ids=lambda p: p.stem)
+def test_a_journal_of_the_former_schema_is_migrated_when_it_is_opened(
+    journal: Path, tmp_path: Path
+) -> None:
+    path = Path(shutil.copy(journal, tmp_path / "journal.sqlite"))
+    with contextlib.closing(Reader(path)) as reader:
+        before, feed = list(reader.numbered_inputs()), reader.feed(1, 10**6)
+    was = recovered(path)
+    with written(path) as writer:
+        assert writer.base == before[-1][0]
+
+    with contextlib.closing(Reader(path)) as reader:
+        assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
+        assert list(reader.problems()) == []
+    assert recovered(path).reactor.state == was.reactor.state
+    assert take_snapshot(path) == before[-1][0]
+    assert recovered(path).reactor.state == was.reactor.state
+
+
+def killed_at(statement: int, path: Path) -> bool:
+    """Whether a process that migrates was killed just before its statement of this number."""
+    if (child := os.fork()) == 0:
+        ahead = itertools.count()
+        database = sqlite3.connect(path, isolation_level=None)
+        database.set_trace_callback(
+            lambda _: os.kill(os.getpid(), signal.SIGKILL) if next(ahead) == statement else None
+        )
+        migrate(database)
+        os._exit(0)
+    return os.WIFSIGNALED(os.waitpid(child, 0)[1])
+
+
+def test_a_migration_that_is_killed_anywhere_changed_nothing(tmp_path: Path) -> None:
+    path = Path(shutil.copy(GOLDEN / "schema-2-jobs.sqlite", tmp_path / "journal.sqlite"))
+    with contextlib.closing(Reader(path)) as reader:
+        before, feed = list(reader.numbered_inputs()), reader.feed(1, 10**6)
+
+    statement = 0
+    while killed_at(statement, path):
+        statement += 1
+        with contextlib.closing(open_for_reading(path)) as database:
+            assert schema_of(database) == "2"
+        with contextlib.closing(Reader(path)) as reader:
+            assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
+
+    assert statement > len(["begin", "inputs", "feed", "snapshots", "parts", "meta", "commit"])
+    with contextlib.closing(Reader(path)) as reader:
+        assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
+    with contextlib.closing(open_for_reading(path)) as database:
+        assert schema_of(database) == "3"
+
+
+def test_rows_of_the_former_schema_have_no_checksum_and_later_ones_must_have_one(
+    tmp_path: Path,
+) -> None:
+    path = Path(shutil.copy(GOLDEN / "schema-2-jobs.sqlite", tmp_path / "journal.sqlite"))
+    with written(path) as writer:
+        last = writer.base
+    change(path, "INSERT INTO inputs (at, body) SELECT at, body FROM inputs WHERE id = 1")
+
+    with contextlib.closing(Reader(path)) as reader:
+        assert list(reader.problems()) == [f"input {last + 1}: its checksum is another one"]

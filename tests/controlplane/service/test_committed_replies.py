@@ -1,0 +1,148 @@
+"""Nothing is told that a crash could take back; what is durable is told on a full disk, too."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from controlplane.journal import writer as writer_module
+from controlplane.policy.api import EpochSeen
+from schemas.errors import BadFieldError, UnavailableError
+from schemas.messages.client import (
+    CancelJob,
+    ExplainJob,
+    GetJob,
+    JobAccepted,
+    ListJobs,
+    ListNodes,
+    ResizeJob,
+    SubmitJob,
+)
+from tests.support import builders
+from tests.support.builders import SNAPSHOT, A, job_spec
+from tests.support.live_service import LIMIT_S, LiveService
+
+
+@pytest.fixture(autouse=True)
+def retried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(writer_module, "RETRY_S", 0.001)
+
+
+@asynccontextmanager
+async def a_service(folder: Path) -> AsyncIterator[LiveService]:
+    """Job a trains, and all of that is durable."""
+    service = LiveService(folder)
+    async with asyncio.timeout(2 * LIMIT_S):
+        service.train()
+        await service.loop.caught_up()
+        yield service
+    service.loop.close()
+
+
+def run(folder: Path, work: Callable[[LiveService], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with a_service(folder) as service:
+            await work(service)
+
+    asyncio.run(limited())
+
+
+def test_a_wait_hears_of_an_end_when_the_end_is_durable(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        async with service.full_disk():
+            service.finish()
+            assert service.loop.reactor.state.job(A).phase.value == "succeeded"
+            waits = asyncio.create_task(service.ask(GetJob(job=A, wait_s=30.0)))
+            seen = await service.ask(GetJob(job=A))
+
+            assert (seen.summary.state, waits.done()) == ("running", False)
+        detail = await waits
+        assert detail.summary.state == "succeeded"
+
+    run(tmp_path, work)
+
+
+def test_lists_and_details_are_of_what_is_durable_and_go_on_on_a_full_disk(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        before = await service.ask(ListNodes())
+        async with service.full_disk():
+            service.tell(builders.epoch_end(A, 1))
+            service.finish()
+            jobs = (await service.ask(ListJobs(ended=True))).jobs
+            detail = await service.ask(GetJob(job=A))
+            explained = await service.ask(ExplainJob(job=A))
+
+            assert [(job.job, job.state, job.epoch) for job in jobs] == [(A, "running", 0)]
+            assert (detail.epochs, detail.history[-1].to_state) == ((), "running")
+            assert (explained.state, explained.decisions[-1].outcome) == ("running", "formed")
+            assert await service.ask(ListNodes()) == before
+
+    run(tmp_path, work)
+
+
+def test_a_refusal_is_not_told_before_its_reason_is_durable(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        async with service.full_disk():
+            service.finish()
+            with pytest.raises(UnavailableError, match="cannot write its journal"):
+                await service.ask(ResizeJob(job=A, slots=1))
+            with pytest.raises(UnavailableError, match="cannot write its journal"):
+                await service.ask(CancelJob(job=A))
+
+        with pytest.raises(BadFieldError, match="a-1 has succeeded"):
+            await service.ask(ResizeJob(job=A, slots=1))
+        assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
+
+    run(tmp_path, work)
+
+
+def test_a_repeated_submission_is_answered_on_a_full_disk_if_the_first_one_is_durable(
+    tmp_path: Path,
+) -> None:
+    def again(key: str) -> SubmitJob:
+        return SubmitJob(spec=job_spec("a"), snapshot=SNAPSHOT, key=key)
+
+    async def work(service: LiveService) -> None:
+        service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+        async with service.full_disk():
+            service.take(builders.submission("b", key="later"))
+
+            assert await service.ask(again("k")) == JobAccepted(job=A, state="running")
+            with pytest.raises(UnavailableError, match="b-3 waits until the journal can be"):
+                await service.ask(again("later"))
+            with pytest.raises(UnavailableError, match="cannot write its journal"):
+                await service.ask(again("new"))
+
+    run(tmp_path, work)
+
+
+def test_two_epochs_that_are_committed_together_teach_the_policy_each_once(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        async with service.full_disk():
+            service.tell(builders.epoch_end(A, 1))
+            service.tell(builders.epoch_end(A, 2))
+
+        learnt = [event.epoch for event in service.heard if isinstance(event, EpochSeen)]
+        assert learnt == [1, 2]
+
+    run(tmp_path, work)
+
+
+def test_what_is_told_after_a_restart_is_what_was_told_before(tmp_path: Path) -> None:
+    async def both() -> None:
+        async with a_service(tmp_path) as service:
+            service.tell(builders.epoch_end(A, 1))
+            await service.loop.caught_up()
+            before = await service.ask(ExplainJob(job=A))
+            state = service.loop.committed.state
+            assert state == service.loop.reactor.state
+        again = LiveService(tmp_path)
+        assert again.loop.committed.state == again.loop.reactor.state == state
+        assert await again.ask(ExplainJob(job=A)) == before
+        again.loop.close()
+
+    asyncio.run(both())

@@ -1,0 +1,194 @@
+"""Jobs that left the state are shown, waited for, cancelled and submitted again as all others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.core import policy_events
+from controlplane.core.handlers import departures
+from controlplane.journal.database import open_for_reading
+from controlplane.journal.ended_jobs import forget_ended
+from controlplane.policy.api import JobEnded
+from schemas.errors import BadFieldError, DeniedError, UnknownJobError
+from schemas.ids import JobId
+from schemas.link import Identity
+from schemas.messages.client import (
+    CancelJob,
+    ExplainJob,
+    GetJob,
+    JobAccepted,
+    ListJobs,
+    ResizeJob,
+    SubmitJob,
+    WaitJob,
+)
+from tests.support import builders
+from tests.support.builders import SNAPSHOT, A, job_spec
+from tests.support.live_service import LIMIT_S, LiveService
+
+B, GHOST = JobId("b-2"), JobId("ghost-7")
+
+
+async def a_job_left(folder: Path) -> LiveService:
+    """Job a has ended and left; job b waits."""
+    service = LiveService(folder)
+    service.loop.begin("0")
+    service.train()
+    service.tell(builders.epoch_end(A, 1))
+    service.finish()
+    service.take(builders.submission("b", key="kb"))
+    await service.loop.caught_up()
+    assert list(service.loop.committed.state.jobs) == [B]
+    service.server._changes._snapshots.has = lambda _: True  # type: ignore[method-assign]
+    return service
+
+
+def run(folder: Path, work: Callable[[LiveService], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            service = await a_job_left(folder)
+            await work(service)
+        service.loop.close()
+
+    asyncio.run(limited())
+
+
+async def told(service: LiveService) -> dict[str, Any]:
+    """All that is told of job a."""
+    detail = await service.ask(GetJob(job=A))
+    jobs = (await service.ask(ListJobs(ended=True))).jobs
+    return {
+        "list": [(job.job, job.state, job.epoch) for job in jobs],
+        "detail": detail,
+        "explain": await service.ask(ExplainJob(job=A)),
+        "state": await service.ask(WaitJob(job=A, wait_s=30.0)),
+    }
+
+
+def test_everything_is_told_of_a_job_that_left_and_after_a_restart_the_same(
+    tmp_path: Path,
+) -> None:
+    async def both() -> None:
+        service = await a_job_left(tmp_path)
+        before = await told(service)
+        service.loop.close()
+        again = LiveService(tmp_path)
+        assert await told(again) == before
+        again.loop.close()
+
+        detail = before["detail"]
+        assert before["list"] == [(A, "succeeded", 1), (B, "queued", 0)]
+        assert [change.to_state for change in detail.history] == [
+            "starting", "running", "succeeded"
+        ]  # fmt: skip
+        assert (len(detail.epochs), detail.exit_code, detail.notes) == (1, 0, ())
+        assert [one.outcome for one in before["explain"].decisions] == ["formed"]
+        assert (before["state"].state, before["state"].exit_code) == ("succeeded", 0)
+
+    asyncio.run(both())
+
+
+def test_lists_choose_among_those_that_left(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        for request, expected in (
+            (ListJobs(), [B]),
+            (ListJobs(states=("succeeded",)), [A]),
+            (ListJobs(ended=True, name="a"), [A]),
+            (ListJobs(ended=True, user="nobody"), []),
+            (ListJobs(ended=True, cursor="jobs.1"), [B]),
+        ):
+            assert [job.job for job in (await service.ask(request)).jobs] == expected
+
+    run(tmp_path, work)
+
+
+def test_a_job_that_left_is_cancelled_in_vain_and_resized_never(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        assert (await service.ask(CancelJob(job=A))).summary.state == "succeeded"
+        with pytest.raises(BadFieldError, match="a-1 has succeeded"):
+            await service.ask(ResizeJob(job=A, slots=1))
+        with pytest.raises(DeniedError, match="belongs to ann"):
+            await service.ask(ResizeJob(job=A, slots=1), Identity("user", "bob"))
+        for request in (CancelJob(job=GHOST), GetJob(job=GHOST), WaitJob(job=GHOST)):
+            with pytest.raises(UnknownJobError):
+                await service.ask(request)
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("kept", [0, 1], ids=["its key is in the table", "in the state, too"])
+def test_a_job_that_left_is_submitted_again_as_the_same(
+    kept: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(departures, "KEPT_KEYS", kept)
+
+    async def work(service: LiveService) -> None:
+        assert len(service.loop.reactor.state.left_keys) == kept
+        again = SubmitJob(spec=job_spec("a"), snapshot=SNAPSHOT, key="k")
+
+        assert await service.ask(again) == JobAccepted(job=A, state="succeeded")
+        assert list(service.loop.committed.state.jobs) == [B]
+
+    run(tmp_path, work)
+
+
+def test_on_a_full_disk_a_job_that_leaves_is_told_of_as_it_was(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        async with service.full_disk():
+            service.take(builders.cancelled(B))
+            service.take(builders.greeting())
+            assert B not in service.loop.reactor.state.jobs
+
+            assert (await service.ask(GetJob(job=B))).summary.state == "queued"
+        assert (await service.ask(GetJob(job=B))).summary.state == "cancelled"
+
+    run(tmp_path, work)
+
+
+def test_a_search_that_begins_anew_learns_from_jobs_that_left(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        left = service.loop.reader.ended.latest(10)
+        learnt = policy_events.history(left, service.loop.records)
+
+        assert [job.job for job in left] == [A]
+        assert [event for _, event in learnt if isinstance(event, JobEnded)] == [
+            event for event in service.heard if isinstance(event, JobEnded)
+        ]
+        assert len(learnt) == 2  # and its epoch
+
+    run(tmp_path, work)
+
+
+def test_the_oldest_of_those_that_left_are_forgotten_with_their_past(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        for number in range(3, 7):
+            service.take(builders.submission("c"))
+            service.take(builders.cancelled(JobId(f"c-{number}")))
+        service.take(builders.greeting())
+        await service.loop.caught_up()
+        with contextlib.closing(open_for_reading(tmp_path / "journal.sqlite")) as database:
+            (at,) = database.execute("SELECT ended FROM ended_jobs WHERE job = 'c-3'").fetchone()
+            assert forget_ended(database, before=at) == (A,)
+            assert forget_ended(database, keep=3, most=10) == ("c-3",)
+            assert forget_ended(database, keep=1, most=1) == ("c-4",)
+            assert forget_ended(database) == ()
+            assert _jobs_in(database) == {"b-2", "c-5", "c-6"}
+        with pytest.raises(UnknownJobError):
+            await service.ask(GetJob(job=A))
+
+    run(tmp_path, work)
+
+
+def _jobs_in(database: sqlite3.Connection) -> set[str]:
+    """Jobs of which a past is kept."""
+    left = {job for (job,) in database.execute("SELECT job FROM ended_jobs")}
+    recorded = {job for (job,) in database.execute("SELECT DISTINCT job FROM job_records")}
+    assert recorded - {"b-2"} == left
+    return recorded | {"b-2"}

@@ -1,0 +1,152 @@
+"""Restarts stay short and files small, and the loop that decides waits for neither."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from controlplane.journal import retention
+from controlplane.journal.reader import Reader
+from controlplane.service import journal_keeper
+from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.controller_settings import JournalSettings
+from controlplane.service.journal_keeper import JournalKeeper
+from tests.support.builders import submission
+
+LIMIT_S: Final = 30.0
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "journal.sqlite"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(journal_keeper, "TICK_S", 0.001)
+    monkeypatch.setattr(journal_keeper, "FORGET_S", 0.001)
+    monkeypatch.setattr(retention, "PIECE", 5)
+
+
+def run(work: Callable[[], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            await work()
+
+    asyncio.run(limited())
+
+
+async def submitted(loop: CommitLoop, many: int) -> None:
+    for number in range(many):
+        loop.handle(submission(f"j{number}"))
+    await loop.caught_up()
+
+
+async def until(what: Callable[[], bool]) -> None:
+    while not what():
+        await asyncio.sleep(0.002)
+
+
+def snapshots(path: Path) -> list[int]:
+    with contextlib.closing(Reader(path)) as reader:
+        return [one.input for one in reader.snapshots()]
+
+
+def first_rows(path: Path) -> tuple[int, int]:
+    with contextlib.closing(Reader(path)) as reader:
+        return reader.first_and_last()[0], reader.first_event()
+
+
+def test_a_child_takes_a_snapshot_when_the_tail_is_long_and_old_rows_go(path: Path) -> None:
+    async def work() -> None:
+        loop = CommitLoop(path, lambda _: None)
+        settings = JournalSettings(snapshot_inputs=20, keep_inputs_s=0.0, keep_events_s=0.0)
+        keeper = asyncio.create_task(JournalKeeper(loop, path, settings).run())
+        for taken in (20, 40):
+            await submitted(loop, 20)
+            await until(lambda taken=taken: taken in snapshots(path))  # type: ignore[misc]
+            await until(lambda: loop.tail.inputs == 0)
+        await until(lambda: first_rows(path) == (21, 36))
+        keeper.cancel()
+        loop.close()
+
+        assert snapshots(path) == [40, 20]
+        again = CommitLoop(path, lambda _: None)
+        assert again.reactor.state == loop.reactor.state
+        again.close()
+
+    run(work)
+
+
+def test_what_was_handled_while_a_snapshot_was_taken_is_still_behind_it(path: Path) -> None:
+    async def work() -> None:
+        loop = CommitLoop(path, lambda _: None)
+        await submitted(loop, 20)
+        before = loop.tail
+        await submitted(loop, 20)
+
+        loop.snapshot_taken(30)
+
+        assert loop.tail.inputs == 10
+        assert 0.0 < loop.tail.seconds < before.seconds * 2
+        loop.close()
+
+    run(work)
+
+
+def test_a_child_that_fails_is_told_of_and_not_tried_again_at_once(
+    path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    async def work() -> None:
+        loop = CommitLoop(path, lambda _: None)
+        await submitted(loop, 3)
+        with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+            database.execute("UPDATE inputs SET crc = 1 WHERE id = 2")
+        keeper = JournalKeeper(loop, path, JournalSettings(snapshot_inputs=1))
+
+        await keeper.take_snapshot()
+
+        assert loop.tail.inputs == 3
+        assert keeper._not_before > asyncio.get_running_loop().time() + 50.0
+        loop.close()
+
+    run(work)
+    said: Any = capfd.readouterr()
+    assert "no snapshot of the state" in said.out + said.err
+    assert "input 2: its checksum is another one" in said.out + said.err
+
+
+def test_what_is_done_between_commits_is_done_in_its_turn_and_undone_without_room(
+    path: Path,
+) -> None:
+    async def work() -> None:
+        loop = CommitLoop(path, lambda _: None)
+        seen: list[int] = []
+
+        def count(database: sqlite3.Connection) -> None:
+            seen.append(database.execute("SELECT count(*) FROM inputs").fetchone()[0])
+
+        def find_no_room(database: sqlite3.Connection) -> None:
+            database.execute("BEGIN")
+            database.execute("DELETE FROM inputs")
+            error = sqlite3.OperationalError("database or disk is full")
+            error.sqlite_errorcode = sqlite3.SQLITE_FULL
+            raise error
+
+        for number in range(3):
+            loop.handle(submission(f"j{number}"))
+            loop.between_commits(count)
+        loop.between_commits(find_no_room)
+        loop.between_commits(count)
+        await submitted(loop, 1)
+
+        assert seen == [1, 2, 3, 3]
+        loop.close()
+
+    run(work)

@@ -1,0 +1,338 @@
+"""Sessions with agents, between sockets in memory and a journal that commits when a test says so."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from controlplane.core.commands import Command
+from controlplane.core.inputs import Input, NodeGreeted, NodeReported
+from controlplane.core.model.node import NodePhase
+from controlplane.core.model.rescale import RescalePhase
+from controlplane.service.hello_queue import UNDER_WAY
+from controlplane.service.node_sessions import NodeSessions
+from schemas.codec import FROM_AGENT, TO_AGENT, encode
+from schemas.ids import BootId, NodeId, Seconds, Term
+from schemas.link import Identity, Incoming
+from schemas.logging_and_watchdog import Audit
+from schemas.messages import Message
+from schemas.messages.agent import (
+    EventsCommitted,
+    Heartbeat,
+    HeartbeatAck,
+    Hello,
+    HelloRequest,
+    Numbered,
+    Refused,
+    Resent,
+    Welcome,
+    WorkerSeen,
+)
+from schemas.session import SessionTimings
+from tests.support import builders
+from tests.support.builders import N1, N2, S0, T0, A
+from tests.support.controller import Controller, cluster_of, running, training
+
+Effect = Callable[[], None]
+
+
+class CommitLoop:
+    """Handles at once; effects wait for `commit`, as in the real one."""
+
+    def __init__(self, controller: Controller) -> None:
+        self.controller = controller
+        self.reactor = controller.reactor
+        self.taken: list[Input] = []
+        self._effects: list[Effect] = []
+
+    def now(self) -> Seconds:
+        return Seconds(self.controller.now)
+
+    def handle(self, event: Input, before_effects: Effect | None = None) -> list[Command]:
+        self.taken.append(event)
+        if before_effects is not None:
+            self._effects.append(before_effects)
+        return self.controller.take(event)
+
+    async def commit(self) -> None:
+        """All that was taken is durable; what follows from it follows."""
+        effects, self._effects = self._effects, []
+        for effect in effects:
+            effect()
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+
+    def greeted(self) -> list[str]:
+        return [event.node for event in self.taken if isinstance(event, NodeGreeted)]
+
+
+class Service:
+    """One controller's sessions."""
+
+    def __init__(self, controller: Controller | None = None) -> None:
+        if controller is None:
+            controller = Controller()
+            controller.start()
+        self.commit_loop = CommitLoop(controller)
+        self.sent: list[tuple[str, Message]] = []
+        orders = SimpleNamespace(send=self._send)
+        self.sessions = NodeSessions(
+            commit_loop=cast("Any", self.commit_loop),
+            orders=cast("Any", orders),
+            events=cast("Any", None),
+            term=Term(1),
+            timings=SessionTimings(),
+            ports=(1, 2),
+            on_steps=lambda _: None,
+            audit=Audit(),
+        )
+
+    def _send(self, route: bytes, data: bytes) -> bool:
+        self.sent.append((route.decode(), TO_AGENT.decode(data)))
+        return True
+
+    def hear(self, message: Message, *, node: NodeId = N1, route: str = "") -> None:
+        """An agent says something."""
+        FROM_AGENT.decode(encode(message))
+        frames = ((route or node).encode(), encode(message))
+        self.sessions._received(Incoming(frames, Identity("node", node)))
+
+    def said(self) -> list[tuple[str, str]]:
+        """What was sent since the last look: where, and what."""
+        sent, self.sent = self.sent, []
+        return [(route, type(message).__name__) for route, message in sent]
+
+    async def greet(self, hello: Hello) -> None:
+        self.hear(hello, node=hello.node)
+        await self.commit_loop.commit()
+        self.said()
+
+
+def hello(node: NodeId = N1, *workers: WorkerSeen, boot: str = "boot-1") -> Hello:
+    spec = builders.node_spec(node)
+    return Hello(node=node, boot=BootId(boot), spec=spec, workers=workers, events_sent=0)
+
+
+async def test_a_repeated_hello_is_answered_and_not_written_down() -> None:
+    service = Service()
+    await service.greet(hello())
+
+    service.hear(hello(), route="another connection")
+
+    assert service.said() == [("another connection", "Welcome")]
+    assert service.commit_loop.greeted() == [N1]
+
+
+async def test_events_that_only_a_lost_journal_had_are_passed_over_and_the_stream_goes_on() -> None:
+    service = Service(running())
+    node = service.commit_loop.reactor.state.nodes[N1]
+    has = builders.seen(A)
+    returned = msgspec.structs.replace(hello(N1, has), events_sent=41, events_dropped=40)
+    next_one = Numbered(node=N1, boot=node.boot, seq=41, event=builders.epoch_end(A, 1))
+
+    service.hear(returned)
+    await service.commit_loop.commit()
+    welcome = service.sent[-1][1]
+    service.hear(Resent(events=(next_one,)))
+    await service.commit_loop.commit()
+
+    assert isinstance(welcome, Welcome)
+    assert welcome.committed == 40
+    assert node.committed == 41
+    assert service.commit_loop.reactor.state.job(A).progress.epoch == 1
+
+
+async def test_events_that_the_journal_has_are_no_loss() -> None:
+    service = Service(running())
+    known = service.commit_loop.reactor.state.nodes[N1].committed
+    assert known > 0
+
+    service.hear(msgspec.structs.replace(hello(N1, builders.seen(A)), events_dropped=known))
+    await service.commit_loop.commit()
+
+    assert [type(event).__name__ for event in service.commit_loop.taken] == ["NodeGreeted"]
+
+
+async def test_a_hello_that_is_repeated_before_it_is_durable_is_answered_once() -> None:
+    service = Service()
+    service.hear(hello())
+    service.hear(hello())
+    service.hear(hello(), route="the newest connection")
+
+    await service.commit_loop.commit()
+    await service.commit_loop.commit()
+
+    assert service.said() == [("the newest connection", "Welcome")]
+    assert service.commit_loop.greeted() == [N1]
+
+
+@pytest.mark.parametrize(
+    "news", [hello(N1, builders.seen(A)), hello(boot="boot-2")], ids=["workers", "boot"]
+)
+async def test_a_hello_with_news_is_written_down(news: Hello) -> None:
+    service = Service()
+    await service.greet(hello())
+
+    service.hear(news)
+    await service.commit_loop.commit()
+
+    assert service.said() == [(N1, "Welcome")]
+    assert service.commit_loop.greeted() == [N1, N1]
+
+
+async def test_a_node_that_was_lost_is_greeted_as_if_it_were_new() -> None:
+    service = Service()
+    await service.greet(hello())
+    service.commit_loop.controller.lose(N1)
+
+    await service.greet(hello())
+
+    assert service.commit_loop.greeted() == [N1, N1]
+    assert service.commit_loop.controller.state.nodes[N1].phase is NodePhase.UP
+
+
+async def test_hellos_of_many_nodes_are_written_down_a_few_at_a_time_and_in_their_order() -> None:
+    service = Service()
+    names = [NodeId(f"n{number}") for number in range(2 * UNDER_WAY + 5)]
+    for name in (*names, *names):
+        service.hear(hello(name), node=name)
+
+    batches = []
+    while len(service.sent) < len(names):
+        batches.append(len(service.commit_loop.greeted()))
+        await service.commit_loop.commit()
+
+    assert batches == [UNDER_WAY, 2 * UNDER_WAY, len(names)]
+    assert service.said() == [(name, "Welcome") for name in names]
+    assert service.commit_loop.greeted() == list(names)
+
+
+async def test_heartbeats_are_answered_while_hellos_wait() -> None:
+    service = Service()
+    await service.greet(hello())
+    for number in range(UNDER_WAY + 1):
+        name = NodeId(f"m{number}")
+        service.hear(hello(name), node=name)
+
+    service.hear(Heartbeat(session="1.1", events_sent=0))
+
+    assert service.said() == [(N1, "HeartbeatAck")]
+
+
+async def test_a_hello_of_a_former_life_is_refused_with_the_reason() -> None:
+    service = Service()
+    await service.greet(hello(boot="boot-1"))
+    await service.greet(hello(boot="boot-2"))
+
+    service.hear(hello(boot="boot-1"), route="the former one")
+
+    assert service.sent == [
+        (
+            "the former one",
+            Refused(
+                code="stale_boot",
+                message="n1 lives on as boot-2: boot-1 is a former life",
+                hint="end this agent, or give it a name and a key of its own",
+            ),
+        )
+    ]
+    assert service.commit_loop.greeted() == [N1, N1]
+
+
+async def test_events_that_become_durable_together_are_acknowledged_at_once() -> None:
+    service = Service(running())
+    boot = service.commit_loop.controller.state.nodes[N1].boot
+    committed = service.commit_loop.controller.state.nodes[N1].committed
+    await service.greet(hello(N1, builders.seen(A), boot=boot))
+    service.commit_loop.taken.clear()
+
+    events = tuple(
+        Numbered(node=N1, boot=boot, seq=committed + epoch, event=builders.epoch_end(A, epoch))
+        for epoch in (1, 2, 3)
+    )
+    service.hear(Resent(events=events))
+    await service.commit_loop.commit()
+
+    assert [type(event) for event in service.commit_loop.taken] == [NodeReported] * 3
+    assert service.sent == [(N1, EventsCommitted(boot=boot, through=committed + 3))]
+
+
+async def test_a_heartbeat_of_a_session_that_there_is_not_is_asked_for_a_hello() -> None:
+    service = Service()
+    await service.greet(hello())
+
+    service.hear(Heartbeat(session="0.9", events_sent=0))
+    service.hear(Heartbeat(session="1.1", events_sent=0))
+
+    assert service.sent == [
+        (N1, HelloRequest(term=Term(1))),
+        (N1, HeartbeatAck(session="1.1", term=Term(1), committed=0)),
+    ]
+
+
+# --- silence
+
+
+def broken_group() -> Controller:
+    """A job on two nodes, whose member on the first says that the group broke, and stands still."""
+    controller = training(cluster_of(n1=1, n2=1), S0, T0)
+    controller.tell(N1, builders.broken(A, index=3, group=1, error="connection reset"))
+    return controller
+
+
+async def silent(controller: Controller, seconds: float) -> list[str]:
+    """What is thought of nodes of which one spoke lately, and the other so long ago."""
+    service = Service(controller)
+    for name in (N1, N2):
+        boot = controller.state.nodes[name].boot
+        here = controller.state.slot_index.workers_on(name)
+        workers = [builders.seen(job.job, rank=worker.rank) for job, worker in here]
+        await service.greet(hello(name, *workers, boot=boot))
+    now = service.sessions._now()
+    service.sessions._sessions[N2].last_heard = Seconds(now - seconds)
+    service.commit_loop.taken.clear()
+    for name in (N1, N2):
+        service.sessions._note_silence(name, service.sessions._sessions[name], now)
+    return [type(event).__name__ for event in service.commit_loop.taken]
+
+
+async def test_a_silent_node_is_lost_in_seconds_when_workers_elsewhere_miss_theirs() -> None:
+    controller = broken_group()
+    controller.tell(N1, builders.quiesced(A, index=4, group=2))
+
+    assert await silent(controller, 5.5) == ["NodeLost"]
+    assert controller.state.nodes[N2].phase is NodePhase.LOST
+    change = controller.job(A).change
+    assert change is not None
+    assert (change.phase, [m.slot for m in change.group.members]) == (RescalePhase.REJOINING, [S0])
+
+
+async def test_a_node_that_nobody_misses_is_given_its_time() -> None:
+    assert await silent(training(cluster_of(n1=1, n2=1), S0, T0), 5.5) == []
+    assert await silent(broken_group(), 5.5) == [], "those elsewhere do not stand still yet"
+    assert await silent(training(cluster_of(n1=1, n2=1), S0, T0), 6.5) == ["NodeSuspected"]
+
+
+async def test_a_node_that_speaks_is_not_lost_however_long_its_workers_take() -> None:
+    controller = broken_group()
+    controller.tell(N1, builders.quiesced(A, index=4, group=2))
+
+    assert await silent(controller, 1.0) == []
+
+
+async def test_other_times_of_silence_hold_for_nodes_that_are_there_and_for_those_that_come() -> (
+    None
+):
+    service = Service()
+    await service.greet(hello())
+
+    service.sessions.use(SessionTimings(suspect_s=1.0, lost_s=2.0))
+    await service.greet(hello(N2))
+
+    found = {node: session.timings.lost_s for node, session in service.sessions._sessions.items()}
+    assert found == {N1: 2.0, N2: 2.0}

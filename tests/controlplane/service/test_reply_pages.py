@@ -1,0 +1,234 @@
+"""Lists of any length reach their readers whole, in pages that a message has room for."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from controlplane.client.async_client import Client
+from controlplane.service.client_api import pages
+from controlplane.service.client_api.pages import page_of
+from controlplane.service.client_api.request_server import _fitting
+from schemas.codec import encode
+from schemas.errors import BadFieldError, TooLargeError
+from schemas.ids import NodeId
+from schemas.messages import Message
+from schemas.messages.client import (
+    ExplainJob,
+    GetJob,
+    ListJobs,
+    ListNodes,
+    ReadEvents,
+    WaitJob,
+)
+from tests.support import builders
+from tests.support.builders import A
+from tests.support.live_service import LIMIT_S, LiveService
+
+ROOM: Final = 4000  # bytes of a page, in these tests
+
+
+class Connected(Client):
+    """A client whose requests go to a service in this process."""
+
+    def __init__(self, service: LiveService) -> None:
+        self._service = service
+        self.replies: list[Any] = []
+
+    async def _call(self, request: Message, kind: type[Any], wait_s: float = 0.0) -> Any:
+        reply = await self._service.ask(request)
+        assert isinstance(reply, kind)
+        self.replies.append(reply)
+        return reply
+
+
+@pytest.fixture(autouse=True)
+def small_pages(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pages, "PAGE_BYTES", ROOM)
+
+
+def run(folder: Path, work: Callable[[LiveService, Connected], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        service = LiveService(folder)
+        async with asyncio.timeout(LIMIT_S):
+            service.train()
+            await service.loop.caught_up()
+            await work(service, Connected(service))
+        service.loop.close()
+
+    asyncio.run(limited())
+
+
+def test_jobs_come_whole_and_in_order_whatever_their_number(tmp_path: Path) -> None:
+    async def work(service: LiveService, client: Connected) -> None:
+        for number in range(30):
+            service.take(builders.submission(f"b{number}"))
+        await service.loop.caught_up()
+
+        jobs = await client.jobs(ended=True)
+
+        assert [job.job for job in jobs] == [A, *(f"b{at}-{at + 2}" for at in range(30))]
+        assert len(client.replies) > 2
+        assert [reply.left_out for reply in client.replies][-2:] == [1, 0]
+        assert all(len(encode(reply)) < ROOM + 200 for reply in client.replies)
+
+    run(tmp_path, work)
+
+
+def test_a_page_of_jobs_goes_on_behind_the_last_one_though_jobs_end_meanwhile(
+    tmp_path: Path,
+) -> None:
+    async def work(service: LiveService, _: Connected) -> None:
+        for number in range(30):
+            service.take(builders.submission(f"b{number}"))
+        await service.loop.caught_up()
+        first = await service.ask(ListJobs())
+        service.take(builders.cancelled(first.jobs[1].job))
+        await service.loop.caught_up()
+        second = await service.ask(ListJobs(cursor=first.next))
+
+        seen = [job.job for page in (first, second) for job in page.jobs]
+        assert seen == [A, *(f"b{at}-{at + 2}" for at in range(len(seen) - 1))]
+
+    run(tmp_path, work)
+
+
+def test_a_detail_and_its_decisions_come_whole(tmp_path: Path) -> None:
+    async def work(service: LiveService, client: Connected) -> None:
+        for epoch in range(1, 81):
+            service.tell(builders.epoch_end(A, epoch))
+        await service.loop.caught_up()
+
+        detail = await client.job(A)
+
+        assert [info.epoch for info in detail.epochs] == list(range(1, 81))
+        history = service.loop.records.of(A)
+        assert detail.history == tuple(history.changes)
+        assert detail.versions == tuple(history.versions)
+        assert len(detail.workers) == 1
+        assert (detail.next, len(client.replies) > 2) == ("", True)
+        explained = await client.explain(A)
+        assert explained.decisions == tuple(history.decisions)
+
+    run(tmp_path, work)
+
+
+def test_nodes_come_whole_and_each_with_its_own_jobs(tmp_path: Path) -> None:
+    async def work(service: LiveService, client: Connected) -> None:
+        names = [f"m{number}" for number in range(40)]
+        for name in names:
+            service.take(builders.greeting(NodeId(name), slots=2))
+        await service.loop.caught_up()
+
+        nodes = await client.nodes()
+
+        assert [(node.node, node.free, node.jobs) for node in nodes] == [
+            ("n1", 0, (A,)), *((name, 2, ()) for name in names)
+        ]  # fmt: skip
+        assert len(client.replies) > 1
+
+    run(tmp_path, work)
+
+
+def test_a_page_of_events_is_bounded_and_the_next_one_goes_on(tmp_path: Path) -> None:
+    async def work(service: LiveService, client: Connected) -> None:
+        for number in range(60):
+            service.take(builders.submission(f"b{number}"))
+        await service.loop.caught_up()
+
+        seen = [event.seq async for event in client.events()]
+
+        assert seen == list(range(1, service.feed.last_seq + 1))
+        assert all(len(encode(reply)) < ROOM + 200 for reply in client.replies)
+        assert len(client.replies) > 2
+
+    run(tmp_path, work)
+
+
+def test_a_wait_asks_for_nothing_of_the_history(tmp_path: Path) -> None:
+    async def work(service: LiveService, client: Connected) -> None:
+        waits = asyncio.create_task(client.wait_state(A))
+        await asyncio.sleep(0)
+        service.tell(builders.epoch_end(A, 1))
+        service.finish()
+        ended = await waits
+
+        assert (ended.state, ended.exit_code) == ("succeeded", 0)
+        assert all(len(encode(reply)) < 300 for reply in client.replies)
+
+    run(tmp_path, work)
+
+
+def test_a_wait_of_no_length_is_answered_at_once(tmp_path: Path) -> None:
+    async def work(service: LiveService, _: Connected) -> None:
+        assert (await service.ask(WaitJob(job=A, wait_s=-1.0))).state == "running"
+        page = await service.ask(ReadEvents(from_seq=10_000, wait_s=-1.0))
+        assert (page.events, page.next_seq) == ((), 10_000)
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize("kind", [WaitJob, GetJob, ReadEvents])
+def test_a_wait_that_is_no_number_is_refused_by_name(kind: type, tmp_path: Path) -> None:
+    what = {"from_seq": 10_000} if kind is ReadEvents else {"job": A}
+
+    async def work(service: LiveService, _: Connected) -> None:
+        with pytest.raises(BadFieldError, match=r"wait_s: nan is no time") as refused:
+            await service.ask(kind(wait_s=math.nan, **what))
+        assert (refused.value.field, refused.value.hint) == ("wait_s", "give seconds, 0 or more")
+
+    run(tmp_path, work)
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        ListJobs(cursor="nodes.1"),
+        ListJobs(cursor="jobs.2"),
+        ListJobs(cursor="jobs.-1"),
+        ListJobs(cursor="jobs.99999999999999999"),
+        ListNodes(cursor="nodes.2"),
+        ListNodes(cursor="x" * 1_000_000),
+        GetJob(job=A, cursor="epochs.1"),
+        GetJob(job=A, cursor="epochs.1.1"),
+        GetJob(job=A, cursor="epochs.\uff11"),
+        ExplainJob(job=A, cursor="decisions.99999999999999"),
+    ],
+    ids=lambda request: f"{type(request).__name__}-{request.cursor[:20]}",
+)
+def test_a_cursor_that_is_none_of_the_list_is_refused(request_: Message, tmp_path: Path) -> None:
+    async def work(service: LiveService, _: Connected) -> None:
+        with pytest.raises(BadFieldError, match=r"^cursor: '.{0,40}' is") as refused:
+            await service.ask(request_)
+        assert (refused.value.field, refused.value.hint[:11]) == ("cursor", "begin again")
+
+    run(tmp_path, work)
+
+
+def test_a_row_that_is_larger_than_a_page_comes_alone() -> None:
+    rows = pages.numbered(["a", "b" * (ROOM + 1), "c"])
+
+    first, cursor = page_of({"some": rows}, "")
+    second, cursor_2 = page_of({"some": rows}, cursor)
+    third, end = page_of({"some": rows}, cursor_2)
+
+    assert [*first["some"], *second["some"], *third["some"]] == ["a", "b" * (ROOM + 1), "c"]
+    assert (cursor, cursor_2, end) == ("some.1", "some.2", "")
+
+
+def test_a_reply_that_no_message_has_room_for_is_refused_and_nobody_is_cut_off(
+    tmp_path: Path,
+) -> None:
+    async def work(service: LiveService, _: Connected) -> None:
+        detail = await service.ask(GetJob(job=A))
+        large = msgspec.structs.replace(detail, notes=("x" * (5 << 20),))
+        with pytest.raises(TooLargeError, match=r"JobDetail has .* bytes, a message at most"):
+            _fitting(large)
+
+    run(tmp_path, work)

@@ -1,0 +1,193 @@
+"""A node that cannot start workers says so, and mends what it can."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from nodeagent import health_watch
+from nodeagent.folder_checks import Place, places_of
+from nodeagent.health_watch import HealthWatch
+from nodeagent.worker_folders import NodeFolders
+from schemas.errors import SettingsError
+
+MIB = 1 << 20
+
+
+class Node:
+    """A watch over real folders and a file in the socket's place."""
+
+    def __init__(self, home: Path) -> None:
+        self.folders = NodeFolders(home / "run", home / "work", home / "checkpoints")
+        self.folders.make()
+        self.socket = self.folders.sockets / "agent.sock"
+        self.socket.touch()
+        self.listens = True
+        self.listened = 0
+        self.told: list[tuple[str, ...]] = []
+
+    def listen(self) -> None:
+        if not self.listens:
+            raise SettingsError("cannot bind it", "choose another address")
+        self.listened += 1
+        self.socket.unlink(missing_ok=True)
+        self.socket.touch()
+
+    def watch(self, *places: Place) -> HealthWatch:
+        own, shared = places_of(self.folders, 0)
+        return HealthWatch(
+            places=places or own,
+            shared=() if places else shared,
+            socket=self.socket,
+            listen=self.listen,
+            changed=self.told.append,
+        )
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+async def test_what_is_deleted_is_made_again_and_nothing_is_said(node: Node) -> None:
+    watch = node.watch()
+    folders = node.folders
+    needed = (folders.run, folders.work, folders.checkpoints, folders.sockets)
+    for path in needed:
+        shutil.rmtree(path, ignore_errors=True)
+
+    await watch.look()
+
+    assert node.told == []
+    assert node.socket.exists()
+    for path in (*needed, folders.run / "workers"):
+        assert path.stat().st_mode & 0o777 == 0o700
+        assert not list(path.glob(".*"))
+
+
+async def test_what_cannot_be_mended_is_said_until_it_is(node: Node) -> None:
+    watch = node.watch()
+    node.folders.work.rmdir()
+    node.folders.work.touch()  # somebody put a file there
+
+    await watch.look()
+    await watch.look()
+    node.folders.work.unlink()
+    await watch.look()
+
+    problem = f"work {node.folders.work}: File exists; see to its file system"
+    assert node.told == [(problem,), ()]
+    assert watch.problems == ()
+
+
+async def test_a_socket_that_cannot_be_bound_again_is_said(node: Node) -> None:
+    watch = node.watch()
+    node.socket.unlink()
+    node.listens = False
+
+    await watch.look()
+    node.listens = True
+    await watch.look()
+
+    why = "cannot bind it; choose another address"
+    assert node.told == [(f"run {node.socket}: workers cannot connect: {why}",), ()]
+
+
+async def test_a_socket_that_somebody_else_put_there_is_bound_over(node: Node) -> None:
+    watch = node.watch()
+    other = node.socket.with_name("other")
+    other.touch()
+    other.rename(node.socket)
+
+    await watch.look()
+    await watch.look()
+
+    assert (node.listened, node.told) == (1, [])
+
+
+async def test_a_disk_is_full_below_the_reserve_and_has_room_at_twice_that(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = SimpleNamespace(f_bavail=0, f_frsize=1)
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    watch = node.watch(Place("work", node.folders.work, 10 * MIB))
+    told: list[list[tuple[str, ...]]] = []
+    for free in (11, 9, 8, 19, 20):
+        disk.f_bavail = free * MIB
+        await watch.look()
+        told.append(list(node.told))
+
+    full = (f"work {node.folders.work}: less than 10 MiB left; free space there",)
+    assert told == [[], [full], [full], [full], [full, ()]]
+
+
+async def test_a_disk_that_takes_no_file_is_full(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_room(_: Place) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Place, "_probe", no_room)
+    await node.watch().look()
+
+    def said(setting: str, path: Path) -> str:
+        return f"{setting} {path}: No space left on device; free space there"
+
+    folders = node.folders
+    assert node.told == [
+        (
+            said("run", folders.run),
+            said("work", folders.work),
+            said("checkpoints", folders.checkpoints),
+        )
+    ]
+
+
+class Hanging(Place):
+    """A place on a file system that does not answer."""
+
+    answers = threading.Event()
+
+    def problem(self, *, full: bool) -> str:
+        self.answers.wait()
+        return ""
+
+
+async def test_a_file_system_that_hangs_is_said_and_holds_up_no_other(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health_watch, "LOOK_S", 0.01)
+    monkeypatch.setattr(health_watch, "ANSWER_S", 0.0)
+    hanging = Hanging("checkpoints", Path("/shared"), 0)
+    watch = node.watch(hanging, Place("work", node.folders.work, 0))
+    shutil.rmtree(node.folders.work)
+
+    only = ("checkpoints /shared: it does not answer; see to its file system",)
+    while watch.problems != only:
+        await watch.look()
+    assert node.folders.work.is_dir()
+    Hanging.answers.set()
+    while watch.problems:
+        await watch.look()
+
+    assert node.told[-2:] == [only, ()]
+    assert len([t for t in threading.enumerate() if t.name == "look at /shared"]) <= 1
+
+
+async def test_what_all_nodes_share_is_looked_at_less_often(node: Node) -> None:
+    watch = node.watch()
+    await watch.look(everything=False)
+    node.folders.checkpoints.rmdir()
+    node.folders.work.rmdir()
+
+    await watch.look(everything=False)
+
+    assert (node.folders.work.exists(), node.folders.checkpoints.exists()) == (True, False)
+    for _ in range(health_watch.SHARED_LOOKS):
+        await watch.look(everything=False)
+    assert node.folders.checkpoints.exists()

@@ -1,0 +1,161 @@
+"""Output whose file is deleted or cut under the agent."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from nodeagent.output_files import OutputFile
+from nodeagent.process_identity import start_ticks
+from nodeagent.worker_folders import WorkerFolder
+from schemas.codec import encode
+from schemas.messages.logs import LOG, SAMPLES
+from schemas.messages.worker import ProcessMark
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> WorkerFolder:
+    """Of a worker that runs no more."""
+    made = WorkerFolder(tmp_path / "a-1.v1.r0")
+    made.path.mkdir()
+    marked(made, 2**22 + 1)
+    return made
+
+
+class Files:
+    """Those that a test opens; they are closed behind it."""
+
+    def __init__(self) -> None:
+        self.opened: list[OutputFile] = []
+
+    def __call__(self, folder: WorkerFolder, name: str = LOG) -> OutputFile:
+        self.opened.append(OutputFile(folder, name))
+        return self.opened[-1]
+
+
+@pytest.fixture
+def of() -> Iterator[Files]:
+    files = Files()
+    yield files
+    for file in files.opened:
+        file.close()
+
+
+def marked(folder: WorkerFolder, pid: int) -> None:
+    mark = ProcessMark(pid=pid, started_ticks=start_ticks(pid) or 7)
+    (folder.path / "process").write_bytes(encode(mark))
+
+
+def write(folder: WorkerFolder, text: str, name: str = LOG) -> None:
+    with folder.stream(name).open("a") as file:
+        file.write(text)
+
+
+def read(file: OutputFile, sent: int) -> str:
+    """What is shipped next, all at once."""
+    return file.read(sent, file.size(sent) - sent).decode()
+
+
+def gap(kind: str, sent: int, what: str) -> str:
+    return f"[ones: {kind} after byte {sent} may be lost: the file was {what}]\n"
+
+
+def test_a_file_that_is_deleted_is_read_to_its_end(folder: WorkerFolder, of: Files) -> None:
+    write(folder, "one\n")
+    file = of(folder)
+    assert read(file, 0) == "one\n"
+    with folder.stream(LOG).open("a") as worker:
+        folder.stream(LOG).unlink()
+        worker.write("two\n")
+
+    assert read(file, 4) == "two\n"
+
+
+@contextmanager
+def writing(folder: WorkerFolder) -> Iterator[None]:
+    """A worker that has its log open."""
+    code = "import signal, sys; open(sys.argv[1], 'a'); f = open(sys.argv[1], 'a'); print(flush=True); signal.pause()"
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, folder.stream(LOG)], stdout=subprocess.PIPE
+    )
+    assert child.stdout is not None
+    child.stdout.readline()
+    marked(folder, child.pid)
+    try:
+        yield
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def test_a_next_agent_reads_a_deleted_file_through_the_worker_that_has_it(
+    folder: WorkerFolder, of: Files
+) -> None:
+    write(folder, "one\ntwo\n")
+    with writing(folder):
+        folder.stream(LOG).unlink()
+
+        assert read(of(folder), 4) == "two\n"
+
+
+def test_what_nobody_has_any_more_is_a_gap_that_the_next_agent_finds_once(
+    folder: WorkerFolder, of: Files
+) -> None:
+    note = gap("output", 4, "deleted")
+
+    assert read(of(folder), 4) == note
+    assert read(of(folder), 4) == note
+    assert read(of(folder), 4 + len(note)) == ""
+
+
+def test_a_worker_whose_log_is_gone_before_it_was_seen_lost_output(
+    folder: WorkerFolder, of: Files
+) -> None:
+    assert read(of(folder), 0) == gap("output", 0, "deleted")
+
+
+def test_a_worker_that_has_not_begun_has_lost_nothing(folder: WorkerFolder, of: Files) -> None:
+    (folder.path / "process").unlink()
+
+    assert of(folder).size(0) == 0
+    assert not folder.stream(LOG).exists()
+
+
+def test_a_log_that_was_cut_goes_on_behind_a_gap_with_what_was_written_since(
+    folder: WorkerFolder, of: Files
+) -> None:
+    write(folder, "one\ntwo\n")
+    file = of(folder)
+    assert read(file, 0) == "one\ntwo\n"
+    os.truncate(folder.stream(LOG), 0)
+    write(folder, "3\n")
+
+    note = gap("output", 8, "cut")
+    assert read(file, 8) == note + "3\n"
+    write(folder, "four\n")
+    assert read(file, 8 + len(note) + 2) == "four\n"
+
+
+def test_lost_sample_records_are_noted_in_the_log_once(folder: WorkerFolder, of: Files) -> None:
+    write(folder, "one\n")
+    records, output = of(folder, SAMPLES), of(folder)
+
+    assert [records.size(60), records.size(60)] == [60, 60]
+    assert read(output, 0) == "one\n" + gap("sample records", 60, "deleted")
+
+
+def test_a_job_that_records_no_samples_has_lost_none(folder: WorkerFolder, of: Files) -> None:
+    assert of(folder, SAMPLES).size(0) == 0
+
+
+def test_a_gap_is_marked_even_if_the_folder_is_gone(folder: WorkerFolder, of: Files) -> None:
+    (folder.path / "process").unlink()
+    folder.path.rmdir()
+
+    assert read(of(folder), 4) == gap("output", 4, "deleted")
