@@ -1,0 +1,189 @@
+"""What happens in a run, as a pure function of its seed: jobs that come, and faults that come and go."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+POLICIES: Final = ("ones", "ones", "fair", "goodput", "tiresias")
+CALM_S: Final = 4.0  # at the beginning, until everything is up
+JOB_EVERY_S: Final = 3.0  # mean
+FAULT_EVERY_S: Final = 1.5  # mean
+NODES: Final = 2
+SLOTS: Final = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong at `at_s`, and is mended `lasts_s` later."""
+
+    at_s: float
+    kind: str
+    host: str
+    lasts_s: float = 0.0
+    to: str = ""  # the other end of a road
+    amount: float = 0.0  # loss as a share, delay in seconds, bytes per second, seconds of a jump
+    pick: int = 0  # which of several processes or files, modulo their number
+
+    def __str__(self) -> str:
+        road = f" -> {self.to}" if self.to else ""
+        much = f" {self.amount:g}" if self.amount else ""
+        return f"{self.at_s:6.2f} s  {self.kind}{much}  {self.host}{road}  for {self.lasts_s:.1f} s"
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A job that somebody submits, and what has to become of it."""
+
+    at_s: float
+    name: str
+    least: int
+    most: int
+    epochs: int
+    samples: int  # of its data set
+    batch: int
+    pause_s: float  # of a step, on top of what it computes
+    fails_at: int = 0  # epoch in which its script ends with exit code 7
+    cancel_after_s: float = 0.0
+    orders: tuple[
+        tuple[float, str], ...
+    ] = ()  # seconds after it came: "slots 2", "pause", "resume"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """One run."""
+
+    seed: int
+    lasts_s: float  # until everything is mended; jobs may take longer
+    policy: str
+    jobs: tuple[Arrival, ...]
+    faults: tuple[Fault, ...]
+
+
+def draw(seed: int, lasts_s: float) -> Schedule:
+    """The run of a seed.
+
+    Args:
+        seed: the same gives the same.
+        lasts_s: until everything is mended, seconds.
+    """
+    dice = random.Random(f"chaos {seed}")
+    policy = dice.choice(POLICIES)
+    jobs = [_job(dice, at, n) for n, at in enumerate(_times(dice, 1.0, 0.6 * lasts_s, JOB_EVERY_S))]
+    times = _times(dice, CALM_S, 0.9 * lasts_s, FAULT_EVERY_S)
+    faults = [_fault(dice, at, lasts_s) for at in times]
+    return Schedule(seed, lasts_s, policy, tuple(jobs), tuple(faults))
+
+
+def _times(dice: random.Random, begin: float, end: float, every_s: float) -> list[float]:
+    found, at = [], begin
+    while at < end:
+        found.append(round(at, 2))
+        at += dice.expovariate(1.0 / every_s)
+    return found
+
+
+def _job(dice: random.Random, at: float, number: int) -> Arrival:
+    least, most = dice.choice(((1, 1), (1, 2), (1, 4), (2, 2), (2, 4)))
+    epochs = dice.randint(3, 10)
+    kind = dice.choice(("plain", "plain", "plain", "ordered", "fails", "cancelled"))
+    orders: tuple[tuple[float, str], ...] = ()
+    if kind == "ordered":
+        begin = dice.uniform(2.0, 6.0)
+        orders = dice.choice(
+            (
+                ((begin, f"slots {least}"), (begin + 3.0, f"slots {most}"), (begin + 6.0, "auto")),
+                ((begin, "pause"), (begin + dice.uniform(0.5, 3.0), "resume")),
+            )
+        )
+    return Arrival(
+        at_s=at, name=f"job{number}", least=least, most=most, epochs=epochs,
+        samples=dice.choice((96, 144, 240)), batch=12,
+        pause_s=dice.choice((0.02, 0.05, 0.1)),
+        fails_at=dice.randint(2, epochs) if kind == "fails" else 0,
+        cancel_after_s=dice.uniform(3.0, 10.0) if kind == "cancelled" else 0.0,
+        orders=orders,
+    )  # fmt: skip
+
+
+def _fault(dice: random.Random, at: float, lasts_s: float) -> Fault:
+    kind = dice.choice((*KINDS, *OFTEN))
+    fault = KINDS[kind](dice, at, kind)
+    room = max(0.3, lasts_s - at)
+    return fault if fault.lasts_s < room else _lasting(fault, room)
+
+
+def _lasting(fault: Fault, lasts_s: float) -> Fault:
+    return Fault(fault.at_s, fault.kind, fault.host, round(lasts_s, 2), fault.to, fault.amount, fault.pick)  # fmt: skip
+
+
+def _node(dice: random.Random) -> str:
+    return f"node-{dice.randint(1, NODES)}"
+
+
+def _daemon(dice: random.Random) -> str:
+    return dice.choice(("control", _node(dice)))
+
+
+def _length(dice: random.Random, longest: float) -> float:
+    """Most are short; some outlast what makes a node suspect (1.5 s) or lost (6 s)."""
+    return round(min(longest, dice.expovariate(1.0 / 2.0) + 0.2), 2)
+
+
+def _killed(dice: random.Random, at: float, kind: str) -> Fault:
+    return Fault(at, kind, _daemon(dice), lasts_s=_length(dice, 10.0))
+
+
+def _stopped(dice: random.Random, at: float, kind: str) -> Fault:
+    return Fault(at, kind, _daemon(dice), lasts_s=_length(dice, 10.0))
+
+
+def _at_node(dice: random.Random, at: float, kind: str) -> Fault:
+    return Fault(at, kind, _node(dice), lasts_s=_length(dice, 8.0), pick=dice.randrange(100))
+
+
+def _at_control(dice: random.Random, at: float, kind: str) -> Fault:
+    return Fault(at, kind, "control", lasts_s=_length(dice, 8.0))
+
+
+def _full(dice: random.Random, at: float, kind: str) -> Fault:
+    return Fault(at, kind, _daemon(dice), lasts_s=_length(dice, 8.0))
+
+
+def _road(amounts: Sequence[float]) -> Callable[[random.Random, float, str], Fault]:
+    def drawn(dice: random.Random, at: float, kind: str) -> Fault:
+        source, target = dice.sample(("control", *(f"node-{n + 1}" for n in range(NODES))), 2)
+        lasts = _length(dice, 10.0)
+        return Fault(at, kind, source, lasts_s=lasts, to=target, amount=dice.choice(amounts))
+
+    return drawn
+
+
+def _clock(dice: random.Random, at: float, kind: str) -> Fault:
+    jump = dice.choice((-3600.0, -30.0, -2.0, 2.0, 30.0, 3600.0))
+    return Fault(at, kind, "control", lasts_s=_length(dice, 10.0), amount=jump)
+
+
+KINDS: Final[dict[str, Callable[[random.Random, float, str], Fault]]] = {
+    "kill daemon": _killed,
+    "stop daemon": _stopped,
+    "kill worker": _at_node,
+    "stop worker": _at_node,
+    "kill zygote": _at_node,
+    "kill search": _at_control,
+    "stop search": _at_control,
+    "power off": _at_node,
+    "cut": _road((0.0,)),
+    "cut one way": _road((0.0,)),
+    "lose packets": _road((0.02, 0.1, 0.3)),
+    "delay": _road((0.02, 0.1, 0.5)),
+    "slow": _road((20_000.0, 200_000.0)),
+    "fill disk": _full,
+    "delete socket": _at_node,
+    "delete log": _at_node,
+    "set clock": _clock,
+}
+OFTEN: Final = ("kill daemon", "stop daemon", "kill worker", "power off", "cut", "fill disk")

@@ -1,0 +1,254 @@
+"""A whole cluster on hosts of its own: real controller, agents, search and workers, each host a
+namespace, a disk of its own and a clock that can be set."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from schemas.link import write_keys
+from tests.chaos.network import Network
+
+CONTROL: Final = "control"
+USER: Final = "user"
+DISK_BYTES: Final = 256 << 20
+PORTS: Final = {"agents": 7701, "clients": 7702}
+MODULES: Final = {"controller": "controlplane.service", "agent": "nodeagent"}
+FAKETIME: Final = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
+
+
+@dataclass
+class Host:
+    """One machine: a folder on a disk of its own, and the daemon that lives there."""
+
+    name: str
+    folder: Path
+    role: str  # controller, agent
+    process: subprocess.Popen[bytes] | None = None
+    filler: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.filler = self.folder / "filler"
+
+    @property
+    def settings(self) -> Path:
+        return self.folder / f"{self.role}.toml"
+
+    @property
+    def pid(self) -> int | None:
+        """Of its daemon, while it runs."""
+        running = self.process is not None and self.process.poll() is None
+        return self.process.pid if running and self.process else None
+
+
+class Site:
+    """Makes and unmakes everything; a context manager. Needs root.
+
+    `control` has the controller, `node-N` agents of two slots, and `user` those who submit. Nodes share
+    one folder of checkpoints, as they would a file server.
+    """
+
+    def __init__(self, base: Path, seed: int, *, nodes: int, slots: int, policy: str) -> None:
+        self.base = base
+        self.network = Network((CONTROL, *(f"node-{n + 1}" for n in range(nodes)), USER), seed)
+        self.nodes = tuple(f"node-{n + 1}" for n in range(nodes))
+        self.hosts = {
+            name: Host(name, base / name, "controller" if name == CONTROL else "agent")
+            for name in (CONTROL, *self.nodes)
+        }
+        self.home = base / "home"
+        self.records = base / "records"
+        self._slots, self._policy = slots, policy
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            for host in self.hosts.values():
+                stack.enter_context(_disk(host.folder))
+            stack.enter_context(_disk(self.base / "shared"))
+            stack.enter_context(self.network)
+            stack.callback(self._end_everything)
+            for folder in (self.home, self.records):
+                folder.mkdir()
+            self._write_settings()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def start(self, name: str) -> None:
+        """The daemon of a host, as its service manager would."""
+        host = self.hosts[name]
+        if host.pid is not None:
+            return
+        module = MODULES[host.role]
+        space = f"--net={self.network.namespace(name)}"
+        command = ["nsenter", space, sys.executable, "-P", "-m", module, "--config"]
+        with contextlib.ExitStack() as stack:
+            try:
+                log = stack.enter_context((host.folder / "daemon.log").open("ab"))
+            except OSError:  # no room for a file
+                log = stack.enter_context(Path(os.devnull).open("ab"))
+            host.process = subprocess.Popen(
+                [*command, str(host.settings)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd="/",
+                env={**os.environ, **self._clock(name)},
+                start_new_session=True,
+            )
+
+    def set_clock(self, name: str, ahead_s: float) -> None:
+        """The wall clock of a host's daemon jumps; what counts up is left alone."""
+        fresh = self.base / f"{name}.clock.new"
+        fresh.write_text(f"{ahead_s:+.3f}\n")
+        fresh.rename(self.base / f"{name}.clock")
+
+    def fill(self, name: str) -> None:
+        """Nothing fits on that host's disk any more."""
+        host = self.hosts[name]
+        with host.filler.open("ab") as file:
+            size = os.statvfs(host.folder)
+            with contextlib.suppress(OSError):
+                os.posix_fallocate(file.fileno(), 0, size.f_bavail * size.f_frsize)
+            with contextlib.suppress(OSError):
+                while True:
+                    os.write(file.fileno(), bytes(4096))
+
+    def empty(self, name: str) -> None:
+        """There is room again."""
+        self.hosts[name].filler.unlink(missing_ok=True)
+
+    def pids(self, name: str) -> list[int]:
+        """Every process at a host."""
+        space = self.network.namespace(name).name
+        told = subprocess.run(
+            ["ip", "netns", "pids", space], capture_output=True, text=True, check=True
+        )
+        return [int(word) for word in told.stdout.split()]
+
+    def searches(self) -> list[int]:
+        """The process of the policy."""
+        return [p for p in self.pids(CONTROL) if "search_process" in _command(p)]
+
+    def zygotes(self, name: str) -> list[int]:
+        """Those that fork workers at a node, not the workers."""
+        every = {p: _parent(p) for p in self.pids(name) if "elastic.worker.zygote" in _command(p)}
+        return [p for p, parent in every.items() if parent not in every]
+
+    def workers(self, name: str) -> list[int]:
+        """Processes that train at a node."""
+        every = {p: _parent(p) for p in self.pids(name) if "elastic.worker.zygote" in _command(p)}
+        return [p for p, parent in every.items() if parent in every]
+
+    def sockets(self, name: str) -> list[Path]:
+        """The sockets that lie in files at a node."""
+        return sorted(path for path in (self.hosts[name].folder / "run").rglob("*.sock"))
+
+    def logs(self, name: str) -> list[Path]:
+        """What workers of a node have printed and nobody has shipped to its end."""
+        return sorted((self.hosts[name].folder / "run" / "workers").glob("*/log"))
+
+    def _clock(self, name: str) -> dict[str, str]:
+        if FAKETIME is None or name != CONTROL:
+            return {}
+        if not (self.base / f"{name}.clock").exists():
+            self.set_clock(name, 0.0)
+        return {
+            "LD_PRELOAD": str(FAKETIME),
+            "FAKETIME_TIMESTAMP_FILE": str(self.base / f"{name}.clock"),
+            "FAKETIME_CACHE_DURATION": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
+
+    def _write_settings(self) -> None:
+        keys = self.home / "keys"
+        authorised = []
+        write_keys(keys, "server")
+        for name, role in (("admin", "admin"), *((node, "node") for node in self.nodes)):
+            public = write_keys(keys, name).public.decode()
+            authorised.append(f'[[key]]\npublic = "{public}"\nname = "{name}"\nrole = "{role}"\n')
+        path = keys / "authorised.toml"
+        path.write_text("\n".join(authorised))
+        path.chmod(0o600)
+        address = self.network.address(CONTROL)
+        (self.home / "client.toml").write_text(f'endpoint = "tcp://{address}:7702"\n')
+        self.hosts[CONTROL].settings.write_text(
+            f'state = "state"\n[listen]\nhost = "{address}"\n'
+            f'[keys]\nserver = "{keys}/server.key_secret"\nauthorised = "{path}"\n'
+            f'[policy]\nname = "{self._policy}"\n[silence]\nsuspect_s = 1.5\nlost_s = 6.0\n'
+        )
+        for node in self.nodes:
+            self.hosts[node].settings.write_text(
+                f'node = "{node}"\naddress = "{self.network.address(node)}"\ndevices = "cpu"\n'
+                f'slots = {self._slots}\nkey = "{keys}/{node}.key_secret"\n'
+                f'checkpoints = "{self.base}/shared"\nkill_grace_s = 2.0\n'
+                f'[controller]\nhost = "{address}"\nkey = "{keys}/server.key"\n'
+            )
+
+    def _end_everything(self) -> None:
+        for name in self.hosts:
+            with contextlib.suppress(subprocess.CalledProcessError):
+                for _ in range(3):  # a zygote may fork meanwhile
+                    for pid in self.pids(name):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGKILL)
+        for host in self.hosts.values():
+            if host.process is not None:
+                host.process.kill()
+                host.process.wait()
+
+
+@contextlib.contextmanager
+def _disk(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True)
+    options = f"size={DISK_BYTES},mode=0700"
+    _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
+    try:
+        yield
+    finally:
+        _run("umount", "-l", str(folder))
+
+
+def keep(site: Site, target: Path) -> None:
+    """Copy what the hosts' disks hold, for a look afterwards."""
+    for name, host in site.hosts.items():
+        skip = shutil.ignore_patterns("filler", "*.sock", "*.lock")
+        shutil.copytree(host.folder, target / name, ignore=skip, symlinks=True)
+
+
+def _run(*command: str) -> None:
+    subprocess.run(command, check=True, capture_output=True)
+
+
+def _command(pid: int) -> str:
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_text()
+    return ""
+
+
+def _parent(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    return 0
+
+
+def alive(pids: Sequence[int]) -> bool:
+    """Whether any of these runs."""
+    return any(Path(f"/proc/{pid}").exists() for pid in pids)

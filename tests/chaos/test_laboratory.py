@@ -1,0 +1,32 @@
+"""The laboratory, on some seeds: nothing that was promised is lost, whatever goes wrong."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from tests.chaos.laboratory import run
+from tests.chaos.schedule import draw
+
+LASTS_S = 15.0
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and disks need root"),
+    pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="there are no tunnel devices"),
+]
+
+
+def test_a_seed_is_a_schedule() -> None:
+    assert draw(7, LASTS_S) == draw(7, LASTS_S)
+    assert draw(7, LASTS_S) != draw(8, LASTS_S)
+
+
+@pytest.mark.parametrize("seed", range(1, 11))
+def test_nothing_is_lost(seed: int) -> None:
+    with tempfile.TemporaryDirectory(prefix="lab-") as folder:
+        outcome = run(draw(seed, LASTS_S), Path(folder))
+
+    assert outcome.problems == []
