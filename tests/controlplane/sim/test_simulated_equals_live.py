@@ -116,7 +116,7 @@ class Live(CommitLoop):
         self._moments = sorted(moments)
         self._exact: Seconds | None = None
         super().__init__(journal, self._do)
-        self.plans = PlanExchange(self)
+        self.plans = PlanExchange(self, loop.time)  # planning takes no virtual time
         self.observer: PolicyObserver | None = None
         if policy:
             planner = InlinePlanner(make(policy), self.plans.view_now, self.plans.propose)

@@ -38,13 +38,18 @@ class Closed(socket.socket):  # loopback and files only: nothing is looked up or
 
 socket.socket = Closed
 gates = list(map(int, filter(None, os.environ["GATES"].split(","))))
+held_from = dict(enumerate(gates, 2))  # version of the group that comes: step
 joined = agent._assignment.kind == "join" or agent._assignment.group.resume is not None
+seen = None
 
 def wait_at_gate(step):
-    if step in gates and not joined:
-        wanted = 2 + gates.index(step)  # version of the group that comes
-        while agent._membership.version < wanted and agent._listener.pending is None:
-            time.sleep(0.002)
+    global seen
+    version = agent._membership.version
+    fresh, seen = version != seen, version  # newcomers count with the first step that they take part in
+    if fresh or joined or step < held_from.get(version + 1, step + 1):
+        return
+    while agent._membership.version == version and agent._listener.pending is None:
+        time.sleep(0.002)
 """
 
 IN_FLOAT32: Final = """
