@@ -207,6 +207,9 @@ def main() -> None:
             told.section(f"trading places {name}", trades(here, [name]), seeds)
         return
     told.section("the paper's policy over ones", paper(here), seeds)
+    if chosen.paper:
+        told.section("literally, but that nobody starves", fed(here), seeds)
+        return
     if chosen.quick:
         told.section("the search", searches(here, [""]), seeds)
         told.section("among neighbours", searches(here, ["_interference"])[:1], seeds)
@@ -225,6 +228,7 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="bin/bench evolution", description=__doc__)
     parser.add_argument("--quick", action="store_true", help="one seed and a few figures")
+    parser.add_argument("--paper", action="store_true", help="only the paper's policy over ones")
     parser.add_argument("--swaps", action="store_true", help="only what trading places brings")
     parser.add_argument("--searches", default="", help="only these settings, as plain,types,all")
     parser.add_argument(
