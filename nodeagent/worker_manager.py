@@ -236,6 +236,7 @@ class WorkerManager:
             python = delta.spec.python or self.python
             forked = await self._zygotes.fork(python, folder.path)
         except Exception as error:  # noqa: BLE001 - somebody waits for an answer
+            _end_unheard_of(folder)
             fault = await self._fault(error)
             self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
             return
@@ -361,3 +362,13 @@ class WorkerManager:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("a task of the manager failed", error=repr(error))
+
+
+def _end_unheard_of(folder: WorkerFolder) -> None:
+    """A process that became the worker after its zygote was given up must not begin to train."""
+    if (mark := folder.mark()) is None:
+        return
+    if (pidfd := open_process(mark.pid, mark.started_ticks)) is not None:
+        with contextlib.suppress(OSError):
+            os.killpg(mark.pid, signal.SIGKILL)
+        os.close(pidfd)

@@ -33,14 +33,21 @@ def main() -> None:
         sys.stderr.write("usage: python -P -m elastic.launch SCRIPT [ARGS]\n")
         sys.exit(USAGE)
     begin_generators(None)
-    sys.exit(run_script(Path(sys.argv[1]), sys.argv[2:], None))
+    script = Path(sys.argv[1])
+    sys.exit(_run_source(script, _source(script), sys.argv[2:], None))
 
 
-def run_worker(folder: Path) -> int:
-    """Be the worker of `folder`, whose process this already is; returns the exit code.
+def prepare_worker(folder: Path) -> Callable[[], int]:
+    """Get ready to be the worker of `folder`, whose process this already is.
 
     Args:
         folder: with the assignment in it.
+
+    Returns:
+        Runs the user's code, and gives the exit code.
+
+    Raises:
+        OSError: for a file that cannot be read or made; no line of the user's ran.
     """
     assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
     os.environ.update(assignment.env)
@@ -56,11 +63,16 @@ def run_worker(folder: Path) -> int:
     os.chdir(workdir)
     failures = _Failures(folder, assignment)
     if (sweep := assignment.spec.stated_sweep) is not None:
-        return _run_functions(assignment, lambda: run_hopper(assignment, folder, sweep), failures)
+        return lambda: _run_functions(
+            assignment, lambda: run_hopper(assignment, folder, sweep), failures
+        )
     if (trial := assignment.spec.stated_trial) is not None:
-        return _run_functions(assignment, lambda: train_graduated(assignment, trial), failures)
+        return lambda: _run_functions(
+            assignment, lambda: train_graduated(assignment, trial), failures
+        )
     script = workdir / assignment.spec.script
-    return run_script(script, assignment.spec.args, failures)
+    source = _source(script)
+    return lambda: _run_source(script, source, assignment.spec.args, failures)
 
 
 def _run_functions(assignment: Assignment, run: Callable[[], None], failures: _Failures) -> int:
@@ -100,11 +112,19 @@ class _Failures:
         )
 
 
-def run_script(script: Path, args: Sequence[str], failures: _Failures | None) -> int:
-    """Run `script` as `__main__`; returns its exit code, with a traceback printed if it raised.
+def _source(script: Path) -> bytes | None:
+    """What is in the file of a script; None if there is no such file."""
+    return script.read_bytes() if script.is_file() else None
+
+
+def _run_source(
+    script: Path, source: bytes | None, args: Sequence[str], failures: _Failures | None
+) -> int:
+    """Run `source` as `__main__`; returns its exit code, with a traceback printed if it raised.
 
     Args:
         script: its folder goes to the front of `sys.path`.
+        source: what the file held; None: there is none.
         args: what it finds in `sys.argv` behind its own path.
         failures: notified of what it died of; None: nobody is.
 
@@ -112,7 +132,7 @@ def run_script(script: Path, args: Sequence[str], failures: _Failures | None) ->
         2 if it is not there, 130 for a KeyboardInterrupt, 1 for any other exception, else its
         own.
     """
-    if not script.is_file():
+    if source is None:
         sys.stderr.write(f"[ones] script {script.name} is not there\n")
         if failures:
             failures.tell(f"script {script.name!r} is not in the working directory", "")
@@ -124,7 +144,7 @@ def run_script(script: Path, args: Sequence[str], failures: _Failures | None) ->
     module.__dict__.update(__file__=str(script), __builtins__=builtins)
     sys.modules["__main__"] = module
     try:
-        code = compile(script.read_bytes(), str(script), "exec")
+        code = compile(source, str(script), "exec")
         exec(code, module.__dict__)  # noqa: S102 - running the user's script is the purpose
     except SystemExit as leaving:
         return _exit_code(leaving)

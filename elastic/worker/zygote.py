@@ -3,6 +3,7 @@
 One zygote for each interpreter on a node. It starts no thread, touches no device and never runs
 backward, because a fork would inherit the wreck of either. It outlives the agent that started it:
 an agent that comes back connects again. When a worker ends it writes how into the worker's folder.
+Until a worker's script begins, what goes wrong there is no end of a worker: it was not started.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import contextlib
 import gc
 import io
 import os
+import resource
 import selectors
 import signal
 import socket
@@ -20,6 +22,7 @@ import struct
 import sys
 import threading
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, NoReturn
 
@@ -36,6 +39,27 @@ from schemas.messages.worker import ExitStatus, Forked, ForkFailed, ProcessMark,
 
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
+LONGEST_ERROR: Final = 1000  # characters; with its frame less than a pipe takes at once
+
+
+@dataclass(frozen=True, slots=True)
+class Newborn:
+    """What a forked child begins with."""
+
+    folder: Path  # of its worker
+    line: int  # to the zygote: closed when the script begins, written to if it cannot
+
+
+@dataclass(eq=False, slots=True)
+class _Child:
+    """A forked process, as its zygote knows it."""
+
+    forked: Forked
+    folder: Path
+    pidfd: int
+    asked: socket.socket  # who wants to hear of it
+    line: int | None  # until its script begins
+    said: bytearray = field(default_factory=bytearray)  # over the line: why it cannot
 
 
 class Zygote:
@@ -56,20 +80,20 @@ class Zygote:
         fresh.rename(path)  # who sees the name can connect
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._buffers: dict[socket.socket, bytearray] = {}
-        self._children: dict[int, tuple[int, Path]] = {}  # pidfd -> (pid, folder)
+        self._children: set[_Child] = set()
 
-    def serve(self) -> Path | None:
-        """Fork and reap until told to stop; in a child, return the folder of its worker."""
+    def serve(self) -> Newborn:
+        """Fork and reap; only a child returns from it."""
         while True:
             for key, _ in self._selector.select():
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
-                    folder = self._read(key.fileobj)
-                    if folder is not None:
-                        return folder
-                else:
-                    self._reap(key.fd)
+                    newborn = self._read(key.fileobj)
+                    if newborn is not None:
+                        return newborn
+                elif key.data in self._children:
+                    self._look_at(key.data)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -78,7 +102,7 @@ class Zygote:
         ready = ZygoteReady(pid=os.getpid(), python=sys.executable, torch=str(torch.__version__))
         self._send(connection, ready)
 
-    def _read(self, connection: socket.socket) -> Path | None:
+    def _read(self, connection: socket.socket) -> Newborn | None:
         try:
             data = connection.recv(RECEIVE)
         except OSError:
@@ -101,52 +125,80 @@ class Zygote:
             except OnesError as error:
                 sys.stderr.write(f"dropped: {error}\n")
                 continue
-            if self._fork(connection, folder):
-                return folder
+            if (newborn := self._fork(connection, folder)) is not None:
+                return newborn
         return None
 
-    def _fork(self, connection: socket.socket, folder: Path) -> bool:
-        """Fork the worker of `folder`; True in the child."""
+    def _fork(self, connection: socket.socket, folder: Path) -> Newborn | None:
+        """Fork the worker of `folder`; only the child is given something."""
         try:
-            pid = os.fork()
+            line, childs_end = os.pipe()
+            try:
+                pid = os.fork()
+            except OSError:
+                os.close(line)
+                os.close(childs_end)
+                raise
         except OSError as error:
             failed = ForkFailed(folder=str(folder), error=f"cannot fork: {error.strerror}")
             self._send(connection, failed)
-            return False
+            return None
         if pid == 0:
-            self._become_worker(folder)
-            return True
-        pidfd = os.pidfd_open(pid)
-        self._children[pidfd] = (pid, folder)
-        self._selector.register(pidfd, selectors.EVENT_READ)
-        self._send(connection, Forked(folder=str(folder), pid=pid, started_ticks=_ticks(pid)))
-        return False
+            os.setsid()
+            os.close(line)
+            self._let_go()
+            return Newborn(folder, childs_end)
+        os.close(childs_end)
+        os.set_blocking(line, False)
+        forked = Forked(folder=str(folder), pid=pid, started_ticks=_ticks(pid))
+        child = _Child(forked, folder, os.pidfd_open(pid), connection, line)
+        self._children.add(child)
+        for descriptor in (child.pidfd, line):
+            self._selector.register(descriptor, selectors.EVENT_READ, child)
+        return None
 
-    def _become_worker(self, folder: Path) -> None:
-        os.setsid()
+    def _let_go(self) -> None:
+        """A child has nothing to do with those who ask its zygote, nor with other children."""
         self._listener.close()
         for connection in self._buffers:
             connection.close()
-        for pidfd in self._children:
-            os.close(pidfd)
+        for child in self._children:
+            os.close(child.pidfd)
+            if child.line is not None:
+                os.close(child.line)
         self._selector.close()
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
-        log = os.open(folder / "log", flags, 0o600)
-        null = os.open(os.devnull, os.O_RDONLY)
-        for source, target in ((null, 0), (log, 1), (log, 2)):
-            os.dup2(source, target)
-        os.close(log)
-        os.close(null)
-        mark = ProcessMark(pid=os.getpid(), started_ticks=_ticks(os.getpid()))
-        _write(folder / "process", mark)
 
-    def _reap(self, pidfd: int) -> None:
-        pid, folder = self._children.pop(pidfd)
-        self._selector.unregister(pidfd)
-        os.close(pidfd)
-        _, status, usage = os.wait4(pid, 0)
+    def _look_at(self, child: _Child) -> None:
+        """Something happened to a child: its script begins, or cannot, or it ended."""
+        pid, status, usage = os.wait4(child.forked.pid, os.WNOHANG)
+        ended = pid != 0
+        if child.line is not None:
+            self._listen(child, child.line, ended=ended)
+        if ended:
+            self._children.remove(child)
+            self._selector.unregister(child.pidfd)
+            os.close(child.pidfd)
+            if not child.said:
+                self._write_end(child.folder, status, usage)
+
+    def _listen(self, child: _Child, line: int, *, ended: bool) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(line, RECEIVE):
+                child.said += data
+            ended = True
+        if not ended:
+            return
+        self._selector.unregister(line)
+        os.close(line)
+        child.line = None
+        if child.said:
+            failed = ForkFailed(folder=str(child.folder), error=child.said.decode())
+            self._send(child.asked, failed)
+        else:
+            self._send(child.asked, child.forked)
+
+    @staticmethod
+    def _write_end(folder: Path, status: int, usage: resource.struct_rusage) -> None:
         code = os.waitstatus_to_exitcode(status)
         ended = ExitStatus(
             code=code if code >= 0 else None,
@@ -185,9 +237,28 @@ def main() -> None:
     torch.save({}, io.BytesIO())  # imports what the first checkpoint would import
     gc.collect()
     gc.freeze()  # what is shared with children should not be written to by their collectors
-    folder = Zygote(path).serve()
-    if folder is None:
-        return
+    newborn = Zygote(path).serve()
+    folder = newborn.folder
+    try:
+        _enter(folder)
+        run = run_script.prepare_worker(folder)
+    except BaseException as error:  # noqa: BLE001 - whatever it is, no line of the script ran
+        _cannot_begin(newborn.line, error)
+    os.close(newborn.line)
+    _leave(run(), folder)
+
+
+def _enter(folder: Path) -> None:
+    """Be the process of a worker: its output, its signals, its mark."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    log = os.open(folder / "log", flags, 0o600)
+    null = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((null, 0), (log, 1), (log, 2)):
+        os.dup2(source, target)
+    os.close(log)
+    os.close(null)
     sys.stdout, sys.stderr = (
         io.TextIOWrapper(
             io.BufferedWriter(LossyOutput(descriptor)),
@@ -197,7 +268,20 @@ def main() -> None:
         )
         for descriptor in (1, 2)
     )
-    _leave(run_script.run_worker(folder), folder)
+    mark = ProcessMark(pid=os.getpid(), started_ticks=_ticks(os.getpid()))
+    _write(folder / "process", mark)
+
+
+def _cannot_begin(line: int, error: BaseException) -> NoReturn:
+    """Say why over the line: on a full disk nothing else arrives."""
+    if isinstance(error, OSError):
+        what = f" {error.filename}" if error.filename else ""
+        text = f"cannot begin a worker:{what}: {error.strerror or error}"
+    else:
+        text = f"cannot begin a worker: {error!r}"
+    with contextlib.suppress(OSError):  # its zygote died
+        os.write(line, text[:LONGEST_ERROR].encode(errors="replace"))
+    os._exit(1)
 
 
 def _leave(code: int, folder: Path) -> NoReturn:

@@ -106,7 +106,7 @@ def work(folder: Path, device: str) -> None:
         assignment(run(A)), workdir=str(folder), env={"CUDA_VISIBLE_DEVICES": device}
     )
     (folder / "assignment").write_bytes(encode(given))
-    sys.exit(run_script.run_worker(folder))
+    sys.exit(run_script.prepare_worker(folder)())
 
 
 def found_by_script(folder: Path, device: str) -> dict[str, str]:

@@ -24,11 +24,11 @@ from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.worker_folders import NodeFolders
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
-from schemas.codec import FROM_SHIPPER
+from schemas.codec import FROM_SHIPPER, encode
 from schemas.ids import WorkerId
 from schemas.link import Socket
 from schemas.messages.logs import GetSnapshot, SnapshotPiece
-from schemas.messages.worker import Forked
+from schemas.messages.worker import Forked, ProcessMark
 from schemas.nodes import SlotSpec
 from tests.support.builders import N1, A, node_spec, run
 
@@ -201,6 +201,30 @@ async def test_whose_fault_it_is_that_a_worker_cannot_start(
     manager.close()
 
     assert heard == expected
+
+
+async def test_a_process_whose_zygote_said_nothing_in_time_does_not_live_on(
+    folders: NodeFolders,
+) -> None:
+    heard: asyncio.Queue[Event] = asyncio.Queue()
+    forking = Forking()
+
+    class Silent(NotForking):
+        async def fork(self, _: str, folder: Path) -> Forked:
+            forked = await forking.fork(_, folder)
+            mark = ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks)
+            (folder / "process").write_bytes(encode(mark))
+            raise NodeStartError("the zygote did not fork")
+
+    manager = manager_of(folders, node_spec().slots, Silent(), heard.put_nowait)
+    try:
+        manager.perform(StartWorker(FIRST, 0, run(A)))
+        failed = StartFailed(FIRST, "the zygote did not fork", node_fault=True)
+        assert await asyncio.wait_for(heard.get(), 5.0) == failed
+        assert forking.child.wait(5.0) == -signal.SIGKILL
+    finally:
+        forking.close()
+        manager.close()
 
 
 async def test_a_folder_that_is_gone_is_fetched_again_before_its_next_worker_starts(

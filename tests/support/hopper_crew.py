@@ -16,7 +16,7 @@ from elastic.hopper.state_frames import digest
 from elastic.hopper.unit import Unit
 from elastic.hopper.unit_runner import UnitRunner
 from elastic.hopper.user_functions import UserFunctions
-from elastic.worker.run_script import run_worker
+from elastic.worker.run_script import prepare_worker
 from schemas.codec import encode
 from schemas.groups import Group, Member
 from schemas.ids import JobId, NodeId, Rank, Version, WorkerId, slot_id, worker_id
@@ -333,4 +333,4 @@ class HopperCrew(ForkedWorkers[Hopper]):
 
 
 def _work(folder: Path) -> None:
-    os._exit(run_worker(folder))
+    os._exit(prepare_worker(folder)())

@@ -1,0 +1,158 @@
+"""What a zygote says of the workers that it was asked for: those that began, and those that could not."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from elastic.worker import zygote as zygote_module
+from nodeagent.agent_errors import NodeStartError
+from nodeagent.worker_folders import NodeFolders, WorkerFolder
+from nodeagent.zygote_pool import ZygoteConnection
+from schemas.ids import WorkerId
+from schemas.messages.agent import ScriptFailed
+from schemas.messages.worker import ExitStatus
+from tests.elastic.peers import FORKS
+from tests.support.builders import A, assignment, run
+
+LIMIT_S: Final = 60.0
+FULL: Final = "import os; raise OSError(28, os.strerror(28), 'model.pt')"
+
+
+@dataclass
+class Node:
+    """A zygote, and the folder of the one worker that it is asked for."""
+
+    zygote: ZygoteConnection
+    folder: WorkerFolder
+    work: Path
+
+    async def fork(self) -> str:
+        """Ask for the worker; the empty string if it began, else why not."""
+        try:
+            await asyncio.wait_for(self.zygote.fork(self.folder.path), LIMIT_S)
+        except NodeStartError as error:
+            return error.message
+        return ""
+
+    async def ended(self) -> ExitStatus:
+        """How the worker ended, as its zygote wrote it."""
+        async with asyncio.timeout(LIMIT_S):
+            while (status := self.folder.exit()) is None or not status.cpu_s:
+                await asyncio.sleep(0.005)
+        return status
+
+
+def serve(path: Path, full: str) -> None:
+    sys.argv = ["zygote", "--socket", str(path)]
+    if full:
+        zygote_module._write = disk_without_room(full)
+    zygote_module.main()
+
+
+def disk_without_room(name: str) -> Callable[[Path, Any], None]:
+    write = zygote_module._write
+
+    def written(path: Path, message: Any) -> None:
+        if path.name == name:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        write(path, message)
+
+    return written
+
+
+@contextlib.asynccontextmanager
+async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node]:
+    """A zygote of its own; `full`: the file for which its disk has no room."""
+    folders = NodeFolders(home / "r", home / "w", home / "c")
+    folders.make()
+    work = folders.job(A)
+    work.mkdir()
+    given = msgspec.structs.replace(assignment(run(A)), workdir=str(work))
+    (work / given.spec.script).write_text(script)
+    folder = folders.worker(WorkerId(f"{A}.v1.r0"))
+    folder.write_assignment(given)
+    path = folders.sockets / "zygote.sock"
+    process = FORKS.Process(target=serve, args=(path, full))
+    process.start()
+    async with asyncio.timeout(LIMIT_S):
+        while not path.exists():
+            await asyncio.sleep(0.005)
+    zygote = ZygoteConnection(*await asyncio.open_unix_connection(path))
+    try:
+        yield Node(zygote, folder, work)
+    finally:
+        zygote.close()
+        process.kill()
+        process.join()
+
+
+async def test_a_disk_without_room_as_a_worker_begins_is_its_nodes_fault(tmp_path: Path) -> None:
+    async with node(tmp_path, "print('began')", full="process") as here:
+        said = await here.fork()
+
+    mark = here.folder.path / "process"
+    assert said == f"cannot begin a worker: {mark}: No space left on device"
+    assert here.folder.exit() is None
+    assert (here.folder.path / "log").read_text() == ""
+
+
+@pytest.mark.parametrize(
+    ("lost", "why"),
+    [
+        ("log", "Is a directory"),
+        ("reports", "Is a directory"),
+        ("assignment", "No such file or directory"),
+        ("", "No such file or directory"),
+    ],
+)
+async def test_whatever_cannot_be_read_or_made_before_the_first_line_is_the_nodes_fault(
+    tmp_path: Path, lost: str, why: str
+) -> None:
+    async with node(tmp_path, "print('began')") as here:
+        path = here.folder.path / lost if lost else here.work
+        if lost in {"log", "reports"}:
+            path.mkdir()
+        else:
+            path.rename(tmp_path / "elsewhere")
+
+        assert await here.fork() == f"cannot begin a worker: {path}: {why}"
+        assert here.folder.exit() is None
+
+
+async def test_a_zygote_serves_on_after_a_worker_that_could_not_begin(tmp_path: Path) -> None:
+    async with node(tmp_path, "raise SystemExit(3)") as here:
+        here.work.rename(tmp_path / "elsewhere")
+        first = await here.fork()
+        (tmp_path / "elsewhere").rename(here.work)
+
+        assert (bool(first), await here.fork(), (await here.ended()).code) == (True, "", 3)
+
+
+async def test_what_a_script_raises_itself_stays_its_own_failure(tmp_path: Path) -> None:
+    async with node(tmp_path, FULL) as here:
+        assert await here.fork() == ""
+        assert (await here.ended()).code == 1
+
+    told = [report for report in here.folder.reports(0)[0] if isinstance(report, ScriptFailed)]
+    assert [report.error for report in told] == [
+        "OSError: [Errno 28] No space left on device: 'model.pt'"
+    ]
+
+
+async def test_a_script_that_is_not_there_is_its_jobs_fault(tmp_path: Path) -> None:
+    async with node(tmp_path, "") as here:
+        for path in here.work.iterdir():
+            path.unlink()
+
+        assert (await here.fork(), (await here.ended()).code) == ("", 2)
