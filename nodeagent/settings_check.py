@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import socket
 from pathlib import Path
 from typing import Final
 
-import msgspec
-
 from nodeagent.agent_settings import AgentSettings
 from nodeagent.slot_devices import inventory
 from schemas.errors import SettingsError
-from schemas.host_checks import Findings
+from schemas.host_checks import look_through
 from schemas.link import load_keys, load_public
-from schemas.toml_settings import every_problem, read_table, sound_part
 
 NAMELESS: Final = "nameless"  # in the place of a name that is missing or wrong
 
@@ -32,12 +28,8 @@ def check(path: Path) -> list[SettingsError]:
     Raises:
         SettingsError: if the file cannot be read, or is no TOML.
     """
-    table = read_table(path, os.environ)
-    findings = Findings(path)
-    findings.found += every_problem(AgentSettings, table, path)
-    sound = sound_part(table, findings.found)
-    settings, home = msgspec.convert({"node": NAMELESS, **sound}, AgentSettings), path.parent
-    findings.finite(settings)
+    findings, settings = look_through(AgentSettings, path, {"node": NAMELESS})
+    home = path.parent
     findings.attempt("devices", lambda: inventory(settings))
     if settings.key or settings.node != NAMELESS:
         key = settings.key or f"keys/{settings.node}.key_secret"
@@ -48,8 +40,7 @@ def check(path: Path) -> list[SettingsError]:
         findings.port("states_port", settings.address, settings.states_port)
     for name in ("run", "work", "checkpoints"):
         findings.folder(name, home / getattr(settings, name))
-    if settings.pid_file:
-        findings.folder("pid_file", (home / settings.pid_file).parent)
+    findings.pid_file(settings.pid_file)
     if settings.python and shutil.which(settings.python) is None:
         what = f"no program {settings.python!r}"
         findings.add("python", what, "give an interpreter of this host, or leave it out")

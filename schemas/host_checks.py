@@ -6,13 +6,17 @@ import errno
 import math
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 import msgspec
 import psutil
 
 from schemas.errors import SettingsError
+from schemas.toml_settings import every_problem, read_table, sound_part
+
+S = TypeVar("S", bound=msgspec.Struct)
 
 
 class Findings:
@@ -81,6 +85,15 @@ class Findings:
         elif not os.statvfs(there).f_bavail:
             self.add(field, f"no room is left in {there}", "free space there")
 
+    def pid_file(self, name: str) -> None:
+        """The folder of a pid file can be written to.
+
+        Args:
+            name: relative to the settings file's folder; empty: there is to be none.
+        """
+        if name:
+            self.folder("pid_file", (self.path.parent / name).parent)
+
     def address(self, field: str, host: str) -> bool:
         """This host can be reached under an address.
 
@@ -119,6 +132,30 @@ class Findings:
                 who = _name(_listener(port))
                 remedy = "choose another one, or stop what listens there"
                 self.add(field, f"port {port} is in use{who}", remedy)
+
+
+def look_through(
+    kind: type[S], path: Path, without: Mapping[str, Any] | None = None
+) -> tuple[Findings, S]:
+    """What is wrong with a settings file by itself, and what can be looked at further.
+
+    Args:
+        kind: of settings.
+        path: of the TOML file.
+        without: stands for fields that have to be given and are missing or wrong.
+
+    Returns:
+        The problems so far, and the settings with defaults in the place of what is wrong.
+
+    Raises:
+        SettingsError: if the file cannot be read, or is no TOML.
+    """
+    table = read_table(path, os.environ)
+    findings = Findings(path)
+    findings.found += every_problem(kind, table, path)
+    settings = msgspec.convert({**(without or {}), **sound_part(table, findings.found)}, kind)
+    findings.finite(settings)
+    return findings, settings
 
 
 def _bind(host: str, port: int) -> None:

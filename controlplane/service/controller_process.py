@@ -34,6 +34,7 @@ from controlplane.service.controller_settings import (
     ControllerSettings,
     JournalSettings,
     Silence,
+    Store,
 )
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.file_keeper import FileKeeper
@@ -133,6 +134,7 @@ class Controller:
         store = settings.store
         self._snapshots = SnapshotStore(self._folder / "snapshots", store.snapshot_bytes)
         self._logs = LogStore(self._folder / "logs", store.log_bytes_per_job)
+        self._file_keeper = FileKeeper(self._state, self._logs, self._snapshots, store)
 
     # --- its life
 
@@ -170,8 +172,7 @@ class Controller:
         """
         safe: dict[str, Callable[[ControllerSettings], None]] = {
             **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
-            "store.log_bytes_per_job": self._bound_store,
-            "store.snapshot_bytes": self._bound_store,
+            **{f"store.{name}": self._bound_store for name in Store.__struct_fields__},
             **{
                 f"journal.{name}": lambda fresh: self._journal_keeper.use(fresh.journal)
                 for name in JournalSettings.__struct_fields__
@@ -186,6 +187,7 @@ class Controller:
     def _bound_store(self, settings: ControllerSettings) -> None:
         self._logs.max_bytes = settings.store.log_bytes_per_job
         self._snapshots.max_bytes = settings.store.snapshot_bytes
+        self._file_keeper.use(settings.store)
 
     def _authorise(self, settings: ControllerSettings) -> None:
         """Who may connect from now on; open connections stay."""
@@ -272,7 +274,7 @@ class Controller:
             self._node_sessions.watch_silence(),
             self._commit_loop.keep_deadlines(),
             self._journal_keeper.run(),
-            FileKeeper(self._state, self._logs, self._snapshots, self._settings.store).run(),
+            self._file_keeper.run(),
             self._planner.run(),
             metrics.keep(
                 lambda: self._commit_loop.committed,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final
 
 import structlog
 
@@ -16,44 +16,12 @@ from controlplane.service.controller_settings import Store
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.ids import JobId, Seconds
+from schemas.retention import FileSeen, outdated
 
 log = structlog.get_logger("file_keeper")
 FIRST_S: Final = 60.0  # after the start
 LOOK_S: Final = 300.0
 YOUNG_S: Final = 3600.0  # what changed since may be asked for any moment
-
-
-class FileSeen(NamedTuple):
-    """A file of a folder."""
-
-    name: str
-    size: int  # bytes
-    at: float  # when it was changed last, or its job ended, seconds since the epoch
-
-
-def outdated(
-    files: Iterable[FileSeen], keep_s: float, keep_bytes: int, now: float
-) -> list[FileSeen]:
-    """Which files go: those that are too old, and the oldest while all are too large together.
-
-    Args:
-        files: that may go.
-        keep_s: seconds.
-        keep_bytes: of all that may go together.
-        now: seconds since the epoch.
-
-    Returns:
-        The oldest first.
-    """
-    ordered = sorted(files, key=lambda file: (file.at, file.name))
-    left = sum(file.size for file in ordered)
-    found = []
-    for file in ordered:
-        if now - file.at <= keep_s and left <= keep_bytes:
-            break
-        found.append(file)
-        left -= file.size
-    return found
 
 
 def seen_in(folder: Path) -> list[FileSeen]:
@@ -96,6 +64,14 @@ class FileKeeper:
         self._state = state
         self._logs = logs
         self._archives = archives
+        self._settings = settings
+
+    def use(self, settings: Store) -> None:
+        """Keep as much as this from the next look on.
+
+        Args:
+            settings: what is kept.
+        """
         self._settings = settings
 
     async def run(self) -> None:

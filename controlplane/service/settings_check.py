@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from controlplane.policy.registry import check_for_cluster, check_options
 from controlplane.service.controller_settings import ControllerSettings, Listen
 from schemas.errors import SettingsError
-from schemas.host_checks import Findings
+from schemas.host_checks import Findings, look_through
 from schemas.link import load_authorised, load_keys
-from schemas.toml_settings import every_problem, read_table, sound_part
 
 
 def check(path: Path) -> list[SettingsError]:
@@ -28,13 +24,8 @@ def check(path: Path) -> list[SettingsError]:
     Raises:
         SettingsError: if the file cannot be read, or is no TOML.
     """
-    table = read_table(path, os.environ)
-    findings = Findings(path)
-    findings.found += every_problem(ControllerSettings, table, path)
-    sound = sound_part(table, findings.found)
-    settings, home = msgspec.convert(sound, ControllerSettings), path.parent
-    findings.finite(settings)
-    silence = settings.silence
+    findings, settings = look_through(ControllerSettings, path)
+    silence, home = settings.silence, path.parent
     told = any(problem.field.startswith("silence.") for problem in findings.found)
     if not told and silence.lost_s <= silence.suspect_s:
         what = f"{silence.lost_s} is not above silence.suspect_s ({silence.suspect_s})"
@@ -44,8 +35,7 @@ def check(path: Path) -> list[SettingsError]:
     findings.attempt("keys.server", lambda: load_keys(home / settings.keys.server))
     findings.attempt("keys.authorised", lambda: load_authorised(home / settings.keys.authorised))
     findings.folder("state", home / settings.state)
-    if settings.pid_file:
-        findings.folder("pid_file", (home / settings.pid_file).parent)
+    findings.pid_file(settings.pid_file)
     _check_ports(findings, settings.listen)
     return findings.found
 

@@ -119,14 +119,16 @@ def test_a_controller_and_an_agent_take_over_what_may_change_when_they_are_hung_
     settings = {name: house.home / f"{name}.toml" for name in ("controller", "agent-1")}
     before = {name: path.read_text() for name, path in settings.items()}
     of_controller = before["controller"].replace('state = "state"', 'state = "elsewhere"')
-    settings["controller"].write_text(f"{of_controller}\n[silence]\nlost_s = 31.0\n")
+    settings["controller"].write_text(
+        f"{of_controller}\n[silence]\nlost_s = 31.0\n[store]\nkeep_logs_s = 9.0\n"
+    )
     settings["agent-1"].write_text(f"kill_grace_s = 11.0\n{before['agent-1']}slots = 'two'\n")
 
     os.kill(pids["controller"], signal.SIGHUP)
     os.kill(pids["agents"][0], signal.SIGHUP)
 
     assert said(house, "controller", "settings reloaded") == {
-        "changed": ["silence.lost_s"],
+        "changed": ["silence.lost_s", "store.keep_logs_s"],
         "refused": ["state"],
     }
     why = said(house, "agent-1", "settings not reloaded: nothing was changed")["why"]
