@@ -22,6 +22,7 @@ from nodeagent import agent_settings, job_files
 from nodeagent.agent_errors import StartError
 from nodeagent.agent_settings import AgentSettings
 from nodeagent.folder_checks import places_of
+from nodeagent.folder_locks import FolderLocks
 from nodeagent.health_watch import HealthWatch
 from nodeagent.job_workspaces import sweep
 from nodeagent.log_shipper import LogShipper
@@ -101,6 +102,7 @@ class Agent:
             home / settings.run, home / settings.work, home / settings.checkpoints
         )
         self._folders.make()
+        self._locks = FolderLocks(self._folders, self._node)
         self._server = serve_states(self._folders, settings.address, settings.states_port)
         port = self._server.port if self._server else 0
         self._spec = msgspec.structs.replace(self._spec, states_port=port)
@@ -200,6 +202,7 @@ class Agent:
         if self._server is not None:
             self._server.close()
         self._link.close()
+        self._locks.close()
         log.info("agent stopped; its workers go on", node=self._node)
 
     # --- tasks

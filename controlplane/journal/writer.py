@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import fcntl
 import os
 import queue
 import sqlite3
@@ -18,6 +17,7 @@ from controlplane.journal.ended_jobs import EndedRow
 from controlplane.journal.job_records import RecordRow, insert_rows, rows_of
 from controlplane.journal.record import Entry, JournalError, checksum
 from schemas.codec import encode
+from schemas.file_lock import try_lock
 from schemas.ids import Seconds
 
 RETRY_S: Final = 0.5
@@ -255,15 +255,14 @@ def take_lock(path: Path) -> int:
         A file descriptor: closing it gives the lock up.
 
     Raises:
-        JournalError: if another process has it.
+        JournalError: if another process has it, or its disk does not take it.
     """
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(lock)
+        lock = try_lock(path)
+    except OSError as error:
+        raise JournalError(f"{path} cannot be locked: {error.strerror}", BROKEN) from None
+    if lock is None:
         raise JournalError(
             f"{path} is held by another process", "one controller owns a journal; stop the other"
-        ) from None
+        )
     return lock

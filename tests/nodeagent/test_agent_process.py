@@ -14,6 +14,7 @@ from nodeagent.agent_process import Agent
 from nodeagent.agent_settings import AgentSettings
 from nodeagent.reconciler_events import LogsStored
 from schemas.codec import encode
+from schemas.errors import SettingsError
 from schemas.ids import BootId, Term, WorkerId
 from schemas.link import Incoming, ThreadDealer, write_keys
 from schemas.messages.agent import HelloRequest, NodeHealth, Welcome
@@ -35,6 +36,7 @@ def agent_in(home: Path) -> Agent:
 def end(agent: Agent) -> None:
     agent._manager.close()
     agent._link.close()
+    agent._locks.close()
     agent._workers._socket.context.destroy(linger=0)
 
 
@@ -79,7 +81,7 @@ async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_f
 async def test_the_controller_hears_when_a_node_cannot_start_workers(
     agent: Agent, tmp_path: Path
 ) -> None:
-    (tmp_path / "work").rmdir()
+    shutil.rmtree(tmp_path / "work")
     (tmp_path / "work").touch()
 
     await agent._health.look()
@@ -135,6 +137,20 @@ async def test_a_message_that_cannot_be_followed_ends_no_agent(
     await agent._receive_from_controller()
 
     assert taken == [HelloRequest(term=Term(1))] * 2
+
+
+async def test_a_second_agent_on_the_same_folders_is_refused_before_it_takes_the_workers_socket(
+    agent: Agent, tmp_path: Path
+) -> None:
+    with pytest.raises(SettingsError, match="is in use by another agent"):
+        agent_in(tmp_path)
+
+    worker = ThreadDealer(agent._folders.socket)
+    worker.poll(5.0)
+    assert worker.send(b"greeting")
+    incoming = await asyncio.wait_for(agent._workers.receive(), 5.0)
+    worker.close()
+    assert incoming.frames[-1] == b"greeting"
 
 
 async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Path) -> None:
