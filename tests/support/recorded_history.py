@@ -1,11 +1,12 @@
 """Histories by chance, the same for the same seed: what a journal may hold.
 
-`python -m tests.support.recorded_history` writes the journals of this release's schema that are
-missing in `tests/golden/journal/`, and never changes one.
+`python -m tests.support.recorded_history` writes the journals of this release's schema and snapshot
+format that are missing in `tests/golden/journal/`, and never changes one.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
@@ -15,11 +16,24 @@ import msgspec
 
 from controlplane.core.commands import Announce
 from controlplane.core.deadlines import PREPARE_LIMIT_S, RETRY_LONGEST_S, START_LIMIT_S
-from controlplane.core.inputs import CommitsResumed, InputSkipped, SweepChangeRequested
+from controlplane.core.history_records import JobLeft
+from controlplane.core.inputs import (
+    CommitsResumed,
+    ControllerStarted,
+    InputSkipped,
+    SweepChangeRequested,
+)
 from controlplane.core.reactor import Reactor
 from controlplane.core.state import State
+from controlplane.journal.database import open_for_writing
+from controlplane.journal.job_records import COMPLETE
+from controlplane.journal.reader import Reader
 from controlplane.journal.record import SCHEMA_VERSION, Entry, input_from
+from controlplane.journal.replay import recover, replay
+from controlplane.journal.state_image import FORMAT
+from controlplane.journal.take_snapshot import save_state
 from controlplane.journal.writer import Writer
+from schemas.codec import encode
 from schemas.ids import JobId, Seconds
 from schemas.sweeps import Asha, PopulationBased
 from tests.controlplane.core.test_properties import ENDS, Cluster
@@ -211,21 +225,48 @@ def summary(state: State) -> dict[str, Any]:
     }
 
 
+def as_lived(history: History) -> History:
+    """The same history where jobs leave: without what was asked of those that had left."""
+    reactor, gone, lived = Reactor(), set[JobId](), []
+    for at, body in history:
+        event = input_from(body)
+        if hasattr(event, "user") and getattr(event, "job", None) in gone:
+            continue  # the shell answers that by itself
+        if isinstance(event, ControllerStarted):
+            event = msgspec.structs.replace(event, ended_leave=True)
+        reactor.handle(event, at)
+        gone |= {record.job for record in reactor.records if isinstance(record, JobLeft)}
+        lived.append((at, encode(event)))
+    return lived
+
+
 def write(path: Path, history: History) -> None:
     """A journal with this history, as the present release writes it.
 
     Args:
         path: of a file that is not there.
-        history: handled once more, for what it announces.
+        history: handled once more, for what it announces and for the past of its jobs.
     """
     reactor, writer = Reactor(), Writer(path, lambda _: None)
     for at, body in history:
         event = input_from(body)
         commands = reactor.handle(event, at)
         feed = tuple(command.event for command in commands if isinstance(command, Announce))
-        writer.append(Entry(at=at, input=event, feed=feed))
+        writer.append(Entry(at=at, input=event, feed=feed, records=tuple(reactor.records)))
     writer.close()
     path.with_suffix(".lock").unlink()
+
+
+def snapshot_at(path: Path, number: int) -> None:
+    """Add a snapshot to a journal, as a helper takes it.
+
+    Args:
+        path: of the journal.
+        number: of the last input in it.
+    """
+    with contextlib.closing(Reader(path)) as reader:
+        found = recover(reader, most=number)
+    save_state(path, found.reactor, found.last, found.at)
 
 
 def main() -> None:
@@ -235,10 +276,16 @@ def main() -> None:
         "jobs": of_jobs(GOLDEN_SEED, 300),
         "sweeps": of_sweeps(GOLDEN_SEED, 400),
     }.items():
-        path = GOLDEN / f"schema-{SCHEMA_VERSION}-{name}.sqlite"
+        path = GOLDEN / f"schema-{SCHEMA_VERSION}-format-{FORMAT}-{name}.sqlite"
         if not path.exists():
-            write(path, controller.history)
-            outcome = msgspec.json.format(msgspec.json.encode(summary(controller.state)))
+            history = as_lived(controller.history)
+            write(path, history)
+            snapshot_at(path, len(history) // 2)
+            with contextlib.closing(open_for_writing(path)) as database:
+                database.execute("INSERT INTO meta VALUES (?, '1')", (COMPLETE,))
+                database.execute("PRAGMA journal_mode=DELETE")
+            state = replay((at, input_from(body)) for at, body in history).state
+            outcome = msgspec.json.format(msgspec.json.encode(summary(state)))
             path.with_suffix(".json").write_bytes(outcome + b"\n")
 
 

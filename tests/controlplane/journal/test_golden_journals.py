@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
+import sqlite3
 from pathlib import Path
 from typing import Final
 
@@ -13,10 +15,16 @@ from controlplane.core.commands import Announce
 from controlplane.core.inputs import Input
 from controlplane.core.reactor import Reactor
 from controlplane.journal.reader import Reader
+from controlplane.journal.record import SCHEMA_VERSION
+from controlplane.journal.replay import recover, replay
+from controlplane.journal.state_image import FORMAT
 from schemas.messages.feed import FeedEvent
 from tests.support.recorded_history import GOLDEN, summary
 
 JOURNALS: Final = sorted(GOLDEN.glob("*.sqlite"))
+SNAPSHOTS: Final = [journal for journal in JOURNALS if "-format-" in journal.stem]
+READ: Final = [journal for journal in SNAPSHOTS if f"-format-{FORMAT}-" in journal.stem]
+PASSED_OVER: Final = [journal for journal in SNAPSHOTS if journal not in READ]
 KINDS: Final = 19  # of inputs that there were when schema 2 was left
 
 
@@ -48,3 +56,48 @@ def test_those_of_the_first_schema_that_is_kept_have_every_kind_of_input(tmp_pat
             reader.close()
 
     assert len(found) == KINDS
+
+
+def test_there_are_some_of_this_release() -> None:
+    kinds = ("jobs", "sweeps")
+
+    assert {f"schema-{SCHEMA_VERSION}-format-{FORMAT}-{kind}" for kind in kinds} <= {
+        journal.stem for journal in JOURNALS
+    }, "run python -m tests.support.recorded_history"
+
+
+@pytest.mark.parametrize("journal", READ, ids=lambda path: path.stem)
+def test_a_snapshot_of_the_present_format_is_the_state_that_its_inputs_lead_to(
+    journal: Path, tmp_path: Path
+) -> None:
+    passed_over: list[str] = []
+    with contextlib.closing(Reader(copy_of(journal, tmp_path))) as reader:
+        (snapshot,) = reader.snapshots()
+        found = recover(reader, passed_over.append, most=snapshot.input)
+        before = [(at, event) for number, at, event in reader.numbered_inputs(0, snapshot.input)]
+
+    replayed = replay(before)
+    assert (passed_over, found.snapshot) == ([], len(before))
+    assert found.reactor.state == replayed.state
+    assert found.reactor.totals == replayed.totals
+    assert found.reactor.state.slot_index.order() == replayed.state.slot_index.order()
+
+
+@pytest.mark.parametrize("journal", PASSED_OVER + READ, ids=lambda path: path.stem)
+def test_a_snapshot_of_another_format_is_passed_over_and_all_inputs_are_read(
+    journal: Path, tmp_path: Path
+) -> None:
+    path, passed_over = copy_of(journal, tmp_path), list[str]()
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("UPDATE snapshots SET format = format - 1 WHERE format = ?", (FORMAT,))
+        database.commit()
+
+    with contextlib.closing(Reader(path)) as reader:
+        (snapshot,) = reader.snapshots()
+        found = recover(reader, passed_over.append)
+        replayed = replay(reader.inputs())
+
+    assert found.snapshot == 0
+    said = f"release {snapshot.release} has format {snapshot.format}, this one reads {FORMAT}"
+    assert passed_over == [f"snapshot {snapshot.input} of {said}"]
+    assert found.reactor.state == replayed.state

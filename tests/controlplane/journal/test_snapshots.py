@@ -28,7 +28,7 @@ from controlplane.journal.take_snapshot import save_state, take_snapshot
 from controlplane.journal.writer import Writer
 from schemas.ids import Seconds
 from tests.support.controller import Controller, cluster_of, running
-from tests.support.recorded_history import GOLDEN, of_jobs, of_sweeps, write
+from tests.support.recorded_history import GOLDEN, of_jobs, of_sweeps, snapshot_at, write
 from tests.support.sizes import examples
 from tests.support.sweep_cluster import sweep_job
 
@@ -105,13 +105,6 @@ def path(tmp_path: Path, told: Controller) -> Path:
 def recovered(path: Path, warnings: list[str] | None = None) -> Replayed:
     with contextlib.closing(Reader(path)) as reader:
         return recover(reader, (warnings if warnings is not None else []).append)
-
-
-def snapshot_at(path: Path, number: int) -> None:
-    """As a helper would have taken it when `number` was the last input."""
-    with contextlib.closing(Reader(path)) as reader:
-        found = recover(reader, most=number)
-    save_state(path, found.reactor, found.last, found.at)
 
 
 def change(path: Path, *statements: str) -> None:
