@@ -21,10 +21,10 @@ import structlog
 from nodeagent import agent_settings, job_files
 from nodeagent.agent_errors import StartError
 from nodeagent.agent_settings import AgentSettings
+from nodeagent.ended_jobs import EndedJobs
 from nodeagent.folder_checks import places_of
 from nodeagent.folder_locks import FolderLocks
 from nodeagent.health_watch import HealthWatch
-from nodeagent.job_workspaces import sweep
 from nodeagent.log_shipper import LogShipper
 from nodeagent.reconciler import Reconciler
 from nodeagent.reconciler_actions import (
@@ -35,11 +35,12 @@ from nodeagent.reconciler_actions import (
     OrderGroup,
     OrderUnit,
     PublishEvent,
+    StartWorker,
 )
 from nodeagent.reconciler_events import Connected, Desired, Event, LogsStored, SweepDesired
 from nodeagent.slot_devices import inventory
 from nodeagent.snapshot_fetcher import SnapshotFetcher
-from nodeagent.state_keeper import StateKeeper, serve_states, sweep_states
+from nodeagent.state_keeper import StateKeeper, serve_states
 from nodeagent.worker_folders import SOCKET, NodeFolders
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
@@ -77,8 +78,15 @@ from schemas.settings_reload import SettingsReload
 log = structlog.get_logger("agent")
 TICK_S: Final = 0.25
 LOOK_S: Final = 1.0
-SWEEP_S: Final = 3600.0
-RELOADED: Final = ("kill_grace_s", "keep_work_s", "disk_reserve_bytes", "python")
+RELOADED: Final = (
+    "kill_grace_s",
+    "keep_work_s",
+    "keep_work_bytes",
+    "keep_checkpoints_s",
+    "keep_checkpoints_bytes",
+    "disk_reserve_bytes",
+    "python",
+)
 READERS: Final = 4  # of files of jobs, at once
 
 
@@ -113,6 +121,9 @@ class Agent:
             self._node, BootId(uuid.uuid4().hex[:12]), chance=random.random
         )
         self._reconciler = Reconciler(self._node)
+        self._ended_jobs = EndedJobs(
+            self._folders, lambda: self._settings, lambda: set(self._reconciler.jobs)
+        )
         host, port = settings.controller.host, settings.controller.agents
         self._orders = self._connect("DEALER", f"tcp://{host}:{port}")
         self._events: Socket | None = None
@@ -182,7 +193,7 @@ class Agent:
                     self._keep_session(),
                     self._read_reports(),
                     self._health.run(),
-                    self._sweep_workspaces(),
+                    *self._ended_jobs.tasks(),
                     self._shipper.ship(),
                     self._warm_up(),
                     watchdog(),
@@ -267,14 +278,6 @@ class Agent:
             with _going_on("a look at the workers"):
                 self._manager.end_unheard()
                 self._manager.read_all_reports()
-
-    async def _sweep_workspaces(self) -> None:
-        while True:
-            busy, keep_s = set(self._reconciler.jobs), self._settings.keep_work_s
-            with _going_on("the sweep of working directories"):
-                await asyncio.to_thread(sweep, self._folders.work, keep_s, busy)
-                await asyncio.to_thread(sweep_states, self._folders.all_states, keep_s, busy)
-            await asyncio.sleep(SWEEP_S)
 
     async def _warm_up(self) -> None:
         """Have the default interpreter's zygote ready before the first job needs it."""
@@ -362,6 +365,10 @@ class Agent:
             case ForgetJob(job=job):
                 self._session.forget_job(job)
                 self._states.forget(job)
+                self._ended_jobs.note(job, ended=True)
+            case StartWorker(delta=delta):
+                self._ended_jobs.note(delta.job, ended=False)
+                self._manager.perform(action)
             case _:
                 self._manager.perform(action)
 

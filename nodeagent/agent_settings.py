@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
 from schemas import toml_settings
 
+DAY_S: Final = 86_400.0
 Interval = Annotated[float, msgspec.Meta(ge=0)]  # seconds
+Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
 
 class Controller(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,10 +41,11 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     work: str = "work"  # working directories of jobs
     checkpoints: str = "checkpoints"  # shared by all nodes that a job may resume on
     kill_grace_s: Interval = 10.0  # between TERM and KILL
-    keep_work_s: Interval = 7 * 86400.0  # how long an ended job's working directory stays
-    disk_reserve_bytes: Annotated[int, msgspec.Meta(ge=0)] = (
-        64 << 20
-    )  # a node with less room takes no new workers
+    keep_work_s: Interval = 7 * DAY_S  # working directories and states, behind a job's end
+    keep_work_bytes: Bytes = 100 << 30  # of all ended jobs; of their states as much again
+    keep_checkpoints_s: Interval = 30 * DAY_S  # behind a job's end
+    keep_checkpoints_bytes: Bytes = 500 << 30  # of all ended jobs
+    disk_reserve_bytes: Bytes = 64 << 20  # a node with less room takes no new workers
     pid_file: str = ""
 
 

@@ -9,9 +9,8 @@ import lzma
 import os
 import shutil
 import tarfile
-import time
 import zlib
-from collections.abc import Container, Iterator
+from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
 from typing import Final
@@ -108,18 +107,3 @@ def _require_digest(file: BufferedReader, digest: str) -> None:
     file.seek(0)
     if found != digest:
         raise WorkspaceError("the working directory's archive was damaged on its way")
-
-
-def sweep(work: Path, keep_s: float, busy: Container[str]) -> None:
-    """Delete working directories of jobs that ended long ago.
-
-    Args:
-        work: the folder that holds them; what was not laid out here is left alone.
-        keep_s: seconds since a directory was last changed.
-        busy: jobs that are known to this node.
-    """
-    for folder in work.iterdir():
-        if folder.name in busy or not (folder / MARK).exists():
-            continue
-        if time.time() - folder.stat().st_mtime > keep_s:
-            shutil.rmtree(folder, ignore_errors=True)

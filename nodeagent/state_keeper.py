@@ -8,8 +8,7 @@ from __future__ import annotations
 import asyncio
 import re
 import shutil
-import time
-from collections.abc import Callable, Container, Coroutine
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
 
@@ -220,21 +219,6 @@ def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer |
     except OSError as error:
         log.warning("states cannot be served", address=address, port=port, why=str(error))
         return None
-
-
-def sweep_states(states: Path, keep_s: float, busy: Container[str]) -> None:
-    """Delete the states of sweeps that ended long ago.
-
-    Args:
-        states: the folder that holds a folder for each job.
-        keep_s: seconds since it was last changed.
-        busy: jobs that are known to this node.
-    """
-    if not states.is_dir():
-        return
-    for folder in states.iterdir():
-        if folder.name not in busy and time.time() - folder.stat().st_mtime > keep_s:
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _copied(job: JobId, state: StateRef) -> StateCopied:

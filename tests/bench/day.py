@@ -156,7 +156,9 @@ def main() -> None:
         settings = cluster.home / "controller.toml"
         settings.write_text(settings.read_text() + RETENTION)
         agent = cluster.home / "agent-1.toml"
-        agent.write_text(f"keep_work_s = {KEEP_S}\n" + agent.read_text())
+        agent.write_text(
+            f"keep_work_s = {KEEP_S}\nkeep_checkpoints_s = {KEEP_S}\n" + agent.read_text()
+        )
         cluster.up()
         try:
             well, took_s = asyncio.run(drive(cluster, jobs, looks))

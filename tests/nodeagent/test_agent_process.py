@@ -12,12 +12,16 @@ import pytest
 
 from nodeagent.agent_process import Agent
 from nodeagent.agent_settings import AgentSettings
+from nodeagent.reconciler_actions import StartWorker
 from nodeagent.reconciler_events import LogsStored
 from schemas.codec import encode
 from schemas.errors import SettingsError
 from schemas.ids import BootId, Term, WorkerId
 from schemas.link import Incoming, ThreadDealer, write_keys
 from schemas.messages.agent import HelloRequest, NodeHealth, Welcome
+from schemas.session import Apply
+from tests.support.builders import A, B, run, stop
+from tests.support.reconciler_events import FIRST
 
 
 def welcome(log_port: int, event_port: int) -> Welcome:
@@ -153,18 +157,59 @@ async def test_a_second_agent_on_the_same_folders_is_refused_before_it_takes_the
     assert incoming.frames[-1] == b"greeting"
 
 
+async def test_a_job_that_is_to_be_forgotten_leaves_nothing_where_nothing_is_kept(
+    agent: Agent, tmp_path: Path
+) -> None:
+    kept = {"keep_work_s": 0.0, "keep_checkpoints_s": 0.0}
+    agent._settings = AgentSettings(node="n1", devices="cpu", **kept)
+    folders = [tmp_path / area / job for area in ("work", "checkpoints") for job in (A, B)]
+    for folder in folders:
+        folder.mkdir(mode=0o700)
+    keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
+
+    agent._apply([Apply(stop(B, 1)), Apply(stop(A, 1, forget=True))])
+    async with asyncio.timeout(5.0):
+        while any(folder.exists() for folder in folders if folder.name == A):
+            await asyncio.sleep(0)
+
+    for keeper in keepers:
+        keeper.cancel()
+    assert [folder.name for folder in folders if folder.exists()] == [B, B]
+
+
+async def test_a_job_that_begins_has_not_ended_whatever_its_folder_says(
+    agent: Agent, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mark = tmp_path / "checkpoints" / ".ended" / A
+    mark.parent.mkdir()
+    mark.touch()
+    monkeypatch.setattr(agent, "_manager", SimpleNamespace(perform=lambda _: None, close=int))
+    keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
+
+    agent._perform(StartWorker(FIRST, 0, run(A)))
+    async with asyncio.timeout(5.0):
+        while mark.exists():
+            await asyncio.sleep(0)
+
+    for keeper in keepers:
+        keeper.cancel()
+
+
 async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Path) -> None:
     file = tmp_path / "agent.toml"
     file.write_text(
         'node = "n1"\ndevices = "cpu"\nkill_grace_s = 3.0\npython = "other"\n'
-        "disk_reserve_bytes = 5\nkeep_work_s = 7.0\nslots = 2\n"
+        "disk_reserve_bytes = 5\nkeep_work_s = 7.0\nkeep_work_bytes = 8\n"
+        "keep_checkpoints_s = 9.0\nkeep_checkpoints_bytes = 10\nslots = 2\n"
     )
     reload = agent.settings_of(file)
 
     reload.reload()
 
     assert (agent._manager.grace_s, agent._manager.python) == (3.0, "other")
-    assert agent._settings.keep_work_s == 7.0
+    now = agent._settings
+    assert (now.keep_work_s, now.keep_work_bytes) == (7.0, 8)
+    assert (now.keep_checkpoints_s, now.keep_checkpoints_bytes) == (9.0, 10)
     limits = {look.place.setting: look.place.reserve_bytes for look in agent._health._looks[1:]}
     assert limits == {"run": 0, "work": 5, "checkpoints": 5}
     assert (agent._settings.slots, len(agent._spec.slots)) == (4, 4)

@@ -1,4 +1,4 @@
-"""A working directory on a node: laid out from its archive, and swept away."""
+"""A working directory on a node: laid out from its archive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from controlplane.client.workdir_archive import digest_of, pack
 from controlplane.service.workdir_snapshots import SnapshotStore
 from nodeagent.agent_errors import WorkspaceError
-from nodeagent.job_workspaces import MARK, is_laid_out, lay_out, sweep
+from nodeagent.job_workspaces import MARK, is_laid_out, lay_out
 from tests.support.file_trees import PROJECT, laid_out, names, tree
 
 NO_DIGEST = "0" * 64
@@ -141,21 +141,6 @@ def test_an_archive_that_cannot_be_unpacked_is_refused(
     tmp_path: Path, archive: Callable[[], bytes]
 ) -> None:
     refuses(archive(), tmp_path, "cannot unpack the working directory")
-
-
-# --- swept away
-
-
-def test_old_folders_of_ended_jobs_are_swept_away_and_nothing_else(tmp_path: Path) -> None:
-    work = tmp_path / "work"
-    for name in ("old", "busy", "young", "foreign"):
-        tree(work / name, {"train.py": "", MARK: NO_DIGEST} if name != "foreign" else {"x": ""})
-        if name != "young":
-            os.utime(work / name, (1, 1))
-
-    sweep(work, 60.0, {"busy"})
-
-    assert names(work) == {"busy", "young", "foreign"}
 
 
 async def test_the_digest_of_a_job_is_the_name_of_its_archive(tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import hashlib
 import os
 import socket
-import time
 from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from nodeagent.job_files import answer
 from nodeagent.kept_states import compare
-from nodeagent.state_keeper import StateKeeper, serve_states, sweep_states
+from nodeagent.state_keeper import StateKeeper, serve_states
 from nodeagent.worker_folders import NodeFolders
 from schemas.ids import JobId, NodeId, Term, WorkerId
 from schemas.link import MemoryTarget, StateUnavailableError, fetch_state
@@ -296,18 +295,6 @@ def test_a_port_that_is_taken_is_no_reason_to_stop(tmp_path: Path) -> None:
 
     assert serve_states(folders, "127.0.0.1", first.port) is None
     first.close()
-
-
-def test_states_of_jobs_that_ended_long_ago_go(tmp_path: Path) -> None:
-    for name, age in (("old-1", 100.0), ("busy-2", 100.0), ("new-3", 0.0)):
-        (tmp_path / name).mkdir()
-        then = time.time() - age
-        os.utime(tmp_path / name, (then, then))
-
-    sweep_states(tmp_path, 50.0, {"busy-2"})
-    sweep_states(tmp_path / "none", 50.0, ())
-
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["busy-2", "new-3"]
 
 
 async def test_states_are_among_the_files_that_a_job_made(nodes: Nodes) -> None:
