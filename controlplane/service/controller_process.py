@@ -47,6 +47,7 @@ from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.planner.planner_choice import planner_for
 from controlplane.service.planner.policy_event_delivery import PolicyObserver
 from controlplane.service.prometheus_metrics import Metrics
+from controlplane.service.role_permissions import READERS
 from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
@@ -146,7 +147,10 @@ class Controller:
         """
         listen = self._settings.listen
         self._feed = EventFeed(
-            await self._bind("XPUB", listen.feed), self._audit, self._state().feed_seq
+            await self._bind("XPUB", listen.feed),
+            self._audit,
+            self._state().feed_seq,
+            self._bind_feed_again,
         )
         self.term = self._commit_loop.begin(__version__)
         self._log_relay = await self._open_log_relay()
@@ -190,10 +194,16 @@ class Controller:
         self._file_keeper.use(settings.store)
 
     def _authorise(self, settings: ControllerSettings) -> None:
-        """Who may connect from now on; open connections stay."""
+        """Who may connect, and say or hear something on connections that there are."""
         known = load_authorised(self._home / settings.keys.authorised)
+        revoked = [who for key, who in self._authorised.items() if known.get(key) != who]
         self._authorised.clear()
         self._authorised.update(known)
+        if revoked:
+            log.info("keys are not authorised any more", owners=[str(who) for who in revoked])
+            self._node_sessions.cut_off_revoked()
+        if any(who.role in READERS for who in revoked):
+            self._feed.cut_off()
 
     async def serve(self, stop: asyncio.Event) -> None:
         """Run all tasks until `stop` is set.
@@ -299,6 +309,13 @@ class Controller:
                 if loop.time() > deadline:
                     raise
                 await asyncio.sleep(0.1)
+
+    async def _bind_feed_again(self) -> Socket:
+        while True:
+            try:
+                return await self._bind("XPUB", self._settings.listen.feed)
+            except SettingsError as error:
+                log.error("nobody hears the feed", why=str(error))  # noqa: TRY400
 
     def _write_pid(self) -> None:
         if self._settings.pid_file:

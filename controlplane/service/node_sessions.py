@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Final
 
 import structlog
@@ -21,9 +22,9 @@ from controlplane.core.node_evidence import missed_by_peers
 from controlplane.core.state import State
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.hello_queue import HelloQueue
-from controlplane.service.role_permissions import NODE
+from controlplane.service.role_permissions import NODE, REVOKED
 from schemas.codec import FROM_AGENT, PUBLISHED, encode
-from schemas.errors import OnesError, UnavailableError
+from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.ids import BootId, NodeId, Seconds, Term
 from schemas.link import Incoming, Socket
 from schemas.logging_and_watchdog import Audit
@@ -79,6 +80,7 @@ class NodeSessions:
         self._on_steps = on_steps
         self._audit = audit
         self._routes: dict[NodeId, bytes] = {}
+        self._greetings: dict[NodeId, Incoming] = {}  # without what they said: whose they were
         self._sessions: dict[NodeId, ControllerSession] = {}
         self._hellos = HelloQueue()
         self._durable: dict[NodeId, tuple[BootId, int]] = {}  # to be acknowledged, all at once
@@ -94,6 +96,17 @@ class NodeSessions:
         self._timings = timings
         for session in self._sessions.values():
             session.timings = timings
+
+    def cut_off_revoked(self) -> None:
+        """Say and hear nothing more over connections whose keys are not authorised any more.
+
+        Such a node is silent from now on, and judged as any other that is.
+        """
+        for node, greeting in list(self._greetings.items()):
+            if greeting.revoked:
+                del self._greetings[node]
+                if (route := self._routes.pop(node, None)) is not None:
+                    self._orders.send(route, encode(_revoked()))
 
     # --- tasks
 
@@ -139,10 +152,15 @@ class NodeSessions:
     # --- what arrives
 
     def _received(self, incoming: Incoming) -> None:
+        if incoming.revoked:
+            self._audit.refused("message", "its key is not authorised any more")
+            self._orders.send(incoming.route, encode(_revoked()))
+            return
         message = FROM_AGENT.decode(incoming.frames[-1])
         identity = incoming.identity
         if isinstance(message, Hello):
             if self._is_node(incoming, message.node):
+                self._greetings[message.node] = replace(incoming, frames=())
                 self._hello(incoming.route, message)
             return
         node = NodeId(identity.name) if identity and identity.role == NODE else NodeId("")
@@ -190,7 +208,9 @@ class NodeSessions:
             committed = hello.events_dropped
 
         def welcome() -> None:
-            self._routes[hello.node] = self._hellos.done(hello.node)
+            route = self._hellos.done(hello.node)
+            if hello.node in self._greetings:  # else its key was taken out meanwhile
+                self._routes[hello.node] = route
             asyncio.get_running_loop().call_soon(self._admit)
             session = self._session(hello.node)
             outputs = session.greeted(hello, committed, self._now(), *self._ports)
@@ -317,3 +337,8 @@ class NodeSessions:
 
     def _refuse(self, incoming: Incoming, error: OnesError) -> None:
         self._audit.refused("message", str(error), peer=str(incoming.identity))
+
+
+def _revoked() -> Refused:
+    what, hint = REVOKED
+    return Refused(code=DeniedError.code, message=what, hint=hint)

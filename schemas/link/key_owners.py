@@ -10,7 +10,6 @@ from typing import Final
 import zmq
 import zmq.asyncio
 from zmq.auth.base import Authenticator
-from zmq.utils import z85
 
 ENDPOINT = "inproc://zeromq.zap.01"
 DRAIN: Final = 256  # handshakes answered without returning to the loop
@@ -24,29 +23,8 @@ class Identity:
     name: str
 
     def __str__(self) -> str:
-        """As it travels in the `User-Id` of a frame."""
+        """For people."""
         return f"{self.role}:{self.name}"
-
-    @classmethod
-    def parse(cls, user_id: str) -> Identity:
-        """The identity in a frame's `User-Id`.
-
-        Args:
-            user_id: ROLE:NAME.
-        """
-        role, _, name = user_id.partition(":")
-        return cls(role=role, name=name)
-
-
-class _Authority(Authenticator):
-    """pyzmq's ZAP protocol, with identities instead of keys as User-Ids."""
-
-    def __init__(self, context: zmq.asyncio.Context, known: Mapping[bytes, Identity]) -> None:
-        super().__init__(context)
-        self.known = known
-
-    def curve_user_id(self, client_public_key: bytes) -> str:
-        return str(self.known[z85.encode(client_public_key)])
 
 
 class Authority:
@@ -74,7 +52,7 @@ class Authority:
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(ENDPOINT)
-        self._zap = _Authority(context, known)
+        self._zap = Authenticator(context)  # its User-Id of a frame is the peer's key, Z85
         self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)  # the same, without futures
         self._zap.zap_socket = self._now
         self._zap.configure_curve_callback("ones", self)

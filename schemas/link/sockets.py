@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from typing import Final
 
@@ -28,27 +28,42 @@ class Incoming:
     """One message as it came off a socket."""
 
     frames: tuple[bytes, ...]
-    identity: Identity | None  # of the authenticated key; None on ipc and on a client's side
+    identity: Identity | None  # of the key, if it is authorised; None on ipc and a client's side
+    key: bytes = field(default=b"", compare=False)  # that the peer showed as it connected, Z85
+    known: Mapping[bytes, Identity] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def route(self) -> bytes:
         """The first frame, which on a ROUTER names the connection."""
         return self.frames[0]
 
+    @property
+    def revoked(self) -> bool:
+        """Whether its key was taken out, or given to another owner, since it connected.
+
+        What takes a while asks again at its end.
+        """
+        return bool(self.key) and (
+            self.identity is None or self.known.get(self.key) != self.identity
+        )
+
 
 class Socket:
     """One socket with one owning task."""
 
-    def __init__(self, socket: zmq.asyncio.Socket, *, identified: bool) -> None:
+    def __init__(
+        self, socket: zmq.asyncio.Socket, known: Mapping[bytes, Identity] | None = None
+    ) -> None:
         """Wrap `socket`, which nobody else uses from now on.
 
         Args:
             socket: bound or connected.
-            identified: whether its peers had to show a CURVE key.
+            known: who may say something now, by the CURVE key that its peers had to show; None:
+                they had to show none.
         """
         self._socket = socket
         self._now: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # the same, without futures
-        self._identified = identified
+        self._known = known
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
         """Everything that arrives; waits once, then takes what is there."""
@@ -74,12 +89,14 @@ class Socket:
         return self._taken(self._now.recv_multipart(zmq.NOBLOCK, copy=False))
 
     def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
-        identity = None
-        if self._identified:
-            # libzmq itself says "unsubscribed" for a peer that is lost, and for nobody's key.
-            with contextlib.suppress(zmq.ZMQError):
-                identity = Identity.parse(str(frames[-1].get("User-Id")))
-        return Incoming(tuple(frame.bytes for frame in frames), identity)
+        data = tuple(frame.bytes for frame in frames)
+        if self._known is None:
+            return Incoming(data, None)
+        key = b""
+        # libzmq itself says "unsubscribed" for a peer that is lost, and for nobody's key.
+        with contextlib.suppress(zmq.ZMQError):
+            key = str(frames[-1].get("User-Id")).encode()
+        return Incoming(data, self._known.get(key), key, self._known)
 
     def send(self, *frames: bytes) -> bool:
         """Send now or not at all; False when the peer is lost or its queue is full.
@@ -147,14 +164,19 @@ class Link:
         self._context = zmq.asyncio.Context()
         self._keys = keys
         self._authority: Authority | None = None
+        self._known: Mapping[bytes, Identity] = {}
 
     def authority(self, known: dict[bytes, Identity], denied: Callable[[str], None]) -> Authority:
         """The ZAP handler of this process; its `run` must be running before peers connect.
 
+        To be asked for before anything is bound.
+
         Args:
-            known: public key (Z85) to its owner.
+            known: public key (Z85) to its owner. It may change: a key that is not in it connects
+                no more, and what comes over a connection that it has is nobody's.
             denied: called with what was refused.
         """
+        self._known = known
         self._authority = Authority(self._context, known, denied)
         return self._authority
 
@@ -193,7 +215,7 @@ class Link:
             socket.close()
             what = f"cannot bind {address}: {error.strerror}"
             raise SettingsError(what, "choose another address") from None
-        return Socket(socket, identified=secured)
+        return Socket(socket, self._known if secured else None)
 
     def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
         """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected.
@@ -211,7 +233,7 @@ class Link:
             socket.curve_publickey = self._keys.public
             socket.curve_secretkey = self._keys.secret
         socket.connect(address)
-        return Socket(socket, identified=False)
+        return Socket(socket)
 
     def _socket(self, kind: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(getattr(zmq, kind))

@@ -50,6 +50,7 @@ class House:
     keys: dict[str, KeyPair]
     denied: list[str]
     denial: asyncio.Event
+    known: dict[bytes, Identity]
     links: list[HeldLink] = field(default_factory=list)
 
     def link(self, name: str | None) -> HeldLink:
@@ -75,9 +76,10 @@ async def house(keys: dict[str, KeyPair]) -> AsyncIterator[House]:
         denial.set()
 
     server = HeldLink(keys["server"])
-    authority = server.authority({keys["node"].public: NODE, keys["ada"].public: ADA}, deny)
+    known = {keys["node"].public: NODE, keys["ada"].public: ADA}
+    authority = server.authority(known, deny)
     running = asyncio.create_task(authority.run())
-    house = House(server, keys["server"].public, keys, denied, denial)
+    house = House(server, keys["server"].public, keys, denied, denial, known)
     yield house
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
@@ -195,6 +197,45 @@ async def test_everything_that_arrived_is_taken_in_order(house: House, socket_pa
             if len(arrived) == len(sent):
                 break
     assert arrived == sent
+
+
+# --- who may not speak any more
+
+
+async def test_a_key_that_is_taken_out_is_nobodys_on_a_connection_that_it_has(house: House) -> None:
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    ada = await connected(house.link("ada").connect("DEALER", address, house.server_key))
+    key = house.keys["ada"].public
+    ada.send(b"before")
+    before = await soon(router.receive())
+    assert (before.identity, before.revoked) == (ADA, False)
+
+    del house.known[key]
+
+    assert before.revoked
+    ada.send(b"behind")
+    behind = await soon(router.receive())
+    assert (behind.identity, behind.revoked, behind.frames[1:]) == (None, True, (b"behind",))
+    house.known[key] = ADA
+    ada.send(b"back")
+    back = await soon(router.receive())
+    assert (back.identity, back.revoked) == (ADA, False)
+
+
+async def test_a_key_of_another_owner_speaks_for_that_one_from_then_on(house: House) -> None:
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    ada = await connected(house.link("ada").connect("DEALER", address, house.server_key))
+    ada.send(b"before")
+    before = await soon(router.receive())
+
+    house.known[house.keys["ada"].public] = Identity("viewer", "ada")
+    ada.send(b"behind")
+    behind = await soon(router.receive())
+
+    assert before.revoked
+    assert (behind.identity, behind.revoked) == (Identity("viewer", "ada"), False)
 
 
 # --- who is kept out
@@ -561,8 +602,3 @@ def test_an_empty_authorised_list_lets_nobody_in(tmp_path: Path) -> None:
     file.touch(mode=0o600)
 
     assert load_authorised(file) == {}
-
-
-@pytest.mark.parametrize("identity", [NODE, ADA, Identity("user", "a:b"), Identity("", "")])
-def test_an_identity_survives_as_the_user_id_of_a_frame(identity: Identity) -> None:
-    assert Identity.parse(str(identity)) == identity

@@ -47,7 +47,7 @@ class LiveService:
         planner = SimpleNamespace(observe=lambda event, _: self.heard.append(event))
         self._observer = PolicyObserver(self.loop, cast("Any", planner), telemetry)
         audience = SimpleNamespace(send=lambda *_: True)
-        self.feed = EventFeed(cast("Any", audience), NONE, self.loop.committed.state.feed_seq)
+        self.feed = EventFeed(cast("Any", audience), NONE, self.loop.committed.state.feed_seq, NONE)
         self.server = RequestServer(
             commit_loop=self.loop,
             plans=plans,

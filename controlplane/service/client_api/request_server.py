@@ -22,7 +22,7 @@ from controlplane.service.client_api.read_requests import ReadRequests
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.planner.plan_exchange import PlanExchange
-from controlplane.service.role_permissions import READERS, WRITERS
+from controlplane.service.role_permissions import READERS, WRITERS, refuse_revoked
 from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import MAX_BYTES, REQUEST, encode
@@ -107,10 +107,12 @@ class RequestServer:
 
     async def _answer(self, incoming: Incoming) -> None:
         try:
+            refuse_revoked(incoming)
             if len(incoming.frames) != 3 or len(incoming.frames[1]) > 32:  # noqa: PLR2004
                 raise BadFieldError(*TWO_FRAMES)  # noqa: TRY301 - answered like any other error
             request = REQUEST.decode(incoming.frames[2])
             reply = _fitting(await self._dispatch(request, incoming.identity or Identity("", "")))
+            refuse_revoked(incoming)  # it may have waited
         except OnesError as error:
             self._fail(incoming, error)
         except Exception:

@@ -13,7 +13,7 @@ from controlplane.journal.job_records import JobRecords
 from controlplane.service.job_files import JobFiles
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.long_polls import deadline_of
-from controlplane.service.role_permissions import NODE, READERS
+from controlplane.service.role_permissions import NODE, READERS, refuse_revoked
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
@@ -100,6 +100,7 @@ class LogRelay:
         """Serve pages, for ever."""
         async for incoming in self._followers:
             try:
+                refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
                 if not incoming.identity or incoming.identity.role not in READERS:
                     raise DeniedError("this key may not read logs", "use a user's key")
@@ -121,6 +122,7 @@ class LogRelay:
     async def _answer_about_files(self, incoming: Incoming, request: FromFollower) -> None:
         try:
             reply = await self._files.reply(request, incoming.identity)
+            refuse_revoked(incoming)
         except OnesError as error:
             self._fail(incoming, error)
         else:
@@ -171,6 +173,7 @@ class LogRelay:
     async def _answer(self, incoming: Incoming, request: ReadLog) -> None:
         try:
             page = await self._awaited(request)
+            refuse_revoked(incoming)  # it may have waited
         except OnesError as error:
             self._fail(incoming, error)
         except OSError as error:

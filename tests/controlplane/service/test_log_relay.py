@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +14,7 @@ from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
 from schemas.codec import encode
 from schemas.ids import Rank, Seconds
-from schemas.link import Incoming
+from schemas.link import Identity, Incoming
 from schemas.messages.client import Failed
 from schemas.messages.logs import LOG, LogPage, ReadLog
 from tests.support import builders
@@ -73,6 +74,32 @@ def test_a_page_of_one_rank_names_only_workers_of_that_rank_whose_output_is_miss
     page = relay(controller, LogStore(tmp_path, 1 << 30))._page(asked)
 
     assert page == LogPage(job=A, pieces=(), cursor=0, ended=False, missing=missing)
+
+
+async def test_a_follower_whose_key_is_taken_out_while_it_waits_gets_no_page(
+    tmp_path: Path,
+) -> None:
+    sent: list[bytes] = []
+    made = relay(ended_on_two_nodes(), LogStore(tmp_path, 1 << 30))
+    made._followers = SimpleNamespace(send=lambda *frames: sent.append(frames[-1]))  # type: ignore[assignment]
+    made._audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
+    keys = {b"k": Identity("user", "ann")}
+    asked = Incoming((b"f", b""), keys[b"k"], b"k", keys)
+    waiting = asyncio.create_task(made._answer(asked, ReadLog(job=A, wait_s=0.01)))
+    await asyncio.sleep(0)
+
+    keys.clear()
+    await waiting
+
+    assert sent == [
+        encode(
+            Failed(
+                code="denied",
+                message="this key is not authorised any more",
+                hint="ask an admin for another one",
+            )
+        )
+    ]
 
 
 async def test_a_wait_that_is_no_number_is_refused_by_name(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from controlplane.core.commands import Command
+from controlplane.core.commands import Command, SendDelta
 from controlplane.core.inputs import Input, NodeGreeted, NodeReported
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import RescalePhase
@@ -33,6 +33,7 @@ from schemas.messages.agent import (
     Welcome,
     WorkerSeen,
 )
+from schemas.messages.files import AskFiles
 from schemas.session import SessionTimings
 from tests.support import builders
 from tests.support.builders import N1, N2, S0, T0, A
@@ -80,6 +81,8 @@ class Service:
             controller.start()
         self.commit_loop = CommitLoop(controller)
         self.sent: list[tuple[str, Message]] = []
+        self.keys: dict[bytes, Identity] = {}
+        self.taken_out: set[bytes] = set()
         orders = SimpleNamespace(send=self._send)
         self.sessions = NodeSessions(
             commit_loop=cast("Any", self.commit_loop),
@@ -97,10 +100,18 @@ class Service:
         return True
 
     def hear(self, message: Message, *, node: NodeId = N1, route: str = "") -> None:
-        """An agent says something."""
+        """An agent says something; its key is its node's name."""
         FROM_AGENT.decode(encode(message))
-        frames = ((route or node).encode(), encode(message))
-        self.sessions._received(Incoming(frames, Identity("node", node)))
+        frames, key = ((route or node).encode(), encode(message)), node.encode()
+        if key not in self.taken_out:
+            self.keys.setdefault(key, Identity("node", node))
+        self.sessions._received(Incoming(frames, self.keys.get(key), key, self.keys))
+
+    def take_out(self, node: NodeId) -> None:
+        """A reload without the node's key."""
+        del self.keys[node.encode()]
+        self.taken_out.add(node.encode())
+        self.sessions.cut_off_revoked()
 
     def said(self) -> list[tuple[str, str]]:
         """What was sent since the last look: where, and what."""
@@ -273,6 +284,60 @@ async def test_a_heartbeat_of_a_session_that_there_is_not_is_asked_for_a_hello()
         (N1, HelloRequest(term=Term(1))),
         (N1, HeartbeatAck(session="1.1", term=Term(1), committed=0)),
     ]
+
+
+# --- a key that is taken out
+
+DENIED = Refused(
+    code="denied",
+    message="this key is not authorised any more",
+    hint="ask an admin for another one",
+)
+
+
+async def test_a_node_whose_key_is_taken_out_is_told_and_neither_heard_nor_ordered_any_more() -> (
+    None
+):
+    service = Service(running())
+    boot = service.commit_loop.controller.state.nodes[N1].boot
+    await service.greet(hello(N1, builders.seen(A), boot=boot))
+    await service.greet(hello(N2))
+    heard_at = service.sessions._sessions[N1].last_heard
+    service.commit_loop.taken.clear()
+
+    service.take_out(N1)
+
+    assert service.sent == [(N1, DENIED)]
+    service.hear(Heartbeat(session="1.1", events_sent=0))
+    service.hear(hello(N1, builders.seen(A), boot="another"))
+    service.hear(hello(N2), node=N2)
+    assert service.said() == [(N1, "Refused")] * 3 + [(N2, "Welcome")]
+    service.sessions.send(SendDelta(N1, builders.stop(A, 9)))
+    assert not service.sessions.ask(N1, AskFiles(request="1", job=A))
+    assert (service.sent, service.commit_loop.taken) == ([], [])
+    assert service.sessions._sessions[N1].last_heard == heard_at
+
+
+async def test_a_hello_that_waits_as_its_key_is_taken_out_begins_nothing() -> None:
+    service = Service()
+    service.hear(hello())
+
+    service.take_out(N1)
+    await service.commit_loop.commit()
+
+    assert service.sent == []
+
+
+async def test_a_node_whose_key_comes_back_goes_on() -> None:
+    service = Service()
+    await service.greet(hello())
+    service.take_out(N1)
+    service.taken_out.clear()
+
+    service.hear(Heartbeat(session="1.1", events_sent=0))
+    service.hear(hello())
+
+    assert service.said() == [(N1, "Refused"), (N1, "HelloRequest"), (N1, "Welcome")]
 
 
 # --- silence
