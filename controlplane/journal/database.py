@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from controlplane.journal.record import FIRST_VERSION, SCHEMA, SCHEMA_VERSION, JournalError
+from controlplane.journal.record import (
+    FIRST_VERSION,
+    RECORDS_CHECKED_SINCE,
+    SCHEMA,
+    SCHEMA_VERSION,
+    JournalError,
+)
 
 BROKEN: Final = "check the disk and the file's owner"
 WHERE: Final = "name the file journal.sqlite in a controller's state folder"
 UNCHECKED: Final = "unchecked_inputs"  # up to which input rows have no checksum
 UNCHECKED_FEED: Final = "unchecked_feed"
+UNCHECKED_RECORDS: Final = "unchecked_records"  # the last input whose records have none
+UNCHECKED_ENDED: Final = "unchecked_ended"  # when the last job ended whose row has none
 TERM_FLOOR: Final = "term_floor"  # of a copy: nodes have heard of terms that it does not know
+READ: Final = frozenset(str(number) for number in range(FIRST_VERSION, SCHEMA_VERSION + 1))
 FREED: Final = "INCREMENTAL"  # pages that were freed are given back piece by piece
 
 
@@ -37,7 +47,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         migrate(database)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}", BROKEN) from None
-    return _readable(path, database, {SCHEMA_VERSION})
+    return _readable(path, database, {str(SCHEMA_VERSION)})
 
 
 def migrate(database: sqlite3.Connection) -> None:
@@ -55,9 +65,11 @@ def migrate(database: sqlite3.Connection) -> None:
     try:
         tables = {row[0] for row in database.execute("SELECT name FROM sqlite_schema")}
         found = schema_of(database) if "meta" in tables else ""
-        if found in {"", str(FIRST_VERSION), str(SCHEMA_VERSION)}:
+        if found == "" or found in READ:
             if found == str(FIRST_VERSION):
                 _add_checksums(database)
+            elif found and int(found) < RECORDS_CHECKED_SINCE:
+                _add_record_checksums(database)
             for statement in SCHEMA.split(";"):
                 database.execute(statement)
             insert = "INSERT OR REPLACE INTO meta VALUES ('schema', ?)"
@@ -74,6 +86,21 @@ def _add_checksums(database: sqlite3.Connection) -> None:
         database.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER")
         insert = f"INSERT INTO meta SELECT ?, ifnull(max({number}), 0) FROM {table}"  # noqa: S608
         database.execute(insert, (key,))
+
+
+def _add_record_checksums(database: sqlite3.Connection) -> None:
+    """Of the schema between: it had them of inputs and events."""
+    for table in ("job_records", "ended_jobs"):
+        database.execute(f"ALTER TABLE {table} ADD COLUMN crc INTEGER")
+    insert = (
+        "INSERT INTO meta SELECT ?, max(ifnull((SELECT max(id) FROM inputs), 0), "
+        "ifnull((SELECT max(input) FROM snapshots), 0))"
+    )
+    database.execute(insert, (UNCHECKED_RECORDS,))
+    insert = (
+        "INSERT INTO meta SELECT ?, CAST(ifnull(max(ended), -1) + 1 AS INTEGER) FROM ended_jobs"
+    )
+    database.execute(insert, (UNCHECKED_ENDED,))
 
 
 def open_for_reading(path: Path) -> sqlite3.Connection:
@@ -96,7 +123,7 @@ def open_for_reading(path: Path) -> sqlite3.Connection:
         database = sqlite3.connect(name, uri=True, isolation_level=None, check_same_thread=False)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}", BROKEN) from None
-    return _readable(path, database, set(range(FIRST_VERSION, SCHEMA_VERSION + 1)))
+    return _readable(path, database, READ)
 
 
 def schema_of(database: sqlite3.Connection) -> str:
@@ -125,13 +152,15 @@ def meta(database: sqlite3.Connection, key: str) -> str:
     return str(row[0]) if row else ""
 
 
-def _readable(path: Path, database: sqlite3.Connection, schemas: set[int]) -> sqlite3.Connection:
+def _readable(
+    path: Path, database: sqlite3.Connection, schemas: Collection[str]
+) -> sqlite3.Connection:
     try:
         found = schema_of(database)
     except sqlite3.Error as error:
         database.close()
         raise JournalError(f"{path}: {error}", f"{BROKEN}, or {WHERE}") from None
-    if found not in {str(number) for number in schemas}:
+    if found not in schemas:
         database.close()
         remedy = (
             f"this release reads schemas {FIRST_VERSION} to {SCHEMA_VERSION}: use the release that "

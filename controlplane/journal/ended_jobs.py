@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -11,11 +13,12 @@ import msgspec
 from controlplane.core.history_records import JobLeft
 from controlplane.core.model.job import Job, number_of
 from controlplane.journal.record import JournalError
+from controlplane.journal.row_checks import FIELDS, RowChecks, ended_checksum
 from schemas.ids import JobId, Seconds
 
 PAGE: Final = 500  # rows read at a time
-DAMAGED: Final = "restore a backup"
-INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
+INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _jobs: Final = msgspec.msgpack.Decoder(Job)
 
@@ -41,7 +44,7 @@ class EndedJob(NamedTuple):
     user: str
     name: str
     state: str
-    read: Callable[[], Job]
+    read: Callable[[], Job]  # raises a JournalError if the row is damaged
 
 
 def ended_row(record: JobLeft) -> EndedRow:
@@ -61,9 +64,22 @@ def ended_row(record: JobLeft) -> EndedRow:
         job.spec.name,
         job.phase.value,
         job.key or None,
-        job.accounting.since,
+        Seconds(float(job.accounting.since)),
         msgspec.msgpack.encode(job),
     )
+
+
+def insert_ended(database: sqlite3.Connection, rows: Iterable[EndedRow]) -> None:
+    """Write jobs that left, within a transaction of the caller's.
+
+    Args:
+        database: of the journal.
+        rows: one for each.
+
+    Raises:
+        sqlite3.Error: if they cannot be written.
+    """
+    database.executemany(INSERT, [(*row, ended_checksum(row)) for row in rows])
 
 
 def forget_ended(
@@ -96,6 +112,7 @@ def forget_ended(
     try:
         for number, job in found:
             database.execute("DELETE FROM job_records WHERE job = ?", (job,))
+            database.execute("DELETE FROM dropped_records WHERE job = ?", (job,))
             database.execute("DELETE FROM ended_jobs WHERE number = ?", (number,))
         database.execute("COMMIT")
     except sqlite3.Error:
@@ -110,10 +127,12 @@ class EndedJobs:
 
     Args:
         database: of a journal, used by the caller's thread alone.
+        checks: prove its rows; None: those of a new journal.
     """
 
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: sqlite3.Connection, checks: RowChecks | None = None) -> None:
         self._database = database
+        self._checks = RowChecks(database) if checks is None else checks
 
     def get(self, job: JobId) -> Job | None:
         """The last that is known of a job; None: it did not leave, or is not kept.
@@ -122,10 +141,10 @@ class EndedJobs:
             job: its name.
 
         Raises:
-            JournalError: if it cannot be read.
+            JournalError: if it cannot be read, or its row is damaged.
         """
-        rows = self._rows("SELECT body FROM ended_jobs WHERE job = ?", job)
-        return self._decoded(job, rows[0][0]) if rows else None
+        rows = self._rows("WHERE job = ?", job)
+        return self._decoded(rows[0]) if rows else None
 
     def of_key(self, key: str) -> JobId | None:
         """The job of a submission's key; None: it did not leave, or is not kept.
@@ -136,8 +155,8 @@ class EndedJobs:
         Raises:
             JournalError: if it cannot be read.
         """
-        rows = self._rows("SELECT job FROM ended_jobs WHERE key = ? LIMIT 1", key)
-        return JobId(rows[0][0]) if rows else None
+        rows = self._rows("WHERE key = ? LIMIT 1", key)
+        return JobId(rows[0][1]) if rows else None
 
     def behind(self, number: int) -> Iterator[EndedJob]:
         """Those that were accepted after some other, in that order.
@@ -148,17 +167,14 @@ class EndedJobs:
         Raises:
             JournalError: if they cannot be read.
         """
-        select = (
-            "SELECT number, job, user, name, state, body FROM ended_jobs WHERE number > ? "
-            "ORDER BY number LIMIT ?"
-        )
-        while page := self._rows(select, number, PAGE):
-            for at, job, user, name, state, body in page:
-                yield EndedJob(at, job, user, name, state, self._reader(job, body))
+        while page := self._rows("WHERE number > ? ORDER BY number LIMIT ?", number, PAGE):
+            for row in page:
+                at, job, user, name, state, *_ = row
+                yield EndedJob(at, job, user, name, state, partial(self._decoded, row))
             number = page[-1][0]
 
     def latest(self, most: int) -> list[Job]:
-        """Those that were accepted last, oldest first.
+        """Those that were accepted last, oldest first; without those whose rows are damaged.
 
         Args:
             most: of them.
@@ -166,20 +182,26 @@ class EndedJobs:
         Raises:
             JournalError: if they cannot be read.
         """
-        select = "SELECT job, body FROM ended_jobs ORDER BY number DESC LIMIT ?"
-        return [self._decoded(job, body) for job, body in reversed(self._rows(select, most))]
+        found = []
+        for row in reversed(self._rows("ORDER BY number DESC LIMIT ?", most)):
+            with contextlib.suppress(JournalError):
+                found.append(self._decoded(row))
+        return found
 
-    def _reader(self, job: JobId, body: bytes) -> Callable[[], Job]:
-        return lambda: self._decoded(job, body)
-
-    def _rows(self, select: str, *values: str | int) -> list[Any]:
+    def _rows(self, which: str, *values: str | int) -> list[Any]:
+        select = f"SELECT {FIELDS}, {self._checks.crc} FROM ended_jobs {which}"  # noqa: S608
         try:
             return self._database.execute(select, values).fetchall()
         except sqlite3.Error as error:
             raise JournalError(f"the journal's ended jobs: {error}", DAMAGED) from None
 
-    def _decoded(self, job: JobId, body: bytes) -> Job:
+    def _decoded(self, row: Sequence[Any]) -> Job:
+        job = row[1]
+        if not self._checks.proves_ended(row[:-1], row[-1]):
+            what = f"the journal's ended job {job}: its checksum is another one"
+            raise JournalError(what, DAMAGED)
         try:
-            return _jobs.decode(body)
+            return _jobs.decode(row[-2])
         except ValueError as error:  # msgspec's errors are ValueErrors
+            self._checks.damaged(job, f"ended job {job}")
             raise JournalError(f"the journal's ended job {job}: {error}", DAMAGED) from None

@@ -33,20 +33,20 @@ from controlplane.core.history_records import (
     list_of,
 )
 from controlplane.journal.database import meta
-from controlplane.journal.ended_jobs import INSERT as INSERT_ENDED
-from controlplane.journal.ended_jobs import EndedRow, ended_row
+from controlplane.journal.ended_jobs import EndedRow, ended_row, insert_ended
 from controlplane.journal.record import JournalError
+from controlplane.journal.row_checks import PLACES, RowChecks, record_checksum
 from schemas.codec import encode
 from schemas.ids import JobId, NodeId, WorkerId
 from schemas.messages.client import Change, EpochInfo, PromiseInfo
 
 COMPLETE: Final = "records_complete"  # of `meta`
-PLACES: Final = 16  # bits
 PAGE: Final = 200  # rows read at a time
+EVERY_LIST: Final = (CHANGES, GROUPS, EPOCHS, PROMISES, PROCESSES)
 LATEST: Final = {CHANGES: KEPT_CHANGES, GROUPS: 4 * KEPT_CHANGES, EPOCHS: KEPT_EPOCHS}
 EVERY: Final = 1_000_000
 DAMAGED: Final = "restore a backup"
-INSERT: Final = "INSERT OR REPLACE INTO job_records VALUES (?, ?, ?, ?)"
+INSERT: Final = "INSERT OR REPLACE INTO job_records VALUES (?, ?, ?, ?, ?)"
 
 _records: Final = msgspec.msgpack.Decoder(Record)
 
@@ -97,20 +97,71 @@ def insert_rows(
         if isinstance(row, EndedRow):
             ended.append(row)
         else:
-            placed.append((row.job, row.list, number << PLACES | row.place, row.body))
+            at = number << PLACES | row.place
+            crc = record_checksum(row.job, row.list, at, row.body)
+            placed.append((row.job, row.list, at, row.body, crc))
     database.executemany(INSERT, placed)
-    database.executemany(INSERT_ENDED, ended)
+    insert_ended(database, ended)
+
+
+def drop_oldest(database: sqlite3.Connection, job: JobId, keep: int, most: int) -> int:
+    """Drop the oldest records of a job's lists, but for its first promise, which counts.
+
+    Args:
+        database: of the journal, a connection in autocommit mode that may write.
+        job: may be unknown.
+        keep: so many of the latest of each list stay.
+        most: of a list that are dropped at a time.
+
+    Returns:
+        How many were dropped.
+
+    Raises:
+        sqlite3.Error: if it cannot be done; what was dropped before is counted.
+    """
+    return sum(_drop_oldest(database, job, name, keep, most) for name in EVERY_LIST)
+
+
+def _drop_oldest(database: sqlite3.Connection, job: JobId, name: str, keep: int, most: int) -> int:
+    select = (
+        "SELECT at FROM job_records WHERE job = ? AND list = ? ORDER BY at DESC LIMIT 1 OFFSET ?"
+    )
+    if (last := database.execute(select, (job, name, keep)).fetchone()) is None:
+        return 0
+    delete = (
+        "DELETE FROM job_records WHERE job = ? AND list = ? AND at IN (SELECT at FROM job_records "
+        "WHERE job = ? AND list = ? AND at <= ? ORDER BY at LIMIT ? OFFSET ?)"
+    )
+    stay = int(name == PROMISES)
+    count = (
+        "INSERT INTO dropped_records VALUES (?, ?, ?) "
+        "ON CONFLICT DO UPDATE SET rows = rows + excluded.rows"
+    )
+    database.execute("BEGIN IMMEDIATE")
+    try:
+        values = (job, name, job, name, last[0], most, stay)
+        dropped = database.execute(delete, values).rowcount
+        if dropped:
+            database.execute(count, (job, name, dropped))
+        database.execute("COMMIT")
+    except sqlite3.Error:
+        if database.in_transaction:
+            database.execute("ROLLBACK")
+        raise
+    return dropped
 
 
 class JobRecords:
-    """Reads the past of jobs.
+    """Reads the past of jobs; what of it is damaged is told of, and left out.
 
     Args:
         database: of a journal, used by the caller's thread alone.
+        checks: prove its rows; None: those of a new journal.
     """
 
-    def __init__(self, database: sqlite3.Connection) -> None:
+    def __init__(self, database: sqlite3.Connection, checks: RowChecks | None = None) -> None:
         self._database = database
+        self._checks = RowChecks(database) if checks is None else checks
 
     @property
     def complete(self) -> bool:
@@ -127,7 +178,7 @@ class JobRecords:
             JournalError: if it cannot be read.
         """
         histories = JobHistories()
-        for name in (CHANGES, GROUPS, EPOCHS, PROMISES, PROCESSES):
+        for name in EVERY_LIST:
             histories.add(reversed(list(self._latest(job, name))))
         return histories.of(job)
 
@@ -144,6 +195,25 @@ class JobRecords:
         select = "SELECT max(at) FROM job_records WHERE job = ? AND list = ?"
         ((last,),) = self._rows(select, job, name)
         return last or 0
+
+    def dropped(self, job: JobId) -> dict[str, int]:
+        """How many of the oldest records of its lists are not kept any more.
+
+        Args:
+            job: may be unknown.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        return dict(self._rows("SELECT list, rows FROM dropped_records WHERE job = ?", job))
+
+    def damage_of(self, job: JobId) -> tuple[str, ...]:
+        """Rows about a job that were damaged when they were read, by their names.
+
+        Args:
+            job: may be unknown.
+        """
+        return self._checks.damage_of(job)
 
     def changes(self, job: JobId, after: int) -> Iterator[tuple[int, Change]]:
         """Of its phase, each with its position.
@@ -198,20 +268,20 @@ class JobRecords:
 
     def _behind(self, job: JobId, name: str, after: int) -> Iterator[tuple[int, Any]]:
         select = (
-            "SELECT at, body FROM job_records WHERE job = ? AND list = ? AND at > ? "
-            "ORDER BY at LIMIT ?"
+            f"SELECT at, body, {self._checks.crc} FROM job_records "  # noqa: S608
+            "WHERE job = ? AND list = ? AND at > ? ORDER BY at LIMIT ?"
         )
         while page := self._rows(select, job, name, after, PAGE):
-            for at, body in page:
-                yield at, self._decoded(job, at, body)
+            yield from self._good(job, name, page)
             after = page[-1][0]
 
     def _latest(self, job: JobId, name: str) -> Iterator[Any]:
         select = (
-            "SELECT at, body FROM job_records WHERE job = ? AND list = ? ORDER BY at DESC LIMIT ?"
+            f"SELECT at, body, {self._checks.crc} FROM job_records "  # noqa: S608
+            "WHERE job = ? AND list = ? ORDER BY at DESC LIMIT ?"
         )
-        for at, body in self._rows(select, job, name, LATEST.get(name, EVERY)):
-            yield self._decoded(job, at, body)
+        rows = self._rows(select, job, name, LATEST.get(name, EVERY))
+        return (record for _, record in self._good(job, name, rows))
 
     def _rows(self, select: str, *values: str | int) -> list[Any]:
         try:
@@ -219,9 +289,16 @@ class JobRecords:
         except sqlite3.Error as error:
             raise JournalError(f"the journal's records: {error}", DAMAGED) from None
 
-    def _decoded(self, job: JobId, at: int, body: bytes) -> Any:
-        try:
-            return _records.decode(body)
-        except ValueError as error:  # msgspec's errors are ValueErrors
-            what = f"the journal's record {at >> PLACES} of {job}: {error}"
-            raise JournalError(what, DAMAGED) from None
+    def _good(
+        self, job: JobId, name: str, rows: Iterable[tuple[int, bytes, int | None]]
+    ) -> Iterator[tuple[int, Any]]:
+        """Decoded, without those that are damaged."""
+        for at, body, crc in rows:
+            if not self._checks.proves_record(job, name, at, body, crc):
+                continue
+            try:
+                record = _records.decode(body)
+            except ValueError:  # msgspec's errors are ValueErrors
+                self._checks.damaged(job, f"{name} of {job}, record of input {at >> PLACES}")
+            else:
+                yield at, record

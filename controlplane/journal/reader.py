@@ -20,6 +20,7 @@ from controlplane.journal.database import (
 from controlplane.journal.ended_jobs import EndedJobs
 from controlplane.journal.job_records import JobRecords
 from controlplane.journal.record import FIRST_VERSION, JournalError, checksum, feed_from, input_from
+from controlplane.journal.row_checks import RowChecks
 from controlplane.journal.snapshots import Snapshot, body_of, snapshots_in
 from schemas.ids import Seconds
 from schemas.messages.feed import FeedEvent
@@ -35,17 +36,24 @@ class Reader:
     Args:
         path: the database file.
         database: a connection to it; None: one that may wait for others and be waited for.
+        damaged: told of each row of the past of jobs that is met and damaged; it is passed over.
 
     Raises:
         JournalError: if it is not there, cannot be opened, or has a schema that this release cannot
             read.
     """
 
-    def __init__(self, path: Path, database: sqlite3.Connection | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        database: sqlite3.Connection | None = None,
+        damaged: Callable[[str], None] = lambda _: None,
+    ) -> None:
         self._database = open_for_reading(path) if database is None else database
         self._path = path
-        self.records = JobRecords(self._database)
-        self.ended = EndedJobs(self._database)
+        self._past = RowChecks(self._database, damaged)
+        self.records = JobRecords(self._database, self._past)
+        self.ended = EndedJobs(self._database, self._past)
         self._checked = schema_of(self._database) != str(FIRST_VERSION)
         self._unchecked = int(meta(self._database, UNCHECKED) or 0)
         self._unchecked_feed = int(meta(self._database, UNCHECKED_FEED) or 0)
@@ -165,6 +173,7 @@ class Reader:
             expected = seq + 1
             if not self._proves(seq, 0.0, body, crc, self._unchecked_feed):
                 yield f"feed event {seq}: its checksum is another one"
+        yield from self._asked(lambda _: list(self._past.problems()))
         for snapshot in self.snapshots():
             try:
                 self.body_of(snapshot)

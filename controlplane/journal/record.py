@@ -14,7 +14,8 @@ from schemas.errors import OnesError
 from schemas.ids import Seconds
 from schemas.messages.feed import FeedEvent
 
-SCHEMA_VERSION: Final = 3
+SCHEMA_VERSION: Final = 4
+RECORDS_CHECKED_SINCE: Final = 4  # the schema with checksums of the past of jobs
 FIRST_VERSION: Final = 2  # that is read; inputs of older ones mean something else
 
 SCHEMA: Final = """
@@ -27,10 +28,13 @@ CREATE TABLE IF NOT EXISTS snapshots
      bytes INTEGER NOT NULL, crc INTEGER NOT NULL);
 CREATE TABLE IF NOT EXISTS job_records
     (job TEXT NOT NULL, list TEXT NOT NULL, at INTEGER NOT NULL, body BLOB NOT NULL,
-     PRIMARY KEY (job, list, at)) WITHOUT ROWID;
+     crc INTEGER, PRIMARY KEY (job, list, at)) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS dropped_records
+    (job TEXT NOT NULL, list TEXT NOT NULL, rows INTEGER NOT NULL, PRIMARY KEY (job, list))
+    WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS ended_jobs
     (number INTEGER PRIMARY KEY, job TEXT NOT NULL UNIQUE, user TEXT NOT NULL, name TEXT NOT NULL,
-     state TEXT NOT NULL, key TEXT, ended REAL NOT NULL, body BLOB NOT NULL);
+     state TEXT NOT NULL, key TEXT, ended REAL NOT NULL, body BLOB NOT NULL, crc INTEGER);
 CREATE INDEX IF NOT EXISTS ended_jobs_by_end ON ended_jobs (ended);
 CREATE INDEX IF NOT EXISTS ended_jobs_by_key ON ended_jobs (key) WHERE key IS NOT NULL;
 CREATE TABLE IF NOT EXISTS snapshot_parts

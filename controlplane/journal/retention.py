@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from collections import deque
 from typing import Final
 
 import msgspec
 
 from controlplane.journal.ended_jobs import forget_ended
+from controlplane.journal.job_records import drop_oldest
 from controlplane.journal.record import feed_from
 from controlplane.journal.snapshots import KEPT, snapshots_in
-from schemas.ids import Seconds
+from schemas.ids import JobId, Seconds
 
+LOOKED_AT: Final = 4  # jobs, whose lists are counted between two commits
 JOBS: Final = 50  # of which everything is deleted in one transaction
 PIECE: Final = 2000  # rows that are deleted in one transaction
 FREE_SHARE: Final = 0.25  # of the file that stays for what comes
@@ -26,6 +29,7 @@ class Retention(msgspec.Struct, frozen=True, kw_only=True):
     events_s: float  # seconds; of the feed
     used_bytes: int  # the file may have before younger ones go as well
     jobs_s: float = math.inf  # seconds; jobs that have ended and left, with their past
+    records: int = 1 << 62  # of each list of a job's past, the latest
 
 
 def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
@@ -55,6 +59,23 @@ def forget(database: sqlite3.Connection, keep: Retention, now: Seconds) -> int:
     if not deleted:
         _shrink(database)
     return deleted
+
+
+def forget_records(database: sqlite3.Connection, jobs: deque[JobId], keep: Retention) -> None:
+    """Drop the next piece of what is too much of the past of single jobs.
+
+    Args:
+        database: of a journal, a connection in autocommit mode.
+        jobs: that are looked at; those that are done with are taken out.
+        keep: what is kept.
+
+    Raises:
+        sqlite3.Error: if there is no room.
+    """
+    for _ in range(min(LOOKED_AT, len(jobs))):
+        if drop_oldest(database, jobs[0], keep.records, PIECE):
+            return
+        jobs.popleft()
 
 
 def used_bytes(database: sqlite3.Connection) -> int:

@@ -92,7 +92,7 @@ class CommitLoop:
         self._catching_up: deque[tuple[int, asyncio.Future[None]]] = deque()
         self._failed: asyncio.Future[JournalError] = self._loop.create_future()
         self._writer = Writer(journal, self._committed, self._gave_up)
-        self.reader = Reader(journal)
+        self.reader = Reader(journal, damaged=_damaged_row)
         self._stall: CommitsResumed | None = None  # to be told when it is over
         complete_records(journal, self.reader)
         found = recover(self.reader, _snapshot_passed_over)
@@ -320,6 +320,10 @@ class CommitLoop:
 
 def _snapshot_passed_over(why: str) -> None:
     log.error("a snapshot of the state cannot be used", why=why)
+
+
+def _damaged_row(what: str) -> None:
+    log.error("a row of the past of jobs is damaged: it is left out", row=what)
 
 
 def _feed(commands: list[Command]) -> tuple[FeedEvent, ...]:

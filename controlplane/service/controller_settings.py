@@ -70,6 +70,7 @@ class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_inputs_s: NotNegative = 7 * DAY_S
     keep_events_s: NotNegative = 30 * DAY_S
     keep_jobs_s: NotNegative = 365 * DAY_S  # jobs that have ended, with their past
+    keep_records: Annotated[int, msgspec.Meta(ge=1000)] = 100_000  # of each list of a job's past
     keep_bytes: Annotated[int, msgspec.Meta(ge=1 << 20)] = 4 << 30  # of the file
 
 

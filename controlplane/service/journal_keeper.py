@@ -6,20 +6,24 @@ import asyncio
 import os
 import sqlite3
 import sys
+from collections import deque
+from functools import partial
 from pathlib import Path
 from typing import Final
 
 import structlog
 
-from controlplane.journal.retention import Retention, forget
+from controlplane.journal.retention import Retention, forget, forget_records
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.controller_settings import JournalSettings
+from schemas.ids import JobId
 
 log = structlog.get_logger("journal_keeper")
 TICK_S: Final = 1.0
 TAIL_S: Final = 2.0  # of handling that a restart may have to do again
 RETRY_S: Final = 60.0  # after a snapshot that could not be taken
 FORGET_S: Final = 30.0  # between two looks at what is too old
+RECORDS_S: Final = 600.0  # between two looks at what is too much of single jobs
 
 
 class JournalKeeper:
@@ -37,7 +41,7 @@ class JournalKeeper:
         self.use(settings)
         self._loop = asyncio.get_running_loop()
         self._not_before = 0.0  # on the loop's clock: the next snapshot
-        self._forget_at = 0.0
+        self._forget_at = self._records_at = 0.0
 
     def use(self, settings: JournalSettings) -> None:
         """Go by these from now on.
@@ -50,6 +54,7 @@ class JournalKeeper:
             inputs_s=settings.keep_inputs_s,
             events_s=settings.keep_events_s,
             jobs_s=settings.keep_jobs_s,
+            records=settings.keep_records,
             used_bytes=settings.keep_bytes,
         )
 
@@ -63,6 +68,10 @@ class JournalKeeper:
             if now >= self._forget_at:
                 self._forget_at = now + FORGET_S
                 self._commit_loop.between_commits(self._forget)
+            if now >= self._records_at:
+                self._records_at = now + RECORDS_S
+                jobs = deque(self._commit_loop.committed.state.jobs)
+                self._commit_loop.between_commits(partial(self._forget_records, jobs))
 
     async def take_snapshot(self) -> None:
         """Have a child replay what came since the last snapshot, and write the next one."""
@@ -89,6 +98,12 @@ class JournalKeeper:
     def _tail_is_long(self) -> bool:
         tail = self._commit_loop.tail
         return tail.inputs >= self._snapshot_inputs or tail.seconds >= TAIL_S
+
+    def _forget_records(self, jobs: deque[JobId], database: sqlite3.Connection) -> None:
+        """In the writer's thread, a piece at a time as well."""
+        forget_records(database, jobs, self._keep)
+        if jobs:
+            self._commit_loop.between_commits(partial(self._forget_records, jobs))
 
     def _forget(self, database: sqlite3.Connection) -> None:
         """In the writer's thread; a further piece is asked for behind what waits by then."""

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterator
 from fnmatch import fnmatchcase
 from functools import partial
 from heapq import merge
+from typing import Final
 
 from controlplane.core.model.job import Job, number_of
 from controlplane.core.state import State
-from controlplane.journal.ended_jobs import EndedJobs
+from controlplane.journal.ended_jobs import EndedJob, EndedJobs
+from controlplane.journal.record import JournalError
 from controlplane.service.client_api.pages import Rows
 from schemas.errors import BadFieldError
-from schemas.ids import JobId
+from schemas.ids import JobId, Seconds
 from schemas.jobs import ENDED, STATES
 from schemas.messages.client import JobSummary, ListJobs
 
-Found = tuple[int, int, Callable[[], Job]]  # number, and which come first of the same
+Found = tuple[int, int, Callable[[], JobSummary]]  # number, and which come first of the same
+DAMAGED: Final = "its row in the journal is damaged: `ones admin check`"
 
 
 def job_rows(
@@ -47,27 +50,41 @@ def job_rows(
     ]
 
     def behind(after: int) -> Iterator[tuple[int, JobSummary]]:
-        found = merge(_here(here, after), _left(ended, request, after) if every else ())
-        for number, _, read in found:
-            yield number, summary(read())
+        left = _left(ended, request, after, summary) if every else ()
+        for number, _, read in merge(_here(here, after, summary), left):
+            yield number, read()
 
     return Rows(behind, state.jobs_accepted)
 
 
-def _here(jobs: list[tuple[int, Job]], after: int) -> Iterator[Found]:
+def _here(
+    jobs: list[tuple[int, Job]], after: int, summary: Callable[[Job], JobSummary]
+) -> Iterator[Found]:
     for number, job in jobs:
         if number > after:
-            yield number, 0, partial(_itself, job)
+            yield number, 0, partial(summary, job)
 
 
-def _itself(job: Job) -> Job:
-    return job
-
-
-def _left(ended: EndedJobs, request: ListJobs, after: int) -> Iterator[Found]:
+def _left(
+    ended: EndedJobs, request: ListJobs, after: int, summary: Callable[[Job], JobSummary]
+) -> Iterator[Found]:
     for job in ended.behind(after):
         if _is_asked_for(request, job.job, job.name, job.user, job.state):
-            yield job.number, 1, job.read
+            yield job.number, 1, partial(_summary_of, job, summary)
+
+
+def _summary_of(ended: EndedJob, summary: Callable[[Job], JobSummary]) -> JobSummary:
+    """Of a damaged row no more than what lists are chosen by."""
+    try:
+        job = ended.read()
+    except JournalError:
+        return JobSummary(
+            job=ended.job, name=ended.name, user=ended.user, state=ended.state, reason=DAMAGED,
+            slots=0, global_batch=0, lr=None, epoch=0, samples_per_s=0.0, progress=None,
+            train_loss=None, metrics={}, submitted_at=Seconds(0.0), queued_s=Seconds(0.0),
+            running_s=Seconds(0.0), rescales=0, batch_changes=0,
+        )  # fmt: skip
+    return summary(job)
 
 
 def _is_asked_for(request: ListJobs, job: JobId, name: str, user: str, state: str) -> bool:

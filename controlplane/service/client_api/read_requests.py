@@ -10,6 +10,7 @@ import msgspec
 from controlplane.core.model.job import Job
 from controlplane.core.state import State
 from controlplane.core.totals import Totals
+from controlplane.journal.job_records import JobRecords
 from controlplane.service.client_api import replies, sweep_replies
 from controlplane.service.client_api.job_choice import job_rows
 from controlplane.service.client_api.pages import numbered, page_of
@@ -171,7 +172,11 @@ class ReadRequests:
             predicted_loss=predicted,
             cursor=cursor,
         )
-        notes = self.notes.of(job, detail.summary.train_loss)
+        notes = (
+            *self.notes.of(job, detail.summary.train_loss),
+            *_dropped(records, job.job),
+            *_damage(records, job.job),
+        )
         return msgspec.structs.replace(detail, notes=notes)
 
     def _explain(self, request: ExplainJob) -> Message:
@@ -179,6 +184,21 @@ class ReadRequests:
         reason = self._plans.reason(job.job)
         records, now = self._commit_loop.records, self._commit_loop.now()
         return replies.job_explanation(job, records, reason, now, request.cursor)
+
+
+def _dropped(records: JobRecords, job: JobId) -> tuple[str, ...]:
+    """A note about what is not kept of a job's past, if there is anything."""
+    dropped = ", ".join(f"{rows} of {name}" for name, rows in sorted(records.dropped(job).items()))
+    return (f"older records are not kept: {dropped} (keep_records)",) if dropped else ()
+
+
+def _damage(records: JobRecords, job: JobId) -> tuple[str, ...]:
+    """A note about what could not be read of a job's past, if there is anything."""
+    damaged = records.damage_of(job)
+    if not damaged:
+        return ()
+    more = f" and {len(damaged) - 1} more" if len(damaged) > 1 else ""
+    return (f"left out, as damaged in the journal: {damaged[0]}{more} (`ones admin check`)",)
 
 
 def _clock() -> float:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 import pytest
 
+from controlplane.core.history_records import EPOCHS as EPOCHS_LIST
+from controlplane.core.history_records import PROMISES, EndPromised
 from controlplane.core.reactor import Reactor
 from controlplane.journal import retention
 from controlplane.journal.database import open_for_writing
-from controlplane.journal.ended_jobs import INSERT
-from controlplane.journal.job_records import INSERT as INSERT_RECORD
+from controlplane.journal.ended_jobs import EndedRow
+from controlplane.journal.job_records import (
+    JobRecords,
+    RecordRow,
+    drop_oldest,
+    insert_rows,
+    rows_of,
+)
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import recover
-from controlplane.journal.retention import Retention, forget, used_bytes
+from controlplane.journal.retention import Retention, forget, forget_records, used_bytes
 from controlplane.journal.take_snapshot import save_state
-from schemas.ids import Seconds
+from schemas.ids import JobId, Seconds
+from schemas.messages.client import PromiseInfo
 from tests.bench.long_journal import AT, Size, history, write
 
 EPOCHS: Final = 200
@@ -47,9 +57,12 @@ def database(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def keeps(
-    inputs_s: float = FOREVER, events_s: float = FOREVER, used_bytes: int = MUCH
+    inputs_s: float = FOREVER,
+    events_s: float = FOREVER,
+    used_bytes: int = MUCH,
+    records: int = MUCH,
 ) -> Retention:
-    return Retention(inputs_s=inputs_s, events_s=events_s, used_bytes=used_bytes)
+    return Retention(inputs_s=inputs_s, events_s=events_s, used_bytes=used_bytes, records=records)
 
 
 def snapshots_at(path: Path, *numbers: int) -> None:
@@ -157,9 +170,9 @@ def test_jobs_that_left_go_when_they_are_too_old_or_the_file_is_too_large(
 ) -> None:
     monkeypatch.setattr(retention, "JOBS", 2)
     for number in range(1, 7):
-        ended = (number, f"a-{number}", "ann", "a", "failed", None, NOW - 100.0 * number, b"")
-        database.execute(INSERT, ended)
-        database.execute(INSERT_RECORD, (f"a-{number}", "epochs", number, b""))
+        job, ended = JobId(f"a-{number}"), Seconds(NOW - 100.0 * number)
+        left = EndedRow(number, job, "ann", "a", "failed", None, ended, b"")
+        insert_rows(database, [(number, RecordRow(job, EPOCHS_LIST, 0, b"")), (number, left)])
     old = Retention(inputs_s=FOREVER, events_s=FOREVER, used_bytes=MUCH, jobs_s=350.0)
 
     assert forget_all(database, old) == [2, 1]
@@ -169,6 +182,32 @@ def test_jobs_that_left_go_when_they_are_too_old_or_the_file_is_too_large(
 
     forget_all(database, keeps(used_bytes=0))
     assert jobs_in(database) == []
+
+
+def test_of_a_job_that_goes_on_the_latest_records_stay_and_its_first_promise(
+    database: sqlite3.Connection,
+) -> None:
+    job, other = JobId("a-1"), JobId("b-2")
+    promises = [
+        EndPromised(job=job, promise=PromiseInfo(time=Seconds(at), end=Seconds(at + 1.0)))
+        for at in range(1, 8)
+    ]
+    for number, record in enumerate(promises, 1000):
+        rows = rows_of([record, EndPromised(job=other, promise=record.promise)])
+        insert_rows(database, [(number, row) for row in rows])
+    records = JobRecords(database)
+    ends = [promise.promise for promise in promises]
+    assert [one for _, one in records.promises(job, 0)] == ends
+
+    assert drop_oldest(database, job, keep=3, most=2) == 2
+    assert [one for _, one in records.promises(job, 0)] == [ends[0], *ends[3:]]
+    jobs = deque([job])
+    while jobs:
+        forget_records(database, jobs, keeps(records=3))
+
+    assert [one for _, one in records.promises(job, 0)] == [ends[0], *ends[4:]]
+    assert [one for _, one in records.promises(other, 0)] == ends
+    assert (records.dropped(job), records.dropped(other)) == ({PROMISES: 3}, {})
 
 
 def jobs_in(database: sqlite3.Connection) -> list[str]:

@@ -20,7 +20,7 @@ from controlplane.core.reactor import Reactor
 from controlplane.journal import take_snapshot as snapshot_process
 from controlplane.journal.database import migrate, open_for_reading, schema_of
 from controlplane.journal.reader import Reader
-from controlplane.journal.record import JournalError, input_from
+from controlplane.journal.record import SCHEMA_VERSION, JournalError, input_from
 from controlplane.journal.replay import Replayed, recover, replay
 from controlplane.journal.snapshots import PART_BYTES, write_snapshot
 from controlplane.journal.state_image import copy_of, gives_back, image_of, reactor_from
@@ -33,6 +33,7 @@ from tests.support.sizes import examples
 from tests.support.sweep_cluster import sweep_job
 
 SEED: Final = 3
+FORMER: Final = sorted(GOLDEN.glob("schema-[23]-*.sqlite"))
 MAKERS: Final = {"jobs": of_jobs, "sweeps": of_sweeps}
 
 
@@ -274,7 +275,7 @@ def test_two_are_not_taken_at_once(path: Path) -> None:
 # --- journals of the former schema
 
 
-@pytest.mark.parametrize("journal", sorted(GOLDEN.glob("schema-2-*.sqlite")), ids=lambda p: p.stem)
+@pytest.mark.parametrize("journal", FORMER, ids=lambda path: path.stem)
 def test_a_journal_of_the_former_schema_is_migrated_when_it_is_opened(
     journal: Path, tmp_path: Path
 ) -> None:
@@ -306,8 +307,9 @@ def killed_at(statement: int, path: Path) -> bool:
     return os.WIFSIGNALED(os.waitpid(child, 0)[1])
 
 
-def test_a_migration_that_is_killed_anywhere_changed_nothing(tmp_path: Path) -> None:
-    path = Path(shutil.copy(GOLDEN / "schema-2-jobs.sqlite", tmp_path / "journal.sqlite"))
+@pytest.mark.parametrize("name", ["schema-2-jobs", "schema-3-format-2-jobs"])
+def test_a_migration_that_is_killed_anywhere_changed_nothing(name: str, tmp_path: Path) -> None:
+    path = Path(shutil.copy(GOLDEN / f"{name}.sqlite", tmp_path / "journal.sqlite"))
     with contextlib.closing(Reader(path)) as reader:
         before, feed = list(reader.numbered_inputs()), reader.feed(1, 10**6)
 
@@ -315,7 +317,7 @@ def test_a_migration_that_is_killed_anywhere_changed_nothing(tmp_path: Path) -> 
     while killed_at(statement, path):
         statement += 1
         with contextlib.closing(open_for_reading(path)) as database:
-            assert schema_of(database) == "2"
+            assert schema_of(database) == name.split("-")[1]
         with contextlib.closing(Reader(path)) as reader:
             assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
 
@@ -323,7 +325,7 @@ def test_a_migration_that_is_killed_anywhere_changed_nothing(tmp_path: Path) -> 
     with contextlib.closing(Reader(path)) as reader:
         assert (list(reader.numbered_inputs()), reader.feed(1, 10**6)) == (before, feed)
     with contextlib.closing(open_for_reading(path)) as database:
-        assert schema_of(database) == "3"
+        assert schema_of(database) == str(SCHEMA_VERSION)
 
 
 def test_rows_of_the_former_schema_have_no_checksum_and_later_ones_must_have_one(

@@ -8,9 +8,9 @@ import sqlite3
 import pytest
 
 from controlplane.core.model.job import Job
+from controlplane.journal.database import migrate
 from controlplane.journal.ended_jobs import EndedJobs
 from controlplane.journal.job_records import insert_rows, rows_of
-from controlplane.journal.record import SCHEMA
 from controlplane.service.client_api.job_choice import job_rows
 from controlplane.service.client_api.replies import job_summary
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -38,8 +38,8 @@ def a_cluster(*, leaves: bool = False) -> Controller:
 
 
 def listed(controller: Controller, request_: ListJobs, after: int = 0) -> list[str]:
-    with contextlib.closing(sqlite3.connect(":memory:")) as database:
-        database.executescript(SCHEMA)
+    with contextlib.closing(sqlite3.connect(":memory:", isolation_level=None)) as database:
+        migrate(database)
         insert_rows(database, [(1, row) for row in rows_of(controller.left)])
         rows = job_rows(controller.state, EndedJobs(database), request_, summary)
         return [line.job for _, line in rows.behind(after)]

@@ -17,7 +17,10 @@ from controlplane.service import journal_keeper
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.controller_settings import JournalSettings
 from controlplane.service.journal_keeper import JournalKeeper
-from tests.support.builders import submission
+from schemas.messages.client import GetJob
+from tests.support import builders
+from tests.support.builders import A, submission
+from tests.support.live_service import LiveService
 
 LIMIT_S: Final = 30.0
 
@@ -61,6 +64,32 @@ def snapshots(path: Path) -> list[int]:
 def first_rows(path: Path) -> tuple[int, int]:
     with contextlib.closing(Reader(path)) as reader:
         return reader.first_and_last()[0], reader.first_event()
+
+
+def test_of_a_job_that_goes_on_too_many_records_are_dropped_and_show_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_keeper, "RECORDS_S", 0.001)
+
+    async def work() -> None:
+        service = LiveService(tmp_path)
+        service.train()
+        for epoch in range(1, 31):
+            service.tell(builders.epoch_end(A, epoch))
+        await service.loop.caught_up()
+        assert (await service.ask(GetJob(job=A))).notes == ()
+        settings = JournalSettings(keep_records=10)
+        keeper = asyncio.create_task(
+            JournalKeeper(service.loop, tmp_path / "journal.sqlite", settings).run()
+        )
+        await until(lambda: service.loop.records.dropped(A) == {"epochs": 20})
+        keeper.cancel()
+        detail = await service.ask(GetJob(job=A))
+        assert [epoch.epoch for epoch in detail.epochs] == list(range(21, 31))
+        assert detail.notes == ("older records are not kept: 20 of epochs (keep_records)",)
+        service.loop.close()
+
+    run(work)
 
 
 def test_a_child_takes_a_snapshot_when_the_tail_is_long_and_old_rows_go(path: Path) -> None:

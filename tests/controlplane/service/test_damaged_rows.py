@@ -1,0 +1,161 @@
+"""A damaged row of the past of jobs is told by its name, and everything else is told as before."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+import pytest
+from structlog.testing import capture_logs
+
+from controlplane.journal.check import problems
+from controlplane.journal.database import open_for_writing
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import JournalError
+from schemas.messages.client import ExplainJob, GetJob, ListJobs
+from tests.support import builders
+from tests.support.builders import A, B
+from tests.support.live_service import LIMIT_S, LiveService
+from tests.support.recorded_history import GOLDEN
+
+NEWEST: Final = "SELECT body FROM job_records WHERE list = 'epochs' ORDER BY at DESC"
+OTHER: Final = "its checksum is another one"
+EPOCH: Final = "at = (SELECT min(at) FROM job_records WHERE list = 'epochs')"
+
+
+def change(path: Path, *statements: str) -> None:
+    with contextlib.closing(sqlite3.connect(path, isolation_level=None)) as database:
+        for statement in statements:
+            database.execute(statement)
+
+
+def change_first_epoch(path: Path, how: str) -> None:
+    change(path, f"UPDATE job_records SET {how} WHERE {EPOCH}")  # noqa: S608
+
+
+def damage(path: Path) -> list[str]:
+    with contextlib.closing(Reader(path)) as reader:
+        return list(problems(reader))
+
+
+def served(folder: Path, work: Callable[[LiveService], Awaitable[None]]) -> None:
+    """Job a has ended and left after three epochs, job b waits; the controller began anew."""
+
+    async def limited() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            service = LiveService(folder)
+            service.loop.begin("0")
+            service.train()
+            for epoch in range(1, 4):
+                service.tell(builders.epoch_end(A, epoch))
+            service.finish()
+            service.take(builders.submission("b"))
+            await service.loop.caught_up()
+            await work(service)
+        service.loop.close()
+
+    asyncio.run(limited())
+
+
+@pytest.mark.parametrize(
+    ("table", "how"),
+    [
+        ("job_records", "body = x'81'"),
+        ("job_records", "body = 'text'"),
+        ("job_records", "at = at + 1"),
+        ("job_records", "job = 'b-2'"),
+        ("job_records", "list = 'promises'"),
+        ("job_records", "crc = NULL"),
+        ("job_records", "crc = crc + 1"),
+        ("ended_jobs", "body = x'81'"),
+        ("ended_jobs", "number = 9"),
+        ("ended_jobs", "job = 'a-9'"),
+        ("ended_jobs", "user = 'bob'"),
+        ("ended_jobs", "name = 'b'"),
+        ("ended_jobs", "state = 'failed'"),
+        ("ended_jobs", "key = NULL"),
+        ("ended_jobs", "ended = ended + 1"),
+        ("ended_jobs", "crc = NULL"),
+    ],
+)
+def test_whatever_is_changed_in_a_row_is_found(table: str, how: str, tmp_path: Path) -> None:
+    path = tmp_path / "journal.sqlite"
+
+    async def nothing(_: LiveService) -> None: ...
+
+    served(tmp_path, nothing)
+    assert damage(path) == []
+    if table == "ended_jobs":
+        change(path, f"UPDATE ended_jobs SET {how}")  # noqa: S608
+    else:
+        change_first_epoch(path, how)
+
+    (found,) = damage(path)
+    assert found.endswith(OTHER)
+
+
+def test_a_damaged_epoch_is_left_out_and_named_and_all_else_is_told(tmp_path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        whole = await service.ask(GetJob(job=A))
+        explained = await service.ask(ExplainJob(job=A))
+        change_first_epoch(tmp_path / "journal.sqlite", f"body = ({NEWEST})")
+
+        with capture_logs() as logs:
+            detail = await service.ask(GetJob(job=A))
+            assert await service.ask(GetJob(job=A)) == detail
+
+        assert (detail.history, detail.versions) == (whole.history, whole.versions)
+        assert detail.epochs == whole.epochs[1:]
+        (said,) = [line["row"] for line in logs]
+        assert said.startswith("epochs of a-1, record of input ")
+        assert detail.notes == (
+            f"left out, as damaged in the journal: {said} (`ones admin check`)",
+        )
+        assert await service.ask(ExplainJob(job=A)) == explained
+
+    served(tmp_path, work)
+
+
+def test_a_job_that_left_and_is_damaged_is_in_lists_and_asking_for_it_is_refused_with_its_name(
+    tmp_path: Path,
+) -> None:
+    async def work(service: LiveService) -> None:
+        change(tmp_path / "journal.sqlite", "UPDATE ended_jobs SET body = x'81'")
+
+        jobs = (await service.ask(ListJobs(ended=True))).jobs
+        assert [(one.job, one.state) for one in jobs] == [(A, "succeeded"), (B, "queued")]
+        assert jobs[0].reason == "its row in the journal is damaged: `ones admin check`"
+        with pytest.raises(JournalError, match=f"ended job a-1: {OTHER}"):
+            await service.ask(GetJob(job=A))
+        assert (await service.ask(GetJob(job=B))).summary.state == "queued"
+        assert service.loop.reader.ended.latest(10) == []
+
+    served(tmp_path, work)
+
+
+def test_rows_of_the_former_schema_have_no_checksum_and_later_ones_must_have_one(
+    tmp_path: Path,
+) -> None:
+    path = Path(shutil.copy(GOLDEN / "schema-3-format-2-jobs.sqlite", tmp_path / "journal.sqlite"))
+    assert damage(path) == []
+    open_for_writing(path).close()
+    with contextlib.closing(Reader(path)) as reader:
+        left = [job.read().job for job in reader.ended.behind(0)]
+        epochs = list(reader.records.epochs(left[0], 0))
+    assert (len(left), len(epochs)) == (11, 2)
+    assert damage(path) == []
+
+    change(
+        path,
+        "INSERT INTO job_records SELECT job, list, 999 << 16, body, NULL FROM job_records LIMIT 1",
+        "UPDATE ended_jobs SET ended = ended + 1e6 WHERE number = 1",
+    )
+    assert [problem.partition(":")[0] for problem in damage(path)] == [
+        "changes of a-1, record of input 999",
+        "ended job a-1",
+    ]
