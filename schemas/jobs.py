@@ -9,7 +9,7 @@ from typing import Final, Literal
 import msgspec
 
 from schemas.errors import SettingsError
-from schemas.sweeps import SweepSpec, TrialSpec, check_sweep
+from schemas.sweeps import MAX_EPOCHS, MAX_METRIC, SweepSpec, TrialSpec, check_sweep, is_metric
 
 NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,47}")
 ENV_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -26,10 +26,14 @@ STATES: Final = (
 )
 ENDED: Final = frozenset({"succeeded", "failed", "cancelled", "rejected"})
 MAX_BATCH: Final = 2**40  # samples
+MAX_SAMPLES: Final = 2**53  # beyond, neighbours are one number
+MAX_SLOTS: Final = 65_536
 SWEEP_SCRIPT: Final = "sweep"  # of a job that is one
 KEEP: Final = "keep"  # of `max_batch_size`: the batch of the job file
 AUTO: Final = "auto"  # the same: the cluster chooses
 MAX_ARGS: Final = 4096
+MAX_VARIABLES: Final = 4096
+MAX_PATH: Final = 4096
 MAX_TEXT: Final = 32_768
 MAX_SPEC_BYTES: Final = 1 << 20  # as it travels, with every order and reply about the job
 SHELLS: Final = frozenset({".sh", ".bash", ".zsh", ".ksh", ".csh", ".fish", ".bat", ".ps1"})
@@ -37,6 +41,16 @@ PRIORITIES: Final = (0.01, 100.0)
 MAX_FAMILY: Final = 200
 MAX_EXPONENT: Final = 500.0
 MAX_UTILITY: Final = 1e9
+MAX_DEADLINE_S: Final = 1e10  # three hundred years
+MAX_DECAY: Final = 1e6  # per second
+LEAST_RATE: Final = 1e-30  # of learning
+MOST_RATE: Final = 1e30
+MOST_OF_STOP: Final = {
+    "epochs": MAX_EPOCHS,
+    "samples": MAX_SAMPLES,
+    "plateau": MAX_EPOCHS,
+    "consecutive": MAX_EPOCHS,
+}
 _NO_DEVICE: Final = "leave it out: a worker sees the device of its slot, as device 0, and no other"
 _NO_GROUP: Final = "leave it out: a group that changes relies on its value"
 CLUSTER_VARIABLES: Final = {  # set for each worker; the remedy for a job that sets one
@@ -186,13 +200,16 @@ def problems(spec: JobSpec) -> tuple[Problem, ...]:
     Returns:
         In the order of the fields; each names a field, what is wrong and the remedy.
     """
-    shape = (*_text(spec), *_batches(spec), *_slots(spec), *_priority(spec))
+    shape = (*_text(spec), *_paths(spec), *_batches(spec), *_slots(spec), *_priority(spec))
     rest = (*_run(spec), *_stop(spec.stop), *_utility(spec.stated_utility))
     return (*shape, *rest, *_sweep(spec), *_size(spec))
 
 
 def _size(spec: JobSpec) -> list[Problem]:
-    size = len(msgspec.msgpack.encode(spec))
+    try:
+        size = len(msgspec.msgpack.encode(spec))
+    except (OverflowError, UnicodeEncodeError):
+        return []  # a number or a text that was named above
     if size <= MAX_SPEC_BYTES:
         return []
     remedy = "put large values into a file of the working directory"
@@ -207,16 +224,22 @@ def _text(spec: JobSpec) -> list[Problem]:
     if spec.family is not None and not 1 <= len(spec.family) <= MAX_FAMILY:
         remedy = f"give 1 to {MAX_FAMILY} characters, or leave it out"
         found.append(Problem("family", f"it has {len(spec.family)} characters", remedy))
+    elif spec.family is not None and not is_text(spec.family):
+        found.append(Problem("family", "it is no text in Unicode", "write it in UTF-8"))
     parts = spec.script.removeprefix("./").split("/")
     if "\0" in spec.script or not {"", ".", ".."}.isdisjoint(parts):
         remedy = "give a path relative to workdir, such as train.py"
         found.append(Problem("script", f"{spec.script[:200]!r} is not inside workdir", remedy))
     elif (other := not_python(spec.script)) is not None:
         found.append(Problem("script", *other))
-    if len(spec.args) > MAX_ARGS or any(len(a) > MAX_TEXT or "\0" in a for a in spec.args):
+    if len(spec.args) > MAX_ARGS or not all(map(_is_word, spec.args)):
         found.append(Problem("args", "too many, too long or with a NUL byte", "shorten them"))
+    if len(spec.env) > MAX_VARIABLES:
+        what = f"it has {len(spec.env)} variables, at most {MAX_VARIABLES}"
+        found.append(Problem("env", what, "put them into a file of the working directory"))
+        return found
     for name, value in spec.env.items():
-        if not ENV_NAME.fullmatch(name) or len(value) > MAX_TEXT or "\0" in value:
+        if not ENV_NAME.fullmatch(name) or not _is_word(value):
             remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
             found.append(Problem(f"env.{name[:60]}", "no usable variable", remedy))
         if name.startswith("ONES_"):
@@ -225,6 +248,36 @@ def _text(spec: JobSpec) -> list[Problem]:
         if name in CLUSTER_VARIABLES:
             what = "is set by the cluster for each worker"
             found.append(Problem(f"env.{name}", what, CLUSTER_VARIABLES[name]))
+    return found
+
+
+def is_text(text: str) -> bool:
+    """Whether `text` can be written down: JSON and TOML can make some that cannot.
+
+    Args:
+        text: anybody's.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _is_word(text: str) -> bool:
+    """Whether a process can be given it."""
+    return len(text) <= MAX_TEXT and "\0" not in text and is_text(text)
+
+
+def _paths(spec: JobSpec) -> list[Problem]:
+    found = []
+    for field in ("script", "workdir", "python"):
+        path = getattr(spec, field) or ""
+        if len(path) > MAX_PATH:
+            what = f"a path of {len(path)} characters, at most {MAX_PATH}"
+            found.append(Problem(field, what, "give a shorter one"))
+        elif not is_text(path) or ("\0" in path and field != "script"):
+            found.append(Problem(field, "it is no path", "give one without NUL bytes, in UTF-8"))
     return found
 
 
@@ -261,7 +314,10 @@ def _batches(spec: JobSpec) -> list[Problem]:
         what = f"max_local_batch {spec.local_limit} is below batch_size {spec.batch_size}"
         remedy = "a job starts on one slot: raise the first or lower the second"
         found.append(Problem("max_local_batch", what, remedy))
-    if spec.lr is not None and not (math.isfinite(spec.lr) and spec.lr > 0):
+    elif spec.max_local_batch is not None and spec.max_local_batch > MAX_BATCH:
+        what = f"{spec.max_local_batch} is above {MAX_BATCH}"
+        found.append(Problem("max_local_batch", what, "choose less"))
+    if spec.lr is not None and not LEAST_RATE <= spec.lr <= MOST_RATE:
         remedy = "give a positive finite number, or leave it out to keep the script's"
         found.append(Problem("lr", f"{spec.lr} is no learning rate", remedy))
     return found
@@ -280,6 +336,9 @@ def _slots(spec: JobSpec) -> list[Problem]:
     if least < 1 or most < least:
         what = f"slots [{least}, {most}] is no range"
         return [Problem("slots", what, "give [least, most] with 1 <= least <= most")]
+    if most > MAX_SLOTS:
+        what = f"slots: the most, {most}, is above {MAX_SLOTS}"
+        return [Problem("slots", what, "give as many as could ever help")]
     if least > spec.batch_size >= 1:
         what = f"slots: the least, {least}, is above batch_size {spec.batch_size}"
         return [Problem("slots", what, "lower the first or raise the second")]
@@ -340,12 +399,13 @@ def _utility(utility: Utility | None) -> list[Problem]:
     if not 0.0 <= utility.value <= MAX_UTILITY:
         remedy = f"give 0 to {MAX_UTILITY:.0e}: its worth beside that of other jobs"
         found.append(Problem("utility.value", f"{utility.value} is out of range", remedy))
-    if not utility.deadline_s > 0.0:
-        what = f"{utility.deadline_s} is in the past"
-        remedy = "give seconds after its submission, above 0, or leave it out"
-        found.append(Problem("utility.deadline_s", what, remedy))
-    if not 0.0 <= utility.decay < math.inf:
-        remedy = "give 0 (its deadline does not matter) or more, per second"
+    deadline_s = utility.deadline_s
+    if not 0.0 < deadline_s <= MAX_DEADLINE_S and deadline_s != math.inf:
+        what = f"{deadline_s} is {'too far off' if deadline_s > 0.0 else 'in the past'}"
+        remedy = f"give seconds after its submission, above 0, at most {MAX_DEADLINE_S:g}"
+        found.append(Problem("utility.deadline_s", what, f"{remedy}, or leave it out"))
+    if not 0.0 <= utility.decay <= MAX_DECAY:
+        remedy = f"give 0 (its deadline does not matter) to {MAX_DECAY:g}, per second"
         found.append(Problem("utility.decay", f"{utility.decay} is out of range", remedy))
     return found
 
@@ -362,10 +422,16 @@ def _stop(stop: StopRule | None) -> list[Problem]:
             found.append(Problem("stop", "not exactly one of epochs and samples", forms))
     elif stop.samples is not None or (stop.at_least is None) == (stop.plateau is None):
         found.append(Problem("stop", "a metric needs either at_least or plateau", forms))
-    for name in ("epochs", "samples", "plateau", "consecutive"):
+    for name, most in MOST_OF_STOP.items():
         value = getattr(stop, name)
         if value is not None and value < 1:
             found.append(Problem(f"stop.{name}", f"{value} is below 1", "raise it"))
+        elif value is not None and value > most:
+            what = f"{value} is above {most}"
+            found.append(Problem(f"stop.{name}", what, f"give 1 to {most}"))
+    if stop.metric is not None and not is_metric(stop.metric):
+        what = f"{stop.metric[:60]!r} is no name of a metric"
+        found.append(Problem("stop.metric", what, f"give 1 to {MAX_METRIC} printable characters"))
     if stop.at_least is not None and not math.isfinite(stop.at_least):
         found.append(Problem("stop.at_least", f"{stop.at_least} is not finite", "give a number"))
     return found

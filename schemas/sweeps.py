@@ -20,6 +20,8 @@ VisitOrder = Literal["greedy", "rollouts", "random", "fixed"]
 
 MAX_CONFIGURATIONS: Final = 10_000
 MAX_EPOCHS: Final = 1_000_000
+MAX_METRIC: Final = 100  # characters of its name
+MAX_SEED: Final = 2**63 - 1
 MAX_PARTITIONS: Final = 4096
 MAX_CHOICES: Final = 1000
 MAX_PARAMETERS: Final = 256
@@ -271,8 +273,19 @@ def _check_value(field: str, parameter: Parameter, value: Value) -> None:
         return
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise SettingsError(f"{field} = {value!r} is no number", "give a finite one", field)
+    if isinstance(value, int) and abs(value) > MAX_WHOLE:
+        raise SettingsError(f"{field} is beyond 2**53", "give a smaller one", field)
     if parameter.form.endswith("integer") and not isinstance(value, int):
         raise SettingsError(f"{field} = {value} is no whole number", "give one", field)
+
+
+def is_metric(name: str) -> bool:
+    """Whether `name` can be one of a metric: short, and printable.
+
+    Args:
+        name: that a user wrote.
+    """
+    return 1 <= len(name) <= MAX_METRIC and name.isprintable()
 
 
 def check_search(spec: SearchSpec) -> None:
@@ -292,7 +305,10 @@ def check_search(spec: SearchSpec) -> None:
     for name, parameter in spec.space.items():
         _check_parameter(name, parameter, spec.space)
     _check_conditions(spec.space)
-    size = len(msgspec.msgpack.encode(spec.space))
+    try:
+        size = len(msgspec.msgpack.encode(spec.space))
+    except UnicodeEncodeError:
+        raise SettingsError("space has a text that is none", "write it in UTF-8", "space") from None
     if size > MAX_SPACE_BYTES:
         what = f"space takes {size} bytes, more than {MAX_SPACE_BYTES}"
         raise SettingsError(what, "name long choices, and look them up in model_fn", "space")
@@ -302,13 +318,18 @@ def check_search(spec: SearchSpec) -> None:
         )
     if not spec.metric:
         raise SettingsError("metric is empty", "name what eval_fn returns", "metric")
+    if not is_metric(spec.metric):
+        what = f"metric = {spec.metric[:60]!r} is no name of a metric"
+        raise SettingsError(what, f"give 1 to {MAX_METRIC} printable characters", "metric")
+    if abs(spec.seed) > MAX_SEED:
+        raise SettingsError("seed does not fit 64 bits", "give a smaller number", "seed")
     _check_searcher(spec)
 
 
 def _check_parameter(name: str, parameter: Parameter, space: Space) -> None:
-    field = f"space.{name}"
+    field = f"space.{name[:64]}"
     if not PARAMETER_NAME.fullmatch(name):
-        what = f"{field}: {name!r} is no name of an argument"
+        what = f"{field}: {name[:64]!r} is no name of an argument"
         raise SettingsError(what, "letters, digits and _, at most 64", field)
     given = [form for form in FORMS if getattr(parameter, form) is not None]
     if len(given) != 1:
@@ -320,12 +341,13 @@ def _check_parameter(name: str, parameter: Parameter, space: Space) -> None:
         _check_range(field, given[0], getattr(parameter, given[0]))
     for other, values in parameter.when.items():
         if other not in space or other == name:
-            what = f"{field}.when names {other!r}"
+            what = f"{field}.when names {other[:64]!r}"
             raise SettingsError(what, "name another value of the space", f"{field}.when")
         if not values:
             raise SettingsError(
                 f"{field}.when.{other} is empty", "list the values that it goes with", field
             )
+        _check_numbers(f"{field}.when.{other}", values)
 
 
 def _check_choice(field: str, values: tuple[Value, ...]) -> None:
@@ -334,12 +356,17 @@ def _check_choice(field: str, values: tuple[Value, ...]) -> None:
         raise SettingsError(what, f"give 1 to {MAX_CHOICES}", field)
     if len({(type(value), value) for value in values}) < len(values):
         raise SettingsError(f"{field}.choice repeats a value", "give each once", field)
+    _check_numbers(f"{field}.choice", values)
+
+
+def _check_numbers(field: str, values: tuple[Value, ...]) -> None:
+    where = field.rpartition(".when.")[0] or field.removesuffix(".choice")
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
-            raise SettingsError(f"{field}.choice has {value}", "give finite numbers", field)
+            raise SettingsError(f"{field} has {value}", "give finite numbers", where)
         if isinstance(value, int) and abs(value) > MAX_WHOLE:
-            what = f"{field}.choice has a whole number beyond 2**53"
-            raise SettingsError(what, "give smaller ones", field)
+            what = f"{field} has a whole number beyond 2**53"
+            raise SettingsError(what, "give smaller ones", where)
 
 
 def _check_range(field: str, form: str, bounds: tuple[float, float]) -> None:

@@ -8,6 +8,7 @@ from typing import Final
 
 from controlplane.core.history_read_model import REALISED, Past
 from controlplane.core.history_records import EpochFinished, PhaseChanged, Record, SpeedMeasured
+from controlplane.core.model.believable_numbers import bounded
 from controlplane.core.model.job import CORRECTION, Job
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.noise_scale import first_noise_scale
@@ -35,8 +36,11 @@ def of_record(record: Record, state: State) -> PolicyEvent | None:
         None if a policy learns nothing from it.
     """
     job = state.jobs.get(record.job)
-    if job is None:
-        return None
+    learnt = _of_record(record, job) if job is not None else None
+    return learnt if learnt is None else bounded(learnt)
+
+
+def _of_record(record: Record, job: Job) -> PolicyEvent | None:
     match record:
         case EpochFinished(epoch=info):
             return _epoch(job, info)
@@ -67,7 +71,7 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
     if job is None or job.group is None or job.group.version != steps.group:
         return None
     slots, times = [member.slot for member in job.group.members], believable_passes(steps)
-    return StepsSeen(
+    seen = StepsSeen(
         job=job.job,
         family=job.family,
         group=steps.group,
@@ -87,6 +91,7 @@ def of_steps(steps: StepsReported, state: State) -> PolicyEvent | None:
         local_batch=times.local_batch,
         passes=times.passes,
     )
+    return bounded(seen)
 
 
 def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]]:
@@ -104,7 +109,7 @@ def history(jobs: Iterable[Job], past: Past) -> list[tuple[Seconds, PolicyEvent]
         found += [(info.time, _epoch(job, info)) for info in history.epochs[-KEPT_EPOCHS:]]
         if job.ended:
             found.append((job.accounting.since, _end(job)))
-    return sorted(found, key=lambda entry: entry[0])
+    return sorted(((at, bounded(event)) for at, event in found), key=lambda entry: entry[0])
 
 
 def _epoch(job: Job, info: EpochInfo) -> EpochSeen:

@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 
+from msgspec.structs import replace
+
 from controlplane.core.model.batch_limit import batch_limit, local_limit
+from controlplane.core.model.believable_numbers import bounded
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import JobStatus, Paused, Queued, Running
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.state import State
 from controlplane.policy.api import ClusterView, JobView, SlotView
 from schemas.ids import JobId, SlotId, slot_id
+from schemas.jobs import StopRule
 from schemas.nodes import SlotSpec
+from schemas.sweeps import MAX_METRIC
 
 
 class ViewBuilder:
@@ -156,7 +161,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
     if job.sweep is not None:  # more slots than trials that can train would be idle
         most = max(least, min(most, job.sweep.can_train))
     running_on = {m.slot: m.local_batch for m in runs_on.members} if runs_on else {}
-    return JobView(
+    view = JobView(
         job=job.job,
         submitted_at=job.submitted_at,
         batch_size=spec.batch_size,
@@ -179,7 +184,7 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         samples_done=progress.samples_done,
         samples_per_s=progress.samples_per_s,
         stop_samples=job.stop_samples,
-        stop=spec.stop,
+        stop=_rule(spec.stop),
         noise_scale=progress.noise_scale,
         noise_epochs=progress.noise_epochs,
         ran_s=account.running_s,
@@ -191,6 +196,14 @@ def job_view(job: Job, trades_to: Mapping[SlotId, int] | None = None) -> JobView
         promised_at=end.first if end else None,
         expected_at=end.latest if end else None,
     )
+    return bounded(view)
+
+
+def _rule(stop: StopRule | None) -> StopRule | None:
+    """A job's stop rule as a policy reads it: former releases bounded neither numbers nor names."""
+    if stop is None or stop.metric is None or len(stop.metric) <= MAX_METRIC:
+        return stop if stop is None else bounded(stop)
+    return bounded(replace(stop, metric=stop.metric[:MAX_METRIC]))
 
 
 def _is_movable(status: JobStatus) -> bool:

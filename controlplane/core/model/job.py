@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from typing import Final
 
@@ -32,6 +33,9 @@ from schemas.messages.agent import EpochReported
 from schemas.messages.client import NodeCrowd, Size
 
 CORRECTION: Final = "correction"  # of a promised speed, among the numbers of its decision
+LONGEST_FAMILY: Final = (
+    500  # characters: it is told with every report; the rest counts by its digest
+)
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # the end of a name that only counts
 
 
@@ -176,7 +180,11 @@ class Job(msgspec.Struct, kw_only=True):
         if spec.family is not None:
             return f"{self.user}/{spec.family}"
         stem = NUMBERED.sub("", spec.name) or spec.name
-        return " ".join([f"{self.user}/{stem}", spec.script, *spec.args])
+        whole = " ".join([f"{self.user}/{stem}", spec.script, *spec.args])
+        if len(whole) <= LONGEST_FAMILY:
+            return whole
+        digest = hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()
+        return f"{whole[:LONGEST_FAMILY]} {digest[:16]}"
 
     @property
     def stop_samples(self) -> int | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from controlplane.core.commands import Accept, Command
 from controlplane.core.inputs import (
@@ -49,6 +49,7 @@ from schemas.messages.client import (
     UndrainNode,
 )
 
+MAX_KEY: Final = 200  # characters of a request's; all of them are kept
 Override = ResizeRequested | PauseRequested | ResumeRequested
 Drains = DrainRequested | UndrainRequested
 Asked = JobSubmitted | CancelRequested | Override | Drains | SweepChangeRequested
@@ -124,6 +125,7 @@ class ChangeRequests:
 
     async def _submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
         _check(request.spec)
+        _check_key(request.key)
         if not self._snapshots.has(request.snapshot):
             what = f"snapshot {request.snapshot[:64]!r} is not stored here"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
@@ -198,6 +200,8 @@ class ChangeRequests:
         return Nodes(nodes=(node_info(self._state, request.node),))
 
     async def _change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
+        _check_key(request.key)
+
         def check() -> tuple[int, SweepChangeRequested | None]:
             job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
             _check_owner(job, who)
@@ -243,6 +247,12 @@ def _end_of(job: Job) -> str:
 def _check_owner(job: Job, who: Identity) -> None:
     if who.role != "admin" and who.name != job.user:
         raise DeniedError(f"{job.job} belongs to {job.user}", "ask its owner")
+
+
+def _check_key(key: str) -> None:
+    if len(key) > MAX_KEY:
+        what = f"key: it has {len(key)} characters, at most {MAX_KEY}"
+        raise BadFieldError(what, "give a short one that is yours alone", "key")
 
 
 def _check(spec: JobSpec) -> None:

@@ -1,0 +1,130 @@
+"""What users and their scripts say reaches a policy as numbers that it can work with."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from controlplane.core import policy_events
+from controlplane.core.model.believable_numbers import LARGEST, MOST, bounded
+from controlplane.core.model.job import LONGEST_FAMILY
+from controlplane.policy.api import ClusterView, EpochSeen, JobEnded, JobView, StepsSeen
+from controlplane.service.planner.search_messages import TO_SEARCH, WholeView, frame
+from schemas.ids import JobId
+from schemas.jobs import StopRule
+from schemas.sweeps import MAX_METRIC
+from tests.support import builders
+from tests.support.builders import BATCH, N1, A, job_view
+from tests.support.controller import Controller, running
+from tests.support.sizes import examples
+
+NUMBERS = st.sampled_from([0, 1, 2**53, 2**53 + 1, 2**63, 2**64, -(2**70), 0.0, 1e15, 1e300,
+                           -1e300, math.nan, math.inf, -math.inf])  # fmt: skip
+SEEN = EpochSeen(job=A, family="f", slots=1, nodes=1, global_batch=BATCH, samples_per_s=1.0,
+                 whole=True)  # fmt: skip
+STEPS = StepsSeen(job=A, family="f", group=1, slots=1, nodes=1, global_batch=1, step=1,
+                  samples_done=1)  # fmt: skip
+TOLD = (SEEN, STEPS, JobEnded(job=A, family="f", samples_done=1, succeeded=True), job_view(A))
+
+
+def view_of(controller: Controller) -> JobView:
+    return controller.view().jobs[A]
+
+
+def test_what_is_within_its_bounds_is_the_same_object() -> None:
+    for told in TOLD:
+        assert bounded(told) is told
+
+
+def test_what_is_beyond_is_at_the_bound_and_what_is_no_number_is_not_told() -> None:
+    told = bounded(
+        msgspec.structs.replace(
+            SEEN,
+            samples_done=2**63,
+            epoch=-(2**70),
+            samples_per_s=math.nan,
+            train_loss=math.nan,
+            pass_s=math.inf,
+            sync_s=-1e300,
+        )
+    )
+
+    assert told == msgspec.structs.replace(
+        SEEN,
+        samples_done=MOST,
+        epoch=-MOST,
+        samples_per_s=0.0,
+        train_loss=None,
+        pass_s=LARGEST,
+        sync_s=-LARGEST,
+    )
+
+
+@settings(max_examples=examples(200), deadline=None)
+@given(st.sampled_from(TOLD), st.data())
+def test_whatever_is_told_can_be_sent_to_a_search(told: Any, data: st.DataObject) -> None:
+    numeric = [f for f in told.__struct_fields__ if type(getattr(told, f)) in {int, float}]
+    changes = data.draw(st.dictionaries(st.sampled_from(numeric), NUMBERS))
+
+    safe = bounded(msgspec.structs.replace(told, **changes))
+
+    for field in numeric:
+        value = getattr(safe, field)
+        assert value is None or abs(value) <= max(MOST, LARGEST)
+
+
+@pytest.mark.parametrize("epochs", [2**63, 2**64 - 1])
+def test_a_job_of_more_epochs_than_can_be_counted_has_as_many_samples_as_can_be(
+    epochs: int,
+) -> None:
+    controller = running(stop=StopRule(epochs=epochs))  # of a release that took any number
+
+    controller.tell(N1, builders.epoch_end(A, 1))
+
+    view = controller.view()
+    assert view.jobs[A].stop_samples == MOST
+    assert view.jobs[A].stop == StopRule(epochs=MOST)
+    sent = TO_SEARCH.decode(frame(WholeView(view=view))[4:])
+    assert isinstance(sent, WholeView)
+    assert sent.view == view
+
+
+def test_a_long_name_of_a_metric_reaches_no_search() -> None:
+    long = StopRule(metric="m" * (1 << 20), at_least=0.5)  # of a release that took any name
+
+    view = view_of(running(stop=long))
+
+    assert view.stop == msgspec.structs.replace(long, metric="m" * MAX_METRIC)
+
+
+def test_a_family_is_short_whatever_the_arguments_and_differs_where_they_do() -> None:
+    families = set[str]()
+    for last in ("a", "b"):
+        controller = running(args=("x" * 30_000, last))
+        controller.tell(N1, builders.epoch_end(A, 1))
+        (epoch,) = [
+            event
+            for _, event in policy_events.history(
+                controller.state.jobs.values(), controller.histories
+            )
+        ]
+        assert epoch.family == view_of(controller).family
+        families.add(epoch.family)
+
+    assert len(families) == 2
+    assert {len(family) for family in families} == {LONGEST_FAMILY + 17}
+
+
+def test_a_view_of_many_jobs_with_the_largest_job_files_is_small() -> None:
+    large = running(args=("x" * 30_000,) * 30, stop=StopRule(metric="m" * 100, at_least=0.5))
+    one = view_of(large)
+    jobs = {JobId(f"a-{n}"): msgspec.structs.replace(one, job=JobId(f"a-{n}")) for n in range(100)}
+
+    sent = frame(WholeView(view=ClusterView(version=1, slots=(), jobs=jobs)))
+
+    assert len(sent) < 100 * 2500
