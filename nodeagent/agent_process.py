@@ -318,6 +318,7 @@ class Agent:
             events_sent=self._session.sent,
             events_dropped=self._session.dropped,
             problems=self._health.problems,
+            echo=self._session.echo,
         )
 
     def _welcomed(self, welcome: Welcome) -> None:

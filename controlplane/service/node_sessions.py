@@ -29,7 +29,14 @@ from schemas.ids import BootId, NodeId, Seconds, Term
 from schemas.link import Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages import files
-from schemas.messages.agent import Hello, Numbered, Refused, StepsReported, Telemetry
+from schemas.messages.agent import (
+    Heartbeat,
+    Hello,
+    Numbered,
+    Refused,
+    StepsReported,
+    Telemetry,
+)
 from schemas.session import (
     Condition,
     ControllerOutput,
@@ -42,6 +49,7 @@ from schemas.session import (
 log = structlog.get_logger("node_sessions")
 TICK_S: Final = 0.5
 IN_TOUCH: Final = frozenset({NodePhase.UP, NodePhase.SUSPECT})
+SILENT: Final = frozenset({NodePhase.SUSPECT, NodePhase.LOST})
 STALL_S: Final = 1.0  # a controller that slept longer than this judges nobody for it
 
 
@@ -85,7 +93,7 @@ class NodeSessions:
         self._hellos = HelloQueue()
         self._durable: dict[NodeId, tuple[BootId, int]] = {}  # to be acknowledged, all at once
         for node in commit_loop.reactor.state.nodes:
-            self._session(node).last_heard = self._now()
+            self._session(node)
 
     def use(self, timings: SessionTimings) -> None:
         """Judge silence by other times from now on.
@@ -166,10 +174,9 @@ class NodeSessions:
         node = NodeId(identity.name) if identity and identity.role == NODE else NodeId("")
         session = self._sessions.get(node)
         if session is None or self._routes.get(node) != incoming.route:
-            session = ControllerSession(node, self._term, self._timings)
-            for output in session.receive(message, self._now()):
-                if isinstance(output, ToNode):
-                    self._orders.send(incoming.route, encode(output.message))
+            if isinstance(message, Heartbeat):
+                unknown = ControllerSession(node, self._term, self._timings)
+                self._answer(incoming.route, (session or unknown).ask_to_greet())
             return
         self._apply(node, session.receive(message, self._now()))
 
@@ -187,6 +194,9 @@ class NodeSessions:
             self._orders.send(route, encode(Refused(code="stale_boot", message=why, hint=hint)))
             return
         session = self._session(hello.node)
+        if known is not None and known.phase in SILENT and not session.hears(hello):
+            self._answer(route, session.ask_to_greet())
+            return
         if known is not None and known.phase in IN_TOUCH and session.says_nothing_new(hello):
             self._routes[hello.node] = route
             self._apply(hello.node, session.greeted_again(hello, self._now(), *self._ports))
@@ -273,6 +283,12 @@ class NodeSessions:
                 case Deliver(numbered=numbered):
                     self._deliver(numbered)
 
+    def _answer(self, route: bytes, outputs: Iterable[ControllerOutput]) -> None:
+        """Say something to whoever spoke, without a session."""
+        for output in outputs:
+            if isinstance(output, ToNode):
+                self._orders.send(route, encode(output.message))
+
     def _deliver(self, numbered: Numbered) -> None:
         reported = NodeReported(
             node=numbered.node, boot=numbered.boot, seq=numbered.seq, event=numbered.event
@@ -325,7 +341,12 @@ class NodeSessions:
         return self._commit_loop.reactor.state
 
     def _session(self, node: NodeId) -> ControllerSession:
-        return self._sessions.setdefault(node, ControllerSession(node, self._term, self._timings))
+        session = self._sessions.get(node)
+        if session is None:  # it was not silent before we listened
+            now = self._now()
+            session = ControllerSession(node, self._term, self._timings, last_heard=now)
+            self._sessions[node] = session
+        return session
 
     def _is_node(self, incoming: Incoming, node: NodeId) -> bool:
         identity = incoming.identity

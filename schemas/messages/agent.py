@@ -292,6 +292,7 @@ class Hello(Message, tag="agent.hello.1"):
     events_sent: int  # highest seq of this boot
     events_dropped: int = 0  # highest seq that was committed, and is not kept here any more
     problems: tuple[str, ...] = ()  # as in `NodeHealth`, now
+    echo: str | None = None  # of the last `HelloRequest`; empty: none; None: an older agent
 
 
 class Welcome(Message, tag="agent.welcome.1"):
@@ -332,6 +333,7 @@ class HelloRequest(Message, tag="agent.hello_request.1"):
     """Controller to agent: I do not know this session, say hello."""
 
     term: Term
+    echo: str = ""  # for the hello to repeat, so that we see that we are heard
 
 
 class EventsCommitted(Message, tag="agent.events_committed.1"):

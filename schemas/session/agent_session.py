@@ -96,6 +96,7 @@ class AgentSession:
     sent: int = 0  # highest seq given out
     held: dict[JobId, Order] = field(default_factory=dict)
     held_sweeps: dict[JobId, SweepOrder] = field(default_factory=dict)
+    echo: str = ""  # what the controller asked to be repeated last
     chance: Callable[[], float] = lambda: 0.0  # 0 to 1: agents differ in their pauses
     _last_heard: Seconds = Seconds(0.0)
     _hellos: int = 0  # that nobody answered
@@ -148,8 +149,8 @@ class AgentSession:
         match message:
             case Welcome():
                 return self._welcome(message, now)
-            case HelloRequest(term=term):
-                return self._greet(term, now)
+            case HelloRequest():
+                return self._greet(message, now)
             case Refused():
                 self._hellos = LAST_DOUBLING
                 self._hello_at = self._after_pause(now)
@@ -178,12 +179,13 @@ class AgentSession:
         self._forget(message.committed)
         return [Welcomed(message), *self._resend(message.committed + 1)]
 
-    def _greet(self, term: Term, now: Seconds) -> list[AgentOutput]:
-        if term < self.term:
+    def _greet(self, asked: HelloRequest, now: Seconds) -> list[AgentOutput]:
+        if asked.term < self.term:
             return []
-        if self.session is None and term == self.term and now < self._hello_at:
+        known = (asked.term, asked.echo or self.echo) == (self.term, self.echo)
+        if self.session is None and known and now < self._hello_at:
             return []  # a hello is on its way
-        self.term = term
+        self.term, self.echo = asked.term, asked.echo or self.echo
         self._leave_session()
         return self._say_hello(now)
 

@@ -76,13 +76,16 @@ class ControllerSession:
     _asked_at: Seconds = Seconds(-1e9)
     _behind_at: int | None = None  # what was received when the last heartbeat announced more
     _sessions: int = 0
-    _answered: bool = False  # the last welcome, by a heartbeat
+    _echoes: int = 0
+    _echo: str = ""  # what a hello has to repeat to show that we are heard; empty: nothing yet
     _hello: Hello | None = None  # that this session began with
 
     def greeted(
         self, hello: Hello, committed: int, now: Seconds, log_port: int, event_port: int
     ) -> list[ControllerOutput]:
         """Begin a session; `committed` is how far this boot's events are durable here.
+
+        Who only says hello, and repeats nothing of ours, may not hear us: that is silence.
 
         Args:
             hello: the agent's.
@@ -97,9 +100,10 @@ class ControllerSession:
         if hello.boot != self.boot:
             self._early.clear()
             self.received = committed
+            self.last_heard = now  # its connection is new, which took answers
+        self._note_echo(hello, now)
         self.boot, self.durable = hello.boot, committed
         self.received = max(self.received, committed)
-        self.last_heard, self._answered = now, False
         self._asked_at = now
         self.outstanding.clear()
         self.outstanding_sweeps.clear()
@@ -119,8 +123,6 @@ class ControllerSession:
     ) -> list[ControllerOutput]:
         """Welcome an agent back into the session that it has; its deltas go on being repeated.
 
-        Who only says hello, and never answers a welcome, does not hear us: that is silence.
-
         Args:
             hello: one that says nothing new.
             now: seconds of a monotonic clock.
@@ -129,9 +131,27 @@ class ControllerSession:
         """
         if self.session is None:
             return []
-        if self._answered:
-            self.last_heard, self._answered = now, False
+        self._note_echo(hello, now)
         return [ToNode(self._welcome(self.session, hello.boot, log_port, event_port))]
+
+    def hears(self, hello: Hello) -> bool:
+        """Whether a hello shows that its agent hears us now, and does not only speak.
+
+        Args:
+            hello: of this node. That of an older agent, which repeats nothing, is taken for it.
+        """
+        return hello.echo is None or (self._echo != "" and hello.echo == self._echo)
+
+    def ask_to_greet(self) -> list[ControllerOutput]:
+        """Have the agent say hello, and repeat a word that it cannot know otherwise."""
+        if not self._echo:
+            self._echoes += 1
+            self._echo = f"{self.term}.{self._echoes}"
+        return [ToNode(HelloRequest(term=self.term, echo=self._echo))]
+
+    def _note_echo(self, hello: Hello, now: Seconds) -> None:
+        if self.hears(hello):
+            self.last_heard, self._echo = now, ""
 
     def _welcome(self, session: str, boot: BootId, log_port: int, event_port: int) -> Welcome:
         return Welcome(
@@ -246,8 +266,8 @@ class ControllerSession:
 
     def _heartbeat(self, message: Heartbeat, now: Seconds) -> list[ControllerOutput]:
         if self.session is None or message.session != self.session:
-            return [ToNode(HelloRequest(term=self.term))]
-        self.last_heard, self._answered = now, True
+            return self.ask_to_greet()
+        self.last_heard = now
         ack = ToNode(HeartbeatAck(session=self.session, term=self.term, committed=self.durable))
         behind = message.events_sent > self.received
         # Events travel on a socket of their own: those that are only late come before the next.

@@ -55,7 +55,7 @@ def problems(found: Evidence) -> list[str]:
         *_ended(found),
         *_epochs(found),
         *_samples(found),
-        *_slots(found.records),
+        *slots_used_twice(found.records),
         *_lines(found),
         *_feed(found),
         *_order(found),
@@ -128,7 +128,8 @@ def _samples(found: Evidence) -> Iterator[str]:
                 yield f"{name}: epoch {epoch.epoch} took {len(twice)} samples twice, {absent} not at all"
 
 
-def _slots(records: Sequence[Record]) -> Iterator[str]:
+def slots_used_twice(records: Sequence[Record]) -> Iterator[str]:
+    """Slots that two processes used at a time."""
     uses: dict[str, list[tuple[float, float, Record]]] = defaultdict(list)
     for record in records:
         uses[record.slot].extend((begin, end, record) for begin, end in record.used)

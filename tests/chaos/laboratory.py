@@ -157,7 +157,7 @@ def _evidence(
         inputs=inputs,
         feed=feed,
         replayed=_states(inputs),
-        records=checker.records_of(_records(site.records)),
+        records=checker.records_of(lines_in(site.records)),
         faults=met,
     )
 
@@ -172,7 +172,8 @@ def _states(inputs: Sequence[tuple[Seconds, Input]]) -> dict[str, str]:
     return found | {name: job.phase.value for name, job in reactor.state.jobs.items()}
 
 
-def _records(folder: Path) -> dict[str, list[dict[str, Any]]]:
+def lines_in(folder: Path) -> dict[str, list[dict[str, Any]]]:
+    """What each worker wrote down, file by file."""
     found: dict[str, list[dict[str, Any]]] = {}
     for path in sorted(folder.glob("*.jsonl")):
         lines = path.read_text().splitlines()

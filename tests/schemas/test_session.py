@@ -157,7 +157,7 @@ def test_a_hello_that_says_nothing_new_is_answered_with_the_session_that_there_i
 
     assert session.says_nothing_new(again)
     assert session.greeted_again(again, at(5.0), 1, 2) == [ToNode(welcome("2.1", committed=7))]
-    assert session.last_heard == at(5.0)
+    assert session.last_heard == at(0.5)
     assert session.tick(at(5.0)) == [ToNode(delta(A, 2, 1, 1))]
 
 
@@ -165,13 +165,43 @@ def test_an_agent_that_greets_and_greets_and_hears_nothing_is_silent() -> None:
     session = controller()
     session.receive(Heartbeat(session="2.1", events_sent=0), at(1.0))
 
-    for second in (7.0, 8.0, 10.0, 13.0):
-        session.greeted_again(hello(BOOT, 0), at(second), 1, 2)
+    session.greeted_again(hello(BOOT, 0), at(3.0), 1, 2)
+    session.greeted(hello(BOOT, 1), 0, at(5.0), 1, 2)
 
-    assert session.last_heard == at(7.0)
-    assert session.condition(at(13.0)) is Condition.SUSPECT
-    session.receive(Heartbeat(session="2.1", events_sent=0), at(13.5))
+    assert session.last_heard == at(1.0)
+    assert session.condition(at(7.0)) is Condition.SUSPECT
+    session.receive(Heartbeat(session="2.2", events_sent=0), at(13.5))
     assert session.condition(at(13.5)) is Condition.ALIVE
+
+
+def test_a_hello_that_repeats_our_word_is_a_sign_of_life_and_no_other_is() -> None:
+    session = controller()
+    assert session.ask_to_greet() == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
+    assert session.ask_to_greet() == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
+
+    heard = []
+    for second, echo in ((3.0, ""), (4.0, "1.1"), (5.0, "2.1"), (6.0, "2.1")):
+        session.greeted_again(hello(BOOT, 0, echo), at(second), 1, 2)
+        heard.append(session.last_heard)
+
+    assert heard == [0.0, 0.0, 5.0, 5.0]
+    assert session.ask_to_greet() == [ToNode(HelloRequest(term=Term(2), echo="2.2"))]
+
+
+def test_a_new_life_of_an_agent_is_a_sign_of_life() -> None:
+    session = controller()
+    session.greeted(hello(OTHER, 0), 0, at(9.0), 1, 2)
+    assert session.last_heard == at(9.0)
+
+
+def test_an_agent_repeats_the_word_that_it_is_asked_for_at_once() -> None:
+    session = agent()
+    asked = HelloRequest(term=Term(2), echo="2.1")
+    session.receive(HelloRequest(term=Term(2)), at(0.0))
+
+    assert session.receive(asked, at(0.25)) == [SayHello()]
+    assert session.echo == "2.1"
+    assert session.receive(asked, at(0.5)) == [], "it is on its way"
 
 
 @pytest.mark.parametrize("change", ["boot", "workers", "spec"])
@@ -249,7 +279,7 @@ def test_a_heartbeat_of_an_unknown_session_is_answered_with_greet_and_is_no_sign
 
     outputs = session.receive(Heartbeat(session=unknown, events_sent=5), at(7.0))
 
-    assert outputs == [ToNode(HelloRequest(term=Term(2)))]
+    assert outputs == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
     assert session.last_heard == at(0.0)
 
 
@@ -258,7 +288,7 @@ def test_a_controller_that_was_never_greeted_asks_for_a_hello() -> None:
 
     outputs = session.receive(Heartbeat(session="1.1", events_sent=5), at(1.0))
 
-    assert outputs == [ToNode(HelloRequest(term=Term(2)))]
+    assert outputs == [ToNode(HelloRequest(term=Term(2), echo="2.1"))]
 
 
 def test_an_agent_that_is_asked_to_greet_says_hello_at_once_and_again_a_second_later() -> None:

@@ -388,6 +388,7 @@ _OF_AGENTS: Final = (
         events_sent=300,
         events_dropped=298,
         problems=("/var/lib/ones is full; free space on it",),
+        echo="3.2",
     ),
     agent.Welcome(
         session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700
@@ -395,7 +396,7 @@ _OF_AGENTS: Final = (
     agent.Refused(code="no_slots", message="the node offers no slots", hint="set slots"),
     agent.Heartbeat(session="3.1", events_sent=300),
     agent.HeartbeatAck(session="3.1", term=TERM, committed=299),
-    agent.HelloRequest(term=TERM),
+    agent.HelloRequest(term=TERM, echo="3.2"),
     agent.EventsCommitted(boot=BOOT, through=299),
     agent.ResendEvents(boot=BOOT, first=300),
     agent.Resent(events=(_NUMBERED,)),

@@ -28,6 +28,7 @@ from schemas.session import (
     AgentOutput,
     AgentSession,
     Apply,
+    Condition,
     ControllerOutput,
     ControllerSession,
     Deliver,
@@ -77,9 +78,9 @@ def sweep_delta(job: str, term: int, revision: int) -> SweepDelta:
     )
 
 
-def hello(boot: BootId, events_sent: int) -> Hello:
+def hello(boot: BootId, events_sent: int, echo: str = "") -> Hello:
     """What an agent without workers says first."""
-    return Hello(node=NODE, boot=boot, spec=SPEC, workers=(), events_sent=events_sent)
+    return Hello(node=NODE, boot=boot, spec=SPEC, workers=(), events_sent=events_sent, echo=echo)
 
 
 @dataclass
@@ -244,6 +245,10 @@ class Network:
 
     def _greet(self, controller: Controller, message: Hello) -> None:
         session = controller.session
+        silent = session.boot is not None and session.condition(self.now) is not Condition.ALIVE
+        if silent and not session.hears(message):
+            self._of_controller(controller, session.ask_to_greet())
+            return
         if session.says_nothing_new(message):
             self._of_controller(controller, session.greeted_again(message, self.now, 1, 2))
             return
@@ -277,7 +282,8 @@ class Network:
                 case Publish(numbered=numbered):
                     self._send_up(numbered)
                 case SayHello():
-                    self._send_up(hello(self.agent.boot, self.agent.sent))
+                    said = hello(self.agent.boot, self.agent.sent, self.agent.echo)
+                    self._send_up(said)
                 case Apply(delta=SweepDelta() as new_of_sweep):
                     done = self.sweep_orders.setdefault((self.agent.boot, new_of_sweep.job), [])
                     done.append(sweep_order_of(new_of_sweep))

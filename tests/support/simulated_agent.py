@@ -121,6 +121,7 @@ class SimulatedAgent:
             spec=self.spec,
             workers=self.seen(),
             events_sent=self.session.sent,
+            echo=self.session.echo,
         )
 
     async def delta(self, count: int) -> GroupDelta:

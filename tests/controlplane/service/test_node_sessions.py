@@ -11,7 +11,7 @@ import msgspec
 import pytest
 
 from controlplane.core.commands import Command, SendDelta
-from controlplane.core.inputs import Input, NodeGreeted, NodeReported
+from controlplane.core.inputs import Input, NodeGreeted, NodeReported, NodeSuspected
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.service.hello_queue import UNDER_WAY
@@ -124,9 +124,11 @@ class Service:
         self.said()
 
 
-def hello(node: NodeId = N1, *workers: WorkerSeen, boot: str = "boot-1") -> Hello:
+def hello(
+    node: NodeId = N1, *workers: WorkerSeen, boot: str = "boot-1", echo: str | None = ""
+) -> Hello:
     spec = builders.node_spec(node)
-    return Hello(node=node, boot=BootId(boot), spec=spec, workers=workers, events_sent=0)
+    return Hello(node=node, boot=BootId(boot), spec=spec, workers=workers, events_sent=0, echo=echo)
 
 
 async def test_a_repeated_hello_is_answered_and_not_written_down() -> None:
@@ -196,14 +198,58 @@ async def test_a_hello_with_news_is_written_down(news: Hello) -> None:
     assert service.commit_loop.greeted() == [N1, N1]
 
 
-async def test_a_node_that_was_lost_is_greeted_as_if_it_were_new() -> None:
+async def test_a_node_that_was_lost_is_greeted_as_if_it_were_new_once_it_repeats_our_word() -> None:
     service = Service()
     await service.greet(hello())
     service.commit_loop.controller.lose(N1)
 
+    service.hear(hello())
+    asked = list(service.sent)
+    await service.greet(hello(echo="1.1"))
+
+    assert asked == [(N1, HelloRequest(term=Term(1), echo="1.1"))]
+    assert service.commit_loop.greeted() == [N1, N1]
+    assert service.commit_loop.controller.state.nodes[N1].phase is NodePhase.UP
+
+
+@pytest.mark.parametrize("phase", [NodePhase.SUSPECT, NodePhase.LOST])
+async def test_a_node_that_speaks_and_does_not_hear_stays_what_it_is(phase: NodePhase) -> None:
+    service = Service()
     await service.greet(hello())
+    node = service.commit_loop.controller.state.nodes[N1]
+    service.commit_loop.controller.take(NodeSuspected(node=N1, silent_s=6.0))
+    if phase is NodePhase.LOST:
+        service.commit_loop.controller.lose(N1)
+
+    for workers in ((), (builders.seen(A),)):  # with news and without
+        service.hear(hello(N1, *workers))
+        service.hear(hello(N1, *workers, echo="a word of another time"))
+        await service.commit_loop.commit()
+
+    assert service.said() == [(N1, "HelloRequest")] * 4
+    assert (service.commit_loop.greeted(), node.phase) == ([N1], phase)
+
+
+async def test_a_word_shows_once_that_it_was_heard() -> None:
+    service = Service()
+    await service.greet(hello())
+    for _ in range(2):
+        service.commit_loop.controller.lose(N1)
+        service.hear(hello(echo="1.1"))
+        service.hear(hello(echo="1.1"))
+        await service.commit_loop.commit()
 
     assert service.commit_loop.greeted() == [N1, N1]
+    assert service.said() == [(N1, "HelloRequest"), (N1, "Welcome"), *[(N1, "HelloRequest")] * 2]
+
+
+async def test_an_agent_of_a_former_release_repeats_nothing_and_is_greeted() -> None:
+    service = Service()
+    await service.greet(hello(echo=None))
+    service.commit_loop.controller.lose(N1)
+
+    await service.greet(hello(echo=None))
+
     assert service.commit_loop.controller.state.nodes[N1].phase is NodePhase.UP
 
 
@@ -281,7 +327,7 @@ async def test_a_heartbeat_of_a_session_that_there_is_not_is_asked_for_a_hello()
     service.hear(Heartbeat(session="1.1", events_sent=0))
 
     assert service.sent == [
-        (N1, HelloRequest(term=Term(1))),
+        (N1, HelloRequest(term=Term(1), echo="1.1")),
         (N1, HeartbeatAck(session="1.1", term=Term(1), committed=0)),
     ]
 
@@ -388,6 +434,18 @@ async def test_a_node_that_speaks_is_not_lost_however_long_its_workers_take() ->
     controller.tell(N1, builders.quiesced(A, index=4, group=2))
 
     assert await silent(controller, 1.0) == []
+
+
+async def test_a_node_that_greets_for_the_first_time_is_not_silent_while_that_is_written_down() -> (
+    None
+):
+    service = Service()
+    service.hear(hello())
+
+    session = service.sessions._sessions[N1]
+    service.sessions._note_silence(N1, session, service.sessions._now())
+
+    assert [type(event) for event in service.commit_loop.taken] == [NodeGreeted]
 
 
 async def test_other_times_of_silence_hold_for_nodes_that_are_there_and_for_those_that_come() -> (

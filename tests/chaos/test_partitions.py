@@ -1,0 +1,106 @@
+"""A node that is cut off, either way or both: lost until it hears and is heard, no slot used by two."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from controlplane.client import BlockingClient
+from schemas.errors import OnesError
+from schemas.jobs import JobSpec, StopRule
+from tests.chaos import checker
+from tests.chaos.laboratory import lines_in
+from tests.chaos.network import Weather
+from tests.chaos.site import CONTROL, USER, Site
+from tests.chaos.user import SCRIPT
+
+LIMIT_S: Final = 90.0
+CUT: Final = Weather(blocked=True)
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and disks need root"),
+    pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="there are no tunnel devices"),
+]
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with (
+        tempfile.TemporaryDirectory(prefix="lab-") as folder,
+        Site(Path(folder), os.getpid(), nodes=2, slots=1, policy="fifo") as made,
+    ):
+        for name in made.hosts:
+            made.start(name)
+        (made.base / "work").mkdir()
+        (made.base / "work" / "train.py").write_bytes(SCRIPT.read_bytes())
+        with made.network.inside(USER):
+            yield made
+
+
+def until(site: Site, found: Callable[[BlockingClient], Any]) -> Any:
+    """Ask again and again, until it is there."""
+    deadline = time.monotonic() + LIMIT_S
+    while time.monotonic() < deadline:
+        try:
+            with BlockingClient(site.home, timeout=3.0) as client:
+                if there := found(client):
+                    return there
+        except OnesError:
+            pass
+        time.sleep(0.1)
+    raise AssertionError("it never came")
+
+
+def job(site: Site, name: str, *, slots: int, epochs: int) -> JobSpec:
+    """One that takes about a second an epoch."""
+    given = {
+        "RECORDS": site.records, "SAMPLES": 120, "EPOCHS": epochs, "BATCH": 12, "PAUSE_S": 0.1,
+        "FAILS_AT": 0, "OMP_NUM_THREADS": 1,
+    }  # fmt: skip
+    return JobSpec(
+        name=name, script="train.py", workdir=str(site.base / "work"), batch_size=12,
+        max_batch_size=12, slots=(slots, slots), stop=StopRule(epochs=epochs),
+        env={key: str(value) for key, value in given.items()},
+    )  # fmt: skip
+
+
+def events_of(client: BlockingClient, node: str) -> list[str]:
+    return [event.event for event in client.events() if event.node == node]
+
+
+@pytest.mark.parametrize("way", ["it does not hear", "it is not heard", "neither"])
+def test_a_node_that_is_cut_off_stays_lost_and_its_slot_is_given_on_when_its_worker_is_gone(
+    site: Site, way: str
+) -> None:
+    until(site, lambda c: len([n for n in c.nodes() if n.state == "up"]) == 2)
+    with BlockingClient(site.home) as client:
+        alone = client.submit(job(site, "alone", slots=1, epochs=16))
+    workers = until(site, lambda c: (s := c.job(alone)).summary.epoch >= 2 and s.workers)
+    node = workers[0].node
+    roads = [(CONTROL, node)] * (way != "it is not heard")
+    roads += [(node, CONTROL)] * (way != "it does not hear")
+
+    for road in roads:
+        site.network.change(*road, CUT, begins=True)
+    until(site, lambda c: "node.lost" in events_of(c, node))
+    ended = until(site, lambda c: (s := c.job(alone).summary).state == "succeeded" and s)
+    with BlockingClient(site.home) as client:
+        meanwhile = events_of(client, node)
+    for road in roads:
+        site.network.change(*road, CUT, begins=False)
+    until(site, lambda c: "node.up" in events_of(c, node))
+    with BlockingClient(site.home) as client:
+        both = client.submit(job(site, "both", slots=2, epochs=2))
+    until(site, lambda c: c.job(both).summary.state == "succeeded")
+
+    assert meanwhile == ["node.joined", "node.suspect", "node.lost"]
+    assert ended.epoch == 16
+    records = checker.records_of(lines_in(site.records))
+    assert [record.job for record in records if record.slot == f"{node}/0"] == [alone, both]
+    assert list(checker.slots_used_twice(records)) == []
