@@ -126,6 +126,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     stop: StopRule | None = None  # default: the script's own number of epochs
     priority: float = 1.0  # weight of its time beside that of other jobs
     retries: int = 0  # failures of the script that are tried again from the last epoch
+    on_loss: Literal["restart", "fail"] | msgspec.UnsetType = msgspec.UNSET  # default: restart
     seed: int | msgspec.UnsetType = msgspec.UNSET  # left out: the script's own
     utility: Utility | msgspec.UnsetType = msgspec.UNSET  # of its end; for policies that admit jobs
     env: dict[str, str] = msgspec.field(default_factory=dict)
@@ -159,6 +160,11 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     def wanted(self) -> int:
         """How many slots a policy of fixed size should give."""
         return self.slots[0] if self.slots_wanted is None else self.slots_wanted
+
+    @property
+    def fails_when_lost(self) -> bool:
+        """Whether it ends, and does not start again, when nobody is left who has its state."""
+        return self.on_loss == "fail"
 
     @property
     def stated_seed(self) -> int | None:
@@ -369,6 +375,7 @@ def _sweep(spec: JobSpec) -> list[Problem]:
         ("lr", spec.lr is not None, "make it a value of sweep.search.space"),
         ("record_samples", spec.record_samples, "`ones sweep manifest` has what each model saw"),
         ("stop", spec.stop is not None, "give sweep.search.epochs"),
+        ("on_loss", spec.on_loss is not msgspec.UNSET, "lost units are trained again"),
         ("seed", spec.stated_seed is not None, "give sweep.search.seed"),
         ("utility", spec.stated_utility is not None, "give priority"),
     ):

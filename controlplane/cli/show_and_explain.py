@@ -117,6 +117,7 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         "ran": span(job.running_s),
         **({"promised": promised} if (promised := promise_in_words(job)) else {}),
         "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
+        "when lost": "fails" if detail.spec.fails_when_lost else "starts again from its last epoch",
         "exit code": "" if detail.exit_code is None else detail.exit_code,
     }
 

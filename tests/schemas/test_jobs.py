@@ -344,6 +344,18 @@ def test_a_seed_fits_63_bits(seed: int) -> None:
     )
 
 
+def test_what_becomes_of_a_lost_job_travels_if_its_user_said_so() -> None:
+    assert "on_loss" not in msgspec.to_builtins(spec())
+    said = {word: spec(on_loss=word) for word in ("restart", "fail")}
+
+    assert {word: msgspec.to_builtins(each)["on_loss"] for word, each in said.items()} == {
+        "restart": "restart", "fail": "fail"
+    }  # fmt: skip
+    assert [spec().fails_when_lost, *(each.fails_when_lost for each in said.values())] == [
+        False, False, True
+    ]  # fmt: skip
+
+
 def test_a_seed_that_nobody_gave_does_not_travel() -> None:
     assert spec().stated_seed is None
     assert "seed" not in msgspec.to_builtins(spec())

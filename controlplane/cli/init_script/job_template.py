@@ -51,6 +51,7 @@ def job_file(facts: Facts, script: Path, relative: str) -> str:
         "",
         *_stop(facts),
         "retries = 1  # of a script that fails, from its last finished epoch",
+        '# on_loss = "fail"  # left out: it starts again from there when its node is lost',
         '# python = ".venv/bin/python"  # interpreter with torch; default: the agent\'s',
         "# [env]",
         '# OMP_NUM_THREADS = "1"',

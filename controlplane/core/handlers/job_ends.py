@@ -28,10 +28,14 @@ def restart_from_checkpoint(ctx: HandlerContext, job: Job, why: str) -> None:
 
     Args:
         ctx: of this input.
-        job: that lost its group. It fails for good at `MAX_LOSSES` losses without an epoch between.
+        job: that lost its group. It fails for good at `MAX_LOSSES` losses without an epoch between,
+            and at the first if its user wants that and its script has begun.
         why: in words, for users; what follows is added to it.
     """
     job.attempts.losses += 1
+    if job.spec.fails_when_lost and any(w.pid is not None for w in job.group_workers()):
+        end(ctx, job, JobTrigger.GAVE_UP, f"{why}; on_loss = fail")
+        return
     if job.attempts.losses >= MAX_LOSSES:
         why = f"{why}, for the {MAX_LOSSES}th time without an epoch"
         end(ctx, job, JobTrigger.GAVE_UP, why)
