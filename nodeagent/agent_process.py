@@ -183,6 +183,7 @@ class Agent:
         """
         self._manager.adopt()
         await self._health.look()  # so that the first hello says it
+        self._reconciler.forgotten.update(await self._ended_jobs.find())
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
             owned = [
@@ -319,6 +320,7 @@ class Agent:
             events_dropped=self._session.dropped,
             problems=self._health.problems,
             echo=self._session.echo,
+            jobs=self._ended_jobs.unended,
         )
 
     def _welcomed(self, welcome: Welcome) -> None:

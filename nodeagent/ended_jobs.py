@@ -19,6 +19,7 @@ from schemas.retention import FileSeen
 
 log = structlog.get_logger("ended_jobs")
 FIRST_S: Final = 60.0  # after the start: by then the controller said what lives
+FIND_S: Final = 2.0
 LOOK_S: Final = 600.0  # at most
 SHORTEST_LOOK_S: Final = 10.0
 STATES_S: Final = 3600.0  # at least: trials that graduated begin with them
@@ -51,11 +52,34 @@ class EndedJobs:
             now = settings()
             return Kept(now.keep_checkpoints_s, now.keep_checkpoints_bytes)
 
+        self._busy = busy
+        self._found: set[JobId] = set()  # as the agent began, and not heard of since
+        self._own = (Leftovers(folders.work, ours=MARK), Leftovers(folders.all_states))
         self._keepers = (
-            Keeper(Leftovers(folders.work, ours=MARK), work, busy),
-            Keeper(Leftovers(folders.all_states), states, busy),
+            Keeper(self._own[0], work, busy),
+            Keeper(self._own[1], states, busy),
             Keeper(Leftovers(folders.checkpoints, shared=True), checkpoints, busy),
         )
+
+    async def find(self) -> list[JobId]:
+        """Look who left something here, unless the disk takes long to say it.
+
+        Returns:
+            Sweeps that have ended.
+        """
+        with contextlib.suppress(TimeoutError):
+            found, ended = await asyncio.wait_for(asyncio.to_thread(self._look), FIND_S)
+            self._found = set(found)
+            return ended
+        return []
+
+    def _look(self) -> tuple[list[JobId], list[JobId]]:
+        return [job for area in self._own for job in area.unmarked()], self._own[1].marked()
+
+    @property
+    def unended(self) -> tuple[JobId, ...]:
+        """Jobs that left something here and are not known to have ended, for the hello."""
+        return tuple(sorted(self._found | self._busy()))
 
     def note(self, job: JobId, *, ended: bool) -> None:
         """Nothing of a job runs here any more, and it will not come back; or it begins.
@@ -64,6 +88,7 @@ class EndedJobs:
             job: its name.
             ended: which of them.
         """
+        self._found.discard(job)
         for keeper in self._keepers:
             keeper.note(job, ended=ended)
 

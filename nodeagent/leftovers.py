@@ -16,12 +16,14 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from nodeagent.state_keeper import JOB
 from schemas.ids import JobId
 from schemas.retention import FileSeen, outdated
 
 log = structlog.get_logger("leftovers")
 MARKS: Final = ".ended"
 YOUNG_S: Final = 3600.0  # what is younger goes by its age only
+MOST_UNMARKED: Final = 2000  # that are told of
 UNHEARD_S: Final = 7 * 86400.0  # at least, where nobody heard of the job's end
 
 
@@ -104,27 +106,53 @@ class Leftovers:
                 del sizes[one.name]
         return [one.name for one in gone]
 
+    def unmarked(self) -> list[JobId]:
+        """Jobs that left something here and are not known to have ended.
+
+        Returns:
+            At most `MOST_UNMARKED`, those whose folders were changed last; nothing of a folder
+            that cannot be read, and of one that other nodes use, too.
+        """
+        found: list[tuple[float, JobId]] = []
+        with contextlib.suppress(OSError):
+            marks = dict(_marks(self.root / MARKS))
+            with os.scandir(self.root) as entries:
+                found.extend(
+                    (at, JobId(entry.name))
+                    for entry in entries
+                    if entry.name not in marks and (at := self._changed(entry)) is not None
+                )
+        return [job for _, job in sorted(found, reverse=True)[:MOST_UNMARKED]]
+
+    def marked(self) -> list[JobId]:
+        """Jobs that left something here and have ended; nothing of a folder that cannot be read."""
+        with contextlib.suppress(OSError):
+            return [JobId(name) for name, _ in _marks(self.root / MARKS)]
+        return []
+
     def _ended(self, busy: Container[str], now: float) -> Iterator[tuple[str, float]]:
         """Folders of jobs that have ended, and since when."""
         marks = dict(_marks(self.root / MARKS))
         with os.scandir(self.root) as entries:
             for entry in entries:
-                if entry.name.startswith(".") or not entry.is_dir(follow_symlinks=False):
-                    continue
                 at = marks.pop(entry.name, None)
                 if at is None:
-                    at = self._unheard(entry, now)
-                if at is not None and entry.name not in busy:
+                    at = self._changed(entry)
+                    at = at if at is not None and now - at > UNHEARD_S else None
+                if at is None or not entry.is_dir(follow_symlinks=False):
+                    continue
+                if entry.name not in busy:
                     yield entry.name, at
         for name in marks:
             (self.root / MARKS / name).unlink(missing_ok=True)
 
-    def _unheard(self, entry: os.DirEntry[str], now: float) -> float | None:
-        """When a folder without a mark was changed last, if it may go by that."""
-        if self.shared or (self.ours and not Path(entry.path, self.ours).exists()):
+    def _changed(self, entry: os.DirEntry[str]) -> float | None:
+        """When the folder of a job was changed last; None for others, and where it says nothing."""
+        if self.shared or not JOB.fullmatch(entry.name) or not entry.is_dir(follow_symlinks=False):
             return None
-        changed = entry.stat(follow_symlinks=False).st_mtime
-        return changed if now - changed > UNHEARD_S else None
+        if self.ours and not Path(entry.path, self.ours).exists():
+            return None
+        return entry.stat(follow_symlinks=False).st_mtime
 
 
 def _marks(folder: Path) -> Iterator[tuple[str, float]]:

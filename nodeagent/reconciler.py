@@ -74,7 +74,7 @@ class Reconciler:
     node: NodeId
     jobs: dict[JobId, JobState] = field(default_factory=dict)
     workers: dict[WorkerId, WorkerState] = field(default_factory=dict)
-    forgotten: set[JobId] = field(default_factory=set)  # sweeps that ended in this agent's life
+    forgotten: set[JobId] = field(default_factory=set)  # sweeps that have ended
 
     def handle(self, event: Event) -> list[Action]:
         """Apply one event and return what to do about it, in order.
@@ -85,6 +85,8 @@ class Reconciler:
         """
         match event:
             case Desired(delta=delta):
+                if delta.group is not None:
+                    self.forgotten.discard(delta.job)
                 self._job(delta.job).delta = delta
                 return self._reconcile(delta.job)
             case SweepDesired(delta=delta):

@@ -45,6 +45,7 @@ class NodeGreeted(Message, tag="core.node_greeted.1"):
     spec: NodeSpec
     workers: tuple[WorkerSeen, ...]
     problems: tuple[str, ...] = ()  # that keep it from starting workers
+    jobs: tuple[JobId, ...] = ()  # that left something there: it wants to know which have ended
 
 
 class NodeHeard(Message, tag="core.node_heard.1"):

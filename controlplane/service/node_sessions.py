@@ -233,6 +233,7 @@ class NodeSessions:
             spec=hello.spec,
             workers=hello.workers,
             problems=hello.problems,
+            jobs=hello.jobs,
         )
         try:
             self._commit_loop.handle(greeted, before_effects=welcome)

@@ -293,6 +293,7 @@ class Hello(Message, tag="agent.hello.1"):
     events_dropped: int = 0  # highest seq that was committed, and is not kept here any more
     problems: tuple[str, ...] = ()  # as in `NodeHealth`, now
     echo: str | None = None  # of the last `HelloRequest`; empty: none; None: an older agent
+    jobs: tuple[JobId, ...] = ()  # that left something here, and are not known to have ended
 
 
 class Welcome(Message, tag="agent.welcome.1"):

@@ -29,7 +29,7 @@ class SessionTimings:
 
 
 def says_the_same(one: Hello, other: Hello) -> bool:
-    """Whether two hellos differ in nothing but how far their events go, and what they repeat.
+    """Whether two hellos differ in nothing but how far their events go, what they repeat and ask.
 
     Args:
         one: of any node and boot.
@@ -37,7 +37,7 @@ def says_the_same(one: Hello, other: Hello) -> bool:
     """
 
     def lasting(hello: Hello) -> Hello:
-        return replace(hello, events_sent=0, events_dropped=0, echo=None)
+        return replace(hello, events_sent=0, events_dropped=0, echo=None, jobs=())
 
     return lasting(one) == lasting(other)
 

@@ -12,6 +12,7 @@ import pytest
 
 from nodeagent.agent_process import Agent
 from nodeagent.agent_settings import AgentSettings
+from nodeagent.job_workspaces import MARK
 from nodeagent.reconciler_actions import StartWorker
 from nodeagent.reconciler_events import LogsStored
 from schemas.codec import encode
@@ -175,6 +176,20 @@ async def test_a_job_that_is_to_be_forgotten_leaves_nothing_where_nothing_is_kep
     for keeper in keepers:
         keeper.cancel()
     assert [folder.name for folder in folders if folder.exists()] == [B, B]
+
+
+async def test_a_hello_names_the_jobs_of_which_no_end_was_heard(
+    agent: Agent, tmp_path: Path
+) -> None:
+    for job in (A, B):
+        folder = tmp_path / "work" / job
+        folder.mkdir()
+        (folder / MARK).touch()
+    await agent._ended_jobs.find()
+
+    agent._apply([Apply(stop(A, 1, forget=True))])
+
+    assert agent._hello().jobs == (B,)
 
 
 async def test_a_job_that_begins_has_not_ended_whatever_its_folder_says(

@@ -125,6 +125,23 @@ async def test_a_mark_that_the_disk_does_not_take_is_made_later_and_holds_up_no_
     assert (marks / DONE).exists()
 
 
+async def test_the_controller_is_asked_about_jobs_that_left_something_before_this_life(
+    tmp_path: Path,
+) -> None:
+    house = House(tmp_path)
+    house.busy = {JobId("here-2")}
+
+    assert await house.ended.find() == []
+    assert house.ended.unended == (DONE, "here-2")
+    house.ended.note(DONE, ended=True)
+    await house.turn(look=False)
+
+    assert house.ended.unended == ("here-2",)
+    again = EndedJobs(house.folders, lambda: house.settings, set)
+    assert await again.find() == [DONE]
+    assert again.unended == ()
+
+
 async def test_what_the_settings_say_later_holds_from_then_on(tmp_path: Path) -> None:
     house = House(tmp_path)
     house.ended.note(DONE, ended=True)

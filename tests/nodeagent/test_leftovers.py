@@ -131,6 +131,31 @@ def test_folders_of_unknown_jobs_go_by_their_last_change_where_no_other_node_use
     assert own.keeps(Kept(1.0, MUCH)) == ["foreign", "young-2"]
 
 
+def test_jobs_of_which_no_end_was_heard_are_told_of_those_changed_last_first(
+    own: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("nodeagent.leftovers.MOST_UNMARKED", 2)
+    for days, name in enumerate(("a-1", "b-2", "c-3", "no job", "foreign-4")):
+        own.job(name, changed=days)
+        if name != "foreign-4":
+            (own.area.root / name / "mark").touch()
+        _at(own.area.root / name, days)
+    own.job("done-5", ended=1.0)
+
+    assert own.area.unmarked() == ["a-1", "b-2"]
+    assert own.area.marked() == ["done-5"]
+
+
+def test_of_a_folder_of_all_nodes_and_of_one_that_cannot_be_read_nobody_is_told_of(
+    shared: Folder, tmp_path: Path
+) -> None:
+    shared.job("old-1")
+
+    assert shared.area.unmarked() == []
+    assert Leftovers(tmp_path / "none").unmarked() == []
+    assert Leftovers(tmp_path / "none").marked() == []
+
+
 def test_a_mark_goes_with_a_folder_that_somebody_else_deleted(shared: Folder) -> None:
     shared.job("gone-1", ended=1.0)
     shutil.rmtree(shared.area.root / "gone-1")

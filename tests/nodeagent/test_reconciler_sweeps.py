@@ -177,6 +177,18 @@ def test_what_comes_of_a_sweep_that_is_forgotten_only_keeps_states() -> None:
     assert A not in reconciler.jobs
 
 
+def test_a_sweep_that_is_over_leaves_only_states_to_keep_until_it_is_given_a_group() -> None:
+    reconciler = agent()
+    reconciler.forgotten.add(A)
+    assert wanted(reconciler, unit(1)) == []
+    assert reconciler.jobs == {}
+
+    for event in alive():
+        reconciler.handle(event)
+
+    assert wanted(reconciler, unit(1), revision=2) == [OrderUnit(FIRST, unit(1))]
+
+
 def test_units_go_to_workers_of_their_own_sweep() -> None:
     reconciler = agent(*alive_on_both())
 

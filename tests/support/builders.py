@@ -126,9 +126,16 @@ def greeting(
     boot: str = "boot-1",
     model: str = "",
     problems: tuple[str, ...] = (),
+    jobs: tuple[JobId, ...] = (),
 ) -> NodeGreeted:
-    spec = node_spec(node, slots, model)
-    return NodeGreeted(node=node, boot=BootId(boot), spec=spec, workers=workers, problems=problems)
+    return NodeGreeted(
+        node=node,
+        boot=BootId(boot),
+        spec=node_spec(node, slots, model),
+        workers=workers,
+        problems=problems,
+        jobs=jobs,
+    )
 
 
 def seen(

@@ -389,6 +389,7 @@ _OF_AGENTS: Final = (
         events_dropped=298,
         problems=("/var/lib/ones is full; free space on it",),
         echo="3.2",
+        jobs=(JOB,),
     ),
     agent.Welcome(
         session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700

@@ -118,6 +118,7 @@ class Node:
             boot=self.boot,
             spec=node_spec(self.node, self.slots),
             workers=self.reconciler.seen(),
+            jobs=tuple(sorted(self.reconciler.jobs)),
         )
 
     def welcome(self, term: Term, committed: int) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
@@ -21,7 +21,7 @@ from controlplane.core.model import node as nodes
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase, NodeTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase
-from schemas.ids import slot_id, worker_id
+from schemas.ids import JobId, slot_id, worker_id
 from schemas.messages.agent import WorkerExited, WorkerSeen
 from schemas.messages.feed import Detail
 
@@ -70,13 +70,18 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
     node_health.note_problems(ctx, node, event.problems)
-    _reconcile(ctx, node, event.workers)
+    told = _reconcile(ctx, node, event.workers)
     sweeps.on_node_greeted(ctx, node.node)
+    _tell(ctx, node, [name for name in dict.fromkeys(event.jobs) if name not in told])
     ctx.ask = True
 
 
-def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> None:
-    """Hold what the node runs against what it should run, and order the difference."""
+def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> Container[JobId]:
+    """Hold what the node runs against what it should run, and order the difference.
+
+    Returns:
+        The jobs of which it was told.
+    """
     state = ctx.state
     present = {worker_id(s.job, s.version, s.rank): s for s in seen}
     node.foreign = {
@@ -91,10 +96,16 @@ def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> N
     for job, worker in here:
         _reconcile_worker(ctx, job, worker, present.get(worker.worker))
     touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in here}
-    for name in touched:
-        if name in state.jobs:
-            ctx.send_to(state.jobs[name], [node.node])
-        elif (version := state.left.get(name)) is not None:
+    _tell(ctx, node, touched)
+    return touched
+
+
+def _tell(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
+    """Tell a node what it should run of jobs now: of those that have ended nothing, for ever."""
+    for name in names:
+        if name in ctx.state.jobs:
+            ctx.send_to(ctx.state.jobs[name], [node.node])
+        elif (version := ctx.state.left.get(name)) is not None:
             departures.stop_again(ctx, name, version, node.node)
 
 

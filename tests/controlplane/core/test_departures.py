@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controlplane.core.commands import Accept, AskForPlan, Command
+from controlplane.core.commands import Accept, AskForPlan, Command, SendDelta
 from controlplane.core.handlers import departures
 from controlplane.core.history_records import JobLeft
 from controlplane.core.inputs import ControllerStarted, Input
@@ -14,6 +14,7 @@ from controlplane.core.reactor import Reactor
 from controlplane.journal.record import input_from
 from schemas.errors import UnknownJobError
 from schemas.ids import JobId
+from schemas.messages.agent import SETTLED
 from tests.support import builders
 from tests.support.builders import N1, S0, A, B, seen, send, stop
 from tests.support.controller import Controller, cluster_of, running
@@ -79,6 +80,33 @@ def test_a_node_that_comes_back_with_a_process_of_a_job_that_left_is_told_to_sto
 
     assert send(N1, stop(A, version, term=2, forget=True)) in commands
     assert controller.state.nodes[N1].foreign == {}
+
+
+def test_a_node_hears_which_of_the_jobs_that_left_something_there_have_ended() -> None:
+    controller = ended()
+    controller.submit("b")
+    controller.place({B: S0})
+    version = controller.left[0].last.version
+    here = [seen(B)]
+
+    commands = controller.take(builders.greeting(N1, *here, jobs=(A, B, JobId("unknown-9"))))
+
+    assert [one.delta for one in commands if isinstance(one, SendDelta) and one.node == N1] == [
+        builders.run(B, term=2),
+        stop(A, version, term=2, forget=True),
+    ]
+
+
+def test_a_node_hears_of_a_job_that_waits_that_it_has_not_ended() -> None:
+    controller = where_jobs_leave(n1=1)
+    controller.submit("a")
+
+    commands = controller.take(builders.greeting(N1, boot="boot-2", jobs=(A,)))
+
+    version = controller.job(A).version
+    assert [one.delta for one in commands if isinstance(one, SendDelta)] == [
+        stop(A, version, term=2, stage=SETTLED)
+    ]
 
 
 def test_a_job_with_a_process_on_a_lost_node_stays_until_the_node_is_back() -> None:
