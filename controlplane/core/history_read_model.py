@@ -23,6 +23,7 @@ from controlplane.core.history_records import (
     ProcessStarted,
     Record,
     SpeedMeasured,
+    SweepLeft,
 )
 from schemas.ids import JobId, NodeId, WorkerId
 from schemas.messages.client import Change, Decision, EpochInfo, PromiseInfo, VersionInfo
@@ -102,7 +103,7 @@ def _add(history: JobHistory, record: Record) -> None:
             del history.promises[1:-KEPT_PROMISES]
         case ProcessStarted(worker=worker, node=node):
             history.processes[worker] = node
-        case JobLeft():
+        case JobLeft() | SweepLeft():
             pass  # its past stays
         case _:
             _add_to_groups(history, record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from controlplane.core.model.job import Job, SpeedPromise
+from controlplane.core.sweep_read_model import SweepHistory
 from schemas.ids import JobId, NodeId, Seconds, WorkerId
 from schemas.messages import Message
 from schemas.messages.client import Change, Decision, EpochInfo, PromiseInfo, VersionInfo
@@ -79,8 +80,16 @@ class JobLeft(Message, tag="history.job_left.1"):
     last: Job
 
 
+class SweepLeft(Message, tag="history.sweep_left.1"):
+    """A sweep left the state with its job: this is its past."""
+
+    job: JobId
+    history: SweepHistory
+
+
 OfGroups = GroupOrdered | Decided | GroupConcluded | SpeedMeasured
-Record = PhaseChanged | OfGroups | EpochFinished | EndPromised | ProcessStarted | JobLeft
+OfLeft = JobLeft | SweepLeft
+Record = PhaseChanged | OfGroups | EpochFinished | EndPromised | ProcessStarted | OfLeft
 
 CHANGES: Final = "changes"
 GROUPS: Final = "groups"
@@ -99,6 +108,6 @@ def list_of(record: Record) -> str:
     """Which of a job's lists a record belongs to; those about groups make one.
 
     Args:
-        record: of any kind but that a job left.
+        record: of any kind but that a job or a sweep left.
     """
     return _LISTS.get(type(record), GROUPS)

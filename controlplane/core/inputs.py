@@ -19,6 +19,7 @@ class ControllerStarted(Message, tag="core.controller_started.1"):
     term: Term
     release: str
     ended_leave: bool = False  # jobs that have ended leave the state; former releases kept them
+    sweeps_leave: bool = False  # sweeps, too
 
 
 class JobSubmitted(Message, tag="core.job_submitted.1"):

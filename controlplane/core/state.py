@@ -9,6 +9,7 @@ import msgspec
 
 from controlplane.core.deadlines import Deadlines
 from controlplane.core.model.job import Job
+from controlplane.core.model.job_sweep import LeftSweep
 from controlplane.core.model.node import Node
 from controlplane.core.model.swap import Swap
 from controlplane.core.model.worker import Worker, WorkerPhase
@@ -31,12 +32,14 @@ class State(msgspec.Struct, kw_only=True, dict=True):
     keys: dict[str, JobId] = {}  # USER/KEY of submissions
     left_keys: dict[str, JobId] = {}  # of jobs that left, the latest
     ended_leave: bool = False  # jobs that have ended leave, when nothing of them lives
+    sweeps_leave: bool = False  # the same of sweeps
     leaving: dict[JobId, None] = {}  # with the next input
     left: dict[JobId, Version] = {}  # the latest: nodes that come back hear of them
     deadlines: Deadlines = msgspec.field(default_factory=Deadlines)
     overrides: dict[JobId, None] = {}  # jobs under a manual override, in order of the overrides
     sweeps: dict[JobId, None] = {}  # those that go on, or that some node has to hear of
     ended_sweeps: dict[JobId, None] = {}  # the latest: nodes that come back hear of them
+    left_sweeps: dict[JobId, LeftSweep] = {}  # the same of those that left
     draining: dict[NodeId, None] = {}  # nodes with a `drain`
     swaps: list[Swap] = []  # of running jobs that trade slots just now
 

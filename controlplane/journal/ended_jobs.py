@@ -13,11 +13,10 @@ import msgspec
 from controlplane.core.history_records import JobLeft
 from controlplane.core.model.job import Job, number_of
 from controlplane.journal.record import JournalError
-from controlplane.journal.row_checks import FIELDS, RowChecks, ended_checksum
+from controlplane.journal.row_checks import DAMAGED, FIELDS, RowChecks, ended_checksum
 from schemas.ids import JobId, Seconds
 
 PAGE: Final = 500  # rows read at a time
-DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
 INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
 _jobs: Final = msgspec.msgpack.Decoder(Job)

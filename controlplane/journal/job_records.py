@@ -30,12 +30,14 @@ from controlplane.core.history_records import (
     PROMISES,
     JobLeft,
     Record,
+    SweepLeft,
     list_of,
 )
 from controlplane.journal.database import meta
 from controlplane.journal.ended_jobs import EndedRow, ended_row, insert_ended
+from controlplane.journal.ended_sweeps import sweep_rows
 from controlplane.journal.record import JournalError
-from controlplane.journal.row_checks import PLACES, RowChecks, record_checksum
+from controlplane.journal.row_checks import DAMAGED, PLACES, RowChecks, record_checksum
 from schemas.codec import encode
 from schemas.ids import JobId, NodeId, WorkerId
 from schemas.messages.client import Change, EpochInfo, PromiseInfo
@@ -45,7 +47,6 @@ PAGE: Final = 200  # rows read at a time
 EVERY_LIST: Final = (CHANGES, GROUPS, EPOCHS, PROMISES, PROCESSES)
 LATEST: Final = {CHANGES: KEPT_CHANGES, GROUPS: 4 * KEPT_CHANGES, EPOCHS: KEPT_EPOCHS}
 EVERY: Final = 1_000_000
-DAMAGED: Final = "restore a backup"
 INSERT: Final = "INSERT OR REPLACE INTO job_records VALUES (?, ?, ?, ?, ?)"
 
 _records: Final = msgspec.msgpack.Decoder(Record)
@@ -74,6 +75,9 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
     for record in records:
         if isinstance(record, JobLeft):
             found.append(ended_row(record))
+            continue
+        if isinstance(record, SweepLeft):
+            found += [RecordRow(record.job, *row) for row in sweep_rows(record.history)]
             continue
         found.append(RecordRow(record.job, list_of(record), places[record.job], encode(record)))
         places[record.job] += 1

@@ -18,6 +18,7 @@ from controlplane.journal.database import (
     schema_of,
 )
 from controlplane.journal.ended_jobs import EndedJobs
+from controlplane.journal.ended_sweeps import EndedSweeps
 from controlplane.journal.job_records import JobRecords
 from controlplane.journal.record import FIRST_VERSION, JournalError, checksum, feed_from, input_from
 from controlplane.journal.row_checks import RowChecks
@@ -54,6 +55,7 @@ class Reader:
         self._past = RowChecks(self._database, damaged)
         self.records = JobRecords(self._database, self._past)
         self.ended = EndedJobs(self._database, self._past)
+        self.sweeps = EndedSweeps(self._database, self._past)
         self._checked = schema_of(self._database) != str(FIRST_VERSION)
         self._unchecked = int(meta(self._database, UNCHECKED) or 0)
         self._unchecked_feed = int(meta(self._database, UNCHECKED_FEED) or 0)

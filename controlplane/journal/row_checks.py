@@ -11,6 +11,7 @@ from controlplane.journal.database import UNCHECKED_ENDED, UNCHECKED_RECORDS, me
 from controlplane.journal.record import RECORDS_CHECKED_SINCE
 
 PLACES: Final = 16  # bits of a record's position, behind its input's number
+DAMAGED: Final = "restore a backup (`ones admin restore`); `ones admin check` lists all damage"
 TOLD: Final = 1000  # damaged rows that are remembered
 FIELDS: Final = "number, job, user, name, state, key, ended, body"  # of `ended_jobs`
 

@@ -142,7 +142,9 @@ class CommitLoop:
             know because it is a copy that was put back.
         """
         term = Term(max(self.reactor.state.term + 1, self.reader.term_floor()))
-        self.handle(ControllerStarted(term=term, release=release, ended_leave=True))
+        self.handle(
+            ControllerStarted(term=term, release=release, ended_leave=True, sweeps_leave=True)
+        )
         return term
 
     def handle(

@@ -81,10 +81,14 @@ class Controller:
         ]
         return [_unnumbered(command) for command in commands]
 
-    def start(self, *, ended_leave: bool = False) -> list[Command]:
+    def start(self, *, ended_leave: bool = False, sweeps_leave: bool = False) -> list[Command]:
         """Begin the next incarnation; in that of a service, jobs that have ended leave."""
         term = Term(self.state.term + 1)
-        return self.take(ControllerStarted(term=term, release="0", ended_leave=ended_leave))
+        return self.take(
+            ControllerStarted(
+                term=term, release="0", ended_leave=ended_leave, sweeps_leave=sweeps_leave
+            )
+        )
 
     def submit(self, name: str = "a", **changes: Any) -> list[Command]:
         return self.take(builders.submission(name, **changes))

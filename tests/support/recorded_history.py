@@ -233,7 +233,7 @@ def as_lived(history: History) -> History:
         if hasattr(event, "user") and getattr(event, "job", None) in gone:
             continue  # the shell answers that by itself
         if isinstance(event, ControllerStarted):
-            event = msgspec.structs.replace(event, ended_leave=True)
+            event = msgspec.structs.replace(event, ended_leave=True, sweeps_leave=True)
         reactor.handle(event, at)
         gone |= {record.job for record in reactor.records if isinstance(record, JobLeft)}
         lived.append((at, encode(event)))

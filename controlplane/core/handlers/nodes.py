@@ -43,8 +43,8 @@ def on_controller_started(ctx: HandlerContext, event: ControllerStarted) -> None
     state.slot_index.touch_row()
     state.deadlines.begin_anew(ctx.now)
     sweeps.on_controller_started(ctx)
-    if event.ended_leave:
-        departures.begin(ctx)
+    if event.ended_leave or event.sweeps_leave:
+        departures.begin(ctx, event)
     ctx.ask = True
 
 

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from controlplane.core.handler_context import HandlerContext
+from controlplane.core.handlers import departures
+from controlplane.core.handlers.departures import KEPT_SWEEPS
 from controlplane.core.handlers.job_ends import end
 from controlplane.core.handlers.sweep_orders import (
     best_score,
@@ -40,7 +42,6 @@ from schemas.ids import JobId, NodeId, Seconds, WorkerId, node_of
 
 SWITCHED: Final = frozenset({RescalePhase.SWITCHING, RescalePhase.REJOINING})
 OF_NODES: Final = (ControllerStarted, NodeGreeted, NodeHeard, NodeSuspected, NodeLost)
-KEPT_SWEEPS: Final = 200  # that have ended
 GONE: Final = frozenset({WorkerPhase.EXITED, WorkerPhase.LEAVING})
 
 
@@ -99,6 +100,7 @@ def _file_away(ctx: HandlerContext, name: JobId) -> None:
     ended[name] = None
     while len(ended) > KEPT_SWEEPS:
         del ended[next(iter(ended))]
+    departures.may_leave(ctx, ctx.state.jobs[name])
 
 
 def _follow_nodes(ctx: HandlerContext, job: Job, sweep: JobSweep) -> None:
@@ -233,6 +235,7 @@ def on_node_greeted(ctx: HandlerContext, node: NodeId) -> None:
         if sweep is not None and node in sweep.told:
             sweep.stale[node] = None
             ctx.state.sweeps[name] = None
+    departures.keep_again(ctx, node)
 
 
 def late(state: State, now: Seconds) -> list[UnitExpired]:

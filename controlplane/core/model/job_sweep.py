@@ -7,7 +7,7 @@ import msgspec
 from controlplane.sweeps.searchers.expected_epochs import expected_epochs
 from controlplane.sweeps.sweep import Sweep
 from schemas.ids import NodeId, Version, WorkerId
-from schemas.messages.hopping import UnitOrder
+from schemas.messages.hopping import UnitOrder, WantedState
 from schemas.sweeps import SweepSpec
 
 
@@ -61,6 +61,14 @@ class JobSweep(msgspec.Struct, kw_only=True):
         """Mean samples of a partition; 0: none is known yet."""
         sizes = [samples for samples, _ in self.engine.state.data.sizes.values()]
         return sum(sizes) / len(sizes) if sizes else 0.0
+
+
+class LeftSweep(msgspec.Struct, kw_only=True):
+    """What nodes that come back have to hear of a sweep that left the state."""
+
+    revision: int  # of what was told last
+    attempts: int  # of units that were ordered
+    wanted: dict[NodeId, tuple[WantedState, ...]]  # states that each node should keep
 
 
 def new_sweep(spec: SweepSpec, most: int) -> JobSweep:

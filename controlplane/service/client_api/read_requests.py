@@ -104,8 +104,7 @@ class ReadRequests:
             case GetSweep():
                 return self._sweep(request)
             case GetLedger(job=name):
-                history = self._totals.sweep_of(name)
-                return sweep_replies.ledger(self._commit_loop.job(name), history, request)
+                return sweep_replies.ledger(self._commit_loop.job(name), self._past(name), request)
             case ReadEvents():
                 return await self._events(request)
         return None
@@ -113,10 +112,15 @@ class ReadRequests:
     def _sweep(self, request: GetSweep) -> SweepDetail:
         job = self._commit_loop.job(request.job)
         sweep_replies.sweep_of(job)
-        history = self._totals.sweep_of(job.job)
+        past = self._past(job.job)
         now, reason = self._commit_loop.now(), self._plans.reason(job.job)
         summary = replies.job_summary(job, reason, self._telemetry, now)
-        return sweep_replies.sweep_detail(job, history, summary, request, now)
+        return sweep_replies.sweep_detail(job, past, summary, request, now)
+
+    def _past(self, name: JobId) -> sweep_replies.Past:
+        if name in self._state.jobs:
+            return self._totals.sweep_of(name)
+        return self._commit_loop.reader.sweeps
 
     async def _when_ended(self, name: JobId, wait_s: float) -> Job:
         """The job when it has ended, or the wait is over."""

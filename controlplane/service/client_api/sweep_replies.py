@@ -10,6 +10,7 @@ from controlplane.core.handlers.sweep_orders import best_score, best_trial
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep
 from controlplane.core.sweep_read_model import SweepHistory, TrialHistory
+from controlplane.journal.ended_sweeps import EndedSweeps
 from controlplane.service.client_api.pages import PAGE_BYTES, numbered, page_of
 from schemas.errors import BadFieldError
 from schemas.ids import Seconds, SlotId
@@ -24,9 +25,11 @@ from schemas.messages.client import (
 from schemas.sweeps import SweepSpec
 
 MAX_PAGE: Final = 2000
+FURTHEST: Final = 1 << 31  # no sweep has so many
 SHOWN_EPOCHS: Final = 5000  # of a trial, the latest
 MAX_ROW_BYTES: Final = PAGE_BYTES // 2  # of their metrics
 Row = TypeVar("Row")
+Past = SweepHistory | EndedSweeps  # of one that is in the state, of one that left it
 
 
 def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
@@ -45,28 +48,30 @@ def sweep_of(job: Job) -> tuple[JobSweep, SweepSpec]:
 
 
 def sweep_detail(
-    job: Job, history: SweepHistory, summary: JobSummary, request: GetSweep, now: Seconds
+    job: Job, past: Past, summary: JobSummary, request: GetSweep, now: Seconds
 ) -> SweepDetail:
     """How a sweep stands.
 
     Args:
         job: that is one.
-        history: its past.
+        past: of the sweep.
         summary: of the job.
         request: which trials.
         now: seconds since the epoch.
 
     Raises:
         BadFieldError: if the job is no sweep.
+        JournalError: if the sweep has left the state and what was counted of it is damaged.
     """
     sweep, spec = sweep_of(job)
     state = sweep.engine.state
+    first, most = _first(request.from_trial), _page(request.limit)
+    history = past.history(job.job, first, most) if isinstance(past, EndedSweeps) else past
     unit_s = sum(history.late_s) / len(history.late_s) if history.late_s else None
     left = 0 if job.ended else sweep.units_left
     workers = len(state.workers)
     end = Seconds(now + left * unit_s / workers) if unit_s and workers and left else None
-    first = max(0, request.from_trial)
-    numbers = range(first, min(len(state.trials), first + _page(request.limit)))
+    numbers = range(first, min(len(state.trials), first + most))
     return SweepDetail(
         summary=summary,
         spec=spec,
@@ -150,27 +155,35 @@ def trial_state(sweep: JobSweep, number: int) -> str:
     return "granted" if trial.waits else "waiting"
 
 
-def ledger(job: Job, history: SweepHistory, request: GetLedger) -> Ledger:
+def ledger(job: Job, past: Past, request: GetLedger) -> Ledger:
     """The units that count.
 
     Args:
         job: that is a sweep.
-        history: its past.
+        past: of the sweep.
         request: which units.
 
     Raises:
         BadFieldError: if the job is no sweep.
+        JournalError: if the sweep has left the state and the units are damaged.
     """
     _, spec = sweep_of(job)
-    first = max(0, request.from_unit)
-    units = history.units[first : first + _page(request.limit)]
+    first, most = _first(request.from_unit), _page(request.limit)
+    if isinstance(past, EndedSweeps):
+        units, in_all = past.units(job.job, first, most)
+    else:
+        units, in_all = past.units[first : first + most], len(past.units)
     return Ledger(
         job=job.job,
         spec=spec,
         snapshot=job.snapshot,
         units=_fitting(units),
-        units_in_all=len(history.units),
+        units_in_all=in_all,
     )
+
+
+def _first(place: int) -> int:
+    return max(0, min(place, FURTHEST))
 
 
 def _page(limit: int) -> int:

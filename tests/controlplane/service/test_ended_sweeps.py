@@ -1,0 +1,156 @@
+"""Sweeps that left the state are shown, exported and refused as those that have ended in it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sqlite3
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from controlplane.journal import ended_sweeps
+from controlplane.journal.check import problems
+from controlplane.journal.database import open_for_reading
+from controlplane.journal.ended_jobs import forget_ended
+from controlplane.journal.reader import Reader
+from controlplane.journal.record import JournalError
+from schemas.errors import BadFieldError
+from schemas.ids import JobId
+from schemas.messages.client import ChangeSweep, GetLedger, GetSweep, ListJobs
+from tests.support import builders
+from tests.support.live_service import LIMIT_S, LiveService
+from tests.support.recorded_history import write
+from tests.support.sweep_cluster import SweepCluster, sweep_job
+
+A: Final = JobId("a-1")
+UNITS: Final = 12
+
+
+@pytest.fixture(autouse=True)
+def small_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ended_sweeps, "UNITS", 5)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The journal of a former release, in which a sweep has ended."""
+    cluster = SweepCluster(n1=2)
+    assert cluster.submit("a", **sweep_job((1, 2))) == A
+    cluster.place({A: cluster.slots()})
+    cluster.settle(training=True)
+    assert len(cluster.controller.reactor.totals.sweep(A).units) == UNITS
+    write(tmp_path / "journal.sqlite", cluster.controller.history)
+    return tmp_path / "journal.sqlite"
+
+
+async def told(service: LiveService) -> list[Any]:
+    """All that is told of the sweep, in pages of every kind."""
+    found = [await service.ask(GetSweep(job=A)), await service.ask(GetLedger(job=A))]
+    found += (await service.ask(ListJobs(ended=True, name="a"))).jobs
+    for first in range(UNITS + 2):
+        found.append(await service.ask(GetLedger(job=A, from_unit=first, limit=4)))
+        found.append(await service.ask(GetSweep(job=A, from_trial=first, limit=2)))
+    for far in (2**40, 2**63 - 1):
+        found.append(await service.ask(GetLedger(job=A, from_unit=far)))
+        found.append(await service.ask(GetSweep(job=A, from_trial=far)))
+    return found
+
+
+async def it_leaves(service: LiveService) -> None:
+    assert A in service.loop.committed.state.jobs
+    service.loop.begin("0")
+    service.take(builders.submission("b"))
+    await service.loop.caught_up()
+    assert list(service.loop.committed.state.jobs) == ["b-2"]
+    assert service.loop.committed.totals.sweeps == {}
+
+
+def run(path: Path, work: Callable[[LiveService], Awaitable[None]]) -> None:
+    async def limited() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            service = LiveService(path.parent)
+            await work(service)
+        service.loop.close()
+
+    asyncio.run(limited())
+
+
+def test_the_same_is_told_of_it_before_and_afterwards_and_by_the_next_controller(
+    path: Path,
+) -> None:
+    before: list[Any] = []
+
+    async def leave(service: LiveService) -> None:
+        before.extend(await told(service))
+        await it_leaves(service)
+        assert await told(service) == before
+
+    async def again(service: LiveService) -> None:
+        assert await told(service) == before
+
+    run(path, leave)
+    run(path, again)
+    assert len(before[0].trials) == 3
+    assert before[0].trials[0].metrics
+    assert len(before[1].units) == before[1].units_in_all == UNITS
+    with contextlib.closing(Reader(path)) as reader:
+        assert list(problems(reader)) == []
+
+
+def test_it_is_changed_no_more(path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        await it_leaves(service)
+        with pytest.raises(BadFieldError, match="a-1 has succeeded"):
+            await service.ask(ChangeSweep(job=A, change="stop", trial=0))
+
+    run(path, work)
+
+
+def damage(path: Path, name: str) -> None:
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        select = "SELECT max(at) FROM job_records WHERE list = ?"
+        update = f"UPDATE job_records SET body = x'90' WHERE list = ? AND at = ({select})"  # noqa: S608
+        assert database.execute(update, (name, name)).rowcount == 1
+        database.commit()
+
+
+def test_of_a_damaged_trial_the_rest_is_told_and_a_ledger_with_a_hole_is_refused(
+    path: Path,
+) -> None:
+    async def work(service: LiveService) -> None:
+        whole = await service.ask(GetSweep(job=A))
+        await it_leaves(service)
+        damage(path, "trials")
+        damage(path, "units")
+
+        shown = await service.ask(GetSweep(job=A))
+        assert shown.trials[:2] == whole.trials[:2]
+        assert (shown.trials[2].why, shown.trials[2].metrics) == (ended_sweeps.LEFT_OUT, ())
+        with pytest.raises(JournalError, match="the journal's sweep a-1: its units cannot be read"):
+            await service.ask(GetLedger(job=A))
+        assert len((await service.ask(GetLedger(job=A, limit=5))).units) == 5
+
+        damage(path, "counts")
+        with pytest.raises(
+            JournalError, match="the journal's sweep a-1: its counts cannot be read"
+        ):
+            await service.ask(GetSweep(job=A))
+        assert len((await service.ask(ListJobs(ended=True))).jobs) == 2
+
+    run(path, work)
+    with contextlib.closing(Reader(path)) as reader:
+        assert len(list(reader.problems())) == 3
+
+
+def test_it_is_forgotten_with_its_past(path: Path) -> None:
+    async def work(service: LiveService) -> None:
+        await it_leaves(service)
+        with contextlib.closing(open_for_reading(path)) as database:
+            assert forget_ended(database, before=1e12) == (A,)
+            kept = "SELECT count(*) FROM job_records WHERE job = ?"
+            assert database.execute(kept, (A,)).fetchone() == (0,)
+
+    run(path, work)
