@@ -14,6 +14,7 @@ from cyclopts import Parameter
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import byte_count, print_json, print_line
+from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
 from controlplane.client.job_files import Fetch, Fetched, JobFiles, matches
 from controlplane.client.sweeps.runs import NoTorchError, convert_state
@@ -173,11 +174,10 @@ def progress(what: str) -> Iterator[Callable[[int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console  # noqa: PLC0415 - slow to import, and seldom needed
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn  # noqa: PLC0415
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=terminal_console(on_stderr=True), transient=True) as bar:
         task = bar.add_task(what, total=None, visible=False)
 
         def on_bytes(done: int, total: int) -> None:

@@ -8,6 +8,7 @@ from typing import Final, NamedTuple
 
 from controlplane.cli.output import span
 from controlplane.cli.promised_ends import clock
+from controlplane.cli.terminal import HARMFUL, harmless
 from schemas.messages.client import JobSummary
 
 GAP: Final = "  "
@@ -112,7 +113,9 @@ def one_line(text: str) -> str:
     Args:
         text: that others wrote.
     """
-    line = text if text.isprintable() else " ".join(text.split())
+    if text.isprintable() and not HARMFUL.search(text):
+        return text
+    line = harmless(" ".join(text.split()))
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)
 
 

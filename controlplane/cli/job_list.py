@@ -17,6 +17,7 @@ from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import cut, job_lines
 from controlplane.cli.output import COLOURS, print_json, print_line
+from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
 from schemas.errors import BadFieldError, UnavailableError, UnreachableError
 from schemas.messages.client import Jobs
@@ -61,7 +62,7 @@ def ps(
     with BlockingClient(common.home, PATIENCE_S if watch else None) as client:
         if watch:
             with contextlib.suppress(KeyboardInterrupt):
-                redraw(lambda: choice.ask(client), sys.stdout, time.sleep)
+                redraw(lambda: choice.ask(client), drawn(sys.stdout), time.sleep)
             return Exit.OK
         found = choice.ask(client)
     if common.output == "json":
@@ -72,7 +73,8 @@ def ps(
     elif common.output == "quiet":
         sys.stdout.writelines(f"{job.job}\n" for job in found.jobs)
     else:
-        sys.stdout.writelines(f"{line}\n" for line in table(found, width_of(sys.stdout)))
+        lines = table(found, width_of(sys.stdout))  # harmless, and with colours of ours
+        drawn(sys.stdout).writelines(f"{line}\n" for line in lines)
     if not found.jobs:
         sys.stderr.write(f"ones: {none_found(choice)}\n")
     return Exit.OK
@@ -153,8 +155,8 @@ def redraw(ask: Callable[[], Jobs], out: TextIO, pause: Callable[[float], None])
     while True:
         size = shutil.get_terminal_size()
         lines = screen(found, size.columns, size.lines, note)
-        drawn = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
-        out.write(f"{HOME}{drawn}{CLEAR_BELOW}")
+        below = "".join(f"{line}{CLEAR_LINE}\n" for line in lines)
+        out.write(f"{HOME}{below}{CLEAR_BELOW}")
         out.flush()
         pause(EVERY_S)
         try:

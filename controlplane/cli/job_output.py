@@ -13,6 +13,7 @@ from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_commands import say_if_absent
 from controlplane.cli.output import print_line, seconds_of
+from controlplane.cli.terminal import drawn, harmless_output
 from controlplane.client import BlockingClient
 from controlplane.client.stream_pages import OutputLine
 from schemas.errors import BadFieldError
@@ -33,6 +34,9 @@ def logs(
     prefix: Annotated[
         bool | None, Parameter(help="[RANK] before each line; default: if several ranks speak")
     ] = None,
+    raw: Annotated[
+        bool, Parameter(help="byte for byte on a terminal, too; else only colours get there")
+    ] = False,
     common: Common = COMMON,
 ) -> int:
     """Print the output of JOB from its start, across restarts of anything."""
@@ -49,10 +53,12 @@ def logs(
             for line in (line for page in pages for line in page):
                 print_line(line._asdict())
             return Exit.OK
+        out = drawn(sys.stdout)
+        shown = str if raw or not out.isatty() else harmless_output
         for text in prefixed(pages, prefix=prefix):
-            sys.stdout.write(f"{text}\n")
+            out.write(f"{shown(text)}\n")
             if follow:
-                sys.stdout.flush()
+                out.flush()
     return Exit.OK
 
 

@@ -20,6 +20,7 @@ from controlplane.cli import (
 )
 from controlplane.cli.exit_codes import Exit, exit_code
 from controlplane.cli.output import print_error
+from controlplane.cli.terminal import harmless_stream
 from schemas import __version__
 from schemas.errors import OnesError
 
@@ -92,6 +93,7 @@ def main() -> None:
     # Matrices are small here, and threads that wait for each other burn a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     output = _asked_output(sys.argv[1:])
+    sys.stdout, sys.stderr = harmless_stream(sys.stdout), harmless_stream(sys.stderr)
     try:
         code = build()(exit_on_error=False, print_error=False, result_action="return_value")
     except CycloptsError as error:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 import msgspec
 
+from controlplane.cli.terminal import terminal_console
 from schemas.errors import BadFieldError, OnesError
 
 
@@ -81,7 +82,6 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         sys.stdout.write(plainly)
         return
     from rich.box import SIMPLE_HEAD  # noqa: PLC0415 - rich is slow to import and seldom needed
-    from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
@@ -92,7 +92,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> Non
         table.add_column(column, justify="right" if right else "left", overflow="fold")
     for row in rows:
         table.add_row(*(Text(str(cell), style=STYLES.get(str(cell), "")) for cell in row))
-    Console(width=wide, highlight=False).print(table)
+    terminal_console(wide).print(table)
 
 
 def _plain_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+from controlplane.cli.terminal import terminal_console
 from controlplane.core.commands import Announce, Command
 from controlplane.core.inputs import Input
 from controlplane.sim.engine.simulation import Recorder
@@ -32,7 +33,6 @@ def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
         yield None
         return
     from rich import progress  # noqa: PLC0415 - slow to import
-    from rich.console import Console  # noqa: PLC0415
 
     columns = (
         progress.TextColumn("{task.description}"),
@@ -42,7 +42,9 @@ def jobs_bar(policy: str, jobs: int) -> Iterator[Recorder | None]:
         progress.TimeElapsedColumn(),
         progress.TextColumn("{task.fields[at]}"),
     )
-    with progress.Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with progress.Progress(
+        *columns, console=terminal_console(on_stderr=True), transient=True
+    ) as shown:
         task = shown.add_task(f"simulating {policy}", total=jobs, at="")
 
         def record(now: Seconds, _: Input, commands: Sequence[Command]) -> None:

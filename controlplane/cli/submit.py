@@ -23,6 +23,7 @@ from controlplane.cli.output import (
     print_line,
 )
 from controlplane.cli.submission import Submission, on_screen, prepared, snapshot_line
+from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
 from controlplane.client.workdir_archive import IGNORE_FILE
 from schemas.errors import BadFieldError, OnesError, UnreachableError
@@ -182,7 +183,6 @@ def _progress(one: Submission) -> Iterator[Callable[[int, int], None] | None]:
     if not sys.stderr.isatty() or one.size < SHOWN_FROM:
         yield None
         return
-    from rich.console import Console  # noqa: PLC0415 - slow to import, and seldom needed
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TransferSpeedColumn  # noqa: PLC0415
 
     columns = (
@@ -191,7 +191,7 @@ def _progress(one: Submission) -> Iterator[Callable[[int, int], None] | None]:
         DownloadColumn(),
         TransferSpeedColumn(),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=terminal_console(on_stderr=True), transient=True) as bar:
         task = bar.add_task(f"packing {one.spec.name}", total=None)
 
         def sent(done: int, total: int) -> None:

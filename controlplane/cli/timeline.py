@@ -20,6 +20,7 @@ from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import cut
 from controlplane.cli.output import print_json, print_line, seconds_of
+from controlplane.cli.terminal import terminal_console
 from controlplane.cli.timeline_allocations import (
     Allocation,
     Window,
@@ -267,4 +268,4 @@ def _print(allocations: Sequence[Allocation], slots: Sequence[SlotId], window: W
 
 
 def _console() -> Console:
-    return Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    return terminal_console(None if sys.stdout.isatty() else PLAIN_WIDTH)

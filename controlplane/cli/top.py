@@ -16,6 +16,7 @@ from rich.text import Text
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import STYLES, print_json, print_line
+from controlplane.cli.terminal import terminal_console
 from controlplane.cli.timeline_allocations import job_colour
 from controlplane.cli.top_table import FREE, job_table
 from controlplane.client import BlockingClient
@@ -107,10 +108,10 @@ def top(
                 status = StatusReader(client, ended=all_).read()
                 show({"jobs": status.jobs, "nodes": status.nodes, "search": status.search})
             elif live:
-                follow(StatusReader(client, ended=all_), Console(highlight=False), time.sleep)
+                follow(StatusReader(client, ended=all_), terminal_console(), time.sleep)
             else:
                 wide = None if sys.stdout.isatty() else PLAIN_WIDTH
-                console = Console(width=wide, highlight=False)
+                console = terminal_console(wide)
                 status = StatusReader(client, ended=all_).read()
                 console.print(dashboard(status, console.width))
     except KeyboardInterrupt:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_error, print_json, print_table
+from controlplane.cli.terminal import drawn
 from controlplane.sim.learning.learning_curve import Row, draw_curve
 from controlplane.sim.learning.trainers import make_trainer
 from schemas.errors import BadFieldError
@@ -98,7 +99,7 @@ def _progress(policy: str) -> Iterator[Report]:
 
     def report(done: int, of: int, row: Row) -> None:
         said = "  ".join(f"{name} {_short(value)}" for name, value in row.items())
-        sys.stderr.write(f"\r\x1b[Ktraining {policy}: {done}/{of}  {said}")
+        drawn(sys.stderr).write(f"\r\x1b[Ktraining {policy}: {done}/{of}  {said}")
         sys.stderr.flush()
 
     def silent(done: int, of: int, row: Row) -> None:

@@ -13,6 +13,7 @@ from cyclopts import Parameter
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import print_json
+from controlplane.cli.terminal import drawn
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.tables import epoch_rows
 from schemas.errors import BadFieldError, SettingsError
@@ -82,7 +83,7 @@ def write_csv(detail: SweepDetail, path: Path) -> int:
         writer.writerows(rows)
 
     if str(path) == "-":
-        write(sys.stdout)
+        write(sys.stdout if sys.stdout.isatty() else drawn(sys.stdout))
     else:
         _into(path, write)
     return len(rows)

@@ -14,6 +14,7 @@ from controlplane.cli.exit_codes import Exit
 from controlplane.cli.job_lines import one_line
 from controlplane.cli.output import byte_count, plain, print_json, print_line, print_table, span
 from controlplane.cli.sweep.trial_columns import summary_lines
+from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.sweep import short
 from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
@@ -127,13 +128,12 @@ def best(job: str, *, common: Common = COMMON) -> int:
 
 
 def _print_trials(detail: SweepDetail, trials: Sequence[TrialInfo]) -> None:
-    from rich.console import Console  # noqa: PLC0415 - slow to import, and seldom needed
 
     from controlplane.cli.sweep.trial_table import trial_table  # noqa: PLC0415
 
     sys.stdout.write("\n")
     sys.stdout.flush()
-    console = Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH, highlight=False)
+    console = terminal_console(None if sys.stdout.isatty() else PLAIN_WIDTH)
     console.print(trial_table(detail, trials, console.width))
 
 

@@ -35,7 +35,7 @@ def manifest(job: str, file: Path | None = None, /, *, common: Common = COMMON) 
     with BlockingClient(common.home) as client:
         found = client.sweep_run(job).manifest()
     if file is None:
-        sys.stdout.buffer.write(msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n")
+        print_json(msgspec.json.decode(msgspec.json.encode(found)))  # NaN is null
         return Exit.OK
     write_manifest(found, file)
     row = {"job": job, "file": str(file), "trials": len(found.trials), "units": len(found.units)}

@@ -19,6 +19,7 @@ from controlplane.cli.exit_codes import Exit
 from controlplane.cli.output import STYLES, byte_count, print_json, print_line
 from controlplane.cli.sweep.trial_columns import TRAINING, summary_lines
 from controlplane.cli.sweep.trial_table import GAP, trial_table
+from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.tables import ranked, trial_row
 from schemas.errors import UnavailableError, UnreachableError
@@ -48,11 +49,11 @@ def top(
                 show = print_json if common.output == "json" else print_line
                 show({"sweep": detail.summary, "trials": rows})
             elif live:
-                console = Console(highlight=False)
+                console = terminal_console()
                 follow(lambda: client.sweep(job), console, time.sleep, time.time)
             else:
                 wide = None if sys.stdout.isatty() else PLAIN_WIDTH
-                console = Console(width=wide, highlight=False)
+                console = terminal_console(wide)
                 console.print(dashboard(client.sweep(job), console.width, time.time()))
     except KeyboardInterrupt:
         if not live:

@@ -82,7 +82,7 @@ def test_what_a_training_said_says_nothing_to_a_terminal() -> None:
     lines = shown(dashboard(detail(loud), 120, now=0.0))
 
     assert all(line.isprintable() for line in lines)
-    assert lines[-1].endswith("?[31mred and more")
+    assert lines[-1].endswith("\\x1b[31mred and more")
 
 
 def test_time_left_is_the_controllers_else_counted_from_units_and_slots() -> None:

@@ -1,0 +1,226 @@
+"""Nothing that others wrote says anything to a terminal, whichever command shows it."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from controlplane.cli import main, output
+from controlplane.cli.terminal import (
+    HARMFUL,
+    drawn,
+    harmless,
+    harmless_output,
+    harmless_stream,
+    terminal_console,
+)
+from controlplane.client.async_client import Client
+from controlplane.client.stream_pages import OutputLine
+from schemas.errors import BadFieldError, OnesError
+from schemas.messages.client import SweepDetail
+from tests.support.schemas_examples import EXAMPLES
+from tests.support.sizes import examples
+
+HOME: Final = Path(main.__file__).parent
+STEERS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+HOSTILE: Final = (
+    "\x1b[2J\x1b[H", "\x1b]0;title\x07", "\x1b]52;c;aGk=\x07", "\x9b31m", "\u202egnp.exe",
+    "all\rwell", "a\x08b", "\x7f", "\x1b[31mred", "\x00", "\u2066x", "größe 😀", "a\nb", "[red]x",
+)  # fmt: skip
+TEXT: Final = st.sampled_from(HOSTILE) | st.text(max_size=12)
+COMMANDS: Final = (
+    "ps -a", "ps -a -o quiet", "ps -a -o json", "show J", "show J -o json", "explain J", "pause J",
+    "resume J", "cancel J", "events", "events -o jsonl", "node list", "node list -o quiet",
+    "node drain N", "top --once", "sweep ls", "sweep show J", "sweep best J", "sweep top J --once",
+    "sweep manifest J", "sweep stop J 0", "fetch J --list", "timeline", "logs J",
+)  # fmt: skip
+
+
+class Terminal(io.StringIO):
+    """Keeps what a terminal was sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def hostile(value: Any, texts: list[str]) -> Any:
+    """The same value with other texts in all places, also of keys; ids of pages stay."""
+    if isinstance(value, str):
+        return value[:1] + texts[len(value) % len(texts)]
+    if isinstance(value, dict):
+        return {hostile(k, texts): hostile(v, texts) for k, v in value.items()}
+    if isinstance(value, tuple | list):
+        return type(value)(hostile(one, texts) for one in value)
+    if isinstance(value, msgspec.Struct):
+        fields = {f: getattr(value, f) for f in value.__struct_fields__}
+        kept = {"next", "cursor", "form"}
+        changed = {f: v if f in kept else hostile(v, texts) for f, v in fields.items()}
+        return msgspec.structs.replace(
+            value, **{**changed, **dict.fromkeys({*kept} & {*changed}, "")}
+        )
+    return value
+
+
+class HostileClient(Client):
+    """Everybody whose words a reply repeats is hostile."""
+
+    texts: list[str]
+    said = 0
+
+    def __init__(self, *_: object) -> None:
+        type(self).said = 0
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        pass
+
+    async def _call(self, request: Any, kind: type[Any], wait_s: float = 0.0) -> Any:
+        reply: Any = next(one for one in EXAMPLES.values() if type(one) is kind)
+        type(self).said += 1
+        if hasattr(reply, "next_seq"):
+            events = reply.events if self.said == 1 else ()
+            return msgspec.structs.replace(reply, events=tuple(hostile(events, self.texts)))
+        if isinstance(reply, SweepDetail) and request.from_trial:
+            return msgspec.structs.replace(reply, trials=())
+        return hostile(reply, self.texts)
+
+    async def _bulk_call(self, request: Any, kind: type[Any], wait_s: float = 0.0) -> Any:
+        return await self._call(request, kind)
+
+    async def output_pages(self, *_: object, **__: object) -> Any:
+        yield [OutputLine(number % 2, text) for number, text in enumerate(self.texts)]
+
+
+def sent_by(command: str, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    """All that a terminal is sent by a command, on either stream."""
+    screen = Terminal()
+    client = type("Sure", (HostileClient,), {"texts": texts})
+
+    async def make(*_: object) -> Client:
+        return client()
+
+    with monkeypatch.context() as patch:
+        patch.setenv("TERM", "dumb")  # then what steers is nobody's but theirs
+        patch.setenv("NO_COLOR", "1")
+        patch.setattr("controlplane.client.blocking_client._make", make)
+        patch.setattr(sys, "stdout", harmless_stream(screen))
+        patch.setattr(sys, "stderr", harmless_stream(screen))
+        try:
+            main.build()(command.split(), exit_on_error=False, result_action="return_value")
+        except OnesError as error:
+            output.print_error(error, "table")
+    return screen.getvalue()
+
+
+@pytest.mark.parametrize("command", [*COMMANDS])
+@settings(
+    max_examples=examples(15),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(texts=st.lists(TEXT, min_size=1, max_size=4))
+def test_no_command_lets_anybody_steer_a_terminal(
+    command: str, texts: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sent = sent_by(command, texts, monkeypatch)
+
+    assert sent
+    assert not STEERS.search(re.sub(r"\x1b\[[0-9;:]*m", "", sent) if command == "logs J" else sent)
+
+
+# --- the rules
+
+
+def test_what_steers_is_seen_and_tabs_and_newlines_stay() -> None:
+    said = "a\tb\n\x1b[2J\x07\x7f\x9b1m\u202ex\rgröße 😀\udc80"
+
+    shown = harmless(said)
+
+    assert shown == "a\tb\n\\x1b[2J\\x07\\x7f\\x9b1m\\u202ex\\rgröße 😀\\udc80"
+
+
+def test_output_keeps_its_colours_and_nothing_else_that_steers() -> None:
+    line = "\x1b[1;31mloss\x1b[0m 3\x1b[2K\x1b]0;t\x07\x1b[8m\x1bc\r"
+
+    shown = harmless_output(line)
+
+    assert shown == ("\x1b[1;31mloss\x1b[0m 3\\x1b[2K\\x1b]0;t\\x07\x1b[8m\\x1bc\x1b[0m")
+
+
+@given(st.text() | st.sampled_from(HOSTILE))
+def test_plain_text_is_the_same_and_nothing_steers_afterwards(text: str) -> None:
+    assert not HARMFUL.search(harmless(text))
+    if not HARMFUL.search(text):
+        assert harmless(text) == harmless_output(text) == text
+
+
+@pytest.mark.parametrize("options", ["", "--raw"])
+def test_output_that_goes_to_a_pipe_is_as_it_was_written(
+    options: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Terminal, "isatty", lambda _: bool(options))
+
+    assert sent_by(f"logs J {options} --no-prefix", [*HOSTILE], monkeypatch) == (
+        "".join(f"{line}\n" for line in HOSTILE)
+    )
+
+
+def test_json_is_exact_whatever_is_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = ["\x1b[2J\x9b\u202e\x7f\r"]
+
+    said = json.loads(sent_by("ps -a -o json", texts, monkeypatch))
+
+    assert said[0]["reason"][1:] == texts[0]
+
+
+def test_our_own_colours_and_moves_are_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stdout", harmless_stream(screen))
+
+    output.print_table(["state"], [["running"], ["\x1b[31mfailed"]])
+    drawn(sys.stdout).write("\x1b[H")
+
+    assert "\x1b[32mrunning   \x1b[0m" in screen.getvalue()
+    assert "\\x1b[31mfailed" in screen.getvalue()
+    assert screen.getvalue().endswith("\x1b[H")
+
+
+def test_an_error_repeats_no_control_character(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", harmless_stream(screen))
+
+    output.print_error(BadFieldError("no job '\x1b[2J'", "look"), "table")
+
+    assert screen.getvalue() == "ones: no job '\\x1b[2J'; look\n"
+
+
+def test_the_program_speaks_to_terminals_in_no_other_way() -> None:
+    command = [sys.executable, "-P", "-m", "controlplane.cli.main", "no\x1b[2Jsuch"]
+
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 2
+    assert "\\x1b[2Jsuch" in done.stderr
+
+
+def test_nobody_draws_beside_the_one_place() -> None:
+    own = {"terminal.py", "harmless_console.py"}
+    beside = re.compile(r"[^_]Console\(|sys\.__std(out|err)__|std(out|err)\.buffer|os\.write\(")
+    sources = [path for path in HOME.rglob("*.py") if path.name not in own]
+
+    assert [path.name for path in sources if beside.search(path.read_text())] == []
+    assert terminal_console().file is sys.stdout
