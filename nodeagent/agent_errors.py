@@ -1,8 +1,15 @@
-"""Errors of the agent."""
+"""Errors of the agent, and what becomes of those that nobody thought of."""
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
+import structlog
+
 from schemas.errors import OnesError
+
+log = structlog.get_logger("agent")
 
 
 class AgentError(OnesError):
@@ -30,3 +37,17 @@ class NodeWorkspaceError(WorkspaceError):
     """The same, for the node's fault."""
 
     node_fault = True
+
+
+@contextlib.contextmanager
+def passed_over(what: str, **detail: str) -> Iterator[None]:
+    """What fails in there is a line in the log, and holds up nothing behind it.
+
+    Args:
+        what: is done there, in words.
+        detail: further fields of the line.
+    """
+    try:
+        yield
+    except Exception:
+        log.exception("failed, and passed over", what=what, **detail)

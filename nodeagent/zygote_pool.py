@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import importlib.util
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Container
 from pathlib import Path
@@ -169,6 +171,19 @@ class ZygotePool:
             zygote = await self._connect(self._socket(python)) or await self._start(python)
             self._known[python] = zygote
             return zygote
+
+    async def warm_up(self, python: str) -> None:
+        """Have an interpreter's zygote ready before the first job needs it.
+
+        Args:
+            python: the default one; nothing happens where it is this one, and has no torch.
+        """
+        if python == sys.executable and importlib.util.find_spec("torch") is None:
+            return
+        try:
+            await self.get(python)
+        except StartError as error:
+            log.warning("no zygote yet", error=str(error))
 
     def _socket(self, python: str) -> Path:
         return self._folder / f"zygote-{hashlib.sha256(python.encode()).hexdigest()[:12]}.sock"

@@ -42,18 +42,17 @@ def end(agent: Agent) -> None:
     agent._manager.close()
     agent._link.close()
     agent._locks.close()
-    agent._workers._socket.context.destroy(linger=0)
+    agent._workers.socket._socket.context.destroy(linger=0)
 
 
 async def test_sockets_to_the_ports_of_a_former_controller_are_closed(tmp_path: Path) -> None:
     agent = agent_in(tmp_path)
-    async with asyncio.TaskGroup() as agent._tasks:
-        agent._welcomed(welcome(1, 2))
-        former = (agent._bulk, agent._events)
-        agent._welcomed(welcome(3, 4))
-        present = (agent._bulk, agent._events)
-        agent._bulk_receiving.cancel()
+    agent._welcomed(welcome(1, 2))
+    former = (agent._bulk.socket, agent._ports.events)
+    agent._welcomed(welcome(3, 4))
+    present = (agent._bulk.socket, agent._ports.events)
     closed = [socket._socket.closed for socket in (*former, *present)]
+    agent._bulk.close()
     end(agent)
 
     assert closed == [True, True, False, False]
@@ -77,7 +76,7 @@ async def test_workers_connect_again_when_somebody_deleted_the_socket_with_its_f
     worker = ThreadDealer(agent._folders.socket)
     worker.poll(5.0)
     assert worker.send(b"greeting")
-    incoming = await asyncio.wait_for(agent._workers.receive(), 5.0)
+    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 5.0)
     worker.close()
     assert incoming.frames[-1] == b"greeting"
     assert agent._hello().problems == ()
@@ -138,7 +137,7 @@ async def test_a_message_that_cannot_be_followed_ends_no_agent(
         return []
 
     monkeypatch.setattr(agent, "_session", SimpleNamespace(receive=receive))
-    monkeypatch.setattr(agent, "_orders", two_messages())
+    monkeypatch.setattr(agent._ports, "orders", two_messages())
     await agent._receive_from_controller()
 
     assert taken == [HelloRequest(term=Term(1))] * 2
@@ -153,7 +152,7 @@ async def test_a_second_agent_on_the_same_folders_is_refused_before_it_takes_the
     worker = ThreadDealer(agent._folders.socket)
     worker.poll(5.0)
     assert worker.send(b"greeting")
-    incoming = await asyncio.wait_for(agent._workers.receive(), 5.0)
+    incoming = await asyncio.wait_for(agent._workers.socket.receive(), 5.0)
     worker.close()
     assert incoming.frames[-1] == b"greeting"
 
