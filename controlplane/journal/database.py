@@ -23,6 +23,9 @@ UNCHECKED_FEED: Final = "unchecked_feed"
 UNCHECKED_RECORDS: Final = "unchecked_records"  # the last input whose records have none
 UNCHECKED_ENDED: Final = "unchecked_ended"  # when the last job ended whose row has none
 TERM_FLOOR: Final = "term_floor"  # of a copy: nodes have heard of terms that it does not know
+LOG_PAGES: Final = (
+    8000  # of the write-ahead log, 32 MiB: a page that many commits change moves once
+)
 READ: Final = frozenset(str(number) for number in range(FIRST_VERSION, SCHEMA_VERSION + 1))
 FREED: Final = "INCREMENTAL"  # pages that were freed are given back piece by piece
 
@@ -44,6 +47,7 @@ def open_for_writing(path: Path) -> sqlite3.Connection:
         database.execute(f"PRAGMA auto_vacuum={FREED}")  # of a new file only
         database.execute("PRAGMA journal_mode=WAL")
         database.execute("PRAGMA synchronous=FULL")
+        database.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
         migrate(database)
     except sqlite3.Error as error:
         raise JournalError(f"{path}: {error}", BROKEN) from None

@@ -8,7 +8,6 @@ and writing a record a second time changes nothing.
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final, NamedTuple
 
@@ -70,7 +69,7 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
     Raises:
         ValueError: if one cannot be written down, and so TypeError and OverflowError.
     """
-    places: Counter[JobId] = Counter()
+    places: dict[JobId, int] = {}
     found: list[RecordRow | EndedRow] = []
     for record in records:
         if isinstance(record, JobLeft):
@@ -79,8 +78,9 @@ def rows_of(records: Sequence[Record]) -> list[RecordRow | EndedRow]:
         if isinstance(record, SweepLeft):
             found += [RecordRow(record.job, *row) for row in sweep_rows(record.history)]
             continue
-        found.append(RecordRow(record.job, list_of(record), places[record.job], encode(record)))
-        places[record.job] += 1
+        place = places.get(record.job, 0)
+        found.append(RecordRow(record.job, list_of(record), place, encode(record)))
+        places[record.job] = place + 1
     return found
 
 
@@ -104,6 +104,7 @@ def insert_rows(
             at = number << PLACES | row.place
             crc = record_checksum(row.job, row.list, at, row.body)
             placed.append((row.job, row.list, at, row.body, crc))
+    placed.sort()  # neighbours in the table behind each other: each page is looked for once
     database.executemany(INSERT, placed)
     insert_ended(database, ended)
 

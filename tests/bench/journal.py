@@ -1,6 +1,7 @@
 """How fast inputs become durable, with a snapshot being taken beside it, and how fast a long journal is READY.
 
-- durable events/s: epochs of a full cluster, committed as fast as they can be queued;
+- durable events/s: epochs of a full cluster, committed as fast as they can be queued; and the processor's time for each, which a
+  busy host does not change much: of the writer alone, and of the commit loop, whose two reactors handle each as well;
 - commit: from the queue to durable, one input at a time, alone and while a child takes snapshots; beside
   it what a bare append and fdatasync of 4 KiB takes;
 - READY: a new process has the state of a journal of ten million inputs (1,000 nodes, 10,000 jobs);
@@ -38,6 +39,7 @@ from tests.bench.long_journal import Size, history, write
 from tests.bench.messaging import ms, syncs
 
 TAIL: Final = JournalSettings().snapshot_inputs  # inputs behind the last snapshot
+TURN: Final = 100  # inputs that are handled in a turn of the loop
 EPOCHS: Final = 40_000  # of all jobs before it
 READY: Final = """
 import asyncio, sys, time
@@ -98,22 +100,48 @@ def entries(size: Size, epochs: int) -> Iterator[Entry]:
         yield Entry(at=at, input=event, feed=feed, records=tuple(reactor.records))
 
 
-def burst(folder: Path, scale: Scale) -> float:
-    """Durable entries per second."""
-    first = 1 + scale.size.nodes + scale.size.jobs + 1 + 3 * scale.size.training
+def before_epochs(size: Size) -> int:
+    """Inputs until all train."""
+    return 1 + size.nodes + size.jobs + 1 + 3 * size.training
+
+
+def burst(folder: Path, scale: Scale) -> tuple[float, float]:
+    """Durable entries per second, and seconds of processor time for each."""
+    first = before_epochs(scale.size)
     made = list(entries(scale.size, scale.burst))
     durable = Committed()
     writer = Writer(folder / "burst.sqlite", durable)
     for entry in made[:first]:
         writer.append(entry)
     durable.until(first)
-    began = time.perf_counter()
+    began, used = time.perf_counter(), time.process_time()
     for entry in made[first:]:
         writer.append(entry)
     durable.until(len(made))
-    took = time.perf_counter() - began
+    took, used = time.perf_counter() - began, time.process_time() - used
     writer.close()
-    return (len(made) - first) / took
+    many = len(made) - first
+    return many / took, used / many
+
+
+async def looped(folder: Path, scale: Scale) -> float:
+    """Seconds of processor time for each input of a commit loop, from `handle` to its effects."""
+    first = before_epochs(scale.size)
+    rows = list(itertools.islice(history(scale.size, scale.burst), first + scale.burst))
+    loop = CommitLoop(folder / "looped.sqlite", lambda _: None)
+    for _, event in rows[:first]:
+        loop.handle(event)
+    await loop.caught_up()
+    used = time.process_time()
+    for place, (_, event) in enumerate(rows[first:]):
+        loop.handle(event)
+        if place % TURN == 0:
+            await asyncio.sleep(0)
+    await loop.caught_up()
+    used = time.process_time() - used
+    loop._torn = True  # it leaves no snapshot
+    loop.close()
+    return used / (len(rows) - first)
 
 
 def paced(path: Path, scale: Scale, *, snapshots: bool) -> tuple[list[float], int]:
@@ -208,7 +236,8 @@ def main() -> None:
 def measured(folder: Path, scale: Scale) -> dict[str, float]:
     """All of it."""
     floor = syncs(folder, pause_s=0.004)
-    events_per_s = burst(folder, scale)
+    events_per_s, event_s = burst(folder, scale)
+    looped_s = asyncio.run(looped(folder, scale))
     path = folder / "journal.sqlite"
     began = time.perf_counter()
     long_journal(path, scale)
@@ -221,6 +250,8 @@ def measured(folder: Path, scale: Scale) -> dict[str, float]:
         (snapshot,) = database.execute("SELECT max(bytes) FROM snapshots").fetchone()
     figures: dict[str, float] = {
         "events_per_s": events_per_s,
+        "event_cpu_us": 1e6 * event_s,
+        "looped_event_cpu_us": 1e6 * looped_s,
         "fdatasync_p50_ms": ms(floor, 0.5),
         "fdatasync_p99_ms": ms(floor, 0.99),
         "commit_p50_ms": ms(alone, 0.5),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from functools import lru_cache
 from typing import Final
 
 import msgspec
@@ -36,6 +37,7 @@ CORRECTION: Final = "correction"  # of a promised speed, among the numbers of it
 LONGEST_FAMILY: Final = (
     500  # characters: it is told with every report; the rest counts by its digest
 )
+KEPT_FAMILIES: Final = 16_384
 NUMBERED: Final = re.compile(r"[-_]*[0-9]+$")  # the end of a name that only counts
 
 
@@ -179,12 +181,7 @@ class Job(msgspec.Struct, kw_only=True):
         spec = self.spec
         if spec.family is not None:
             return f"{self.user}/{spec.family}"
-        stem = NUMBERED.sub("", spec.name) or spec.name
-        whole = " ".join([f"{self.user}/{stem}", spec.script, *spec.args])
-        if len(whole) <= LONGEST_FAMILY:
-            return whole
-        digest = hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()
-        return f"{whole[:LONGEST_FAMILY]} {digest[:16]}"
+        return _family(self.user, spec.name, spec.script, spec.args)
 
     @property
     def stop_samples(self) -> int | None:
@@ -216,6 +213,16 @@ class Job(msgspec.Struct, kw_only=True):
     def failing_is_final(self) -> bool:
         """Whether no retry is left for a failure of the script."""
         return self.attempts.failures > self.spec.retries
+
+
+@lru_cache(KEPT_FAMILIES)  # asked for of every neighbour at the end of every epoch
+def _family(user: str, name: str, script: str, args: tuple[str, ...]) -> str:
+    stem = NUMBERED.sub("", name) or name
+    whole = " ".join([f"{user}/{stem}", script, *args])
+    if len(whole) <= LONGEST_FAMILY:
+        return whole
+    digest = hashlib.sha256(whole.encode(errors="surrogatepass")).hexdigest()
+    return f"{whole[:LONGEST_FAMILY]} {digest[:16]}"
 
 
 def number_of(job: JobId) -> int:
