@@ -226,6 +226,10 @@ class Agent:
         while True:
             with passed_over("a turn of the session"):
                 self._apply(self._session.tick(self._now()))
+            with passed_over("the fence"):
+                fence_s = self._settings.fence_s
+                if fence_s and self._session.alone_s(self._now()) >= fence_s:
+                    self._manager.fence()
             await asyncio.sleep(TICK_S)
 
     async def _read_reports(self) -> None:

@@ -11,6 +11,8 @@ import msgspec
 from schemas import toml_settings
 
 DAY_S: Final = 86_400.0
+MAX_FENCE_S: Final = 3600.0
+LEAST_FENCE_S: Final = 3.0  # heartbeats are a second apart, and an answer takes its time
 Interval = Annotated[float, msgspec.Meta(ge=0)]  # seconds
 Bytes = Annotated[int, msgspec.Meta(ge=0)]
 
@@ -41,6 +43,9 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     work: str = "work"  # working directories of jobs
     checkpoints: str = "checkpoints"  # shared by all nodes that a job may resume on
     kill_grace_s: Interval = 10.0  # between TERM and KILL
+    fence_s: Annotated[float, msgspec.Meta(ge=0, le=MAX_FENCE_S)] = (
+        0.0  # without an answer of the controller workers are ended after so long; 0: never
+    )
     keep_work_s: Interval = 7 * DAY_S  # working directories and states, behind a job's end
     keep_work_bytes: Bytes = 100 << 30  # of all ended jobs; of their states as much again
     keep_checkpoints_s: Interval = 30 * DAY_S  # behind a job's end

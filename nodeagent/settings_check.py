@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.agent_settings import AgentSettings
-from nodeagent.slot_devices import inventory
+from nodeagent.slot_devices import fenced_s, inventory
 from schemas.errors import SettingsError
 from schemas.host_checks import look_through
 from schemas.link import load_keys, load_public
@@ -41,6 +41,7 @@ def check(path: Path) -> list[SettingsError]:
     for name in ("run", "work", "checkpoints"):
         findings.folder(name, home / getattr(settings, name))
     findings.pid_file(settings.pid_file)
+    findings.attempt("fence_s", lambda: fenced_s(settings))
     if settings.python and shutil.which(settings.python) is None:
         what = f"no program {settings.python!r}"
         findings.add("python", what, "give an interpreter of this host, or leave it out")

@@ -13,7 +13,7 @@ from typing import Final
 import psutil
 import structlog
 
-from nodeagent.agent_settings import AgentSettings
+from nodeagent.agent_settings import LEAST_FENCE_S, AgentSettings
 from nodeagent.gpu_driver import list_gpus
 from nodeagent.visible_devices import Device, Gpu, select_visible
 from schemas import __version__
@@ -25,6 +25,7 @@ log = structlog.get_logger("devices")
 VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 ORDER: Final = "CUDA_DEVICE_ORDER"
 BUS_ORDER: Final = "PCI_BUS_ID"
+FENCE_SPARE_S: Final = 2.0  # until the passing of a time is noticed, and a killed process is gone
 CGROUPS: Final = Path("/sys/fs/cgroup")
 OWN_CGROUP: Final = Path("/proc/self/cgroup")
 
@@ -41,7 +42,7 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
 
     Raises:
         SettingsError: if `devices` is neither "auto" nor "cpu", no slot is offered, the driver does
-            not answer, or CUDA_VISIBLE_DEVICES cannot be followed.
+            not answer, CUDA_VISIBLE_DEVICES cannot be followed, or `fence_s` is too short.
     """
     if settings.devices not in {"auto", "cpu"}:
         raise SettingsError(f"devices: {settings.devices!r}", 'choose "auto" or "cpu"', "devices")
@@ -59,7 +60,25 @@ def inventory(settings: AgentSettings, environ: Mapping[str, str] = os.environ) 
         cores=settings.cores or usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         release=__version__,
+        fenced_s=fenced_s(settings),
     )
+
+
+def fenced_s(settings: AgentSettings) -> float:
+    """After how many seconds without an answer of the controller no worker is left; 0: they stay.
+
+    Args:
+        settings: when workers are told to end, and how long they may take.
+
+    Raises:
+        SettingsError: if `fence_s` is too short to hear an answer.
+    """
+    if settings.fence_s == 0.0:
+        return 0.0
+    if settings.fence_s < LEAST_FENCE_S:
+        hint = f"give {LEAST_FENCE_S:g} or more, or 0: workers train on"
+        raise SettingsError(f"fence_s: {settings.fence_s:g} s are too short", hint, "fence_s")
+    return settings.fence_s + settings.kill_grace_s + FENCE_SPARE_S
 
 
 def usable_cores(groups: Path = CGROUPS) -> int:

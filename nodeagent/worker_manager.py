@@ -59,6 +59,7 @@ class _Watched:
     pid: int = 0
     pidfd: int | None = None
     position: int = 0  # in the report file
+    fenced: bool = False  # is ended, for want of a controller
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,6 +191,18 @@ class WorkerManager:
             if watched.pidfd is not None and not watched.folder.written:
                 log.error("the folder of a worker is gone, and so it is ended", worker=worker)
                 self._signal(worker, signal.SIGKILL)
+
+    def fence(self) -> None:
+        """End every worker: the controller may have given up this node."""
+        for worker, watched in self._watched.items():
+            if watched.pidfd is None or watched.fenced:
+                continue
+            watched.fenced = True
+            log.error("the controller does not answer, and so a worker is ended", worker=worker)
+            with contextlib.suppress(OSError):  # a full disk: its own exit code counts
+                watched.folder.mark_stopped()
+            self._signal(worker, signal.SIGTERM)
+            self._spawn(self._kill_after_grace(worker))
 
     def close(self) -> None:
         """Let go of everything and end nothing."""
@@ -336,6 +349,10 @@ class WorkerManager:
     async def _await_grace(self, worker: WorkerId) -> None:
         await asyncio.sleep(self.grace_s)
         self._on_event(GraceOver(worker))
+
+    async def _kill_after_grace(self, worker: WorkerId) -> None:
+        await asyncio.sleep(self.grace_s)
+        self._signal(worker, signal.SIGKILL)
 
     def _remove(self, worker: WorkerId) -> None:
         self._watched.pop(worker, None)

@@ -27,4 +27,5 @@ class NodeSpec(msgspec.Struct, frozen=True, kw_only=True):
     cores: int
     memory_bytes: int
     release: str  # of the agent's software
+    fenced_s: float = 0.0  # unanswered for so long, its workers have been ended; 0: they never are
     states_port: int = 0  # where it serves states of sweeps; 0: an older agent serves none

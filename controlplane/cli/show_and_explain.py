@@ -117,9 +117,15 @@ def _facts(detail: JobDetail) -> dict[str, object]:
         "ran": span(job.running_s),
         **({"promised": promised} if (promised := promise_in_words(job)) else {}),
         "failures": f"{detail.failures}, {detail.spec.retries} retries allowed",
-        "when lost": "fails" if detail.spec.fails_when_lost else "starts again from its last epoch",
+        "when lost": _when_lost(detail),
         "exit code": "" if detail.exit_code is None else detail.exit_code,
     }
+
+
+def _when_lost(detail: JobDetail) -> str:
+    if detail.spec.stated_sweep is not None:
+        return "finished units are kept"
+    return "fails" if detail.spec.fails_when_lost else "starts again from its last epoch"
 
 
 def _training(detail: JobDetail) -> dict[str, object]:

@@ -5,12 +5,24 @@ from __future__ import annotations
 from typing import Final
 
 from controlplane.core.model.job import Job
+from controlplane.core.model.node import Node
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.core.model.worker import WorkerPhase
 from controlplane.core.state import State
 from schemas.ids import NodeId, node_of
 
+MAX_FENCED_S: Final = 7200.0  # whoever says more is not waited for
 GOING: Final = frozenset({WorkerPhase.LEAVING, WorkerPhase.EXITED})
+
+
+def fenced_s(node: Node) -> float:
+    """How long a node must have been silent before its workers are gone for certain.
+
+    Args:
+        node: whose agent ends its workers when nobody answers it, or does not; 0: it does not.
+    """
+    stated = node.spec.fenced_s
+    return stated if 0.0 < stated <= MAX_FENCED_S else 0.0
 
 
 def missed_by_peers(state: State, node: NodeId) -> bool:

@@ -18,7 +18,7 @@ from controlplane.core.inputs import (
     NodeSuspected,
 )
 from controlplane.core.model.node import Node, NodePhase
-from controlplane.core.node_evidence import missed_by_peers
+from controlplane.core.node_evidence import fenced_s, missed_by_peers
 from controlplane.core.state import State
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.hello_queue import HelloQueue
@@ -318,6 +318,8 @@ class NodeSessions:
         silent_s = now - session.last_heard
         if silent_s >= self._timings.missed_s and missed_by_peers(self._state, node):
             condition = Condition.LOST
+        if condition is Condition.LOST and silent_s < fenced_s(known):
+            condition = Condition.SUSPECT
         if condition is Condition.LOST and known.phase is not NodePhase.LOST:
             self._commit_loop.handle(NodeLost(node=node, silent_s=silent_s))
         elif condition is Condition.SUSPECT and known.phase in {NodePhase.UP, NodePhase.AWAITED}:

@@ -320,6 +320,7 @@ class Heartbeat(Message, tag="agent.heartbeat.1"):
 
     session: str
     events_sent: int
+    number: int = 0  # for the answer; 0: of an older agent
 
 
 class HeartbeatAck(Message, tag="agent.heartbeat_ack.1"):
@@ -328,6 +329,7 @@ class HeartbeatAck(Message, tag="agent.heartbeat_ack.1"):
     session: str
     term: Term
     committed: int
+    number: int = 0  # of the heartbeat; 0: of an older controller, or to an older agent
 
 
 class HelloRequest(Message, tag="agent.hello_request.1"):

@@ -102,6 +102,9 @@ class AgentSession:
     _hellos: int = 0  # that nobody answered
     _hello_at: Seconds = Seconds(-1e9)  # when the next one is due
     _last_said: Seconds = Seconds(-1e9)
+    _heartbeats: int = 0  # that were said
+    _unanswered: dict[int, Seconds] = field(default_factory=dict)  # when those were said
+    _answered: Seconds | None = None  # when the last one that was answered was said
 
     @property
     def spool_full(self) -> bool:
@@ -112,6 +115,17 @@ class AgentSession:
     def dropped(self) -> int:
         """The highest seq that cannot be sent again: a controller has it."""
         return self.spool[0].seq - 1 if self.spool else self.sent
+
+    def alone_s(self, now: Seconds) -> float:
+        """For how long at least the controller may have heard nothing of this agent, in seconds.
+
+        That an answer came says that what it answers was heard, and when that was said. So the
+        controller has heard something since, whatever the network does to answers.
+
+        Args:
+            now: seconds of a monotonic clock.
+        """
+        return 0.0 if self._answered is None else now - self._answered
 
     def happened(self, event: AgentEvent) -> list[AgentOutput]:
         """Number `event`, keep it until it is committed, publish it.
@@ -130,6 +144,8 @@ class AgentSession:
         Args:
             now: seconds of a monotonic clock, the same in every call.
         """
+        if self._answered is None:
+            self._answered = now  # the agent begins
         if self.session is not None and now - self._last_heard > self.timings.suspect_s:
             self._leave_session()
         if self.session is None:
@@ -137,7 +153,10 @@ class AgentSession:
         if now - self._last_said < self.timings.heartbeat_s:
             return []
         self._last_said = now
-        return [ToController(Heartbeat(session=self.session, events_sent=self.sent))]
+        self._heartbeats += 1
+        self._unanswered[self._heartbeats] = now
+        heartbeat = Heartbeat(session=self.session, events_sent=self.sent, number=self._heartbeats)
+        return [ToController(heartbeat)]
 
     def receive(self, message: ToSession, now: Seconds) -> list[AgentOutput]:
         """Take in one message of the controller; a stale one changes nothing.
@@ -158,6 +177,7 @@ class AgentSession:
             case HeartbeatAck(session=session, term=term, committed=committed):
                 if session == self.session and term >= self.term:
                     self._last_heard = now
+                    self._note_answer(message.number, now)
                     self._forget(committed)
                 return []
             case EventsCommitted(boot=boot, through=through):
@@ -171,9 +191,19 @@ class AgentSession:
             case SweepDelta():
                 return self._sweep_delta(message)
 
+    def _note_answer(self, number: int, now: Seconds) -> None:
+        """A heartbeat was heard; an older controller does not say which."""
+        said = self._unanswered.get(number) if number else now
+        if said is not None:
+            self._answered = said
+            later = {n: at for n, at in self._unanswered.items() if n > number > 0}
+            self._unanswered = later
+
     def _welcome(self, message: Welcome, now: Seconds) -> list[AgentOutput]:
         if message.term < self.term or message.boot != self.boot:
             return []
+        if message.session != self.session:
+            self._unanswered.clear()
         self.session, self.term = message.session, message.term
         self._last_heard = self._last_said = now
         self._forget(message.committed)

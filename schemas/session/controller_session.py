@@ -268,12 +268,14 @@ class ControllerSession:
         if self.session is None or message.session != self.session:
             return self.ask_to_greet()
         self.last_heard = now
-        ack = ToNode(HeartbeatAck(session=self.session, term=self.term, committed=self.durable))
+        answer = HeartbeatAck(
+            session=self.session, term=self.term, committed=self.durable, number=message.number
+        )
         behind = message.events_sent > self.received
         # Events travel on a socket of their own: those that are only late come before the next.
         missing = self._ask(now) if behind and self._behind_at == self.received else []
         self._behind_at = self.received if behind else None
-        return [ack, *missing]
+        return [ToNode(answer), *missing]
 
     def _ask(self, now: Seconds) -> list[ControllerOutput]:
         if self.boot is None or now - self._asked_at < self.timings.heartbeat_s / 2:

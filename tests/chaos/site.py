@@ -57,7 +57,9 @@ class Site:
     one folder of checkpoints, as they would a file server.
     """
 
-    def __init__(self, base: Path, seed: int, *, nodes: int, slots: int, policy: str) -> None:
+    def __init__(
+        self, base: Path, seed: int, *, nodes: int, slots: int, policy: str, fence_s: float = 0.0
+    ) -> None:
         self.base = base
         self.network = Network((CONTROL, *(f"node-{n + 1}" for n in range(nodes)), USER), seed)
         self.nodes = tuple(f"node-{n + 1}" for n in range(nodes))
@@ -67,7 +69,7 @@ class Site:
         }
         self.home = base / "home"
         self.records = base / "records"
-        self._slots, self._policy = slots, policy
+        self._slots, self._policy, self._fence_s = slots, policy, fence_s
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -199,6 +201,7 @@ class Site:
                 f'node = "{node}"\naddress = "{self.network.address(node)}"\ndevices = "cpu"\n'
                 f'slots = {self._slots}\nkey = "{keys}/{node}.key_secret"\n'
                 f'checkpoints = "{self.base}/shared"\nkill_grace_s = 2.0\n'
+                f"fence_s = {self._fence_s}\n"
                 f'[controller]\nhost = "{address}"\nkey = "{keys}/server.key"\n'
             )
 

@@ -30,10 +30,15 @@ pytestmark = [
 
 
 @pytest.fixture
-def site() -> Iterator[Site]:
+def fence_s() -> float:
+    return 0.0
+
+
+@pytest.fixture
+def site(fence_s: float) -> Iterator[Site]:
     with (
         tempfile.TemporaryDirectory(prefix="lab-") as folder,
-        Site(Path(folder), os.getpid(), nodes=2, slots=1, policy="fifo") as made,
+        Site(Path(folder), os.getpid(), nodes=2, slots=1, policy="fifo", fence_s=fence_s) as made,
     ):
         for name in made.hosts:
             made.start(name)
@@ -104,3 +109,20 @@ def test_a_node_that_is_cut_off_stays_lost_and_its_slot_is_given_on_when_its_wor
     records = checker.records_of(lines_in(site.records))
     assert [record.job for record in records if record.slot == f"{node}/0"] == [alone, both]
     assert list(checker.slots_used_twice(records)) == []
+
+
+@pytest.mark.parametrize("fence_s", [3.0])
+def test_a_fenced_node_has_ended_its_workers_before_their_job_starts_elsewhere(site: Site) -> None:
+    until(site, lambda c: len([n for n in c.nodes() if n.state == "up"]) == 2)
+    with BlockingClient(site.home) as client:
+        name = client.submit(job(site, "alone", slots=1, epochs=12))
+    workers = until(site, lambda c: (s := c.job(name)).summary.epoch >= 2 and s.workers)
+
+    site.network.change(workers[0].node, CONTROL, CUT, begins=True)
+    until(site, lambda c: c.job(name).summary.state == "succeeded")
+    site.network.change(workers[0].node, CONTROL, CUT, begins=False)
+    until(site, lambda c: "node.up" in events_of(c, workers[0].node))
+
+    first, second = sorted(checker.records_of(lines_in(site.records)), key=lambda r: r.used[0])
+    assert (first.job, second.job) == (name, name)
+    assert first.used[-1][1] < second.used[0][0]

@@ -15,9 +15,10 @@ from nodeagent.agent_settings import AgentSettings
 from nodeagent.job_workspaces import MARK
 from nodeagent.reconciler_actions import StartWorker
 from nodeagent.reconciler_events import LogsStored
+from nodeagent.slot_devices import inventory
 from schemas.codec import encode
 from schemas.errors import SettingsError
-from schemas.ids import BootId, Term, WorkerId
+from schemas.ids import BootId, Seconds, Term, WorkerId
 from schemas.link import Incoming, ThreadDealer, write_keys
 from schemas.messages.agent import HelloRequest, NodeHealth, Welcome
 from schemas.session import Apply
@@ -93,6 +94,40 @@ async def test_the_controller_hears_when_a_node_cannot_start_workers(
     problem = f"work {tmp_path}/work: File exists; see to its file system"
     assert agent._hello().problems == (problem,)
     assert agent._session.spool[-1].event == NodeHealth(problems=(problem,))
+
+
+@pytest.mark.parametrize(
+    ("fence_s", "alone_s", "fenced"), [(0.0, 1e6, 0), (5.0, 4.9, 0), (5.0, 5.0, 1)]
+)
+async def test_workers_are_ended_when_the_controller_did_not_answer_for_the_stated_time(
+    agent: Agent, monkeypatch: pytest.MonkeyPatch, fence_s: float, alone_s: float, fenced: int
+) -> None:
+    agent._settings = AgentSettings(node="n1", fence_s=fence_s)
+    now = agent._now()
+    agent._session.tick(now)
+    monkeypatch.setattr(agent, "_now", lambda: Seconds(now + alone_s))
+    ended: list[None] = []
+    monkeypatch.setattr(agent._manager, "fence", lambda: ended.append(None))
+
+    keeping = asyncio.create_task(agent._keep_session())
+    await asyncio.sleep(0)
+    keeping.cancel()
+
+    assert len(ended) == fenced
+
+
+@pytest.mark.parametrize(("fence_s", "fenced_s"), [(0.0, 0.0), (3.0, 15.0), (600.0, 612.0)])
+def test_a_node_says_when_its_workers_are_gone(fence_s: float, fenced_s: float) -> None:
+    settings = AgentSettings(node="n1", devices="cpu", fence_s=fence_s)
+    assert inventory(settings).fenced_s == fenced_s
+
+
+def test_a_fence_that_is_too_short_to_hear_an_answer_is_refused() -> None:
+    with pytest.raises(SettingsError) as refused:
+        inventory(AgentSettings(node="n1", devices="cpu", fence_s=2.0))
+    assert (refused.value.field, refused.value.message) == (
+        "fence_s", "fence_s: 2 s are too short"
+    )  # fmt: skip
 
 
 async def test_an_action_that_fails_holds_up_no_other(

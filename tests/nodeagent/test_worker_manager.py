@@ -38,8 +38,8 @@ FIRST = WorkerId(f"{A}.v1.r0")
 class Forking:
     """A zygote that starts a process which waits for a signal."""
 
-    def __init__(self) -> None:
-        code = "import signal; print(flush=True); signal.pause()"
+    def __init__(self, first: str = "") -> None:
+        code = f"import signal; {first} print(flush=True)\nwhile True: signal.pause()"
         self.child = subprocess.Popen(
             [sys.executable, "-c", code], stdout=subprocess.PIPE, start_new_session=True
         )
@@ -201,6 +201,28 @@ async def test_whose_fault_it_is_that_a_worker_cannot_start(
     manager.close()
 
     assert heard == expected
+
+
+async def test_a_fenced_worker_is_asked_to_end_and_then_made_to_once(
+    folders: NodeFolders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(manager_module, "EXIT_FILE_LIMIT_S", 0.0)
+    heard: asyncio.Queue[Event] = asyncio.Queue()
+    zygote = Forking("signal.signal(signal.SIGTERM, lambda *_: print(flush=True));")
+    manager = manager_of(folders, node_spec().slots, zygote, heard.put_nowait)
+    manager.grace_s = 0.2
+    try:
+        manager.perform(StartWorker(FIRST, 0, run(A)))
+        assert isinstance(await asyncio.wait_for(heard.get(), 1.0), Started)
+        for _ in range(3):
+            manager.fence()
+
+        assert isinstance(await asyncio.wait_for(heard.get(), 5.0), Ended)
+        assert zygote.child.stdout is not None
+        assert (zygote.child.stdout.read(), zygote.child.wait()) == (b"\n", -signal.SIGKILL)
+        assert folders.worker(FIRST).stopped
+    finally:
+        manager.close()
 
 
 async def test_a_process_whose_zygote_said_nothing_in_time_does_not_live_on(

@@ -259,7 +259,9 @@ def test_a_welcomed_agent_forgets_what_is_committed_and_resends_the_rest() -> No
 def test_a_welcomed_agent_sends_heartbeats_that_say_how_far_its_events_go() -> None:
     session = welcomed(said=3)
 
-    assert session.tick(at(1.0)) == [ToController(Heartbeat(session="2.1", events_sent=3))]
+    assert session.tick(at(1.0)) == [
+        ToController(Heartbeat(session="2.1", events_sent=3, number=1))
+    ]
     assert session.tick(at(1.5)) == []
 
 
@@ -344,7 +346,9 @@ def test_the_intervals_can_be_chosen() -> None:
 def test_an_agent_that_hears_nothing_for_six_seconds_greets_again() -> None:
     session = welcomed()
 
-    assert session.tick(at(6.0)) == [ToController(Heartbeat(session="2.1", events_sent=0))]
+    assert session.tick(at(6.0)) == [
+        ToController(Heartbeat(session="2.1", events_sent=0, number=1))
+    ]
     assert session.tick(at(7.0)) == [SayHello()]
 
 
@@ -352,7 +356,39 @@ def test_a_pulse_of_its_session_keeps_an_agent_in_it() -> None:
     session = welcomed()
     session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=0), at(5.0))
 
-    assert session.tick(at(11.0)) == [ToController(Heartbeat(session="2.1", events_sent=0))]
+    assert session.tick(at(11.0)) == [
+        ToController(Heartbeat(session="2.1", events_sent=0, number=1))
+    ]
+
+
+def test_an_agent_is_alone_since_it_said_what_was_answered_last() -> None:
+    session = welcomed()
+    alone = [session.alone_s(at(0.0))]
+    for second in (1.0, 2.0, 3.0):
+        session.tick(at(second))
+    for number, now in ((2, 5.0), (1, 5.5), (2, 6.0), (7, 6.5)):
+        answer = HeartbeatAck(session="2.1", term=Term(2), committed=0, number=number)
+        session.receive(answer, at(now))
+        alone.append(session.alone_s(at(now)))
+
+    assert alone == [0.0, 3.0, 3.5, 4.0, 4.5], "the second heartbeat was said at 2.0"
+
+
+def test_a_welcome_is_no_answer_to_a_heartbeat() -> None:
+    session = welcomed()
+    session.tick(at(1.0))
+    session.receive(welcome("2.2"), at(5.0))
+    session.receive(HeartbeatAck(session="2.2", term=Term(2), committed=0, number=1), at(5.5))
+
+    assert session.alone_s(at(6.0)) == 5.0
+
+
+def test_an_older_controller_does_not_say_what_it_answers() -> None:
+    session = welcomed()
+    session.tick(at(1.0))
+    session.receive(HeartbeatAck(session="2.1", term=Term(2), committed=0), at(5.0))
+
+    assert session.alone_s(at(6.0)) == 1.0
 
 
 def test_a_pulse_of_another_session_changes_nothing() -> None:

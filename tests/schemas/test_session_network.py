@@ -147,6 +147,14 @@ class Delivery(RuleBasedStateMachine):
                 assert session.durable <= len(self.net.journal[session.boot])
 
     @invariant()
+    def an_agent_that_counts_on_a_controller_was_heard_by_it_since(self) -> None:
+        agent, every = self.net.agent, (self.net.controller, *self.net.former)
+        heard = max(controller.session.last_heard for controller in every)
+        assert self.net.now - agent.alone_s(self.net.now) <= max(
+            heard, self.net.began or self.net.now
+        )
+
+    @invariant()
     def a_newer_delta_is_never_followed_by_an_older_one(self) -> None:
         for orders in self.net.orders.values():
             assert orders == sorted(set(orders))

@@ -121,6 +121,7 @@ NODE_SPEC: Final = NodeSpec(
     cores=16,
     memory_bytes=128 << 30,
     release="0.1.0",
+    fenced_s=32.0,
     states_port=7706,
 )
 STATE: Final = hopping.StateRef(trial=4, version=11, digest=DIGEST)
@@ -395,8 +396,8 @@ _OF_AGENTS: Final = (
         session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700
     ),
     agent.Refused(code="no_slots", message="the node offers no slots", hint="set slots"),
-    agent.Heartbeat(session="3.1", events_sent=300),
-    agent.HeartbeatAck(session="3.1", term=TERM, committed=299),
+    agent.Heartbeat(session="3.1", events_sent=300, number=12),
+    agent.HeartbeatAck(session="3.1", term=TERM, committed=299, number=12),
     agent.HelloRequest(term=TERM, echo="3.2"),
     agent.EventsCommitted(boot=BOOT, through=299),
     agent.ResendEvents(boot=BOOT, first=300),

@@ -110,6 +110,7 @@ class Network:
     orders: dict[tuple[BootId, JobId], list[Order]] = field(default_factory=dict)
     sweep_orders: dict[tuple[BootId, JobId], list[SweepOrder]] = field(default_factory=dict)
     agent: AgentSession = field(init=False)
+    began: Seconds | None = field(init=False)  # when the agent first looked at its clock
     controller: Controller = field(init=False)
     former: list[Controller] = field(default_factory=list)  # incarnations that do not know it
 
@@ -125,6 +126,7 @@ class Network:
         """A new agent process: what the old one knew is gone."""
         self._boots += 1
         self.agent = AgentSession(NODE, BootId(f"boot-{self._boots}"))
+        self.began = None
         self.said[self.agent.boot] = []
         self.journal[self.agent.boot] = []
 
@@ -133,7 +135,7 @@ class Network:
         self._terms += 1
         if self._terms > 1:
             self.former.append(self.controller)
-        session = ControllerSession(NODE, Term(self._terms))
+        session = ControllerSession(NODE, Term(self._terms), last_heard=self.now)
         self.controller = Controller(session, self.journal, self.wanted, self.wanted_sweeps)
 
     def happen(self) -> None:
@@ -165,6 +167,8 @@ class Network:
     def pass_time(self, seconds: float) -> None:
         """Both ends hear that time has passed."""
         self.now = Seconds(self.now + seconds)
+        if self.began is None:
+            self.began = self.now
         self._of_agent(self.agent.tick(self.now))
         for controller in (self.controller, *self.former):
             self._of_controller(controller, controller.session.tick(self.now))

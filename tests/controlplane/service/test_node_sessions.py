@@ -403,7 +403,9 @@ async def silent(controller: Controller, seconds: float) -> list[str]:
         boot = controller.state.nodes[name].boot
         here = controller.state.slot_index.workers_on(name)
         workers = [builders.seen(job.job, rank=worker.rank) for job, worker in here]
-        await service.greet(hello(name, *workers, boot=boot))
+        spec = controller.state.nodes[name].spec
+        greeting = msgspec.structs.replace(hello(name, *workers, boot=boot), spec=spec)
+        await service.greet(greeting)
     now = service.sessions._now()
     service.sessions._sessions[N2].last_heard = Seconds(now - seconds)
     service.commit_loop.taken.clear()
@@ -427,6 +429,41 @@ async def test_a_node_that_nobody_misses_is_given_its_time() -> None:
     assert await silent(training(cluster_of(n1=1, n2=1), S0, T0), 5.5) == []
     assert await silent(broken_group(), 5.5) == [], "those elsewhere do not stand still yet"
     assert await silent(training(cluster_of(n1=1, n2=1), S0, T0), 6.5) == ["NodeSuspected"]
+
+
+async def test_a_node_whose_agent_ends_its_workers_is_lost_when_they_are_gone_and_not_before() -> (
+    None
+):
+    def fenced(fenced_s: float) -> Controller:
+        controller = broken_group()
+        controller.tell(N1, builders.quiesced(A, index=4, group=2))
+        node = controller.state.nodes[N2]
+        node.spec = msgspec.structs.replace(node.spec, fenced_s=fenced_s)
+        return controller
+
+    found = {
+        (fenced_s, after): await silent(fenced(fenced_s), after)
+        for fenced_s in (0.0, 42.0, 1e9, float("nan"), -1.0)
+        for after in (5.5, 41.0, 43.0)
+    }
+
+    early = {(42.0, 5.5): ["NodeSuspected"], (42.0, 41.0): ["NodeSuspected"]}
+    assert found == {key: early.get(key, ["NodeLost"]) for key in found}
+
+
+async def test_a_new_controller_gives_each_node_its_time_from_its_own_beginning_on() -> None:
+    controller = running()
+    controller.start()
+    service = Service(controller)
+    session, now = service.sessions._sessions[N1], service.sessions._now()
+
+    judged = {}
+    for after in (1.0, 29.0, 31.0):
+        service.commit_loop.taken.clear()
+        service.sessions._note_silence(N1, session, Seconds(now + after))
+        judged[after] = [type(event).__name__ for event in service.commit_loop.taken]
+
+    assert judged == {1.0: [], 29.0: ["NodeSuspected"], 31.0: ["NodeLost"]}
 
 
 async def test_a_node_that_speaks_is_not_lost_however_long_its_workers_take() -> None:
