@@ -179,6 +179,15 @@ class DrainDue(Message, tag="core.drain_due.1"):
     node: NodeId
 
 
+class OrderTooLarge(Message, tag="core.order_too_large.1"):
+    """What a node was to be told of a job does not fit a message: nobody can carry it out."""
+
+    job: JobId
+    node: NodeId
+    size: int  # bytes
+    most: int
+
+
 class CommitsResumed(Message, tag="core.commits_resumed.1"):
     """Inputs become durable again, after a time in which there was no room for them."""
 
@@ -219,5 +228,6 @@ Input = (
     | DrainExpired
     | DrainDue
     | InputSkipped
+    | OrderTooLarge
     | CommitsResumed
 )

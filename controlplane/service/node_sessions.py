@@ -16,6 +16,7 @@ from controlplane.core.inputs import (
     NodeLost,
     NodeReported,
     NodeSuspected,
+    OrderTooLarge,
 )
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.node_evidence import fenced_s, missed_by_peers
@@ -23,20 +24,23 @@ from controlplane.core.state import State
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.hello_queue import HelloQueue
 from controlplane.service.role_permissions import NODE, REVOKED
-from schemas.codec import FROM_AGENT, PUBLISHED, encode
+from schemas.codec import FROM_AGENT, MAX_BYTES, PUBLISHED, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.ids import BootId, NodeId, Seconds, Term
 from schemas.link import Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages import files
 from schemas.messages.agent import (
+    GroupDelta,
     Heartbeat,
     Hello,
     Numbered,
     Refused,
     StepsReported,
     Telemetry,
+    ToSession,
 )
+from schemas.messages.hopping import SweepDelta
 from schemas.session import (
     Condition,
     ControllerOutput,
@@ -280,9 +284,20 @@ class NodeSessions:
                 case ToNode(message=message):
                     route = self._routes.get(node)
                     if route is not None:
-                        self._orders.send(route, encode(message))
+                        self._send(node, route, message)
                 case Deliver(numbered=numbered):
                     self._deliver(numbered)
+
+    def _send(self, node: NodeId, route: bytes, message: ToSession) -> None:
+        """An agent would cut off a controller that sends more than a message may have."""
+        data = encode(message)
+        if len(data) <= MAX_BYTES or not isinstance(message, GroupDelta | SweepDelta):
+            self._orders.send(route, data)
+            return
+        log.error("an order is too large", job=message.job, node=node, bytes=len(data))
+        self._sessions[node].withdraw(message)
+        told = OrderTooLarge(job=message.job, node=node, size=len(data), most=MAX_BYTES)
+        asyncio.get_running_loop().call_soon(self._commit_loop.handle, told)
 
     def _answer(self, route: bytes, outputs: Iterable[ControllerOutput]) -> None:
         """Say something to whoever spoke, without a session."""

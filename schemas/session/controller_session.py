@@ -237,6 +237,18 @@ class ControllerSession:
             self.outstanding[delta.job] = (delta, now)
         return [ToNode(delta)]
 
+    def withdraw(self, delta: GroupDelta | SweepDelta) -> None:
+        """Repeat a delta no more.
+
+        Args:
+            delta: as it was ordered; a newer one of its job stays.
+        """
+        group, sweep = self.outstanding.get(delta.job), self.outstanding_sweeps.get(delta.job)
+        if group is not None and group[0] is delta:
+            del self.outstanding[delta.job]
+        elif sweep is not None and sweep[0] is delta:
+            del self.outstanding_sweeps[delta.job]
+
     def tick(self, now: Seconds) -> list[ControllerOutput]:
         """Repeat deltas that nobody acknowledged.
 

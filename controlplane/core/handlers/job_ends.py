@@ -7,9 +7,10 @@ from typing import Final
 from controlplane.core.deadlines import pause_before
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import departures
+from controlplane.core.inputs import OrderTooLarge
 from controlplane.core.model.batch_limit import lower_local_limit
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import Ended, JobTrigger, Paused, Phase, Starting
+from controlplane.core.model.job_phases import NEXT, Ended, JobTrigger, Paused, Phase, Starting
 from controlplane.core.model.worker import WorkerPhase, WorkerTrigger
 from schemas.ids import NodeId, Seconds, Version, node_of
 from schemas.messages.feed import Detail
@@ -115,6 +116,21 @@ def end(
     ctx.send_to(job, nodes)
     forget_exited(ctx, job)
     ctx.ask = True
+
+
+def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:
+    """A node cannot be told what to run of a job: the job fails, and nobody else notices.
+
+    Args:
+        ctx: of this input.
+        event: the job, and how large it was. Nothing happens to a job that holds no slots by now.
+    """
+    job = ctx.state.jobs.get(event.job)
+    if job is None or (job.phase, JobTrigger.GAVE_UP) not in NEXT:
+        return
+    why = f"its orders to {event.node} take {event.size} bytes, a message at most {event.most}"
+    remedy = "put large args, env and choices into files of the working directory"
+    end(ctx, job, JobTrigger.GAVE_UP, f"{why}: {remedy}")
 
 
 def _dismiss(ctx: HandlerContext, job: Job, outcome: str) -> list[NodeId]:

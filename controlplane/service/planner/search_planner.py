@@ -9,9 +9,10 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final
 
+import msgspec
 import structlog
 
-from controlplane.policy.api import ClusterView, PolicyEvent, SearchStats
+from controlplane.policy.api import ClusterView, Plan, PlanTaken, PolicyEvent, SearchStats
 from controlplane.policy.fallback import fallback_plan
 from controlplane.service.planner.planner_interface import Propose, ViewNow
 from controlplane.service.planner.search_messages import (
@@ -29,6 +30,7 @@ from controlplane.service.planner.search_messages import (
     WholeView,
     frame,
 )
+from controlplane.service.planner.suspect_jobs import SuspectJobs
 from controlplane.service.planner.view_delta import view_delta
 from schemas.ids import Seconds
 
@@ -39,6 +41,8 @@ START_S: Final = 60.0  # the same, while it starts and reads what was learnt bef
 READ_BYTES: Final = 1 << 18
 RESTART_S: Final = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0)  # before the next try, by failures in a row
 STEADY_S: Final = 60.0  # a life this long is no failure
+TRUST_S: Final = 3.0  # jobs that it has seen for so long are none that it dies of
+BLANK_AFTER: Final = 3  # deaths in a row while it reads what was learnt before: it begins without
 ONE_THREAD: Final = {"OPENBLAS_NUM_THREADS": "1"}  # small matrices; waiting threads burn a core
 MAX_BACKLOG: Final = 64 << 20  # bytes that it has not read: it hangs
 
@@ -81,6 +85,9 @@ class SearchPlanner:
         self._number = 0
         self._ask_again = False  # something happened since the question
         self._fallback_timer: asyncio.TimerHandle | None = None
+        self._trust_timer: asyncio.TimerHandle | None = None
+        self._suspects = SuspectJobs()
+        self._stillborn = 0  # deaths in a row before it was ready
         self.restarts = 0
         self.stats = SearchStats()
 
@@ -103,7 +110,7 @@ class SearchPlanner:
                 self._propose_fallback()
             return
         view, now = self._view_now()
-        self._send_view(view)
+        self._send_view(self._suspects.shown(view))
         self._number += 1
         loop = asyncio.get_running_loop()
         self._asked[self._number] = loop.time()
@@ -113,6 +120,8 @@ class SearchPlanner:
 
     def observe(self, event: PolicyEvent, now: Seconds) -> None:
         """Hand it on; what is lost while the process is away is in the history that it gets."""
+        if not isinstance(event, PlanTaken) and event.job in self._suspects.aside:
+            return
         self._send(Observed(event=event, at=now))  # behind the history, if that is still being read
 
     async def run(self) -> None:
@@ -126,6 +135,7 @@ class SearchPlanner:
             except (OSError, ValueError) as error:
                 log.warning("search process failed", error=repr(error))
             finally:
+                self._note_death()
                 await self._end_process()
             failures = 1 if loop.time() - began > STEADY_S else failures + 1
             self.restarts += 1
@@ -147,9 +157,8 @@ class SearchPlanner:
         )
         frames = Frames()
         self._asked = {0: asyncio.get_running_loop().time()}  # whether it is ready
-        begin = Begin(
-            policy=self._policy, options=self._options, seed=self._seed, history=self._history()
-        )
+        history = self._history() if self._stillborn < BLANK_AFTER else []
+        begin = Begin(policy=self._policy, options=self._options, seed=self._seed, history=history)
         self._send(begin)
         while data := await self._read(process):
             for body in frames.feed(data):
@@ -182,7 +191,7 @@ class SearchPlanner:
     def _receive(self, message: FromSearch) -> None:
         match message:
             case Ready():
-                self._ready = True
+                self._ready, self._stillborn = True, 0
                 self._asked.clear()
                 self.ask()
             case Answer(number=number, plan=plan, stats=stats):
@@ -192,7 +201,8 @@ class SearchPlanner:
                     if self._fallback_timer is not None:
                         self._fallback_timer.cancel()
                         self._fallback_timer = None
-                self._propose(plan, stats)
+                self._propose(self._with_others(plan), stats)
+                self._await_trust()
                 if self._ask_again and not self._asked:
                     self._ask_again = False
                     self.ask()
@@ -200,6 +210,55 @@ class SearchPlanner:
                 self._propose(plan, self.stats, whole=False)
             case Converged(stats=stats):
                 self.stats = stats.in_ms(self.stats.decision_ms / 1000.0)
+
+    # --- what it dies of
+
+    def _note_death(self) -> None:
+        if self._trust_timer is not None:
+            self._trust_timer.cancel()
+            self._trust_timer = None
+        if not self._ready:
+            self._stillborn += 1
+        elif self._sent is not None:
+            self._suspects.died()
+            if aside := sorted(self._suspects.aside):
+                log.warning("the search is not told of jobs that it may have died of", jobs=aside)
+
+    def _await_trust(self) -> None:
+        """What it answers of and lives with for a while is nothing that it dies of."""
+        if self._trust_timer is None:
+            loop = asyncio.get_running_loop()
+            self._trust_timer = loop.call_later(TRUST_S, self._trust)
+
+    def _trust(self) -> None:
+        self._trust_timer = None
+        if self._asked:
+            self._trust_timer = asyncio.get_running_loop().call_later(TRUST_S, self._trust)
+            return
+        doubted = self._suspects.in_doubt
+        self._suspects.lived()
+        if doubted:
+            self.ask()
+
+    def _with_others(self, plan: Plan) -> Plan:
+        """The plan, with jobs that the search is not told of: they go on, or fill free slots."""
+        aside = self._suspects.aside
+        if not aside:
+            return plan
+        view, now = self._view_now()
+        taken = {slot for placed in plan.local_batch.values() for slot in placed}
+        slots = tuple(
+            msgspec.structs.replace(slot, usable=slot.usable and slot.slot not in taken)
+            for slot in view.slots
+        )
+        jobs = {name: job for name, job in view.jobs.items() if name in aside}
+        others = ClusterView(version=view.version, slots=slots, jobs=jobs)
+        fill = fallback_plan(others, now, admits=self._admits)
+        return msgspec.structs.replace(
+            plan,
+            local_batch={**plan.local_batch, **fill.local_batch},
+            reasons={**plan.reasons, **fill.reasons},
+        )
 
     # --- helpers
 
@@ -212,8 +271,9 @@ class SearchPlanner:
         process = self._process
         if process is None or process.stdin is None or process.stdin.is_closing():
             return
+        unread = process.stdin.transport.get_write_buffer_size()  # of what was sent before
         process.stdin.write(frame(message))
-        if process.stdin.transport.get_write_buffer_size() > MAX_BACKLOG:
+        if unread > MAX_BACKLOG:
             log.warning("search process does not read; it is ended")
             with contextlib.suppress(ProcessLookupError):
                 process.kill()

@@ -11,12 +11,14 @@ import msgspec
 import pytest
 
 from controlplane.core.commands import Command, SendDelta
-from controlplane.core.inputs import Input, NodeGreeted, NodeReported, NodeSuspected
+from controlplane.core.desired_state import desired
+from controlplane.core.inputs import Input, NodeGreeted, NodeReported, NodeSuspected, OrderTooLarge
+from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.model.rescale import RescalePhase
 from controlplane.service.hello_queue import UNDER_WAY
 from controlplane.service.node_sessions import NodeSessions
-from schemas.codec import FROM_AGENT, TO_AGENT, encode
+from schemas.codec import FROM_AGENT, MAX_BYTES, TO_AGENT, encode
 from schemas.ids import BootId, NodeId, Seconds, Term
 from schemas.link import Identity, Incoming
 from schemas.logging_and_watchdog import Audit
@@ -496,3 +498,34 @@ async def test_other_times_of_silence_hold_for_nodes_that_are_there_and_for_thos
 
     found = {node: session.timings.lost_s for node, session in service.sessions._sessions.items()}
     assert found == {N1: 2.0, N2: 2.0}
+
+
+async def test_a_job_whose_orders_do_not_fit_a_message_fails_and_nobody_is_told_them() -> None:
+    controller = running(args=("x" * MAX_BYTES,))  # of a release that took any job file
+    service = Service(controller)
+    await service.greet(msgspec.structs.replace(hello(), workers=(builders.seen(A),)))
+    delta = desired(controller.state, controller.job(A), N1)
+    size = len(encode(delta))
+
+    service.sessions.send(SendDelta(N1, delta))
+    await asyncio.sleep(0)
+
+    assert service.said() == []
+    failed = OrderTooLarge(job=A, node=N1, size=size, most=MAX_BYTES)
+    assert service.commit_loop.taken[-1] == failed
+    assert controller.job(A).phase is Phase.FAILED
+    assert controller.job(A).why == (
+        f"its orders to n1 take {size} bytes, a message at most {MAX_BYTES}: "
+        "put large args, env and choices into files of the working directory"
+    )
+    assert service.sessions._sessions[N1].outstanding == {}
+
+
+def test_a_job_that_is_over_does_not_fail_once_more() -> None:
+    controller = running()
+    controller.take(builders.cancelled(A))
+
+    controller.take(OrderTooLarge(job=A, node=N1, size=5_000_000, most=MAX_BYTES))
+
+    assert controller.job(A).phase is Phase.CANCELLED
+    assert controller.replayed() == controller.state

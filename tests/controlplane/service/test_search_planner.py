@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 
-from controlplane.policy.api import ClusterView, Plan, SearchStats
+from controlplane.policy.api import ClusterView, Plan, PolicyEvent, SearchStats
 from controlplane.service.planner.search_messages import Batches
 from controlplane.service.planner.search_planner import SearchPlanner
 from schemas.ids import JobId, Seconds
@@ -21,7 +21,9 @@ LIMIT_S = 30.0
 class Board:
     """A cluster to look at, and the plans that were proposed for it."""
 
-    def __init__(self, slots: int, *jobs: JobId) -> None:
+    def __init__(
+        self, slots: int, *jobs: JobId, history: Sequence[tuple[Seconds, PolicyEvent]] = ()
+    ) -> None:
         self.slots = row_of(slots)
         self.view = view_of(self.slots, *(job_view(job) for job in jobs))
         self.plans: list[tuple[Plan, SearchStats | None]] = []
@@ -31,7 +33,7 @@ class Board:
             policy="ones",
             options={},
             seed=0,
-            history=list,
+            history=lambda: list(history),
             view_now=self.view_now,
             propose=self.propose,
         )
@@ -68,9 +70,11 @@ class Board:
 
 
 @asynccontextmanager
-async def searching(slots: int, *jobs: JobId) -> AsyncIterator[Board]:
+async def searching(
+    slots: int, *jobs: JobId, history: Sequence[tuple[Seconds, PolicyEvent]] = ()
+) -> AsyncIterator[Board]:
     """A board whose search process is there."""
-    board = Board(slots, *jobs)
+    board = Board(slots, *jobs, history=history)
     task = asyncio.create_task(board.planner.run())
     try:
         await board.until(lambda _, stats: stats is not None)
