@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import atexit
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from torch import nn
 from torch.utils.data import Dataset, IterableDataset
 
@@ -23,12 +21,11 @@ from elastic.hooks.backward_passes import warm_up
 from elastic.hooks.delayed_device_use import hold_device
 from elastic.hooks.grad_scalers import track_grad_scalers
 from elastic.hooks.lr_schedulers import track_lr_schedulers
-from elastic.hooks.optimizer_step import patch_optimizer_step
 from elastic.metrics.stop_rule import describe_rule
-from elastic.reporting.agent_channel import Channel
 from elastic.reporting.sample_id_records import SampleRecords
-from elastic.samples.progress_shares import Progress, progress_of
+from elastic.reporting.worker_voice import WorkerVoice
 from elastic.samples.sample_stream import SampleStream
+from elastic.script_questions import ScriptQuestions
 from elastic.state import checkpoint_writer
 from elastic.state.carried_state import CarriedState
 from elastic.state.epoch_reports import EpochReports
@@ -38,14 +35,12 @@ from elastic.state.lr_scaling import DOUBLING_STEPS
 from elastic.state.optimizers_by_name import Optimizers, optimizers_by_name
 from elastic.state.state_tensors import TensorState
 from elastic.state.step_telemetry import steps_report
-from elastic.state.training_state import TrainingState, training_of
+from elastic.state.training_state import training_of
 from elastic.step.batch_loader import ElasticLoader
 from elastic.step.carried_rows import LINE, CarriedRows
 from elastic.step.gradient_bucket import Reducer
-from elastic.step.gradient_origins import GradientOrigins
-from elastic.step.optimizer_turns import OptimizerTurns
+from elastic.step.hooked_training import hook_training
 from elastic.step.step_executor import StepExecutor
-from elastic.step.step_view import StepView
 from elastic.training_errors import UsageError
 from elastic.usage_checks import (
     dataset_size,
@@ -62,7 +57,6 @@ from schemas.ids import Version
 from schemas.jobs import StopRule
 from schemas.messages.agent import (
     JOIN,
-    ScriptReport,
     StepsReported,
     TrainingFinished,
     WorkerReady,
@@ -72,7 +66,7 @@ from schemas.messages.worker import Assignment
 WORKER: Final = "ONES_WORKER"  # the worker's folder, when an agent started the process
 
 
-class ScalingAgent:
+class ScalingAgent(ScriptQuestions):
     """One worker of a job: under a cluster what the job file says, else what the script says.
 
     Args:
@@ -81,30 +75,28 @@ class ScalingAgent:
     """
 
     def __init__(self, assignment: Assignment | None, folder: Path | None) -> None:
-        self._assignment = assignment
         self._folder = folder
-        self._training = training = training_of(assignment)
-        self._epochs = EpochReports(training, self._report)
-        self._membership = Membership.begin(assignment, slot_device())
+        training = training_of(assignment)
+        membership = Membership.begin(assignment, slot_device())
+        self._voice = WorkerVoice(assignment, lambda: self.rank == 0)
+        report = self._voice.report
+        self._epochs = EpochReports(training, report)
         granted = assignment is None or assignment.granted
-        self._listener = OrderListener(self._membership, self._report, granted=granted)
+        self._listener = OrderListener(membership, report, granted=granted)
         if not granted:
             hold_device(self._listener.await_slot)
         self._records = SampleRecords(training.recent)
         transitions = self._transitions = GroupTransitions(
-            self._membership,
+            membership,
             self._listener,
             training,
             epochs=self._epochs,
             records=self._records,
-            report=self._report,
+            report=report,
         )
-        self._executor = StepExecutor(self._membership, transitions, training, self._records)
-        self._channel: Channel | None = None
-        if assignment is not None and folder is not None:
-            self._channel = Channel(assignment, folder, self._listener.receive)
-            atexit.register(self._channel.close)
-        self._joined = False
+        executor = StepExecutor(membership, transitions, training, self._records)
+        super().__init__(assignment, training, membership, executor)
+        self._voice.open(folder, self._listener.receive)
         self._reducer: Reducer | None = None
         self._seed = JobSeed(assignment.spec.stated_seed if assignment else None)
         self._parameters = 0
@@ -126,68 +118,8 @@ class ScalingAgent:
         if folder is not None:
             assignment = ASSIGNMENT.decode((folder / "assignment").read_bytes())
         agent = cls(assignment, folder)
-        agent._say_wins("seed", agent._seed.begin(seed), agent._seed.value)
+        agent._voice.say_wins("seed", agent._seed.begin(seed), agent._seed.value)
         return agent
-
-    # --- what a script may ask; what a checkpoint may say otherwise, behind `load` only
-
-    @property
-    def rank(self) -> int:
-        """This worker's place in its group, which may change; 0 prints and saves.
-
-        Before the first epoch, the place that it is going to have.
-        """
-        if self._assignment is not None and not self._joined:
-            return int(self._assignment.rank)
-        return self._membership.rank
-
-    @property
-    def is_managed(self) -> bool:
-        """Whether a cluster started this worker; else it is alone for ever."""
-        return self._assignment is not None
-
-    @property
-    def world_size(self) -> int:
-        """How many workers the group has at present, or is going to have at first."""
-        return len(self._membership.workers)
-
-    @property
-    def step(self) -> int:
-        """Steps that are done since the job began; a UsageError before `load`."""
-        return self._loaded("step").position.step
-
-    @property
-    def device(self) -> torch.device:
-        """Where model and batches live: the slot's GPU, or the CPU."""
-        return self._membership.device
-
-    @property
-    def progress(self) -> Progress:
-        """How much of the epoch and of the job is done, 0 to 1; a UsageError before `load`."""
-        training = self._loaded("progress")
-        if training.why_done:
-            return Progress(1.0, 1.0)
-        return progress_of(training.position, training.stream.size, training.stop_rule)
-
-    @property
-    def job_lr(self) -> float | None:
-        """The job file's learning rate, at its first batch."""
-        return self._assignment.group.lr if self._assignment is not None else None
-
-    @property
-    def epoch_samples(self) -> int:
-        """||D||, samples of an epoch."""
-        return self._training.stream.size
-
-    @property
-    def batch_size(self) -> int:
-        """The global batch at present, samples per step; a UsageError before `load`."""
-        return self._loaded("batch_size").global_batch
-
-    @property
-    def view(self) -> StepView:
-        """Of the step under way, for a loop that is a framework's and not the script's."""
-        return StepView(self._training, self._membership, self._executor)
 
     # --- load
 
@@ -249,7 +181,7 @@ class ScalingAgent:
             raise UsageError("load() a second time", hint)
         fault_points.reach("load", rank=self.rank, version=self._version)
         size = dataset_size(train_set)
-        self._say_wins("seed", self._seed.follow(), self._seed.value)
+        self._voice.say_wins("seed", self._seed.follow(), self._seed.value)
         model = build_model()
         refuse_sharded(model)
         self._listener.await_slot()  # what runs on the slot's device may be about to leave it
@@ -272,7 +204,7 @@ class ScalingAgent:
             scaling=lr_scaling,
             doubling=lr_doubling_steps,
         ):
-            self._say_wins(*both)
+            self._voice.say_wins(*both)
         largest = self._assignment.spec.batch_limit if self._assignment else batch_size
         refuse_columns(columns, largest)
         if columns is not None:
@@ -282,38 +214,23 @@ class ScalingAgent:
         bound = self._assignment.spec.local_limit if self._assignment else max_local_batch or alone
         refuse_single_samples(min(self.batch_size, size), bound, stream.least)
         options = without_choice(loader_options, shuffled=shuffled)
-        loader = self._hook(tensors, train_set, bound, options)
+        self._reducer, loader = hook_training(
+            self._training,
+            self._transitions,
+            self._executor,
+            tensors,
+            train_set,
+            bound=bound,
+            managed=self.is_managed,
+            device=self.device,
+            options=options,
+        )
         self._resume()
         self._parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
         track_lr_schedulers(tensors.optimizers, self.track, self._executor.schedule_steps)
         track_grad_scalers(self._training.found_scaler)
         self._training.begin_timing()
         return model, built, loader
-
-    def _hook(
-        self, tensors: TensorState, train_set: Dataset[Any], bound: int, options: dict[str, Any]
-    ) -> ElasticLoader:
-        """See gradients and optimizer steps from now on, and give out batches."""
-        executor, turns = self._executor, None
-        for optimizer in tensors.optimizers:
-            patch_optimizer_step(optimizer, executor)
-        if len(tensors.optimizers) > 1:
-            if self._assignment is not None:  # a remainder must not make it several passes
-                bound += self._training.stream.least - 1
-            origins = GradientOrigins(tensors.trained()) if self._assignment else None
-            turns = OptimizerTurns(self._training, origins)
-        self._reducer = Reducer(tensors.trained(), executor.backward_over)
-        loader = ElasticLoader(
-            train_set,
-            training=self._training,
-            transitions=self._transitions,
-            executor=executor,
-            bound=bound,
-            device=self.device,
-            options=options,
-        )
-        executor.use(self._reducer, loader.depth, turns)
-        return loader
 
     def track(self, **stateful: Any) -> None:
         """Keep these in checkpoints and transfers too: anything with a `state_dict`.
@@ -374,20 +291,15 @@ class ScalingAgent:
         position = training.position
         if position.step:
             at = f"step {position.step}, samples {position.samples_done}"
-            self._say(f"resumes after epoch {self._resumed_epoch}, {at}")
+            self._voice.say(f"resumes after epoch {self._resumed_epoch}, {at}")
 
     @property
     def _version(self) -> int | None:
         return self._assignment.version if self._assignment else None
 
-    def _say_wins(self, name: str, script: Any, job: Any) -> None:
-        joins = self._assignment is not None and self._assignment.kind == JOIN
-        if script is not None and script != job and not joins:
-            self._say(f"{name} {job} of the job file wins over the script's {script}")
-
     def _join(self) -> None:
         """Say that this worker is ready, and wait until it is a member of its group."""
-        assignment, channel, training = self._assignment, self._channel, self._training
+        assignment, channel, training = self._assignment, self._voice.channel, self._training
         self._joined = True
         if assignment is None or channel is None or self._folder is None:
             return
@@ -398,7 +310,7 @@ class ScalingAgent:
         training.check_metadata()
         warm_up(self.device)
         fault_points.reach("ready", rank=assignment.rank, version=assignment.version)
-        self._report(
+        self._voice.report(
             WorkerReady,
             epoch_samples=training.stream.size,
             resumed_epoch=self._resumed_epoch,
@@ -451,7 +363,7 @@ class ScalingAgent:
         elif training.stop_rule.epochs != count:
             described = describe_rule(training.stop_rule)
             own = f"{count}" if samples is None else f"{samples} samples"
-            self._say(f"stop {described} of the job file wins over the script's {own}")
+            self._voice.say(f"stop {described} of the job file wins over the script's {own}")
         self._join()
         while not training.why_done:
             self._executor.check_trained()
@@ -482,7 +394,7 @@ class ScalingAgent:
         now = time.monotonic()
         training = self._training
         if left := training.left_early():
-            self._say(left)
+            self._voice.say(left)
         numbers = {name: metric_value(name, value) for name, value in metrics.items()}
         loss = numbers.pop("loss", training.losses.take())
         summary = self._executor.end_epoch(self._epochs.summary(numbers, loss))
@@ -500,7 +412,7 @@ class ScalingAgent:
 
     def _finish(self) -> None:
         if self._epochs.close() and self.rank == 0:
-            self._report(TrainingFinished, why=self._training.why_done)
+            self._voice.report(TrainingFinished, why=self._training.why_done)
         if self._reducer is not None:
             self._reducer.close()
 
@@ -511,24 +423,3 @@ class ScalingAgent:
         if assignment is None or not training.epoch_open or self.rank:
             return None
         return steps_report(training, assignment, Version(self._membership.version))
-
-    # --- helpers
-
-    def _loaded(self, asked: str) -> TrainingState:
-        if not self._training.is_loaded:
-            raise UsageError(f"agent.{asked} before load()", "call agent.load(...) first")
-        return self._training
-
-    def _report(self, kind: type[ScriptReport], **fields: Any) -> None:
-        assignment, channel = self._assignment, self._channel
-        if assignment is None or channel is None:
-            return
-        job, version, rank = assignment.job, assignment.version, assignment.rank
-        channel.report(
-            lambda index: kind(job=job, version=version, rank=rank, index=index, **fields)
-        )
-
-    def _say(self, text: str) -> None:
-        if self.rank == 0:
-            sys.stderr.write(f"[ones] {text}\n")
-            sys.stderr.flush()

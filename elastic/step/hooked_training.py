@@ -1,0 +1,67 @@
+"""From here on gradients and optimizer steps of a script are seen, and batches given to it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.data import Dataset
+
+from elastic.group.group_changes import GroupTransitions
+from elastic.hooks.optimizer_step import patch_optimizer_step
+from elastic.state.state_tensors import TensorState
+from elastic.state.training_state import TrainingState
+from elastic.step.batch_loader import ElasticLoader
+from elastic.step.gradient_bucket import Reducer
+from elastic.step.gradient_origins import GradientOrigins
+from elastic.step.optimizer_turns import OptimizerTurns
+from elastic.step.step_executor import StepExecutor
+
+
+def hook_training(
+    training: TrainingState,
+    transitions: GroupTransitions,
+    executor: StepExecutor,
+    tensors: TensorState,
+    train_set: Dataset[Any],
+    *,
+    bound: int,
+    managed: bool,
+    device: torch.device,
+    options: dict[str, Any],
+) -> tuple[Reducer, ElasticLoader]:
+    """Patch the optimizers, take the gradients, make the loader.
+
+    Args:
+        training: of this worker, with its stream.
+        transitions: of its group.
+        executor: carries steps through.
+        tensors: model and optimizers.
+        train_set: of the script.
+        bound: samples that fit the device at once.
+        managed: it may have a group some day.
+        device: where batches go.
+        options: of torch's DataLoader.
+
+    Returns:
+        Who has the gradients, and the loader.
+    """
+    turns = None
+    for optimizer in tensors.optimizers:
+        patch_optimizer_step(optimizer, executor)
+    if len(tensors.optimizers) > 1:
+        if managed:  # a remainder must not make it several passes
+            bound += training.stream.least - 1
+        turns = OptimizerTurns(training, GradientOrigins(tensors.trained()) if managed else None)
+    reducer = Reducer(tensors.trained(), executor.backward_over)
+    loader = ElasticLoader(
+        train_set,
+        training=training,
+        transitions=transitions,
+        executor=executor,
+        bound=bound,
+        device=device,
+        options=options,
+    )
+    executor.use(reducer, loader.depth, turns)
+    return reducer, loader
