@@ -52,7 +52,7 @@ def back_up(journal: Path, copy: Path, *, force: bool = False) -> None:
             part.chmod(0o600)
             source.backup(target)
             target.execute("PRAGMA journal_mode=DELETE")
-        _prove(part)
+        _prove(part, journal)
         _durable(part)
         part.replace(copy)
         _durable(copy.parent)
@@ -88,7 +88,7 @@ def restore(copy: Path, journal: Path, *, force: bool = False) -> Path | None:
             insert = "INSERT OR REPLACE INTO meta VALUES (?, ?)"
             database.execute(insert, (TERM_FLOOR, str(int(time.time()))))
             database.execute("PRAGMA journal_mode=DELETE")
-        _prove(part)
+        _prove(part, copy)
         _durable(part)
         kept = _set_aside(journal)
         part.replace(journal)
@@ -125,12 +125,21 @@ def compact(journal: Path, keep: Retention, now: Seconds) -> tuple[int, int]:
     return before, journal.stat().st_size
 
 
-def _prove(copy: Path) -> None:
+def _prove(copy: Path, original: Path) -> None:
+    """A copy has a good state, and no damage of the past that is not the original's, too."""
     with contextlib.closing(Reader(copy)) as reader:
-        for problem in reader.problems():
-            raise JournalError(
-                f"{copy}: {problem}", "it was not put into place; nothing is changed"
-            )
+        problems = list(reader.problems_of_state())
+        past = reader.problems_of_past()
+    if past:
+        known = set(_past_problems(original))
+        problems += [problem for problem in past if problem not in known]
+    for problem in problems:
+        raise JournalError(f"{copy}: {problem}", "it was not put into place; nothing is changed")
+
+
+def _past_problems(journal: Path) -> list[str]:
+    with contextlib.closing(Reader(journal)) as reader:
+        return reader.problems_of_past()
 
 
 def _has_inputs(journal: Path) -> bool:

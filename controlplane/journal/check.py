@@ -77,9 +77,10 @@ def problems(reader: Reader) -> Iterator[str]:
     """
     found = False
     try:
-        for problem in reader.problems():
+        for problem in reader.problems_of_state():
             found = True
             yield problem
+        yield from reader.problems_of_past()
         if not found:
             yield from differences(reader)
     except JournalError as error:

@@ -158,6 +158,23 @@ class Reader:
         Raises:
             JournalError: if it cannot be read at all.
         """
+        yield from self.problems_of_state()
+        yield from self.problems_of_past()
+
+    def problems_of_past(self) -> list[str]:
+        """Of these, damaged rows of the past of jobs: nothing but that they are shown is lost.
+
+        Raises:
+            JournalError: if they cannot be read at all.
+        """
+        return self._asked(lambda _: list(self._past.problems()))
+
+    def problems_of_state(self) -> Iterator[str]:
+        """All others: what was said to be durable may be another.
+
+        Raises:
+            JournalError: if it cannot be read at all.
+        """
         for (said,) in self._rows("PRAGMA integrity_check"):
             if said != "ok":
                 yield f"SQLite: {said}"
@@ -175,7 +192,6 @@ class Reader:
             expected = seq + 1
             if not self._proves(seq, 0.0, body, crc, self._unchecked_feed):
                 yield f"feed event {seq}: its checksum is another one"
-        yield from self._asked(lambda _: list(self._past.problems()))
         for snapshot in self.snapshots():
             try:
                 self.body_of(snapshot)

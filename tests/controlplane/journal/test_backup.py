@@ -16,6 +16,7 @@ import pytest
 from controlplane.cli.admin import admin
 from controlplane.cli.exit_codes import Exit
 from controlplane.core.inputs import CancelRequested
+from controlplane.journal import backup
 from controlplane.journal.backup import back_up, restore
 from controlplane.journal.check import problems
 from controlplane.journal.reader import Reader
@@ -103,6 +104,27 @@ def test_what_is_damaged_is_neither_copied_nor_put_back(path: Path, tmp_path: Pa
 
     assert not copy.exists()
     assert not other.exists()
+
+
+def test_damage_of_what_is_only_shown_is_copied_as_it_is_and_new_damage_refused(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy, other = tmp_path / "copy.sqlite", tmp_path / "other" / "journal.sqlite"
+    update = "UPDATE job_records SET crc = crc + 1 WHERE at = (SELECT {} FROM job_records)"
+    change(path, update.format("min(at)"))
+    (damage,) = found_in(path)
+
+    back_up(path, copy)
+    restore(copy, other)
+    assert found_in(copy) == found_in(other) == [damage]
+
+    def copied_badly(database: sqlite3.Connection) -> None:
+        database.execute(update.format("max(at)"))
+
+    monkeypatch.setattr(backup, "migrate", copied_badly)
+    with pytest.raises(JournalError, match="its checksum is another one; it was not put into"):
+        restore(copy, other, force=True)
+    assert found_in(other) == [damage]
 
 
 def test_a_copy_is_put_back_where_nothing_is(path: Path, tmp_path: Path) -> None:
