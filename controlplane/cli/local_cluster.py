@@ -196,7 +196,7 @@ def _parts(home: Path) -> list[_Part]:
 
 def _create(home: Path, slots: int | None, agents: int, policy: str) -> None:
     keys = home / "keys"
-    authorised = ["# who may connect; read when the controller starts\n"]
+    authorised = ["# who may connect; read when the controller starts, and at a reload (SIGHUP)\n"]
     names = [(f"node-{n}", "node") for n in range(1, agents + 1)]
     write_keys(keys, "server")
     for name, role in (("admin", "admin"), *names):
