@@ -85,6 +85,9 @@ RELOADED: Final = (
     "keep_checkpoints_bytes",
     "disk_reserve_bytes",
     "python",
+    "workdir.size",
+    "workdir.files",
+    "workdir.depth",
 )
 
 
@@ -150,6 +153,7 @@ class Agent:
             on_event=self._handle,
             may_read=lambda: not self._session.spool_full,
             check_node=self._health.look,
+            bounds=settings.workdir,
         )
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
@@ -165,6 +169,7 @@ class Agent:
         self._settings = settings
         self._python = self._manager.python = settings.python or sys.executable
         self._manager.grace_s = settings.kill_grace_s
+        self._manager.bounds = settings.workdir
         self._health.reserve(settings.disk_reserve_bytes)
 
     async def run(self, stop: asyncio.Event) -> None:

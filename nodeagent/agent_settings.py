@@ -9,6 +9,7 @@ from typing import Annotated, Final
 import msgspec
 
 from schemas import toml_settings
+from schemas.workdir_archives import ArchiveBounds
 
 DAY_S: Final = 86_400.0
 MAX_FENCE_S: Final = 3600.0
@@ -50,6 +51,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_work_bytes: Bytes = 100 << 30  # of all ended jobs; of their states as much again
     keep_checkpoints_s: Interval = 30 * DAY_S  # behind a job's end
     keep_checkpoints_bytes: Bytes = 500 << 30  # of all ended jobs
+    workdir: ArchiveBounds = ArchiveBounds()  # of a job's working directory, unpacked
     disk_reserve_bytes: Bytes = 64 << 20  # a node with less room takes no new workers
     pid_file: str = ""
 

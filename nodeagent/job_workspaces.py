@@ -5,11 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import lzma
 import os
 import shutil
-import tarfile
-import zlib
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -19,17 +16,16 @@ import msgspec
 
 from nodeagent.agent_errors import NodeWorkspaceError, WorkspaceError
 from nodeagent.folder_checks import is_node_fault
+from schemas.workdir_archives import (
+    UNREADABLE,
+    USUAL,
+    ArchiveBounds,
+    ArchiveTooLargeError,
+    members,
+    opened,
+)
 
 MARK: Final = ".ones-snapshot"
-UNPACKING: Final = (  # what the tar, gzip, xz and zlib modules raise of strange archives
-    OSError,
-    EOFError,
-    ValueError,
-    OverflowError,
-    tarfile.TarError,
-    lzma.LZMAError,
-    zlib.error,
-)
 
 
 def is_laid_out(folder: Path, digest: str) -> bool:
@@ -45,16 +41,18 @@ def is_laid_out(folder: Path, digest: str) -> bool:
         return False
 
 
-def lay_out(archive: Path, folder: Path, digest: str) -> None:
+def lay_out(archive: Path, folder: Path, digest: str, bounds: ArchiveBounds = USUAL) -> None:
     """Unpack `archive` as `folder`, whole or not at all.
 
     Args:
         archive: a tar file, compressed or not.
         folder: a job's working directory; an older one is replaced.
         digest: sha256 of the archive, hexadecimal.
+        bounds: of what comes out of it.
 
     Raises:
-        WorkspaceError: if the archive is damaged or unsafe, or the disk does not take it.
+        WorkspaceError: if the archive is damaged, unsafe or too large, or the disk does not take
+            it.
     """
     fresh = folder.with_name(f".{folder.name}.new")
     try:
@@ -62,13 +60,14 @@ def lay_out(archive: Path, folder: Path, digest: str) -> None:
             _require_digest(file, digest)
             shutil.rmtree(fresh, ignore_errors=True)
             fresh.mkdir(mode=0o700, parents=True)
-            with tarfile.open(fileobj=file, mode="r:*") as tar:
-                tar.extractall(fresh, filter="data")
+            with opened(file, bounds) as tar:
+                for member in members(tar, bounds):
+                    tar.extract(member, fresh, filter="data")
         manifest = json.dumps(dict(_laid_out(fresh)))
         (fresh / MARK).write_text(f"{digest}\n{manifest}\n", encoding="utf-8")
         shutil.rmtree(folder, ignore_errors=True)
         fresh.rename(folder)
-    except UNPACKING as error:
+    except (*UNREADABLE, ArchiveTooLargeError) as error:
         shutil.rmtree(fresh, ignore_errors=True)
         ours = isinstance(error, OSError) and is_node_fault(error)
         kind = NodeWorkspaceError if ours else WorkspaceError

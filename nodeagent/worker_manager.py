@@ -47,6 +47,7 @@ from schemas.ids import JobId, NodeId, Rank, WorkerId
 from schemas.jobs import JobSpec
 from schemas.messages.worker import Assignment, ExitStatus
 from schemas.nodes import SlotSpec
+from schemas.workdir_archives import USUAL, ArchiveBounds
 
 log = structlog.get_logger("worker_manager")
 EXIT_FILE_LIMIT_S: Final = 2.0  # from a process's end until its zygote wrote how
@@ -89,6 +90,7 @@ class WorkerManager:
         on_event: takes what became of it.
         check_node: looks whether the node can start workers, and tells if it cannot.
         may_read: whether reports may be read now; False while the controller has to catch up.
+        bounds: of a working directory.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class WorkerManager:
         on_event: Callable[[Event], None],
         may_read: Callable[[], bool],
         check_node: Callable[[], Awaitable[None]],
+        bounds: ArchiveBounds = USUAL,
     ) -> None:
         self._node = node
         self._address = address
@@ -116,6 +119,7 @@ class WorkerManager:
         self._zygotes = zygotes
         self._shipper = shipper
         self._fetcher = fetcher
+        self.bounds = bounds
         self._on_event = on_event
         self._may_read = may_read
         self._check_node = check_node
@@ -231,7 +235,7 @@ class WorkerManager:
                 return
             try:
                 await self._fetcher.fetch(digest, archive)
-                await asyncio.to_thread(lay_out, archive, folder, digest)
+                await asyncio.to_thread(lay_out, archive, folder, digest, self.bounds)
             finally:
                 archive.unlink(missing_ok=True)
 

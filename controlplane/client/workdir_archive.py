@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from schemas.errors import BadFieldError, TooLargeError
+from schemas.workdir_archives import USUAL
 
 MAX_BYTES: Final = 512 << 20  # of the archive
-MAX_RATIO: Final = 4  # so many times as large may its files be together
+BOUNDS: Final = USUAL  # a cluster may have others, and says so
 IGNORE_FILE: Final = ".onesignore"
 IGNORED: Final = (
     ".git", "__pycache__", "*.pyc", ".mypy_cache", ".ruff_cache", ".pytest_cache", "node_modules",
@@ -31,7 +32,8 @@ def pack(folder: Path) -> bytes:
     what the patterns of `.onesignore` match (one a line, against name or relative path).
 
     Args:
-        folder: the working directory; links to files are followed, links to folders refused.
+        folder: the working directory; links to files in it are followed, links to folders and to
+            what is outside refused.
 
     Returns:
         The archive's bytes, the same for the same files.
@@ -47,7 +49,7 @@ def pack(folder: Path) -> bytes:
         gzip.GzipFile(fileobj=packed, mode="wb", mtime=0, compresslevel=1) as zipped,
         tarfile.open(fileobj=zipped, mode="w", format=tarfile.PAX_FORMAT) as tar,
     ):
-        for path in _files(folder, _patterns(folder)):
+        for path in _bounded(folder):
             total += _add(tar, folder, path)
             _refuse_large(folder, total, packed.tell())
     return packed.getvalue()
@@ -74,7 +76,7 @@ def survey(folder: Path) -> tuple[PackedFile, ...]:
     """
     _refuse_none(folder)
     found = []
-    for path in _files(folder, _patterns(folder)):
+    for path in _bounded(folder):
         with _named(path):
             if path.is_file():
                 found.append(PackedFile(str(path.relative_to(folder)), path.stat().st_size))
@@ -89,8 +91,8 @@ def _refuse_none(folder: Path) -> None:
 def _refuse_large(folder: Path, unpacked: int, packed: int) -> None:
     if packed > MAX_BYTES:
         what = f"workdir {folder} packs to more than {MAX_BYTES >> 20} MiB"
-    elif unpacked > MAX_RATIO * MAX_BYTES:
-        limit = MAX_RATIO * MAX_BYTES >> 20
+    elif unpacked > BOUNDS.size:
+        limit = BOUNDS.size >> 20
         what = f"the files of workdir {folder} are larger than {limit} MiB together"
     else:
         return
@@ -135,6 +137,28 @@ def _files(folder: Path, patterns: tuple[str, ...]) -> Iterator[Path]:
                 yield here / name
 
 
+def _bounded(folder: Path) -> Iterator[Path]:
+    """The files that travel, as many and as deep as may be."""
+    for many, path in enumerate(_files(folder, _patterns(folder)), 1):
+        relative = path.relative_to(folder)
+        if many > BOUNDS.files:
+            what = f"workdir {folder} has more than {BOUNDS.files} files"
+        elif len(relative.parts) > BOUNDS.depth + 1:
+            what = f"workdir: {relative} lies more than {BOUNDS.depth} folders deep"
+        else:
+            _refuse_outside(path, folder)
+            yield path
+            continue
+        raise TooLargeError(what, f"name what is data in {folder / IGNORE_FILE}", "workdir")
+
+
+def _refuse_outside(path: Path, folder: Path) -> None:
+    """What a link names outside of the folder is nobody's to send, perhaps a key."""
+    if path.is_symlink() and not path.resolve().is_relative_to(folder.resolve()):
+        what = f"workdir: {path} is a link to {path.resolve()}, outside of it"
+        raise BadFieldError(what, f"copy it, or name it in {IGNORE_FILE}", "workdir")
+
+
 def _ignored(path: Path, folder: Path, patterns: tuple[str, ...]) -> bool:
     relative = str(path.relative_to(folder))
     return any(
@@ -151,7 +175,7 @@ def _foreign(folder: Path) -> bool:
 
 def _add(tar: tarfile.TarFile, folder: Path, path: Path) -> int:
     with _named(path):
-        status = path.stat()  # links are followed: what they name may lie outside
+        status = path.stat()  # links are followed
         if not path.is_file():
             return 0
         entry = tarfile.TarInfo(str(path.relative_to(folder)))

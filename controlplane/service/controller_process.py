@@ -59,6 +59,7 @@ from schemas.messages.client import Cluster, SearchInfo
 from schemas.messages.files import ToNode
 from schemas.session import SessionTimings
 from schemas.settings_reload import SettingsReload
+from schemas.workdir_archives import USUAL
 
 log = structlog.get_logger("controller")
 QUEUED_PAGES: Final = 2  # of a follower that does not read, 1 MiB each; one at a time is asked for
@@ -133,7 +134,9 @@ class Controller:
         self._telemetry = TelemetryTable()
         self._observer = PolicyObserver(self._commit_loop, self._planner, self._telemetry)
         store = settings.store
-        self._snapshots = SnapshotStore(self._folder / "snapshots", store.snapshot_bytes)
+        self._snapshots = SnapshotStore(
+            self._folder / "snapshots", store.snapshot_bytes, store.workdir, store.upload_bytes
+        )
         self._logs = LogStore(self._folder / "logs", store.log_bytes_per_job)
         self._file_keeper = FileKeeper(self._state, self._logs, self._snapshots, store)
 
@@ -177,6 +180,7 @@ class Controller:
         safe: dict[str, Callable[[ControllerSettings], None]] = {
             **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
             **{f"store.{name}": self._bound_store for name in Store.__struct_fields__},
+            **{f"store.workdir.{name}": self._bound_store for name in USUAL.__struct_fields__},
             **{
                 f"journal.{name}": lambda fresh: self._journal_keeper.use(fresh.journal)
                 for name in JournalSettings.__struct_fields__
@@ -191,6 +195,8 @@ class Controller:
     def _bound_store(self, settings: ControllerSettings) -> None:
         self._logs.max_bytes = settings.store.log_bytes_per_job
         self._snapshots.max_bytes = settings.store.snapshot_bytes
+        self._snapshots.bounds = settings.store.workdir
+        self._snapshots.upload_bytes = settings.store.upload_bytes
         self._file_keeper.use(settings.store)
 
     def _authorise(self, settings: ControllerSettings) -> None:

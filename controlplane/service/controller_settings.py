@@ -9,6 +9,7 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from schemas import toml_settings
+from schemas.workdir_archives import ArchiveBounds
 
 DAY_S: Final = 86_400.0
 NotNegative = Annotated[float, msgspec.Meta(ge=0)]
@@ -57,6 +58,9 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
 
     log_bytes_per_job: Bytes = 1 << 30
     snapshot_bytes: Bytes = 512 << 20
+    workdir: ArchiveBounds = ArchiveBounds()  # of a job's working directory, unpacked
+    upload_bytes: Bytes = 2 << 30  # of one user's uploads that are not complete
+    keep_uploads_s: NotNegative = 3600.0  # behind the last piece of one that is not complete
     keep_logs_s: NotNegative = 30 * DAY_S  # behind a job's end
     keep_logs_bytes: Annotated[int, msgspec.Meta(ge=0)] = 50 << 30  # of all ended jobs
     keep_archives_s: NotNegative = 30 * DAY_S  # of working directories that no job needs

@@ -20,6 +20,7 @@ from schemas.retention import FileSeen, outdated
 
 log = structlog.get_logger("file_keeper")
 FIRST_S: Final = 60.0  # after the start
+PART: Final = ".part"  # of an upload that is not complete
 LOOK_S: Final = 300.0
 YOUNG_S: Final = 3600.0  # what changed since may be asked for any moment
 
@@ -100,6 +101,9 @@ class FileKeeper:
             self._logs.forget(file.name)
             await asyncio.sleep(0)
         archives = await asyncio.to_thread(seen_in, self._archives.folder)
+        for file in archives:
+            if file.name.endswith(PART) and now - file.at > settings.keep_uploads_s:
+                self._archives.forget(file.name)
         used = {self._state().jobs[name].snapshot for name in self._state().active}
         mine = [one for one in archives if one.name not in used and now - one.at > YOUNG_S]
         for file in outdated(mine, settings.keep_archives_s, settings.keep_archives_bytes, now):

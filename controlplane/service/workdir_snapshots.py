@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import re
+import time
 from pathlib import Path
 from typing import Final
 
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
+from schemas.workdir_archives import UNREADABLE, USUAL, ArchiveBounds, inspect
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 PIECE_BYTES: Final = 1 << 20
+IDLE_S: Final = 60.0  # an upload that stands still for so long gives way to another of its user
+REMEMBERED: Final = 10_000  # archives that were found in order
 
 
 class SnapshotStore:
@@ -21,12 +26,23 @@ class SnapshotStore:
     Args:
         folder: where they are; it is made if there is none, and left-over parts are deleted.
         max_bytes: of one archive.
+        bounds: of what comes out of one.
+        upload_bytes: of one user's parts together.
     """
 
-    def __init__(self, folder: Path, max_bytes: int) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        max_bytes: int,
+        bounds: ArchiveBounds = USUAL,
+        upload_bytes: int = 2 << 30,
+    ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
         self.max_bytes = max_bytes
+        self.bounds = bounds
+        self.upload_bytes = upload_bytes
+        self._inspected: dict[str, ArchiveBounds] = {}  # found in order, and by which bounds
         self._finishing: dict[Path, asyncio.Future[None]] = {}  # parts that are being hashed
         for left_over in folder.glob("*.part"):
             left_over.unlink()
@@ -44,6 +60,24 @@ class SnapshotStore:
         except OSError:
             return (self.folder / digest).is_file()
         return True
+
+    async def inspect(self, digest: str) -> None:
+        """Refuse an archive that no node would unpack; once for each, in a thread.
+
+        Args:
+            digest: of one that is here.
+
+        Raises:
+            TooLargeError: if it comes to more than its bounds.
+            BadFieldError: if it cannot be unpacked at all.
+        """
+        if self._inspected.get(digest) == self.bounds:
+            return
+        bounds = self.bounds
+        await asyncio.to_thread(_inspect, self.folder / digest, bounds)
+        if len(self._inspected) >= REMEMBERED:
+            self._inspected.clear()
+        self._inspected[digest] = bounds
 
     def forget(self, name: str) -> None:
         """Delete an archive, or a part of one.
@@ -81,7 +115,8 @@ class SnapshotStore:
             raise TooLargeError(what, "leave data out of it (.onesignore)", "total")
         if self.has(digest):
             return total
-        part = self.folder / f"{digest}.{hashlib.sha256(who.encode()).hexdigest()[:16]}.part"
+        user = f".{hashlib.sha256(who.encode()).hexdigest()[:16]}.part"
+        part = self.folder / f"{digest}{user}"
         if (finishing := self._finishing.get(part)) is not None:  # the last piece was repeated
             await asyncio.shield(finishing)
             return total
@@ -90,6 +125,8 @@ class SnapshotStore:
             have = 0
         if offset != have or have + len(data) > total:
             return have
+        if offset == 0:
+            self._make_room(part, user, total)
         try:
             with part.open("ab" if have else "wb") as file:
                 file.write(data)
@@ -103,6 +140,24 @@ class SnapshotStore:
             finishing.add_done_callback(lambda _: self._finishing.pop(part))
             await asyncio.shield(finishing)
         return have
+
+    def _make_room(self, part: Path, user: str, total: int) -> None:
+        """A user's parts stay within their bound: those that nobody goes on with give way."""
+        others = []
+        for path in self.folder.glob(f"*{user}"):
+            with contextlib.suppress(FileNotFoundError):
+                status = path.stat()
+                if path != part:
+                    others.append((status.st_mtime, status.st_size, path))
+        left = sum(size for _, size, _ in others)
+        for at, size, path in sorted(others):
+            if left + total > self.upload_bytes and time.time() - at > IDLE_S:
+                path.unlink(missing_ok=True)
+                left -= size
+        if left + total > self.upload_bytes:
+            what = f"your unfinished uploads take {left} bytes, with this one more than "
+            hint = "let the others end, or wait a minute"
+            raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
 
     def _finish(self, part: Path, digest: str) -> None:
         try:
@@ -132,3 +187,14 @@ class SnapshotStore:
         with (self.folder / digest).open("rb") as file:
             file.seek(offset)
             return file.read(PIECE_BYTES), os.fstat(file.fileno()).st_size
+
+
+def _inspect(path: Path, bounds: ArchiveBounds) -> None:
+    try:
+        with path.open("rb") as file:
+            inspect(file, bounds)
+    except FileNotFoundError:
+        return  # it went as it was asked for: nodes will say so
+    except UNREADABLE as error:
+        what = f"snapshot: its archive cannot be unpacked: {error}"
+        raise BadFieldError(what, "pack a tar file of files and folders", "snapshot") from None

@@ -17,6 +17,8 @@ from controlplane.client.workdir_archive import digest_of, pack
 from controlplane.service.workdir_snapshots import SnapshotStore
 from nodeagent.agent_errors import WorkspaceError
 from nodeagent.job_workspaces import MARK, is_laid_out, lay_out
+from schemas.errors import TooLargeError
+from schemas.workdir_archives import UNREADABLE, ArchiveBounds, inspect
 from tests.support.file_trees import PROJECT, laid_out, names, tree
 
 NO_DIGEST = "0" * 64
@@ -152,3 +154,94 @@ async def test_the_digest_of_a_job_is_the_name_of_its_archive(tmp_path: Path) ->
 
     assert (data, size) == (archive, len(archive))
     assert names(laid_out(data, tmp_path)) >= {"train.py", "lib", "data"}
+
+
+# --- bounds
+
+SMALL = ArchiveBounds(size=100_000, files=20, depth=3)
+
+
+def zeros(size: int) -> bytes:
+    """A file of zeros that says its size, so small that it fits a mail."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w:gz") as tar:
+        tar.addfile(member("zeros", size=size), io.BytesIO(bytes(size)))
+    return made.getvalue()
+
+
+def long_name(size: int) -> bytes:
+    """A header that says that a name follows, as long as this."""
+    head = member("././@LongLink", size=size, type=tarfile.GNUTYPE_LONGNAME)
+    head.mode = 0
+    return gzip.compress(head.tobuf(tarfile.GNU_FORMAT) + bytes(size), mtime=0)
+
+
+def sparse(size: int) -> bytes:
+    """A file of holes only."""
+    return tarball(member("s", pax_headers={
+        "GNU.sparse.major": "0", "GNU.sparse.minor": "1", "GNU.sparse.map": "0,0",
+        "GNU.sparse.size": str(size), "GNU.sparse.realsize": str(size),
+    }))  # fmt: skip
+
+
+BOMBS: Mapping[str, tuple[Callable[[], bytes], str]] = {
+    "zeros": (lambda: zeros(100_001), "more than 100000 bytes"),
+    "many files together": (
+        lambda: tarball(*(member(f"f{n}", size=9000) for n in range(12))), "more than 100000 bytes",
+    ),
+    "a size that is only said": (
+        lambda: gzip.compress(member("a", size=1 << 40).tobuf() + bytes(1024), mtime=0),
+        "more than 100000 bytes",
+    ),
+    "a name without end": (lambda: long_name(50 << 20), "more than 100000 bytes"),
+    "holes": (lambda: sparse(1 << 40), "more than 100000 bytes"),
+    "files": (lambda: tarball(*(member(f"f{n}") for n in range(21))), "more than 20 files"),
+    "folders": (
+        lambda: tarball(*(member(f"d{n}", type=tarfile.DIRTYPE) for n in range(21))),
+        "more than 20 files",
+    ),
+    "depth": (lambda: tarball(member("a/b/c/d/e")), "folders more than 3 deep"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("bomb", "what"), BOMBS.values(), ids=BOMBS)
+def test_a_bomb_is_refused_with_its_bound_and_nothing_of_it_stays(
+    tmp_path: Path, bomb: Callable[[], bytes], what: str
+) -> None:
+    archive = bomb()
+    (tmp_path / "archive").write_bytes(archive)
+
+    with pytest.raises(WorkspaceError, match=what):
+        lay_out(tmp_path / "archive", tmp_path / "work" / "job", digest_of(archive), SMALL)
+
+    assert names(tmp_path / "work") == set()
+    with (tmp_path / "archive").open("rb") as file, pytest.raises(TooLargeError, match=what):
+        inspect(file, SMALL)
+
+
+@pytest.mark.parametrize(
+    "harmful",
+    [
+        member("../escaped"),
+        member("link", type=tarfile.SYMTYPE, linkname="/etc/passwd"),
+        member("link", type=tarfile.LNKTYPE, linkname="../outside"),
+        member("device", type=tarfile.CHRTYPE),
+    ],
+    ids=["traversal", "absolute link", "hard link", "device"],
+)
+def test_what_no_node_unpacks_is_refused_where_it_is_submitted(harmful: tarfile.TarInfo) -> None:
+    with pytest.raises(UNREADABLE):
+        inspect(io.BytesIO(tarball(harmful)), SMALL)
+
+
+@pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz"])
+def test_what_is_within_its_bounds_is_unpacked_however_it_was_packed(
+    tmp_path: Path, kind: str
+) -> None:
+    archive = tarball(member("a/b/c/d", size=90_000), member("e"), kind=kind)
+    (tmp_path / "archive").write_bytes(archive)
+
+    lay_out(tmp_path / "archive", tmp_path / "job", digest_of(archive), SMALL)
+    inspect(io.BytesIO(archive), SMALL)
+
+    assert (tmp_path / "job" / "a/b/c/d").stat().st_size == 90_000

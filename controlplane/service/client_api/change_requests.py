@@ -129,6 +129,7 @@ class ChangeRequests:
         if not self._snapshots.has(request.snapshot):
             what = f"snapshot {request.snapshot[:64]!r} is not stored here"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
+        await self._snapshots.inspect(request.snapshot)
         submitted = JobSubmitted(
             spec=request.spec, snapshot=request.snapshot, user=who.name, key=request.key
         )

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from controlplane.client import workdir_archive
-from controlplane.client.workdir_archive import digest_of, pack
+from controlplane.client.workdir_archive import digest_of, pack, survey
 from schemas.errors import BadFieldError, TooLargeError
+from schemas.workdir_archives import ArchiveBounds
 from tests.support.file_trees import PROJECT, laid_out, tree
 
 
@@ -119,11 +120,52 @@ def test_patterns_of_the_ignore_file_match_names_and_paths(tmp_path: Path) -> No
 
 def test_links_are_followed_to_files(tmp_path: Path) -> None:
     folder = tree(tmp_path / "in", {"train.py": ""})
-    (tmp_path / "elsewhere.txt").write_text("content")
-    (folder / "linked.txt").symlink_to(tmp_path / "elsewhere.txt")
+    (folder / "here.txt").write_text("content")
+    (folder / "linked.txt").symlink_to(folder / "here.txt")
     os.mkfifo(folder / "pipe")
 
-    assert packed(pack(folder)) == {"linked.txt": b"content", "train.py": b""}
+    files = {"here.txt": b"content", "linked.txt": b"content", "train.py": b""}
+    assert packed(pack(folder)) == files
+
+
+@pytest.mark.parametrize("through", ["", "inner"])
+def test_a_link_to_what_is_outside_is_refused_and_named(tmp_path: Path, through: str) -> None:
+    folder = tree(tmp_path / "in", {"train.py": ""})
+    secret = tree(tmp_path, {"id_rsa": "secret"}) / "id_rsa"
+    (folder / "data").symlink_to(folder / through if through else secret)
+    if through:
+        (folder / through).symlink_to("../id_rsa")
+    (folder / ".onesignore").write_text(through)
+
+    for look in (pack, survey):
+        with pytest.raises(BadFieldError) as refused:
+            look(folder)
+        assert (refused.value.message, refused.value.hint) == (
+            f"workdir: {folder / 'data'} is a link to {secret}, outside of it",
+            "copy it, or name it in .onesignore",
+        )
+
+    (folder / ".onesignore").write_text("data\ninner")
+    assert packed(pack(folder)).keys() == {".onesignore", "train.py"}
+
+
+@pytest.mark.parametrize(
+    ("bounds", "what"),
+    [
+        (ArchiveBounds(files=2), "workdir {folder} has more than 2 files"),
+        (ArchiveBounds(depth=1), "workdir: a/b/c.py lies more than 1 folders deep"),
+    ],
+)
+def test_too_many_files_and_folders_too_deep_are_refused(
+    bounds: ArchiveBounds, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(workdir_archive, "BOUNDS", bounds)
+    folder = tree(tmp_path, {"train.py": "", "a/b/c.py": "", "d.py": ""})
+
+    for look in (pack, survey):
+        with pytest.raises(TooLargeError) as refused:
+            look(folder)
+        assert refused.value.message == what.format(folder=folder)
 
 
 def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -151,6 +193,7 @@ def test_a_folder_that_is_too_large_is_refused_with_the_limit_and_a_remedy(
     content: bytes, what: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(workdir_archive, "MAX_BYTES", 2 << 20)
+    monkeypatch.setattr(workdir_archive, "BOUNDS", ArchiveBounds(size=8 << 20))
     folder = tree(tmp_path, {"train.py": "", "data.bin": content})
 
     with pytest.raises(TooLargeError) as refused:

@@ -155,3 +155,15 @@ async def test_an_archive_that_was_just_sent_stays_however_little_is_kept(
     await folders.keeper.tidy(NOW)
 
     assert folders.left == {young}
+
+
+async def test_uploads_that_were_never_ended_go_an_hour_behind_their_last_piece(
+    tmp_path: Path, controller: Controller
+) -> None:
+    folders = Folders(tmp_path, controller)
+    folders.touched("a.part", 0.9 / 24)
+    folders.touched("b.part", 1.1 / 24)
+
+    await folders.keeper.tidy(NOW)
+
+    assert folders.left == {"a.part"}

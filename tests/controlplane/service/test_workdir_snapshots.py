@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import BinaryIO
 
 import pytest
 
+from controlplane.client.workdir_archive import digest_of, pack
 from controlplane.service import workdir_snapshots
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
-from tests.support.file_trees import names
+from schemas.workdir_archives import ArchiveBounds
+from tests.support.file_trees import PROJECT, names, tree
 
 DATA = bytes(range(256)) * 4
 DIGEST = hashlib.sha256(DATA).hexdigest()
@@ -144,3 +147,77 @@ async def test_an_archive_is_hashed_beside_the_loop_and_a_repeated_last_piece_wa
 
     assert await asyncio.gather(*sent) == [len(DATA), len(DATA)]
     assert store.has(DIGEST)
+
+
+# --- bounds
+
+
+def other(number: int) -> tuple[bytes, str]:
+    data = bytes([number]) * 1000
+    return data, hashlib.sha256(data).hexdigest()
+
+
+async def test_uploads_that_one_user_does_not_end_stay_within_a_bound_and_others_go_on(
+    tmp_path: Path,
+) -> None:
+    store = SnapshotStore(tmp_path, max_bytes=4096, upload_bytes=2500)
+    for number in range(3):
+        data, digest = other(number)
+        if number < 2:
+            assert await store.put(WHO, digest, 0, data[:900], 1000) == 900
+            continue
+        with pytest.raises(TooLargeError) as refused:
+            await store.put(WHO, digest, 0, data[:900], 1000)
+
+    assert (refused.value.message, refused.value.hint) == (
+        "your unfinished uploads take 1800 bytes, with this one more than 2500",
+        "let the others end, or wait a minute",
+    )
+    assert await store.put(OTHER, digest, 0, data, 1000) == 1000
+    data, digest = other(0)
+    assert await store.put(WHO, digest, 900, data[900:], 1000) == 1000
+
+
+async def test_an_upload_that_nobody_goes_on_with_gives_way_to_the_next(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, max_bytes=4096, upload_bytes=2500)
+    for number in range(2):
+        data, digest = other(number)
+        await store.put(WHO, digest, 0, data[:900], 1000)
+    (name,) = [name for name in names(tmp_path) if name.startswith(other(0)[1])]
+    left = tmp_path / name
+    os.utime(left, (1, 1))
+
+    assert await store.put(WHO, other(2)[1], 0, other(2)[0][:900], 1000) == 900
+
+    assert not left.exists()
+    assert len(names(tmp_path)) == 2
+
+
+async def test_a_bomb_is_refused_as_it_is_submitted_and_a_good_archive_looked_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = SnapshotStore(tmp_path / "s", max_bytes=1 << 20, bounds=ArchiveBounds(size=1000))
+    good, bomb = pack(tree(tmp_path / "a", PROJECT)), pack(tree(tmp_path / "b", {"z": bytes(1001)}))
+    for archive in (good, bomb):
+        await store.put(WHO, digest_of(archive), 0, archive, len(archive))
+    looked = list[Path]()
+    real = workdir_snapshots._inspect
+    monkeypatch.setattr(
+        workdir_snapshots, "_inspect", lambda path, *rest: (looked.append(path), real(path, *rest))
+    )
+
+    for _ in range(2):
+        await store.inspect(digest_of(good))
+        with pytest.raises(TooLargeError, match="unpacks to more than 1000 bytes, at 'z'"):
+            await store.inspect(digest_of(bomb))
+
+    assert [path.name for path in looked].count(digest_of(good)) == 1
+
+
+async def test_what_is_no_archive_is_refused_as_it_is_submitted(store: SnapshotStore) -> None:
+    await store.put(WHO, DIGEST, 0, DATA, len(DATA))
+
+    with pytest.raises(BadFieldError, match="its archive cannot be unpacked") as refused:
+        await store.inspect(DIGEST)
+
+    assert refused.value.field == "snapshot"
