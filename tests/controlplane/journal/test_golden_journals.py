@@ -6,14 +6,19 @@ import contextlib
 import json
 import shutil
 import sqlite3
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 import pytest
+from msgspec import structs
 
 from controlplane.core.commands import Announce
+from controlplane.core.history_read_model import JobHistories
+from controlplane.core.history_records import JobLeft, Record, SweepLeft
 from controlplane.core.inputs import Input
 from controlplane.core.reactor import Reactor
+from controlplane.journal.check import problems
 from controlplane.journal.reader import Reader
 from controlplane.journal.replay import recover, replay
 from controlplane.journal.state_image import FORMAT
@@ -55,6 +60,30 @@ def test_those_of_the_first_schema_that_is_kept_have_every_kind_of_input(tmp_pat
             reader.close()
 
     assert len(found) == KINDS
+
+
+@pytest.mark.parametrize("journal", SNAPSHOTS, ids=lambda path: path.stem)
+def test_the_past_of_its_jobs_is_what_its_inputs_lead_to(journal: Path, tmp_path: Path) -> None:
+    histories, records = JobHistories(), list[Record]()
+
+    def note(told: Sequence[Record]) -> None:
+        histories.add(told)
+        records.extend(told)
+
+    with contextlib.closing(Reader(copy_of(journal, tmp_path))) as reader:
+        replay(reader.inputs(), note)
+        left = {one.job: one.last for one in records if isinstance(one, JobLeft)}
+        sweeps = {one.job: one.history for one in records if isinstance(one, SweepLeft)}
+
+        assert reader.records.complete
+        assert {name: reader.records.of(name) for name in histories.jobs} == histories.jobs
+        assert {job.job: job.read() for job in reader.ended.behind(0)} == left
+        for name, history in sweeps.items():
+            units, many = reader.sweeps.units(name, 0, 10**6)
+            assert (units, many) == (history.units, len(history.units))
+            trials = structs.replace(history, units=[])
+            assert reader.sweeps.history(name, 0, 10**4) == trials
+        assert list(problems(reader)) == []
 
 
 def test_there_are_some_with_snapshots_of_the_present_format() -> None:
