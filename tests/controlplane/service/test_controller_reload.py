@@ -23,6 +23,7 @@ from schemas.messages.agent import Hello, Refused, Welcome
 from schemas.messages.client import Cluster, EventsPage, Failed, GetCluster, ReadEvents
 from schemas.messages.files import AskFiles
 from schemas.messages.logs import ReadLog
+from schemas.workdir_archives import ArchiveBounds
 from tests.support import builders
 from tests.support.builders import N1
 from tests.support.schemas_links import HeldLink, connected, soon
@@ -160,14 +161,20 @@ async def heard_by(house: House, *people: Person) -> JobId:
 
 
 async def test_all_that_is_kept_may_change_at_a_reload(house: House) -> None:
-    fresh = dict.fromkeys(Store.__struct_fields__, 7)
-    lines = "".join(f"{name} = 7\n" for name in fresh)
+    kept = [name for name in Store.__struct_fields__ if name != "workdir"]
+    lines = "".join(f"{name} = 7\n" for name in kept)
+    lines += "workdir = { size = 7, files = 7, depth = 7 }\n"
+    bounds = ArchiveBounds(size=7, files=7, depth=7)
     house.file.write_text(f'{house.settings}[policy]\nname = "fifo"\n[store]\n{lines}')
 
     house.reload()
 
-    assert house.controller._file_keeper._settings == Store(**fresh)
-    assert (house.controller._logs.max_bytes, house.controller._snapshots.max_bytes) == (7, 7)
+    assert house.controller._file_keeper._settings == Store(
+        workdir=bounds, **dict.fromkeys(kept, 7)
+    )
+    snapshots = house.controller._snapshots
+    assert (house.controller._logs.max_bytes, snapshots.max_bytes) == (7, 7)
+    assert (snapshots.bounds, snapshots.upload_bytes) == (bounds, 7)
 
 
 async def test_a_key_that_is_taken_out_gets_nothing_more_over_connections_that_it_has(
