@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated, Any, Literal
 
 from cyclopts import Parameter
@@ -18,9 +18,10 @@ from controlplane.cli.terminal import terminal_console
 from controlplane.client import BlockingClient
 from controlplane.client.sweeps.sweep import short
 from controlplane.client.sweeps.tables import best_of, epoch_rows, ranked, trial_row
-from schemas.errors import BadFieldError
+from schemas.errors import BadFieldError, RemoteError
 from schemas.messages.client import SweepDetail, TrialInfo
 
+DAMAGED = "journal"  # code of the error
 OVER = frozenset({"done", "stopped", "failed", "deleted", "graduated"})
 PLAIN_WIDTH = 200  # where no terminal says how wide it is
 ORDER_HELP = "best first, or in the order in which they were added"
@@ -33,12 +34,7 @@ def ls(
 ) -> int:
     """List sweeps, oldest first, one line each."""
     with BlockingClient(common.home) as client:
-        found = []
-        for job in client.jobs(ended=all_):
-            try:
-                found.append(client.sweep(job.job))
-            except BadFieldError:  # an ordinary job
-                continue
+        found = list(_sweeps(client, ended=all_))
     rows = [_line_of(detail) for detail in found]
     if common.output == "json":
         print_json(rows)
@@ -54,6 +50,19 @@ def ls(
         which = "no sweep yet" if all_ else "no sweep waits or runs; -a lists ended ones"
         sys.stderr.write(f"ones: {which}\n")
     return Exit.OK
+
+
+def _sweeps(client: BlockingClient, *, ended: bool) -> Iterator[SweepDetail]:
+    """Each sweep; those that the controller cannot read are named on standard error."""
+    for job in client.jobs(ended=ended):
+        try:
+            yield client.sweep(job.job)
+        except BadFieldError:  # an ordinary job
+            continue
+        except RemoteError as error:
+            if error.remote_code != DAMAGED:
+                raise
+            sys.stderr.write(f"ones: {job.job} is left out: {error.message}\n")
 
 
 def show(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -12,7 +13,7 @@ from rich.console import Console, RenderableType
 from controlplane.cli.common_options import Common
 from controlplane.cli.sweep.changes import values_of
 from controlplane.cli.sweep.export import write_csv, write_scalars
-from controlplane.cli.sweep.list_and_show import _show_trial
+from controlplane.cli.sweep.list_and_show import _show_trial, _sweeps
 from controlplane.cli.sweep.manifest import replay_task
 from controlplane.cli.sweep.plot import draw
 from controlplane.cli.sweep.top import AWAY, dashboard, follow
@@ -20,8 +21,8 @@ from controlplane.cli.sweep.trial_columns import summary_lines, time_left
 from controlplane.client import Choice, Integer, LogUniform
 from controlplane.client.sweeps.manifest import manifest_of, write_manifest
 from controlplane.client.workdir_archive import digest_of, pack
-from schemas.errors import BadFieldError, UnreachableError
-from schemas.ids import Seconds, SlotId
+from schemas.errors import BadFieldError, RemoteError, UnreachableError
+from schemas.ids import JobId, Seconds, SlotId
 from schemas.messages.client import SweepDetail
 from tests.support.builders import A
 from tests.support.commands import ones
@@ -93,6 +94,30 @@ def test_time_left_is_the_controllers_else_counted_from_units_and_slots() -> Non
     assert time_left(expected, 100.0) == 10.0
     assert time_left(quiet, 100.0) is None
     assert time_left(msgspec.structs.replace(WHOLE, units_left=0), 100.0) is None
+
+
+class DamagedClient:
+    """A controller with a sweep, an ordinary job, and a job whose row is damaged."""
+
+    def jobs(self, *, ended: bool) -> list[Any]:
+        assert ended
+        return [summary(JobId(name)) for name in ("a-1", "b-2", "c-3")]
+
+    def sweep(self, job: str) -> SweepDetail:
+        if job == "b-2":
+            raise BadFieldError("job: b-2 is no sweep", "`ones show` is for jobs", "job")
+        if job == "a-1":
+            raise RemoteError("journal", "the journal's ended job a-1: its checksum is another one")
+        return WHOLE
+
+
+def test_a_sweep_that_cannot_be_read_is_named_and_the_others_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert list(_sweeps(cast("Any", DamagedClient()), ended=True)) == [WHOLE]
+    assert capsys.readouterr().err == (
+        "ones: a-1 is left out: the journal's ended job a-1: its checksum is another one\n"
+    )
 
 
 def test_a_sweep_without_trials_is_drawn_too() -> None:
