@@ -56,8 +56,21 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
         stage=stage,
         group=None,
         spec=None,
-        forget=job.ended,
+        forget=job.ended and not lives_on(state, job),
     )
+
+
+def lives_on(state: State, job: Job) -> bool:
+    """Whether a job that was a trial of this sweep has not ended, and may begin with its state.
+
+    Args:
+        state: of the cluster.
+        job: any; one that is no sweep has no trials.
+    """
+    if job.sweep is None:
+        return False
+    trials = (state.jobs[name].spec.stated_trial for name in state.active)
+    return any(trial is not None and trial.sweep == job.job for trial in trials)
 
 
 def _spec_told(state: State, job: Job) -> JobSpec:

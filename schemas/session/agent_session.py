@@ -269,7 +269,8 @@ class AgentSession:
             job=delta.job, term=delta.term, version=delta.version, stage=delta.stage, applied=True
         )
         self.held[delta.job], self.term = order, delta.term
-        applied: list[AgentOutput] = [Apply(delta)] if order > newest else []
+        news = order > newest or delta.forget  # a job may be forgotten some time after its end
+        applied: list[AgentOutput] = [Apply(delta)] if news else []
         return [*applied, ToController(ack)]
 
     def _sweep_delta(self, delta: SweepDelta) -> list[AgentOutput]:

@@ -38,6 +38,7 @@ from schemas.session import (
     ToNode,
     Welcomed,
 )
+from tests.support.builders import stop
 from tests.support.schemas_network import NODE, delta, hello, started, sweep_delta
 
 BOOT: Final = BootId("boot-1")
@@ -622,6 +623,14 @@ def test_a_newer_delta_is_applied_and_acknowledged() -> None:
             Apply(delta(A, *order)),
             ToController(acked(*order)),
         ]
+
+
+def test_a_job_may_be_forgotten_some_time_after_its_end() -> None:
+    session = welcomed()
+    session.receive(stop(A, 4, stage=1, term=2), at(1.0))
+    forgets = stop(A, 4, stage=1, term=2, forget=True)
+
+    assert session.receive(forgets, at(2.0)) == [Apply(forgets), ToController(acked(2, 4, 1))]
 
 
 def test_an_equal_delta_is_acknowledged_again_and_not_applied() -> None:

@@ -114,8 +114,17 @@ def end(
     ctx.state.overrides.pop(job.job, None)
     job.override, job.override_waits = None, ""
     ctx.send_to(job, nodes)
+    _let_go_of_sweep(ctx, job)
     forget_exited(ctx, job)
     ctx.ask = True
+
+
+def _let_go_of_sweep(ctx: HandlerContext, job: Job) -> None:
+    """Nodes may forget a sweep that has ended when the last job that was its trial has ended."""
+    trial = job.spec.stated_trial
+    former = ctx.state.jobs.get(trial.sweep) if trial is not None else None
+    if former is not None and former.ended and former.sweep is not None:
+        ctx.send_to(former, dict.fromkeys([*former.nodes, *former.sweep.told]))
 
 
 def on_order_too_large(ctx: HandlerContext, event: OrderTooLarge) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from controlplane.core.commands import Announce, Command
+from controlplane.core.commands import Announce, Command, SendDelta
 from controlplane.core.desired_state import desired
 from controlplane.core.inputs import SweepChangeRequested
 from controlplane.core.model.job_phases import Phase
@@ -489,6 +489,24 @@ def test_the_last_trial_goes_on_as_a_job_from_its_state_and_its_sweep_hears_of_i
     assert cluster.job(name).phase is Phase.SUCCEEDED
     history = cluster.controller.reactor.totals.sweep(name)
     assert history.trial(0).why == f"goes on as job {graduate}, from epoch 1"
+    assert cluster.controller.replayed() == cluster.controller.state
+
+
+def test_nodes_may_forget_a_sweep_when_its_graduates_have_ended() -> None:
+    cluster, name = running(slots=2, nodes=2, searcher=RandomSearch(1), graduate_batch=8)
+    train(cluster, name)
+    (graduate,) = [one for one in cluster.controller.state.jobs if one != name]
+    state = cluster.controller.state
+    assert not any(desired(state, cluster.job(name), node).forget for node in (N1, N2))
+
+    commands = cluster.controller.take(cancelled(graduate))
+
+    told = {
+        one.node: one.delta.forget
+        for one in commands
+        if isinstance(one, SendDelta) and one.delta.job == name
+    }
+    assert told == {N1: True, N2: True}
     assert cluster.controller.replayed() == cluster.controller.state
 
 
