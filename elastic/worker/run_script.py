@@ -62,6 +62,8 @@ def prepare_worker(folder: Path) -> Callable[[], int]:
     workdir = Path(assignment.workdir)
     os.chdir(workdir)
     failures = _Failures(folder, assignment)
+    if assignment.spec.record_samples:
+        (folder / "samples").touch(mode=0o600)
     if (sweep := assignment.spec.stated_sweep) is not None:
         return lambda: _run_functions(
             assignment, lambda: run_hopper(assignment, folder, sweep), failures

@@ -78,7 +78,9 @@ async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node
     folders.make()
     work = folders.job(A)
     work.mkdir()
-    given = msgspec.structs.replace(assignment(run(A)), workdir=str(work))
+    given = assignment(run(A))
+    spec = msgspec.structs.replace(given.spec, record_samples=True)
+    given = msgspec.structs.replace(given, workdir=str(work), spec=spec)
     (work / given.spec.script).write_text(script)
     folder = folders.worker(WorkerId(f"{A}.v1.r0"))
     folder.write_assignment(given)
@@ -112,6 +114,7 @@ async def test_a_disk_without_room_as_a_worker_begins_is_its_nodes_fault(tmp_pat
     [
         ("log", "Is a directory"),
         ("reports", "Is a directory"),
+        ("samples", "No such file or directory"),
         ("assignment", "No such file or directory"),
         ("", "No such file or directory"),
     ],
@@ -123,6 +126,8 @@ async def test_whatever_cannot_be_read_or_made_before_the_first_line_is_the_node
         path = here.folder.path / lost if lost else here.work
         if lost in {"log", "reports"}:
             path.mkdir()
+        elif lost == "samples":
+            path.symlink_to(tmp_path / "gone" / "samples")
         else:
             path.rename(tmp_path / "elsewhere")
 
