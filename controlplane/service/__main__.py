@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from pathlib import Path
+from typing import Final
 
 import uvloop
 
 from controlplane.service import controller_process
 from schemas.errors import OnesError
 from schemas.logging_and_watchdog import configure_logging
+
+NEW_OBJECTS: Final = 20_000  # until garbage is looked for; at 700 it is a tenth of all work
 
 
 def main() -> None:
@@ -19,6 +23,7 @@ def main() -> None:
     parser.add_argument("--config", type=Path, required=True, help="settings file (TOML)")
     path = parser.parse_args().config.resolve()
     configure_logging()
+    gc.set_threshold(NEW_OBJECTS, *gc.get_threshold()[1:])
     try:
         uvloop.run(controller_process.run(path))
     except OnesError as error:
