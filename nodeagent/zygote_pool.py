@@ -27,6 +27,7 @@ from schemas.messages.worker import Fork, Forked, ForkFailed, ZygoteReady
 
 log = structlog.get_logger("zygotes")
 START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
+FOUND_AGAIN_S: Final = 5.0  # one that runs looks for its socket's file every second
 FORK_LIMIT_S: Final = 60.0
 FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # by the node, not its own end
 PROBE_S: Final = 0.05
@@ -203,7 +204,7 @@ class ZygotePool:
 
     async def _start(self, python: str) -> ZygoteConnection:
         path = self._socket(python)
-        if (found := await self._await_booting(path)) is not None:
+        if (found := await self._await_former(path)) is not None:
             log.info("zygote found", python=python)
             return found
         output = path.with_suffix(".log")
@@ -224,12 +225,16 @@ class ZygotePool:
         process.kill()
         raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
 
-    async def _await_booting(self, path: Path) -> ZygoteConnection | None:
-        """One that a former life of this agent started, and that imports torch at this moment."""
+    async def _await_former(self, path: Path) -> ZygoteConnection | None:
+        """One that a former life of this agent started.
+
+        It imports torch at this moment, or looks for its socket's file, which somebody deleted.
+        """
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
-        deadline = asyncio.get_running_loop().time() + START_LIMIT_S
-        for pid, ticks in await asyncio.to_thread(_booting, path, workers):
-            while start_ticks(pid) == ticks and asyncio.get_running_loop().time() < deadline:
+        loop = asyncio.get_running_loop()
+        for pid, ticks, age_s in await asyncio.to_thread(_former, path, workers):
+            deadline = loop.time() + max(START_LIMIT_S - age_s, FOUND_AGAIN_S)
+            while start_ticks(pid) == ticks and loop.time() < deadline:
                 if (zygote := await self._connect(path)) is not None:
                     return zygote
                 await asyncio.sleep(PROBE_S)
@@ -241,8 +246,8 @@ class ZygotePool:
             zygote.close()
 
 
-def _booting(path: Path, workers: Container[int]) -> list[tuple[int, int]]:
-    """Zygotes for this socket that may not answer yet, as pid and start time.
+def _former(path: Path, workers: Container[int]) -> list[tuple[int, int, float]]:
+    """Zygotes for this socket that do not answer yet, as pid, start time and age in seconds.
 
     A worker has its zygote's command line, but a mark; and what a worker forked leads no session.
     """
@@ -254,9 +259,8 @@ def _booting(path: Path, workers: Container[int]) -> list[tuple[int, int]]:
             continue
         ticks = start_ticks(process.pid)
         with contextlib.suppress(OSError):
-            leads = os.getsid(process.pid) == process.pid
-            if leads and ticks is not None and now_s - ticks / TICKS_PER_S < START_LIMIT_S:
-                found.append((process.pid, ticks))
+            if os.getsid(process.pid) == process.pid and ticks is not None:
+                found.append((process.pid, ticks, now_s - ticks / TICKS_PER_S))
     return found
 
 

@@ -39,6 +39,7 @@ from schemas.messages.worker import ExitStatus, Forked, ForkFailed, ProcessMark,
 
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
+LOOK_S: Final = 1.0  # at most between two looks at the socket's file
 LONGEST_ERROR: Final = 1000  # characters; with its frame less than a pipe takes at once
 
 
@@ -70,14 +71,9 @@ class Zygote:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._selector = selectors.DefaultSelector()
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        fresh = path.with_suffix(".new")
-        fresh.unlink(missing_ok=True)
-        self._listener.bind(str(fresh))
-        self._listener.listen(8)
-        self._listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
-        fresh.rename(path)  # who sees the name can connect
+        self._listener = _listen_at(path)
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._buffers: dict[socket.socket, bytearray] = {}
         self._children: set[_Child] = set()
@@ -85,7 +81,8 @@ class Zygote:
     def serve(self) -> Newborn:
         """Fork and reap; only a child returns from it."""
         while True:
-            for key, _ in self._selector.select():
+            self._keep_name()
+            for key, _ in self._selector.select(LOOK_S):
                 if key.fileobj is self._listener:
                     self._accept()
                 elif isinstance(key.fileobj, socket.socket):
@@ -94,6 +91,19 @@ class Zygote:
                         return newborn
                 elif key.data in self._children:
                     self._look_at(key.data)
+
+    def _keep_name(self) -> None:
+        """Have a file of the socket again where somebody deleted it: no agent finds us without."""
+        if os.path.lexists(self._path):
+            return
+        try:
+            fresh = _listen_at(self._path)
+        except OSError:  # no room, no folder: the next look finds it so, too
+            return
+        self._selector.unregister(self._listener)
+        self._listener.close()
+        self._listener = fresh
+        self._selector.register(fresh, selectors.EVENT_READ)
 
     def _accept(self) -> None:
         connection, _ = self._listener.accept()
@@ -226,6 +236,22 @@ def _write(path: Path, message: Message) -> None:
 def _ticks(pid: int) -> int:
     text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     return int(text.rpartition(")")[2].split()[19])
+
+
+def _listen_at(path: Path) -> socket.socket:
+    """A socket that who sees the name can connect to."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    fresh = path.with_suffix(".new")
+    try:
+        fresh.unlink(missing_ok=True)
+        listener.bind(str(fresh))
+        listener.listen(8)
+        listener.setblocking(False)  # noqa: FBT003 - the socket module's own signature
+        fresh.rename(path)
+    except OSError:
+        listener.close()
+        raise
+    return listener
 
 
 def main() -> None:

@@ -34,6 +34,7 @@ class Node:
     """A zygote, and the folder of the one worker that it is asked for."""
 
     zygote: ZygoteConnection
+    socket: Path  # of the zygote
     folder: WorkerFolder
     work: Path
 
@@ -91,10 +92,11 @@ async def node(home: Path, script: str, *, full: str = "") -> AsyncIterator[Node
         while not path.exists():
             await asyncio.sleep(0.005)
     zygote = ZygoteConnection(*await asyncio.open_unix_connection(path))
+    here = Node(zygote, path, folder, work)
     try:
-        yield Node(zygote, folder, work)
+        yield here
     finally:
-        zygote.close()
+        here.zygote.close()
         process.kill()
         process.join()
 
@@ -142,6 +144,29 @@ async def test_a_zygote_serves_on_after_a_worker_that_could_not_begin(tmp_path: 
         (tmp_path / "elsewhere").rename(here.work)
 
         assert (bool(first), await here.fork(), (await here.ended()).code) == (True, "", 3)
+
+
+async def test_a_zygote_whose_socket_was_deleted_has_one_again(tmp_path: Path) -> None:
+    async with node(tmp_path, "raise SystemExit(3)") as here:
+        here.zygote.close()
+        here.socket.unlink()
+        async with asyncio.timeout(LIMIT_S):
+            while not here.socket.exists():
+                await asyncio.sleep(0.005)
+        here.zygote = ZygoteConnection(*await asyncio.open_unix_connection(here.socket))
+
+        assert (await here.fork(), (await here.ended()).code) == ("", 3)
+
+
+async def test_a_zygote_leaves_the_name_to_one_that_took_it(tmp_path: Path) -> None:
+    async with node(tmp_path, "raise SystemExit(3)") as here:
+        other = here.socket.with_suffix(".other")
+        other.touch()
+        other.rename(here.socket)
+
+        assert await here.fork() == ""
+        await here.ended()
+        assert here.socket.is_file()
 
 
 async def test_what_a_script_raises_itself_stays_its_own_failure(tmp_path: Path) -> None:
