@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
-import lzma
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -15,16 +13,16 @@ import msgspec
 
 from schemas.errors import TooLargeError
 
-UNREADABLE: Final = (  # what the tar, gzip, xz and zlib modules raise of strange archives
+UNREADABLE: Final = (  # what the tar, gzip and zlib modules raise of strange archives
     OSError,
     EOFError,
     ValueError,
     OverflowError,
     tarfile.TarError,
-    lzma.LZMAError,
     zlib.error,
 )
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
+OTHERS: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
 OVERHEAD: Final = 4096  # bytes of headers, for each file
 LEAVE_OUT: Final = "leave out of it what is data (.onesignore), and read that from its own place"
 
@@ -46,7 +44,7 @@ class ArchiveTooLargeError(TooLargeError):
 
 @contextmanager
 def opened(archive: IO[bytes], bounds: ArchiveBounds) -> Iterator[tarfile.TarFile]:
-    """The tar file in `archive`, compressed or not, of which no more is read than is allowed.
+    """The tar file in `archive`, packed with gzip or not, of which no more is read than is allowed.
 
     Args:
         archive: at its beginning.
@@ -105,11 +103,9 @@ def inspect(archive: IO[bytes], bounds: ArchiveBounds) -> None:
 
 
 def _decompressed(archive: IO[bytes], magic: bytes) -> object:
-    if magic.startswith(b"\x1f\x8b"):
-        return gzip.GzipFile(fileobj=archive)
-    if magic.startswith(b"BZh"):
-        return bz2.BZ2File(archive)
-    return lzma.LZMAFile(archive) if magic == b"\xfd7zXZ\x00" else archive
+    if magic.startswith(OTHERS):  # what they ask for in memory while they are read has no bound
+        raise tarfile.ReadError("pack it with gzip, or not at all")
+    return gzip.GzipFile(fileobj=archive) if magic.startswith(b"\x1f\x8b") else archive
 
 
 def _too_large(what: str) -> ArchiveTooLargeError:

@@ -126,16 +126,9 @@ def test_what_is_no_archive_is_refused(tmp_path: Path, archive: bytes) -> None:
 
 BROKEN: Mapping[str, Callable[[], bytes]] = {
     "cut short": lambda: tarball(member("a", size=50_000))[:30_000],
-    "xz cut short": lambda: tarball(member("a", size=50_000), kind="xz")[:30_000],
-    "xz damaged": lambda: damaged(tarball(member("a", size=50_000), kind="xz")),
     "a NUL in a name": lambda: tarball(member("a", pax_headers={"path": "a\0b"})),
     "a time beyond time": lambda: tarball(member("a", mtime=1e30)),
 }
-
-
-def damaged(archive: bytes) -> bytes:
-    middle = len(archive) // 2
-    return archive[:middle] + bytes(100) + archive[middle + 100 :]
 
 
 @pytest.mark.parametrize("archive", BROKEN.values(), ids=BROKEN)
@@ -234,7 +227,12 @@ def test_what_no_node_unpacks_is_refused_where_it_is_submitted(harmful: tarfile.
         inspect(io.BytesIO(tarball(harmful)), SMALL)
 
 
-@pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz"])
+@pytest.mark.parametrize("kind", ["bz2", "xz"])
+def test_what_asks_for_memory_without_bounds_is_refused(tmp_path: Path, kind: str) -> None:
+    refuses(tarball(member("a"), kind=kind), tmp_path, "pack it with gzip, or not at all")
+
+
+@pytest.mark.parametrize("kind", ["", "gz"])
 def test_what_is_within_its_bounds_is_unpacked_however_it_was_packed(
     tmp_path: Path, kind: str
 ) -> None:
