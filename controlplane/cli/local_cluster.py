@@ -187,7 +187,7 @@ def _lock(home: Path) -> Iterator[None]:
 
 
 def _parts(home: Path) -> list[_Part]:
-    agents = sorted(home.glob("agent-*.toml"), key=lambda path: int(path.stem.split("-")[1]))
+    agents = sorted(home.glob("agent-*.toml"), key=lambda path: (len(path.stem), path.stem))
     return [
         _Part("controller", "controlplane.service", home / "controller.toml"),
         *(_Part(path.stem, "nodeagent", path) for path in agents),

@@ -78,3 +78,14 @@ def test_a_disk_that_is_really_full_is_named(full_disk: Path) -> None:
         f"ones: {full_disk}/cluster: 0 MiB are free on its disk, a cluster needs 128 MiB to "
         "begin; free space there, or choose another --dir\n"
     )
+
+
+def test_agents_are_told_in_order_of_their_numbers_and_then_those_that_somebody_named(
+    tmp_path: Path,
+) -> None:
+    for name in ("agent-10", "agent-2", "agent-left", "controller"):
+        (tmp_path / f"{name}.toml").touch()
+
+    found = [part.name for part in local_cluster._parts(tmp_path)]
+
+    assert found == ["controller", "agent-2", "agent-10", "agent-left"]
