@@ -15,7 +15,13 @@ from controlplane.client import BlockingClient
 from schemas.ids import NodeId
 from tests.support.cluster import LIMIT_S, Cluster, kill
 from tests.support.resizing import assert_nothing_lost, further, kinds, resize, training
-from tests.support.searching import check_all_done, explained, search_process, submit
+from tests.support.searching import (
+    check_all_done,
+    explained,
+    search_process,
+    submit,
+    until_searched,
+)
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +75,7 @@ def test_a_search_that_hangs_leaves_no_slot_idle(pair: Cluster) -> None:
     kill(hanging)
 
     assert decisions[0]["code"] == "fill"
+    until_searched(pair)
 
 
 def test_jobs_whose_workers_on_a_node_die_go_on(pair: Cluster) -> None:

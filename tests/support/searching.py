@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from typing import Any
 
 import psutil
 
-from tests.support.cluster import Cluster
+from controlplane.client import BlockingClient
+from tests.support.cluster import LIMIT_S, LOOK_S, Cluster
 
 SAMPLES = 240
 SCRIPT = """
@@ -55,6 +57,15 @@ def search_process(cluster: Cluster) -> int:
     controller = int((cluster.home / "run" / "controller.pid").read_text())
     (child,) = psutil.Process(controller).children()
     return child.pid
+
+
+def until_searched(cluster: Cluster) -> None:
+    """The search is there and answers; a new process takes its time to start on a busy host."""
+    deadline = time.monotonic() + LIMIT_S
+    with BlockingClient(cluster.home, timeout=LIMIT_S) as client:
+        while not client.search().running:
+            assert time.monotonic() < deadline, cluster.said()
+            time.sleep(LOOK_S)
 
 
 def check_all_done(cluster: Cluster, jobs: list[str], epochs: int) -> list[dict[str, Any]]:
