@@ -63,6 +63,7 @@ SLOTS: Final = 4
 ENDED: Final = SETTLED + 1  # stands for the delta that ends a job
 SESSION: Final = ("HeartbeatAck", "HelloRequest")  # a session's own frames
 ON_TIME_S: Final = 0.002  # how much later than its effect a commit may be read off another socket
+START_S: Final = 60.0  # of a controller, at most
 IN_FLIGHT: Final = 64  # events of one agent in a burst
 BUSY: Final = {"warmup_steps": 1, "report_interval_s": 0.5, "rescale_stall_s": 0.01}
 SHIPPED: Final = {"population": 16, "patience": 10}
@@ -387,7 +388,7 @@ class Bench:
         work.mkdir()
         (work / "train.py").write_text("")
         self.fleet = Fleet(home, scale.agents, options=options, policy="ones", make=make)
-        self.client = TimedClient(home)
+        self.client = TimedClient(home, timeout=START_S)  # which waits for a controller that starts
         self.submitter = Submitter(self.client, self.fleet, self.training, work)
         self.windows: list[Window] = []
         self.floor: list[float] = []  # with pauses, as commits have them
