@@ -1,23 +1,19 @@
 """Epochs whose reports come when the group that trained them is lost.
 
 The network, or an agent, was away: the epochs are finished, their checkpoints durable, and the
-node reports them when it is back. Those that the job goes on from are part of it. Those of a group
-that was given up, which trained on beside its successor, are not.
+node reports them when it is back. Those that the job goes on from are part of it, be it in new
+processes or in those that are left of the group. Those of a group that was given up, which trained
+on beside its successor, are not.
 """
 
 from __future__ import annotations
 
-from typing import Final
-
 from controlplane.core.handler_context import HandlerContext
-from controlplane.core.handlers.training_epochs import epoch_info, take_over, tell
+from controlplane.core.handlers.training_epochs import KEPT_LATE, go_on_from, hear_late
 from controlplane.core.model.job import Job
-from controlplane.core.model.job_phases import Paused, Starting
-from controlplane.core.model.noise_scale import first_noise_scale
+from controlplane.core.model.job_phases import Paused, Rescaling, Running, Starting
 from schemas.groups import ResumePoint
 from schemas.messages.agent import EpochReported
-
-KEPT_LATE: Final = 1000  # reports that wait; more only come of a node that makes them up
 
 
 def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
@@ -26,13 +22,14 @@ def on_late_epoch(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
     Args:
         ctx: of this input.
         job: that it trained. One without a group is where the epoch ended; one that starts will say
-            what it goes on from; else the epoch counts if the job went on from it.
+            what it goes on from, the next epoch of one that runs shows it; else the epoch counts
+            if the job went on from it.
         event: what the epoch came to.
     """
     progress = job.progress
     if event.epoch in progress.unheard:
-        _fill(ctx, job, event)
-    elif isinstance(job.status, Paused | Starting) and _follows(job, event):
+        hear_late(ctx, job, event)
+    elif _follows(job, event):
         if len(progress.late) < KEPT_LATE:
             progress.late.append(event)
         if isinstance(job.status, Paused):
@@ -50,20 +47,24 @@ def on_resumed(ctx: HandlerContext, job: Job, epoch: int) -> None:
     """
     progress, point = job.progress, job.progress.checkpoint
     if point is not None and epoch > point.epoch:
-        progress.unheard += range(max(progress.epoch, epoch - KEPT_LATE) + 1, epoch + 1)
+        go_on_from(progress, epoch)
         progress.epoch = epoch
         progress.checkpoint = ResumePoint(epoch=epoch, version=point.version)
     late, progress.late = progress.late, []
     for event in late:
         if event.epoch in progress.unheard:
-            _fill(ctx, job, event)
+            hear_late(ctx, job, event)
 
 
 def _follows(job: Job, event: EpochReported) -> bool:
-    """Whether it may be of the group whose checkpoint the job goes on from, or of a later one."""
-    point = job.progress.checkpoint
-    known = event.epoch <= job.progress.epoch
-    return not known and (point is None or event.group >= point.version)
+    """Whether it may be of what the job goes on from, or went on from when it recovered."""
+    progress, status = job.progress, job.status
+    if event.epoch <= progress.epoch:
+        return False
+    if isinstance(status, Running | Rescaling):  # of a group that others of its members recovered
+        return any(worker.version <= event.group for worker in job.group_workers())
+    point = progress.checkpoint
+    return isinstance(status, Paused | Starting) and (point is None or event.group >= point.version)
 
 
 def _go_on(ctx: HandlerContext, job: Job) -> None:
@@ -74,17 +75,5 @@ def _go_on(ctx: HandlerContext, job: Job) -> None:
             progress.unheard.append(event.epoch)
             progress.epoch = event.epoch
             progress.late.remove(event)
-            _fill(ctx, job, event)
+            hear_late(ctx, job, event)
             job.attempts.losses = 0
-
-
-def _fill(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
-    progress = job.progress
-    progress.unheard.remove(event.epoch)
-    noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
-    if event.epoch == progress.epoch:
-        take_over(progress, event, noise_scale, ctx.now)
-    info = epoch_info(event, (), ctx.now, whole=False, noise_scale=noise_scale)
-    tell(ctx, job, event, info)
-    ctx.changed_jobs[job.job] = None
-    ctx.ask = True

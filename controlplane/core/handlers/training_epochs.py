@@ -23,6 +23,7 @@ from schemas.messages.client import EpochInfo, NodeCrowd
 from schemas.messages.feed import Detail
 
 MOST_SAMPLES: Final = 2**53  # that anybody counts; a sum of reports has to fit into a journal
+KEPT_LATE: Final = 1000  # reports that wait; more only come of a node that makes them up
 NOISE_SMOOTHING: Final = 0.3  # weight of the newest epoch's
 
 
@@ -46,6 +47,7 @@ def on_epoch_reported(ctx: HandlerContext, job: Job, _: Worker, event: EpochRepo
     others = _neighbours(ctx, job, group)
     beside = _crowds(group, others)  # one that came and went within the epoch is not noticed
     together = whole and beside == progress.beside and _stayed(others, progress.epoch_at)
+    _hear_what_waited(ctx, job, event)
     # What the script says itself, as the metric of that name, else what was measured.
     noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
     take_over(progress, event, noise_scale, ctx.now)
@@ -136,6 +138,46 @@ def on_training_finished(
     """
     if isinstance(job.status, Starting | Running | Rescaling):
         job.status.script.finished = event.why
+
+
+def go_on_from(progress: Progress, epoch: int) -> None:
+    """Epochs that are finished, and not heard of: whoever trained them may tell them yet.
+
+    Args:
+        progress: it is changed in place.
+        epoch: the last of them.
+    """
+    first = max(progress.epoch, epoch - KEPT_LATE) + 1
+    progress.unheard = [*progress.unheard, *range(first, epoch + 1)][-KEPT_LATE:]
+
+
+def hear_late(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
+    """An epoch that the job went on from is told at last.
+
+    Args:
+        ctx: of this input.
+        job: whose epoch is among those that are `unheard`.
+        event: what it came to.
+    """
+    progress = job.progress
+    progress.unheard.remove(event.epoch)
+    noise_scale = first_noise_scale(event.metrics.get("noise_scale"), event.noise_scale)
+    if event.epoch == progress.epoch:
+        take_over(progress, event, noise_scale, ctx.now)
+    info = epoch_info(event, (), ctx.now, whole=False, noise_scale=noise_scale)
+    tell(ctx, job, event, info)
+    ctx.changed_jobs[job.job] = None
+    ctx.ask = True
+
+
+def _hear_what_waited(ctx: HandlerContext, job: Job, event: EpochReported) -> None:
+    """The group that reports an epoch went on from those before it, whoever tells them."""
+    progress = job.progress
+    go_on_from(progress, event.epoch - 1)
+    late, progress.late = progress.late, []
+    for before in sorted(late, key=lambda report: report.epoch):
+        if before.epoch in progress.unheard:
+            hear_late(ctx, job, before)
 
 
 def _is_whole(job: Job, group: Group, event: EpochReported) -> bool:

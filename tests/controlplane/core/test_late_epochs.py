@@ -9,6 +9,7 @@ from schemas.messages.agent import EpochReported
 from tests.support.builders import (
     N1,
     N2,
+    S0,
     S1,
     A,
     cancelled,
@@ -17,10 +18,11 @@ from tests.support.builders import (
     finished,
     formed,
     greeting,
+    quiesced,
     ready,
     started,
 )
-from tests.support.controller import Controller, cluster_of, running
+from tests.support.controller import Controller, cluster_of, running, training
 
 ELSEWHERE = S1.replace(N1, N2).replace("/1", "/0")
 
@@ -43,6 +45,18 @@ def starts_elsewhere(controller: Controller, resumed: int) -> None:
     controller.tell(N2, started(A, 3))
     controller.tell(N2, ready(A, 3, resumed=resumed))
     controller.tell(N2, formed(A, 3, epoch=resumed))
+
+
+def recovered_in_place() -> Controller:
+    """Job a trained an epoch on two nodes; the first, rank 0's, is lost and the second goes on."""
+    controller = training(cluster_of(n1=1, n2=1), S0, ELSEWHERE, epochs=1)
+    controller.lose(N1)
+    controller.tell(N2, quiesced(A, rank=1, group=2, index=3, port=29001))
+    controller.tell(N2, formed(A, rank=1, group=2, index=4, step=20))
+    group = controller.job(A).group
+    assert group is not None
+    assert (controller.job(A).phase, group.version) == (Phase.RUNNING, 2)
+    return controller
 
 
 def epochs(controller: Controller) -> list[int]:
@@ -150,6 +164,27 @@ def test_a_job_that_ended_meanwhile_hears_of_the_epochs_that_it_went_on_from() -
     back(controller, epoch_end(A, 3), epoch_end(A, 4))
 
     assert epochs(controller) == [1, 2, 3]
+
+
+def test_survivors_that_report_first_leave_room_for_what_the_lost_member_finished() -> None:
+    controller = recovered_in_place()
+
+    controller.tell(N2, epoch_end(A, 4, 1, rank=1, group=2, index=5))
+    assert (epochs(controller), controller.job(A).progress.unheard) == ([1, 4], [2, 3])
+    back(controller, epoch_end(A, 2, index=3), epoch_end(A, 3, index=4))
+
+    assert (sorted(epochs(controller)), controller.job(A).progress.unheard) == ([1, 2, 3, 4], [])
+
+
+def test_what_a_lost_member_finished_waits_for_what_the_survivors_report() -> None:
+    controller = recovered_in_place()
+
+    back(controller, *(epoch_end(A, epoch, index=epoch + 1) for epoch in (2, 3, 4)))
+    assert epochs(controller) == [1]
+    controller.tell(N2, epoch_end(A, 4, 1, rank=1, group=2, index=5))
+
+    progress = controller.job(A).progress
+    assert (epochs(controller), progress.late, progress.unheard) == ([1, 2, 3, 4], [], [])
 
 
 def test_a_late_epoch_is_counted_once() -> None:

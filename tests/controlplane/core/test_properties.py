@@ -365,7 +365,9 @@ class Cluster(RuleBasedStateMachine):
     def an_old_event_arrives_again(self, which: int) -> None:
         before = len(self.controller.view().jobs)
         state = self.controller.state
-        due = bool(state.overrides or state.swaps)  # these may do something at any input
+        due = bool(
+            state.overrides or state.swaps or state.draining
+        )  # may do something at any input
         assert self.take(one_of(self.heard, which)) == [] or due
         assert len(self.controller.view().jobs) == before
 
@@ -632,13 +634,15 @@ class Cluster(RuleBasedStateMachine):
         jobs = self.controller.state.jobs.values()
         overridden = dict(self.controller.state.overrides)
         trading = {name for swap in self.controller.state.swaps for name in swap.targets}
+        on = self.controller.state.slot_index.jobs_on
+        drained = {job.job for node in self.controller.state.draining for job in on(node)}
         before = {job.job: job.version for job in jobs}
         known = {job.job for job in jobs if job.changed_at <= plan.based_on}
 
         self.take(PlanProposed(plan=plan))
 
         ordered = {job.job for job in jobs if job.version != before[job.job]}
-        ordered -= overridden.keys() | trading
+        ordered -= overridden.keys() | trading | drained
         assert ordered <= (plan.local_batch.keys() & known) | plan.rejected.keys()
 
     def greeted(self, greeting: NodeGreeted) -> None:
