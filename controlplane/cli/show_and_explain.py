@@ -63,7 +63,10 @@ def print_decisions(explanation: Explanation, *, numbers: bool) -> None:
         ]
         for d in explanation.decisions
     ]
-    sys.stdout.write(f"{explanation.job}  {explanation.state}\n\n")
+    sys.stdout.write(f"{explanation.job}  {explanation.state}\n")
+    for note in explanation.notes:
+        sys.stdout.write(f"  {'note':10s} {note}\n")
+    sys.stdout.write("\n")
     columns = ["time", "from", "to", "by", "outcome", "why"]
     print_table([*columns, "numbers"] if numbers else columns, rows)
 

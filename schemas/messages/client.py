@@ -387,6 +387,7 @@ class Explanation(Message, tag="client.explanation.1"):
     state: str
     decisions: tuple[Decision, ...]
     next: str = ""  # cursor of the next page; empty: this is the last
+    notes: tuple[str, ...] = ()  # what of its past is not told, and why; on the first page
 
 
 class SearchInfo(Message, tag="client.search_info.1"):

@@ -491,7 +491,13 @@ _OF_CLIENTS: Final = (
         notes=(NOTE,),
         next="versions.9",
     ),
-    client.Explanation(job=JOB, state="running", decisions=(_DECISION,), next="decisions.9"),
+    client.Explanation(
+        job=JOB,
+        state="running",
+        decisions=(_DECISION,),
+        next="decisions.9",
+        notes=("older records are not kept",),
+    ),
     client.SearchInfo(
         policy="ones",
         running=True,

@@ -178,8 +178,7 @@ class ReadRequests:
         )
         notes = (
             *self.notes.of(job, detail.summary.train_loss),
-            *_dropped(records, job.job),
-            *_damage(records, job.job),
+            *_not_told(records, job.job),
         )
         return msgspec.structs.replace(detail, notes=notes)
 
@@ -187,7 +186,14 @@ class ReadRequests:
         job = self._commit_loop.job(request.job)
         reason = self._plans.reason(job.job)
         records, now = self._commit_loop.records, self._commit_loop.now()
-        return replies.job_explanation(job, records, reason, now, request.cursor)
+        told = replies.job_explanation(job, records, reason, now, request.cursor)
+        notes = () if request.cursor else _not_told(records, job.job)
+        return msgspec.structs.replace(told, notes=notes)
+
+
+def _not_told(records: JobRecords, job: JobId) -> tuple[str, ...]:
+    """Notes about what of a job's past is gone."""
+    return (*_dropped(records, job), *_damage(records, job))
 
 
 def _dropped(records: JobRecords, job: JobId) -> tuple[str, ...]:

@@ -25,7 +25,9 @@ NO_JOURNAL: Final = "name the file journal.sqlite in a controller's state folder
 Slots = dict[NodeId, int]  # of each node that is there
 
 
-def replay_journal(path: Path, since: float, until: float) -> tuple[list[Job], JobHistories, Slots]:
+def replay_journal(
+    path: Path, since: float, until: float
+) -> tuple[list[Job], JobHistories, Slots, int]:
     """The jobs of a journal, their past, and the cluster as it was largest in a window.
 
     Where its oldest inputs are not kept any more, it begins with the oldest state that is.
@@ -38,6 +40,9 @@ def replay_journal(path: Path, since: float, until: float) -> tuple[list[Job], J
         since: beginning of the window, seconds since the epoch.
         until: its end.
 
+    Returns:
+        Jobs, their past, slots, and how many jobs that left are not among them, as damaged.
+
     Raises:
         TraceError: if it is no journal, is damaged, or another release wrote it.
     """
@@ -45,6 +50,7 @@ def replay_journal(path: Path, since: float, until: float) -> tuple[list[Job], J
     histories = JobHistories()
     there: Slots = {}
     largest: list[Slots] = [{}]
+    damaged = 0
 
     def watched(inputs: Iterator[tuple[Seconds, Input]]) -> Iterator[tuple[Seconds, Input]]:
         """The inputs as they are; notes on the way which nodes were there in the window."""
@@ -76,7 +82,7 @@ def replay_journal(path: Path, since: float, until: float) -> tuple[list[Job], J
                 histories.add(core.records)
                 jobs += [record.last for record in core.records if isinstance(record, JobLeft)]
             if reader.records.complete:  # of inputs that are not kept, too
-                jobs = [found.read() for found in reader.ended.behind(0)]
+                jobs, damaged = _left(reader)
             jobs += core.state.jobs.values()
             if (kept := reader.records).complete:
                 histories.jobs = {job.job: kept.of(job.job) for job in jobs}
@@ -86,7 +92,18 @@ def replay_journal(path: Path, since: float, until: float) -> tuple[list[Job], J
             what = f"{path}: its history leads nowhere in this release: {error!r}"
             raise TraceError(what, "export it with the release that wrote it") from None
     jobs.sort(key=lambda job: number_of(job.job))
-    return jobs, histories, largest[0]
+    return jobs, histories, largest[0], damaged
+
+
+def _left(reader: Reader) -> tuple[list[Job], int]:
+    """The jobs that left, and how many of them cannot be read."""
+    found, damaged = [], 0
+    for row in reader.ended.behind(0):
+        try:
+            found.append(row.read())
+        except JournalError:
+            damaged += 1
+    return found, damaged
 
 
 def _opened(path: Path) -> sqlite3.Connection:

@@ -39,6 +39,7 @@ ENDINGS: Final[Mapping[Phase, Ending]] = {
 UNMEASURED: Final = "no job of its family trained a whole epoch on one group"
 TOO_LARGE: Final = "it needs more slots than the cluster had"
 NOTHING: Final = "it ended before its first epoch did"
+DAMAGED: Final = "its row in the journal is damaged (`ones admin check`)"
 ENDLESS: Final = "it had not ended, and did not state how much work it was"
 
 
@@ -67,7 +68,7 @@ def recording_from_journal(
     """
     begin = -math.inf if since is None else float(since)
     end = math.inf if until is None else float(until)
-    jobs, histories, slots = replay_journal(journal, begin, end)
+    jobs, histories, slots, damaged = replay_journal(journal, begin, end)
     window = [job for job in jobs if begin <= job.submitted_at < end]
     if not window:
         raise TraceError(f"{journal}: no job was submitted in that window", "choose another one")
@@ -78,6 +79,8 @@ def recording_from_journal(
     }
     names = _names(window, users=users)
     taken, left_out = _submissions(window, histories, families, names, most=sum(slots.values()))
+    if damaged:
+        left_out[DAMAGED] += damaged
     if not taken:
         why = "; ".join(f"{count}: {reason}" for reason, count in left_out.items())
         raise TraceError(f"{journal}: none of {len(window)} jobs can be replayed ({why})", "wait")

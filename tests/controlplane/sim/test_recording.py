@@ -34,6 +34,7 @@ from schemas.jobs import JobSpec, StopRule
 from tests.support import builders
 from tests.support.builders import N1, N2, S0, S1, T0, A, B
 from tests.support.controller import Controller, begin, cluster_of, training
+from tests.support.recorded_history import GOLDEN
 
 SAME_FOLDER = settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -55,6 +56,11 @@ def writing(controller: Controller, path: Path) -> Writer:
         writer.append(Entry(at=at, input=input_from(body)))
         durable.get(timeout=30.0)
     return writer
+
+
+def change(path: Path, statement: str) -> None:
+    with sqlite3.connect(path) as database:
+        database.execute(statement)
 
 
 def spec(name: str, **changes: Any) -> JobSpec:
@@ -354,6 +360,22 @@ def test_an_input_that_nobody_can_read_is_named(tmp_path: Path) -> None:
     database.close()
 
     assert refused(path).startswith("FILE: input 3: ")
+
+
+def test_a_job_that_left_and_is_damaged_is_left_out_and_the_others_are_taken(
+    tmp_path: Path,
+) -> None:
+    path = Path(shutil.copy(GOLDEN / "schema-3-format-2-jobs.sqlite", tmp_path / "journal.sqlite"))
+    whole = recording_from_journal(path)
+    change(path, "UPDATE ended_jobs SET body = x'81' WHERE number = 2")
+
+    found = recording_from_journal(path)
+
+    assert [job.name for job in found.jobs] == [
+        job.name for at, job in enumerate(whole.jobs) if at != 1
+    ]
+    damaged = {"its row in the journal is damaged (`ones admin check`)": 1}
+    assert found.left_out == whole.left_out | damaged
 
 
 def test_a_history_with_a_gap_is_refused(tmp_path: Path) -> None:
