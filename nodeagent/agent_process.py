@@ -126,7 +126,7 @@ class Agent:
         )
         key = load_public(home / settings.controller.key)
         self._ports = ControllerPorts(self._link, settings.controller, key, self._node)
-        self._workers = WorkerChannel(self._folders.socket, self._heard)
+        self._workers = WorkerChannel(self._folders.socket, self._heard, self._token_of)
         places, shared = places_of(self._folders, settings.disk_reserve_bytes)
         self._health = HealthWatch(
             places=places,
@@ -282,6 +282,9 @@ class Agent:
         log.info("welcome", session=welcome.session, term=welcome.term)
         if (bulk := self._ports.welcomed(welcome)) is not None:
             self._bulk.use(bulk)
+
+    def _token_of(self, worker: WorkerId) -> str | None:
+        return self._manager.tokens.get(worker)
 
     def _heard(self, worker: WorkerId, message: FromWorker) -> None:
         """What a worker says is a hint to look at its report file, or for the eye."""

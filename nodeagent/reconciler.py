@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from msgspec.structs import replace
+
 from nodeagent.reconciler_actions import (
     Action,
     AwaitExit,
@@ -125,7 +127,8 @@ class Reconciler:
                 return [GrantSlot(worker.worker)] if worker.granted else []
             case ReportRead(report=report):
                 worker.unit.reported(report)
-                return [PublishEvent(report)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
+                said = replace(report, **worker.who)  # the file is the script's: it names others
+                return [PublishEvent(said)]  # type: ignore[arg-type] # every ScriptReport is an AgentEvent
             case Ended() if worker.phase in LIVING:
                 worker.phase, worker.code, worker.signal = (
                     ProcessPhase.ENDED,

@@ -2,35 +2,52 @@
 
 from __future__ import annotations
 
+import hmac
 from collections.abc import Callable
+from typing import Final
 
-import structlog
+from msgspec.structs import replace
 
 from nodeagent.agent_errors import passed_over
 from schemas.codec import FROM_WORKER, encode
 from schemas.errors import OnesError
 from schemas.ids import WorkerId, worker_id
-from schemas.link import Link
+from schemas.link import Incoming, Link
+from schemas.logging_and_watchdog import Audit
 from schemas.messages import Message
 from schemas.messages.agent import GroupDelta
 from schemas.messages.worker import FromWorker, GroupOrder, WorkerHello
 
-log = structlog.get_logger("worker_channel")
+LONGEST_NAME: Final = 200  # characters, in a log line
+QUEUED: Final = 1000  # messages that wait for a worker that does not read
 
 
 class WorkerChannel:
-    """Knows the way to each worker that greeted.
+    """Knows the way to each worker that greeted, and which worker speaks over a connection.
+
+    A connection is a worker's once it has shown that worker's token. What it says from then on is
+    said of that worker, whatever the messages say of job, version and rank.
 
     Args:
         address: ipc://PATH; its folder is there.
         heard: takes what a worker says.
+        token_of: what a worker has to show; empty: an older library shows nothing; None: no such
+            worker is here.
     """
 
-    def __init__(self, address: str, heard: Callable[[WorkerId, FromWorker], None]) -> None:
+    def __init__(
+        self,
+        address: str,
+        heard: Callable[[WorkerId, FromWorker], None],
+        token_of: Callable[[WorkerId], str | None],
+    ) -> None:
         self._address = address
         self._heard = heard
-        self.socket = Link().bind("ROUTER", address)
+        self._token_of = token_of
+        self._audit = Audit()
+        self.socket = Link().bind("ROUTER", address, queued=QUEUED)
         self._routes: dict[WorkerId, bytes] = {}
+        self._speakers: dict[bytes, tuple[WorkerId, WorkerHello]] = {}
 
     def listen(self) -> None:
         """Bind once more, as when somebody deleted the socket; those who are connected stay.
@@ -46,13 +63,38 @@ class WorkerChannel:
             try:
                 message = FROM_WORKER.decode(incoming.frames[-1])
             except OnesError as error:
-                log.warning("dropped", error=str(error))
+                self._audit.refused("message of a worker", str(error))
                 continue
-            worker = worker_id(message.job, message.version, message.rank)
-            with passed_over("message of a worker", worker=worker):
-                if isinstance(message, WorkerHello):
-                    self._routes[worker] = incoming.route
-                self._heard(worker, message)
+            with passed_over("message of a worker"):
+                self._take(incoming, message)
+
+    def _take(self, incoming: Incoming, message: FromWorker) -> None:
+        if isinstance(message, WorkerHello):
+            self._greeted(incoming.route, message)
+        if (speaker := self._speakers.get(incoming.route)) is None:
+            if not isinstance(message, WorkerHello):
+                self._audit.refused("message of a worker", "it did not greet")
+            return
+        worker, hello = speaker
+        who = {"job": hello.job, "version": hello.version, "rank": hello.rank}
+        self._heard(worker, replace(message, **who))
+
+    def _greeted(self, route: bytes, hello: WorkerHello) -> None:
+        """Believe a greeting that shows the worker's token; else its connection is nobody's."""
+        self._hang_up(self._speakers.get(route, ("", None))[0])
+        worker = worker_id(hello.job, hello.version, hello.rank)
+        token = self._token_of(worker)
+        if token is None or not hmac.compare_digest(token.encode(), hello.token.encode()):
+            why = "no such worker is here" if token is None else "it does not show its token"
+            self._audit.refused("greeting of a worker", why, worker=worker[:LONGEST_NAME])
+            return
+        self._hang_up(worker)
+        self._routes[worker] = route
+        self._speakers[route] = worker, hello
+
+    def _hang_up(self, worker: str) -> None:
+        if (route := self._routes.pop(WorkerId(worker), None)) is not None:
+            self._speakers.pop(route, None)
 
     def order(self, worker: WorkerId, delta: GroupDelta) -> None:
         """Tell a worker what is wanted of its group.
@@ -89,4 +131,4 @@ class WorkerChannel:
         Args:
             worker: its name.
         """
-        self._routes.pop(worker, None)
+        self._hang_up(worker)

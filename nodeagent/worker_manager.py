@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import signal
 import time
@@ -44,7 +45,7 @@ from nodeagent.worker_folders import NodeFolders, WorkerFolder
 from nodeagent.zygote_pool import ZygotePool
 from schemas.groups import Group
 from schemas.ids import JobId, NodeId, Rank, WorkerId
-from schemas.jobs import JobSpec
+from schemas.jobs import JobSpec, is_reserved
 from schemas.messages.worker import Assignment, ExitStatus
 from schemas.nodes import SlotSpec
 from schemas.workdir_archives import USUAL, ArchiveBounds
@@ -124,6 +125,7 @@ class WorkerManager:
         self._may_read = may_read
         self._check_node = check_node
         self._watched: dict[WorkerId, _Watched] = {}
+        self.tokens: dict[WorkerId, str] = {}  # that workers show when they greet
         self._laying: WeakValueDictionary[JobId, asyncio.Lock] = WeakValueDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -161,6 +163,7 @@ class WorkerManager:
                 self._discard(folder)
                 continue
             pid, ticks = (mark.pid, mark.started_ticks) if mark else (None, None)
+            self.tokens[folder.worker] = assignment.token
             self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
             watched = self._watched[folder.worker] = _Watched(folder)
@@ -247,13 +250,16 @@ class WorkerManager:
         try:
             if not self._folders.job(delta.job).is_dir():  # it was there when the job came
                 await self._lay_out(delta.job, delta.snapshot)
-            assignment = self._assignment(action, delta.group, delta.spec)
-            folder.write_assignment(assignment)
-            self._shipper.watch(worker, assignment, folder)
             python = delta.spec.python or self.python
+            token = secrets.token_hex() if await self._zygotes.knows_tokens(python) else ""
+            assignment = self._assignment(action, delta.group, delta.spec, token)
+            folder.write_assignment(assignment)
+            self.tokens[worker] = token
+            self._shipper.watch(worker, assignment, folder)
             forked = await self._zygotes.fork(python, folder.path)
         except Exception as error:  # noqa: BLE001 - somebody waits for an answer
             _end_unheard_of(folder)
+            self.tokens.pop(worker, None)
             fault = await self._fault(error)
             self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
             return
@@ -276,7 +282,9 @@ class WorkerManager:
             await self._check_node()
         return fault
 
-    def _assignment(self, action: StartWorker, group: Group, spec: JobSpec) -> Assignment:
+    def _assignment(
+        self, action: StartWorker, group: Group, spec: JobSpec, token: str
+    ) -> Assignment:
         member = group.members[action.rank]
         index = int(member.slot.rpartition("/")[2])
         slot = self._slots.get(index)
@@ -284,7 +292,8 @@ class WorkerManager:
             hint = "see devices and CUDA_VISIBLE_DEVICES of its agent"
             raise StartError(f"slot {member.slot} is not offered any more", hint)
         threads = max(1, usable_cores() // len(self._slots))
-        environ = {"OMP_NUM_THREADS": str(threads), **spec.env, **device_environment(slot)}
+        own = {name: value for name, value in spec.env.items() if not is_reserved(name)}
+        environ = {"OMP_NUM_THREADS": str(threads), **own, **device_environment(slot)}
         return Assignment(
             job=action.delta.job,
             version=group.version,
@@ -300,6 +309,7 @@ class WorkerManager:
             kind=action.delta.kind,
             granted=action.granted,
             states=str(self._folders.states(action.delta.job)) if spec.stated_sweep else "",
+            token=token,
         )
 
     def _watch_process(self, worker: WorkerId, watched: _Watched, pid: int, ticks: int) -> None:
@@ -360,6 +370,7 @@ class WorkerManager:
 
     def _remove(self, worker: WorkerId) -> None:
         self._watched.pop(worker, None)
+        self.tokens.pop(worker, None)
         self._shipper.forget(worker)
         shutil.rmtree(self._folders.worker(worker).path, ignore_errors=True)
 

@@ -156,6 +156,17 @@ class ZygotePool:
             return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
         return await (await self.get(python)).fork(folder)
 
+    async def knows_tokens(self, python: str) -> bool:
+        """Whether workers of an interpreter's zygote show tokens; one that runs may be older.
+
+        Args:
+            python: path or name of the interpreter.
+
+        Raises:
+            StartError: naming the interpreter and what it said.
+        """
+        return (await (await self.get(python)).ready).tokens
+
     async def get(self, python: str) -> ZygoteConnection:
         """The zygote of an interpreter, running: one that is found, or a new one.
 

@@ -73,6 +73,18 @@ CLUSTER_VARIABLES: Final = {  # set for each worker; the remedy for a job that s
 }
 
 
+CLUSTER_PREFIX: Final = "ONES_"
+
+
+def is_reserved(name: str) -> bool:
+    """Whether no job may set a variable: the cluster does.
+
+    Args:
+        name: of the variable.
+    """
+    return name.startswith(CLUSTER_PREFIX) or name in CLUSTER_VARIABLES
+
+
 class StopRule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """When a job is done; exactly one form, `epochs` may also bound a metric form."""
 
@@ -248,7 +260,7 @@ def _text(spec: JobSpec) -> list[Problem]:
         if not ENV_NAME.fullmatch(name) or not _is_word(value):
             remedy = "names are letters, digits and _, values at most 32 KiB without NUL"
             found.append(Problem(f"env.{name[:60]}", "no usable variable", remedy))
-        if name.startswith("ONES_"):
+        if name.startswith(CLUSTER_PREFIX):
             remedy = "choose a name without the prefix ONES_"
             found.append(Problem(f"env.{name}", "is reserved for the cluster", remedy))
         if name in CLUSTER_VARIABLES:

@@ -82,7 +82,8 @@ class Channel:
             messages, connected = dealer.poll(TELEMETRY_S)
             if connected or not greeted:
                 hinted = 0
-                greeted = dealer.send(encode(WorkerHello(pid=os.getpid(), **self._who())))
+                hello = WorkerHello(pid=os.getpid(), token=self._assignment.token, **self._who())
+                greeted = dealer.send(encode(hello))
             for data in messages:
                 self._heard(data)
             count = self._reports.count if self._reports.flush() else hinted

@@ -109,7 +109,9 @@ class Zygote:
         connection, _ = self._listener.accept()
         self._buffers[connection] = bytearray()
         self._selector.register(connection, selectors.EVENT_READ)
-        ready = ZygoteReady(pid=os.getpid(), python=sys.executable, torch=str(torch.__version__))
+        ready = ZygoteReady(
+            pid=os.getpid(), python=sys.executable, torch=str(torch.__version__), tokens=True
+        )
         self._send(connection, ready)
 
     def _read(self, connection: socket.socket) -> Newborn | None:

@@ -45,6 +45,7 @@ class Assignment(Message, tag="worker.assignment.3"):
     kind: str = START  # join: the job trains already, its members hand over the state
     granted: bool = True  # the slot's device is free; else it is granted later
     states: str = ""  # folder of the job's states on the node, if it is a sweep
+    token: str = ""  # to be shown in greetings; empty: an older agent or zygote knows of none
 
 
 class WorkerHello(Message, tag="worker.hello.1"):
@@ -54,6 +55,7 @@ class WorkerHello(Message, tag="worker.hello.1"):
     version: Version
     rank: Rank
     pid: int
+    token: str = ""  # of the assignment: shows that it is this worker who speaks
 
 
 class Reported(Message, tag="worker.reported.1"):
@@ -111,6 +113,7 @@ class ZygoteReady(Message, tag="zygote.ready.1"):
     pid: int
     python: str
     torch: str  # its version
+    tokens: bool = False  # its workers show those of their assignments
 
 
 class ExitStatus(Message, tag="worker.exit_status.1"):

@@ -97,7 +97,7 @@ async def test_the_controller_hears_when_a_node_cannot_start_workers(
 
 
 @pytest.mark.parametrize(
-    ("fence_s", "alone_s", "fenced"), [(0.0, 1e6, 0), (5.0, 4.9, 0), (5.0, 5.0, 1)]
+    ("fence_s", "alone_s", "fenced"), [(0.0, 1e6, 0), (5.0, 4.9, 0), (5.0, 5.1, 1)]
 )
 async def test_workers_are_ended_when_the_controller_did_not_answer_for_the_stated_time(
     agent: Agent, monkeypatch: pytest.MonkeyPatch, fence_s: float, alone_s: float, fenced: int

@@ -6,6 +6,7 @@ from signal import SIGKILL
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from nodeagent.reconciler import Reconciler
 from nodeagent.reconciler_actions import (
@@ -32,7 +33,7 @@ from nodeagent.reconciler_events import (
     StartFailed,
     WorkspaceFailed,
 )
-from schemas.ids import JobId
+from schemas.ids import JobId, Rank, Version
 from schemas.messages.agent import JOIN, RECOVER, SUSPEND, WorkerSeen
 from schemas.messages.worker import Report
 from tests.support.builders import (
@@ -83,6 +84,15 @@ def test_a_worker_is_told_of_each_stage_of_its_group_once() -> None:
         PublishEvent(cleared(A, 2)),
     ]
     assert wanted(reconciler, settle(A, term=2)) == []
+
+
+def test_a_report_that_names_another_worker_counts_for_who_wrote_it() -> None:
+    reconciler = agent(*alive())
+    forged = replace(epoch_end(A, 777), job=B, version=Version(9), rank=Rank(3))
+
+    said = reconciler.handle(ReportRead(FIRST, forged))
+
+    assert said == [PublishEvent(epoch_end(A, 777))]
 
 
 def test_a_worker_that_starts_after_the_order_is_told_to_switch_at_once() -> None:

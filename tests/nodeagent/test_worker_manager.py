@@ -46,6 +46,9 @@ class Forking:
         assert self.child.stdout is not None
         self.child.stdout.readline()
 
+    async def knows_tokens(self, _: str) -> bool:
+        return True
+
     async def fork(self, _: str, folder: Path) -> Forked:
         ticks = start_ticks(self.child.pid)
         assert ticks is not None
@@ -113,6 +116,9 @@ class NotForking:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error or StartError("no")
 
+    async def knows_tokens(self, _: str) -> bool:
+        return True
+
     async def fork(self, _: str, __: Path) -> Forked:
         raise self.error
 
@@ -143,7 +149,9 @@ def folders(tmp_path: Path) -> NodeFolders:
     return made
 
 
-async def test_the_device_of_a_slot_wins_over_that_of_a_job(folders: NodeFolders) -> None:
+async def test_what_the_cluster_sets_wins_over_what_a_job_of_an_older_journal_brings(
+    folders: NodeFolders,
+) -> None:
     slot = SlotSpec(index=0, kind="gpu", uuid="GPU-aa11")
 
     _, given = await started_on(
@@ -151,6 +159,9 @@ async def test_the_device_of_a_slot_wins_over_that_of_a_job(folders: NodeFolders
         folders,
         CUDA_VISIBLE_DEVICES="7",
         CUDA_DEVICE_ORDER="x",
+        NVIDIA_VISIBLE_DEVICES="all",
+        ONES_WORKER="/run/workers/another",
+        ONES_JOB="another",
         OMP_NUM_THREADS="3",
         MINE="1",
     )

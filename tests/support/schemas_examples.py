@@ -112,6 +112,7 @@ GROUP: Final = Group(
 FORMER: Final = (
     Member(rank=RANK, slot=SlotId("agent-1/3"), local_batch=32, worker=WorkerId("digits-7.v3.r1")),
 )
+SHOWN: Final = "4f6e"
 STORE: Final = "10.0.0.7:29400"
 NODE_SPEC: Final = NodeSpec(
     node=NODE,
@@ -579,8 +580,9 @@ _ON_A_NODE: Final = (
         kind=agent.JOIN,
         granted=False,
         states="/var/ones/work/.states/digits-7",
+        token=SHOWN,
     ),
-    worker.WorkerHello(**_WORKER, pid=4711),
+    worker.WorkerHello(**_WORKER, pid=4711, token=SHOWN),
     worker.Reported(**_WORKER, count=3),
     worker.GroupOrder(
         version=VERSION,
@@ -596,7 +598,7 @@ _ON_A_NODE: Final = (
     worker.Fork(folder="/run/ones/digits-7.v5.r1"),
     worker.Forked(folder="/run/ones/digits-7.v5.r1", pid=4711, started_ticks=88_123),
     worker.ForkFailed(folder="/run/ones/digits-7.v5.r1", error="EAGAIN"),
-    worker.ZygoteReady(pid=4700, python="3.11.9", torch="2.13.0"),
+    worker.ZygoteReady(pid=4700, python="3.11.9", torch="2.13.0", tokens=True),
     worker.ExitStatus(code=1, signal=9, at=1_760_000_061.5, max_rss_bytes=300 << 20, cpu_s=42.5),
     worker.ProcessMark(pid=4711, started_ticks=88_123),
 )
