@@ -128,7 +128,8 @@ def on_worker_exited(
     """A worker of a group that is started ended; the group cannot do without it.
 
     A script that ends without having come to an epoch has trained nothing. Alone it may be what
-    its user wanted; several would train apart, each for itself, so that is a failure.
+    its user wanted; several would train apart, each for itself, so that is a failure. One that was
+    a member has trained with the others, whose node may not have told of it yet.
 
     Args:
         ctx: of this input.
@@ -144,7 +145,7 @@ def on_worker_exited(
     job.attempts.exit_code = 128 + event.signal if event.signal is not None else event.code
     if cause is ExitCause.FAILED:
         fail(ctx, job, why)
-    elif was is not WorkerPhase.READY and job.progress.checkpoint is None:
+    elif was in {WorkerPhase.ORDERED, WorkerPhase.STARTED} and job.progress.checkpoint is None:
         _end_untrained(ctx, job, status, why)
     elif all(worker.phase is WorkerPhase.EXITED for worker in job.group_workers()):
         end(ctx, job, JobTrigger.FINISHED, why)

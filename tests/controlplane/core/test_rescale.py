@@ -904,6 +904,23 @@ def test_a_script_that_ends_on_one_slot_while_another_waits_for_it_failed() -> N
     assert reasons(commands) == ["its script ended on one slot, while another waited for it"]
 
 
+def test_a_job_of_which_one_node_tells_the_end_waits_for_the_other_to_tell() -> None:
+    controller = cluster_of(n1=1, n2=1)
+    controller.submit("a", **ELASTIC)
+    controller.place({A: HALVES})
+    for node, rank in ((N1, 0), (N2, 1)):
+        controller.tell(node, ready(A, rank=rank, port=29500))
+
+    controller.tell(N2, formed(A, rank=1))
+    controller.tell(N2, exited(A, rank=1, code=0))
+    assert phase(controller) is Phase.STARTING
+    for report in (formed(A), epoch_end(A, 1), finished(A, index=4, why="1 of 1 epochs")):
+        controller.tell(N1, report)
+    controller.tell(N1, exited(A, code=0))
+
+    assert (phase(controller), controller.job(A).progress.epoch) == (Phase.SUCCEEDED, 1)
+
+
 @pytest.mark.parametrize("why", [join_failed, broken])
 def test_a_first_group_that_cannot_form_is_started_again(why: Any) -> None:
     controller = cluster_of(n1=1, n2=1)
