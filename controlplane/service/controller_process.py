@@ -51,6 +51,7 @@ from controlplane.service.role_permissions import READERS
 from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
+from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
 from schemas.ids import NodeId, Seconds, Term
 from schemas.link import HIGH_WATER, Identity, Link, Socket, load_authorised, load_keys
@@ -62,6 +63,7 @@ from schemas.settings_reload import SettingsReload
 from schemas.workdir_archives import USUAL
 
 log = structlog.get_logger("controller")
+MAX_QUESTION: Final = 64 << 10  # bytes of what is said to the feed and to the port of output
 QUEUED_PAGES: Final = 2  # of a follower that does not read, 1 MiB each; one at a time is asked for
 BIND_WAIT_S: Final = 10.0  # a predecessor that was killed may still be closing
 
@@ -150,7 +152,7 @@ class Controller:
         """
         listen = self._settings.listen
         self._feed = EventFeed(
-            await self._bind("XPUB", listen.feed),
+            await self._bind("XPUB", listen.feed, largest=MAX_QUESTION),
             self._audit,
             self._state().feed_seq,
             self._bind_feed_again,
@@ -257,7 +259,9 @@ class Controller:
         listen = self._settings.listen
         return LogRelay(
             shippers=await self._bind("ROUTER", listen.shippers),
-            followers=await self._bind("ROUTER", listen.followers, queued=QUEUED_PAGES),
+            followers=await self._bind(
+                "ROUTER", listen.followers, queued=QUEUED_PAGES, largest=MAX_QUESTION
+            ),
             store=self._logs,
             snapshots=self._snapshots,
             files=JobFiles(state=self._state, job=self._commit_loop.job, ask=self._ask_node),
@@ -285,6 +289,7 @@ class Controller:
         """What runs for ever, in the order in which it begins."""
         return (
             self._authority.run(),
+            self._link.watch_connections(partial(self._audit.refused, "connection")),
             self._node_sessions.receive_messages(),
             self._node_sessions.receive_events(),
             self._node_sessions.watch_silence(),
@@ -304,13 +309,15 @@ class Controller:
             watchdog(),
         )
 
-    async def _bind(self, kind: str, port: int, *, queued: int = HIGH_WATER) -> Socket:
+    async def _bind(
+        self, kind: str, port: int, *, queued: int = HIGH_WATER, largest: int = MAX_BYTES
+    ) -> Socket:
         address = f"tcp://{self._settings.listen.host}:{port}"
         loop = asyncio.get_running_loop()
         deadline = loop.time() + BIND_WAIT_S
         while True:
             try:
-                return self._link.bind(kind, address, queued=queued)
+                return self._link.bind(kind, address, queued=queued, largest=largest)
             except SettingsError:
                 if loop.time() > deadline:
                     raise
@@ -319,7 +326,7 @@ class Controller:
     async def _bind_feed_again(self) -> Socket:
         while True:
             try:
-                return await self._bind("XPUB", self._settings.listen.feed)
+                return await self._bind("XPUB", self._settings.listen.feed, largest=MAX_QUESTION)
             except SettingsError as error:
                 log.error("nobody hears the feed", why=str(error))  # noqa: TRY400
 

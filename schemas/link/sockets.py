@@ -15,10 +15,12 @@ import zmq.asyncio
 
 from schemas.codec import MAX_BYTES
 from schemas.errors import SettingsError
+from schemas.link.connection_watch import ConnectionWatch
 from schemas.link.key_files import KeyPair
 from schemas.link.key_owners import Authority, Identity
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
+ENVELOPE: Final = 64 * 1024  # bytes of a frame beside the message in it
 BACKLOG: Final = 4096  # peers that connect at once; those beyond it wait for seconds to try again
 DRAIN: Final = 256  # messages taken without returning to the loop
 
@@ -52,7 +54,10 @@ class Socket:
     """One socket with one owning task."""
 
     def __init__(
-        self, socket: zmq.asyncio.Socket, known: Mapping[bytes, Identity] | None = None
+        self,
+        socket: zmq.asyncio.Socket,
+        known: Mapping[bytes, Identity] | None = None,
+        watch: ConnectionWatch | None = None,
     ) -> None:
         """Wrap `socket`, which nobody else uses from now on.
 
@@ -60,10 +65,13 @@ class Socket:
             socket: bound or connected.
             known: who may say something now, by the CURVE key that its peers had to show; None:
                 they had to show none.
+            watch: is told what was taken of whom; None: nobody is.
         """
         self._socket = socket
         self._now: zmq.Socket[bytes] = zmq.Socket.shadow(socket)  # the same, without futures
         self._known = known
+        self._watch = watch
+        self._unsent = 1 if socket.type == zmq.ROUTER else 0  # frames that libzmq adds
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
         """Everything that arrives; waits once, then takes what is there."""
@@ -90,6 +98,11 @@ class Socket:
 
     def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
         data = tuple(frame.bytes for frame in frames)
+        if self._watch is not None:
+            sizes = [len(each) for each in data[self._unsent :]]
+            with contextlib.suppress(zmq.ZMQError):  # libzmq itself said it, over no connection
+                source = int(frames[-1].get(zmq.SRCFD))
+                self._watch.took(source, sizes, secured=self._known is not None)
         if self._known is None:
             return Incoming(data, None)
         key = b""
@@ -165,6 +178,15 @@ class Link:
         self._keys = keys
         self._authority: Authority | None = None
         self._known: Mapping[bytes, Identity] = {}
+        self._watch = ConnectionWatch()
+
+    async def watch_connections(self, refused: Callable[[str], None]) -> None:
+        """Cut off who sends more than is taken of it, over bound TCP sockets, for ever.
+
+        Args:
+            refused: called with what was cut off.
+        """
+        await self._watch.run(refused)
 
     def authority(self, known: dict[bytes, Identity], denied: Callable[[str], None]) -> Authority:
         """The ZAP handler of this process; its `run` must be running before peers connect.
@@ -180,13 +202,16 @@ class Link:
         self._authority = Authority(self._context, known, denied)
         return self._authority
 
-    def bind(self, kind: str, address: str, *, queued: int = HIGH_WATER) -> Socket:
+    def bind(
+        self, kind: str, address: str, *, queued: int = HIGH_WATER, largest: int = MAX_BYTES
+    ) -> Socket:
         """Bind a socket of `kind` (ROUTER, SUB, XPUB) with CURVE, or on ipc without.
 
         Args:
             kind: ROUTER, SUB or XPUB.
             address: tcp://HOST:PORT (port 0 or `*` for any), or ipc://PATH.
             queued: messages that may wait for a peer that does not read; more are not sent.
+            largest: bytes of a frame; who sends a larger one is dropped.
 
         Raises:
             SettingsError: if the address is taken, or would be open to other hosts without keys.
@@ -196,6 +221,7 @@ class Link:
             _refuse_open(address)
         socket = self._socket(kind)
         socket.sndhwm = queued
+        socket.maxmsgsize = largest + ENVELOPE
         if secured and self._keys:
             socket.curve_server = True
             socket.curve_publickey = self._keys.public
@@ -215,7 +241,10 @@ class Link:
             socket.close()
             what = f"cannot bind {address}: {error.strerror}"
             raise SettingsError(what, "choose another address") from None
-        return Socket(socket, self._known if secured else None)
+        if address.startswith("ipc://"):
+            return Socket(socket)
+        self._watch.add(zmq.Socket.shadow(socket), zmq.Context.shadow(self._context))
+        return Socket(socket, self._known if secured else None, self._watch)
 
     def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:
         """Connect a socket of `kind` (DEALER, PUB, SUB); queues nothing while disconnected.
@@ -242,6 +271,7 @@ class Link:
 
     def close(self) -> None:
         """Close every socket of the process."""
+        self._watch.close()
         if self._authority is not None:
             self._authority.close()
         self._context.destroy(linger=0)
@@ -319,7 +349,7 @@ class ThreadDealer:
 
 def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:
     socket.linger = 0
-    socket.maxmsgsize = MAX_BYTES + 64 * 1024
+    socket.maxmsgsize = MAX_BYTES + ENVELOPE
     socket.sndhwm = HIGH_WATER
     socket.rcvhwm = HIGH_WATER
     socket.reconnect_ivl = 50

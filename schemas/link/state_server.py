@@ -13,11 +13,13 @@ import zmq
 
 from schemas.codec import TO_STATES, encode
 from schemas.errors import OnesError
+from schemas.link.connection_watch import ConnectionWatch
 from schemas.link.state_client import PIECE, WINDOW
 from schemas.messages.states import AskState, StatePiece, StateRefused
 from schemas.state_files import Buffer
 
 LONGEST_REQUEST: Final = 4096  # bytes
+LOOK_MS: Final = 100  # between two looks at what peers send
 ZERO_COPY: Final = 64 * 1024  # bytes; a smaller part is copied, which costs less
 Parts = Sequence[Buffer]  # of a state's file, header first
 Find = Callable[[AskState], Parts | None]
@@ -56,6 +58,8 @@ class StateServer:
             self._socket.close()
             self._context.term()
             raise
+        self._watch = ConnectionWatch()
+        self._watch.add(self._socket, self._context)
         self._wake = os.eventfd(0, os.EFD_CLOEXEC)
         self._thread = threading.Thread(target=self._run, name="states", daemon=True)
         self._thread.start()
@@ -82,12 +86,25 @@ class StateServer:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._wake, zmq.POLLIN)
-        while self._wake not in dict(poller.poll()):
+        while self._wake not in dict(poller.poll(LOOK_MS)):
             with contextlib.suppress(zmq.Again):
                 while True:
-                    self._answer(self._socket.recv_multipart(zmq.NOBLOCK))
+                    self._answer(self._received())
+            self._watch.look()
+        self._watch.close()
         self._socket.close()
         self._context.term()
+
+    def _received(self) -> list[bytes]:
+        """The next request.
+
+        Raises:
+            zmq.Again: if there is none.
+        """
+        frames = self._socket.recv_multipart(zmq.NOBLOCK, copy=False)
+        source, sizes = int(frames[-1].get(zmq.SRCFD)), [len(frame) for frame in frames[1:]]
+        self._watch.took(source, sizes, secured=False)
+        return [frame.bytes for frame in frames]
 
     def _answer(self, frames: list[bytes]) -> None:
         route, body = frames[0], frames[-1]

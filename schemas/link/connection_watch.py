@@ -1,0 +1,249 @@
+"""Cuts off peers that send more than is taken of them.
+
+libzmq bounds a frame's bytes and a queue's messages, and not the bytes of either: a message of a
+thousand frames, or a queue of large ones, is kept in memory whatever it comes to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+MAX_AHEAD: Final = 64 << 20  # bytes of one connection that arrived and were not taken
+MAX_AHEAD_OF_ALL: Final = 256 << 20  # the same, of all connections of a process
+GROWTH: Final = 16 << 20  # bytes of memory; connections are looked at when so much more is in use
+EVERY_S: Final = 0.1
+SLICE: Final = 200  # connections looked at without returning to the loop
+FORGIVEN_PER_S: Final = 100  # bytes that nobody takes: heartbeats
+CURVE_BYTES: Final = 33  # that encryption adds to a frame
+SHORT: Final = 256  # bytes; a frame that is shorter has a header of 2 bytes, any other one of 9
+_RECEIVED: Final = struct.Struct("=Q")
+_RECEIVED_AT: Final = 128  # tcpi_bytes_received in struct tcp_info of Linux
+_EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+_PAGE: Final = os.sysconf("SC_PAGE_SIZE")
+
+
+@dataclass(slots=True)
+class _Connection:
+    peer: tuple[str, int]
+    forgiven: int  # bytes that arrived and need not be taken any more
+    at: float
+
+
+class ConnectionWatch:
+    """What arrived over each connection of bound TCP sockets, held against what was taken of it.
+
+    Args:
+        clock: seconds that only grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._monitors: list[zmq.Socket[bytes]] = []
+        self._ports: set[int] = set()
+        self._connections: dict[int, _Connection] = {}  # by file descriptor
+        self._taken: Counter[int] = Counter()
+        self._growth = Growth(memory_bytes, GROWTH)
+
+    def add(self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        """Watch the connections of one more socket.
+
+        Args:
+            bound: to a TCP address, once or more.
+            context: of its own.
+        """
+        place = f"inproc://connections-{id(bound)}-{len(self._monitors)}"
+        bound.monitor(place, _EVENTS)
+        monitor = context.socket(zmq.PAIR)
+        monitor.linger = 0
+        monitor.rcvhwm = 0  # libzmq's own thread would wait for room
+        monitor.connect(place)
+        self._monitors.append(monitor)
+        self._ports.add(int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
+
+    def took(self, source: int, sizes: list[int], *, secured: bool) -> None:
+        """A message was taken.
+
+        Args:
+            source: file descriptor of its connection.
+            sizes: of its frames, bytes.
+            secured: whether they were encrypted.
+        """
+        extra = CURVE_BYTES if secured else 0
+        self._taken[source] += sum(
+            size + extra + (2 if size + extra < SHORT else 9) for size in sizes
+        )
+
+    def notice(self) -> None:
+        """Take in who has connected, and who has gone."""
+        for monitor in list(self._monitors):
+            with contextlib.suppress(zmq.ZMQError):
+                while True:
+                    event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
+                    if event["event"] == zmq.EVENT_MONITOR_STOPPED:  # its socket was closed
+                        self._monitors.remove(monitor)
+                        monitor.close()
+                    else:
+                        self._noticed(event["event"], event["value"])
+
+    def _noticed(self, event: int, descriptor: int) -> None:
+        if event == zmq.EVENT_DISCONNECTED:
+            self._connections.pop(descriptor, None)
+            self._taken.pop(descriptor, None)
+        elif (peer := self._peer(descriptor)) is not None:
+            self._connections[descriptor] = _Connection(peer, 0, self._clock())
+
+    def descriptors(self) -> list[int]:
+        """Those of the connections that there are."""
+        return list(self._connections)
+
+    def ahead(self, descriptor: int) -> int:
+        """How many bytes arrived over a connection and were not taken.
+
+        Args:
+            descriptor: of the connection; 0 if it is gone.
+        """
+        connection = self._connections.get(descriptor)
+        if connection is None:
+            return 0
+        with contextlib.suppress(OSError), _copy(descriptor) as wire:
+            if wire.getpeername()[:2] == connection.peer:
+                info = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
+                return self._ahead(descriptor, connection, info)
+        del self._connections[descriptor]
+        return 0
+
+    def _ahead(self, descriptor: int, connection: _Connection, info: bytes) -> int:
+        (received,) = _RECEIVED.unpack_from(info, _RECEIVED_AT)
+        ahead = int(received) - self._taken[descriptor] - connection.forgiven
+        now = self._clock()
+        forgiven = int((now - connection.at) * FORGIVEN_PER_S)
+        if forgiven:
+            connection.at = now
+        # Below nothing: what was taken came over a former connection of that number.
+        connection.forgiven += ahead if ahead < 0 else min(ahead, forgiven)
+        return max(0, ahead - forgiven)
+
+    def cut(self, descriptor: int) -> str:
+        """End a connection; what of it was not taken is dropped.
+
+        Args:
+            descriptor: of the connection.
+
+        Returns:
+            Where its peer is; empty if there is no such connection.
+        """
+        connection = self._connections.pop(descriptor, None)
+        if connection is None or self._peer(descriptor) != connection.peer:
+            return ""
+        with contextlib.suppress(OSError), _copy(descriptor) as wire:
+            wire.shutdown(socket.SHUT_RDWR)
+        return "{}:{}".format(*connection.peer)
+
+    def cut_those_ahead(self, aheads: dict[int, int]) -> list[str]:
+        """Cut connections that are beyond a bound: those furthest ahead, as long as all are.
+
+        Args:
+            aheads: bytes, by file descriptor.
+
+        Returns:
+            What was cut, a line for each.
+        """
+        total = sum(aheads.values())
+        cut = []
+        for descriptor, ahead in sorted(aheads.items(), key=lambda item: -item[1]):
+            if ahead <= MAX_AHEAD and total <= MAX_AHEAD_OF_ALL:
+                break
+            total -= ahead
+            if peer := self.cut(descriptor):
+                cut.append(f"{peer} is cut off: {ahead} bytes that it sent were not taken")
+        return cut
+
+    def look(self) -> list[str]:
+        """Look at all connections at once, if this process needs much more memory than before.
+
+        Returns:
+            What was cut, a line for each.
+        """
+        self.notice()
+        if not self._growth.noticed():
+            return []
+        return self.cut_those_ahead({each: self.ahead(each) for each in self.descriptors()})
+
+    async def run(self, refused: Callable[[str], None]) -> None:
+        """The same, again and again, for ever, and without holding up the loop.
+
+        Args:
+            refused: called with a line for each connection that was cut.
+        """
+        while True:
+            await asyncio.sleep(EVERY_S)
+            self.notice()
+            if not self._growth.noticed():
+                continue
+            aheads = {}
+            for place, descriptor in enumerate(self.descriptors(), start=1):
+                aheads[descriptor] = self.ahead(descriptor)
+                if place % SLICE == 0:
+                    await asyncio.sleep(0)
+            for line in self.cut_those_ahead(aheads):
+                refused(line)
+
+    def _peer(self, descriptor: int) -> tuple[str, int] | None:
+        """The other end of a connection of ours; None if it is none, or no more."""
+        with contextlib.suppress(OSError), _copy(descriptor) as wire:
+            if wire.family in {socket.AF_INET, socket.AF_INET6} and (
+                wire.getsockname()[1] in self._ports
+            ):
+                host, port = wire.getpeername()[:2]
+                return str(host), int(port)
+        return None
+
+    def close(self) -> None:
+        """Watch no more."""
+        for monitor in self._monitors:
+            monitor.close(linger=0)
+        self._monitors.clear()
+
+
+def memory_bytes() -> int:
+    """What this process has in memory now."""
+    return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * _PAGE
+
+
+class Growth:
+    """Whether there is much more of something than at its least since that was last so.
+
+    Args:
+        now: how much there is.
+        step: that is much.
+    """
+
+    def __init__(self, now: Callable[[], int], step: int) -> None:
+        self._now = now
+        self._step = step
+        self._least = now()
+
+    def noticed(self) -> bool:
+        """Whether it has grown so much."""
+        now = self._now()
+        grew = now - self._least >= self._step
+        self._least = now if grew else min(self._least, now)
+        return grew
+
+
+def _copy(descriptor: int) -> socket.socket:
+    """A connection once more: libzmq closes its own whenever it likes."""
+    return socket.socket(fileno=os.dup(descriptor))

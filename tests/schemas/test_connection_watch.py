@@ -1,0 +1,178 @@
+"""Who sends more than is taken of it is cut off, and nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import AsyncIterator
+
+import pytest
+import zmq
+
+from schemas.link import Identity, KeyPair, Socket, StateServer, connection_watch, write_keys
+from schemas.link.connection_watch import ConnectionWatch
+from tests.support.schemas_links import HeldLink, connected, events_of, free_address, soon
+
+MIB = 1 << 20
+SLACK = 2000  # bytes: a handshake and heartbeats
+
+
+@pytest.fixture(autouse=True)
+def _small_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_watch, "MAX_AHEAD", 8 * MIB)
+    monkeypatch.setattr(connection_watch, "MAX_AHEAD_OF_ALL", 12 * MIB)
+    monkeypatch.setattr(connection_watch, "GROWTH", -(1 << 60))  # each look finds it
+    monkeypatch.setattr(connection_watch, "EVERY_S", 0.005)
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> dict[str, KeyPair]:
+    folder = tmp_path_factory.mktemp("keys")
+    return {name: write_keys(folder, name) for name in ("server", "ada")}
+
+
+class Parties:
+    """A server and those who speak to it, with keys or without."""
+
+    def __init__(self, keys: dict[str, KeyPair] | None) -> None:
+        self.keys = keys
+        self.server = HeldLink(keys["server"] if keys else None)
+        self.cut: list[str] = []
+        self._links = [self.server]
+        known = {keys["ada"].public: Identity("user", "ada")} if keys else {}
+        authority = self.server.authority(known, lambda _: None)
+        self._tasks = [asyncio.create_task(authority.run())]
+        self.address = free_address()
+
+    async def speaker(self) -> Socket:
+        link = HeldLink(self.keys["ada"] if self.keys else None)
+        self._links.append(link)
+        key = self.keys["server"].public if self.keys else None
+        return await connected(link.connect("DEALER", self.address, key))
+
+    def watch(self) -> None:
+        watching = self.server.watch_connections(self.cut.append)
+        self._tasks.append(asyncio.create_task(watching))
+
+    async def ahead(self, least: int) -> list[int]:
+        """What is ahead on each connection, once it is `least` in all."""
+        watch: ConnectionWatch = self.server._watch
+        async with asyncio.timeout(10.0):
+            while True:
+                watch.notice()
+                found = sorted(watch.ahead(each) for each in watch.descriptors())
+                if sum(found) >= least:
+                    return found
+                await asyncio.sleep(0.005)
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for link in self._links:
+            link.close()
+
+
+@pytest.fixture(params=["with keys", "without"])
+async def parties(
+    request: pytest.FixtureRequest, keys: dict[str, KeyPair]
+) -> AsyncIterator[Parties]:
+    parties = Parties(keys if request.param == "with keys" else None)
+    yield parties
+    await parties.close()
+
+
+def speak_without_end(address: str, frame: int) -> None:
+    """One message of frames without end, by somebody who has no ZeroMQ; returns when cut off."""
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    greeting = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+    ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+    with socket.create_connection((host, int(port)), timeout=10.0) as wire:
+        wire.sendall(greeting + b"\x04" + bytes([len(ready)]) + ready)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                wire.sendall(b"\x03" + frame.to_bytes(8, "big") + bytes(frame))
+
+
+async def test_a_message_that_does_not_end_costs_its_sender_the_connection() -> None:
+    parties = Parties(None)
+    router = parties.server.bind("ROUTER", parties.address)
+    parties.watch()
+    other = await parties.speaker()
+
+    await soon(asyncio.to_thread(speak_without_end, parties.address, MIB))
+    other.send(b"still here")
+
+    assert (await soon(router.receive())).frames[1:] == (b"still here",)
+    (line,) = parties.cut
+    assert line.startswith("127.0.0.1:")
+    assert line.endswith("bytes that it sent were not taken")
+    await parties.close()
+
+
+async def test_messages_that_wait_cost_it_as_well(parties: Parties) -> None:
+    parties.server.bind("ROUTER", parties.address)
+    parties.watch()
+    hostile = await parties.speaker()
+    lost = events_of(hostile, zmq.Event.DISCONNECTED)
+
+    for _ in range(40):
+        hostile.send(bytes(MIB))
+    await soon(lost)
+
+    assert len(parties.cut) == 1
+
+
+async def test_what_was_taken_counts_no_more_to_the_byte(parties: Parties) -> None:
+    router = parties.server.bind("ROUTER", parties.address)
+    speaker = await parties.speaker()
+    frames = [bytes(size) for size in (0, 1, 220, 221, 222, 223, 253, 254, 255, 256, 70_000)]
+
+    for _ in range(100):
+        speaker.send(*frames)
+    (waiting,) = await parties.ahead(100 * sum(map(len, frames)))
+    for _ in range(100):
+        await soon(router.receive())
+
+    (left,) = await parties.ahead(0)
+    assert waiting > 7_000_000
+    assert left < SLACK
+
+
+async def test_who_is_gone_is_not_looked_at(parties: Parties) -> None:
+    parties.server.bind("ROUTER", parties.address)
+    speaker = await parties.speaker()
+    assert len(await parties.ahead(1)) == 1
+    watch = parties.server._watch
+    (descriptor,) = watch.descriptors()
+
+    speaker._socket.disconnect(parties.address)
+    async with asyncio.timeout(10.0):
+        while watch.descriptors():
+            watch.notice()
+            await asyncio.sleep(0.005)
+
+    assert (watch.ahead(descriptor), watch.cut(descriptor)) == (0, "")
+
+
+def test_of_many_that_are_ahead_together_the_furthest_go() -> None:
+    watch, gone = ConnectionWatch(), list[int]()
+    watch.cut = lambda descriptor: gone.append(descriptor) or f"peer-{descriptor}"  # type: ignore[func-returns-value,method-assign]
+
+    lines = watch.cut_those_ahead({3: 5 * MIB, 4: 7 * MIB, 5: 6 * MIB, 6: 10})
+
+    assert gone == [4]
+    assert lines == [f"peer-4 is cut off: {7 * MIB} bytes that it sent were not taken"]
+
+
+def test_memory_that_grew_is_noticed_once() -> None:
+    sizes = iter([100, 100 + 15 * MIB, 50, 50 + 16 * MIB, 60 + 16 * MIB, 50 + 32 * MIB])
+    growth = connection_watch.Growth(lambda: next(sizes), 16 * MIB)
+
+    assert [growth.noticed() for _ in range(5)] == [False, False, True, False, True]
+
+
+def test_a_request_for_a_state_that_does_not_end_is_cut_off() -> None:
+    with contextlib.closing(StateServer("127.0.0.1", lambda _: None)) as server:
+        speak_without_end(f"tcp://{server.address}", 4000)
