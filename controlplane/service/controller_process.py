@@ -42,6 +42,7 @@ from controlplane.service.job_files import JobFiles
 from controlplane.service.journal_keeper import JournalKeeper
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
+from controlplane.service.metrics_server import MetricsServer
 from controlplane.service.node_sessions import NodeSessions
 from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.planner.planner_choice import planner_for
@@ -224,18 +225,19 @@ class Controller:
         """
         listen = self._settings.listen
         failure: JournalError | None = None
-        with (metrics := Metrics()).served(listen.host, listen.metrics):
-            async with asyncio.TaskGroup() as tasks:
-                owned = [tasks.create_task(work) for work in self._tasks(metrics)]
-                self._write_pid()
-                log.info("controller ready", term=self.term, jobs=len(self._state().jobs))
-                notify("READY=1")
-                try:
-                    failure = await self._until(stop)
-                finally:
-                    notify("STOPPING=1")
-                    for task in owned:
-                        task.cancel()
+        metrics = Metrics()
+        server = MetricsServer(metrics.page)
+        async with server.served(listen.host, listen.metrics), asyncio.TaskGroup() as tasks:
+            owned = [tasks.create_task(work) for work in self._tasks(metrics)]
+            self._write_pid()
+            log.info("controller ready", term=self.term, jobs=len(self._state().jobs))
+            notify("READY=1")
+            try:
+                failure = await self._until(stop)
+            finally:
+                notify("STOPPING=1")
+                for task in owned:
+                    task.cancel()
         if failure is not None:
             raise failure
 

@@ -1,20 +1,19 @@
-"""What Prometheus reads: GET /metrics, served by a thread from numbers that the loop writes."""
+"""What Prometheus reads: the cluster in numbers."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics, start_http_server
+from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics
 from prometheus_client import Counter as Count
+from prometheus_client.exposition import choose_encoder
 
 from controlplane.core.model.node import NodePhase
 from controlplane.core.reactor import Reactor
-from schemas.errors import SettingsError
 from schemas.jobs import STATES
 from schemas.messages.client import SearchInfo
 
@@ -69,32 +68,17 @@ class Metrics:
         self._batches = count("ones_batch_changes", "Changes of batch alone.")
         self._told: dict[str, int] = {}
 
-    @contextlib.contextmanager
-    def served(self, host: str, port: int) -> Iterator[None]:
-        """Answer GET /metrics meanwhile, in a thread.
+    def page(self, accept: str) -> tuple[bytes, str]:
+        """All numbers as text.
 
         Args:
-            host: address to listen on.
-            port: 0 is none.
+            accept: header of a request: which formats its sender reads.
 
-        Raises:
-            SettingsError: if the port cannot be had.
+        Returns:
+            The text and its content type.
         """
-        if not port:
-            yield
-            return
-        try:
-            server, thread = start_http_server(port, host, self.registry)
-        except OSError as error:
-            what = f"listen.metrics: {host}:{port}: {error.strerror}"
-            raise SettingsError(what, "choose another port, or 0 for none", "metrics") from None
-
-        try:
-            yield
-        finally:
-            server.shutdown()
-            server.server_close()
-            thread.join()
+        encode, kind = choose_encoder(accept)
+        return encode(self.registry), kind
 
     async def keep(
         self,
