@@ -46,6 +46,7 @@ from elastic.usage_checks import (
     dataset_size,
     least_samples,
     metric_value,
+    metric_values,
     refuse_columns,
     refuse_sharded,
     refuse_single_samples,
@@ -386,7 +387,7 @@ class ScalingAgent(ScriptQuestions):
             Rank 0's numbers, on every rank.
 
         Raises:
-            UsageError: outside of an epoch, or if a metric is no number.
+            UsageError: outside of an epoch, or if a metric is no number or there are too many.
             MissingMetricError: if the stop rule looks at a metric that is not there.
         """
         if not self._training.epoch_open:
@@ -395,7 +396,7 @@ class ScalingAgent(ScriptQuestions):
         training = self._training
         if left := training.left_early():
             self._voice.say(left)
-        numbers = {name: metric_value(name, value) for name, value in metrics.items()}
+        numbers = metric_values(metrics)
         loss = numbers.pop("loss", training.losses.take())
         summary = self._executor.end_epoch(self._epochs.summary(numbers, loss))
         training.epoch_open = False

@@ -11,6 +11,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe
 
 from elastic.training_errors import UsageError
+from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC
 
 
 def refuse_sharded(model: nn.Module) -> None:
@@ -146,6 +147,25 @@ def dataset_size(dataset: Dataset[Any]) -> int:
     return size
 
 
+def metric_values(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Metrics of an epoch as numbers.
+
+    Args:
+        metrics: numbers, or tensors with one element, by name.
+
+    Raises:
+        UsageError: if one is neither, or has a name that nobody can read; or if there are too many.
+    """
+    if len(metrics) > MAX_EPOCH_METRICS:
+        what = f"report() got {len(metrics)} metrics"
+        raise UsageError(what, f"give {MAX_EPOCH_METRICS} at most")
+    for name in metrics:
+        if not (0 < len(name) <= MAX_METRIC and name.isprintable()):
+            what = f"report() got a metric named {name[:MAX_METRIC]!r}"
+            raise UsageError(what, f"name it with 1 to {MAX_METRIC} printable characters")
+    return {name: metric_value(name, value) for name, value in metrics.items()}
+
+
 def metric_value(name: str, value: Any) -> float:
     """A metric as a number.
 
@@ -158,6 +178,6 @@ def metric_value(name: str, value: Any) -> float:
     """
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         what = f"report({name}=...) got {type(value).__name__}"
         raise UsageError(what, "give a number or a tensor with one element", name) from None

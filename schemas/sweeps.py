@@ -20,6 +20,7 @@ VisitOrder = Literal["greedy", "rollouts", "random", "fixed"]
 
 MAX_CONFIGURATIONS: Final = 10_000
 MAX_EPOCHS: Final = 1_000_000
+MAX_EPOCH_METRICS: Final = 500  # of an epoch, by name
 MAX_METRIC: Final = 100  # characters of its name
 MAX_SEED: Final = 2**63 - 1
 MAX_PARTITIONS: Final = 4096

@@ -18,6 +18,7 @@ from controlplane.core.inputs import (
     NodeSuspected,
     OrderTooLarge,
 )
+from controlplane.core.model.believable_units import believable_report
 from controlplane.core.model.node import Node, NodePhase
 from controlplane.core.node_evidence import fenced_s, missed_by_peers
 from controlplane.core.state import State
@@ -307,7 +308,10 @@ class NodeSessions:
 
     def _deliver(self, numbered: Numbered) -> None:
         reported = NodeReported(
-            node=numbered.node, boot=numbered.boot, seq=numbered.seq, event=numbered.event
+            node=numbered.node,
+            boot=numbered.boot,
+            seq=numbered.seq,
+            event=believable_report(numbered.event),
         )
 
         def committed() -> None:

@@ -16,7 +16,7 @@ from elastic.hooks import backward_passes
 from elastic.samples.batch_schedule import ScheduleRow
 from elastic.step.batch_loader import ElasticLoader
 from elastic.training_errors import UsageError
-from elastic.usage_checks import refuse_single_samples
+from elastic.usage_checks import metric_values, refuse_single_samples
 from tests.support.builders import S0, S1, A, assignment, run
 
 IDS = TensorDataset(torch.arange(10.0).reshape(10, 1))
@@ -326,6 +326,24 @@ def test_a_metric_that_is_no_number_is_named(agent: ScalingAgent) -> None:
 
     with pytest.raises(UsageError, match=r"report\(accuracy=...\) got str"):
         agent.report(accuracy="good")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "text"),
+    [
+        ({f"m{number}": 0.5 for number in range(501)}, r"report\(\) got 501 metrics; give 500"),
+        ({"n" * 101: 0.5}, "name it with 1 to 100 printable characters"),
+        ({"": 0.5}, "name it with 1 to 100 printable characters"),
+        ({"\x1b[31m": 0.5}, r"named '\\x1b\[31m'"),
+        ({"huge": 10**400}, r"report\(huge=...\) got int"),
+    ],
+    ids=["many", "long name", "no name", "escapes", "no float"],
+)
+def test_metrics_that_nobody_keeps_are_refused_in_the_script(
+    metrics: dict[str, float], text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        metric_values(metrics)
 
 
 def test_schedulers_of_every_make_and_scalers_are_found(agent: ScalingAgent) -> None:

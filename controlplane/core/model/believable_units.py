@@ -1,4 +1,4 @@
-"""Reports of units within what can be: they come from processes in which users' code runs."""
+"""Reports of units and epochs within what can be: users' code runs where they come from."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Final
 
 import msgspec
 
-from schemas.messages.agent import UnitBegun, UnitEnded
+from schemas.messages.agent import AgentEvent, EpochReported, UnitBegun, UnitEnded
+from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC
 
 LONGEST_S: Final = 1e8  # three years
 MOST_SAMPLES: Final = 2**40
@@ -46,6 +47,29 @@ def believable_end(event: UnitEnded) -> UnitEnded:
         scores=_metrics(event.scores),
         digest=printable(event.digest[:DIGEST_CHARACTERS]),
         size=_within(event.size, MOST_BYTES),
+    )
+
+
+def believable_report(event: AgentEvent) -> AgentEvent:
+    """The report with no more metrics of an epoch than a script may give, and finite ones only.
+
+    Before it is an input: those of older journals stay as they are.
+
+    Args:
+        event: as it came; it is itself where there is nothing to leave out.
+    """
+    if not isinstance(event, EpochReported) or _are_metrics(event.metrics):
+        return event
+    finite = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
+    kept = list(finite.items())[:MAX_EPOCH_METRICS]
+    metrics = {printable(name[:MAX_METRIC]): value for name, value in kept}
+    return msgspec.structs.replace(event, metrics=metrics)
+
+
+def _are_metrics(given: Mapping[str, float]) -> bool:
+    return len(given) <= MAX_EPOCH_METRICS and all(
+        len(name) <= MAX_METRIC and name.isprintable() and math.isfinite(value)
+        for name, value in given.items()
     )
 
 

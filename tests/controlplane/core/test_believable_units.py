@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from controlplane.core.model.believable_units import believable_report
 from schemas.messages.agent import UnitBegun, UnitEnded, UnitFailed
-from schemas.sweeps import RandomSearch
+from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC, RandomSearch
 from tests.controlplane.core.test_sweeps import busy, running, train
+from tests.support.builders import A, epoch_end
 
 ENDED: dict[str, Any] = {
     "metrics": {"loss": 1.0},
@@ -79,3 +81,26 @@ def test_a_reason_is_one_line_of_bounded_length() -> None:
     told = [event.detail for event in cluster.told if event.event == "sweep.unit_failed"]
     assert [(len(str(one["reason"])), one["fault"]) for one in told] == [(2000, "trial")]
     assert str(told[0]["reason"]).isprintable()
+
+
+MANY = {f"m{number}": 0.5 for number in range(MAX_EPOCH_METRICS + 5)}
+
+
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        ({"accuracy": 0.5, "loss": 1e300}, {"accuracy": 0.5, "loss": 1e300}),
+        ({"accuracy": 0.5, "a": math.nan, "b": math.inf}, {"accuracy": 0.5}),
+        ({"n" * 500: 1.0}, {"n" * MAX_METRIC: 1.0}),
+        ({"\x1b[31m": 1.0}, {" [31m": 1.0}),
+        (MANY, {f"m{number}": 0.5 for number in range(MAX_EPOCH_METRICS)}),
+    ],
+    ids=["as scripts may", "not finite", "long names", "escapes", "many"],
+)
+def test_metrics_of_an_epoch_are_within_bounds_before_they_are_an_input(
+    said: dict[str, float], kept: dict[str, float]
+) -> None:
+    report = epoch_end(A, 1, metrics=said)
+
+    assert believable_report(report) == epoch_end(A, 1, metrics=kept)
+    assert (believable_report(report) is report) == (said == kept)

@@ -37,6 +37,7 @@ from schemas.messages.agent import (
 )
 from schemas.messages.files import AskFiles
 from schemas.session import SessionTimings
+from schemas.sweeps import MAX_EPOCH_METRICS
 from tests.support import builders
 from tests.support.builders import N1, N2, S0, T0, A
 from tests.support.controller import Controller, cluster_of, running, training
@@ -319,6 +320,21 @@ async def test_events_that_become_durable_together_are_acknowledged_at_once() ->
 
     assert [type(event) for event in service.commit_loop.taken] == [NodeReported] * 3
     assert service.sent == [(N1, EventsCommitted(boot=boot, through=committed + 3))]
+
+
+async def test_metrics_beyond_bounds_are_left_out_before_they_are_written_down() -> None:
+    service = Service(running())
+    node = service.commit_loop.controller.state.nodes[N1]
+    await service.greet(hello(N1, builders.seen(A), boot=node.boot))
+    seq, said = node.committed + 1, {f"m{number}": 0.5 for number in range(5000)}
+
+    event = builders.epoch_end(A, 1, metrics=said)
+    service.hear(Resent(events=(Numbered(node=N1, boot=node.boot, seq=seq, event=event),)))
+
+    kept = builders.epoch_end(A, 1, metrics=dict(list(said.items())[:MAX_EPOCH_METRICS]))
+    assert service.commit_loop.taken[-1] == NodeReported(
+        node=N1, boot=node.boot, seq=seq, event=kept
+    )
 
 
 async def test_a_heartbeat_of_a_session_that_there_is_not_is_asked_for_a_hello() -> None:
