@@ -49,11 +49,11 @@ class StreamPages(JoinedPages):
             wait_s = POLL_S if follow else 0.0
             request = ReadEvents(from_seq=from_seq, wait_s=wait_s)
             page = await self._call(request, EventsPage, wait_s)
-            from_seq = page.next_seq
             if page.events:
                 yield page.events
-            elif not follow:
+            elif not follow and page.next_seq <= from_seq:  # else it passed over others' events
                 return
+            from_seq = max(from_seq, page.next_seq)
 
     async def sample_pages(self, job: str) -> AsyncIterator[list[dict[str, Any]]]:
         """Sample records as they come from the controller.

@@ -29,6 +29,7 @@ class JobSubmitted(Message, tag="core.job_submitted.1"):
     snapshot: str
     user: str
     key: str  # of the request; a second submission with it is the same job
+    project: str = ""  # whose members see it; empty: only its user
 
 
 class CancelRequested(Message, tag="core.cancel_requested.1"):

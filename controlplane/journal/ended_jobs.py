@@ -11,7 +11,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from controlplane.core.history_records import JobLeft
-from controlplane.core.model.job import Job, number_of
+from controlplane.core.model.job import Job, JobOwner, number_of
 from controlplane.journal.record import JournalError
 from controlplane.journal.row_checks import DAMAGED, FIELDS, RowChecks, ended_checksum
 from schemas.ids import JobId, Seconds
@@ -19,7 +19,15 @@ from schemas.ids import JobId, Seconds
 PAGE: Final = 500  # rows read at a time
 INSERT: Final = "INSERT OR REPLACE INTO ended_jobs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)"
 
+
+class _Owned(msgspec.Struct):
+    """What of a job says whose it is: to read no more is ten times as fast."""
+
+    project: str = ""
+
+
 _jobs: Final = msgspec.msgpack.Decoder(Job)
+_owned: Final = msgspec.msgpack.Decoder(_Owned)
 
 
 class EndedRow(NamedTuple):
@@ -43,6 +51,7 @@ class EndedJob(NamedTuple):
     user: str
     name: str
     state: str
+    owner: Callable[[], JobOwner]
     read: Callable[[], Job]  # raises a JournalError if the row is damaged
 
 
@@ -145,6 +154,18 @@ class EndedJobs:
         rows = self._rows("WHERE job = ?", job)
         return self._decoded(rows[0]) if rows else None
 
+    def owner(self, job: JobId) -> JobOwner | None:
+        """Whose a job was; None: it did not leave, or is not kept.
+
+        Args:
+            job: its name.
+
+        Raises:
+            JournalError: if it cannot be read.
+        """
+        rows = self._rows("WHERE job = ?", job)
+        return _owner(rows[0]) if rows else None
+
     def of_key(self, key: str) -> JobId | None:
         """The job of a submission's key; None: it did not leave, or is not kept.
 
@@ -169,7 +190,8 @@ class EndedJobs:
         while page := self._rows("WHERE number > ? ORDER BY number LIMIT ?", number, PAGE):
             for row in page:
                 at, job, user, name, state, *_ = row
-                yield EndedJob(at, job, user, name, state, partial(self._decoded, row))
+                owner, read = partial(_owner, row), partial(self._decoded, row)
+                yield EndedJob(at, job, user, name, state, owner, read)
             number = page[-1][0]
 
     def latest(self, most: int) -> list[Job]:
@@ -204,3 +226,11 @@ class EndedJobs:
         except ValueError as error:  # msgspec's errors are ValueErrors
             self._checks.damaged(job, f"ended job {job}")
             raise JournalError(f"the journal's ended job {job}: {error}", DAMAGED) from None
+
+
+def _owner(row: Sequence[Any]) -> JobOwner:
+    """Of a damaged row its user alone, who is in a column of his own."""
+    user = row[2]
+    with contextlib.suppress(ValueError):
+        return JobOwner(user, _owned.decode(row[-2]).project or user)
+    return JobOwner(user, user)

@@ -39,6 +39,7 @@ from controlplane.service.controller_settings import (
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.file_keeper import FileKeeper
 from controlplane.service.job_files import JobFiles
+from controlplane.service.job_owners import JobOwners
 from controlplane.service.journal_keeper import JournalKeeper
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
@@ -48,7 +49,7 @@ from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.planner.planner_choice import planner_for
 from controlplane.service.planner.policy_event_delivery import PolicyObserver
 from controlplane.service.prometheus_metrics import Metrics
-from controlplane.service.role_permissions import READERS
+from controlplane.service.role_permissions import READERS, projects_of, sees_all, topics_of
 from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas import __version__
@@ -127,6 +128,7 @@ class Controller:
         journal = self._folder / "journal.sqlite"
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
         self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal)
+        self._owners = JobOwners(self._commit_loop)
         self._plans = PlanExchange(self._commit_loop)
         self._planner = self._plans.planner = planner_for(
             settings.policy,
@@ -157,6 +159,7 @@ class Controller:
             self._audit,
             self._state().feed_seq,
             self._bind_feed_again,
+            self._owners.of,
         )
         self.term = self._commit_loop.begin(__version__)
         self._log_relay = await self._open_log_relay()
@@ -172,6 +175,7 @@ class Controller:
             policy=self._settings.policy.name,
             cluster_info=self._cluster_info,
             search_info=self._search_info,
+            owners=self._owners,
         )
 
     def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
@@ -266,7 +270,7 @@ class Controller:
             ),
             store=self._logs,
             snapshots=self._snapshots,
-            files=JobFiles(state=self._state, job=self._commit_loop.job, ask=self._ask_node),
+            files=JobFiles(state=self._state, ask=self._ask_node),
             state=self._state,
             job=self._commit_loop.job,
             records=self._commit_loop.records,
@@ -381,6 +385,8 @@ class Controller:
             log_port=self._settings.listen.followers,
             last_seq=self._feed.last_seq,
             stalled=self._commit_loop.stalled,
+            projects=() if sees_all(who) else projects_of(who),
+            topics=topics_of(who),
         )
 
     def _search_info(self) -> SearchInfo:

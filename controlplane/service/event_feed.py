@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Final
 
-from controlplane.service.role_permissions import READERS
+from msgspec.structs import replace
+
+from controlplane.core.model.job import JobOwner
+from controlplane.service.client_api.views import hide_names
+from controlplane.service.role_permissions import granted_topics
 from schemas.codec import encode
-from schemas.link import Socket
+from schemas.ids import JobId
+from schemas.link import Identity, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages.feed import FeedEvent
+
+MAX_TOPIC: Final = 256  # bytes of a subscription
 
 
 class EventFeed:
@@ -20,15 +28,22 @@ class EventFeed:
         audit: refused subscriptions.
         last_seq: number of the last event that was published before, 0 if none was.
         bind: opens such a socket anew, however long that takes.
+        owner_of: whose a job is.
     """
 
     def __init__(
-        self, socket: Socket, audit: Audit, last_seq: int, bind: Callable[[], Awaitable[Socket]]
+        self,
+        socket: Socket,
+        audit: Audit,
+        last_seq: int,
+        bind: Callable[[], Awaitable[Socket]],
+        owner_of: Callable[[JobId], JobOwner | None],
     ) -> None:
         self._socket: Socket | None = socket
         self._audit = audit
         self._bind = bind
-        self._cut = asyncio.Event()
+        self._owner_of = owner_of
+        self._cut_off = asyncio.Event()
         self._waiter: asyncio.Future[None] | None = None  # of all who wait for the next event
         self.last_seq = last_seq
 
@@ -36,9 +51,9 @@ class EventFeed:
         """Grant subscriptions to keys that may read, for ever."""
         while True:
             socket = self._socket = self._socket or await self._bind()
-            self._cut.clear()
+            self._cut_off.clear()
             admitting = asyncio.create_task(self._admit(socket))
-            cut = asyncio.create_task(self._cut.wait())
+            cut = asyncio.create_task(self._cut_off.wait())
             try:
                 await asyncio.wait({admitting, cut}, return_when=asyncio.FIRST_COMPLETED)
                 if not cut.done():
@@ -51,14 +66,18 @@ class EventFeed:
 
     async def _admit(self, socket: Socket) -> None:
         async for incoming in socket:
-            frame = incoming.frames[0]
-            role = incoming.identity.role if incoming.identity else ""
-            if frame[:1] == b"\x00":
-                socket.revoke(frame[1:])
-            elif frame[:1] == b"\x01" and role in READERS:
-                socket.admit(frame[1:])
+            kind, topic = incoming.frames[0][:1], incoming.frames[0][1:]
+            who = incoming.identity or Identity("", "")
+            granted = granted_topics(who, topic) if len(topic) <= MAX_TOPIC else ()
+            if kind == b"\x00":
+                for one in granted or (topic,):
+                    socket.revoke(one)
+            elif kind == b"\x01" and granted:
+                for one in granted:
+                    socket.admit(one)
             else:
-                self._audit.refused("subscription", f"{incoming.identity} may not read")
+                what = f"{incoming.identity} may not hear {topic[:80]!r}"
+                self._audit.refused("subscription", what)
 
     def cut_off(self) -> None:
         """End all connections at once: ZeroMQ cannot end one of them.
@@ -67,19 +86,43 @@ class EventFeed:
         meanwhile, as its number tells.
         """
         self._socket = None
-        self._cut.set()
+        self._cut_off.set()
 
     def publish(self, event: FeedEvent) -> None:
-        """Send `event` under its job's or node's topic and wake who waits.
+        """Send `event` under its topics, one for each audience, and wake who waits.
 
         Args:
             event: with a number above that of the one before.
         """
         self.last_seq = event.seq
         if self._socket is not None:
-            self._socket.send(_topic(event).encode(), encode(event))
+            data = encode(event)
+            for topic, told in self._topics(event):
+                self._socket.send(topic.encode(), data if told is event else encode(told))
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
+
+    def _topics(self, event: FeedEvent) -> Iterator[tuple[str, FeedEvent]]:
+        """Where it is told, without names of jobs that are not for everybody there."""
+        if event.job is None:
+            topic = f"node/{event.node}" if event.node is not None else "cluster"
+            yield topic, self._cut(event, "")
+            return
+        yield f"job/{event.job}", event
+        owner = self._owner_of(event.job)
+        if owner is not None:
+            yield f"project/{owner.project}/job/{event.job}", self._cut(event, owner.project)
+
+    def _cut(self, event: FeedEvent, project: str) -> FeedEvent:
+        def hides(job: JobId) -> bool:
+            owner = self._owner_of(job)
+            return owner is not None and owner.project != project
+
+        detail = {
+            name: hide_names(value, hides) if isinstance(value, str) else value
+            for name, value in event.detail.items()
+        }
+        return event if detail == event.detail else replace(event, detail=detail)
 
     async def wait(self, wait_s: float) -> None:
         """Return at the next event, or after `wait_s` seconds.
@@ -90,9 +133,3 @@ class EventFeed:
         if self._waiter is None or self._waiter.done():
             self._waiter = asyncio.get_running_loop().create_future()
         await asyncio.wait([self._waiter], timeout=wait_s)
-
-
-def _topic(event: FeedEvent) -> str:
-    if event.job is not None:
-        return f"job/{event.job}"
-    return f"node/{event.node}" if event.node is not None else "cluster"

@@ -7,11 +7,9 @@ import uuid
 from collections.abc import Callable
 from typing import Final
 
-from controlplane.core.model.job import Job
 from controlplane.core.state import State
-from controlplane.service.role_permissions import WRITERS
-from schemas.errors import DeniedError, UnavailableError, UnknownNodeError, raised
-from schemas.ids import JobId, NodeId
+from schemas.errors import UnavailableError, UnknownNodeError, raised
+from schemas.ids import NodeId
 from schemas.link import Identity
 from schemas.messages.files import (
     AskFiles,
@@ -34,7 +32,6 @@ class JobFiles:
 
     Args:
         state: the core's state now: which nodes there are.
-        job: any job that there is or was: whose it is.
         ask: sends a question to a node; False if there is no way to it.
     """
 
@@ -42,31 +39,24 @@ class JobFiles:
         self,
         *,
         state: Callable[[], State],
-        job: Callable[[JobId], Job],
         ask: Callable[[NodeId, ToNode], bool],
     ) -> None:
         self._state = state
-        self._job = job
         self._ask = ask
         self._waiting: dict[str, tuple[NodeId, str, asyncio.Future[FromNode]]] = {}
 
-    async def reply(self, request: FromFollower, who: Identity | None) -> FileList | FilePiece:
+    async def reply(self, request: FromFollower, who: Identity) -> FileList | FilePiece:
         """What a client asked for, from the node.
 
         Args:
-            request: a list or a piece.
+            request: a list or a piece, which is permitted.
             who: the owner of the key that asks.
 
         Raises:
-            UnknownJobError: if there is no such job.
             UnknownNodeError: if no such node ever joined.
-            DeniedError: if the job is somebody else's.
             UnavailableError: if the node does not answer.
             OnesError: what the node says.
         """
-        job = self._job(request.job)
-        if who is None or who.role not in WRITERS or (who.role != "admin" and who.name != job.user):
-            raise DeniedError(f"the files of {job.job} are {job.user}'s", "ask their owner")
         if request.node not in self._state().nodes:
             what = f"no node {request.node!r}"
             raise UnknownNodeError(what, "`ones node list` has every one", "node")

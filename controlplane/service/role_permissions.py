@@ -1,19 +1,194 @@
-"""Which roles of keys may do what; the roles themselves are in `authorised.toml`."""
+"""Who may do what: one table of roles and jobs, and one of requests."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from enum import Enum
 from typing import Final
 
-from schemas.errors import DeniedError
-from schemas.link import Incoming
+from controlplane.core.model.job import JobOwner
+from schemas.errors import BadFieldError, DeniedError, UnknownJobError
+from schemas.ids import JobId
+from schemas.link import Identity, Incoming
+from schemas.messages import Message
+from schemas.messages import client as asked
+from schemas.messages.files import ListFiles, ReadFile
+from schemas.messages.logs import ReadLog
 
-READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # states, events, output
+READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may ask at all
+WRITERS: Final = frozenset({"admin", "operator", "user"})  # have jobs of their own
 OPERATORS: Final = frozenset({"admin", "operator"})  # drain nodes
-WRITERS: Final = frozenset(
-    {"admin", "operator", "user"}
-)  # submit, and change jobs: of others only an admin
 NODE: Final = "node"  # an agent: says what happens on the node that its key names
 REVOKED: Final = ("this key is not authorised any more", "ask an admin for another one")
+WATCHER: Final = "viewer of all"  # a viewer without a project
+
+
+class Action(Enum):
+    """What somebody may do with a job."""
+
+    STATE = "know of it: its row, state, decisions, events"
+    ARGS = "read the arguments of its script"
+    ENV = "read the values of its environment"
+    OUTPUT = "read its output"
+    FILES = "have its files and its working directory"
+    CHANGE = "cancel, resize, pause or resume it, and change its trials"
+
+
+class Whose(Enum):
+    """A job, as somebody sees it."""
+
+    OWN = "own"
+    PROJECT = "of a project that his key names, or is his own"
+    OTHER = "of others"
+
+
+_ALL: Final = frozenset(Action)
+_NOTHING: Final[frozenset[Action]] = frozenset()
+_KNOWS: Final = frozenset({Action.STATE})
+_READS: Final = frozenset({Action.STATE, Action.ARGS, Action.OUTPUT})
+_ADMIN: Final = _ALL - {Action.ENV}
+
+RIGHTS: Final[Mapping[tuple[str, Whose], frozenset[Action]]] = {
+    ("admin", Whose.OWN): _ALL,
+    ("admin", Whose.PROJECT): _ADMIN,
+    ("admin", Whose.OTHER): _ADMIN,
+    ("operator", Whose.OWN): _ALL,
+    ("operator", Whose.PROJECT): _KNOWS,
+    ("operator", Whose.OTHER): _KNOWS,
+    ("user", Whose.OWN): _ALL,
+    ("user", Whose.PROJECT): _READS | {Action.FILES},
+    ("user", Whose.OTHER): _NOTHING,
+    ("viewer", Whose.PROJECT): _READS,
+    ("viewer", Whose.OTHER): _NOTHING,
+    (WATCHER, Whose.OTHER): _KNOWS,
+}
+
+REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
+    # answered with what the asker may know
+    asked.GetCluster: READERS,
+    asked.GetSearch: READERS,
+    asked.CheckJob: READERS,
+    asked.ListJobs: READERS,
+    asked.ListNodes: READERS,
+    asked.ReadEvents: READERS,
+    # about one job
+    asked.GetJob: Action.STATE,
+    asked.WaitJob: Action.STATE,
+    asked.ExplainJob: Action.STATE,
+    asked.GetSweep: Action.STATE,
+    asked.GetLedger: Action.STATE,
+    asked.CancelJob: Action.CHANGE,
+    asked.ResizeJob: Action.CHANGE,
+    asked.PauseJob: Action.CHANGE,
+    asked.ResumeJob: Action.CHANGE,
+    asked.ChangeSweep: Action.CHANGE,
+    ReadLog: Action.OUTPUT,
+    ListFiles: Action.FILES,
+    ReadFile: Action.FILES,
+    # of some roles
+    asked.PutSnapshot: WRITERS,
+    asked.SubmitJob: WRITERS,
+    asked.DrainNode: OPERATORS,
+    asked.UndrainNode: OPERATORS,
+}
+
+
+def may(who: Identity, action: Action, job: JobOwner) -> bool:
+    """Whether somebody may do that with a job.
+
+    Args:
+        who: the owner of a key.
+        action: what he wants.
+        job: whose it is.
+    """
+    return action in RIGHTS.get((_kind(who), _whose(who, job)), _NOTHING)
+
+
+def sees_all(who: Identity) -> bool:
+    """Whether somebody may know of every job.
+
+    Args:
+        who: the owner of a key.
+    """
+    return Action.STATE in RIGHTS.get((_kind(who), Whose.OTHER), _NOTHING)
+
+
+def projects_of(who: Identity) -> tuple[str, ...]:
+    """Whose jobs somebody may know of, beside his own; what he submits is the first one's.
+
+    Args:
+        who: the owner of a key.
+    """
+    return who.projects or ((who.name,) if who.role in WRITERS else ())
+
+
+def permit(who: Identity, request: Message, job: JobOwner | None) -> None:
+    """Refuse what somebody may not ask for.
+
+    Args:
+        who: the owner of the key that asks.
+        request: as it came.
+        job: whose the job is that it names; None: there is no such job, or it names none.
+
+    Raises:
+        DeniedError: if it is for others.
+        UnknownJobError: if there is no such job, or he may not know of it.
+        BadFieldError: if it is no request.
+    """
+    if who.role not in READERS:
+        raise DeniedError(f"the key of {who} may not use this port", "use a user's key")
+    needs = REQUESTS.get(type(request))
+    if needs is None:
+        raise BadFieldError(f"{type(request).__name__} is no request", "", "type")
+    if isinstance(needs, Action):
+        _permit_on_job(who, needs, JobId(getattr(request, "job", "")), job)
+    elif who.role not in needs:
+        what = {OPERATORS: "may not drain nodes"}.get(needs, "may only read")
+        hint = f"ask for a key of {' or '.join(sorted(needs))}"
+        raise DeniedError(f"{who.role} {who.name} {what}", hint)
+
+
+def _permit_on_job(who: Identity, action: Action, name: JobId, job: JobOwner | None) -> None:
+    if action is Action.CHANGE and who.role not in WRITERS:
+        raise DeniedError(f"{who.role} {who.name} may only read", "ask for a user's key")
+    if job is None or not may(who, Action.STATE, job):
+        raise UnknownJobError(name)
+    if not may(who, action, job):
+        verb = {Action.CHANGE: "change", Action.OUTPUT: "read the output of"}
+        what = f"you may not {verb.get(action, 'have the files of')} {name}"
+        raise DeniedError(f"{what}: it belongs to {job.user}", "ask its owner, or an admin")
+
+
+def granted_topics(who: Identity, topic: bytes) -> tuple[bytes, ...]:
+    """What somebody hears of the feed who asks for a topic.
+
+    Args:
+        who: the owner of a key.
+        topic: the first bytes of the messages that he wants.
+
+    Returns:
+        Topics that are granted in its place; none if there is nothing for him below it.
+    """
+    if who.role not in READERS:
+        return ()
+    if sees_all(who) and topic.startswith(b"project/"):
+        return (topic,)  # the same events once more: only for those who name it
+    found = dict.fromkeys(
+        topic if topic.startswith(mine) else mine
+        for mine in map(str.encode, topics_of(who))
+        if topic.startswith(mine) or mine.startswith(topic)
+    )
+    return tuple(found)
+
+
+def topics_of(who: Identity) -> tuple[str, ...]:
+    """All of the feed that somebody may hear, as prefixes.
+
+    Args:
+        who: the owner of a key that may read.
+    """
+    jobs = ["job/"] if sees_all(who) else [f"project/{name}/" for name in projects_of(who)]
+    return (*jobs, "node/", "cluster")
 
 
 def refuse_revoked(incoming: Incoming) -> None:
@@ -27,3 +202,13 @@ def refuse_revoked(incoming: Incoming) -> None:
     """
     if incoming.revoked:
         raise DeniedError(*REVOKED)
+
+
+def _kind(who: Identity) -> str:
+    return WATCHER if who.role == "viewer" and not who.projects else who.role
+
+
+def _whose(who: Identity, job: JobOwner) -> Whose:
+    if who.name == job.user and who.role in WRITERS:  # a viewer has no jobs: his name says nothing
+        return Whose.OWN
+    return Whose.PROJECT if job.project in projects_of(who) else Whose.OTHER

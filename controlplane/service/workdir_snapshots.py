@@ -16,6 +16,7 @@ from schemas.workdir_archives import UNREADABLE, USUAL, ArchiveBounds, inspect
 
 DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 PIECE_BYTES: Final = 1 << 20
+SENDERS: Final = "snapshot-senders"  # beside the folder of archives
 IDLE_S: Final = 60.0  # an upload that stands still for so long gives way to another of its user
 REMEMBERED: Final = 10_000  # archives that were found in order
 
@@ -39,6 +40,7 @@ class SnapshotStore:
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
+        self._senders = folder.with_name(SENDERS)
         self.max_bytes = max_bytes
         self.bounds = bounds
         self.upload_bytes = upload_bytes
@@ -46,6 +48,19 @@ class SnapshotStore:
         self._finishing: dict[Path, asyncio.Future[None]] = {}  # parts that are being hashed
         for left_over in folder.glob("*.part"):
             left_over.unlink()
+
+    def is_of(self, who: str, digest: str) -> bool:
+        """Whether the whole archive is here, and somebody sent all of it himself.
+
+        Args:
+            who: the name of a user.
+            digest: sha256 of the archive, hexadecimal; False for anything else.
+        """
+        return self.has(digest) and (self._mark(who) / digest).is_file()
+
+    def _mark(self, who: str) -> Path:
+        """A folder with an empty file for each archive that a user sent."""
+        return self._senders / _folder_of(who)
 
     def has(self, digest: str) -> bool:
         """Whether the whole archive is here; one that is asked for is as good as new.
@@ -89,12 +104,15 @@ class SnapshotStore:
             OSError: if it cannot be deleted.
         """
         (self.folder / name).unlink(missing_ok=True)
+        for mark in self._senders.glob(f"*/{name}"):
+            mark.unlink(missing_ok=True)
 
     async def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:
         """Store a piece; the whole is held against its digest in a thread.
 
         Args:
-            who: whose piece it is; two who send the same archive do not disturb each other.
+            who: whose piece it is; two who send the same archive do not disturb each other, and do
+                not hear of each other's: who names a digest need not have the archive.
             digest: sha256 of the whole archive, hexadecimal.
             offset: of `data`, bytes; 0 begins anew.
             data: the piece.
@@ -113,9 +131,9 @@ class SnapshotStore:
         if total > self.max_bytes:
             what = f"the working directory packs to {total} bytes, the bound is {self.max_bytes}"
             raise TooLargeError(what, "leave data out of it (.onesignore)", "total")
-        if self.has(digest):
+        if self.is_of(who, digest):
             return total
-        user = f".{hashlib.sha256(who.encode()).hexdigest()[:16]}.part"
+        user = f".{_folder_of(who)}.part"
         part = self.folder / f"{digest}{user}"
         if (finishing := self._finishing.get(part)) is not None:  # the last piece was repeated
             await asyncio.shield(finishing)
@@ -135,7 +153,7 @@ class SnapshotStore:
         have += len(data)
         if have == total:
             finishing = self._finishing[part] = asyncio.ensure_future(
-                asyncio.to_thread(self._finish, part, digest)
+                asyncio.to_thread(self._finish, part, digest, who)
             )
             finishing.add_done_callback(lambda _: self._finishing.pop(part))
             await asyncio.shield(finishing)
@@ -159,7 +177,7 @@ class SnapshotStore:
             hint = "let the others end, or wait a minute"
             raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
 
-    def _finish(self, part: Path, digest: str) -> None:
+    def _finish(self, part: Path, digest: str, who: str) -> None:
         try:
             with part.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
@@ -169,6 +187,9 @@ class SnapshotStore:
                 what = "the archive does not have its digest"
                 raise BadFieldError(what, "send it again", "digest")
             part.rename(self.folder / digest)
+            mark = self._mark(who)
+            mark.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (mark / digest).touch(mode=0o600)
         except OSError as error:
             raise UnavailableError(f"snapshot: {error.strerror}", "send it again") from None
 
@@ -187,6 +208,10 @@ class SnapshotStore:
         with (self.folder / digest).open("rb") as file:
             file.seek(offset)
             return file.read(PIECE_BYTES), os.fstat(file.fileno()).st_size
+
+
+def _folder_of(who: str) -> str:
+    return hashlib.sha256(who.encode()).hexdigest()[:16]
 
 
 def _inspect(path: Path, bounds: ArchiveBounds) -> None:

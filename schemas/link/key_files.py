@@ -6,7 +6,7 @@ import os
 import stat
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 import zmq
@@ -25,10 +25,17 @@ class KeyPair:
     secret: bytes
 
 
+Role = Literal["admin", "operator", "user", "viewer", "node"]
+MAX_NAME: Final = 64  # characters of a user's, a node's, a project's name
+MAX_PROJECTS: Final = 100  # of one key
+
+
 class _AuthorisedKey(msgspec.Struct, frozen=True, kw_only=True):
     public: Annotated[str, msgspec.Meta(min_length=40, max_length=40)]  # Z85
     name: str
-    role: Literal["admin", "operator", "user", "viewer", "node"]
+    role: Role
+    project: str = ""  # one, or
+    projects: tuple[str, ...] = ()  # several
 
 
 class _Authorised(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,8 +93,8 @@ def load_public(path: Path) -> bytes:
 def load_authorised(path: Path) -> dict[bytes, Identity]:
     """Who may connect: public key (Z85) to identity.
 
-    The file is TOML, a `[[key]]` table each with `public`, `name` and `role` (admin, user, viewer
-    or node).
+    The file is TOML, a `[[key]]` table each with `public`, `name` and `role` (admin, operator,
+    user, viewer or node), and `project` or `projects` where it is for some alone.
 
     Args:
         path: mode 0600.
@@ -97,9 +104,51 @@ def load_authorised(path: Path) -> dict[bytes, Identity]:
     """
     _refuse_wide(path)
     table = convert(_Authorised, read_toml(path), path)
-    return {
-        entry.public.encode(): Identity(role=entry.role, name=entry.name) for entry in table.key
-    }
+    return {entry.public.encode(): _identity(entry, path) for entry in table.key}
+
+
+def check_name(name: str, field: str) -> None:
+    """Refuse a name that would be none: it stands in topics, in keys of requests and on terminals.
+
+    Args:
+        name: of a user, a node or a project.
+        field: that it was given in.
+
+    Raises:
+        SettingsError: if it is empty or long, or has spaces, slashes or what cannot be printed.
+    """
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or set(name) & {" ", "/"}:
+        what = f"{field}: {name[:MAX_NAME]!r} is no name"
+        hint = f"give 1 to {MAX_NAME} printable characters without spaces and slashes"
+        raise SettingsError(what, hint, field)
+
+
+def identity_of(name: str, role: str, projects: tuple[str, ...]) -> Identity:
+    """The owner of a key.
+
+    Args:
+        name: the person's or the node's.
+        role: of the key.
+        projects: whose jobs it is for; none: see `Identity`.
+
+    Raises:
+        SettingsError: if a name is none, or there are too many of them.
+    """
+    check_name(name, "name")
+    if len(projects) > MAX_PROJECTS:
+        what = f"projects: {len(projects)} of them, at most {MAX_PROJECTS}"
+        raise SettingsError(what, "give the key of an operator or an admin instead", "projects")
+    for project in projects:
+        check_name(project, "project")
+    return Identity(role, name, tuple(dict.fromkeys(projects)))
+
+
+def _identity(entry: _AuthorisedKey, path: Path) -> Identity:
+    projects = (*((entry.project,) if entry.project else ()), *entry.projects)
+    try:
+        return identity_of(entry.name, entry.role, projects)
+    except SettingsError as error:
+        raise SettingsError(f"{path}: {error.message}", error.hint, f"key.{error.field}") from None
 
 
 def _load(path: Path) -> tuple[bytes, bytes | None]:

@@ -17,10 +17,11 @@ DRAIN: Final = 256  # handshakes answered without returning to the loop
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The owner of an authorised key; `role` is admin, user, viewer or node."""
+    """The owner of an authorised key; `role` is admin, operator, user, viewer or node."""
 
     role: str
     name: str
+    projects: tuple[str, ...] = ()  # none: a user's own; all of them for other people's keys
 
     def __str__(self) -> str:
         """For people."""

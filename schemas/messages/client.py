@@ -36,8 +36,9 @@ class SubmitJob(Message, tag="client.submit_job.1"):
     """Accept this job. The same key a second time answers with the first job."""
 
     spec: JobSpec
-    snapshot: str  # digest of an archive that is stored here
-    key: str = ""
+    snapshot: str  # digest of an archive that you sent, or of a job whose files you may have
+    key: str = ""  # yours alone: others may use the same
+    project: str = ""  # of your key's: whose members see the job; empty: the first of them
 
 
 class CheckJob(Message, tag="client.check_job.1"):
@@ -191,6 +192,8 @@ class Cluster(Message, tag="client.cluster.1"):
     log_port: int
     last_seq: int  # of the feed
     stalled: str = ""  # why nothing can be made durable: submissions are refused
+    projects: tuple[str, ...] = ()  # whose jobs you see; empty: those of all
+    topics: tuple[str, ...] = ()  # of the feed, that you may subscribe to: prefixes
 
 
 class SnapshotStored(Message, tag="client.snapshot_stored.1"):
@@ -239,6 +242,7 @@ class JobSummary(Message, tag="client.job_summary.1"):
     promised_end: Seconds | None = None  # by when its policy first said that it will be done
     expected_end: Seconds | None = None  # what its policy said last
     predicted_loss: float | None = None  # that the policy expects soon, with the slots it has now
+    project: str = ""  # whose members see it; a user's own name if none was named
 
 
 class Jobs(Message, tag="client.jobs.1"):

@@ -77,8 +77,12 @@ def job_spec(name: str = "a", **changes: Any) -> JobSpec:
     return JobSpec(**{"name": name, "script": "train.py", "batch_size": BATCH, **changes})
 
 
-def submission(name: str = "a", *, key: str = "", user: str = "ann", **spec: Any) -> JobSubmitted:
-    return JobSubmitted(spec=job_spec(name, **spec), snapshot=SNAPSHOT, user=user, key=key)
+def submission(
+    name: str = "a", *, key: str = "", user: str = "ann", project: str = "", **spec: Any
+) -> JobSubmitted:
+    return JobSubmitted(
+        spec=job_spec(name, **spec), snapshot=SNAPSHOT, user=user, key=key, project=project
+    )
 
 
 def cancelled(job: JobId, user: str = "ann") -> CancelRequested:

@@ -17,6 +17,7 @@ from controlplane.policy.api import PolicyEvent
 from controlplane.service.client_api.request_server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
+from controlplane.service.job_owners import JobOwners
 from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.planner.policy_event_delivery import PolicyObserver
 from controlplane.service.workdir_snapshots import SnapshotStore
@@ -46,8 +47,11 @@ class LiveService:
         plans = PlanExchange(self.loop)
         planner = SimpleNamespace(observe=lambda event, _: self.heard.append(event))
         self._observer = PolicyObserver(self.loop, cast("Any", planner), telemetry)
+        owners = JobOwners(self.loop)
         audience = SimpleNamespace(send=lambda *_: True)
-        self.feed = EventFeed(cast("Any", audience), NONE, self.loop.committed.state.feed_seq, NONE)
+        self.feed = EventFeed(
+            cast("Any", audience), NONE, self.loop.committed.state.feed_seq, NONE, owners.of
+        )
         self.server = RequestServer(
             commit_loop=self.loop,
             plans=plans,
@@ -59,6 +63,7 @@ class LiveService:
             policy="fifo",
             cluster_info=lambda _: NONE,
             search_info=lambda: NONE,
+            owners=owners,
         )
 
     def _perform(self, command: Command) -> None:

@@ -188,6 +188,7 @@ _SUMMARY: Final = client.JobSummary(
     promised_end=Seconds(1_760_000_100.5),
     expected_end=Seconds(1_760_000_070.25),
     predicted_loss=0.125,
+    project="vision",
 )
 _PROMISE: Final = client.PromiseInfo(time=Seconds(1_760_000_004.5), end=Seconds(1_760_000_100.5))
 _TRIAL: Final = client.TrialInfo(
@@ -431,7 +432,7 @@ _OF_AGENTS: Final = (
 _OF_CLIENTS: Final = (
     client.GetCluster(),
     client.PutSnapshot(digest=DIGEST, offset=1024, data=b"\x1f\x8b\x00\xff", total=2048),
-    client.SubmitJob(spec=SPEC, snapshot=DIGEST, key="once"),
+    client.SubmitJob(spec=SPEC, snapshot=DIGEST, key="once", project="vision"),
     client.CheckJob(spec=SPEC),
     client.CancelJob(job=JOB),
     client.ResizeJob(job=JOB, slots=2, batch=128, on=(SlotId("agent-1/0"), SLOT)),
@@ -461,6 +462,8 @@ _OF_CLIENTS: Final = (
         log_port=7705,
         last_seq=70_000,
         stalled="database or disk is full",
+        projects=("vision", "speech"),
+        topics=("project/vision/", "project/speech/", "node/", "cluster"),
     ),
     client.SnapshotStored(digest=DIGEST, size=1028),
     client.JobAccepted(job=JOB, state="queued", notes=(NOTE,)),

@@ -44,7 +44,7 @@ def submit(ctx: HandlerContext, job: Job, sweep: JobSweep, order: Graduate) -> N
         digest=order.digest,
         sources=having,
     )
-    new = accept(ctx, _spec_of(job.spec, spec, trial), job.snapshot, job.user)
+    new = accept(ctx, _spec_of(job.spec, spec, trial), job.snapshot, job.user, job.project)
     why = f"goes on as job {new.job}, from epoch {order.epochs}"
     ctx.totals.sweep(job.job).trial_ended(order.trial, why)
     detail: Detail = {"trial": order.trial, "how": "graduated", "reason": why, "as": new.job}

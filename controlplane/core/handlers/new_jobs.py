@@ -8,7 +8,7 @@ from schemas.ids import JobId
 from schemas.jobs import JobSpec
 
 
-def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str) -> Job:
+def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project: str) -> Job:
     """Take in a job, which waits for its turn.
 
     Args:
@@ -16,6 +16,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str) -> Job:
         spec: checked.
         snapshot: digest of its working directory's archive, which is stored.
         user: whose it is.
+        project: whose members see it; empty: only its user.
     """
     state = ctx.state
     state.jobs_accepted += 1
@@ -25,6 +26,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str) -> Job:
         spec=spec,
         snapshot=snapshot,
         user=user,
+        project=project,
         submitted_at=ctx.now,
         accounting=Accounting(since=ctx.now),
     )

@@ -25,7 +25,7 @@ def on_job_submitted(ctx: HandlerContext, event: JobSubmitted) -> None:
     if known is not None:
         ctx.out.append(Accept(known))
         return
-    job = accept(ctx, event.spec, event.snapshot, event.user)
+    job = accept(ctx, event.spec, event.snapshot, event.user, event.project)
     if (spec := event.spec.stated_sweep) is not None:
         job.sweep = new_sweep(spec, event.spec.slots[1])
         state.sweeps[job.job] = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 from functools import lru_cache
-from typing import Final
+from typing import Final, NamedTuple
 
 import msgspec
 
@@ -114,6 +114,13 @@ class PromisedEnd(msgspec.Struct, frozen=True, kw_only=True):
     latest: Seconds  # what the policy expects by now
 
 
+class JobOwner(NamedTuple):
+    """Whose a job is; both are the same for ever."""
+
+    user: str
+    project: str  # the user's own name, if none was named
+
+
 class Job(msgspec.Struct, kw_only=True):
     """What all phases share; `status` has the rest."""
 
@@ -137,6 +144,12 @@ class Job(msgspec.Struct, kw_only=True):
     changed_at: int = 0  # version of the state; plans that are older leave the job alone
     sweep: JobSweep | None = None  # None: an ordinary job
     key: str = ""  # USER/KEY of its submission
+    project: str = ""  # as it was submitted; empty: its user's own
+
+    @property
+    def owner(self) -> JobOwner:
+        """Whose it is, and who else may see it."""
+        return JobOwner(self.user, self.project or self.user)
 
     @property
     def phase(self) -> Phase:

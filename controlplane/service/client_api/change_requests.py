@@ -25,8 +25,9 @@ from controlplane.service.client_api.read_requests import ReadRequests
 from controlplane.service.client_api.replies import node_info
 from controlplane.service.client_api.resize_checks import check_resize
 from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.role_permissions import Action, may, projects_of
 from controlplane.service.workdir_snapshots import SnapshotStore
-from schemas.errors import BadFieldError, DeniedError, OnesError, UnavailableError
+from schemas.errors import BadFieldError, OnesError, UnavailableError
 from schemas.ids import JobId
 from schemas.jobs import JobSpec, problems
 from schemas.link import Identity
@@ -98,7 +99,7 @@ class ChangeRequests:
         """Do what is asked, and say what came of it.
 
         Args:
-            request: of somebody who may write.
+            request: that is permitted.
             who: the owner of the key that asks.
 
         Raises:
@@ -107,7 +108,7 @@ class ChangeRequests:
         match request:
             case PutSnapshot():
                 size = await self._snapshots.put(
-                    str(who), request.digest, request.offset, request.data, request.total
+                    who.name, request.digest, request.offset, request.data, request.total
                 )
                 return SnapshotStored(digest=request.digest, size=size)
             case SubmitJob():
@@ -126,12 +127,16 @@ class ChangeRequests:
     async def _submit(self, request: SubmitJob, who: Identity) -> JobAccepted:
         _check(request.spec)
         _check_key(request.key)
-        if not self._snapshots.has(request.snapshot):
+        if not self._may_use(request.snapshot, who):
             what = f"snapshot {request.snapshot[:64]!r} is not stored here"
             raise BadFieldError(what, "send it with PutSnapshot first", "snapshot")
         await self._snapshots.inspect(request.snapshot)
         submitted = JobSubmitted(
-            spec=request.spec, snapshot=request.snapshot, user=who.name, key=request.key
+            spec=request.spec,
+            snapshot=request.snapshot,
+            user=who.name,
+            key=request.key,
+            project=_project(request.project, who),
         )
         known = self._known(f"{who.name}/{request.key}") if request.key else None
         if known and (self._commit_loop.stalled or known not in self._newest.jobs):
@@ -146,6 +151,15 @@ class ChangeRequests:
             if isinstance(command, Accept):
                 return self._accepted(command.job)
         raise UnavailableError("the submission was not taken", "look at the controller's log")
+
+    def _may_use(self, snapshot: str, who: Identity) -> bool:
+        """Whether an archive is here, and not only somebody else's who may keep it to himself."""
+        if self._snapshots.is_of(who.name, snapshot):
+            return True
+        jobs = self._newest.jobs.values()
+        return self._snapshots.has(snapshot) and any(
+            job.snapshot == snapshot and may(who, Action.FILES, job.owner) for job in jobs
+        )
 
     def _known(self, key: str) -> JobId | None:
         """The job of an earlier submission with that key, whether it is here or has left."""
@@ -165,19 +179,17 @@ class ChangeRequests:
         if job is None or job.ended:
             await self._commit_loop.caught_up()
         else:
-            _check_owner(job, who)
             await self._durable(CancelRequested(job=request.job, user=who.name))
-        return self._reads.detail(self._commit_loop.job(request.job))
+        return self._reads.detail(self._commit_loop.job(request.job), self._reads.view(who))
 
     async def _override(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Message:
         """Override the policy for a job, or give the job back to it."""
         event = await self._checked(lambda: self._override_input(request, who))
         await self._durable(event)
-        return self._reads.detail(self._commit_loop.job(request.job))
+        return self._reads.detail(self._commit_loop.job(request.job), self._reads.view(who))
 
     def _override_input(self, request: ResizeJob | PauseJob | ResumeJob, who: Identity) -> Override:
         job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
-        _check_owner(job, who)
         if job.ended or job.job not in self._newest.jobs:
             raise BadFieldError(f"job: {job.job} has {_end_of(job)}", "submit it again", "job")
         match request:
@@ -198,14 +210,13 @@ class ChangeRequests:
             await self._commit_loop.caught_up()
         else:
             await self._durable(event)
-        return Nodes(nodes=(node_info(self._state, request.node),))
+        return Nodes(nodes=(self._reads.view(who).node(node_info(self._state, request.node)),))
 
     async def _change_sweep(self, request: ChangeSweep, who: Identity) -> SweepChanged:
         _check_key(request.key)
 
         def check() -> tuple[int, SweepChangeRequested | None]:
             job = self._newest.jobs.get(request.job) or self._commit_loop.job(request.job)
-            _check_owner(job, who)
             sweep, _ = sweep_replies.sweep_of(job)
             known = sweep_changes.known_change(job, request, who.name)
             if known is not None:
@@ -245,9 +256,12 @@ def _end_of(job: Job) -> str:
     return job.phase.value if job.ended else "ended"
 
 
-def _check_owner(job: Job, who: Identity) -> None:
-    if who.role != "admin" and who.name != job.user:
-        raise DeniedError(f"{job.job} belongs to {job.user}", "ask its owner")
+def _project(asked: str, who: Identity) -> str:
+    mine = projects_of(who)
+    if asked and asked not in mine:
+        what = f"project: {asked[:64]!r} is none of {', '.join(mine)}"
+        raise BadFieldError(what, "leave it out, or ask an admin for a key of it", "project")
+    return asked or mine[0]
 
 
 def _check_key(key: str) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from heapq import merge
 from typing import Final
 
-from controlplane.core.model.job import Job, number_of
+from controlplane.core.model.job import Job, JobOwner, number_of
 from controlplane.core.state import State
 from controlplane.journal.ended_jobs import EndedJob, EndedJobs
 from controlplane.journal.record import JournalError
@@ -23,7 +23,11 @@ DAMAGED: Final = "its row in the journal is damaged: `ones admin check`"
 
 
 def job_rows(
-    state: State, ended: EndedJobs, request: ListJobs, summary: Callable[[Job], JobSummary]
+    state: State,
+    ended: EndedJobs,
+    request: ListJobs,
+    summary: Callable[[Job], JobSummary],
+    sees: Callable[[JobOwner], bool] = lambda _: True,
 ) -> Rows:
     """The lines of `ones ps`, oldest first; their positions are the numbers of jobs.
 
@@ -32,6 +36,7 @@ def job_rows(
         ended: jobs that have left it.
         request: which ones.
         summary: the line of a job.
+        sees: whether who asks may know of somebody's jobs.
 
     Raises:
         BadFieldError: if one of its states is none.
@@ -47,10 +52,11 @@ def job_rows(
         (number_of(job.job), job)
         for job in jobs
         if _is_asked_for(request, job.job, job.spec.name, job.user, job.phase.value)
+        and sees(job.owner)
     ]
 
     def behind(after: int) -> Iterator[tuple[int, JobSummary]]:
-        left = _left(ended, request, after, summary) if every else ()
+        left = _left(ended, request, after, summary, sees) if every else ()
         for number, _, read in merge(_here(here, after, summary), left):
             yield number, read()
 
@@ -66,10 +72,15 @@ def _here(
 
 
 def _left(
-    ended: EndedJobs, request: ListJobs, after: int, summary: Callable[[Job], JobSummary]
+    ended: EndedJobs,
+    request: ListJobs,
+    after: int,
+    summary: Callable[[Job], JobSummary],
+    sees: Callable[[JobOwner], bool],
 ) -> Iterator[Found]:
     for job in ended.behind(after):
-        if _is_asked_for(request, job.job, job.name, job.user, job.state):
+        asked_for = _is_asked_for(request, job.job, job.name, job.user, job.state)
+        if asked_for and sees(job.owner()):
             yield job.number, 1, partial(_summary_of, job, summary)
 
 

@@ -15,16 +15,20 @@ from controlplane.service.client_api import replies, sweep_replies
 from controlplane.service.client_api.job_choice import job_rows
 from controlplane.service.client_api.pages import numbered, page_of
 from controlplane.service.client_api.policy_notes import PolicyNotes
+from controlplane.service.client_api.views import View
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
+from controlplane.service.job_owners import JobOwners
 from controlplane.service.long_polls import deadline_of
 from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.ids import JobId
+from schemas.link import Identity
 from schemas.messages import Message
 from schemas.messages.client import (
     EventsPage,
     ExplainJob,
+    Explanation,
     GetJob,
     GetLedger,
     GetSweep,
@@ -40,6 +44,7 @@ from schemas.messages.client import (
 )
 
 MAX_EVENTS: Final = 1000
+MAX_HIDDEN_PAGES: Final = 20  # of events that may not be seen, until an answer without any
 
 
 class ReadRequests:
@@ -54,6 +59,7 @@ class ReadRequests:
         feed: wakes long polls.
         telemetry: what workers said last.
         notes: what the policy of this cluster lacks of jobs.
+        owners: whose jobs are.
     """
 
     def __init__(
@@ -64,12 +70,14 @@ class ReadRequests:
         feed: EventFeed,
         telemetry: TelemetryTable,
         notes: PolicyNotes,
+        owners: JobOwners,
     ) -> None:
         self._commit_loop = commit_loop
         self._plans = plans
         self._feed = feed
         self._telemetry = telemetry
         self.notes = notes
+        self._owners = owners
 
     @property
     def _state(self) -> State:
@@ -79,35 +87,45 @@ class ReadRequests:
     def _totals(self) -> Totals:
         return self._commit_loop.committed.totals
 
-    async def answer(self, request: Message) -> Message | None:
+    async def answer(self, request: Message, who: Identity) -> Message | None:
         """What is known; None if the request is none of these.
 
         Args:
-            request: of somebody who may read.
+            request: that is permitted.
+            who: that asks.
 
         Raises:
             OnesError: if it cannot be answered.
         """
+        view = self.view(who)
         match request:
             case ListJobs():
-                return self._jobs(request)
+                return self._jobs(request, view)
             case GetJob(job=name, wait_s=wait_s, cursor=cursor):
-                return self.detail(await self._when_ended(name, wait_s), cursor)
+                return self.detail(await self._when_ended(name, wait_s), view, cursor)
             case WaitJob(job=name, wait_s=wait_s):
                 job = await self._when_ended(name, wait_s)
-                return replies.job_state(job, self._summary(job).reason)
+                return replies.job_state(job, view.text(self._summary(job).reason))
             case ExplainJob():
-                return self._explain(request)
+                return view.explanation(self._explain(request))
             case ListNodes(cursor=cursor):
                 lists, following = page_of({"nodes": replies.node_rows(self._state)}, cursor)
-                return Nodes(nodes=lists["nodes"], next=following)
+                return Nodes(nodes=tuple(map(view.node, lists["nodes"])), next=following)
             case GetSweep():
-                return self._sweep(request)
+                return view.sweep(self._sweep(request))
             case GetLedger(job=name):
                 return sweep_replies.ledger(self._commit_loop.job(name), self._past(name), request)
             case ReadEvents():
-                return await self._events(request)
+                return await self._events(request, view)
         return None
+
+    def view(self, who: Identity) -> View:
+        """What somebody may know.
+
+        Args:
+            who: the owner of a key.
+        """
+        return View(who, self._owners.of)
 
     def _sweep(self, request: GetSweep) -> SweepDetail:
         job = self._commit_loop.job(request.job)
@@ -130,18 +148,29 @@ class ReadRequests:
             job = self._commit_loop.job(name)
         return job
 
-    async def _events(self, request: ReadEvents) -> EventsPage:
+    async def _events(self, request: ReadEvents, view: View) -> EventsPage:
+        """The next of them that may be seen; looks through many that may not before it answers."""
         first, deadline = max(1, request.from_seq), deadline_of(request.wait_s)
-        while self._feed.last_seq < first and (left := deadline - _clock()) > 0:
-            await self._feed.wait(left)
-        events = self._commit_loop.reader.feed(first, max(1, min(request.limit, MAX_EVENTS)))
-        visible = [event for event in events if event.seq <= self._feed.last_seq]
-        page = page_of({"events": numbered(visible)}, "")[0]["events"]
-        return EventsPage(events=page, next_seq=page[-1].seq + 1 if page else first)
+        limit = max(1, min(request.limit, MAX_EVENTS))
+        for _ in range(MAX_HIDDEN_PAGES):
+            while self._feed.last_seq < first and (left := deadline - _clock()) > 0:
+                await self._feed.wait(left)
+            events = self._commit_loop.reader.feed(first, limit)
+            events = tuple(event for event in events if event.seq <= self._feed.last_seq)
+            page = page_of({"events": numbered(list(events))}, "")[0]["events"]
+            if not page:
+                break
+            first = page[-1].seq + 1
+            if seen := tuple(one for event in page if (one := view.event(event)) is not None):
+                return EventsPage(events=seen, next_seq=first)
+            await asyncio.sleep(0)
+        return EventsPage(events=(), next_seq=first)
 
-    def _jobs(self, request: ListJobs) -> Jobs:
-        state = self._state
-        rows = job_rows(state, self._commit_loop.reader.ended, request, self._summary)
+    def _jobs(self, request: ListJobs, view: View) -> Jobs:
+        state, ended = self._state, self._commit_loop.reader.ended
+        rows = job_rows(
+            state, ended, request, lambda job: view.summary(self._summary(job)), view.sees
+        )
         lists, following = page_of({"jobs": rows}, request.cursor)
         return Jobs(jobs=lists["jobs"], left_out=int(bool(following)), next=following)
 
@@ -154,11 +183,12 @@ class ReadRequests:
             predicted_loss=self._plans.predicted_loss.get(job.job),
         )
 
-    def detail(self, job: Job, cursor: str = "") -> JobDetail:
+    def detail(self, job: Job, view: View, cursor: str = "") -> JobDetail:
         """Everything about a job, a page.
 
         Args:
             job: of the committed state.
+            view: of who asks, who may know of it.
             cursor: `next` of the page before.
 
         Raises:
@@ -180,9 +210,9 @@ class ReadRequests:
             *self.notes.of(job, detail.summary.train_loss),
             *_not_told(records, job.job),
         )
-        return msgspec.structs.replace(detail, notes=notes)
+        return view.detail(msgspec.structs.replace(detail, notes=notes), job.owner)
 
-    def _explain(self, request: ExplainJob) -> Message:
+    def _explain(self, request: ExplainJob) -> Explanation:
         job = self._commit_loop.job(request.job)
         reason = self._plans.reason(job.job)
         records, now = self._commit_loop.records, self._commit_loop.now()

@@ -91,6 +91,7 @@ def job_summary(
         promised_end=job.promised_end.first if job.promised_end else None,
         expected_end=job.promised_end.latest if job.promised_end else None,
         predicted_loss=predicted_loss if job.group else None,
+        project=job.owner.project,
     )
 
 

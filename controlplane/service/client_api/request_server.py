@@ -21,12 +21,13 @@ from controlplane.service.client_api.policy_notes import PolicyNotes
 from controlplane.service.client_api.read_requests import ReadRequests
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.event_feed import EventFeed
+from controlplane.service.job_owners import JobOwners
 from controlplane.service.planner.plan_exchange import PlanExchange
-from controlplane.service.role_permissions import READERS, WRITERS, refuse_revoked
+from controlplane.service.role_permissions import permit, refuse_revoked
 from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import MAX_BYTES, REQUEST, encode
-from schemas.errors import BadFieldError, DeniedError, OnesError, TooLargeError, UnavailableError
+from schemas.errors import BadFieldError, OnesError, TooLargeError, UnavailableError
 from schemas.link import Identity, Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages import Message
@@ -38,7 +39,6 @@ from schemas.messages.client import (
     GetSearch,
     SearchInfo,
 )
-from schemas.messages.logs import ReadLog
 
 log = structlog.get_logger("client_api")
 TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
@@ -64,6 +64,7 @@ class RequestServer:
         policy: its name.
         cluster_info: what `GetCluster` tells the owner of a key.
         search_info: how the scheduler stands.
+        owners: whose jobs are.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class RequestServer:
         policy: str,
         cluster_info: Callable[[Identity], Cluster],
         search_info: Callable[[], SearchInfo],
+        owners: JobOwners,
     ) -> None:
         self._commit_loop = commit_loop
         self._socket = socket
@@ -89,10 +91,12 @@ class RequestServer:
             feed=feed,
             telemetry=telemetry,
             notes=PolicyNotes(policy),
+            owners=owners,
         )
         self._changes = ChangeRequests(commit_loop, self._reads, snapshots)
         self._cluster_info = cluster_info
         self._search_info = search_info
+        self._owners = owners
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -128,8 +132,8 @@ class RequestServer:
         self._socket.send(*incoming.frames[:2], encode(failed))
 
     async def _dispatch(self, request: Message, who: Identity) -> Message:
-        if who.role not in READERS:
-            raise DeniedError(f"the key of {who} may not use this port", "use a user's key")
+        name = getattr(request, "job", None)
+        permit(who, request, None if name is None else self._owners.of(name))
         match request:
             case GetCluster():
                 return self._cluster_info(who)
@@ -137,14 +141,8 @@ class RequestServer:
                 return self._search_info()
             case CheckJob():
                 return self._changes.check(request)
-            case ReadLog():
-                raise BadFieldError("logs have a port of their own", "see log_port of GetCluster")
-        reply = await self._reads.answer(request)
-        if reply is not None:
-            return reply
-        if who.role not in WRITERS:
-            raise DeniedError(f"{who.role} {who.name} may only read", "ask for a user's key")
-        return await self._changes.answer(request, who)
+        reply = await self._reads.answer(request, who)
+        return reply if reply is not None else await self._changes.answer(request, who)
 
 
 def _fitting(reply: Message) -> bytes:

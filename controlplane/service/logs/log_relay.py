@@ -13,12 +13,12 @@ from controlplane.journal.job_records import JobRecords
 from controlplane.service.job_files import JobFiles
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.long_polls import deadline_of
-from controlplane.service.role_permissions import NODE, READERS, refuse_revoked
+from controlplane.service.role_permissions import NODE, permit, refuse_revoked
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.ids import JobId, NodeId, Rank, Seconds, worker_id
-from schemas.link import Incoming, Socket
+from schemas.link import Identity, Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages.client import Failed
 from schemas.messages.files import FileList, FilePiece, FilesRefused, FromFollower
@@ -102,26 +102,27 @@ class LogRelay:
             try:
                 refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
-                if not incoming.identity or incoming.identity.role not in READERS:
-                    raise DeniedError("this key may not read logs", "use a user's key")
                 if len(self._under_way) > MAX_WAITING:
                     raise DeniedError("too many followers at once", "try again later")
-                self._job(request.job)
+                who = incoming.identity or Identity("", "")
+                permit(who, request, self._job(request.job).owner)
             except OnesError as error:
                 self._fail(incoming, error)
                 continue
             answering = (
                 self._answer(incoming, request)
                 if isinstance(request, ReadLog)
-                else self._answer_about_files(incoming, request)
+                else self._answer_about_files(incoming, request, who)
             )
             task = asyncio.create_task(answering)
             self._under_way.add(task)
             task.add_done_callback(self._under_way.discard)
 
-    async def _answer_about_files(self, incoming: Incoming, request: FromFollower) -> None:
+    async def _answer_about_files(
+        self, incoming: Incoming, request: FromFollower, who: Identity
+    ) -> None:
         try:
-            reply = await self._files.reply(request, incoming.identity)
+            reply = await self._files.reply(request, who)
             refuse_revoked(incoming)
         except OnesError as error:
             self._fail(incoming, error)

@@ -61,6 +61,7 @@ class House:
             "".join(
                 f'[[key]]\npublic = "{self.keys[name].public.decode()}"\n'
                 f'name = "{name}"\nrole = "{"node" if name == N1 else "user"}"\n'
+                'project = "shared"\n'
                 for name in names
             )
         )
@@ -77,6 +78,7 @@ class Person:
         self._house = house
         self._ids = itertools.count()
         self._answers: dict[bytes, Any] = {}
+        self.heard: list[tuple[bytes, int]] = []  # of the feed: topics and numbers
         self.requests = self._connect("DEALER", "clients")
         self.pages = self._connect("DEALER", "followers")
         self.feed = self._connect("SUB", "feed")
@@ -107,8 +109,12 @@ class Person:
 
     async def hears(self, job: JobId) -> None:
         """Until the feed tells of a job."""
-        while FEED.decode((await soon(self.feed.receive())).frames[-1]).job != job:
-            pass
+        while True:
+            topic, data = (await soon(self.feed.receive())).frames
+            event = FEED.decode(data)
+            self.heard.append((topic, event.seq))
+            if event.job == job:
+                return
 
     def close(self) -> None:
         self._link.close()
@@ -151,7 +157,9 @@ async def heard_by(house: House, *people: Person) -> JobId:
         while True:
             number = house.controller._state().jobs_accepted + 1
             job = JobId(f"a-{number}")
-            house.controller._commit_loop.handle(builders.submission("a", key=str(number)))
+            house.controller._commit_loop.handle(
+                builders.submission("a", key=str(number), project="shared")
+            )
             hearing = [asyncio.create_task(person.hears(job)) for person in people]
             _, late = await asyncio.wait(hearing, timeout=0.2)
             for task in late:
@@ -197,6 +205,24 @@ async def test_a_key_that_is_taken_out_gets_nothing_more_over_connections_that_i
     assert await bob.answer(poll) == DENIED
     assert not await bob.feed._socket.poll(0)
     assert isinstance(await ann.ask(GetCluster()), Cluster)
+
+
+async def test_the_feed_tells_each_project_of_its_own_jobs_alone(
+    house: House, people: tuple[Person, Person]
+) -> None:
+    """`shared-2` begins as `shared` does, and is another project."""
+    ann, bob = people
+    await heard_by(house, ann, bob)
+    house.controller._commit_loop.handle(builders.submission("a", user="eve", project="shared-2"))
+
+    last = await heard_by(house, ann, bob)
+
+    for person in people:
+        topics = {topic.decode() for topic, _ in person.heard}
+        assert {topic.rpartition("/job/")[0] for topic in topics} <= {"project/shared", ""}
+        assert f"project/shared/job/{last}" in topics
+        missed = 1 + max(seq for _, seq in person.heard) - len({seq for _, seq in person.heard})
+        assert missed > 0
 
 
 async def test_a_node_whose_key_is_taken_out_is_told_and_hears_nothing_more(house: House) -> None:

@@ -9,7 +9,7 @@ import pytest
 from controlplane.core.inputs import DrainRequested, UndrainRequested
 from controlplane.service.client_api.drain_requests import drain_input
 from controlplane.service.client_api.replies import node_info
-from schemas.errors import BadFieldError, DeniedError, UnknownNodeError
+from schemas.errors import BadFieldError, UnknownNodeError
 from schemas.ids import NodeId
 from schemas.link import Identity
 from schemas.messages.client import DrainNode, UndrainNode
@@ -30,12 +30,6 @@ def test_operators_and_admins_drain_nodes_and_give_them_back(role: str) -> None:
     controller.take(ASKED)
     undrained = drain_input(controller.state, UndrainNode(node=N1), who)
     assert undrained == UndrainRequested(node=N1, user="ann")
-
-
-@pytest.mark.parametrize("request_", [DRAIN, UndrainNode(node=N1)], ids=["drain", "undrain"])
-def test_users_may_not(request_: DrainNode | UndrainNode) -> None:
-    with pytest.raises(DeniedError, match="user bob may not drain nodes"):
-        drain_input(cluster_of(n1=1).state, request_, Identity("user", "bob"))
 
 
 def test_a_node_that_never_joined_cannot_be_drained() -> None:

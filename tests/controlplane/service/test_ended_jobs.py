@@ -115,7 +115,7 @@ def test_a_job_that_left_is_cancelled_in_vain_and_resized_never(tmp_path: Path) 
         with pytest.raises(BadFieldError, match="a-1 has succeeded"):
             await service.ask(ResizeJob(job=A, slots=1))
         with pytest.raises(DeniedError, match="belongs to ann"):
-            await service.ask(ResizeJob(job=A, slots=1), Identity("user", "bob"))
+            await service.ask(ResizeJob(job=A, slots=1), Identity("user", "bob", ("ann",)))
         for request in (CancelJob(job=GHOST), GetJob(job=GHOST), WaitJob(job=GHOST)):
             with pytest.raises(UnknownJobError):
                 await service.ask(request)

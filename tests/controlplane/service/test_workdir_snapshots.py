@@ -45,7 +45,21 @@ async def test_an_archive_arrives_in_pieces_and_is_there_when_it_is_whole(
 async def test_a_stored_archive_is_not_asked_for_again(store: SnapshotStore) -> None:
     await store.put(WHO, DIGEST, 0, DATA, len(DATA))
 
-    assert await store.put(OTHER, DIGEST, 0, DATA[:1], len(DATA)) == len(DATA)
+    assert await store.put(WHO, DIGEST, 0, DATA[:1], len(DATA)) == len(DATA)
+
+
+async def test_who_names_a_stored_archive_and_does_not_have_it_gets_nothing_by_it(
+    store: SnapshotStore,
+) -> None:
+    await store.put(WHO, DIGEST, 0, DATA, len(DATA))
+
+    assert await store.put(OTHER, DIGEST, 0, DATA[:1], len(DATA)) == 1
+    assert (store.is_of(WHO, DIGEST), store.is_of(OTHER, DIGEST)) == (True, False)
+
+    assert await store.put(OTHER, DIGEST, 1, DATA[1:], len(DATA)) == len(DATA)
+    assert store.is_of(OTHER, DIGEST)
+    store.forget(DIGEST)
+    assert not any(store.is_of(who, DIGEST) for who in (WHO, OTHER))
 
 
 async def test_a_piece_that_does_not_continue_says_where_to_go_on(store: SnapshotStore) -> None:

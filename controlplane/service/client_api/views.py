@@ -1,0 +1,195 @@
+"""What is told, cut down to what its reader may know: other people's secrets, jobs and names."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+
+from msgspec.structs import replace
+
+from controlplane.core.model.job import JobOwner
+from controlplane.service.role_permissions import WRITERS, Action, may, sees_all
+from schemas.ids import JobId
+from schemas.jobs import JobSpec
+from schemas.link import Identity
+from schemas.messages.client import (
+    Decision,
+    EpochInfo,
+    Explanation,
+    JobDetail,
+    JobSummary,
+    NodeInfo,
+    SweepDetail,
+)
+from schemas.messages.feed import Detail, FeedEvent
+
+HIDDEN: Final = "***"  # in the place of a value that its reader may not have
+SOMEBODY: Final = "a job of others"
+WORD: Final = re.compile(r"[A-Za-z0-9_-]+")
+JOB: Final = re.compile(r"[A-Za-z0-9_-]+-[0-9]+")
+_SALT: Final = secrets.token_bytes(16)  # families are told apart, and cannot be guessed
+
+
+class View:
+    """What one reader may know.
+
+    Args:
+        who: the owner of the key that asks.
+        owner_of: whose a job is; None: there is no such job.
+    """
+
+    def __init__(self, who: Identity, owner_of: Callable[[JobId], JobOwner | None]) -> None:
+        self._who = who
+        self._owner_of = owner_of
+        self._all = sees_all(who)
+
+    def sees(self, job: JobOwner | None) -> bool:
+        """Whether he may know of a job.
+
+        Args:
+            job: whose it is; None: it is not kept any more.
+        """
+        return self._all or (job is not None and may(self._who, Action.STATE, job))
+
+    def text(self, text: str) -> str:
+        """A reason without names of jobs that he may not know of.
+
+        Args:
+            text: that may name any.
+        """
+        return text if self._all else hide_names(text, self._hides)
+
+    def summary(self, row: JobSummary) -> JobSummary:
+        """A line of `ones ps`.
+
+        Args:
+            row: of a job that he may know of.
+        """
+        return row if self._all else replace(row, reason=self.text(row.reason))
+
+    def detail(self, detail: JobDetail, owner: JobOwner) -> JobDetail:
+        """A page of `ones show`.
+
+        Args:
+            detail: of a job that he may know of.
+            owner: whose it is.
+        """
+        history = tuple(
+            replace(one, why=self.text(one.why), detail=self._detail(one.detail))
+            for one in detail.history
+        )
+        return replace(
+            detail,
+            summary=self.summary(detail.summary),
+            spec=shown_spec(detail.spec, self._who, owner),
+            history=detail.history if self._all else history,
+            epochs=tuple(map(self._epoch, detail.epochs)),
+        )
+
+    def explanation(self, told: Explanation) -> Explanation:
+        """A page of `ones explain`.
+
+        Args:
+            told: of a job that he may know of.
+        """
+        return (
+            told
+            if self._all
+            else replace(told, decisions=tuple(map(self._decision, told.decisions)))
+        )
+
+    def sweep(self, told: SweepDetail) -> SweepDetail:
+        """A page of `ones sweep show`.
+
+        Args:
+            told: of a sweep that he may know of.
+        """
+        return replace(told, summary=self.summary(told.summary))
+
+    def node(self, node: NodeInfo) -> NodeInfo:
+        """A line of `ones node list`: slots of other people's jobs are taken, and that is all.
+
+        Args:
+            node: as it is.
+        """
+        if self._all:
+            return node
+        jobs = tuple(job for job in node.jobs if self.sees(self._owner_of(job)))
+        return replace(node, jobs=jobs, reason=self.text(node.reason))
+
+    def event(self, event: FeedEvent) -> FeedEvent | None:
+        """An event of the feed; None: it is about a job that he may not know of.
+
+        Args:
+            event: as it was announced.
+        """
+        if self._all:
+            return event
+        if event.job is not None and not self.sees(self._owner_of(event.job)):
+            return None
+        return replace(event, detail=self._detail(event.detail))
+
+    def _decision(self, decision: Decision) -> Decision:
+        return replace(decision, why=self.text(decision.why))
+
+    def _detail(self, detail: Detail) -> Detail:
+        return {
+            name: self.text(value) if isinstance(value, str) else value
+            for name, value in detail.items()
+        }
+
+    def _epoch(self, epoch: EpochInfo) -> EpochInfo:
+        """Families are names and arguments of scripts: of others no more than who is who."""
+        if epoch.beside is None or self._who.role == "admin":
+            return epoch
+        mine = f"{self._who.name}/" if self._who.role in WRITERS else "\0"
+        beside = tuple(
+            (many, tuple(one if one.startswith(mine) else _pseudonym(one) for one in families))
+            for many, families in epoch.beside
+        )
+        return replace(epoch, beside=beside)
+
+    def _hides(self, job: JobId) -> bool:
+        owner = self._owner_of(job)
+        return owner is not None and not self.sees(owner)
+
+
+def shown_spec(spec: JobSpec, who: Identity, owner: JobOwner) -> JobSpec:
+    """A job file without what its reader may not have: names of variables stay.
+
+    Args:
+        spec: as it was submitted.
+        who: the reader.
+        owner: whose the job is.
+    """
+    env, args = spec.env, spec.args
+    if not may(who, Action.ENV, owner):
+        env = dict.fromkeys(env, HIDDEN)
+    if not may(who, Action.ARGS, owner):
+        args = (HIDDEN,) * len(args)
+    return replace(spec, env=env, args=args)
+
+
+def hide_names(text: str, hides: Callable[[JobId], bool]) -> str:
+    """A text with names of some jobs replaced.
+
+    Args:
+        text: that may name any.
+        hides: whether there is such a job and its name is not to be told.
+    """
+
+    def shown(word: re.Match[str]) -> str:
+        name = word[0]
+        return SOMEBODY if JOB.fullmatch(name) and hides(JobId(name)) else name
+
+    return WORD.sub(shown, text)
+
+
+@lru_cache(4096)
+def _pseudonym(family: str) -> str:
+    digest = hashlib.blake2b(family.encode(errors="replace"), key=_SALT, digest_size=6)
+    return f"other/{digest.hexdigest()}"

@@ -1,0 +1,187 @@
+"""What one user is told of another's jobs: nothing, over any request."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import pytest
+
+from controlplane.client.workdir_archive import digest_of, pack
+from controlplane.service.client_api.views import HIDDEN, SOMEBODY, hide_names
+from schemas.errors import BadFieldError, UnknownJobError
+from schemas.ids import JobId
+from schemas.link import Identity
+from schemas.messages.client import (
+    CancelJob,
+    ExplainJob,
+    GetJob,
+    JobAccepted,
+    ListJobs,
+    ListNodes,
+    PutSnapshot,
+    ReadEvents,
+    SubmitJob,
+    WaitJob,
+)
+from tests.support import builders
+from tests.support.builders import N1, S0, A, B, job_spec
+from tests.support.file_trees import PROJECT, tree
+from tests.support.live_service import ANN, LiveService
+
+BOB: Final = Identity("user", "bob")
+MATE: Final = Identity("user", "bob", ("ann",))
+ADMIN: Final = Identity("admin", "root")
+OPERATOR: Final = Identity("operator", "olga")
+WATCHER: Final = Identity("viewer", "wall")
+SECRET: Final = {"TOKEN": "hunter2", "MODE": "fast"}
+
+
+@pytest.fixture
+async def service(tmp_path: Path) -> Any:
+    """Ann's job a-1 with a secret, and bob's b-2, which waits."""
+    made = LiveService(tmp_path)
+    made.take(builders.greeting(N1))
+    made.take(builders.submission("a", env=SECRET, args=("--key", "hunter3"), user="ann"))
+    made.take(builders.submission("b", user="bob"))
+    made.place({A: S0})
+    await made.loop.caught_up()
+    yield made
+    made.loop.close()
+
+
+async def test_lists_have_jobs_that_one_may_know_of_and_no_others(service: LiveService) -> None:
+    def names(reply: Any) -> list[str]:
+        return [row.job for row in reply.jobs]
+
+    for who, expected in ((ANN, [A]), (BOB, [B]), (MATE, [A, B]), (OPERATOR, [A, B])):
+        assert names(await service.ask(ListJobs(ended=True), who)) == expected
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [GetJob(job=A), WaitJob(job=A, wait_s=30.0), ExplainJob(job=A), CancelJob(job=A)],
+    ids=lambda request: type(request).__name__,
+)
+async def test_a_foreign_job_is_unknown_at_once(service: LiveService, request_: Any) -> None:
+    with pytest.raises(UnknownJobError, match="no job 'a-1'"):
+        await service.ask(request_, BOB)
+
+    assert not service.loop.reactor.state.jobs[A].ended
+
+
+@pytest.mark.parametrize(
+    ("who", "env", "args"),
+    [
+        (ANN, SECRET, ("--key", "hunter3")),
+        (MATE, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
+        (ADMIN, dict.fromkeys(SECRET, HIDDEN), ("--key", "hunter3")),
+        (OPERATOR, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
+        (WATCHER, dict.fromkeys(SECRET, HIDDEN), (HIDDEN, HIDDEN)),
+    ],
+    ids=["owner", "project", "admin", "operator", "viewer of all"],
+)
+async def test_values_of_the_environment_are_the_owners_alone(
+    service: LiveService, who: Identity, env: dict[str, str], args: tuple[str, ...]
+) -> None:
+    detail = await service.ask(GetJob(job=A), who)
+
+    assert (detail.spec.env, detail.spec.args) == (env, args)
+    if who is not ANN:
+        assert b"hunter2" not in msgspec.msgpack.encode(detail)
+
+
+async def test_slots_of_foreign_jobs_are_taken_and_that_is_all(service: LiveService) -> None:
+    (seen,) = (await service.ask(ListNodes(), ANN)).nodes
+    (cut,) = (await service.ask(ListNodes(), BOB)).nodes
+
+    assert (seen.jobs, cut.jobs) == ((A,), ())
+    assert cut == msgspec.structs.replace(seen, jobs=())
+
+
+async def test_events_of_foreign_jobs_are_passed_over_and_the_next_number_moves_on(
+    service: LiveService,
+) -> None:
+    whole = (await service.ask(ReadEvents(), ADMIN)).events
+    page = await service.ask(ReadEvents(), BOB)
+
+    assert page.events == tuple(event for event in whole if event.job != A)
+    assert {event.job for event in page.events} == {None, B}
+    beyond = await service.ask(ReadEvents(from_seq=page.next_seq), BOB)
+    assert (beyond.events, beyond.next_seq) == ((), whole[-1].seq + 1)
+
+
+async def test_a_wait_for_events_lasts_until_there_is_one_that_may_be_seen(
+    service: LiveService,
+) -> None:
+    last = service.feed.last_seq
+    asking = asyncio.create_task(service.ask(ReadEvents(from_seq=last + 1, wait_s=30.0), BOB))
+    await asyncio.sleep(0)
+    service.take(builders.cancelled(A))
+    await service.loop.caught_up()
+    assert not asking.done()
+
+    service.take(builders.cancelled(B))
+
+    page = await asking
+    assert {event.job for event in page.events} == {B}
+
+
+async def test_names_of_foreign_jobs_are_hidden_in_reasons() -> None:
+    told = hide_names("gives 2 slots to a-1, b-2 (on n1-0); a-1.v3.r0 leaves", {"a-1"}.__contains__)
+
+    assert told == f"gives 2 slots to {SOMEBODY}, b-2 (on n1-0); {SOMEBODY}.v3.r0 leaves"
+
+
+async def test_a_key_of_a_request_is_its_users_alone(service: LiveService, tmp_path: Path) -> None:
+    archive, digest = packed(tmp_path)
+    accepted = []
+    for who in (ANN, BOB, ANN):
+        await service.ask(
+            PutSnapshot(digest=digest, offset=0, data=archive, total=len(archive)), who
+        )
+        submitted = SubmitJob(spec=job_spec("c"), snapshot=digest, key="k")
+        accepted.append(await service.ask(submitted, who))
+
+    first, second = JobId("c-3"), JobId("c-4")
+    assert [one.job for one in accepted] == [first, second, first]
+    assert isinstance(accepted[0], JobAccepted)
+
+
+async def test_who_knows_the_digest_of_an_archive_does_not_have_it(
+    service: LiveService, tmp_path: Path
+) -> None:
+    archive, digest = packed(tmp_path)
+    put = PutSnapshot(digest=digest, offset=0, data=archive, total=len(archive))
+    asked = SubmitJob(spec=job_spec("c"), snapshot=digest)
+    await service.ask(put, ANN)
+
+    with pytest.raises(BadFieldError, match="is not stored here"):
+        await service.ask(asked, MATE)
+
+    await service.ask(asked, ANN)  # now it is the archive of a job whose files are his mate's, too
+    assert (await service.ask(asked, MATE)).job == JobId("c-4")
+    with pytest.raises(BadFieldError, match="is not stored here"):
+        await service.ask(asked, Identity("user", "eve"))
+
+
+async def test_a_job_is_its_users_first_projects_or_that_which_he_names(
+    service: LiveService, tmp_path: Path
+) -> None:
+    archive, digest = packed(tmp_path)
+    who = Identity("user", "ann", ("vision", "speech"))
+    await service.ask(PutSnapshot(digest=digest, offset=0, data=archive, total=len(archive)), who)
+    for project in ("", "speech"):
+        await service.ask(SubmitJob(spec=job_spec("c"), snapshot=digest, project=project), who)
+
+    rows = (await service.ask(ListJobs(name="c"), who)).jobs
+    assert [row.project for row in rows] == ["vision", "speech"]
+    with pytest.raises(BadFieldError, match="'bob' is none of vision, speech"):
+        await service.ask(SubmitJob(spec=job_spec("c"), snapshot=digest, project="bob"), who)
+
+
+def packed(folder: Path) -> tuple[bytes, str]:
+    archive = pack(tree(folder / "workdir", PROJECT))
+    return archive, digest_of(archive)
