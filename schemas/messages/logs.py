@@ -20,8 +20,8 @@ class LogHello(Message, tag="logs.hello.1"):
 
     node: NodeId
     job: JobId
-    version: Version
-    rank: Rank
+    version: Annotated[Version, msgspec.Meta(ge=0, le=2**53)]
+    rank: Annotated[Rank, msgspec.Meta(ge=0, le=2**53)]
     stream: Stream
 
 
@@ -29,8 +29,8 @@ class LogChunk(Message, tag="logs.chunk.1"):
     """Agent to relay: bytes of a worker's file from `offset` on; whole lines where they fit."""
 
     job: JobId
-    version: Version
-    rank: Rank
+    version: Annotated[Version, msgspec.Meta(ge=0, le=2**53)]
+    rank: Annotated[Rank, msgspec.Meta(ge=0, le=2**53)]
     stream: Stream
     offset: Position
     data: bytes
@@ -40,8 +40,8 @@ class LogEnded(Message, tag="logs.ended.1"):
     """Agent to relay: the worker has exited and its file ends at `size`."""
 
     job: JobId
-    version: Version
-    rank: Rank
+    version: Annotated[Version, msgspec.Meta(ge=0, le=2**53)]
+    rank: Annotated[Rank, msgspec.Meta(ge=0, le=2**53)]
     stream: Stream
     size: Position
 

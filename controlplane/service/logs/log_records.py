@@ -6,8 +6,10 @@ A file is a row of records: 4 bytes big-endian header length, a MessagePack head
 
 from __future__ import annotations
 
+import re
 import struct
 from collections.abc import Iterator
+from itertools import islice
 from typing import BinaryIO, Final
 
 import msgspec
@@ -16,6 +18,9 @@ from schemas.codec import MAX_BYTES
 
 LENGTH: Final = struct.Struct(">I")
 LONGEST_HEADER: Final = 64  # bytes; six numbers take 40 at most
+BEGINNING: Final = re.compile(rb"\0\0\0[\x06-\x40][\x95\x96]")  # of a record
+WINDOW: Final = 1 << 20  # bytes looked through at once
+ROW: Final = 3  # records one behind the other are no chance
 Who = tuple[int, int]  # (version, rank)
 
 
@@ -78,6 +83,33 @@ def is_torn(file: BinaryIO, position: int, size: int) -> bool:
     if not 0 < length <= LONGEST_HEADER:
         return False
     return size - position < LENGTH.size + length or _header_at(file, position, size) is not None
+
+
+def next_record(file: BinaryIO, after: int, size: int) -> int:
+    """Where records go on behind damage.
+
+    Args:
+        file: of records.
+        after: the first position that may be one's first byte.
+        size: of the file, bytes; returned if none begins before it.
+    """
+    position = after
+    while position < size:
+        file.seek(position)
+        window = file.read(min(WINDOW, size - position))
+        for found in BEGINNING.finditer(window):
+            if _is_row(file, position + found.start(), size):
+                return position + found.start()
+        position += max(1, len(window) - LENGTH.size)
+    return size
+
+
+def _is_row(file: BinaryIO, position: int, size: int) -> bool:
+    """Whether a few records stand there one behind the other, or all that follow."""
+    ends = [end for _, end in islice(whole_records(file, position, size), ROW)]
+    if not ends or len(ends) == ROW:
+        return bool(ends)
+    return ends[-1] == size or is_torn(file, ends[-1], size)
 
 
 def _length_at(file: BinaryIO, position: int) -> int:

@@ -1,13 +1,12 @@
 """A job's output as one file: pieces of its workers in the order in which they arrived.
 
 A torn last record is cut off when the file is opened; its bytes come again, because the agent keeps
-them until they are stored. What is damaged otherwise is set aside with everything behind it, in a
-file of its own, and the output says so: nothing that was stored is thrown away.
+them until they are stored. What is damaged otherwise stays as it is and is passed over: a page says
+so in its place, and goes on with what is behind.
 """
 
 from __future__ import annotations
 
-import shutil
 import time
 from bisect import bisect_right
 from collections.abc import Callable
@@ -17,7 +16,14 @@ from typing import BinaryIO, Final
 
 import structlog
 
-from controlplane.service.logs.log_records import Header, Who, is_torn, record, whole_records
+from controlplane.service.logs.log_records import (
+    Header,
+    Who,
+    is_torn,
+    next_record,
+    record,
+    whole_records,
+)
 from schemas.errors import BadFieldError
 from schemas.ids import JobId, Rank, Version
 from schemas.messages.logs import LogPiece
@@ -36,12 +42,22 @@ class _Stream:
     stored: dict[Who, int] = field(default_factory=dict)  # end of each worker's output
     ended: set[Who] = field(default_factory=set)
     marks: list[int] = field(default_factory=lambda: [0])  # where records begin, some of them
+    damaged: dict[int, int] = field(default_factory=dict)  # where damage begins and ends
 
     def grows(self, end: int) -> None:
         """A record was added, and ends there."""
         self.size = end
         if end - self.marks[-1] >= MARK_BYTES:
             self.marks.append(end)
+
+    def passes_over(self, start: int, end: int) -> None:
+        """No record can be read there."""
+        self.damaged[start] = self.size = end
+        self.marks.append(end)
+
+    def whole_from(self, position: int) -> int:
+        """Where the records that begin at `position` come to damage, or to the end."""
+        return min((start for start in self.damaged if start >= position), default=self.size)
 
 
 class LogStore:
@@ -159,10 +175,8 @@ class LogStore:
             BadFieldError: if no record begins there.
         """
         found = self._open(job, stream)
-        pieces: list[LogPiece] = []
-        taken = 0
         if not found.path.exists() or cursor >= found.size:
-            return pieces, max(0, min(cursor, found.size))
+            return [], max(0, min(cursor, found.size))
         with found.path.open("rb") as file:
             if not _begins(found, file, cursor):
                 raise BadFieldError(
@@ -170,16 +184,7 @@ class LogStore:
                     "ask from 0, or where a page ended",
                     "cursor",
                 )
-            position = cursor
-            for head, end in whole_records(file, cursor, found.size):
-                wanted = head.size and rank in (None, head.rank) and head.time >= since
-                if wanted and taken and taken + head.size > max_bytes:
-                    break
-                if wanted:
-                    pieces.append(_piece(head, file.read(head.size)))
-                    taken += head.size
-                position = end
-        return pieces, position
+            return _page(found, file, cursor, max_bytes, rank=rank, since=since)
 
     def forget(self, name: str) -> None:
         """Delete a stream of a job that has ended; what comes of it afterwards begins anew.
@@ -220,44 +225,53 @@ class LogStore:
     def _scan(self, found: _Stream) -> None:
         size = found.path.stat().st_size
         with found.path.open("r+b") as file:
-            for head, end in whole_records(file, 0, size):
-                who = (head.version, head.rank)
-                found.stored[who] = max(found.stored.get(who, 0), head.offset + head.size)
-                found.bytes_kept += head.size
-                if head.ended:
-                    found.ended.add(who)
-                found.grows(end)
-            torn = is_torn(file, found.size, size)
-            if not torn:
-                _set_aside(found, file)
-            file.truncate(found.size)
-        if not torn:
-            damaged = f"{size - found.size} bytes of stored output cannot be read"
-            note = f"[ones: {damaged}: {_aside(found).name}]\n"
-            have = found.stored.get(NOBODY, 0)
-            self._write(found, NOBODY, have, note.encode(), ended=False)
-            found.stored[NOBODY] = have + len(note)
+            while found.size < size:
+                for head, end in whole_records(file, found.size, size):
+                    who = (head.version, head.rank)
+                    found.stored[who] = max(found.stored.get(who, 0), head.offset + head.size)
+                    found.bytes_kept += head.size
+                    if head.ended:
+                        found.ended.add(who)
+                    found.grows(end)
+                if found.size == size:
+                    break
+                following = next_record(file, found.size + 1, size)
+                if following == size and is_torn(file, found.size, size):
+                    file.truncate(found.size)
+                    break
+                place = {"file": str(found.path), "begins": found.size, "ends": following}
+                log.error("stored output is damaged", **place)
+                found.passes_over(found.size, following)
 
 
-def _aside(found: _Stream) -> Path:
-    return found.path.with_name(f"{found.path.name}.damaged-{found.size}")
-
-
-def _set_aside(found: _Stream, file: BinaryIO) -> None:
-    """Keep what is behind the last record that can be read.
-
-    Raises:
-        OSError: if there is no room for it; the file is as it was.
-    """
-    aside = _aside(found)
-    file.seek(found.size)
-    try:
-        with aside.open("wb") as target:
-            shutil.copyfileobj(file, target)
-    except OSError:
-        aside.unlink(missing_ok=True)
-        raise
-    log.error("stored output is damaged", file=str(found.path), kept=str(aside))
+def _page(
+    found: _Stream,
+    file: BinaryIO,
+    cursor: int,
+    max_bytes: int,
+    *,
+    rank: Rank | None,
+    since: float,
+) -> tuple[list[LogPiece], int]:
+    """Pieces from a record or damage on, and the position behind them."""
+    pieces: list[LogPiece] = []
+    taken, position = 0, cursor
+    while position < found.size:
+        for head, end in whole_records(file, position, found.whole_from(position)):
+            wanted = head.size and rank in (None, head.rank) and head.time >= since
+            if wanted and taken and taken + head.size > max_bytes:
+                return pieces, position
+            if wanted:
+                pieces.append(_piece(head, file.read(head.size)))
+                taken += head.size
+            position = end
+        if position not in found.damaged:
+            break
+        end = found.damaged[position]
+        note = f"[ones: {end - position} bytes of stored output cannot be read]\n".encode()
+        pieces.append(_piece(Header(*NOBODY, position, len(note), ended=False), note))
+        taken, position = taken + len(note), end
+    return pieces, position
 
 
 def _begins(found: _Stream, file: BinaryIO, cursor: int) -> bool:
@@ -267,7 +281,7 @@ def _begins(found: _Stream, file: BinaryIO, cursor: int) -> bool:
     mark = found.marks[bisect_right(found.marks, cursor) - 1]
     if mark == cursor:
         return True
-    ends = (end for _, end in whole_records(file, mark, found.size))
+    ends = (end for _, end in whole_records(file, mark, found.whole_from(mark)))
     return next((end for end in ends if end >= cursor), -1) == cursor
 
 

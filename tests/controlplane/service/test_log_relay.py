@@ -8,11 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
 from schemas.codec import encode
+from schemas.errors import MalformedMessageError
 from schemas.ids import Rank, Seconds
 from schemas.link import Identity, Incoming
 from schemas.messages.client import Failed
@@ -118,3 +120,36 @@ async def test_a_wait_that_is_no_number_is_refused_by_name(tmp_path: Path) -> No
         field="wait_s",
     )
     assert sent == [encode(refusal)]
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"version": -1}, {"rank": -1}, {"offset": -1}, {"offset": 2**60}, {"version": 2**60}],
+    ids=repr,
+)
+async def test_output_that_no_worker_can_have_is_refused_and_freezes_nothing(
+    wrong: dict[str, int], tmp_path: Path
+) -> None:
+    controller, store = ended_on_two_nodes(), LogStore(tmp_path, 1 << 30)
+    made = relay(controller, store)
+    made._shippers = SimpleNamespace(send=lambda *_: True)  # type: ignore[assignment]
+    right = {"version": 1, "rank": 0, "offset": 0}
+
+    def shipped(**fields: int) -> Incoming:
+        chunk = {"type": "logs.chunk.1", "job": A, "stream": LOG, "data": b"said\n", **fields}
+        return Incoming((b"n", msgspec.msgpack.encode(chunk)), Identity("node", N1))
+
+    with pytest.raises(MalformedMessageError):
+        made._shipped(shipped(**{**right, **wrong}))
+    made._shipped(shipped(**right))
+
+    (piece,), _ = LogStore(tmp_path, 1 << 30).read(A, LOG, None, 0, 1 << 20)
+    assert piece.data == b"said\n"
+
+
+async def test_output_far_ahead_of_what_is_stored_changes_nothing(tmp_path: Path) -> None:
+    store = LogStore(tmp_path, 1 << 30)
+
+    store.append(A, LOG, (1, 0), 2**53, b"far\n")
+
+    assert store.append(A, LOG, (1, 0), 0, b"said\n") == 5

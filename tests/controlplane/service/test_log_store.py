@@ -205,29 +205,100 @@ def test_a_torn_last_record_is_cut_off_and_taken_again(
     assert all_of(reopened) == [piece(b"first"), piece(b"torn", offset=5)]
 
 
+def flipped(folder: Path, place: int, bit: int = 0xC1) -> bytes:
+    """One byte of the only file is another one."""
+    (path,) = folder.iterdir()
+    data = bytearray(path.read_bytes())
+    data[place] ^= bit
+    path.write_bytes(data)
+    return bytes(data)
+
+
+def damage(start: int, end: int) -> LogPiece:
+    note = f"[ones: {end - start} bytes of stored output cannot be read]\n"
+    return piece(note.encode(), start, (0, 0))
+
+
 @pytest.mark.parametrize("place", [0, 1, 3, 4, 5])
-def test_what_a_bad_byte_hides_is_set_aside_and_said(
-    store: LogStore, reopened: LogStore, tmp_path: Path, place: int
+@pytest.mark.parametrize("first", [True, False], ids=["of the first record", "of another"])
+def test_a_bad_byte_hides_its_record_and_no_other(
+    store: LogStore, reopened: LogStore, tmp_path: Path, place: int, *, first: bool
+) -> None:
+    begins = 0
+    if not first:
+        store.append(A, LOG, V2, 0, b"first\n")
+        begins = inside(store)
+    store.append(A, LOG, R0, 0, b"second\n")
+    ends = inside(store)
+    store.append(A, LOG, R1, 0, b"third\n")
+    store.append(A, LOG, R1, 6, b"fourth\n")
+    data = flipped(tmp_path / "logs", begins + place)
+
+    before = [] if first else [piece(b"first\n", who=V2)]
+    behind = [piece(b"third\n", who=R1), piece(b"fourth\n", 6, R1)]
+    assert all_of(reopened) == [*before, damage(begins, ends), *behind]
+    assert next((tmp_path / "logs").iterdir()).read_bytes() == data
+    assert reopened.stored(A, LOG, R0) == (0, False)
+    assert reopened.append(A, LOG, R0, 0, b"second\n") == 7
+    again = LogStore(tmp_path / "logs", MUCH)
+    assert all_of(again) == [*before, damage(begins, ends), *behind, piece(b"second\n")]
+    assert again.read(A, LOG, None, begins, 1) == ([damage(begins, ends)], ends)
+    assert again.read(A, LOG, Rank(1), ends, 1)[0] == [behind[0]]
+    with pytest.raises(BadFieldError):
+        again.read(A, LOG, None, begins + 2, MUCH)
+
+
+def test_a_record_that_seems_to_be_cut_off_in_the_midst_of_others_is_damage(
+    store: LogStore, reopened: LogStore, tmp_path: Path
+) -> None:
+    store.append(A, LOG, R0, 0, b"x" * 300)
+    ends = inside(store)
+    store.append(A, LOG, R1, 0, b"third\n")
+    header = LENGTH.size + 4
+    assert (tmp_path / "logs" / f"{A}.{LOG}").read_bytes()[header : header + 3] == b"\xcd\x01\x2c"
+    flipped(tmp_path / "logs", header + 1, 0xF0)  # 61 kB instead of 300 bytes
+
+    assert all_of(reopened) == [damage(0, ends), piece(b"third\n", who=R1)]
+    reopened.append(A, LOG, R1, 6, bytes(100_000))
+    assert all_of(reopened)[:2] == [damage(0, ends), piece(b"third\n", who=R1)]
+
+
+def test_damage_up_to_the_end_stays_where_it_is_and_output_goes_on(
+    store: LogStore, reopened: LogStore, tmp_path: Path
 ) -> None:
     store.append(A, LOG, R0, 0, b"first\n")
     begins = inside(store)
     store.append(A, LOG, R0, 6, b"second\n")
-    store.append(A, LOG, R1, 0, b"third\n")
-    (path,) = (tmp_path / "logs").iterdir()
-    data = bytearray(path.read_bytes())
-    data[begins + place] ^= 0xC1
-    path.write_bytes(data)
+    ends = inside(store)
+    flipped(tmp_path / "logs", begins)
 
-    first, note = all_of(reopened)
+    assert all_of(reopened) == [piece(b"first\n"), damage(begins, ends)]
+    reopened.append(A, LOG, R0, 6, b"again\n")
+    expected = [piece(b"first\n"), damage(begins, ends), piece(b"again\n", offset=6)]
+    assert all_of(reopened) == expected
+    assert all_of(LogStore(tmp_path / "logs", MUCH)) == expected
 
-    aside = path.with_name(f"{path.name}.damaged-{begins}")
-    assert first == piece(b"first\n")
-    said = f"[ones: {len(data) - begins} bytes of stored output cannot be read: {aside.name}]\n"
-    assert note.data.decode() == said
-    assert aside.read_bytes() == data[begins:]
-    assert reopened.stored(A, LOG, R0) == (6, False)
-    assert reopened.append(A, LOG, R0, 6, b"second\n") == 13
-    assert all_of(LogStore(tmp_path / "logs", MUCH)) == [first, note, piece(b"second\n", offset=6)]
+
+@settings(max_examples=examples(150), deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 400), min_size=1, max_size=12),
+    place=st.floats(0, 1, exclude_max=True),
+    bit=st.integers(1, 255),
+)
+def test_one_bad_byte_anywhere_takes_no_more_than_a_record_or_two_with_it(
+    tmp_path_factory: pytest.TempPathFactory, sizes: list[int], place: float, bit: int
+) -> None:
+    folder = tmp_path_factory.mktemp("logs")
+    store, offset = LogStore(folder, MUCH), 0
+    for number, size in enumerate(sizes):
+        store.append(A, LOG, R0, offset, bytes([97 + number]) * size)
+        offset += size
+    whole = all_of(store)
+    flipped(folder, int(inside(store) * place), bit)
+
+    found = all_of(LogStore(folder, MUCH))
+
+    assert len([one for one in whole if one not in found]) <= 2
 
 
 def test_a_torn_end_is_cut_off_and_taken_again(
