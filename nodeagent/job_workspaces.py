@@ -37,7 +37,7 @@ def is_laid_out(folder: Path, digest: str) -> bool:
     """
     try:
         return (folder / MARK).read_text(encoding="utf-8").partition("\n")[0] == digest
-    except OSError:
+    except (OSError, UnicodeDecodeError):  # the job may have written there
         return False
 
 

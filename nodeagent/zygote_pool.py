@@ -21,7 +21,8 @@ import structlog
 from nodeagent.agent_errors import NodeStartError, StartError
 from nodeagent.process_identity import start_ticks
 from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder
-from schemas.codec import FROM_ZYGOTE, encode
+from schemas.codec import FROM_ZYGOTE, MAX_BYTES, encode
+from schemas.errors import OnesError
 from schemas.messages import Message
 from schemas.messages.worker import Fork, Forked, ForkFailed, ZygoteReady
 
@@ -88,9 +89,11 @@ class ZygoteConnection:
             self._waiting.pop(str(folder), None)
 
     async def _listen(self) -> None:
-        with contextlib.suppress(asyncio.IncompleteReadError, OSError):
+        with contextlib.suppress(asyncio.IncompleteReadError, OSError, OnesError):
             while True:
                 (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
+                if length > MAX_BYTES:
+                    break  # it is no zygote of ours
                 self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
         gone = NodeStartError("the zygote is gone", "it is started again for the next worker")
         for waiting in self._waiting.values():

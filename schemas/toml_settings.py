@@ -66,6 +66,8 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise SettingsError(f"{path}: {error.strerror}", "check the path") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise SettingsError(f"{path}: {error}", "correct the TOML") from None
+    except RecursionError:
+        raise SettingsError(f"{path}: arrays nested too deep", "correct the TOML") from None
 
 
 def convert(kind: type[S], table: Mapping[str, Any], path: Path, prefix: str = "") -> S:
@@ -186,7 +188,7 @@ def _wrong(error: msgspec.ValidationError, path: Path, prefix: str) -> SettingsE
 def _override(table: dict[str, Any], keys: list[str], value: str) -> None:
     try:
         parsed = tomllib.loads(f"x = {value}")["x"]
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         parsed = value
     for key in keys[:-1]:
         table = table.setdefault(key, {})

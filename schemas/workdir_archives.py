@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import tarfile
 import zlib
 from collections.abc import Iterator
@@ -18,12 +19,20 @@ UNREADABLE: Final = (  # what the tar, gzip and zlib modules raise of strange ar
     EOFError,
     ValueError,
     OverflowError,
+    LookupError,
+    RecursionError,
     tarfile.TarError,
     zlib.error,
 )
 Positive = Annotated[int, msgspec.Meta(ge=1, le=2**50)]
 OTHERS: Final = (b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")  # bzip2, xz, zstd
 OVERHEAD: Final = 4096  # bytes of headers, for each file
+MAX_HEADERS: Final = 64 << 10  # bytes of all that stand before one file
+DIGITS: Final = re.compile(rb"\d{101}")  # for each of a row tarfile looks at all that follow
+BLOCK: Final = 512  # bytes; a header that is no longer takes no time
+MAX_RECORDS: Final = 64 << 20  # bytes of the extended headers of all files, which stay in memory
+RECORD: Final = 100  # bytes that one of them takes beside its text
+COPIED: Final = 16 << 10  # bytes of a file that are unpacked at once
 LEAVE_OUT: Final = "leave out of it what is data (.onesignore), and read that from its own place"
 
 
@@ -58,7 +67,8 @@ def opened(archive: IO[bytes], bounds: ArchiveBounds) -> Iterator[tarfile.TarFil
     archive.seek(0)
     plain = cast("IO[bytes]", _decompressed(archive, magic))
     most = bounds.size + bounds.files * OVERHEAD
-    with tarfile.open(fileobj=_Limited(plain, most, bounds.size), mode="r:") as tar:  # type: ignore[call-overload]
+    limited = _Limited(plain, most, bounds)
+    with tarfile.open(fileobj=limited, mode="r:", copybufsize=COPIED) as tar:  # type: ignore[call-overload]
         yield tar
 
 
@@ -71,18 +81,27 @@ def members(tar: tarfile.TarFile, bounds: ArchiveBounds) -> Iterator[tarfile.Tar
 
     Raises:
         ArchiveTooLargeError: at the member that is too much.
+        OSError: or another of `UNREADABLE`, at one that is damaged or sparse.
     """
-    size = many = 0
+    limited = cast("_Limited", tar.fileobj)
+    size = many = records = 0
     for member in tar:
+        limited.headers = None
         size, many = size + member.size, many + 1
+        records += sum(RECORD + len(one) for one in member.pax_headers.values())
         name = member.name[:200]
+        if records > MAX_RECORDS:
+            raise _too_large(f"more than {MAX_RECORDS} bytes of extended headers, at {name!r}")
         if size > bounds.size:
             raise _too_large(f"more than {bounds.size} bytes, at {name!r}")
         if many > bounds.files:
             raise _too_large(f"more than {bounds.files} files, at {name!r}")
         if len([part for part in member.name.split("/") if part]) > bounds.depth + 1:
             raise _too_large(f"folders more than {bounds.depth} deep, at {name!r}")
+        if member.issparse():  # the list of its parts takes more memory than its archive
+            raise tarfile.ReadError(f"{name!r} is sparse: pack it whole")
         yield member
+        limited.headers = MAX_HEADERS
 
 
 def inspect(archive: IO[bytes], bounds: ArchiveBounds) -> None:
@@ -113,18 +132,36 @@ def _too_large(what: str) -> ArchiveTooLargeError:
 
 
 class _Limited:
-    """A file of which no more than so many bytes exist, whatever a header says of them."""
+    """A file of which no more than so many bytes exist, whatever a header says of them.
 
-    def __init__(self, file: IO[bytes], most: int, told: int) -> None:
+    Files are skipped by `seek`, so whatever is read between two of them are headers.
+    """
+
+    def __init__(self, file: IO[bytes], most: int, bounds: ArchiveBounds) -> None:
         self._file = file
         self._most = most
-        self._told = told
+        self._told = bounds.size
+        self._all_headers = bounds.files * OVERHEAD  # bytes that may still come
+        self.headers: int | None = MAX_HEADERS  # the same before the next file; None: it is read
 
     def read(self, size: int = -1) -> bytes:
         left = self._most - self._file.tell()
         if size < 0 or size > left:
             self._refuse()
+        if self.headers is not None:
+            return self._header(size)
         return self._file.read(size)
+
+    def _header(self, size: int) -> bytes:
+        self.headers, self._all_headers = (self.headers or 0) - size, self._all_headers - size
+        if self.headers < 0:
+            raise _too_large(f"headers of more than {MAX_HEADERS} bytes before one file")
+        if self._all_headers < 0:
+            self._refuse()
+        data = self._file.read(size)
+        if size > BLOCK and DIGITS.search(data):
+            raise tarfile.ReadError("a header with a number of more than 100 digits")
+        return data
 
     def seek(self, place: int, whence: int = 0) -> int:
         if whence == 0 and place > self._most:

@@ -118,7 +118,7 @@ def toml_value(text: str) -> Any:
     """
     try:
         parsed = tomllib.loads(f"x = {text}")
-    except tomllib.TOMLDecodeError:
+    except (tomllib.TOMLDecodeError, RecursionError):
         return text
     return parsed["x"] if len(parsed) == 1 else text
 

@@ -59,7 +59,10 @@ def reactor_from(image: bytes) -> Reactor:
     """
     with _uncollected():
         found: _Image = _images.decode(image)
-        found.state.slot_index.arrange(found.order)
+        try:
+            found.state.slot_index.arrange(found.order)
+        except (LookupError, AttributeError) as error:
+            raise ValueError(f"its parts do not fit together: {error!r}") from None
     return Reactor(found.state, found.totals)
 
 

@@ -33,7 +33,10 @@ class MemoryTarget:
     """Keeps the bytes in memory, and works out their digest as they come."""
 
     def __init__(self) -> None:
-        """Begin without memory; what was taken once is used again, as far as it reaches."""
+        """Begin without memory; what was taken once is used again, as far as it reaches.
+
+        It is taken as bytes come, not for as many as somebody says will come.
+        """
         self._memory = bytearray()
         self._total = 0
         self._end = 0  # of what came without a gap, and is in the digest
@@ -46,14 +49,16 @@ class MemoryTarget:
         return memoryview(self._memory)[: self._total]
 
     def begin(self, total: int) -> None:
-        """Take the memory."""
+        """Begin anew."""
         if len(self._memory) < total:
-            self._memory = bytearray(total)
+            self._memory = bytearray()  # there may be views of the former one
         self._total, self._end, self._payload = total, 0, None
         self._digest = hashlib.sha256()
 
     def write(self, offset: int, data: Buffer) -> None:
         """Copy into it."""
+        if (gap := offset - len(self._memory)) > 0:  # no wider than what is asked for at once
+            self._memory.extend(bytes(gap))
         self._memory[offset : offset + len(data)] = data
         if offset == self._end:
             self._follow(data)

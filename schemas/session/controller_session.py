@@ -192,12 +192,15 @@ class ControllerSession:
         """Take in events: deliver those in order, hold early ones, ask for what is missing.
 
         Args:
-            events: in any order, perhaps repeated, perhaps of an earlier boot.
+            events: in any order, perhaps repeated, perhaps of an earlier boot; another node's are
+                passed over.
             now: seconds of a monotonic clock.
         """
         outputs: list[ControllerOutput] = []
         for numbered in events:
-            if numbered.boot != self.boot or numbered.seq <= self.received:
+            if (numbered.node, numbered.boot) != (self.node, self.boot):
+                continue
+            if numbered.seq <= self.received:
                 continue
             if len(self._early) < MAX_HELD or numbered.seq == self.received + 1:
                 self._early[numbered.seq] = numbered

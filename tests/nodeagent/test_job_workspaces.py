@@ -188,6 +188,11 @@ BOMBS: Mapping[str, tuple[Callable[[], bytes], str]] = {
     ),
     "a name without end": (lambda: long_name(50 << 20), "more than 100000 bytes"),
     "holes": (lambda: sparse(1 << 40), "more than 100000 bytes"),
+    "headers before one file": (lambda: long_name(70_000), "headers of more than 65536 bytes"),
+    "headers of all files": (
+        lambda: tarball(*(member(f"f{n}", pax_headers={"comment": "x" * 12_000}) for n in range(19))),
+        "more than 100000 bytes, with its headers",
+    ),
     "files": (lambda: tarball(*(member(f"f{n}") for n in range(21))), "more than 20 files"),
     "folders": (
         lambda: tarball(*(member(f"d{n}", type=tarfile.DIRTYPE) for n in range(21))),
@@ -227,6 +232,38 @@ def test_what_no_node_unpacks_is_refused_where_it_is_submitted(harmful: tarfile.
         inspect(io.BytesIO(tarball(harmful)), SMALL)
 
 
+def plain(*parts: bytes | tarfile.TarInfo) -> bytes:
+    """An archive of headers and what follows each, with nothing to check what they say."""
+    heads = (p if isinstance(p, bytes) else p.tobuf(tarfile.USTAR_FORMAT) for p in parts)
+    return b"".join(heads) + bytes(1024)
+
+
+def extended(body: bytes) -> tuple[tarfile.TarInfo, bytes]:
+    """A header whose records are these, whatever they say of their length."""
+    return member("h", type=tarfile.XHDTYPE, size=len(body)), body + bytes(-len(body) % 512)
+
+
+DAMAGED: Mapping[str, tuple[Callable[[], bytes], str]] = {
+    "a hard link to nothing": (
+        lambda: plain(member("a", type=tarfile.LNKTYPE, linkname="b")), "'b' not found",
+    ),
+    "headers of headers": (
+        lambda: plain(*[member("g", type=tarfile.XGLTYPE)] * 1000), "headers of more than|recursion",
+    ),
+    "a number that takes minutes to look at": (
+        lambda: plain(*extended(b"1" * 60_000), member("a")), "a number of more than 100 digits",
+    ),
+    "a list of holes": (lambda: sparse(4), "is sparse: pack it whole"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("damaged", "what"), DAMAGED.values(), ids=DAMAGED)
+def test_what_no_tar_program_would_write_is_refused_in_words(
+    tmp_path: Path, damaged: Callable[[], bytes], what: str
+) -> None:
+    refuses(damaged(), tmp_path, what)
+
+
 @pytest.mark.parametrize("kind", ["bz2", "xz"])
 def test_what_asks_for_memory_without_bounds_is_refused(tmp_path: Path, kind: str) -> None:
     refuses(tarball(member("a"), kind=kind), tmp_path, "pack it with gzip, or not at all")
@@ -243,3 +280,9 @@ def test_what_is_within_its_bounds_is_unpacked_however_it_was_packed(
     inspect(io.BytesIO(archive), SMALL)
 
     assert (tmp_path / "job" / "a/b/c/d").stat().st_size == 90_000
+
+
+def test_a_job_that_writes_over_the_mark_of_its_folder_has_another_one(tmp_path: Path) -> None:
+    (tmp_path / MARK).write_bytes(b"\xff\xfe")
+
+    assert not is_laid_out(tmp_path, NO_DIGEST)

@@ -8,13 +8,14 @@ import signal
 import sys
 import textwrap
 from pathlib import Path
+from unittest.mock import AsyncMock, Mock
 
 import psutil
 import pytest
 
 from nodeagent.agent_errors import StartError
 from nodeagent.worker_folders import NodeFolders
-from nodeagent.zygote_pool import MODULE, ZygotePool, _spawn
+from nodeagent.zygote_pool import MODULE, ZygoteConnection, ZygotePool, _spawn
 
 
 def test_a_zygote_does_not_inherit_what_would_harm_its_workers(
@@ -105,3 +106,21 @@ async def test_a_zygote_that_is_killed_as_it_begins_is_no_fault_of_the_job(
         await ZygotePool(folders).get(str(python))
 
     assert refused.value.node_fault is blames_the_node
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [b"\x00\x00\x00\x01\xc1", b"\xff\xff\xff\xff" + bytes(100)],
+    ids=["no message", "a message of four gibibytes"],
+)
+async def test_an_interpreter_that_says_what_no_zygote_says_is_gone_at_once(frame: bytes) -> None:
+    reader, writer = asyncio.StreamReader(), Mock(drain=AsyncMock())
+    zygote = ZygoteConnection(reader, writer)
+    asked = asyncio.create_task(zygote.fork(Path("worker")))
+    await asyncio.sleep(0)
+
+    reader.feed_data(frame)
+
+    with pytest.raises(StartError, match="the zygote is gone"):
+        await asked
+    assert not zygote.alive

@@ -6,7 +6,7 @@ from typing import Final
 import pytest
 from msgspec.structs import replace
 
-from schemas.ids import BootId, JobId, Rank, Seconds, Term, Version
+from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, Term, Version
 from schemas.messages.agent import (
     DeltaAcked,
     EventsCommitted,
@@ -410,6 +410,14 @@ def test_a_pulse_of_a_former_controller_changes_nothing_once_a_newer_one_has_spo
 
 
 # --- events up
+
+
+def test_events_of_another_node_are_passed_over() -> None:
+    session = controller()
+    others = tuple(replace(one, node=NodeId("another")) for one in events(1, 2))
+
+    assert session.receive(Resent(events=others), at(1.0)) == []
+    assert session.published(events(1), at(1.0)) == delivered(1)
 
 
 def test_what_happens_is_numbered_published_and_kept() -> None:

@@ -258,3 +258,12 @@ def test_what_find_raises_is_a_refusal(sources: Sources) -> None:
 
     with pytest.raises(OnesError, match="it is not here"):
         fetched(sources.of(find))
+
+
+def test_no_memory_is_taken_for_what_is_only_announced() -> None:
+    target = MemoryTarget()
+
+    target.begin(1 << 40)
+    target.write(PIECE, b"xyz")
+
+    assert len(target._memory) == PIECE + 3

@@ -151,6 +151,15 @@ def test_an_error_of_toml_names_the_place(file: Path) -> None:
     assert "line 2" in str(refusal(file, "slots = 3\nnode = a\n"))
 
 
+def test_a_file_that_nests_too_deep_is_named(file: Path) -> None:
+    with pytest.raises(SettingsError, match=f"{file}: arrays nested too deep"):
+        loaded(file, f"node = {'[' * 5000}")
+
+
+def test_a_variable_that_nests_too_deep_is_a_text(file: Path) -> None:
+    assert loaded(file, "", ONES__NODE="[" * 5000).node == "[" * 5000
+
+
 def test_a_file_that_is_not_there_is_named(file: Path) -> None:
     with pytest.raises(SettingsError) as refused:
         load(Example, file)

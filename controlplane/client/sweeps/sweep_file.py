@@ -97,6 +97,8 @@ def with_sweep_overrides(table: Mapping[str, Any], assignments: Sequence[str]) -
             what = f"--set {key}: a sweep has no such field"
             raise BadFieldError(what, _near(first, (*JOB_FIELDS, *FIELDS)), key)
         inner = changed if first in JOB_FIELDS else changed.setdefault("sweep", {})
+        if not isinstance(inner, dict):
+            raise BadFieldError("sweep is no table in the file", "correct it there", "sweep")
         plain = first in TEXTS or first == "env"
         _set(inner, key, [first, *rest], text if plain else toml_value(text))
     return changed

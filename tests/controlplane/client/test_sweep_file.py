@@ -261,6 +261,13 @@ def test_what_cannot_be_set_is_named(file: Path, assignment: str, said: str) -> 
         load_job(file, [assignment])
 
 
+def test_what_cannot_be_set_in_a_file_without_a_table_is_named(file: Path) -> None:
+    file.write_text("sweep = 3")
+
+    with pytest.raises(OnesError, match="sweep is no table in the file"):
+        load_job(file, ["space.lr=0.1"])
+
+
 def test_every_field_that_the_cluster_knows_can_be_stated() -> None:
     fields = set(SweepSpec.__struct_fields__) | set(SearchSpec.__struct_fields__)
 

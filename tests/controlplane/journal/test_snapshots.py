@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -27,7 +28,9 @@ from controlplane.journal.state_image import copy_of, gives_back, image_of, reac
 from controlplane.journal.take_snapshot import save_state, take_snapshot
 from controlplane.journal.writer import Writer
 from schemas.ids import Seconds
-from tests.support.controller import Controller, cluster_of, running
+from tests.support import builders
+from tests.support.builders import N1, S0, S1, A
+from tests.support.controller import Controller, cluster_of, running, training
 from tests.support.recorded_history import GOLDEN, of_jobs, of_sweeps, snapshot_at, write
 from tests.support.sizes import examples
 from tests.support.sweep_cluster import sweep_job
@@ -86,6 +89,17 @@ def test_whatever_is_no_image_is_refused() -> None:
     for body in (b"", b"\x80", b"\xc1", b"\x81\xa5state\x93"):
         with pytest.raises(ValueError, match=r"."):
             reactor_from(body)
+
+
+def test_an_image_whose_parts_do_not_fit_together_is_refused() -> None:
+    controller = training(cluster_of(n1=2), S0, S1)
+    controller.tell(N1, builders.exited(A, rank=1, signal=9))
+    whole = msgspec.msgpack.decode(image_of(controller.reactor))
+    (job,) = whole["state"]["jobs"].values()
+    job["workers"] = {}
+
+    with pytest.raises(ValueError, match="its parts do not fit together"):
+        reactor_from(msgspec.msgpack.encode(whole))
 
 
 # --- in a journal

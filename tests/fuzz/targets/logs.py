@@ -1,0 +1,120 @@
+"""Stored output: what nodes ship, what followers ask for, and files that the disk damaged."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any, Final
+
+import structlog
+
+from controlplane.service.client_api.pages import numbered, page_of
+from controlplane.service.logs.log_records import record
+from controlplane.service.logs.log_store import LogStore
+from schemas.codec import LOG_REPLY, encode
+from schemas.errors import BadFieldError
+from schemas.ids import JobId, Rank
+from schemas.messages.logs import LogPage
+from tests.fuzz.choices import Choices
+from tests.fuzz.targets.folders import folder
+
+JOB: Final = JobId("a-1")
+MOST: Final = 4096
+STEPS: Final = 30
+
+
+def stored_output(data: bytes) -> None:
+    """Whatever is shipped, asked for or damaged: what was stored is read again, and nothing else."""
+    structlog.configure(processors=[_dropped])
+    choices = Choices(data)
+    with folder() as here:
+        path = here / f"{JOB}.log"
+        if choices.flag():
+            path.write_bytes(_records(choices))
+        store = LogStore(here, MOST, now=lambda: 1.0, known=2)
+        cursors = [0]
+        for _ in range(STEPS):
+            if not choices.left:
+                break
+            who = (choices.pick((1, 2, 3)), choices.pick((0, 1)))
+            match choices.below(7):
+                case 0 | 1:
+                    have, _ = store.stored(JOB, "log", who)
+                    offset = choices.pick((have, 0, have + 1, max(0, have - 2)))
+                    now = store.append(JOB, "log", who, offset, choices.blob())
+                    assert now >= have
+                case 2:
+                    store.end(JOB, "log", who, choices.below(64))
+                case 3:  # it starts again, maybe with a damaged file
+                    if choices.flag() and path.exists():
+                        _damage(choices, path)
+                        cursors = [0]
+                    store = LogStore(here, MOST, now=lambda: 1.0, known=2)
+                case _:
+                    cursor = choices.pick((*cursors, abs(choices.whole())))
+                    rank = choices.pick((None, Rank(0), Rank(1), Rank(7)))
+                    many = choices.pick((1, 100, MOST, 1 << 20))
+                    with contextlib.suppress(BadFieldError):
+                        _read(store, rank, cursor, many, cursors)
+        _read_through(store)
+
+
+def _read(store: LogStore, rank: Rank | None, cursor: int, many: int, cursors: list[int]) -> None:
+    pieces, after = store.read(JOB, "log", rank, cursor, many)
+    page = LogPage(job=JOB, pieces=tuple(pieces), cursor=after, ended=False)
+    LOG_REPLY.decode(encode(page))
+    assert after >= min(cursor, store._open(JOB, "log").size)
+    cursors.append(after)
+
+
+def _read_through(store: LogStore) -> None:
+    """From the start to the end, in pages."""
+    size, cursor, turns = store._open(JOB, "log").size, 0, 0
+    while cursor < size:
+        pieces, after = store.read(JOB, "log", None, cursor, 64)
+        assert pieces or after == size
+        assert after > cursor
+        cursor, turns = after, turns + 1
+        assert turns <= size
+
+
+def _records(choices: Choices) -> bytes:
+    found = bytearray()
+    for _ in range(choices.below(6)):
+        who = (choices.pick((1, 2)), choices.pick((0, 1)))
+        found += record(who, choices.below(64), choices.blob(), ended=choices.flag(), now=1.0)
+    if choices.flag():
+        found += choices.take(choices.below(32))
+    return bytes(found)
+
+
+def _damage(choices: Choices, path: Any) -> None:
+    content = bytearray(path.read_bytes())
+    if content:
+        content[choices.below(len(content))] = choices.below(256)
+    path.write_bytes(content[: choices.below(len(content) + 1)] if choices.flag() else content)
+
+
+def _dropped(*_: Any) -> Any:
+    raise structlog.DropEvent
+
+
+def cursors(data: bytes) -> None:
+    """Pages of lists: anything for a cursor, and rows of any size; each row comes once, in order."""
+    choices = Choices(data)
+    lists = {
+        name: numbered([(name, at, "x" * choices.pick((0, 10, 600_000, 1 << 20))) for at in range(choices.below(5))])
+        for name in ("history", "epochs", "versions")
+    }  # fmt: skip
+    with contextlib.suppress(BadFieldError):
+        page_of(lists, choices.text())
+    with contextlib.suppress(BadFieldError):
+        page_of(lists, f"{choices.pick(tuple(lists))}.{choices.whole()}")
+    found: list[tuple[str, int]] = []
+    cursor = ""
+    for _ in range(30):
+        rows, cursor = page_of(lists, cursor)
+        found += [(row[0], row[1]) for name in lists for row in rows[name]]
+        if not cursor:
+            break
+    assert not cursor
+    assert found == [(name, at) for name in lists for at in range(lists[name].last)]

@@ -1,0 +1,43 @@
+"""Every input that a fuzzer kept, and everything that it found, once more."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.corpus_files import FOLDER, inputs_of
+from tests.fuzz.registry import TARGETS
+
+MOST_BYTES = 1 << 20
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_what_a_fuzzer_kept_finds_nothing(target: str) -> None:
+    run = TARGETS[target].load()
+
+    for data in (b"", *inputs_of(target)):
+        run(data)
+
+
+def test_there_is_a_corpus_of_each_target_and_it_is_small() -> None:
+    files = {path.stem: path.stat().st_size for path in FOLDER.iterdir()}
+
+    assert set(files) == set(TARGETS)
+    assert sum(files.values()) < MOST_BYTES
+
+
+@pytest.mark.slow
+def test_a_moment_of_fuzzing_finds_nothing(tmp_path: Path) -> None:
+    pytest.importorskip("atheris", reason="bin/fuzz installs it")
+    command = [sys.executable, "-m", "tests.fuzz", "--minutes", "0.6", "--jobs", "2"]
+
+    done = subprocess.run(
+        [*command, "--findings", str(tmp_path)],
+        cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+    assert [path.read_text() for path in sorted(tmp_path.glob("*.txt"))] == []
+    assert (done.returncode, done.stderr) == (0, "")
