@@ -198,9 +198,9 @@ class ControllerSession:
         """
         outputs: list[ControllerOutput] = []
         for numbered in events:
-            if (numbered.node, numbered.boot) != (self.node, self.boot):
+            if numbered.boot != self.boot or numbered.seq <= self.received:
                 continue
-            if numbered.seq <= self.received:
+            if numbered.node != self.node:
                 continue
             if len(self._early) < MAX_HELD or numbered.seq == self.received + 1:
                 self._early[numbered.seq] = numbered

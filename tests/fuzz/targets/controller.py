@@ -124,7 +124,7 @@ class Fuzzed(Controller):
         self.lines: dict[int, Line] = {}
         super().__init__(settings, home)
 
-    async def _bind(self, kind: str, port: int, *, queued: int = 0) -> Socket:
+    async def _bind(self, kind: str, port: int, **_: Any) -> Socket:
         self.lines[port] = Line()
         return cast("Socket", self.lines[port])
 
@@ -289,8 +289,7 @@ class Conversation:
         assert image_of(loop.committed) == image_of(loop.reactor)
 
     async def end(self) -> None:
-        for task in (*self._tasks, *self.controller._request_server._under_way,
-                     *self.controller._log_relay._under_way):  # fmt: skip
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         await asyncio.sleep(0)
         self.controller.close()
