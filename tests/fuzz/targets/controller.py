@@ -283,9 +283,11 @@ class Conversation:
                 reply: Message = codec.decode(frames[-1])
                 assert reply is not None
 
-    def consistent(self) -> None:
+    async def consistent(self) -> None:
         """What is durable is what was decided."""
         loop = self.controller._commit_loop
+        while loop._pending:
+            await loop.caught_up()
         assert image_of(loop.committed) == image_of(loop.reactor)
 
     async def end(self) -> None:
@@ -308,7 +310,7 @@ async def _converse(data: bytes) -> None:
                     break
                 await conversation.say(choices)
             conversation.answered()
-            conversation.consistent()
+            await conversation.consistent()
         finally:
             await conversation.end()
 
