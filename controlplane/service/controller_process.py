@@ -33,6 +33,7 @@ from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.controller_settings import (
     ControllerSettings,
     JournalSettings,
+    Limits,
     Silence,
     Store,
 )
@@ -176,6 +177,7 @@ class Controller:
             cluster_info=self._cluster_info,
             search_info=self._search_info,
             owners=self._owners,
+            limits=self._settings.limits,
         )
 
     def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
@@ -188,6 +190,7 @@ class Controller:
             **{f"silence.{name}": self._judge_silence for name in Silence.__struct_fields__},
             **{f"store.{name}": self._bound_store for name in Store.__struct_fields__},
             **{f"store.workdir.{name}": self._bound_store for name in USUAL.__struct_fields__},
+            **{f"limits.{name}": self._limit for name in Limits.__struct_fields__},
             **{
                 f"journal.{name}": lambda fresh: self._journal_keeper.use(fresh.journal)
                 for name in JournalSettings.__struct_fields__
@@ -198,6 +201,9 @@ class Controller:
 
     def _judge_silence(self, settings: ControllerSettings) -> None:
         self._node_sessions.use(_timings(settings))
+
+    def _limit(self, settings: ControllerSettings) -> None:
+        self._request_server.limits = settings.limits
 
     def _bound_store(self, settings: ControllerSettings) -> None:
         self._logs.max_bytes = settings.store.log_bytes_per_job

@@ -67,6 +67,13 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     keep_archives_bytes: Annotated[int, msgspec.Meta(ge=0)] = 20 << 30
 
 
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What one user may have at once."""
+
+    requests_per_s: Annotated[float, msgspec.Meta(ge=1)] = 2000.0  # others wait behind these
+    live_jobs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # that have not ended
+
+
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):
     """How much of the past the journal keeps; docs/operations.md has all of it in one table."""
 
@@ -88,6 +95,7 @@ class ControllerSettings(msgspec.Struct, frozen=True, kw_only=True):
     policy: PolicyChoice = PolicyChoice()
     silence: Silence = Silence()
     store: Store = Store()
+    limits: Limits = Limits()
     journal: JournalSettings = JournalSettings()
 
 

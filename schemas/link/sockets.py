@@ -33,6 +33,7 @@ class Incoming:
     identity: Identity | None  # of the key, if it is authorised; None on ipc and a client's side
     key: bytes = field(default=b"", compare=False)  # that the peer showed as it connected, Z85
     known: Mapping[bytes, Identity] = field(default_factory=dict, compare=False, repr=False)
+    source: int = field(default=-1, compare=False)  # descriptor of its connection
 
     @property
     def route(self) -> bytes:
@@ -98,18 +99,19 @@ class Socket:
 
     def _taken(self, frames: Sequence[zmq.Frame]) -> Incoming:
         data = tuple(frame.bytes for frame in frames)
+        source = -1
         if self._watch is not None:
             sizes = [len(each) for each in data[self._unsent :]]
             with contextlib.suppress(zmq.ZMQError):  # libzmq itself said it, over no connection
                 source = int(frames[-1].get(zmq.SRCFD))
                 self._watch.took(source, sizes, secured=self._known is not None)
         if self._known is None:
-            return Incoming(data, None)
+            return Incoming(data, None, source=source)
         key = b""
         # libzmq itself says "unsubscribed" for a peer that is lost, and for nobody's key.
         with contextlib.suppress(zmq.ZMQError):
             key = str(frames[-1].get("User-Id")).encode()
-        return Incoming(data, self._known.get(key), key, self._known)
+        return Incoming(data, self._known.get(key), key, self._known, source)
 
     def send(self, *frames: bytes) -> bool:
         """Send now or not at all; False when the peer is lost or its queue is full.
@@ -119,6 +121,20 @@ class Socket:
         """
         sent = self._socket.send_multipart(frames, zmq.NOBLOCK)
         return isinstance(sent, asyncio.Future) and sent.exception() is None
+
+    def cut(self, incoming: Incoming) -> bool:
+        """End the connection that a message came over; its peer may connect again.
+
+        Args:
+            incoming: of this socket.
+
+        Returns:
+            Whether it was there and could be ended.
+        """
+        if self._watch is None:
+            return False
+        self._watch.notice()
+        return bool(self._watch.cut(incoming.source))
 
     def listen(self, address: str) -> None:
         """Bind once more, as when somebody deleted the file of an ipc address; peers stay.

@@ -16,6 +16,7 @@ from controlplane.core.inputs import Input, NodeReported
 from controlplane.policy.api import PolicyEvent
 from controlplane.service.client_api.request_server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.controller_settings import Limits
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.job_owners import JobOwners
 from controlplane.service.planner.plan_exchange import PlanExchange
@@ -64,6 +65,7 @@ class LiveService:
             cluster_info=lambda _: NONE,
             search_info=lambda: NONE,
             owners=owners,
+            limits=Limits(),
         )
 
     def _perform(self, command: Command) -> None:

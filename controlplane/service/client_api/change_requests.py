@@ -21,6 +21,7 @@ from controlplane.core.model.job import Job
 from controlplane.core.state import State
 from controlplane.service.client_api import sweep_changes, sweep_replies
 from controlplane.service.client_api.drain_requests import drain_input
+from controlplane.service.client_api.job_quota import JobQuota
 from controlplane.service.client_api.read_requests import ReadRequests
 from controlplane.service.client_api.replies import node_info
 from controlplane.service.client_api.resize_checks import check_resize
@@ -64,11 +65,17 @@ class ChangeRequests:
         commit_loop: takes the inputs.
         reads: what is told of a job afterwards.
         snapshots: archives of working directories.
+        quota: of jobs of one user.
     """
 
     def __init__(
-        self, commit_loop: CommitLoop, reads: ReadRequests, snapshots: SnapshotStore
+        self,
+        commit_loop: CommitLoop,
+        reads: ReadRequests,
+        snapshots: SnapshotStore,
+        quota: JobQuota,
     ) -> None:
+        self._quota = quota
         self._commit_loop = commit_loop
         self._reads = reads
         self._snapshots = snapshots
@@ -147,6 +154,8 @@ class ChangeRequests:
                 return self._accepted(known)
             what = f"{known} waits until the journal can be written ({self._commit_loop.stalled})"
             raise UnavailableError(what, "free space there; it need not be submitted again")
+        if known is None:
+            self._quota.take(who.name)
         for command in await self._durable(submitted):
             if isinstance(command, Accept):
                 return self._accepted(command.job)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final, TypeVar
 
 import structlog
@@ -17,9 +18,12 @@ from controlplane.core.inputs import (
     SweepChangeRequested,
 )
 from controlplane.service.client_api.change_requests import ChangeRequests
+from controlplane.service.client_api.job_quota import JobQuota
 from controlplane.service.client_api.policy_notes import PolicyNotes
 from controlplane.service.client_api.read_requests import ReadRequests
+from controlplane.service.client_api.request_shares import RequestShares
 from controlplane.service.commit_loop import CommitLoop
+from controlplane.service.controller_settings import Limits
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.job_owners import JobOwners
 from controlplane.service.planner.plan_exchange import PlanExchange
@@ -42,7 +46,6 @@ from schemas.messages.client import (
 
 log = structlog.get_logger("client_api")
 TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
-MAX_WAITING: Final = 1000  # requests under way at once
 MAX_EVENTS: Final = 1000
 MAX_REPLY: Final = 2 << 20
 Override = ResizeRequested | PauseRequested | ResumeRequested
@@ -65,6 +68,7 @@ class RequestServer:
         cluster_info: what `GetCluster` tells the owner of a key.
         search_info: how the scheduler stands.
         owners: whose jobs are.
+        limits: of one user; they may change.
     """
 
     def __init__(
@@ -81,7 +85,9 @@ class RequestServer:
         cluster_info: Callable[[Identity], Cluster],
         search_info: Callable[[], SearchInfo],
         owners: JobOwners,
+        limits: Limits,
     ) -> None:
+        self.limits = limits
         self._commit_loop = commit_loop
         self._socket = socket
         self._audit = audit
@@ -93,29 +99,40 @@ class RequestServer:
             notes=PolicyNotes(policy),
             owners=owners,
         )
-        self._changes = ChangeRequests(commit_loop, self._reads, snapshots)
+        quota = JobQuota(lambda: commit_loop.reactor.state, lambda: self.limits.live_jobs)
+        self._changes = ChangeRequests(commit_loop, self._reads, snapshots, quota)
         self._cluster_info = cluster_info
         self._search_info = search_info
         self._owners = owners
+        self._shares = RequestShares(self._begin, lambda: self.limits.requests_per_s)
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
         """Take requests, for ever."""
         async for incoming in self._socket:
-            if len(self._under_way) > MAX_WAITING:
-                self._fail(incoming, UnavailableError("too many requests", "try again later"))
-                continue
-            task = asyncio.create_task(self._answer(incoming))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            user = str(incoming.identity)
+            try:
+                self._shares.put(user, incoming, sum(map(len, incoming.frames)))
+            except UnavailableError as error:
+                if not self._shares.floods(user) or not self._socket.cut(incoming):
+                    self._fail(incoming, error)
+
+    def _begin(self, incoming: Incoming) -> None:
+        task = asyncio.create_task(self._answer(incoming))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     async def _answer(self, incoming: Incoming) -> None:
+        user, reply = str(incoming.identity), b""
         try:
             refuse_revoked(incoming)
             if len(incoming.frames) != 3 or len(incoming.frames[1]) > 32:  # noqa: PLR2004
                 raise BadFieldError(*TWO_FRAMES)  # noqa: TRY301 - answered like any other error
             request = REQUEST.decode(incoming.frames[2])
-            reply = _fitting(await self._dispatch(request, incoming.identity or Identity("", "")))
+            incoming = replace(incoming, frames=incoming.frames[:2])  # it may wait for long
+            who = incoming.identity or Identity("", "")
+            with self._shares.waits(user, getattr(request, "wait_s", 0.0)):
+                reply = _fitting(await self._dispatch(request, who))
             refuse_revoked(incoming)  # it may have waited
         except OnesError as error:
             self._fail(incoming, error)
@@ -124,7 +141,9 @@ class RequestServer:
             what = "the controller could not do this, by a fault of its own"
             self._fail(incoming, UnavailableError(what, "its log says more"))
         else:
-            self._socket.send(*incoming.frames[:-1], reply)
+            self._socket.send(*incoming.frames, reply)
+        finally:
+            self._shares.ended(user, len(reply))
 
     def _fail(self, incoming: Incoming, error: OnesError) -> None:
         self._audit.refused("request", str(error), peer=str(incoming.identity))

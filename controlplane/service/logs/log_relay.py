@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
 from controlplane.journal.job_records import JobRecords
+from controlplane.service.client_api.request_shares import RequestShares
 from controlplane.service.job_files import JobFiles
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.long_polls import deadline_of
@@ -35,7 +37,8 @@ from schemas.messages.logs import (
 
 CREDIT: Final = 2 << 20  # bytes that an agent may be ahead of what is stored, for each stream
 MAX_PAGE: Final = 1 << 20
-MAX_WAITING: Final = 1000  # long polls at once
+PAGES_PER_S: Final = 2000.0  # of one user
+PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, that cost as much as one page more
 MISSING_S: Final = 60.0  # after a job's end, output that a living node does not ship is not there
 
 
@@ -82,6 +85,7 @@ class LogRelay:
         self._now = now
         self._audit = audit
         self._waiters: dict[JobId, asyncio.Future[None]] = {}
+        self._shares = RequestShares(self._begin, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def serve_shippers(self) -> None:
@@ -102,32 +106,18 @@ class LogRelay:
             try:
                 refuse_revoked(incoming)
                 request = READ_LOG.decode(incoming.frames[-1])
-                if len(self._under_way) > MAX_WAITING:
-                    raise DeniedError("too many followers at once", "try again later")
                 who = incoming.identity or Identity("", "")
                 permit(who, request, self._job(request.job).owner)
+                self._shares.put(str(who), (incoming, request), len(incoming.frames[-1]))
             except OnesError as error:
-                self._fail(incoming, error)
-                continue
-            answering = (
-                self._answer(incoming, request)
-                if isinstance(request, ReadLog)
-                else self._answer_about_files(incoming, request, who)
-            )
-            task = asyncio.create_task(answering)
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+                floods = self._shares.floods(str(incoming.identity or ""))
+                if not floods or not self._followers.cut(incoming):
+                    self._fail(incoming, error)
 
-    async def _answer_about_files(
-        self, incoming: Incoming, request: FromFollower, who: Identity
-    ) -> None:
-        try:
-            reply = await self._files.reply(request, who)
-            refuse_revoked(incoming)
-        except OnesError as error:
-            self._fail(incoming, error)
-        else:
-            self._followers.send(*incoming.frames[:-1], encode(reply))
+    def _begin(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
+        task = asyncio.create_task(self._answer(*asked))
+        self._under_way.add(task)
+        task.add_done_callback(self._under_way.discard)
 
     def _fail(self, incoming: Incoming, error: OnesError) -> None:
         self._refused(incoming, error)
@@ -171,16 +161,24 @@ class LogRelay:
         )
         self._shippers.send(incoming.route, encode(stored))
 
-    async def _answer(self, incoming: Incoming, request: ReadLog) -> None:
+    async def _answer(self, incoming: Incoming, request: ReadLog | FromFollower) -> None:
+        who, reply = incoming.identity or Identity("", ""), b""
+        incoming = replace(incoming, frames=(*incoming.frames[:-1], b""))  # it may wait for long
         try:
-            page = await self._awaited(request)
+            if isinstance(request, ReadLog):
+                with self._shares.waits(str(who), request.wait_s):
+                    reply = encode(await self._awaited(request))
+            else:
+                reply = encode(await self._files.reply(request, who))
             refuse_revoked(incoming)  # it may have waited
         except OnesError as error:
             self._fail(incoming, error)
         except OSError as error:
             self._fail(incoming, UnavailableError(f"its output cannot be read: {error.strerror}"))
         else:
-            self._followers.send(*incoming.frames[:-1], encode(page))
+            self._followers.send(*incoming.frames[:-1], reply)
+        finally:
+            self._shares.ended(str(who), len(reply))
 
     async def _awaited(self, request: ReadLog) -> LogPage:
         """The page, when there is something on it or the time is over."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,6 +12,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
+from controlplane.service.client_api.request_shares import POLLS, UNDER_WAY
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
 from schemas.codec import encode
@@ -153,3 +155,41 @@ async def test_output_far_ahead_of_what_is_stored_changes_nothing(tmp_path: Path
     store.append(A, LOG, (1, 0), 2**53, b"far\n")
 
     assert store.append(A, LOG, (1, 0), 0, b"said\n") == 5
+
+
+class Followers:
+    """A socket over which these requests come; it notes whom an answer was sent to."""
+
+    def __init__(self, asked: list[tuple[str, float]]) -> None:
+        self._asked = asked
+        self.answered: list[str] = []
+
+    async def __aiter__(self) -> AsyncIterator[Incoming]:
+        for name, wait_s in self._asked:
+            request = encode(ReadLog(job=A, wait_s=wait_s))
+            yield Incoming((name.encode(), request), Identity("user", name))
+
+    def send(self, *frames: bytes) -> None:
+        self.answered.append(frames[0].decode())
+
+    def cut(self, _: Incoming) -> bool:
+        return False
+
+
+async def test_followers_of_one_user_keep_no_other_from_a_page(tmp_path: Path) -> None:
+    controller = cluster_of(n1=1)
+    controller.submit("a")
+    made = relay(controller, LogStore(tmp_path, 1 << 30))
+    followers = Followers([("bob", 60.0)] * 1500 + [("ann", 0.0)])
+    made._followers = cast("Any", followers)
+    made._audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
+
+    await made.serve_followers()
+    async with asyncio.timeout(10.0):
+        while "ann" not in followers.answered:
+            await asyncio.sleep(0)
+
+    assert len(made._under_way) <= POLLS + UNDER_WAY
+    for task in made._under_way:
+        task.cancel()
+    await asyncio.gather(*made._under_way, return_exceptions=True)

@@ -1,0 +1,83 @@
+"""One user has so many jobs that have not ended, and no more."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from controlplane.service.client_api.job_quota import JobQuota
+from controlplane.service.controller_settings import Limits
+from schemas.errors import DeniedError
+from schemas.ids import JobId
+from schemas.messages.client import SubmitJob
+from tests.support.builders import SNAPSHOT, cancelled, job_spec
+from tests.support.controller import cluster_of
+from tests.support.live_service import LiveService
+
+
+def test_a_user_with_as_many_jobs_as_may_be_is_refused_and_another_is_not() -> None:
+    controller, now = cluster_of(n1=1), [0.0]
+    quota = JobQuota(lambda: controller.state, lambda: 2, lambda: now[0])
+    for name in ("a", "b"):
+        quota.take("ann")
+        controller.submit(name, user="ann")
+
+    with pytest.raises(DeniedError, match="ann has 2 jobs that have not ended") as refused:
+        quota.take("ann")
+    quota.take("bob")
+
+    assert "limits.live_jobs" in refused.value.hint
+    controller.take(cancelled(JobId("a-1"), user="ann"))
+    now[0] = 1.0
+    quota.take("ann")
+
+
+def test_jobs_are_counted_when_so_many_could_be_there_and_once_a_second() -> None:
+    looks, now = [0], [0.0]
+    controller = cluster_of(n1=1)
+
+    def state() -> object:
+        looks[0] += 1
+        return controller.state
+
+    quota = JobQuota(state, lambda: 100, lambda: now[0])  # type: ignore[arg-type]
+    for _ in range(100):
+        quota.take("ann")
+    assert looks == [1]
+
+    for _ in range(50):
+        with pytest.raises(DeniedError):
+            quota.take("ann")
+    assert looks == [1]
+    now[0] = 1.0
+    quota.take("ann")
+    assert looks == [2]
+
+
+def test_a_repeated_submission_is_answered_whatever_the_quota(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def request(key: str) -> SubmitJob:
+        return SubmitJob(spec=job_spec("a"), snapshot=SNAPSHOT, key=key)
+
+    async def scenario(service: LiveService) -> tuple[Any, Any]:
+        service.server.limits = Limits(live_jobs=1)
+        monkeypatch.setattr(service.server._changes._snapshots, "is_of", lambda *_: True)
+        first = await service.ask(request("once"))
+        with pytest.raises(DeniedError, match="ann has 1 jobs that have not ended"):
+            await service.ask(request("twice"))
+        return first, await service.ask(request("once"))
+
+    async def run() -> tuple[Any, Any]:
+        service = LiveService(tmp_path)
+        try:
+            return await scenario(service)
+        finally:
+            service.loop.close()
+
+    first, again = asyncio.run(run())
+
+    assert first == again

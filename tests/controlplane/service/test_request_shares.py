@@ -1,0 +1,205 @@
+"""One user's requests wait behind his own: nobody else's do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from controlplane.service.client_api import request_shares
+from controlplane.service.client_api.request_shares import (
+    BURST_S,
+    POLLS,
+    QUEUED,
+    QUEUED_BYTES,
+    REFUSED,
+    TOKEN_BYTES,
+    UNDER_WAY,
+    RequestShares,
+)
+from schemas.errors import UnavailableError
+
+PER_S = 10.0
+BURST = int(PER_S * BURST_S)
+
+
+class Clock:
+    """A loop whose time passes when it is told so."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self._calls: list[tuple[float, Clock.Call]] = []
+
+    class Call:
+        def __init__(self, call: Callable[[], None]) -> None:
+            self.run: Callable[[], None] | None = call
+
+        def cancel(self) -> None:
+            self.run = None
+
+    def later(self, wait_s: float, call: Callable[[], None]) -> Call:
+        made = Clock.Call(call)
+        self._calls.append((self.now + wait_s, made))
+        return made
+
+    def turn(self) -> None:
+        """Everything that is due by now, once."""
+        due = [made for at, made in self._calls if at <= self.now + 1e-9]
+        self._calls = [(at, made) for at, made in self._calls if at > self.now + 1e-9]
+        for made in due:
+            if made.run is not None:
+                made.run()
+
+    def run(self, seconds: float = 0.0) -> None:
+        """Turn after turn, until nothing is due within so many seconds."""
+        end = self.now + seconds
+        while waiting := [at for at, made in self._calls if made.run is not None and at <= end]:
+            self.now = max(self.now, min(waiting))
+            self.turn()
+        self.now = end
+
+
+class Shares(RequestShares[str]):
+    def __init__(self) -> None:
+        self.clock, self.begun = Clock(), list[str]()
+        super().__init__(
+            self.begun.append,
+            lambda: PER_S,
+            clock=lambda: self.clock.now,
+            later=self.clock.later,
+        )
+
+    def flood(self, user: str, requests: int, size: int = 1) -> int:
+        """So many at once; how many were taken."""
+        taken = 0
+        for _ in range(requests):
+            try:
+                self.put(user, user, size)
+            except UnavailableError:
+                continue
+            taken += 1
+        return taken
+
+    def answer(self, user: str, requests: int, reply_bytes: int = 0) -> None:
+        for _ in range(requests):
+            self.ended(user, reply_bytes)
+
+
+def test_a_request_of_another_user_is_the_next_that_begins() -> None:
+    shares = Shares()
+    shares.flood("bob", 1000)
+    shares.clock.turn()
+
+    shares.put("ann", "ann", 1)
+    shares.clock.turn()
+
+    assert shares.begun == ["bob", "bob", "ann"]
+
+
+def test_so_many_of_one_user_are_under_way_and_others_begin() -> None:
+    shares = Shares()
+    shares.flood("bob", UNDER_WAY + 20)
+    shares.clock.run(60.0)
+    assert len(shares.begun) == UNDER_WAY
+
+    shares.put("ann", "ann", 1)
+    shares.clock.run()
+    shares.answer("bob", 5)
+    shares.clock.run()
+
+    assert shares.begun[UNDER_WAY:] == ["ann"] + ["bob"] * 5
+
+
+def test_a_flood_goes_at_its_rate_and_another_user_at_once() -> None:
+    shares = Shares()
+    begins = shares._start
+    shares._start = lambda user: (begins(user), shares.ended(user))[0]  # type: ignore[func-returns-value]
+    shares.flood("bob", 1000)
+
+    shares.clock.run()
+    assert len(shares.begun) == BURST
+    shares.clock.run(10.0)
+    assert abs(len(shares.begun) - BURST - 10 * PER_S) <= 2
+    shares.put("ann", "ann", 1)
+    shares.clock.run()
+
+    assert shares.begun[-1] == "ann"
+
+
+def test_large_replies_cost_as_much_as_many_requests() -> None:
+    shares = Shares()
+    shares.put("bob", "bob", 1)
+    shares.clock.run()
+    shares.answer("bob", 1, reply_bytes=int((BURST + PER_S) * TOKEN_BYTES))
+
+    shares.put("bob", "bob", 1)
+    shares.clock.run(0.9)
+    assert shares.begun == ["bob"]
+    shares.clock.run(0.5)
+
+    assert shares.begun == ["bob", "bob"]
+
+
+@pytest.mark.parametrize("size", [1, QUEUED_BYTES // 10])
+def test_what_waits_is_bounded_and_the_refusal_says_so(size: int) -> None:
+    shares = Shares()
+
+    taken = shares.flood("bob", QUEUED + 50, size)
+
+    assert taken == min(QUEUED, QUEUED_BYTES // size)
+    with pytest.raises(UnavailableError, match=f"{taken} of your requests wait already"):
+        shares.put("bob", "bob", size)
+    shares.put("ann", "ann", size)
+
+
+def test_who_goes_on_although_nothing_is_taken_floods() -> None:
+    shares = Shares()
+    shares.flood("bob", QUEUED + REFUSED)
+    assert not shares.floods("bob")
+
+    shares.flood("bob", 1)
+
+    assert shares.floods("bob")
+    assert not shares.floods("ann")
+    shares.clock.run()
+    shares.put("bob", "bob", 1)
+    assert not shares.floods("bob")
+
+
+def test_who_waits_keeps_no_request_from_beginning() -> None:
+    shares = Shares()
+    waiting = []
+    for _ in range(UNDER_WAY + 10):
+        shares.put("bob", "bob", 1)
+        shares.clock.run(1.0)
+        wait = shares.waits("bob", 30.0)
+        wait.__enter__()
+        waiting.append(wait)
+
+    shares.put("bob", "last", 1)
+    shares.clock.run(1.0)
+
+    assert shares.begun[-1] == "last"
+    for wait in waiting:
+        wait.__exit__(None, None, None)
+    shares.answer("bob", len(waiting) + 1)
+    shares.clock.run(100.0)
+    shares.put("ann", "ann", 1)
+    shares.clock.run()
+    assert "bob" not in shares._users
+
+
+def test_those_of_one_user_who_wait_are_bounded_and_others_wait(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(request_shares, "POLLS", 2)
+    shares = Shares()
+
+    with shares.waits("bob", 30.0), shares.waits("bob", 30.0):
+        with pytest.raises(UnavailableError, match="2 of your requests wait for something"):
+            shares.waits("bob", 30.0).__enter__()
+        with shares.waits("bob", 0.0), shares.waits("ann", 30.0):
+            pass
+    with shares.waits("bob", 30.0):
+        pass
+    assert POLLS > 2
