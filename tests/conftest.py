@@ -22,6 +22,7 @@ TOGETHER = {  # files that share a cluster, which one process should start
     "tests/integration/test_bad_input.py": "cluster",
     "tests/integration/test_submit.py": "cluster",
     "tests/integration/test_docs.py": "cluster",
+    "tests/integration/test_wire_page.py": "cluster",
     "tests/integration/test_init.py": "cluster",
     "tests/integration/test_pages.py": "cluster",
     "tests/examples/test_examples.py": "cluster",

@@ -80,7 +80,7 @@ def _archive(choices: Choices) -> bytes:
     if choices.often():
         plain.write(bytes(1024))
     packed = bytearray(plain.getvalue())
-    for _ in range(choices.below(4) if not choices.often() else 0):
+    for _ in range(choices.below(4) if packed and not choices.often() else 0):
         packed[choices.below(len(packed))] = choices.below(256)
     if choices.often():
         return bytes(packed)
