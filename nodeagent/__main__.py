@@ -10,7 +10,7 @@ import uvloop
 
 from nodeagent import agent_process, agent_settings
 from nodeagent.end_workers import end_workers
-from nodeagent.worker_folders import NodeFolders
+from nodeagent.job_accounts import folders_of
 from schemas.errors import OnesError
 from schemas.logging_and_watchdog import configure_logging
 
@@ -30,8 +30,7 @@ def main() -> None:
     try:
         if chosen.end_workers:
             loaded = agent_settings.load(path)
-            home = path.parent
-            folders = NodeFolders(home / loaded.run, home / loaded.work, home / loaded.checkpoints)
+            folders = folders_of(loaded, path.parent)
             folders.make()
             sys.stdout.write(f"{end_workers(folders, loaded.kill_grace_s)} workers ended\n")
             return

@@ -24,6 +24,7 @@ from nodeagent.ended_jobs import EndedJobs
 from nodeagent.folder_checks import places_of
 from nodeagent.folder_locks import FolderLocks
 from nodeagent.health_watch import HealthWatch
+from nodeagent.job_accounts import AGENT, JobAccounts, folders_of, run_as
 from nodeagent.log_shipper import LogShipper
 from nodeagent.reconciler import Reconciler
 from nodeagent.reconciler_actions import (
@@ -42,7 +43,7 @@ from nodeagent.slot_devices import inventory
 from nodeagent.snapshot_fetcher import SnapshotFetcher
 from nodeagent.state_keeper import StateKeeper, serve_states
 from nodeagent.worker_channel import WorkerChannel
-from nodeagent.worker_folders import SOCKET, NodeFolders
+from nodeagent.worker_folders import SOCKET
 from nodeagent.worker_manager import WorkerManager
 from nodeagent.zygote_pool import ZygotePool
 from schemas.codec import TO_AGENT, encode
@@ -107,16 +108,17 @@ class Agent:
         self._home = home
         self._node = NodeId(settings.node)
         self._spec = inventory(settings)
-        self._folders = NodeFolders(
-            home / settings.run, home / settings.work, home / settings.checkpoints
-        )
+        self._folders = folders_of(settings, home)
         self._folders.make()
+        self._accounts = JobAccounts(settings, self._folders)
         self._locks = FolderLocks(self._folders, self._node)
         self._server = serve_states(self._folders, settings.address, settings.states_port)
         port = self._server.port if self._server else 0
         self._spec = msgspec.structs.replace(self._spec, states_port=port)
         self._states = StateKeeper(self._folders, self._happened)
-        self._link = Link(load_keys(home / (settings.key or f"keys/{self._node}.key_secret")))
+        own_key = home / (settings.key or f"keys/{self._node}.key_secret")
+        self._link = Link(load_keys(own_key))
+        self._accounts.refuse_owner_of(own_key)
         self._session = AgentSession(
             self._node, BootId(uuid.uuid4().hex[:12]), chance=random.random
         )
@@ -126,7 +128,12 @@ class Agent:
         )
         key = load_public(home / settings.controller.key)
         self._ports = ControllerPorts(self._link, settings.controller, key, self._node)
-        self._workers = WorkerChannel(self._folders.socket, self._heard, self._token_of)
+        self._workers = WorkerChannel(
+            self._folders.socket,
+            self._heard,
+            self._token_of,
+            open_to_all=self._accounts.strangers,
+        )
         places, shared = places_of(self._folders, settings.disk_reserve_bytes)
         self._health = HealthWatch(
             places=places,
@@ -154,6 +161,7 @@ class Agent:
             may_read=lambda: not self._session.spool_full,
             check_node=self._health.look,
             bounds=settings.workdir,
+            accounts=self._accounts,
         )
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
@@ -192,7 +200,7 @@ class Agent:
                     self._health.run(),
                     *self._ended_jobs.tasks(),
                     self._shipper.ship(),
-                    self._zygotes.warm_up(self._python),
+                    self._warm_up(),
                     watchdog(),
                 )
             ]
@@ -213,6 +221,11 @@ class Agent:
         log.info("agent stopped; its workers go on", node=self._node)
 
     # --- tasks
+
+    async def _warm_up(self) -> None:
+        """Each job that runs as somebody else has a zygote of its own, when it comes."""
+        if not self._accounts.strangers:
+            await self._zygotes.warm_up(self._python)
 
     async def _receive_from_controller(self) -> None:
         async for incoming in self._ports.orders:
@@ -317,6 +330,7 @@ class Agent:
             case ForgetJob(job=job):
                 self._session.forget_job(job)
                 self._states.forget(job)
+                self._accounts.forget(job)
                 self._ended_jobs.note(job, ended=True)
             case StartWorker(delta=delta):
                 self._ended_jobs.note(delta.job, ended=False)
@@ -358,6 +372,10 @@ async def run(path: Path) -> None:
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, _too_early)
-    agent = Agent(agent_settings.load(path), path.parent)
+    settings = agent_settings.load(path)
+    if run_as(settings) != AGENT:
+        os.umask(0o077)
+        os.setgroups([])  # acting as a job it has no groups but the job's
+    agent = Agent(settings, path.parent)
     agent.settings_of(path).listen()
     await agent.run(stop)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 
@@ -24,6 +24,15 @@ class Controller(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     agents: Annotated[int, msgspec.Meta(ge=1, le=65_535)] = 7701
     key: str = "keys/server.key"  # its public key
+
+
+class Jobs(msgspec.Struct, frozen=True, kw_only=True):
+    """As whom the jobs of this node run."""
+
+    run_as: Literal["", "agent", "submitter", "job"] = ""  # default: what is safe here
+    users: dict[str, str] = {}
+    uids: tuple[int, int] = (0x7000_0000, 0x1000_0000)  # first and count, of jobs with own ones
+    trust_each_other: bool = False  # all users of the cluster may read each other's files
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +61,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_checkpoints_s: Interval = 30 * DAY_S  # behind a job's end
     keep_checkpoints_bytes: Bytes = 500 << 30  # of all ended jobs
     workdir: ArchiveBounds = ArchiveBounds()  # of a job's working directory, unpacked
+    jobs: Jobs = Jobs()
     disk_reserve_bytes: Bytes = 64 << 20  # a node with less room takes no new workers
     pid_file: str = ""
 

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import psutil
 
-from nodeagent.process_identity import open_process
+from nodeagent.process_identity import open_process, signal_group
 from nodeagent.worker_folders import NodeFolders
-from nodeagent.zygote_pool import MODULE
+from nodeagent.zygote_process import MODULE
 
 
 def end_workers(folders: NodeFolders, grace_s: float) -> int:
@@ -26,13 +26,14 @@ def end_workers(folders: NodeFolders, grace_s: float) -> int:
     Returns:
         How many workers were ended.
     """
-    living: dict[int, int] = {}  # pidfd -> pid
+    living: dict[int, tuple[int, int | None]] = {}  # pidfd: pid, and uid if not the agent's
     for folder in folders.workers():
         mark = folder.mark()
         pidfd = open_process(mark.pid, mark.started_ticks) if mark else None
         if mark is not None and pidfd is not None:
             folder.mark_stopped()
-            living[pidfd] = mark.pid
+            owner = folder.owner
+            living[pidfd] = mark.pid, owner.uid if owner else None
     _signal(living, signal.SIGTERM)
     count = len(living)
     _wait(living, grace_s)
@@ -44,19 +45,18 @@ def end_workers(folders: NodeFolders, grace_s: float) -> int:
     return count
 
 
-def _signal(living: dict[int, int], what: signal.Signals) -> None:
-    for pid in living.values():
-        with contextlib.suppress(OSError):
-            os.killpg(pid, what)
+def _signal(living: dict[int, tuple[int, int | None]], what: signal.Signals) -> None:
+    for pid, uid in living.values():
+        signal_group(pid, what, uid)
 
 
-def _wait(living: dict[int, int], limit_s: float) -> None:
+def _wait(living: dict[int, tuple[int, int | None]], limit_s: float) -> None:
     deadline = time.monotonic() + limit_s
     while living and (left := deadline - time.monotonic()) > 0:
         ready, _, _ = select.select(list(living), [], [], left)
         for pidfd in ready:
-            with contextlib.suppress(OSError):  # what the worker forked and left behind
-                os.killpg(living[pidfd], signal.SIGKILL)
+            pid, uid = living[pidfd]
+            signal_group(pid, signal.SIGKILL, uid)  # what the worker forked and left behind
             os.close(pidfd)
             del living[pidfd]
 

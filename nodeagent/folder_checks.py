@@ -51,6 +51,7 @@ class Place:
     path: Path
     reserve_bytes: int  # less room than this counts as full; 0: only none at all
     own: bool = False  # nobody else may own it
+    mode: int = 0o700  # of one that is made
 
     def problem(self, *, full: bool) -> str:
         """What keeps workers from using it, and what helps; empty: nothing.
@@ -84,6 +85,7 @@ class Place:
     def _make(self) -> None:
         if not self.path.is_dir():
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self.path.chmod(self.mode)
             log.warning("folder was gone, and is made again", path=str(self.path))
 
     def _probe(self) -> None:
@@ -123,10 +125,10 @@ def places_of(
         folders: of the node.
         reserve_bytes: of room, below which one counts as full.
     """
-    run = Place("run", folders.run, reserve_bytes)
-    workers = Place("run", folders.run / "workers", reserve_bytes)
-    sockets = Place("run", folders.sockets, 0, own=True)
-    work = Place("work", folders.work, reserve_bytes)
+    run = Place("run", folders.run, reserve_bytes, mode=folders.mode)
+    workers = Place("run", folders.run / "workers", reserve_bytes, mode=folders.mode)
+    sockets = Place("run", folders.sockets, 0, own=True, mode=folders.mode)
+    work = Place("work", folders.work, reserve_bytes, mode=folders.mode)
     return (run, workers, sockets, work), (
-        Place("checkpoints", folders.checkpoints, reserve_bytes),
+        Place("checkpoints", folders.checkpoints, reserve_bytes, mode=folders.mode),
     )

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
 from nodeagent.job_workspaces import MARK, read_manifest
+from nodeagent.owned_files import acting_as, owner_of
 from nodeagent.worker_folders import NodeFolders
 from schemas.errors import BadFieldError, OnesError, UnavailableError
 from schemas.ids import JobId
@@ -50,7 +51,9 @@ def answer(asked: ToNode, folders: NodeFolders) -> FromNode:
     try:
         if isinstance(asked, AskFiles):
             return _file_list(asked, folders)
-        return _piece(asked, folders)
+        root = _root(folders, asked.job, asked.area)
+        with acting_as(owner_of(root)):
+            return _piece(asked, root)
     except OnesError as error:
         failed = error
     except OSError as error:
@@ -76,7 +79,8 @@ def _root(folders: NodeFolders, job: JobId, area: Area) -> Path:
     if not job or "/" in job or job.startswith(".") or "\0" in job:
         raise BadFieldError(f"{job!r} is no job", "ask for one that ran here", "job")
     roots = {WORK: folders.job(job), CHECKPOINTS: folders.checkpoints / job}
-    return roots.get(area, folders.states(job)).resolve()
+    root = roots.get(area, folders.states(job))
+    return root.parent.resolve() / root.name
 
 
 # --- lists
@@ -89,23 +93,30 @@ def _file_list(asked: AskFiles, folders: NodeFolders) -> FileList:
     for area in AREAS:
         root = _root(folders, asked.job, area)
         had = read_manifest(root) if area == WORK else {}
-        for path in _paths(root):
-            if area == STATES and StateFile.of(path.name) is None:  # staged data
-                continue
-            info = _info(root, path, area, refused)
-            if info is None or had.get(info.path) == _change_mark(path):
-                continue
-            names += len(info.path.encode())
-            if len(found) >= MAX_FILES or names > MAX_NAMES:
-                left_out += 1
-            else:
-                found.append(info)
+        with acting_as(owner_of(root)):
+            for info in _infos(root, area, had, refused):
+                names += len(info.path.encode())
+                if len(found) >= MAX_FILES or names > MAX_NAMES:
+                    left_out += 1
+                else:
+                    found.append(info)
     return FileList(
         request=asked.request,
         files=tuple(found),
         left_out=left_out,
         refused=tuple(refused[:MAX_REFUSED]),
     )
+
+
+def _infos(
+    root: Path, area: Area, had: Mapping[str, tuple[int, int]], refused: list[str]
+) -> Iterator[FileInfo]:
+    for path in _paths(root):
+        if area == STATES and StateFile.of(path.name) is None:  # staged data
+            continue
+        info = _info(root, path, area, refused)
+        if info is not None and had.get(info.path) != _change_mark(path):
+            yield info
 
 
 def _paths(root: Path) -> Iterator[Path]:
@@ -142,8 +153,8 @@ def _info(root: Path, path: Path, area: Area, refused: list[str]) -> FileInfo | 
 # --- pieces
 
 
-def _piece(asked: AskPiece, folders: NodeFolders) -> FilePiece:
-    descriptor = open_beneath(_root(folders, asked.job, asked.area), asked.path)
+def _piece(asked: AskPiece, root: Path) -> FilePiece:
+    descriptor = open_beneath(root, asked.path)
     with os.fdopen(descriptor, "rb") as file:
         status = os.fstat(file.fileno())
         file.seek(asked.offset)

@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from io import BufferedReader
 from pathlib import Path
@@ -16,6 +15,15 @@ import msgspec
 
 from nodeagent.agent_errors import NodeWorkspaceError, WorkspaceError
 from nodeagent.folder_checks import is_node_fault
+from nodeagent.owned_files import (
+    Owner,
+    acting_as,
+    make_folder,
+    owner_of,
+    read_small,
+    remove_tree,
+    write_private,
+)
 from schemas.workdir_archives import (
     UNREADABLE,
     USUAL,
@@ -26,6 +34,7 @@ from schemas.workdir_archives import (
 )
 
 MARK: Final = ".ones-snapshot"
+MOST_MARK: Final = 512 << 20  # bytes: as many names as there may be files, as long as they may be
 
 
 def is_laid_out(folder: Path, digest: str) -> bool:
@@ -36,12 +45,24 @@ def is_laid_out(folder: Path, digest: str) -> bool:
         digest: sha256 of the archive, hexadecimal.
     """
     try:
-        return (folder / MARK).read_text(encoding="utf-8").partition("\n")[0] == digest
-    except (OSError, UnicodeDecodeError):  # the job may have written there
+        return _mark(folder).partition("\n")[0] == digest
+    except (OSError, ValueError):
         return False
 
 
-def lay_out(archive: Path, folder: Path, digest: str, bounds: ArchiveBounds = USUAL) -> None:
+def _mark(folder: Path) -> str:
+    """What is in the mark, which the job may have put anything in the place of."""
+    with acting_as(owner_of(folder)):
+        return read_small(folder / MARK, MOST_MARK).decode()
+
+
+def lay_out(
+    archive: Path,
+    folder: Path,
+    digest: str,
+    bounds: ArchiveBounds = USUAL,
+    owner: Owner | None = None,
+) -> None:
     """Unpack `archive` as `folder`, whole or not at all.
 
     Args:
@@ -49,6 +70,7 @@ def lay_out(archive: Path, folder: Path, digest: str, bounds: ArchiveBounds = US
         folder: a job's working directory; an older one is replaced.
         digest: sha256 of the archive, hexadecimal.
         bounds: of what comes out of it.
+        owner: whose the folder becomes, and with whose rights it is filled; None: the agent's.
 
     Raises:
         WorkspaceError: if the archive is damaged, unsafe or too large, or the disk does not take
@@ -58,20 +80,25 @@ def lay_out(archive: Path, folder: Path, digest: str, bounds: ArchiveBounds = US
     try:
         with archive.open("rb") as file:
             _require_digest(file, digest)
-            shutil.rmtree(fresh, ignore_errors=True)
-            fresh.mkdir(mode=0o700, parents=True)
-            with opened(file, bounds) as tar:
-                for member in members(tar, bounds):
-                    tar.extract(member, fresh, filter="data")
-        manifest = json.dumps(dict(_laid_out(fresh)))
-        (fresh / MARK).write_text(f"{digest}\n{manifest}\n", encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(fresh)
+            make_folder(fresh, owner)
+            with acting_as(owner):
+                _unpack(file, fresh, bounds)
+                manifest = json.dumps(dict(_laid_out(fresh)))
+                write_private(fresh / MARK, f"{digest}\n{manifest}\n".encode())
+        remove_tree(folder)
         fresh.rename(folder)
     except (*UNREADABLE, ArchiveTooLargeError) as error:
-        shutil.rmtree(fresh, ignore_errors=True)
+        remove_tree(fresh)
         ours = isinstance(error, OSError) and is_node_fault(error)
         kind = NodeWorkspaceError if ours else WorkspaceError
         raise kind(f"cannot unpack the working directory: {error}") from None
+
+
+def _unpack(file: BufferedReader, folder: Path, bounds: ArchiveBounds) -> None:
+    with opened(file, bounds) as tar:
+        for member in members(tar, bounds):
+            tar.extract(member, folder, filter="data")
 
 
 def _laid_out(folder: Path) -> Iterator[tuple[str, tuple[int, int]]]:
@@ -95,7 +122,7 @@ def read_manifest(folder: Path) -> dict[str, tuple[int, int]]:
         wrote it down, or the job damaged it.
     """
     try:
-        text = (folder / MARK).read_text(encoding="utf-8").partition("\n")[2]
+        text = _mark(folder).partition("\n")[2]
         return msgspec.json.decode(text or "{}", type=dict[str, tuple[int, int]])
     except (OSError, ValueError, msgspec.MsgspecError):
         return {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +15,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
+from nodeagent.owned_files import bytes_below, remove_tree
 from nodeagent.state_keeper import JOB
 from schemas.ids import JobId
 from schemas.retention import FileSeen, outdated
@@ -90,7 +90,7 @@ class Leftovers:
         found = {
             name: known
             if (known := sizes.get(name)) is not None and known.at == at
-            else FileSeen(name, _size(self.root / name), at)
+            else FileSeen(name, bytes_below(self.root / name), at)
             for name, at in self._ended(busy, now)
         }
         sizes.clear()
@@ -98,7 +98,7 @@ class Leftovers:
         may_go = [one for one in found.values() if now - one.at > min(YOUNG_S, keep.seconds)]
         gone = outdated(may_go, keep.seconds, keep.bytes, now)
         for one in gone:
-            shutil.rmtree(self.root / one.name, ignore_errors=True)
+            remove_tree(self.root / one.name)
             if (self.root / one.name).exists():
                 log.warning("not deleted", folder=str(self.root / one.name))
             else:
@@ -160,13 +160,3 @@ def _marks(folder: Path) -> Iterator[tuple[str, float]]:
         for entry in entries:
             with contextlib.suppress(FileNotFoundError):
                 yield entry.name, entry.stat(follow_symlinks=False).st_mtime
-
-
-def _size(folder: Path) -> int:
-    """Bytes on the disk."""
-    total = 0
-    for root, _, names in os.walk(folder):
-        for name in names:
-            with contextlib.suppress(OSError):
-                total += os.lstat(os.path.join(root, name)).st_blocks * 512  # noqa: PTH118
-    return total

@@ -9,11 +9,13 @@ from typing import BinaryIO, Final
 
 import structlog
 
+from nodeagent.owned_files import acting_as, open_regular, require_regular
 from nodeagent.worker_folders import WorkerFolder
 from schemas.messages.logs import LOG
 
 log = structlog.get_logger("output")
-WRITE: Final = os.O_WRONLY | os.O_CREAT
+WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+MOST_BEGUN: Final = 64 << 20  # bytes of a log that was begun anew, that are kept
 NUL: Final = b"\0"
 
 
@@ -77,9 +79,9 @@ class OutputFile:
             self._file = None
 
     def _open(self) -> BinaryIO | None:
-        path = self._folder.stream(self._name).resolve()
-        with contextlib.suppress(FileNotFoundError):
-            return path.open("rb")
+        path = self._folder.own.resolve() / self._folder.stream(self._name).name
+        with contextlib.suppress(FileNotFoundError), acting_as(self._folder.owner):
+            return os.fdopen(open_regular(path), "rb")
         return self._open_deleted(path)
 
     def _open_deleted(self, path: Path) -> BinaryIO | None:
@@ -87,11 +89,11 @@ class OutputFile:
         mark = self._folder.mark()
         if mark is None:
             return None
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError), acting_as(self._folder.owner):
             for handle in Path(f"/proc/{mark.pid}/fd").iterdir():
                 with contextlib.suppress(OSError):
                     if str(handle.readlink()) == f"{path} (deleted)":
-                        return handle.open("rb")
+                        return _reopen(handle)
         return None
 
     def _mark_gap(self, sent: int, what: str) -> None:
@@ -101,12 +103,23 @@ class OutputFile:
         log.warning("output lost", worker=self._folder.worker, stream=self._name, offset=sent)
         note = f"[ones: {kind} after byte {sent} may be lost: the file was {what}]\n".encode()
         self._folder.path.mkdir(mode=0o700, exist_ok=True)
-        descriptor = os.open(path, WRITE, 0o600)
-        try:
-            if self._name == LOG:
-                os.pwrite(descriptor, note, sent)  # what the worker writes next lies behind it
-                note = path.read_bytes()[:sent].rstrip(NUL)  # begun anew in a file that was cut
-            os.lseek(descriptor, 0, os.SEEK_END)
-            os.write(descriptor, note)
-        finally:
-            os.close(descriptor)
+        with acting_as(self._folder.owner):
+            descriptor = _open_for_writing(path)
+            try:
+                if self._name == LOG:
+                    os.pwrite(descriptor, note, sent)  # what the worker writes next lies behind it
+                    note = os.pread(descriptor, min(sent, MOST_BEGUN), 0).rstrip(NUL)  # begun anew
+                os.lseek(descriptor, 0, os.SEEK_END)
+                os.write(descriptor, note)
+            finally:
+                os.close(descriptor)
+
+
+def _reopen(handle: Path) -> BinaryIO:
+    """What /proc names as an open file: a link of its own kind, which is followed."""
+    descriptor = os.open(handle, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    return os.fdopen(require_regular(descriptor, handle), "rb")
+
+
+def _open_for_writing(path: Path) -> int:
+    return require_regular(os.open(path, WRITE, 0o600), path)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 from pathlib import Path
+from typing import Final
+
+ROUNDS: Final = 1000  # of killing what forks faster than it dies
 
 
 def start_ticks(pid: int) -> int | None:
@@ -61,3 +65,65 @@ def open_process(pid: int, ticks: int) -> int | None:
         os.close(descriptor)
         return None
     return descriptor
+
+
+def belongs_to(pid: int, uid: int) -> bool | None:
+    """Whether a process has the rights of a user and no others; None: it is gone.
+
+    Args:
+        pid: on this host.
+        uid: of the user.
+    """
+    try:
+        text = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    uids = next((line for line in text.splitlines() if line.startswith("Uid:")), "").split()[1:]
+    return set(uids) == {str(uid)}
+
+
+def signal_group(group: int, what: int, uid: int | None = None) -> None:
+    """Signal the processes of a group, as far as they are a user's.
+
+    Args:
+        group: its number.
+        what: signal.
+        uid: of the user; None: whoever's they are.
+    """
+    if uid is None:
+        with contextlib.suppress(OSError):
+            os.killpg(group, what)
+        return
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and belongs_to(pid := int(entry.name), uid):
+            with contextlib.suppress(OSError):
+                if os.getpgid(pid) == group:
+                    os.kill(pid, what)
+
+
+def end_all_of(uid: int) -> None:
+    """Kill every process of a user, those that are born meanwhile too.
+
+    Args:
+        uid: of a job alone, and of nobody else.
+    """
+    for _ in range(ROUNDS):
+        found = [e for e in Path("/proc").iterdir() if e.name.isdigit() and _runs_as(e, uid)]
+        if not found:
+            return
+        for entry in found:
+            with contextlib.suppress(OSError):
+                os.kill(int(entry.name), signal.SIGKILL)
+
+
+def _runs_as(entry: Path, uid: int) -> bool:
+    """Whether it is there, and not dead already."""
+    try:
+        text = (entry / "status").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return False
+    words = {line.partition(":")[0]: line.split()[1:] for line in text.splitlines() if line}
+    return set(words.get("Uid", ())) == {str(uid)} and words.get("State", ["Z"])[0] not in {
+        "Z",
+        "X",
+    }

@@ -264,7 +264,7 @@ class Reconciler:
                 if job.fetching == delta.snapshot:
                     return []
                 job.fetching = delta.snapshot
-                return [FetchWorkspace(worker.job, delta.snapshot)]
+                return [FetchWorkspace(worker.job, delta.snapshot, delta.user)]
             worker.granted = not self._slot_taken(worker)
             worker.phase = ProcessPhase.STARTING
             return [StartWorker(worker.worker, worker.rank, delta, worker.granted)]

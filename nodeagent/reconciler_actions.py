@@ -15,6 +15,7 @@ class FetchWorkspace:
 
     job: JobId
     digest: str
+    user: str = ""  # who submitted it
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from nodeagent.agent_settings import AgentSettings
+from nodeagent.job_accounts import check_jobs
 from nodeagent.slot_devices import fenced_s, inventory
 from schemas.errors import SettingsError
 from schemas.host_checks import look_through
@@ -40,6 +41,7 @@ def check(path: Path) -> list[SettingsError]:
         findings.port("states_port", settings.address, settings.states_port)
     for name in ("run", "work", "checkpoints"):
         findings.folder(name, home / getattr(settings, name))
+    findings.attempt("jobs", lambda: check_jobs(settings))
     findings.pid_file(settings.pid_file)
     findings.attempt("fence_s", lambda: fenced_s(settings))
     if settings.python and shutil.which(settings.python) is None:

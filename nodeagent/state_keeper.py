@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import shutil
 from collections.abc import Callable, Coroutine
 from pathlib import Path
 from typing import Final
@@ -15,6 +14,7 @@ from typing import Final
 import structlog
 
 from nodeagent.kept_states import Comparison, compare
+from nodeagent.owned_files import acting_as, owner_of, remove_tree
 from nodeagent.worker_folders import NodeFolders
 from schemas.errors import OnesError
 from schemas.ids import JobId
@@ -151,6 +151,11 @@ class StateKeeper:
 
 
 def _sort_out(folder: Path, delta: SweepDelta) -> Comparison:
+    with acting_as(owner_of(folder)):
+        return _compare_and_drop(folder, delta)
+
+
+def _compare_and_drop(folder: Path, delta: SweepDelta) -> Comparison:
     paths = list(states_in(folder))
     digests = {file: found for file, path in paths if (found := digest_of(path)) is not None}
     comparison = compare(delta, (file for file, _ in paths), digests)
@@ -162,9 +167,14 @@ def _sort_out(folder: Path, delta: SweepDelta) -> Comparison:
 
 def _bring(folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]) -> None:
     """Fetch a state; the file is there whole and durable, or not at all."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with acting_as(owner_of(folder)):
+        _fetch_into(folder, job, wanted, stopped)
+
+
+def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable[[], bool]) -> None:
     state = wanted.state
     file = StateFile(state.trial, state.version, attempt=0)
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     fresh = folder / (file.name + UNFINISHED)
     try:
         target = FileTarget(fresh)
@@ -192,7 +202,7 @@ def _check(path: Path, digest: str) -> None:
 
 
 def _drop_data(folder: Path) -> None:
-    shutil.rmtree(folder / DATA, ignore_errors=True)
+    remove_tree(folder / DATA)
 
 
 # --- others ask
@@ -211,8 +221,9 @@ def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer |
         if not JOB.fullmatch(asked.job):
             return None
         folder = folders.states(asked.job)
-        path = find_state(folder, asked.trial, asked.version, asked.digest)
-        return None if path is None else [map_state(path)]
+        with acting_as(owner_of(folder)):
+            path = find_state(folder, asked.trial, asked.version, asked.digest)
+            return None if path is None else [map_state(path)]
 
     try:
         return StateServer(address, find, port)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Callable
+from pathlib import Path
 from typing import Final
 
 from msgspec.structs import replace
@@ -33,6 +34,7 @@ class WorkerChannel:
         heard: takes what a worker says.
         token_of: what a worker has to show; empty: an older library shows nothing; None: no such
             worker is here.
+        open_to_all: whether workers run as other users than the agent.
     """
 
     def __init__(
@@ -40,14 +42,22 @@ class WorkerChannel:
         address: str,
         heard: Callable[[WorkerId, FromWorker], None],
         token_of: Callable[[WorkerId], str | None],
+        *,
+        open_to_all: bool = False,
     ) -> None:
         self._address = address
+        self._open_to_all = open_to_all
         self._heard = heard
         self._token_of = token_of
         self._audit = Audit()
         self.socket = Link().bind("ROUTER", address, queued=QUEUED)
         self._routes: dict[WorkerId, bytes] = {}
         self._speakers: dict[bytes, tuple[WorkerId, WorkerHello]] = {}
+        self._admit()
+
+    def _admit(self) -> None:
+        if self._open_to_all:
+            Path(self._address.removeprefix("ipc://")).chmod(0o666)
 
     def listen(self) -> None:
         """Bind once more, as when somebody deleted the socket; those who are connected stay.
@@ -56,6 +66,7 @@ class WorkerChannel:
             SettingsError: if it cannot be had.
         """
         self.socket.listen(self._address)
+        self._admit()
 
     async def receive(self) -> None:
         """Take what workers say, for ever."""

@@ -12,7 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from schemas.codec import ASSIGNMENT, EXIT_STATUS, PROCESS_MARK, REPORT, encode
+from nodeagent.owned_files import (
+    Owner,
+    acting_as,
+    make_folder,
+    open_regular,
+    owner_of,
+    read_small,
+    write_private,
+)
+from nodeagent.process_identity import belongs_to
+from schemas.codec import ASSIGNMENT, EXIT_STATUS, MAX_BYTES, PROCESS_MARK, REPORT, encode
 from schemas.errors import OnesError, SettingsError
 from schemas.ids import JobId, WorkerId
 from schemas.messages.agent import ScriptReport
@@ -22,6 +32,11 @@ from schemas.messages.worker import Assignment, ExitStatus, ProcessMark
 FRAME: Final = struct.Struct(">I")
 SOCKET: Final = "agent.sock"
 LONGEST_FOLDER: Final = 75  # sun_path holds 108 bytes, and our names take up to 30
+OWN: Final = "own"  # a worker's folder within its folder, where it runs as another user
+READ: Final = 1 << 20  # bytes of reports at a time
+LARGEST: Final = MAX_BYTES + FRAME.size  # bytes of one report, with its length
+PRIVATE, PASSABLE = 0o700, 0o711  # folders of the agent, where jobs run as it does, and as others
+LARGEST_ASSIGNMENT: Final = 2 * MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +45,10 @@ class WorkerFolder:
 
     assignment (agent), process (worker), reports (worker), log (worker's stdout and stderr),
     samples (worker, if recorded), exit (zygote).
+
+    A worker that runs as another user than the agent has them in a folder of its own in there,
+    and can change all of them: they are read with its rights, and what it is and does (assignment,
+    process) stands in a second copy beside that folder, which is the agent's.
     """
 
     path: Path
@@ -39,27 +58,44 @@ class WorkerFolder:
         """Whose it is."""
         return WorkerId(self.path.name)
 
+    @property
+    def own(self) -> Path:
+        """The worker's part of it."""
+        inner = self.path / OWN
+        return inner if inner.is_dir() else self.path
+
+    @property
+    def owner(self) -> Owner | None:
+        """Who the worker runs as; None: as the agent does."""
+        return owner_of(self.path / OWN)
+
     def stream(self, name: str) -> Path:
         """The file behind a shipped stream.
 
         Args:
             name: `LOG` or `SAMPLES`.
         """
-        return self.path / {LOG: "log", SAMPLES: "samples"}[name]
+        return self.own / {LOG: "log", SAMPLES: "samples"}[name]
 
-    def write_assignment(self, assignment: Assignment) -> None:
+    def write_assignment(self, assignment: Assignment, owner: Owner | None = None) -> None:
         """Make the folder; the assignment is there whole or not at all.
 
         Args:
             assignment: replaces one that is there.
+            owner: who the worker runs as; None: as the agent does.
 
         Raises:
             OSError: if the disk does not take it.
         """
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        fresh = self.path / "assignment.new"
-        fresh.write_bytes(encode(assignment))
-        fresh.rename(self.path / "assignment")
+        data = encode(assignment)
+        write_private(self.path / "assignment", data)
+        if owner is None:
+            return
+        self.path.chmod(PASSABLE)
+        make_folder(self.path / OWN, owner)
+        with acting_as(owner):
+            write_private(self.path / OWN / "assignment", data)
 
     @property
     def written(self) -> bool:
@@ -69,13 +105,29 @@ class WorkerFolder:
     def assignment(self) -> Assignment | None:
         """What the worker is to do; None for a folder that was never finished."""
         with contextlib.suppress(OSError, OnesError):
-            return ASSIGNMENT.decode((self.path / "assignment").read_bytes())
+            return ASSIGNMENT.decode(read_small(self.path / "assignment", LARGEST_ASSIGNMENT))
         return None
 
+    def write_mark(self, mark: ProcessMark) -> None:
+        """Note which process the worker is, where it runs as another user and may say anything.
+
+        Args:
+            mark: of a process of that user.
+
+        Raises:
+            OSError: if the disk does not take it.
+        """
+        if self.own != self.path:
+            write_private(self.path / "process", encode(mark))
+
     def mark(self) -> ProcessMark | None:
-        """Which process it is; None before it began."""
-        with contextlib.suppress(OSError, OnesError):
-            return PROCESS_MARK.decode((self.path / "process").read_bytes())
+        """Which process it is; None before it began, and where it names somebody else's."""
+        owner = self.owner
+        for path in dict.fromkeys((self.path, self.own)):
+            with contextlib.suppress(OSError, OnesError), acting_as(owner_of(path)):
+                mark = PROCESS_MARK.decode(read_small(path / "process"))
+                if owner is None or belongs_to(mark.pid, owner.uid) is not False:
+                    return mark
         return None
 
     def mark_stopped(self) -> None:
@@ -89,26 +141,31 @@ class WorkerFolder:
 
     def exit(self) -> ExitStatus | None:
         """How it ended; None while it runs or when nobody saw it end."""
-        with contextlib.suppress(OSError, OnesError):
-            return EXIT_STATUS.decode((self.path / "exit").read_bytes())
+        with contextlib.suppress(OSError, OnesError), acting_as(self.owner):
+            return EXIT_STATUS.decode(read_small(self.own / "exit"))
         return None
 
     def reports(self, position: int) -> tuple[list[ScriptReport], int]:
-        """What the worker reported since it was last asked.
+        """What the worker reported since it was last asked, or the next of it.
 
         Args:
             position: in the report file, bytes; 0 is its start.
 
         Returns:
-            Whole reports from there on, and the position behind them.
+            Whole reports from there on, and the position behind them; one that stays the same has
+            nothing more.
         """
-        found: list[ScriptReport] = []
         try:
-            with (self.path / "reports").open("rb") as file:
-                file.seek(position)
-                data = file.read()
-        except OSError:  # it is not there yet, or not for now
-            return found, position
+            with acting_as(self.owner):
+                descriptor = open_regular(self.own / "reports")
+            try:
+                data = os.pread(descriptor, READ, position)
+                data = data if not _cut(data) else os.pread(descriptor, LARGEST, position)
+            finally:
+                os.close(descriptor)
+        except (OSError, OverflowError):  # it is not there yet, or not for now, or no file
+            return [], position
+        found: list[ScriptReport] = []
         start = 0
         while start + FRAME.size <= len(data):
             (length,) = FRAME.unpack_from(data, start)
@@ -121,6 +178,11 @@ class WorkerFolder:
         return found, position + start
 
 
+def _cut(data: bytes) -> bool:
+    """Whether a single report is longer than what was read; one beyond any bound never ends."""
+    return len(data) == READ and FRAME.unpack_from(data)[0] + FRAME.size > READ
+
+
 @dataclass(frozen=True, slots=True)
 class NodeFolders:
     """The agent's part of the file system."""
@@ -128,22 +190,47 @@ class NodeFolders:
     run: Path
     work: Path
     checkpoints: Path
+    mode: int = PRIVATE  # of folders that jobs' own folders lie in
 
     def make(self) -> None:
-        """Make what is missing; others than the owner may not enter.
+        """Make what is missing; who is no job's user may not look into it.
 
         Raises:
             SettingsError: if the folder of sockets belongs to another user.
             OSError: if one cannot be made.
         """
         for path in (self.run, self.run / "workers"):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.run.chmod(0o700)
-        self.sockets.mkdir(mode=0o700, parents=True, exist_ok=True)
+            path.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        self.run.chmod(self.mode)
+        self.sockets.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
         if self.sockets.stat().st_uid != os.getuid():
             raise SettingsError(f"{self.sockets} belongs to somebody else", "choose a shorter run")
-        self.work.mkdir(mode=0o700, parents=True, exist_ok=True)
-        self.checkpoints.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.work.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        self.checkpoints.mkdir(mode=PRIVATE, parents=True, exist_ok=True)
+        if self.mode == PASSABLE:
+            self.all_states.mkdir(mode=PRIVATE, exist_ok=True)
+            self._let_pass()
+
+    def _let_pass(self) -> None:
+        """Let jobs reach their own folders, whose names they know."""
+        inner = (self.run / "workers", self.sockets, self.work, self.all_states, self.checkpoints)
+        for path in inner:
+            if path.stat().st_uid == os.geteuid():
+                path.chmod(PASSABLE)
+        for name, path in (
+            ("run", self.run),
+            ("work", self.work),
+            ("checkpoints", self.checkpoints),
+        ):
+            for parent in (path, *path.parents):
+                if not parent.stat().st_mode & 0o001:
+                    what = f"{name}: jobs run as other users, who cannot pass through {parent}"
+                    raise SettingsError(what, f"chmod o+x {parent}, or choose another {name}", name)
+
+    @property
+    def zygotes(self) -> Path:
+        """What zygotes of other users say, which they are not to change."""
+        return self.run / "zygotes"
 
     @property
     def sockets(self) -> Path:

@@ -6,20 +6,23 @@ import asyncio
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
 
 import structlog
 
-from nodeagent.agent_errors import AgentError, StartError
+from nodeagent.agent_errors import AgentError, NodeStartError, StartError
+from nodeagent.job_accounts import Account, JobAccounts
+from nodeagent.job_uids import JobUids
 from nodeagent.job_workspaces import is_laid_out, lay_out
 from nodeagent.log_shipper import LogShipper
-from nodeagent.process_identity import open_process, session_members
+from nodeagent.owned_files import remove_tree
+from nodeagent.process_identity import belongs_to, open_process, session_members, signal_group
 from nodeagent.reconciler_actions import (
     AwaitExit,
     FetchWorkspace,
@@ -46,13 +49,15 @@ from nodeagent.zygote_pool import ZygotePool
 from schemas.groups import Group
 from schemas.ids import JobId, NodeId, Rank, WorkerId
 from schemas.jobs import JobSpec, is_reserved
-from schemas.messages.worker import Assignment, ExitStatus
+from schemas.messages.worker import Assignment, ExitStatus, Forked, ProcessMark
 from schemas.nodes import SlotSpec
 from schemas.workdir_archives import USUAL, ArchiveBounds
 
 log = structlog.get_logger("worker_manager")
 EXIT_FILE_LIMIT_S: Final = 2.0  # from a process's end until its zygote wrote how
 EXIT_FILE_LOOK_S: Final = 0.01
+REFUSAL_S: Final = 5.0  # a job that waits for an account would be started again at once
+MOST_LAST_REPORTS: Final = 64 << 20  # bytes of reports that are read of a worker that has ended
 
 
 @dataclass(slots=True)
@@ -62,6 +67,7 @@ class _Watched:
     pidfd: int | None = None
     position: int = 0  # in the report file
     fenced: bool = False  # is ended, for want of a controller
+    uid: int | None = None  # who it runs as; None: as the agent does
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +98,7 @@ class WorkerManager:
         check_node: looks whether the node can start workers, and tells if it cannot.
         may_read: whether reports may be read now; False while the controller has to catch up.
         bounds: of a working directory.
+        accounts: say as whom jobs run; None: as the agent does.
     """
 
     def __init__(
@@ -110,8 +117,11 @@ class WorkerManager:
         may_read: Callable[[], bool],
         check_node: Callable[[], Awaitable[None]],
         bounds: ArchiveBounds = USUAL,
+        accounts: JobAccounts | None = None,
     ) -> None:
         self._node = node
+        self._accounts = accounts
+        self._uids = JobUids(accounts, zygotes)
         self._address = address
         self._folders = folders
         self._slots = {slot.index: slot for slot in slots}
@@ -141,8 +151,8 @@ class WorkerManager:
                 without group and spec in its delta.
         """
         match action:
-            case FetchWorkspace(job=job, digest=digest):
-                self._spawn(self._fetch_workspace(job, digest))
+            case FetchWorkspace():
+                self._spawn(self._fetch_workspace(action))
             case StartWorker():
                 self._spawn(self._start(action))
             case AwaitExit(worker=worker):
@@ -166,12 +176,13 @@ class WorkerManager:
             self.tokens[folder.worker] = assignment.token
             self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
-            watched = self._watched[folder.worker] = _Watched(folder)
+            watched = self._watched[folder.worker] = self._held(folder)
             if pid is not None and ticks is not None:
                 self._watch_process(folder.worker, watched, pid, ticks)
             else:
                 self._spawn(self._ended(folder.worker, watched))
             log.info("worker adopted", worker=folder.worker, pid=pid)
+        self._spawn(self._uids.end_unused(self._folders.sockets))
 
     def read_reports(self, worker: WorkerId) -> None:
         """Read what is new in a worker's report file, and hand it on as events.
@@ -220,25 +231,44 @@ class WorkerManager:
 
     # --- how it is done
 
-    async def _fetch_workspace(self, job: JobId, digest: str) -> None:
+    def _held(self, folder: WorkerFolder) -> _Watched:
+        owner = folder.owner
+        if owner is not None:
+            self._uids.hold(folder.worker, owner.uid)
+        return _Watched(folder, uid=owner.uid if owner else None)
+
+    async def _prepare(self, job: JobId, user: str) -> Account | None:
+        """Who runs a job; what a node has no account for is not asked for again at once."""
+        if self._accounts is None:
+            return None
         try:
-            await self._lay_out(job, digest)
+            return await self._accounts.prepare(job, user)
+        except NodeStartError:
+            await asyncio.sleep(REFUSAL_S)
+            raise
+
+    async def _fetch_workspace(self, asked: FetchWorkspace) -> None:
+        job, digest = asked.job, asked.digest
+        try:
+            account = await self._prepare(job, asked.user)
+            await self._lay_out(job, digest, account)
         except Exception as error:  # noqa: BLE001 - somebody waits for an answer
             fault = await self._fault(error)
             self._on_event(WorkspaceFailed(job, digest, fault.said, fault.node_fault))
         else:
             self._on_event(WorkspaceReady(job, digest))
 
-    async def _lay_out(self, job: JobId, digest: str) -> None:
+    async def _lay_out(self, job: JobId, digest: str, account: Account | None) -> None:
         folder = self._folders.job(job)
         archive = folder.with_name(f".{job}.tar")
         lock = self._laying.setdefault(job, asyncio.Lock())
         async with lock:
-            if is_laid_out(folder, digest):
+            if await asyncio.to_thread(is_laid_out, folder, digest):
                 return
             try:
                 await self._fetcher.fetch(digest, archive)
-                await asyncio.to_thread(lay_out, archive, folder, digest, self.bounds)
+                owner = account.owner if account else None
+                await asyncio.to_thread(lay_out, archive, folder, digest, self.bounds, owner)
             finally:
                 archive.unlink(missing_ok=True)
 
@@ -248,22 +278,28 @@ class WorkerManager:
             return
         folder = self._folders.worker(worker)
         try:
+            account = await self._prepare(delta.job, delta.user)
+            if account is not None:
+                await self._uids.take(worker, account)
             if not self._folders.job(delta.job).is_dir():  # it was there when the job came
-                await self._lay_out(delta.job, delta.snapshot)
+                await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or self.python
-            token = secrets.token_hex() if await self._zygotes.knows_tokens(python) else ""
+            known = await self._zygotes.knows_tokens(python, account)
+            token = secrets.token_hex() if known else ""
             assignment = self._assignment(action, delta.group, delta.spec, token)
-            folder.write_assignment(assignment)
+            folder.write_assignment(assignment, account.owner if account else None)
             self.tokens[worker] = token
             self._shipper.watch(worker, assignment, folder)
-            forked = await self._zygotes.fork(python, folder.path)
+            forked = await self._zygotes.fork(python, folder.own, account)
+            _note(folder, forked, account)
         except Exception as error:  # noqa: BLE001 - somebody waits for an answer
             _end_unheard_of(folder)
             self.tokens.pop(worker, None)
+            self._spawn(self._uids.release(worker))
             fault = await self._fault(error)
             self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
             return
-        watched = self._watched[worker] = _Watched(folder)
+        watched = self._watched[worker] = self._held(folder)
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
         # Whoever hears of it may ask to stop it at once: it is watched before.
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
@@ -330,23 +366,31 @@ class WorkerManager:
     async def _ended(self, worker: WorkerId, watched: _Watched) -> None:
         status = await self._exit_status(watched.folder)
         if watched.pid and watched.pidfd is not None:
-            with contextlib.suppress(OSError):  # what it forked and left behind
-                os.killpg(watched.pid, signal.SIGKILL)
+            signal_group(watched.pid, signal.SIGKILL, watched.uid)  # what it forked and left behind
             os.close(watched.pidfd)
             watched.pidfd = None
         elif watched.pid:
             for left_behind in session_members(watched.pid):
-                with contextlib.suppress(OSError):
-                    os.kill(left_behind, signal.SIGKILL)
-        while not self._may_read():
-            await asyncio.sleep(EXIT_FILE_LIMIT_S)
-        self.read_reports(worker)
+                if watched.uid is None or belongs_to(left_behind, watched.uid):
+                    with contextlib.suppress(OSError):
+                        os.kill(left_behind, signal.SIGKILL)
+        await self._read_last_reports(worker, watched)
         code = status.code if status else None
         by = status.signal if status else None
         if watched.folder.stopped and code != 0:
             code, by = None, int(signal.SIGTERM)  # the operator's doing, not the script's
         self._shipper.worker_ended(worker)
         self._on_event(Ended(worker, code, by, unseen=status is None))
+
+    async def _read_last_reports(self, worker: WorkerId, watched: _Watched) -> None:
+        """All that it wrote, within reason: it may have left a file without end."""
+        before, most = -1, watched.position + MOST_LAST_REPORTS
+        while before < watched.position <= most:
+            while not self._may_read():
+                await asyncio.sleep(EXIT_FILE_LIMIT_S)
+            before = watched.position
+            self.read_reports(worker)
+            await asyncio.sleep(0)
 
     async def _exit_status(self, folder: WorkerFolder) -> ExitStatus | None:
         deadline = time.monotonic() + EXIT_FILE_LIMIT_S
@@ -357,8 +401,7 @@ class WorkerManager:
     def _signal(self, worker: WorkerId, what: signal.Signals) -> None:
         watched = self._watched.get(worker)
         if watched is not None and watched.pidfd is not None:
-            with contextlib.suppress(OSError):
-                os.killpg(watched.pid, what)
+            signal_group(watched.pid, what, watched.uid)
 
     async def _await_grace(self, worker: WorkerId) -> None:
         await asyncio.sleep(self.grace_s)
@@ -372,18 +415,27 @@ class WorkerManager:
         self._watched.pop(worker, None)
         self.tokens.pop(worker, None)
         self._shipper.forget(worker)
-        shutil.rmtree(self._folders.worker(worker).path, ignore_errors=True)
+        path = self._folders.worker(worker).path
+        if self._accounts is None or not self._accounts.strangers:
+            remove_tree(path)
+        else:
+            self._spawn(self._remove_later(worker, path))
+
+    async def _remove_later(self, worker: WorkerId, path: Path) -> None:
+        """What somebody else filled may take long to go; its processes go first."""
+        await self._uids.release(worker)
+        await asyncio.to_thread(remove_tree, path)
 
     @staticmethod
     def _discard(folder: WorkerFolder) -> None:
         """Remove a folder that never became a process; a fork that is under way finds nothing."""
         doomed = WorkerFolder(folder.path.with_name(f".{folder.path.name}"))
-        shutil.rmtree(doomed.path, ignore_errors=True)
+        remove_tree(doomed.path)
         folder.path.rename(doomed.path)
         if (mark := doomed.mark()) is not None:  # it just became one
-            with contextlib.suppress(OSError):
-                os.killpg(mark.pid, signal.SIGKILL)
-        shutil.rmtree(doomed.path, ignore_errors=True)
+            owner = doomed.owner
+            signal_group(mark.pid, signal.SIGKILL, owner.uid if owner else None)
+        remove_tree(doomed.path)
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
         task = asyncio.create_task(work)
@@ -401,6 +453,15 @@ def _end_unheard_of(folder: WorkerFolder) -> None:
     if (mark := folder.mark()) is None:
         return
     if (pidfd := open_process(mark.pid, mark.started_ticks)) is not None:
-        with contextlib.suppress(OSError):
-            os.killpg(mark.pid, signal.SIGKILL)
+        owner = folder.owner
+        signal_group(mark.pid, signal.SIGKILL, owner.uid if owner else None)
         os.close(pidfd)
+
+
+def _note(folder: WorkerFolder, forked: Forked, account: Account | None) -> None:
+    """Believe a zygote that runs an interpreter of its job's only of that job's processes."""
+    if account is None:
+        return
+    if belongs_to(forked.pid, account.owner.uid) is False:
+        raise StartError("its zygote names a process that is somebody else's")
+    folder.write_mark(ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks))

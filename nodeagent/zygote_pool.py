@@ -7,21 +7,21 @@ import contextlib
 import hashlib
 import importlib.util
 import os
-import signal
-import subprocess
+import socket
+import struct
 import sys
-import time
-from collections.abc import Container
 from pathlib import Path
 from typing import Final
 
-import psutil
 import structlog
 
 from nodeagent.agent_errors import NodeStartError, StartError
+from nodeagent.job_accounts import Account
+from nodeagent.owned_files import make_folder
 from nodeagent.process_identity import start_ticks
 from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder
-from schemas.codec import FROM_ZYGOTE, MAX_BYTES, encode
+from nodeagent.zygote_process import FROM_OUTSIDE, cannot, former, spawn
+from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.messages import Message
 from schemas.messages.worker import Fork, Forked, ForkFailed, ZygoteReady
@@ -30,18 +30,9 @@ log = structlog.get_logger("zygotes")
 START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
 FOUND_AGAIN_S: Final = 5.0  # one that runs looks for its socket's file every second
 FORK_LIMIT_S: Final = 60.0
-FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # by the node, not its own end
 PROBE_S: Final = 0.05
-TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
-MODULE: Final = "elastic.worker.zygote"
-NOT_PASSED_ON: Final = (
-    "NOTIFY_SOCKET",
-    "WATCHDOG_USEC",
-    "WATCHDOG_PID",
-    "RANK",
-    "WORLD_SIZE",
-    "TORCH_DISTRIBUTED_DEBUG",  # DETAIL has torch end the process when another one of a group dies
-)
+LONGEST: Final = 1 << 16  # bytes of what it says at once
+PEER: Final = struct.Struct("iII")  # pid, uid, gid of who is at the other end: unix(7)
 
 
 class ZygoteConnection:
@@ -92,8 +83,8 @@ class ZygoteConnection:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError, OnesError):
             while True:
                 (length,) = FRAME.unpack(await self._reader.readexactly(FRAME.size))
-                if length > MAX_BYTES:
-                    break  # it is no zygote of ours
+                if length > LONGEST:
+                    break  # its interpreter is its job's: it may say anything
                 self._take(FROM_ZYGOTE.decode(await self._reader.readexactly(length)))
         gone = NodeStartError("the zygote is gone", "it is started again for the next worker")
         for waiting in self._waiting.values():
@@ -131,15 +122,16 @@ class ZygotePool:
     def __init__(self, folders: NodeFolders) -> None:
         self._folders = folders
         self._folder = folders.sockets
-        self._known: dict[str, ZygoteConnection] = {}
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._known: dict[tuple[str, int], ZygoteConnection] = {}
+        self._locks: dict[tuple[str, int], asyncio.Lock] = {}
 
-    async def fork(self, python: str, folder: Path) -> Forked:
+    async def fork(self, python: str, folder: Path, account: Account | None = None) -> Forked:
         """Start a worker; a zygote that died meanwhile is replaced once.
 
         Args:
             python: path or name of the job's interpreter.
             folder: of the worker, with its assignment in it.
+            account: who it runs as; None: as the agent does.
 
         Returns:
             Its pid and start time.
@@ -147,7 +139,7 @@ class ZygotePool:
         Raises:
             StartError: naming the interpreter and what it said.
         """
-        zygote = await self.get(python)
+        zygote = await self.get(python, account)
         try:
             return await zygote.fork(folder)
         except StartError:
@@ -157,35 +149,50 @@ class ZygotePool:
             mark := WorkerFolder(folder).mark()
         ) is not None:  # it forked, and died before it said so
             return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
-        return await (await self.get(python)).fork(folder)
+        return await (await self.get(python, account)).fork(folder)
 
-    async def knows_tokens(self, python: str) -> bool:
+    async def knows_tokens(self, python: str, account: Account | None = None) -> bool:
         """Whether workers of an interpreter's zygote show tokens; one that runs may be older.
 
         Args:
             python: path or name of the interpreter.
+            account: who it runs as; None: as the agent does.
 
         Raises:
             StartError: naming the interpreter and what it said.
         """
-        return (await (await self.get(python)).ready).tokens
+        return (await (await self.get(python, account)).ready).tokens
 
-    async def get(self, python: str) -> ZygoteConnection:
+    async def get(self, python: str, account: Account | None = None) -> ZygoteConnection:
         """The zygote of an interpreter, running: one that is found, or a new one.
 
         Args:
             python: path or name of the interpreter; each spelling has a zygote of its own.
+            account: who it runs as, and so has one, too; None: as the agent does.
 
         Raises:
             StartError: naming the interpreter and what it said.
         """
-        async with self._locks.setdefault(python, asyncio.Lock()):
-            known = self._known.get(python)
+        uid = account.owner.uid if account else os.geteuid()
+        key = python, uid
+        async with self._locks.setdefault(key, asyncio.Lock()):
+            known = self._known.get(key)
             if known is not None and known.alive:
                 return known
-            zygote = await self._connect(self._socket(python)) or await self._start(python)
-            self._known[python] = zygote
+            path = self._socket(python, account)
+            zygote = await self._connect(path, uid) or await self._start(python, path, account)
+            self._known[key] = zygote
             return zygote
+
+    def forget(self, uid: int) -> None:
+        """Hang up on the zygotes of a user, who are ended.
+
+        Args:
+            uid: of the user.
+        """
+        for key in [key for key in self._known if key[1] == uid]:
+            self._known.pop(key).close()
+            self._locks.pop(key, None)
 
     async def warm_up(self, python: str) -> None:
         """Have an interpreter's zygote ready before the first job needs it.
@@ -200,13 +207,19 @@ class ZygotePool:
         except StartError as error:
             log.warning("no zygote yet", error=str(error))
 
-    def _socket(self, python: str) -> Path:
-        return self._folder / f"zygote-{hashlib.sha256(python.encode()).hexdigest()[:12]}.sock"
+    def _socket(self, python: str, account: Account | None = None) -> Path:
+        name = hashlib.sha256(python.encode()).hexdigest()
+        if account is None:
+            return self._folder / f"zygote-{name[:12]}.sock"
+        return self._folder / str(account.owner.uid) / f"z-{name[:8]}.sock"
 
-    async def _connect(self, path: Path) -> ZygoteConnection | None:
+    async def _connect(self, path: Path, uid: int) -> ZygoteConnection | None:
         try:
             reader, writer = await asyncio.open_unix_connection(path)
         except OSError:
+            return None
+        if _uid_at(writer.get_extra_info("socket")) != uid:  # a link, or another one's socket
+            writer.close()
             return None
         zygote = ZygoteConnection(reader, writer)
         try:
@@ -216,40 +229,48 @@ class ZygotePool:
             return None
         return zygote
 
-    async def _start(self, python: str) -> ZygoteConnection:
-        path = self._socket(python)
-        if (found := await self._await_former(path)) is not None:
-            log.info("zygote found", python=python)
+    async def _start(self, python: str, path: Path, account: Account | None) -> ZygoteConnection:
+        uid = account.owner.uid if account else os.geteuid()
+        if (found := await self._await_former(path, uid)) is not None:
+            log.info("zygote found", python=python, uid=uid)
             return found
-        output = path.with_suffix(".log")
-        path.unlink(missing_ok=True)
-        process = _spawn(python, path, output)
+        output = self._clear(path, account)
+        process = spawn(python, path, output, account)
         deadline = asyncio.get_running_loop().time() + START_LIMIT_S
         while asyncio.get_running_loop().time() < deadline:
-            zygote = await self._connect(path)
+            zygote = await self._connect(path, uid)
             if zygote is not None:
-                log.info("zygote ready", python=python, pid=process.pid)
+                log.info("zygote ready", python=python, pid=process.pid, uid=uid)
                 return zygote
             if (code := process.poll()) is not None:
                 if -code in FROM_OUTSIDE:
                     what = f"python {python!r} was ended by signal {-code} as it began"
                     raise NodeStartError(what)
-                raise _cannot(python, output)
+                raise cannot(python, output)
             await asyncio.sleep(PROBE_S)
         process.kill()
         raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
 
-    async def _await_former(self, path: Path) -> ZygoteConnection | None:
+    def _clear(self, path: Path, account: Account | None) -> Path:
+        """Make way for a zygote's socket; gives the file of what it says."""
+        path.unlink(missing_ok=True)
+        if account is None:
+            return path.with_suffix(".log")
+        make_folder(path.parent, account.owner)
+        self._folders.zygotes.mkdir(mode=0o700, exist_ok=True)
+        return self._folders.zygotes / f"{account.owner.uid}-{path.stem}.log"
+
+    async def _await_former(self, path: Path, uid: int) -> ZygoteConnection | None:
         """One that a former life of this agent started.
 
         It imports torch at this moment, or looks for its socket's file, which somebody deleted.
         """
         workers = {mark.pid for folder in self._folders.workers() if (mark := folder.mark())}
         loop = asyncio.get_running_loop()
-        for pid, ticks, age_s in await asyncio.to_thread(_former, path, workers):
+        for pid, ticks, age_s in await asyncio.to_thread(former, path, workers, uid):
             deadline = loop.time() + max(START_LIMIT_S - age_s, FOUND_AGAIN_S)
             while start_ticks(pid) == ticks and loop.time() < deadline:
-                if (zygote := await self._connect(path)) is not None:
+                if (zygote := await self._connect(path, uid)) is not None:
                     return zygote
                 await asyncio.sleep(PROBE_S)
         return None
@@ -260,54 +281,6 @@ class ZygotePool:
             zygote.close()
 
 
-def _former(path: Path, workers: Container[int]) -> list[tuple[int, int, float]]:
-    """Zygotes for this socket that do not answer yet, as pid, start time and age in seconds.
-
-    A worker has its zygote's command line, but a mark; and what a worker forked leads no session.
-    """
-    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        arguments = process.info["cmdline"] or []
-        if MODULE not in arguments or str(path) not in arguments or process.pid in workers:
-            continue
-        ticks = start_ticks(process.pid)
-        with contextlib.suppress(OSError):
-            if os.getsid(process.pid) == process.pid and ticks is not None:
-                found.append((process.pid, ticks, now_s - ticks / TICKS_PER_S))
-    return found
-
-
-def _spawn(python: str, path: Path, output: Path) -> subprocess.Popen[bytes]:
-    environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
-    for name in NOT_PASSED_ON:
-        environ.pop(name, None)
-    environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not survive the fork
-    # torch's store asks the name service for every peer; a lost answer should not cost 5 s.
-    environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
-    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # lost peers are ours to tell of
-    command = [python, "-P", "-m", MODULE, "--socket", str(path)]
-    try:
-        sink = output.open("wb")
-    except OSError as error:
-        raise NodeStartError(f"cannot write {output}: {error.strerror}") from None
-    try:
-        with sink:
-            return subprocess.Popen(  # noqa: S603 - an interpreter that the job's owner named
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=sink,
-                stderr=sink,
-                env=environ,
-                start_new_session=True,
-            )
-    except OSError as error:
-        hint = "give an interpreter that exists on every node and has torch and ONES"
-        raise StartError(f"python {python!r}: {error.strerror}", hint) from None
-
-
-def _cannot(python: str, output: Path) -> StartError:
-    lines = output.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    said = lines[-1] if lines else "it said nothing"
-    hint = f"in a checkout of ONES: {python} -m pip install '.[train]'"
-    return StartError(f"python {python!r} cannot run workers: {said}", hint)
+def _uid_at(connection: socket.socket) -> int:
+    peer = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, PEER.size)
+    return int(PEER.unpack(peer)[1])

@@ -7,15 +7,17 @@ reads one checks it against the digest in its header, so a damaged file is no st
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import mmap
 import os
 import re
+import stat
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import BinaryIO, Final
 
 from schemas.errors import OnesError
 
@@ -213,7 +215,7 @@ def digest_of(path: Path) -> str | None:
     if path.name.endswith(UNFINISHED):
         return None
     try:
-        with path.open("rb") as file:
+        with _open(path) as file:
             fixed = file.read(HEADER.size)
             count = HEADER.unpack(fixed)[2] if len(fixed) == HEADER.size else 0
             digest, sizes = _parse_header(fixed, file.read(SIZE.size * min(count, MAX_FRAMES)))
@@ -250,5 +252,14 @@ def map_state(path: Path) -> memoryview:
     Raises:
         OSError: if it is gone, or cannot be read.
     """
-    with path.open("rb") as file:
+    with _open(path) as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _open(path: Path) -> BinaryIO:
+    """A regular file at once, or an error: who wrote it may have put a FIFO in its place."""
+    file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    if stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        return file
+    file.close()
+    raise OSError(errno.EINVAL, "no regular file", str(path))

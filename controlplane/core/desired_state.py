@@ -47,6 +47,7 @@ def desired(state: State, job: Job, node: NodeId) -> GroupDelta:
             group=group,
             spec=_spec_told(state, job),
             snapshot=job.snapshot,
+            user=job.user,
             store=_store_of(state, job) if stage == SWITCH else "",
         )
     return GroupDelta(
@@ -119,6 +120,7 @@ def _in_change(state: State, job: Job, change: Rescale, node: NodeId) -> GroupDe
         group=change.group,
         spec=_spec_told(state, job),
         snapshot=job.snapshot,
+        user=job.user,
         kind=change.kind,
         former=leaving,
         store=change.store if begun else "",

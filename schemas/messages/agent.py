@@ -382,6 +382,7 @@ class GroupDelta(Message, tag="agent.group_delta.3"):
     former: tuple[Member, ...] = ()  # members of the group before, while the change is under way
     store: str = ""  # HOST:PORT of the group's TCPStore, from stage SWITCH on
     source: Rank | None = None  # recover: whose state all take; None: all have the same
+    user: str = ""  # who submitted the job, with `group`; empty: an older controller
 
 
 class DeltaAcked(Message, tag="agent.delta_acked.1"):

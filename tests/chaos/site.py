@@ -203,6 +203,7 @@ class Site:
                 f'checkpoints = "{self.base}/shared"\nkill_grace_s = 2.0\n'
                 f"fence_s = {self._fence_s}\n"
                 f'[controller]\nhost = "{address}"\nkey = "{keys}/server.key"\n'
+                f"[jobs]\ntrust_each_other = true\n"
             )
 
     def _end_everything(self) -> None:

@@ -30,6 +30,28 @@ def test_systemd_has_nothing_to_say_about_the_units() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="no systemd-analyze here")
+@pytest.mark.parametrize(
+    ("unit", "drop_in", "most"),
+    [
+        ("ones-controller.service", "", 25),
+        ("ones-agent.service", "", 35),
+        ("ones-agent.service", "one-user.conf", 35),
+    ],
+)
+def test_little_of_the_host_is_exposed_to_a_unit(
+    tmp_path: Path, unit: str, drop_in: str, most: int
+) -> None:
+    text = (UNITS[0].parent / unit).read_text()
+    text += (UNITS[0].parent / drop_in).read_text() if drop_in else ""
+    (tmp_path / unit).write_text(text)
+
+    words = ("systemd-analyze", "security", "--offline=yes", f"--threshold={most}")
+    done = subprocess.run([*words, tmp_path / unit], capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stdout.splitlines()[-1]
+
+
 CONTROLLER = """
 state = "/var/lib/ones"
 """
@@ -40,6 +62,8 @@ slots = 2
 run = "/run/ones-agent"
 work = "/var/lib/ones-agent/work"
 checkpoints = "/var/lib/ones-agent/checkpoints"
+[jobs]
+run_as = "job"
 """
 HERE = """
 [Service]
@@ -197,7 +221,7 @@ def test_a_controller_that_is_killed_or_hangs_is_started_again(box: Box) -> None
 def test_a_reload_takes_over_what_may_change_and_restarts_nothing(box: Box) -> None:
     pids = [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")]
     box.write("/etc/ones/controller.toml", CONTROLLER + "[silence]\nlost_s = 31.0\n")
-    box.write("/etc/ones/agent.toml", AGENT + "kill_grace_s = 9.0\n")
+    box.write("/etc/ones/agent.toml", "kill_grace_s = 9.0\n" + AGENT)
 
     box.run("systemctl", "reload", "ones-controller", "ones-agent")
 
@@ -246,7 +270,7 @@ def test_an_upgrade_disturbs_no_step_of_a_running_job(box: Box) -> None:
 @pytest.mark.root
 def test_settings_that_the_new_software_refuses_restart_nothing(box: Box) -> None:
     pids = [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")]
-    box.write("/etc/ones/agent.toml", AGENT + "slot = 3\n")
+    box.write("/etc/ones/agent.toml", "slot = 3\n" + AGENT)
 
     done = box.run("/opt/ones/bin/upgrade", check=False)
     box.write("/etc/ones/agent.toml", AGENT)

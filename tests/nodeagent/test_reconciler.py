@@ -60,7 +60,7 @@ from tests.support.reconciler_events import (
 def test_a_worker_is_started_only_after_its_workspace_is_there() -> None:
     reconciler = agent()
 
-    assert wanted(reconciler, run(A)) == [FetchWorkspace(A, SNAPSHOT)]
+    assert wanted(reconciler, run(A)) == [FetchWorkspace(A, SNAPSHOT, "ann")]
     assert reconciler.handle(laid_out(A)) == [StartWorker(FIRST, 0, run(A))]
 
 
@@ -68,7 +68,7 @@ def test_a_workspace_is_fetched_once_however_often_it_is_wanted() -> None:
     reconciler = agent()
     delta = run(A, on=BOTH)
 
-    assert wanted(reconciler, delta) == [FetchWorkspace(A, SNAPSHOT)]
+    assert wanted(reconciler, delta) == [FetchWorkspace(A, SNAPSHOT, "ann")]
     assert wanted(reconciler, switch(A, on=BOTH)) == []
     assert [type(action) for action in reconciler.handle(laid_out(A))] == [StartWorker, StartWorker]
 
@@ -138,7 +138,7 @@ def test_a_workspace_that_failed_is_fetched_again_for_the_next_version() -> None
     reconciler = agent(Desired(run(A)), WorkspaceFailed(A, SNAPSHOT, "no such snapshot"))
 
     assert wanted(reconciler, run(A, 3)) == [
-        FetchWorkspace(A, SNAPSHOT),
+        FetchWorkspace(A, SNAPSHOT, "ann"),
         PublishEvent(cleared(A, 3)),
     ]
 
@@ -301,7 +301,7 @@ def test_a_newcomer_that_was_called_off_before_it_started_is_said_to_be_cleared(
     grows = run(A, 2, on=BOTH, born=[(1, 0), (2, 1)], kind=JOIN, snapshot="6" * 64)
     assert wanted(reconciler, grows) == [
         OrderGroup(FIRST, grows),
-        FetchWorkspace(A, "6" * 64),
+        FetchWorkspace(A, "6" * 64, "ann"),
     ]
 
     actions = wanted(reconciler, settle(A, 2, on=S0, born=[(1, 0)]))

@@ -309,7 +309,7 @@ def test_an_adopted_worker_that_is_not_wanted_is_stopped() -> None:
 def test_an_adopted_worker_that_was_replaced_keeps_the_device_until_it_is_gone() -> None:
     reconciler = agent(adopted(run(A)))
 
-    assert wanted(reconciler, run(A, 3)) == [Terminate(FIRST), FetchWorkspace(A, SNAPSHOT)]
+    assert wanted(reconciler, run(A, 3)) == [Terminate(FIRST), FetchWorkspace(A, SNAPSHOT, "ann")]
     assert reconciler.handle(laid_out(A)) == [
         StartWorker(worker(A, 3), 0, run(A, 3), granted=False)
     ]

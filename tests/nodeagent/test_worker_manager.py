@@ -46,10 +46,10 @@ class Forking:
         assert self.child.stdout is not None
         self.child.stdout.readline()
 
-    async def knows_tokens(self, _: str) -> bool:
+    async def knows_tokens(self, *_: object) -> bool:
         return True
 
-    async def fork(self, _: str, folder: Path) -> Forked:
+    async def fork(self, _: str, folder: Path, __: object = None) -> Forked:
         ticks = start_ticks(self.child.pid)
         assert ticks is not None
         return Forked(folder=str(folder), pid=self.child.pid, started_ticks=ticks)
@@ -116,10 +116,10 @@ class NotForking:
     def __init__(self, error: Exception | None = None) -> None:
         self.error = error or StartError("no")
 
-    async def knows_tokens(self, _: str) -> bool:
+    async def knows_tokens(self, *_: object) -> bool:
         return True
 
-    async def fork(self, _: str, __: Path) -> Forked:
+    async def fork(self, _: str, __: Path, ___: object = None) -> Forked:
         raise self.error
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ async def test_a_process_whose_zygote_said_nothing_in_time_does_not_live_on(
     forking = Forking()
 
     class Silent(NotForking):
-        async def fork(self, _: str, folder: Path) -> Forked:
+        async def fork(self, _: str, folder: Path, __: object = None) -> Forked:
             forked = await forking.fork(_, folder)
             mark = ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks)
             (folder / "process").write_bytes(encode(mark))

@@ -15,7 +15,8 @@ import pytest
 
 from nodeagent.agent_errors import StartError
 from nodeagent.worker_folders import NodeFolders
-from nodeagent.zygote_pool import MODULE, ZygoteConnection, ZygotePool, _spawn
+from nodeagent.zygote_pool import ZygoteConnection, ZygotePool
+from nodeagent.zygote_process import MODULE, spawn
 
 
 def test_a_zygote_does_not_inherit_what_would_harm_its_workers(
@@ -27,7 +28,7 @@ def test_a_zygote_does_not_inherit_what_would_harm_its_workers(
     python.write_text("#!/bin/sh\nexec env\n")
     python.chmod(0o700)
 
-    _spawn(str(python), tmp_path / "socket", tmp_path / "said").wait()
+    spawn(str(python), tmp_path / "socket", tmp_path / "said").wait()
 
     said = (tmp_path / "said").read_text().splitlines()
     assert [line for line in said if line.endswith("=DETAIL")] == ["KEPT=DETAIL"]
@@ -62,7 +63,7 @@ async def test_an_agent_waits_for_the_zygote_that_the_one_before_it_began_to_sta
     python.write_text(f'#!/bin/sh\nexec {sys.executable} {script} "$@"\n')
     python.chmod(0o700)
     pool = ZygotePool(folders)
-    booting = _spawn(str(python), pool._socket(str(python)), tmp_path / "said")
+    booting = spawn(str(python), pool._socket(str(python)), tmp_path / "said")
     while not zygotes(folders):
         await asyncio.sleep(0.01)
 

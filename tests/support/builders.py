@@ -416,6 +416,7 @@ def run(
         group=group(job, slots, version if of is None else of, born=born, resume=resume),
         spec=job_spec(job.rpartition("-")[0], **spec),
         snapshot=snapshot,
+        user="ann",
         kind=kind,
         former=former,
         store=store,

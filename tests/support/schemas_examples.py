@@ -417,6 +417,7 @@ _OF_AGENTS: Final = (
         former=FORMER,
         store=STORE,
         source=RANK,
+        user="ann",
     ),
     agent.DeltaAcked(job=JOB, term=TERM, version=VERSION, stage=agent.SWITCH, applied=True),
     hopping.SweepDelta(

@@ -1,0 +1,150 @@
+"""One zygote's process: how it is started, found again, and what it said if it could not begin."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Container
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+
+from nodeagent.agent_errors import NodeStartError, StartError
+from nodeagent.job_accounts import Account
+from nodeagent.owned_files import open_regular
+from nodeagent.process_identity import belongs_to, start_ticks
+
+FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # by the node, not its own end
+TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
+MODULE: Final = "elastic.worker.zygote"
+LAST_WORDS: Final = 1 << 16  # bytes of what it said
+NOT_PASSED_ON: Final = (
+    "CREDENTIALS_DIRECTORY",
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "WATCHDOG_PID",
+    "RANK",
+    "WORLD_SIZE",
+    "TORCH_DISTRIBUTED_DEBUG",  # DETAIL has torch end the process when another one of a group dies
+)
+AGENTS_OWN: Final = (  # of the agent's account, where a zygote has another
+    "INVOCATION_ID",
+    "JOURNAL_STREAM",
+    "LOGS_DIRECTORY",
+    "MAIL",
+    "RUNTIME_DIRECTORY",
+    "STATE_DIRECTORY",
+    "CONFIGURATION_DIRECTORY",
+    "SSH_AUTH_SOCK",
+    "DBUS_SESSION_BUS_ADDRESS",
+    "XDG_RUNTIME_DIR",
+    "XDG_CONFIG_HOME",
+    "XDG_CACHE_HOME",
+    "TMPDIR",
+)
+
+
+def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int, float]]:
+    """Zygotes for this socket that do not answer yet.
+
+    A worker has its zygote's command line, but a mark; and what a worker forked leads no session.
+
+    Args:
+        path: of the socket.
+        workers: pids of workers.
+        uid: whose zygotes count: anybody can have such a command line.
+
+    Returns:
+        Pid, start time and age in seconds of each.
+    """
+    now_s = time.clock_gettime(time.CLOCK_BOOTTIME)
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        arguments = process.info["cmdline"] or []
+        if MODULE not in arguments or str(path) not in arguments or process.pid in workers:
+            continue
+        if not belongs_to(process.pid, uid):
+            continue
+        ticks = start_ticks(process.pid)
+        with contextlib.suppress(OSError):
+            if os.getsid(process.pid) == process.pid and ticks is not None:
+                found.append((process.pid, ticks, now_s - ticks / TICKS_PER_S))
+    return found
+
+
+def spawn(
+    python: str, path: Path, output: Path, account: Account | None = None
+) -> subprocess.Popen[bytes]:
+    """Begin a zygote.
+
+    Args:
+        python: its interpreter.
+        path: of its socket.
+        output: what it says; not in a folder of who it runs as.
+        account: who it runs as, from its first instruction on; None: as the agent does.
+
+    Raises:
+        StartError: if it cannot be begun.
+    """
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
+    for name in NOT_PASSED_ON:
+        environ.pop(name, None)
+    environ["OPENBLAS_NUM_THREADS"] = "1"  # its threads would not survive the fork
+    # torch's store asks the name service for every peer; a lost answer should not cost 5 s.
+    environ.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
+    environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # lost peers are ours to tell of
+    if account is not None:
+        for name in AGENTS_OWN:
+            environ.pop(name, None)
+        environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
+    command = [python, "-P", "-m", MODULE, "--socket", str(path)]
+    try:
+        sink = output.open("wb")
+    except OSError as error:
+        raise NodeStartError(f"cannot write {output}: {error.strerror}") from None
+    try:
+        with sink:
+            return subprocess.Popen(  # noqa: S603 - an interpreter that the job's owner named
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=sink,
+                stderr=sink,
+                env=environ,
+                start_new_session=True,
+                **_identity(account),
+            )
+    except OSError as error:
+        hint = "give an interpreter that exists on every node and has torch and ONES"
+        raise StartError(f"python {python!r}: {error.strerror}", hint) from None
+
+
+def _identity(account: Account | None) -> dict[str, Any]:
+    if account is None:
+        return {}
+    uid, gid = account.owner
+    return {
+        "user": uid, "group": gid, "extra_groups": list(account.groups), "umask": 0o077, "cwd": "/"
+    }  # fmt: skip
+
+
+def cannot(python: str, output: Path) -> StartError:
+    """Why an interpreter's zygote ended as it began.
+
+    Args:
+        python: the interpreter.
+        output: what it said.
+    """
+    descriptor = open_regular(output)
+    try:
+        start = max(0, os.fstat(descriptor).st_size - LAST_WORDS)
+        said = os.pread(descriptor, LAST_WORDS, start).decode(errors="replace")
+    finally:
+        os.close(descriptor)
+    lines = said.strip().splitlines()
+    said = lines[-1] if lines else "it said nothing"
+    hint = f"in a checkout of ONES: {python} -m pip install '.[train]'"
+    return StartError(f"python {python!r} cannot run workers: {said}", hint)

@@ -1,0 +1,261 @@
+"""Files that a job owns are touched with its rights only, and are what they should be, or refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from nodeagent.job_workspaces import MARK, is_laid_out, read_manifest
+from nodeagent.output_files import OutputFile
+from nodeagent.owned_files import (
+    Owner,
+    acting_as,
+    bytes_below,
+    make_folder,
+    open_regular,
+    owner_of,
+    read_small,
+    remove_tree,
+)
+from nodeagent.process_identity import start_ticks
+from nodeagent.worker_folders import FRAME, LARGEST, WorkerFolder
+from schemas.codec import encode
+from schemas.ids import WorkerId
+from schemas.messages.logs import LOG
+from schemas.messages.worker import ExitStatus, ProcessMark
+from schemas.state_files import digest_of, map_state
+from tests.support.builders import A, assignment, epoch_end, run
+from tests.support.file_trees import let_pass
+
+STRANGER, OTHER = Owner(61_001, 61_001), Owner(61_002, 61_002)
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="gives files to other users")
+
+
+def link(path: Path) -> None:
+    path.symlink_to("/etc/shadow")
+
+
+def folder(path: Path) -> None:
+    path.mkdir()
+
+
+def endless(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 42)
+
+
+WRONG: list[Callable[[Path], object]] = [os.mkfifo, link, folder, endless]
+
+
+def worker(tmp_path: Path) -> WorkerFolder:
+    found = WorkerFolder(tmp_path / WorkerId(f"{A}.v1.r0"))
+    found.write_assignment(assignment(run(A)))
+    return found
+
+
+# --- whatever a job puts in the place of a file, nobody waits and nothing else is read
+
+
+@pytest.mark.parametrize("put", WRONG)
+def test_an_exit_file_that_is_something_else_says_nothing(
+    tmp_path: Path, put: Callable[[Path], object]
+) -> None:
+    found = worker(tmp_path)
+    for name in ("exit", "process"):
+        put(found.own / name)
+
+    assert (found.exit(), found.mark()) == (None, None)
+
+
+@pytest.mark.parametrize("put", WRONG)
+def test_a_report_file_that_is_something_else_has_no_reports(
+    tmp_path: Path, put: Callable[[Path], object]
+) -> None:
+    found = worker(tmp_path)
+    put(found.own / "reports")
+
+    reports, position = found.reports(0)
+
+    assert reports == []
+    assert position <= LARGEST
+
+
+def test_a_report_that_never_ends_is_waited_for_without_reading_it_all(tmp_path: Path) -> None:
+    found = worker(tmp_path)
+    path = found.own / "reports"
+    path.write_bytes(FRAME.pack(2**32 - 1))
+    os.truncate(path, 1 << 42)
+
+    assert found.reports(0) == ([], 0)
+
+
+def test_a_report_that_is_longer_than_what_is_read_at_once_is_read_whole(tmp_path: Path) -> None:
+    found = worker(tmp_path)
+    long = epoch_end(A, 1, metrics={f"m{i:06d}": 1.0 for i in range(100_000)})
+    data = encode(long)
+    (found.own / "reports").write_bytes(FRAME.pack(len(data)) + data)
+
+    assert found.reports(0) == ([long], FRAME.size + len(data))
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, link, folder])
+def test_a_log_that_is_something_else_is_refused_at_once(
+    tmp_path: Path, put: Callable[[Path], object]
+) -> None:
+    found = worker(tmp_path)
+    put(found.own / "log")
+
+    with pytest.raises(OSError, match=r"regular file|symbolic links"):
+        OutputFile(found, LOG).size(0)
+
+
+@pytest.mark.parametrize("put", WRONG)
+def test_a_mark_of_a_working_directory_that_is_something_else_is_none(
+    tmp_path: Path, put: Callable[[Path], object]
+) -> None:
+    put(tmp_path / MARK)
+
+    assert not is_laid_out(tmp_path, "0" * 64)
+    assert read_manifest(tmp_path) == {}
+
+
+@pytest.mark.parametrize("put", [os.mkfifo, link, folder])
+def test_a_state_that_is_something_else_is_none(
+    tmp_path: Path, put: Callable[[Path], object]
+) -> None:
+    path = tmp_path / "1-1-1.state"
+    put(path)
+
+    assert digest_of(path) is None
+    with pytest.raises(OSError, match=r"regular file|symbolic links|Is a directory"):
+        map_state(path)
+
+
+def deep(path: Path, levels: int) -> None:
+    """As deep as paths may be."""
+    here = os.open(path, os.O_RDONLY)
+    for _ in range(levels):
+        os.mkdir("a", dir_fd=here)
+        inner = os.open("a", os.O_RDONLY, dir_fd=here)
+        os.close(here)
+        here = inner
+    os.close(here)
+
+
+def test_folders_within_folders_without_end_are_measured_and_deleted(tmp_path: Path) -> None:
+    doomed = tmp_path / "doomed"
+    doomed.mkdir()
+    (doomed / "file").write_bytes(b"x" * 4096)
+    deep(doomed, 3000)
+
+    assert bytes_below(doomed) == (doomed / "file").stat().st_blocks * 512
+    remove_tree(doomed)
+    assert not doomed.exists()
+
+
+# --- with whose rights
+
+
+@needs_root
+def test_who_acts_as_a_job_has_its_rights_and_no_others(tmp_path: Path) -> None:
+    let_pass(tmp_path)
+    for name, owner in (("mine", STRANGER), ("others", OTHER)):
+        make_folder(tmp_path / name, owner)
+    (tmp_path / "others" / "secret").write_text("s")
+    (tmp_path / "mine" / "link").symlink_to(tmp_path / "others" / "secret")
+
+    with acting_as(owner_of(tmp_path / "mine")):
+        (tmp_path / "mine" / "made").write_text("m")
+        with pytest.raises(PermissionError):
+            (tmp_path / "mine" / "link").read_text()
+        with pytest.raises(PermissionError):
+            Path("/etc/shadow").read_bytes()
+
+    made = (tmp_path / "mine" / "made").stat()
+    assert (made.st_uid, made.st_gid) == STRANGER
+    assert (tmp_path / "mine" / "link").read_text() == "s"
+
+
+@needs_root
+def test_who_acts_as_one_job_within_another_is_that_one_again(tmp_path: Path) -> None:
+    make_folder(tmp_path / "mine", STRANGER)
+    let_pass(tmp_path)
+    tmp_path.chmod(0o777)
+
+    with acting_as(STRANGER):
+        with acting_as(OTHER):
+            (tmp_path / "inner").touch()
+        (tmp_path / "outer").touch()
+    (tmp_path / "own").touch()
+
+    owners = [(tmp_path / name).stat().st_uid for name in ("inner", "outer", "own")]
+    assert owners == [OTHER.uid, STRANGER.uid, 0]
+
+
+@needs_root
+def test_a_worker_of_another_user_cannot_change_what_the_agent_knows_of_it(tmp_path: Path) -> None:
+    let_pass(tmp_path)
+    given = assignment(run(A))
+    found = WorkerFolder(tmp_path / WorkerId(f"{A}.v1.r0"))
+    found.write_assignment(given, STRANGER)
+
+    with acting_as(found.owner):
+        (found.own / "assignment").write_bytes(b"another")
+        with pytest.raises(PermissionError):
+            (found.path / "assignment").read_bytes()
+        with pytest.raises(PermissionError):
+            found.own.rename(found.path / "elsewhere")
+        status = ExitStatus(code=3, signal=None, at=0.0, max_rss_bytes=0, cpu_s=0.0)
+        (found.own / "exit").write_bytes(encode(status))
+
+    assert (found.assignment(), found.exit()) == (given, status)
+    assert found.owner == STRANGER
+
+
+@needs_root
+def test_a_worker_that_says_it_is_somebody_elses_process_is_none(tmp_path: Path) -> None:
+    let_pass(tmp_path)
+    found = WorkerFolder(tmp_path / WorkerId(f"{A}.v1.r0"))
+    found.write_assignment(assignment(run(A)), STRANGER)
+    mark = ProcessMark(pid=os.getpid(), started_ticks=start_ticks(os.getpid()) or 0)
+    (found.own / "process").write_bytes(encode(mark))
+
+    assert found.mark() is None
+
+
+@needs_root
+def test_a_folder_of_an_older_release_becomes_its_jobs_with_all_that_is_in_it(
+    tmp_path: Path,
+) -> None:
+    root = tmp_path / "job"
+    (root / "inner").mkdir(parents=True)
+    (root / "inner" / "file").touch()
+    outside = tmp_path / "outside"
+    outside.touch()
+    (root / "link").symlink_to(outside)
+
+    make_folder(root, STRANGER)
+
+    inside = [path.lstat().st_uid for path in (root, *root.rglob("*"))]
+    assert inside == [STRANGER.uid] * 4
+    assert outside.stat().st_uid == 0
+
+
+def test_a_file_that_is_too_large_to_say_one_thing_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x" * 11)
+
+    with pytest.raises(OSError, match="larger than 10 bytes"):
+        read_small(tmp_path / "file", 10)
+
+
+def test_a_regular_file_is_opened(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"x")
+
+    descriptor = open_regular(tmp_path / "file")
+    data = os.read(descriptor, 2)
+    os.close(descriptor)
+
+    assert data == b"x"
