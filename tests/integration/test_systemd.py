@@ -123,11 +123,11 @@ def submitted(box: Box, pause_s: float, **fields: Any) -> str:
     return ones(box, "submit", "/root/job/job.toml").strip()
 
 
-def write_job(box: Box, pause_s: float, **fields: Any) -> None:
-    box.write("/root/job/train.py", TOY)
+def write_job(box: Box, pause_s: float, *, folder: str = "/root/job", **fields: Any) -> None:
+    box.write(f"{folder}/train.py", TOY)
     env = {"PAUSE_S": str(pause_s), "OMP_NUM_THREADS": "1"}
     table = {"name": "toy", "script": "train.py", "batch_size": 20, "env": env, **fields}
-    box.write("/root/job/job.toml", toml(table))
+    box.write(f"{folder}/job.toml", toml(table))
 
 
 def until(box: Box, job: str, text: str) -> str:
@@ -317,3 +317,115 @@ def test_a_full_disk_also_of_stderr_is_no_reason_for_a_restart(box: Box) -> None
     job = accepted.stdout.strip()
     assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
     assert (main_pid(box, unit), shown(box, unit, "NRestarts")) == (pid, restarts)
+
+
+SPEAK = """
+import sys
+from schemas.codec import encode
+from schemas.link import ThreadDealer
+from schemas.messages.worker import Reported, WorkerHello
+dealer = ThreadDealer("ipc:///run/ones-agent/sockets/agent.sock")
+dealer.poll(5.0)
+who = {"job": sys.argv[1], "version": 1, "rank": 0}
+for message in (WorkerHello(pid=1, **who), Reported(count=1, **who)):
+    assert dealer.send(encode(message))
+dealer.poll(0.2)
+"""
+
+
+def with_account(box: Box, user: str) -> str:
+    """An account, with a client's folder and a job; gives its public key."""
+    home = f"/home/{user}"
+    box.run("useradd", "-m", user)
+    make = "import sys, zmq.auth; zmq.auth.create_certificates(sys.argv[1], 'me')"
+    for folder in ("ones", "job"):
+        box.run("mkdir", f"{home}/{folder}")
+    box.run("/opt/ones/.venv/bin/python", "-c", make, f"{home}/ones")
+    box.run("cp", "/etc/ones/keys/server.key", f"{home}/ones/server.key")
+    client = 'endpoint = "tcp://127.0.0.1:7702"\nserver_key = "server.key"\nkey = "me.key_secret"\n'
+    box.write(f"{home}/ones/client.toml", client)
+    held = {"HOLD": "/srv/go", "OMP_NUM_THREADS": "1"}
+    write_job(box, 0, folder=f"{home}/job", name=user, env=held)
+    box.run("chmod", "600", f"{home}/ones/me.key_secret")
+    box.run("chmod", "700", home)
+    box.run("chown", "-R", f"{user}:{user}", home)
+    text = (box.root / f"home/{user}/ones/me.key").read_text()
+    return text.partition('public-key = "')[2].partition('"')[0]
+
+
+def by(box: Box, user: str, *command: str) -> subprocess.CompletedProcess[str]:
+    """What a user does."""
+    return box.run("runuser", "-u", user, "--", *command, check=False)
+
+
+def ones_by(box: Box, user: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    home = ("env", f"ONES_HOME=/home/{user}/ones", "/opt/ones/.venv/bin/ones")
+    return by(box, user, *home, *arguments)
+
+
+@pytest.mark.root
+def test_two_users_of_one_host_see_and_harm_only_what_is_their_own(box: Box) -> None:
+    keys = {user: with_account(box, user) for user in ("ann", "bob")}
+    known = (box.root / "etc/ones/keys/authorised.toml").read_text()
+    rows = (f'[[key]]\npublic = "{keys[name]}"\nname = "{name}"\nrole = "user"\n' for name in keys)
+    box.write("/etc/ones/keys/authorised.toml", known + "\n" + "\n".join(rows))
+    accounts = '[jobs]\nrun_as = "submitter"\n[jobs.users]\nann = "ann"\nbob = "bob"\n'
+    box.write("/etc/ones/agent.toml", AGENT.partition("[jobs]")[0] + accounts)
+    box.run("systemctl", "reload", "ones-controller")
+    box.run("systemctl", "restart", "ones-agent")
+
+    jobs = {user: submitted_by(box, user) for user in keys}
+
+    for user, other in (("ann", "bob"), ("bob", "ann")):
+        mine, theirs = jobs[user], jobs[other]
+        folders = (f"/var/lib/ones-agent/{area}" for area in ("work", "checkpoints"))
+        own = [f"/run/ones-agent/workers/{theirs}.v1.r0/own", *(f"{f}/{theirs}" for f in folders)]
+        assert [box.run("stat", "-c", "%U %a", path).stdout for path in own] == [
+            f"{other} 700\n"
+        ] * 3
+        secrets = (
+            "/etc/ones/keys/server.key_secret",
+            "/etc/ones/keys/node-1.key_secret",
+            f"/home/{other}/ones/me.key_secret",
+            f"{own[0]}/log",
+            f"{own[0]}/assignment",
+            f"/run/ones-agent/workers/{theirs}.v1.r0/assignment",
+            f"{own[1]}/train.py",
+        )
+        for path in secrets:
+            assert box.run("test", "-e", path, check=False).returncode == 0, path
+            assert "Permission denied" in by(box, user, "cat", path).stderr
+        for path in (*own, "/run/ones-agent", "/run/ones-agent/workers", "/var/lib/ones-agent"):
+            assert "Permission denied" in by(box, user, "ls", path).stderr
+            assert "Permission denied" in by(box, user, "touch", f"{path}/reports").stderr
+        pid = json.loads(ones(box, "show", theirs, "-o", "json"))["workers"][0]["pid"]
+        assert by(box, user, "kill", "-9", str(pid)).returncode != 0
+        assert ones_by(box, user, "cancel", theirs).returncode != 0
+        assert ones_by(box, user, "logs", theirs).returncode != 0
+        by(
+            box,
+            user,
+            "env",
+            "PYTHONPATH=/opt/ones",
+            "/opt/ones/.venv/bin/python",
+            "-c",
+            SPEAK,
+            theirs,
+        )
+        refused = f'"why": "it does not show its token", "worker": "{theirs}.v1.r0"'
+        until_said(box, "ones-agent", refused)
+        assert by(box, user, "test", "-r", f"/var/lib/ones-agent/work/{mine}").returncode == 0
+    box.run("touch", "/srv/go")
+    for user, job in jobs.items():
+        ended = ones_by(box, user, "wait", job, "--timeout", str(LIMIT_S)).stdout
+        assert ended.startswith(f"{job} succeeded")
+        assert ones_by(box, user, "logs", job, "--no-prefix").stdout.splitlines()[-1] == "done"
+
+
+def submitted_by(box: Box, user: str) -> str:
+    """A job that trains."""
+    done = ones_by(box, user, "submit", f"/home/{user}/job/job.toml")
+    assert done.returncode == 0, done.stderr
+    job = done.stdout.strip()
+    until(box, job, "running")
+    return job
