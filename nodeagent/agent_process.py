@@ -145,7 +145,7 @@ class Agent:
         self._shipper = LogShipper(self._node, lambda worker: self._handle(LogsStored(worker)))
         fetcher = SnapshotFetcher()
         self._bulk = BulkTraffic(self._folders, self._shipper, fetcher)
-        self._zygotes = ZygotePool(self._folders)
+        self._zygotes = ZygotePool(self._folders, settings.jobs)
         self._python = settings.python or sys.executable
         self._manager = WorkerManager(
             node=self._node,

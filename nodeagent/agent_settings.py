@@ -26,6 +26,9 @@ class Controller(msgspec.Struct, frozen=True, kw_only=True):
     key: str = "keys/server.key"  # its public key
 
 
+Limit = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+
+
 class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     """As whom the jobs of this node run."""
 
@@ -33,6 +36,8 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     users: dict[str, str] = {}
     uids: tuple[int, int] = (0x7000_0000, 0x1000_0000)  # first and count, of jobs with own ones
     trust_each_other: bool = False  # all users of the cluster may read each other's files
+    files: Limit = 0  # that one process may have open; 0: as many as the agent
+    pids: Limit = 0  # processes and threads of one uid; 0: as many as the agent
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import os
 import pwd
+import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -21,6 +22,9 @@ from schemas.errors import SettingsError
 from schemas.ids import JobId
 
 LEAST_UID: Final = 100  # below are the system's own
+LEAST_FILES: Final = 256  # torch and its data loaders open some of them
+LEAST_PIDS: Final = 64
+PRLIMIT: Final = "prlimit"
 MOST_UID: Final = 2**32 - 2
 AGENT, SUBMITTER, JOB = "agent", "submitter", "job"
 KEEP_APART: Final = (
@@ -94,10 +98,25 @@ def check_jobs(settings: AgentSettings) -> str:
         raise SettingsError(
             what, f"give [FIRST, COUNT] with FIRST from {LEAST_UID} on", "jobs.uids"
         )
+    _check_limits(settings.jobs, chosen)
     if chosen == SUBMITTER:
         for user in settings.jobs.users:
             account_of(settings.jobs, user)
     return chosen
+
+
+def _check_limits(jobs: Jobs, chosen: str) -> None:
+    for name, least in (("files", LEAST_FILES), ("pids", LEAST_PIDS)):
+        value = getattr(jobs, name)
+        if 0 < value < least:
+            what = f"jobs.{name}: {value} are too few for any worker"
+            raise SettingsError(what, f"give {least} or more, or 0: no limit", f"jobs.{name}")
+    if jobs.pids and chosen == AGENT:
+        what = "jobs.pids: counts what runs as one uid, and jobs run as the agent"
+        raise SettingsError(what, 'set run_as to "job" or "submitter"', "jobs.pids")
+    if (jobs.pids or jobs.files) and shutil.which(PRLIMIT) is None:
+        what = f"jobs: limits need the program {PRLIMIT}"
+        raise SettingsError(what, "install util-linux", "jobs.pids" if jobs.pids else "jobs.files")
 
 
 def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:

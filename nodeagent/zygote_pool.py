@@ -16,6 +16,7 @@ from typing import Final
 import structlog
 
 from nodeagent.agent_errors import NodeStartError, StartError
+from nodeagent.agent_settings import Jobs
 from nodeagent.job_accounts import Account
 from nodeagent.owned_files import make_folder
 from nodeagent.process_identity import start_ticks
@@ -117,10 +118,12 @@ class ZygotePool:
 
     Args:
         folders: of the node; sockets and output of zygotes lie in its `sockets`.
+        limits: on each zygote and its workers.
     """
 
-    def __init__(self, folders: NodeFolders) -> None:
+    def __init__(self, folders: NodeFolders, limits: Jobs | None = None) -> None:
         self._folders = folders
+        self._limits = limits
         self._folder = folders.sockets
         self._known: dict[tuple[str, int], ZygoteConnection] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
@@ -235,7 +238,7 @@ class ZygotePool:
             log.info("zygote found", python=python, uid=uid)
             return found
         output = self._clear(path, account)
-        process = spawn(python, path, output, account)
+        process = spawn(python, path, output, account, self._limits)
         deadline = asyncio.get_running_loop().time() + START_LIMIT_S
         while asyncio.get_running_loop().time() < deadline:
             zygote = await self._connect(path, uid)

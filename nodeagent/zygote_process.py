@@ -14,7 +14,8 @@ from typing import Any, Final
 import psutil
 
 from nodeagent.agent_errors import NodeStartError, StartError
-from nodeagent.job_accounts import Account
+from nodeagent.agent_settings import Jobs
+from nodeagent.job_accounts import PRLIMIT, Account
 from nodeagent.owned_files import open_regular
 from nodeagent.process_identity import belongs_to, start_ticks
 
@@ -77,7 +78,11 @@ def former(path: Path, workers: Container[int], uid: int) -> list[tuple[int, int
 
 
 def spawn(
-    python: str, path: Path, output: Path, account: Account | None = None
+    python: str,
+    path: Path,
+    output: Path,
+    account: Account | None = None,
+    limits: Jobs | None = None,
 ) -> subprocess.Popen[bytes]:
     """Begin a zygote.
 
@@ -86,6 +91,7 @@ def spawn(
         path: of its socket.
         output: what it says; not in a folder of who it runs as.
         account: who it runs as, from its first instruction on; None: as the agent does.
+        limits: on it, and on each of its workers.
 
     Raises:
         StartError: if it cannot be begun.
@@ -101,7 +107,7 @@ def spawn(
         for name in AGENTS_OWN:
             environ.pop(name, None)
         environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
-    command = [python, "-P", "-m", MODULE, "--socket", str(path)]
+    command = [*_limited(limits), python, "-P", "-m", MODULE, "--socket", str(path)]
     try:
         sink = output.open("wb")
     except OSError as error:
@@ -120,6 +126,15 @@ def spawn(
     except OSError as error:
         hint = "give an interpreter that exists on every node and has torch and ONES"
         raise StartError(f"python {python!r}: {error.strerror}", hint) from None
+
+
+def _limited(limits: Jobs | None) -> list[str]:
+    """Words before a command, which is executed with these limits, hard ones."""
+    if limits is None:
+        return []
+    words = [f"--nofile={limits.files}:{limits.files}"] if limits.files else []
+    words += [f"--nproc={limits.pids}:{limits.pids}"] if limits.pids else []
+    return [PRLIMIT, *words, "--"] if words else []
 
 
 def _identity(account: Account | None) -> dict[str, Any]:

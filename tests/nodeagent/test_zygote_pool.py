@@ -14,9 +14,13 @@ import psutil
 import pytest
 
 from nodeagent.agent_errors import StartError
+from nodeagent.agent_settings import Jobs
+from nodeagent.job_accounts import Account
+from nodeagent.owned_files import Owner
 from nodeagent.worker_folders import NodeFolders
 from nodeagent.zygote_pool import ZygoteConnection, ZygotePool
 from nodeagent.zygote_process import MODULE, spawn
+from tests.support.file_trees import let_pass
 
 
 def test_a_zygote_does_not_inherit_what_would_harm_its_workers(
@@ -32,6 +36,53 @@ def test_a_zygote_does_not_inherit_what_would_harm_its_workers(
 
     said = (tmp_path / "said").read_text().splitlines()
     assert [line for line in said if line.endswith("=DETAIL")] == ["KEPT=DETAIL"]
+
+
+SAYS = """#!/bin/bash
+ulimit -Hn
+ulimit -Hu
+id -u
+id -G
+umask
+echo $HOME $USER ${CREDENTIALS_DIRECTORY-none} ${XDG_RUNTIME_DIR-none}
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="runs it as another user")
+def test_a_zygote_is_its_job_with_its_limits_and_nothing_of_the_agents(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    let_pass(tmp_path)
+    python = tmp_path / "python"
+    python.write_text(SAYS)
+    python.chmod(0o755)
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", "/run/credentials")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/0")
+    account = Account(Owner(61_003, 61_004), (61_005,), "ann", "/home/ann")
+
+    said = tmp_path / "said"
+    spawn(str(python), tmp_path / "s", said, account, Jobs(files=300, pids=70)).wait()
+
+    assert said.read_text().splitlines() == [
+        "300",
+        "70",
+        "61003",
+        "61004 61005",
+        "0077",
+        "/home/ann ann none none",
+    ]
+
+
+def test_no_more_files_are_open_than_the_settings_say_where_jobs_run_as_the_agent(
+    tmp_path: Path,
+) -> None:
+    python = tmp_path / "python"
+    python.write_text("#!/bin/bash\nulimit -Hn\n")
+    python.chmod(0o755)
+
+    spawn(str(python), tmp_path / "s", tmp_path / "said", limits=Jobs(files=300)).wait()
+
+    assert (tmp_path / "said").read_text() == "300\n"
 
 
 BOOTING = """
