@@ -32,6 +32,7 @@ SHORT: Final = 256  # bytes; a frame that is shorter has a header of 2 bytes, an
 _RECEIVED: Final = struct.Struct("=Q")
 _RECEIVED_AT: Final = 128  # tcpi_bytes_received in struct tcp_info of Linux
 _EVENTS: Final = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_MONITOR_STOPPED
+_AT_ONCE: Final = struct.pack("ii", 1, 0)
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 
 
@@ -149,6 +150,8 @@ class ConnectionWatch:
         if connection is None or self._peer(descriptor) != connection.peer:
             return ""
         with contextlib.suppress(OSError), _copy(descriptor) as wire:
+            # Closed with a reset: a peer whose window is shut would not hear of an ordinary end.
+            wire.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _AT_ONCE)
             wire.shutdown(socket.SHUT_RDWR)
         return "{}:{}".format(*connection.peer)
 

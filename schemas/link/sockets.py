@@ -20,6 +20,7 @@ from schemas.link.key_files import KeyPair
 from schemas.link.key_owners import Authority, Identity
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
+UNREAD: Final = 1000  # messages of one peer that a ROUTER holds; what is more stays with its sender
 ENVELOPE: Final = 64 * 1024  # bytes of a frame beside the message in it
 BACKLOG: Final = 4096  # peers that connect at once; those beyond it wait for seconds to try again
 DRAIN: Final = 256  # messages taken without returning to the loop
@@ -246,6 +247,7 @@ class Link:
         socket.backlog = BACKLOG
         if kind == "ROUTER":
             socket.router_mandatory = True
+            socket.rcvhwm = UNREAD
         if kind == "XPUB":
             socket.setsockopt(zmq.XPUB_MANUAL, 1)
             socket.setsockopt(zmq.XPUB_VERBOSER, 1)

@@ -114,8 +114,10 @@ class RequestServer:
             try:
                 self._shares.put(user, incoming, sum(map(len, incoming.frames)))
             except UnavailableError as error:
-                if not self._shares.floods(user) or not self._socket.cut(incoming):
+                if not self._shares.floods(user):
                     self._fail(incoming, error)
+                elif self._socket.cut(incoming):
+                    self._audit.refused("flood", str(error), peer=user)
 
     def _begin(self, incoming: Incoming) -> None:
         task = asyncio.create_task(self._answer(incoming))

@@ -15,7 +15,7 @@ UNDER_WAY: Final = 64  # of one user, without those that wait for something to h
 QUEUED: Final = 2000  # of one user, behind these
 QUEUED_BYTES: Final = 64 << 20
 POLLS: Final = 256  # of one user, which wait for something to happen
-REFUSED: Final = 1000  # in a row, until a connection that goes on so is cut off
+REFUSED: Final = 1000  # while others wait, until a connection that goes on so is cut off
 BURST_S: Final = 4.0  # of requests that a user may send at once
 TOKEN_BYTES: Final = 4096
 T = TypeVar("T")
@@ -34,7 +34,7 @@ class _User(Generic[T]):
     at: float  # when they were counted
     under_way: int = 0
     polls: int = 0
-    refused: int = 0  # since something was taken
+    refused: int = 0  # since nothing waited
     waiting: deque[tuple[T, int]] = field(default_factory=deque)
     bytes_waiting: int = 0
 
@@ -87,13 +87,14 @@ class RequestShares(Generic[T]):
             found.refused += 1
             what = f"{len(found.waiting)} of your requests wait already"
             raise UnavailableError(what, "send the next ones when these are answered")
-        found.refused = 0
+        if not found.waiting:
+            found.refused = 0
         found.waiting.append((request, size))
         found.bytes_waiting += size
         self._soon(0.0)
 
     def floods(self, user: str) -> bool:
-        """Whether a user goes on although nothing of it was taken for long.
+        """Whether a user goes on although much of it was refused.
 
         Args:
             user: known or not.

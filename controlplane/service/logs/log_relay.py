@@ -110,9 +110,10 @@ class LogRelay:
                 permit(who, request, self._job(request.job).owner)
                 self._shares.put(str(who), (incoming, request), len(incoming.frames[-1]))
             except OnesError as error:
-                floods = self._shares.floods(str(incoming.identity or ""))
-                if not floods or not self._followers.cut(incoming):
+                if not self._shares.floods(str(incoming.identity or "")):
                     self._fail(incoming, error)
+                elif self._followers.cut(incoming):
+                    self._refused(incoming, error)
 
     def _begin(self, asked: tuple[Incoming, ReadLog | FromFollower]) -> None:
         task = asyncio.create_task(self._answer(*asked))

@@ -152,8 +152,10 @@ def test_what_waits_is_bounded_and_the_refusal_says_so(size: int) -> None:
     shares.put("ann", "ann", size)
 
 
-def test_who_goes_on_although_nothing_is_taken_floods() -> None:
+def test_who_goes_on_although_most_is_refused_floods_until_nothing_waits() -> None:
     shares = Shares()
+    begins = shares._start
+    shares._start = lambda user: (begins(user), shares.ended(user))[0]  # type: ignore[func-returns-value]
     shares.flood("bob", QUEUED + REFUSED)
     assert not shares.floods("bob")
 
@@ -161,8 +163,11 @@ def test_who_goes_on_although_nothing_is_taken_floods() -> None:
 
     assert shares.floods("bob")
     assert not shares.floods("ann")
-    shares.clock.run()
-    shares.put("bob", "bob", 1)
+    shares.clock.run(1.0)
+    assert shares.flood("bob", 1) == 1
+    assert shares.floods("bob")
+    shares.clock.run(QUEUED / PER_S)
+    assert shares.flood("bob", 1) == 1
     assert not shares.floods("bob")
 
 

@@ -1,0 +1,148 @@
+"""What one user does to be in everybody's way; a process of its own for each kind of it."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+import socket
+import sys
+import time
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import zmq
+
+from controlplane.client.cluster_home import find_home
+from schemas.codec import encode
+from schemas.ids import JobId
+from schemas.link import load_keys, load_public
+from schemas.messages import Message
+from schemas.messages.client import ListJobs, PutSnapshot, SubmitJob, WaitJob
+from tests.support.builders import job_spec
+
+MIB: Final = 1 << 20
+CONNECTIONS: Final = 4
+IDLE: Final = 300
+
+
+class Hostile:
+    """Connections with a user's key, and no manners."""
+
+    def __init__(self, home: Path, until: float) -> None:
+        self.until = until
+        self._home = find_home(home)
+        self._keys, self._server = load_keys(self._home.key), load_public(self._home.server_key)
+        self._context = zmq.Context()
+        self._number = itertools.count()
+
+    def dealer(self) -> zmq.Socket[bytes]:
+        made = self._context.socket(zmq.DEALER)
+        made.linger, made.sndhwm = 0, 100
+        made.curve_serverkey, made.curve_publickey = self._server, self._keys.public
+        made.curve_secretkey = self._keys.secret
+        made.connect(self._home.endpoint)
+        return made
+
+    def dealers(self) -> Iterator[zmq.Socket[bytes]]:
+        """A few, one after the other, as long as the attack lasts; what they are told is dropped."""
+        made = [self.dealer() for _ in range(CONNECTIONS)]
+        for each in itertools.cycle(made):
+            if time.monotonic() > self.until:
+                return
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    each.recv_multipart(zmq.NOBLOCK)
+            yield each
+
+    def ask(self, dealer: zmq.Socket[bytes], request: Message) -> None:
+        with contextlib.suppress(zmq.Again):
+            frames = [str(next(self._number)).encode(), encode(request)]
+            dealer.send_multipart(frames, zmq.NOBLOCK)
+
+    def hold(self, opened: list[socket.socket]) -> None:
+        """Connections that say nothing; those that are closed come back."""
+        while time.monotonic() < self.until:
+            for place, wire in enumerate(opened):
+                with contextlib.suppress(BlockingIOError, OSError):
+                    if not wire.recv(1):
+                        opened[place] = idle(*wire.getpeername()[:2])
+            time.sleep(0.1)
+
+
+def idle(host: str, port: int) -> socket.socket:
+    wire = socket.create_connection((host, port))
+    wire.settimeout(0.0)
+    return wire
+
+
+def multiparts(bob: Hostile, _: Path) -> None:
+    """Messages of 250 frames of 4 MiB."""
+    piece = bytes(4 * MIB)
+    for dealer in bob.dealers():
+        with contextlib.suppress(zmq.Again):
+            dealer.send_multipart([piece] * 250, zmq.NOBLOCK, copy=False)
+        time.sleep(0.05)
+
+
+def uploads(bob: Hostile, _: Path) -> None:
+    """Archives that are begun and not ended."""
+    piece = os.urandom(MIB)
+    for number, dealer in enumerate(bob.dealers()):
+        digest = hashlib.sha256(str(number // 50).encode()).hexdigest()
+        offset = number % 50 * MIB
+        bob.ask(dealer, PutSnapshot(digest=digest, offset=offset, data=piece, total=400 * MIB))
+        time.sleep(0.002)
+
+
+def polls(bob: Hostile, home: Path) -> None:
+    """A thousand requests that wait, and more as they are answered."""
+    job = JobId((home / "job").read_text())
+    for number, dealer in enumerate(bob.dealers()):
+        bob.ask(dealer, WaitJob(job=job, wait_s=30.0))
+        if number > 1000:
+            time.sleep(0.002)
+
+
+def requests(bob: Hostile, _: Path) -> None:
+    """Lists, as fast as they can be asked for."""
+    for dealer in bob.dealers():
+        for each in [ListJobs()] * 50:
+            bob.ask(dealer, each)
+
+
+def submissions(bob: Hostile, home: Path) -> None:
+    """A thousand jobs."""
+    snapshot = (home / "snapshot").read_text()
+    for number, dealer in enumerate(bob.dealers()):
+        if number < 1000:
+            bob.ask(dealer, SubmitJob(spec=job_spec("more"), snapshot=snapshot))
+        else:
+            time.sleep(0.01)
+
+
+def connections(bob: Hostile, home: Path) -> None:
+    """Some hundred that say nothing, to the port of clients and to that of Prometheus."""
+    listen = tomllib.loads((home.parent / "cluster" / "controller.toml").read_text())["listen"]
+    ports = [listen["clients"], listen["metrics"]]
+    bob.hold([idle("127.0.0.1", port) for port in ports for _ in range(IDLE)])
+
+
+ATTACKS: Final = {
+    each.__name__: each for each in (multiparts, uploads, polls, requests, submissions, connections)
+}
+
+
+def main() -> None:
+    """`hostile_user ATTACK HOME SECONDS`."""
+    name, home, seconds = sys.argv[1], Path(sys.argv[2]), float(sys.argv[3])
+    os.nice(19)  # it has no processor of its own here, as it would elsewhere
+    ATTACKS[name](Hostile(home, time.monotonic() + seconds), home)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,244 @@
+"""One hostile user beside another one whose job trains: what the other notices of it.
+
+Ann's job takes a step every 20 ms, prints the time with each, and she submits a job five times a second.
+Bob does one thing after the other to be in everybody's way, with a key of his own, from this host. Each
+figure is of the seconds meanwhile over those just before. The processes of Bob are niced: elsewhere they
+would have processors of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+import psutil
+
+from controlplane.client import BlockingClient, JobSpec
+from schemas.errors import OnesError
+from schemas.link import write_keys
+from tests.bench import report
+from tests.bench.hostile_user import ATTACKS
+from tests.support.cluster import Cluster
+from tests.support.documented import ROOT
+
+SETTLE_S: Final = 1.0
+SUBMIT_S: Final = 0.2
+STEP_S: Final = 0.02
+OUTPUT: Final = "output"
+TRAINING: Final = """
+    import os
+    import time
+
+    import torch
+    from torch import nn
+    from torch.utils.data import TensorDataset
+
+    from elastic import ScalingAgent
+
+    torch.set_num_threads(1)
+    agent = ScalingAgent.from_env()
+    data = TensorDataset(torch.randn(4000, 8), torch.randn(4000, 1))
+    model, optimizer, loader = agent.load(
+        lambda: nn.Linear(8, 1), lambda p: torch.optim.SGD(p, lr=0.01), data, batch_size=20, lr=0.01
+    )
+    for epoch in agent.epochs(100000):
+        for x, y in loader:
+            optimizer.zero_grad()
+            nn.functional.mse_loss(model(x), y).backward()
+            optimizer.step()
+            time.sleep({step})
+            print(f"at {{time.time():.6f}}", flush=True)
+        agent.report()
+"""
+PRINTING: Final = """
+    import os
+    import time
+
+    line = "x" * 99
+    flag = os.environ["FLAG"]
+    while True:
+        if os.path.exists(flag):
+            for _ in range(1000):
+                print(line)
+        else:
+            time.sleep(0.02)
+"""
+
+
+class Watched:
+    """Ann: when her job's lines were written and came to her, and how long her submissions took."""
+
+    def __init__(self, home: Path, spec: JobSpec) -> None:
+        self._home, self._spec = home, spec
+        self.lines: list[tuple[float, float]] = []  # written, heard
+        self.submissions: list[tuple[float, float]] = []  # begun, seconds
+        with BlockingClient(home) as client:
+            self.job = client.submit(spec)
+        for work in (self._follow, self._submit):
+            threading.Thread(target=work, daemon=True).start()
+
+    def _follow(self) -> None:
+        with BlockingClient(self._home) as client:
+            for line in client.tail(self.job):
+                if line.startswith("at "):
+                    self.lines.append((float(line.split()[1]), time.time()))
+
+    def _submit(self) -> None:
+        with BlockingClient(self._home) as client:
+            while True:
+                began = time.time()
+                with contextlib.suppress(OnesError):
+                    client.submit(self._spec)
+                self.submissions.append((began, time.time() - began))
+                time.sleep(max(0.0, began + SUBMIT_S - time.time()))
+
+    def figures(self, begin: float, end: float) -> dict[str, float]:
+        """Of the seconds between, in milliseconds."""
+        written = [at for at, _ in self.lines if begin <= at < end]
+        late = [heard - at for at, heard in self.lines if begin <= at < end]
+        took = [seconds for began, seconds in self.submissions if begin <= began < end]
+        found = {}
+        for name, values in (("step", np.diff(written)), ("submit", took), ("line_late", late)):
+            for share in (50, 99):
+                found[f"{name}_p{share}_ms"] = 1000.0 * float(np.percentile(values, share))
+        return found
+
+
+def user_of(cluster: Cluster, base: Path, name: str) -> Path:
+    """A key, and a folder for its owner's commands."""
+    keys = cluster.home / "keys"
+    public = write_keys(keys, name).public.decode()
+    with (keys / "authorised.toml").open("a") as file:
+        file.write(f'\n[[key]]\npublic = "{public}"\nname = "{name}"\nrole = "user"\n')
+    home = base / name
+    home.mkdir()
+    endpoint = tomllib.loads((cluster.home / "client.toml").read_text())["endpoint"]
+    (home / "client.toml").write_text(
+        f'endpoint = "{endpoint}"\nserver_key = "{keys}/server.key"\n'
+        f'key = "{keys}/{name}.key_secret"\n'
+    )
+    return home
+
+
+def spec_of(base: Path, name: str, script: str, **env: str) -> JobSpec:
+    """A job of one slot."""
+    work = base / f"work-{name}"
+    work.mkdir()
+    (work / "train.py").write_text(textwrap.dedent(script))
+    env = {"OMP_NUM_THREADS": "1", **env}
+    return JobSpec(name=name, script="train.py", workdir=str(work), batch_size=20, env=env)
+
+
+def most_bytes(process: psutil.Process, until: float) -> float:
+    """The most that a process has in memory until then."""
+    most = 0
+    while time.time() < until:
+        most = max(most, process.memory_info().rss)
+        time.sleep(0.05)
+    return most / 2**20
+
+
+def measure(base: Path, attacks: Sequence[str], seconds: float) -> dict[str, float]:
+    """Before and during each attack."""
+    cluster = Cluster(base / "cluster", base, slots=2)
+    controller = psutil.Process(cluster.up()["controller"])
+    try:
+        ann, bob = (user_of(cluster, base, name) for name in ("ann", "bob"))
+        controller.send_signal(signal.SIGHUP)
+        time.sleep(SETTLE_S)
+        flag = base / "flag"
+        with BlockingClient(bob) as client:
+            job = client.submit(spec_of(base, "printing", PRINTING, FLAG=str(flag)))
+            (bob / "job").write_text(job)
+            (bob / "snapshot").write_text(client.job(job).snapshot)
+        watched = Watched(ann, spec_of(base, "training", TRAINING.format(step=STEP_S)))
+        while len(watched.lines) < 50 or len(watched.submissions) < 5:
+            time.sleep(0.1)
+        return {
+            name: value
+            for attack in attacks
+            for name, value in _one(
+                watched, attack, bob, flag=flag, controller=controller, seconds=seconds
+            ).items()
+        }
+    except psutil.Error:
+        sys.stderr.write(cluster.said())
+        raise
+    finally:
+        cluster.down()
+
+
+def _one(
+    watched: Watched,
+    attack: str,
+    bob: Path,
+    *,
+    flag: Path,
+    controller: psutil.Process,
+    seconds: float,
+) -> dict[str, float]:
+    begin = time.time()
+    time.sleep(seconds)
+    middle = time.time()
+    hostile = None
+    if attack == OUTPUT:
+        flag.touch()
+    else:
+        command = [sys.executable, "-m", "tests.bench.hostile_user", attack, str(bob)]
+        hostile = subprocess.Popen([*command, str(seconds + SETTLE_S)], cwd=ROOT)
+        time.sleep(SETTLE_S)
+    memory = most_bytes(controller, time.time() + seconds)
+    end = time.time()
+    flag.unlink(missing_ok=True)
+    if hostile is not None:
+        hostile.wait()
+    time.sleep(2 * SETTLE_S)
+    before, during = watched.figures(begin, middle), watched.figures(middle, end)
+    found = {f"{attack}_controller_mib": memory}
+    for name, value in during.items():
+        found[f"{attack}_{name}"] = value
+        found[f"{attack}_{name.removesuffix('_ms')}_vs_before"] = value / before[name]
+    return found
+
+
+def main() -> None:
+    """Print the table and write the figures."""
+    arguments = report.parser(__doc__ or "")
+    known = [*ATTACKS, OUTPUT]
+    arguments.add_argument("--attacks", default=",".join(known), help="which of them")
+    chosen = arguments.parse_args()
+    attacks = chosen.attacks.split(",")
+    with tempfile.TemporaryDirectory(prefix="ones-neighbours-") as base:
+        figures = measure(Path(base), attacks, 4.0 if chosen.quick else 10.0)
+    names = ("step_p50", "step_p99", "submit_p50", "submit_p99", "line_late_p50", "line_late_p99")
+    rows = [
+        [
+            attack,
+            *(
+                f"{figures[f'{attack}_{name}_ms']:.4g} ({figures[f'{attack}_{name}_vs_before']:.2f})"
+                for name in names
+            ),
+            figures[f"{attack}_controller_mib"],
+        ]
+        for attack in attacks
+    ]
+    title = "ms (over those before)"
+    report.table(title, ["bob's", *(name.replace("_", " ") for name in names), "MiB"], rows)
+    report.write(figures, chosen.json)
+    os._exit(0)  # threads of Ann wait for what does not come any more
+
+
+if __name__ == "__main__":
+    main()
