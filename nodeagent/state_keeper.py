@@ -18,7 +18,7 @@ from nodeagent.owned_files import acting_as, owner_of, remove_tree
 from nodeagent.worker_folders import NodeFolders
 from schemas.errors import OnesError
 from schemas.ids import JobId
-from schemas.link import FileTarget, StateServer, fetch_state
+from schemas.link import PIECE, FileTarget, StateServer, Stored, fetch_state
 from schemas.messages.hopping import (
     StateCopied,
     StateNotCopied,
@@ -30,10 +30,10 @@ from schemas.messages.states import AskState
 from schemas.state_files import (
     UNFINISHED,
     StateFile,
+    check_file,
     digest_of,
     find_state,
-    map_state,
-    read_frames,
+    read_piece,
     states_in,
     sync_folder,
 )
@@ -198,7 +198,7 @@ def _fetch_into(folder: Path, job: JobId, wanted: WantedState, stopped: Callable
 
 
 def _check(path: Path, digest: str) -> None:
-    read_frames(map_state(path), digest)
+    check_file(path, digest)
 
 
 def _drop_data(folder: Path) -> None:
@@ -217,13 +217,13 @@ def serve_states(folders: NodeFolders, address: str, port: int) -> StateServer |
         port: to listen on; 0: any.
     """
 
-    def find(asked: AskState) -> list[memoryview] | None:
+    def find(asked: AskState) -> Stored | None:
         if not JOB.fullmatch(asked.job):
             return None
         folder = folders.states(asked.job)
         with acting_as(owner_of(folder)):
             path = find_state(folder, asked.trial, asked.version, asked.digest)
-            return None if path is None else [map_state(path)]
+            return None if path is None else Stored(*read_piece(path, asked.offset, PIECE))
 
     try:
         return StateServer(address, find, port)

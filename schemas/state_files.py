@@ -28,6 +28,7 @@ HEADER: Final = struct.Struct(">8s32sI")  # magic, SHA-256 of all frames, how ma
 SIZE: Final = struct.Struct(">Q")  # of each of them, bytes
 MAGIC: Final = b"ONESst\x00\x01"
 MAX_FRAMES: Final = 1 << 20
+CHUNK: Final = 1 << 20  # bytes that are looked at at once
 UNFINISHED: Final = ".new"
 _NAME: Final = re.compile(r"(\d{1,9})-(\d{1,9})-(\d{1,12})\.state")
 
@@ -254,6 +255,49 @@ def map_state(path: Path) -> memoryview:
     """
     with _open(path) as file:
         return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def read_piece(path: Path, offset: int, most: int) -> tuple[int, bytes]:
+    """Some of a file that its owner may cut meanwhile: what is mapped then ends who reads it.
+
+    Args:
+        path: of the file.
+        offset: from its start, bytes.
+        most: bytes.
+
+    Returns:
+        How long the file is, and what it has there.
+
+    Raises:
+        OSError: if it is gone, or cannot be read.
+    """
+    with _open(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        return size, os.pread(file.fileno(), most, offset) if offset < size else b""
+
+
+def check_file(path: Path, digest: str) -> None:
+    """Look at each byte of a file, none of which is kept.
+
+    Args:
+        path: of the file.
+        digest: SHA-256 that its frames should have, hexadecimal.
+
+    Raises:
+        DamagedStateError: if they have another, or it is no state.
+        OSError: if it cannot be read.
+    """
+    with _open(path) as file:
+        fixed = file.read(HEADER.size)
+        count = HEADER.unpack(fixed)[2] if len(fixed) == HEADER.size else 0
+        _, sizes = _parse_header(fixed, file.read(SIZE.size * min(count, MAX_FRAMES)))
+        whole, left = hashlib.sha256(), sum(sizes)
+        while left and (part := file.read(min(left, CHUNK))):
+            whole.update(part)
+            left -= len(part)
+        if left or file.read(1):
+            raise DamagedStateError("a state is cut, or longer than its header says")
+    require_digest(whole.hexdigest(), digest)
 
 
 def _open(path: Path) -> BinaryIO:

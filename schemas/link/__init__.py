@@ -3,12 +3,13 @@
 from schemas.link.key_files import KeyPair, load_authorised, load_keys, load_public, write_keys
 from schemas.link.key_owners import Authority, Identity
 from schemas.link.sockets import HIGH_WATER, Incoming, Link, Socket, ThreadDealer
-from schemas.link.state_client import StateUnavailableError, fetch_state
-from schemas.link.state_server import StateServer
+from schemas.link.state_client import PIECE, StateUnavailableError, fetch_state
+from schemas.link.state_server import StateServer, Stored
 from schemas.link.state_targets import FileTarget, MemoryTarget
 
 __all__ = [
     "HIGH_WATER",
+    "PIECE",
     "Authority",
     "FileTarget",
     "Identity",
@@ -19,6 +20,7 @@ __all__ = [
     "Socket",
     "StateServer",
     "StateUnavailableError",
+    "Stored",
     "ThreadDealer",
     "fetch_state",
     "load_authorised",

@@ -7,7 +7,7 @@ import os
 import socket
 import threading
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import zmq
 
@@ -22,7 +22,16 @@ LONGEST_REQUEST: Final = 4096  # bytes
 LOOK_MS: Final = 100  # between two looks at what peers send
 ZERO_COPY: Final = 64 * 1024  # bytes; a smaller part is copied, which costs less
 Parts = Sequence[Buffer]  # of a state's file, header first
-Find = Callable[[AskState], Parts | None]
+
+
+class Stored(NamedTuple):
+    """What lies in a file that somebody else may change: only the piece that is asked for."""
+
+    total: int  # bytes of the file
+    piece: bytes
+
+
+Find = Callable[[AskState], Parts | Stored | None]
 
 
 class StateServer:
@@ -113,15 +122,19 @@ class StateServer:
         except OnesError:
             return
         try:
-            parts = self._find(asked)
-        except (OSError, ValueError):
-            parts = None
-        total = sum(map(len, parts)) if parts is not None else 0
-        if parts is None or asked.offset > total:
+            found = self._find(asked)
+        except (OSError, ValueError, OverflowError):
+            found = None
+        total, parts = 0, list[Buffer]()
+        if isinstance(found, Stored):
+            total, parts = found.total, [found.piece]
+        elif found is not None:
+            total, parts = sum(map(len, found)), _slices(found, asked.offset)
+        if found is None or asked.offset > total:
             self._send([route, encode(StateRefused(digest=asked.digest, why="it is not here"))])
             return
         piece = StatePiece(digest=asked.digest, offset=asked.offset, total=total)
-        self._send([route, encode(piece), *_slices(parts, asked.offset)])
+        self._send([route, encode(piece), *parts])
 
     def _send(self, frames: list[Buffer]) -> None:
         with contextlib.suppress(zmq.ZMQError):  # its peer is gone, or takes nothing

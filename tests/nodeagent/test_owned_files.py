@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +27,15 @@ from schemas.codec import encode
 from schemas.ids import WorkerId
 from schemas.messages.logs import LOG
 from schemas.messages.worker import ExitStatus, ProcessMark
-from schemas.state_files import digest_of, map_state
+from schemas.state_files import (
+    DamagedStateError,
+    StateFile,
+    check_file,
+    digest_of,
+    map_state,
+    read_piece,
+    write_state,
+)
 from tests.support.builders import A, assignment, epoch_end, run
 from tests.support.file_trees import let_pass
 
@@ -132,6 +141,22 @@ def test_a_state_that_is_something_else_is_none(
     assert digest_of(path) is None
     with pytest.raises(OSError, match=r"regular file|symbolic links|Is a directory"):
         map_state(path)
+
+
+def test_a_state_that_is_cut_while_it_is_handed_out_ends_nobody(tmp_path: Path) -> None:
+    frames = [b"x" * 5000, b"y" * 9]
+    digest = hashlib.sha256(b"".join(frames)).hexdigest()
+    write_state(tmp_path, StateFile(1, 1, 1), frames, digest)
+    path = tmp_path / "1-1-1.state"
+    size = path.stat().st_size
+    check_file(path, digest)
+    assert read_piece(path, size - 9, 100) == (size, b"y" * 9)
+
+    os.truncate(path, 100)
+
+    assert read_piece(path, 4096, 100) == (100, b"")
+    with pytest.raises(DamagedStateError):
+        check_file(path, digest)
 
 
 def deep(path: Path, levels: int) -> None:
