@@ -18,6 +18,7 @@ from schemas.ids import JobId, Seconds
 from schemas.jobs import ENDED, STATES
 from schemas.messages.client import JobSummary, ListJobs
 
+MAX_PATTERN: Final = 200  # characters; one of millions would be looked at for minutes
 Found = tuple[int, int, Callable[[], JobSummary]]  # number, and which come first of the same
 DAMAGED: Final = "its row in the journal is damaged: `ones admin check`"
 
@@ -39,8 +40,11 @@ def job_rows(
         sees: whether who asks may know of somebody's jobs.
 
     Raises:
-        BadFieldError: if one of its states is none.
+        BadFieldError: if one of its states is none, or its pattern is too long to look at.
     """
+    if len(request.name) > MAX_PATTERN:
+        what = f"name: a pattern of {len(request.name)} characters, at most {MAX_PATTERN}"
+        raise BadFieldError(what, "names of jobs have fewer", "name")
     for wanted in request.states:
         if wanted not in STATES:
             raise BadFieldError(

@@ -27,6 +27,7 @@ from controlplane.service.controller_settings import Limits
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.job_owners import JobOwners
 from controlplane.service.planner.plan_exchange import PlanExchange
+from controlplane.service.refusals import failed
 from controlplane.service.role_permissions import permit, refuse_revoked
 from controlplane.service.workdir_snapshots import SnapshotStore
 from controlplane.service.worker_telemetry import TelemetryTable
@@ -38,7 +39,6 @@ from schemas.messages import Message
 from schemas.messages.client import (
     CheckJob,
     Cluster,
-    Failed,
     GetCluster,
     GetSearch,
     SearchInfo,
@@ -149,8 +149,7 @@ class RequestServer:
 
     def _fail(self, incoming: Incoming, error: OnesError) -> None:
         self._audit.refused("request", str(error), peer=str(incoming.identity))
-        failed = Failed(code=error.code, message=error.message, hint=error.hint, field=error.field)
-        self._socket.send(*incoming.frames[:2], encode(failed))
+        self._socket.send(*incoming.frames[:2], encode(failed(error)))
 
     async def _dispatch(self, request: Message, who: Identity) -> Message:
         name = getattr(request, "job", None)

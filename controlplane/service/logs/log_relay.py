@@ -15,6 +15,7 @@ from controlplane.service.client_api.request_shares import RequestShares
 from controlplane.service.job_files import JobFiles
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.long_polls import deadline_of
+from controlplane.service.refusals import failed
 from controlplane.service.role_permissions import NODE, permit, refuse_revoked
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
@@ -22,7 +23,6 @@ from schemas.errors import DeniedError, OnesError, UnavailableError
 from schemas.ids import JobId, NodeId, Rank, Seconds, worker_id
 from schemas.link import Identity, Incoming, Socket
 from schemas.logging_and_watchdog import Audit
-from schemas.messages.client import Failed
 from schemas.messages.files import FileList, FilePiece, FilesRefused, FromFollower
 from schemas.messages.logs import (
     GetSnapshot,
@@ -122,8 +122,7 @@ class LogRelay:
 
     def _fail(self, incoming: Incoming, error: OnesError) -> None:
         self._refused(incoming, error)
-        failed = Failed(code=error.code, message=error.message, hint=error.hint, field=error.field)
-        self._followers.send(*incoming.frames[:-1], encode(failed))
+        self._followers.send(*incoming.frames[:-1], encode(failed(error)))
 
     def _shipped(self, incoming: Incoming) -> None:
         if not incoming.identity or incoming.identity.role != NODE:

@@ -82,6 +82,11 @@ def test_a_list_goes_on_behind_a_job_whether_it_is_here_or_left() -> None:
         ]  # fmt: skip
 
 
+def test_a_pattern_that_would_take_minutes_is_refused() -> None:
+    with pytest.raises(BadFieldError, match="a pattern of 2000000 characters, at most 200"):
+        listed(a_cluster(), ListJobs(name="*a" * 1_000_000))
+
+
 def test_a_state_that_is_none_is_named() -> None:
     with pytest.raises(BadFieldError, match="no job is ever 'done'; one of queued, starting"):
         listed(a_cluster(), ListJobs(states=("done",)))

@@ -32,6 +32,7 @@ from schemas.codec import (
     FROM_AGENT,
     FROM_SHIPPER,
     LOG_REPLY,
+    MAX_BYTES,
     PUBLISHED,
     READ_LOG,
     REPLY,
@@ -280,6 +281,7 @@ class Conversation:
         """Every answer can be read by a client."""
         for port, codec in ((LISTEN.clients, REPLY), (LISTEN.followers, LOG_REPLY)):
             for frames in self.controller.lines[port].sent:
+                assert len(frames[-1]) <= MAX_BYTES
                 reply: Message = codec.decode(frames[-1])
                 assert reply is not None
 

@@ -1,0 +1,20 @@
+from __future__ import annotations
+
+from controlplane.service.refusals import MAX_SAID, failed
+from schemas.codec import encode
+from schemas.errors import BadFieldError, UnknownJobError
+from schemas.messages.client import Failed
+
+
+def test_a_refusal_says_what_is_wrong_and_where() -> None:
+    error = BadFieldError("slots: 3 is outside", "choose 1 to 2", "slots")
+
+    assert failed(error) == Failed(
+        code="bad_field", message="slots: 3 is outside", hint="choose 1 to 2", field="slots"
+    )
+
+
+def test_a_refusal_of_something_endless_is_short() -> None:
+    error = UnknownJobError("\0" * (4 << 20))
+
+    assert len(encode(failed(error))) < 2 * MAX_SAID
