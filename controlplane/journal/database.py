@@ -16,6 +16,8 @@ from controlplane.journal.record import (
     JournalError,
 )
 
+# What SQLite says of a damaged file may itself be no text.
+UNREADABLE: Final = (sqlite3.Error, UnicodeDecodeError)
 BROKEN: Final = "check the disk and the file's owner"
 WHERE: Final = "name the file journal.sqlite in a controller's state folder"
 UNCHECKED: Final = "unchecked_inputs"  # up to which input rows have no checksum
@@ -161,7 +163,7 @@ def _readable(
 ) -> sqlite3.Connection:
     try:
         found = schema_of(database)
-    except sqlite3.Error as error:
+    except UNREADABLE as error:
         database.close()
         raise JournalError(f"{path}: {error}", f"{BROKEN}, or {WHERE}") from None
     if found not in schemas:

@@ -12,6 +12,7 @@ import msgspec
 
 from controlplane.core.history_records import JobLeft
 from controlplane.core.model.job import Job, JobOwner, number_of
+from controlplane.journal.database import UNREADABLE
 from controlplane.journal.record import JournalError
 from controlplane.journal.row_checks import DAMAGED, FIELDS, RowChecks, ended_checksum
 from schemas.ids import JobId, Seconds
@@ -213,7 +214,7 @@ class EndedJobs:
         select = f"SELECT {FIELDS}, {self._checks.crc} FROM ended_jobs {which}"  # noqa: S608
         try:
             return self._database.execute(select, values).fetchall()
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise JournalError(f"the journal's ended jobs: {error}", DAMAGED) from None
 
     def _decoded(self, row: Sequence[Any]) -> Job:

@@ -13,6 +13,7 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from controlplane.core.sweep_read_model import SweepHistory, TrialHistory
+from controlplane.journal.database import UNREADABLE
 from controlplane.journal.record import JournalError
 from controlplane.journal.row_checks import DAMAGED, PLACES, RowChecks
 from schemas.ids import JobId
@@ -132,7 +133,7 @@ class EndedSweeps:
         )
         try:
             rows = self._database.execute(select, (job, name, first, last)).fetchall()
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise JournalError(f"the journal's sweeps: {error}", DAMAGED) from None
         prove = self._checks.proves_record
         return [(at, body if prove(job, name, at, body, crc) else None) for at, body, crc in rows]

@@ -32,7 +32,7 @@ from controlplane.core.history_records import (
     SweepLeft,
     list_of,
 )
-from controlplane.journal.database import meta
+from controlplane.journal.database import UNREADABLE, meta
 from controlplane.journal.ended_jobs import EndedRow, ended_row, insert_ended
 from controlplane.journal.ended_sweeps import sweep_rows
 from controlplane.journal.record import JournalError
@@ -291,7 +291,7 @@ class JobRecords:
     def _rows(self, select: str, *values: str | int) -> list[Any]:
         try:
             return self._database.execute(select, values).fetchall()
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise JournalError(f"the journal's records: {error}", DAMAGED) from None
 
     def _good(

@@ -10,9 +10,11 @@ from typing import Any, Final, TypeVar
 
 from controlplane.core.inputs import Input
 from controlplane.journal.database import (
+    BROKEN,
     TERM_FLOOR,
     UNCHECKED,
     UNCHECKED_FEED,
+    UNREADABLE,
     meta,
     open_for_reading,
     schema_of,
@@ -52,13 +54,17 @@ class Reader:
     ) -> None:
         self._database = open_for_reading(path) if database is None else database
         self._path = path
-        self._past = RowChecks(self._database, damaged)
+        try:
+            self._past = RowChecks(self._database, damaged)
+            self._unchecked = int(meta(self._database, UNCHECKED) or 0)
+            self._unchecked_feed = int(meta(self._database, UNCHECKED_FEED) or 0)
+            self._checked = schema_of(self._database) != str(FIRST_VERSION)
+        except (sqlite3.Error, ValueError) as error:
+            self._database.close()
+            raise JournalError(f"{path}: {error}", BROKEN) from None
         self.records = JobRecords(self._database, self._past)
         self.ended = EndedJobs(self._database, self._past)
         self.sweeps = EndedSweeps(self._database, self._past)
-        self._checked = schema_of(self._database) != str(FIRST_VERSION)
-        self._unchecked = int(meta(self._database, UNCHECKED) or 0)
-        self._unchecked_feed = int(meta(self._database, UNCHECKED_FEED) or 0)
 
     def first_and_last(self) -> tuple[int, int]:
         """Numbers of the oldest input that is kept and of the newest one; 0 if there is none.
@@ -233,13 +239,13 @@ class Reader:
     def _rows(self, select: str, *values: int) -> Iterator[tuple[Any, ...]]:
         try:
             yield from self._database.execute(select, values)
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise JournalError(f"{self._path}: {error}", DAMAGED) from None
 
     def _asked(self, question: Callable[[sqlite3.Connection], T]) -> T:
         try:
             return question(self._database)
-        except sqlite3.Error as error:
+        except UNREADABLE as error:
             raise JournalError(f"{self._path}: {error}", DAMAGED) from None
 
     def _decoded(self, decode: Callable[[bytes], T], body: bytes, what: str) -> T:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Final
@@ -468,6 +468,28 @@ def test_a_file_that_is_no_journal_is_refused_and_stays_as_it_is(
         "or name the file journal.sqlite in a controller's state folder"
     )
     assert path.read_bytes() == content
+
+
+def test_a_journal_of_which_sqlite_says_what_is_no_text_is_refused(path: Path) -> None:
+    with journal(path) as (writer, durable):
+        writer.append(entry(0))
+        durable.wait_for(1)
+    broken = path.read_bytes().replace(b"CREATE TABLE meta", b"CREATE \xf8\xf8\xf8\xf8\xf8 meta")
+    path.write_bytes(broken.replace(b"tablemetameta", b"table\xf8etameta"))
+
+    with pytest.raises(JournalError, match="codec can't decode"):
+        Reader(path)
+
+
+def test_a_journal_that_says_of_itself_what_is_no_number_is_refused(path: Path) -> None:
+    with journal(path) as (writer, durable):
+        writer.append(entry(0))
+        durable.wait_for(1)
+    with closing(sqlite3.connect(path, isolation_level=None)) as database:
+        database.execute("INSERT INTO meta VALUES ('unchecked_inputs', 'x')")
+
+    with pytest.raises(JournalError, match="invalid literal"):
+        Reader(path)
 
 
 def test_a_file_that_is_no_journal_is_not_written_to(path: Path) -> None:
