@@ -293,9 +293,10 @@ class Conversation:
         assert image_of(loop.committed) == image_of(loop.reactor)
 
     async def end(self) -> None:
-        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+        others = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in others:
             task.cancel()
-        await asyncio.sleep(0)
+        await asyncio.gather(*others, return_exceptions=True)
         self.controller.close()
 
 
