@@ -371,8 +371,8 @@ def test_two_users_of_one_host_see_and_harm_only_what_is_their_own(box: Box) -> 
     box.write("/etc/ones/keys/authorised.toml", known + "\n" + "\n".join(rows))
     accounts = '[jobs]\nrun_as = "submitter"\n[jobs.users]\nann = "ann"\nbob = "bob"\n'
     box.write("/etc/ones/agent.toml", AGENT.partition("[jobs]")[0] + accounts)
-    box.run("systemctl", "reload", "ones-controller")
-    box.run("systemctl", "restart", "ones-agent")
+    box.write("/etc/ones/controller.toml", CONTROLLER + '[policy]\nname = "fifo"\n')
+    box.run("systemctl", "restart", "ones-controller", "ones-agent")
 
     jobs = {user: submitted_by(box, user) for user in keys}
 
