@@ -249,4 +249,9 @@ class Growth:
 
 def _copy(descriptor: int) -> socket.socket:
     """A connection once more: libzmq closes its own whenever it likes."""
-    return socket.socket(fileno=os.dup(descriptor))
+    copy = os.dup(descriptor)
+    try:
+        return socket.socket(fileno=copy)
+    except OSError:  # the number is something else's by now
+        os.close(copy)
+        raise

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -154,6 +155,13 @@ async def test_who_is_gone_is_not_looked_at(parties: Parties) -> None:
             await asyncio.sleep(0.005)
 
     assert (watch.ahead(descriptor), watch.cut(descriptor)) == (0, "")
+
+
+def test_a_number_that_is_no_connection_any_more_leaves_nothing_open(tmp_path: Path) -> None:
+    with (tmp_path / "file").open("wb") as file:
+        before = len(list(Path("/proc/self/fd").iterdir()))
+        assert ConnectionWatch()._peer(file.fileno()) is None
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 
 def test_of_many_that_are_ahead_together_the_furthest_go() -> None:

@@ -18,6 +18,7 @@ POLLS: Final = 256  # of one user, which wait for something to happen
 REFUSED: Final = 1000  # while others wait, until a connection that goes on so is cut off
 BURST_S: Final = 4.0  # of requests that a user may send at once
 TOKEN_BYTES: Final = 4096
+SENT_TOKEN_BYTES: Final = 16 << 10  # of a request, that cost as much as one more
 T = TypeVar("T")
 
 
@@ -172,7 +173,7 @@ class RequestShares(Generic[T]):
                 continue
             request, size = user.waiting.popleft()
             user.bytes_waiting -= size
-            user.tokens -= 1.0
+            user.tokens -= 1.0 + size / SENT_TOKEN_BYTES
             user.under_way += 1
             wait_s = 0.0 if user.waiting else wait_s
             self._start(request)

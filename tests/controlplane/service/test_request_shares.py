@@ -13,6 +13,7 @@ from controlplane.service.client_api.request_shares import (
     QUEUED,
     QUEUED_BYTES,
     REFUSED,
+    SENT_TOKEN_BYTES,
     TOKEN_BYTES,
     UNDER_WAY,
     RequestShares,
@@ -138,6 +139,17 @@ def test_large_replies_cost_as_much_as_many_requests() -> None:
     shares.clock.run(0.5)
 
     assert shares.begun == ["bob", "bob"]
+
+
+def test_what_is_sent_costs_by_its_size() -> None:
+    shares = Shares()
+    begins = shares._start
+    shares._start = lambda user: (begins(user), shares.ended(user))[0]  # type: ignore[func-returns-value]
+
+    shares.flood("bob", 60, SENT_TOKEN_BYTES)
+    shares.clock.run()
+
+    assert len(shares.begun) == BURST // 2
 
 
 @pytest.mark.parametrize("size", [1, QUEUED_BYTES // 10])
