@@ -47,7 +47,7 @@ def _fuzz(name: str, chosen: argparse.Namespace, second_s: float) -> int:
     with tempfile.TemporaryDirectory(prefix=f"fuzz-{name}-") as temporary:
         folder = Path(temporary)
         unpack(inputs_of(name), folder / "inputs")
-        seconds = max(2, round(TARGETS[name].share * second_s))
+        seconds = max(1, round(TARGETS[name].share * second_s))
         said = _child("tests.fuzz.one_run", name, str(seconds), str(folder))
         found = _findings(name, folder / "findings", chosen.findings)
         if chosen.keep:

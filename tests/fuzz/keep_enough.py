@@ -14,9 +14,7 @@ from tests.fuzz.registry import TARGETS
 
 MOST_BYTES: Final = 40_000  # of a target's inputs
 MOST_S: Final = 25.0  # for looking at them
-REPLAY_S: Final = (
-    0.15  # of a processor, that those which are kept take together when they run again
-)
+REPLAY_S: Final = 0.1  # of a processor, times its share: all that are kept, run again
 
 
 class Looked(NamedTuple):
@@ -36,7 +34,8 @@ def main() -> None:
     found = {path.read_bytes() for path in folder.iterdir()}
     inputs = sorted(found, key=lambda one: (one not in known, len(one), one))
     kept = {data: note for data, note in known.items() if note}
-    keep(name, kept | dict.fromkeys(_chosen(_looked(run, inputs, files)), ""))
+    chosen = _chosen(_looked(run, inputs, files), REPLAY_S * target.share)
+    keep(name, kept | dict.fromkeys(chosen, ""))
 
 
 def _looked(
@@ -57,11 +56,11 @@ def _looked(
     return looked
 
 
-def _chosen(looked: list[Looked]) -> list[bytes]:
+def _chosen(looked: list[Looked], room_s: float) -> list[bytes]:
     """One after the other that which reaches most that is new, for what it costs."""
     chosen: list[bytes] = []
     seen: set[Line] = set()
-    room, room_s = MOST_BYTES, REPLAY_S
+    room = MOST_BYTES
     while looked:
         best = max(looked, key=lambda one: len(one.lines - seen) / (0.001 + one.seconds))
         looked.remove(best)
