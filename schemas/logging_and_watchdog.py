@@ -8,6 +8,7 @@ import logging
 import os
 import socket
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import Final
 
@@ -84,37 +85,71 @@ async def watchdog() -> None:
 
 
 class Audit:
-    """Log lines about what was refused, bounded so that a flood cannot fill the disk."""
+    """Log lines about what was refused, bounded for each peer and in all; and of what was done.
 
-    def __init__(self, limit_per_s: int = 20, clock: Callable[[], float] = time.monotonic) -> None:
+    No line is lost for a flood of another peer, and no flood fills the disk: how many lines were
+    left out is a line of its own.
+    """
+
+    def __init__(
+        self,
+        limit_per_s: int = 20,
+        clock: Callable[[], float] = time.monotonic,
+        *,
+        of_one_per_s: int = 5,
+    ) -> None:
         """Begin to count.
 
         Args:
             limit_per_s: lines that are written in one second at most; the others are counted.
             clock: seconds that only grow; one for all who refuse, or seconds would begin anew.
+            of_one_per_s: lines about one peer among them.
         """
         self._clock = clock
         self._log = structlog.get_logger("audit")
-        self._limit = limit_per_s
+        self._limit, self._of_one = limit_per_s, of_one_per_s
         self._second = 0
-        self._count = 0
+        self._said: Counter[str] = Counter()  # lines of this second, by peer
         self._dropped = 0
 
-    def refused(self, what: str, why: str, **detail: str) -> None:
+    def refused(self, what: str, why: str, *, peer: str = "", **detail: str) -> None:
         """One thing that was dropped or denied.
 
         Args:
             what: what was refused, a word for machines.
             why: for people; cut to 500 characters.
+            peer: who did it: the owner of a key, or a stranger's address.
             detail: further fields of the line.
         """
-        second = int(self._clock())
-        if second != self._second:
-            if self._dropped:
-                self._log.warning("audit", what="suppressed", lines=self._dropped)
-            self._second, self._count, self._dropped = second, 0, 0
-        self._count += 1
-        if self._count > self._limit:
+        self._begin_second()
+        if self._said.total() >= self._limit or (peer and self._said[peer] >= self._of_one):
             self._dropped += 1
             return
-        self._log.warning("audit", what=what, why=why[:500], **detail)
+        self._said[peer] += 1
+        said = {"peer": peer[:200], **detail} if peer else detail
+        self._log.warning("audit", what=what, why=why[:500], **said)
+
+    def done(self, what: str, by: str, **detail: str) -> None:
+        """Somebody used a right that is not everybody's; such a line is never left out.
+
+        Args:
+            what: a word for machines.
+            by: who it was.
+            detail: further fields of the line.
+        """
+        self._log.info("audit", what=what, by=by, **{f"of_{k}": v for k, v in detail.items()})
+
+    async def tell_what_was_left_out(self) -> None:
+        """Say so also when nothing more is refused, for ever."""
+        while True:
+            await asyncio.sleep(1.0)
+            self._begin_second()
+
+    def _begin_second(self) -> None:
+        second = int(self._clock())
+        if second == self._second:
+            return
+        if self._dropped:
+            self._log.warning("audit", what="suppressed", lines=self._dropped)
+        self._second, self._dropped = second, 0
+        self._said.clear()

@@ -32,6 +32,7 @@ DRAWN = {  # modules that draw, which takes long to import; loaded when they are
 
 INIT = "Write a job file for SCRIPT, and say which lines of it to change for the library."
 CHECK = "Name everything that is wrong with a settings file on this host."
+KEY = "Who may connect, and what they may do; for admins."
 SWEEP = "Train many configurations of one model, and keep the best."
 SIM = "Simulate policies before you use them."
 ADMIN = "The controller's journal: copies, checks, and what is in it."
@@ -81,6 +82,7 @@ def build() -> App:
     settings = App(name="config", help="Everything about settings files.")
     settings.command("controlplane.cli.config_check:check", name="check", help=CHECK)
     app.command(settings)
+    app.command("controlplane.cli.key_commands:key", name="key", help=KEY)
     app.command("controlplane.cli.sweep.commands:sweep", name="sweep", help=SWEEP)
     app.command("controlplane.cli.simulate:sim", name="sim", help=SIM)
     app.command("controlplane.cli.admin:admin", name="admin", help=ADMIN)

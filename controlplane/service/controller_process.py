@@ -26,7 +26,7 @@ from controlplane.core.model.job import number_of
 from controlplane.core.state import State
 from controlplane.journal.record import JournalError
 from controlplane.policy.api import PolicyEvent
-from controlplane.service import controller_settings
+from controlplane.service import controller_settings, key_file
 from controlplane.service.client_api import replies
 from controlplane.service.client_api.request_server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
@@ -42,6 +42,8 @@ from controlplane.service.file_keeper import FileKeeper
 from controlplane.service.job_files import JobFiles
 from controlplane.service.job_owners import JobOwners
 from controlplane.service.journal_keeper import JournalKeeper
+from controlplane.service.key_file import KeyFile
+from controlplane.service.key_table import KeyTable
 from controlplane.service.logs.log_relay import LogRelay
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.metrics_server import MetricsServer
@@ -124,8 +126,10 @@ class Controller:
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._audit = Audit()
         self._link = Link(load_keys(home / settings.keys.server))
-        self._authorised = load_authorised(home / settings.keys.authorised)
-        self._authority = self._link.authority(self._authorised, self._denied)
+        listed = load_authorised(home / settings.keys.authorised)
+        self._keys = KeyTable(KeyFile(self._folder / key_file.FILE), listed)
+        self._keys.gone = self._cut_off
+        self._authority = self._link.authority(self._keys.known, self._denied)
         journal = self._folder / "journal.sqlite"
         self._commit_loop = CommitLoop(journal, self._perform, self._record)
         self._journal_keeper = JournalKeeper(self._commit_loop, journal, settings.journal)
@@ -178,6 +182,7 @@ class Controller:
             search_info=self._search_info,
             owners=self._owners,
             limits=self._settings.limits,
+            keys=self._keys,
         )
 
     def settings_of(self, path: Path) -> SettingsReload[ControllerSettings]:
@@ -213,15 +218,13 @@ class Controller:
         self._file_keeper.use(settings.store)
 
     def _authorise(self, settings: ControllerSettings) -> None:
-        """Who may connect, and say or hear something on connections that there are."""
-        known = load_authorised(self._home / settings.keys.authorised)
-        revoked = [who for key, who in self._authorised.items() if known.get(key) != who]
-        self._authorised.clear()
-        self._authorised.update(known)
-        if revoked:
-            log.info("keys are not authorised any more", owners=[str(who) for who in revoked])
-            self._node_sessions.cut_off_revoked()
-        if any(who.role in READERS for who in revoked):
+        self._keys.reload(load_authorised(self._home / settings.keys.authorised))
+
+    def _cut_off(self, owners: list[Identity]) -> None:
+        """Say nothing more to those whose keys are not valid any more, or changed."""
+        log.info("keys are not authorised any more", owners=[str(who) for who in owners])
+        self._node_sessions.cut_off_revoked()
+        if any(who.role in READERS for who in owners):
             self._feed.cut_off()
 
     async def serve(self, stop: asyncio.Event) -> None:
@@ -301,6 +304,8 @@ class Controller:
         """What runs for ever, in the order in which it begins."""
         return (
             self._authority.run(),
+            self._keys.watch(),
+            self._audit.tell_what_was_left_out(),
             self._link.watch_connections(partial(self._audit.refused, "connection")),
             self._node_sessions.receive_messages(),
             self._node_sessions.receive_events(),
@@ -373,8 +378,8 @@ class Controller:
     def _ask_node(self, node: NodeId, message: ToNode) -> bool:
         return self._node_sessions.ask(node, message)
 
-    def _denied(self, key: str) -> None:
-        self._audit.refused("key", f"{key} is not authorised")
+    def _denied(self, key: str, address: str) -> None:
+        self._audit.refused("key", f"{key} is not authorised", peer=address)
 
     def _state(self) -> State:
         """Of all that is durable."""

@@ -77,7 +77,7 @@ class EventFeed:
                     socket.admit(one)
             else:
                 what = f"{incoming.identity} may not hear {topic[:80]!r}"
-                self._audit.refused("subscription", what)
+                self._audit.refused("subscription", what, peer=str(incoming.identity))
 
     def cut_off(self) -> None:
         """End all connections at once: ZeroMQ cannot end one of them.

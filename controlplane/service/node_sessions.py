@@ -166,7 +166,7 @@ class NodeSessions:
 
     def _received(self, incoming: Incoming) -> None:
         if incoming.revoked:
-            self._audit.refused("message", "its key is not authorised any more")
+            self._audit.refused("message", REVOKED[0], peer=str(incoming.key, "ascii", "replace"))
             self._orders.send(incoming.route, encode(_revoked()))
             return
         message = FROM_AGENT.decode(incoming.frames[-1])
@@ -194,7 +194,7 @@ class NodeSessions:
         known = self._node(hello.node)
         if known is not None and hello.boot in known.former:
             why = f"{hello.node} lives on as {known.boot}: {hello.boot} is a former life"
-            self._audit.refused("hello", why)
+            self._audit.refused("hello", why, peer=hello.node)
             hint = "end this agent, or give it a name and a key of its own"
             self._orders.send(route, encode(Refused(code="stale_boot", message=why, hint=hint)))
             return
@@ -375,7 +375,7 @@ class NodeSessions:
         if identity is not None and identity.role == NODE and identity.name == node:
             return True
         why = f"the key of {identity} speaks for node {node!r}"
-        self._audit.refused("message", why)
+        self._audit.refused("message", why, peer=str(identity))
         return False
 
     def _refuse(self, incoming: Incoming, error: OnesError) -> None:

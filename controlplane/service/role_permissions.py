@@ -10,7 +10,7 @@ from controlplane.core.model.job import JobOwner
 from schemas.errors import BadFieldError, DeniedError, UnknownJobError
 from schemas.ids import JobId
 from schemas.link import Identity, Incoming
-from schemas.messages import Message
+from schemas.messages import Message, keys
 from schemas.messages import client as asked
 from schemas.messages.files import ListFiles, ReadFile
 from schemas.messages.logs import ReadLog
@@ -18,6 +18,7 @@ from schemas.messages.logs import ReadLog
 READERS: Final = frozenset({"admin", "operator", "user", "viewer"})  # may ask at all
 WRITERS: Final = frozenset({"admin", "operator", "user"})  # have jobs of their own
 OPERATORS: Final = frozenset({"admin", "operator"})  # drain nodes
+ADMINS: Final = frozenset({"admin"})  # keep keys
 NODE: Final = "node"  # an agent: says what happens on the node that its key names
 REVOKED: Final = ("this key is not authorised any more", "ask an admin for another one")
 WATCHER: Final = "viewer of all"  # a viewer without a project
@@ -90,6 +91,9 @@ REQUESTS: Final[Mapping[type[Message], Action | frozenset[str]]] = {
     asked.SubmitJob: WRITERS,
     asked.DrainNode: OPERATORS,
     asked.UndrainNode: OPERATORS,
+    keys.AddKey: ADMINS,
+    keys.ListKeys: ADMINS,
+    keys.RevokeKey: ADMINS,
 }
 
 
@@ -143,7 +147,8 @@ def permit(who: Identity, request: Message, job: JobOwner | None) -> None:
     if isinstance(needs, Action):
         _permit_on_job(who, needs, JobId(getattr(request, "job", "")), job)
     elif who.role not in needs:
-        what = {OPERATORS: "may not drain nodes"}.get(needs, "may only read")
+        of_few = {OPERATORS: "may not drain nodes", ADMINS: "may not keep keys"}
+        what = of_few.get(needs, "may only read")
         hint = f"ask for a key of {' or '.join(sorted(needs))}"
         raise DeniedError(f"{who.role} {who.name} {what}", hint)
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from controlplane.policy.registry import check_for_cluster, check_options
 from controlplane.service.controller_settings import ControllerSettings, Listen
+from controlplane.service.key_file import FILE, KeyFile
 from schemas.errors import SettingsError
 from schemas.host_checks import Findings, look_through
 from schemas.link import load_authorised, load_keys
@@ -34,6 +35,8 @@ def check(path: Path) -> list[SettingsError]:
     findings.attempt("policy", lambda: _check_policy(policy.name, policy.options))
     findings.attempt("keys.server", lambda: load_keys(home / settings.keys.server))
     findings.attempt("keys.authorised", lambda: load_authorised(home / settings.keys.authorised))
+    keys = KeyFile(home / settings.state / FILE)
+    findings.attempt("state", keys.read)
     findings.folder("state", home / settings.state)
     findings.pid_file(settings.pid_file)
     _check_ports(findings, settings.listen)

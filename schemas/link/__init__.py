@@ -1,7 +1,18 @@
 """The only ZeroMQ I/O of the project: sockets with CURVE, identities, bounds and drains."""
 
-from schemas.link.key_files import KeyPair, load_authorised, load_keys, load_public, write_keys
+from schemas.link.key_files import (
+    KeyPair,
+    check_name,
+    check_public,
+    identity_of,
+    load_authorised,
+    load_keys,
+    load_public,
+    refuse_wide,
+    write_keys,
+)
 from schemas.link.key_owners import Authority, Identity
+from schemas.link.known_keys import KnownKeys
 from schemas.link.sockets import HIGH_WATER, Incoming, Link, Socket, ThreadDealer
 from schemas.link.state_client import PIECE, StateUnavailableError, fetch_state
 from schemas.link.state_server import StateServer, Stored
@@ -15,6 +26,7 @@ __all__ = [
     "Identity",
     "Incoming",
     "KeyPair",
+    "KnownKeys",
     "Link",
     "MemoryTarget",
     "Socket",
@@ -22,9 +34,13 @@ __all__ = [
     "StateUnavailableError",
     "Stored",
     "ThreadDealer",
+    "check_name",
+    "check_public",
     "fetch_state",
+    "identity_of",
     "load_authorised",
     "load_keys",
     "load_public",
+    "refuse_wide",
     "write_keys",
 ]

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import math
 import os
 import stat
+import struct
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import msgspec
 import zmq
 import zmq.auth
+from zmq.utils import z85
 
 from schemas.errors import SettingsError
 from schemas.link.key_owners import Identity
+from schemas.messages.keys import Role
 from schemas.toml_settings import convert, read_toml
 
 
@@ -25,8 +30,8 @@ class KeyPair:
     secret: bytes
 
 
-Role = Literal["admin", "operator", "user", "viewer", "node"]
 MAX_NAME: Final = 64  # characters of a user's, a node's, a project's name
+KEY_BYTES: Final = 32
 MAX_PROJECTS: Final = 100  # of one key
 
 
@@ -36,6 +41,7 @@ class _AuthorisedKey(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     project: str = ""  # one, or
     projects: tuple[str, ...] = ()  # several
+    expires: dt.datetime | float | None = None  # RFC 3339, or seconds since the epoch
 
 
 class _Authorised(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,7 +74,7 @@ def load_keys(path: Path) -> KeyPair:
     Raises:
         SettingsError: if it cannot be read, or others than its owner can.
     """
-    _refuse_wide(path)
+    refuse_wide(path)
     public, secret = _load(path)
     if secret is None:
         raise SettingsError(f"{path}: no secret key in it", "give the .key_secret file")
@@ -102,7 +108,7 @@ def load_authorised(path: Path) -> dict[bytes, Identity]:
     Raises:
         SettingsError: if it cannot be read, others than its owner can, or an entry is wrong.
     """
-    _refuse_wide(path)
+    refuse_wide(path)
     table = convert(_Authorised, read_toml(path), path)
     return {entry.public.encode(): _identity(entry, path) for entry in table.key}
 
@@ -123,13 +129,34 @@ def check_name(name: str, field: str) -> None:
         raise SettingsError(what, hint, field)
 
 
-def identity_of(name: str, role: str, projects: tuple[str, ...]) -> Identity:
+def check_public(public: str) -> None:
+    """Refuse what is no public key.
+
+    Args:
+        public: 40 characters of Z85.
+
+    Raises:
+        SettingsError: if it is none.
+    """
+    try:
+        usable = len(z85.decode(public)) == KEY_BYTES
+    except (ValueError, KeyError, TypeError, struct.error):
+        usable = False
+    if not usable:
+        what = "public: these are not 40 characters of Z85"
+        raise SettingsError(what, "give the `public-key` of the .key file", "public")
+
+
+def identity_of(
+    name: str, role: str, projects: tuple[str, ...], expires: float | None = None
+) -> Identity:
     """The owner of a key.
 
     Args:
         name: the person's or the node's.
         role: of the key.
         projects: whose jobs it is for; none: see `Identity`.
+        expires: when it ends, seconds since the epoch; None: never.
 
     Raises:
         SettingsError: if a name is none, or there are too many of them.
@@ -140,15 +167,26 @@ def identity_of(name: str, role: str, projects: tuple[str, ...]) -> Identity:
         raise SettingsError(what, "give the key of an operator or an admin instead", "projects")
     for project in projects:
         check_name(project, "project")
-    return Identity(role, name, tuple(dict.fromkeys(projects)))
+    if expires is not None and not math.isfinite(expires):
+        raise SettingsError("expires: that is no time", "leave it out for never", "expires")
+    return Identity(role, name, tuple(dict.fromkeys(projects)), expires)
 
 
 def _identity(entry: _AuthorisedKey, path: Path) -> Identity:
     projects = (*((entry.project,) if entry.project else ()), *entry.projects)
     try:
-        return identity_of(entry.name, entry.role, projects)
+        return identity_of(entry.name, entry.role, projects, _seconds(entry.expires))
     except SettingsError as error:
         raise SettingsError(f"{path}: {error.message}", error.hint, f"key.{error.field}") from None
+
+
+def _seconds(expires: dt.datetime | float | None) -> float | None:
+    if not isinstance(expires, dt.datetime):
+        return expires
+    if expires.tzinfo is None:
+        what = f"expires: {expires.isoformat()} says no zone"
+        raise SettingsError(what, "append Z for UTC", "expires")
+    return expires.timestamp()
 
 
 def _load(path: Path) -> tuple[bytes, bytes | None]:
@@ -159,7 +197,15 @@ def _load(path: Path) -> tuple[bytes, bytes | None]:
     return public, secret
 
 
-def _refuse_wide(path: Path) -> None:
+def refuse_wide(path: Path) -> None:
+    """Refuse a file that others than its owner can read.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        SettingsError: if they can, or it is not there.
+    """
     try:
         mode = path.stat().st_mode
     except OSError as error:

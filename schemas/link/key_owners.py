@@ -22,6 +22,7 @@ class Identity:
     role: str
     name: str
     projects: tuple[str, ...] = ()  # none: a user's own; all of them for other people's keys
+    expires: float | None = None  # seconds since the epoch; None: never
 
     def __str__(self) -> str:
         """For people."""
@@ -39,17 +40,18 @@ class Authority:
         self,
         context: zmq.asyncio.Context,
         known: Mapping[bytes, Identity],
-        denied: Callable[[str], None],
+        denied: Callable[[str, str], None],
     ) -> None:
         """Bind the context's ZAP address.
 
         Args:
             context: whose sockets ask.
             known: public key (Z85) to its owner; may change while this runs.
-            denied: called with what was refused, for the audit log.
+            denied: called with what was refused, and the address that it came from.
         """
         self._known = known
         self._denied = denied
+        self._address = ""  # of who is asked about
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
         self._socket.bind(ENDPOINT)
@@ -67,7 +69,7 @@ class Authority:
         """
         if key in self._known:
             return True
-        self._denied(key.decode("ascii", "replace"))
+        self._denied(key.decode("ascii", "replace"), self._address)
         return False
 
     async def run(self) -> None:
@@ -88,10 +90,11 @@ class Authority:
                 await asyncio.sleep(0)
 
     async def _answer(self, request: list[bytes]) -> None:
+        self._address = request[3].decode("ascii", "replace") if len(request) > 3 else ""  # noqa: PLR2004
         try:
             await self._zap.handle_zap_message(request)
         except Exception as error:  # noqa: BLE001 - a REP socket must answer before it hears more
-            self._denied(f"unusable request: {error!r}")
+            self._denied(f"unusable request: {error!r}", self._address)
             request_id = request[1] if len(request) > 1 else b""
             self._now.send_multipart([b"1.0", request_id, b"500", b"no answer", b"", b""])
 

@@ -205,7 +205,9 @@ class Link:
         """
         await self._watch.run(refused)
 
-    def authority(self, known: dict[bytes, Identity], denied: Callable[[str], None]) -> Authority:
+    def authority(
+        self, known: Mapping[bytes, Identity], denied: Callable[[str, str], None]
+    ) -> Authority:
         """The ZAP handler of this process; its `run` must be running before peers connect.
 
         To be asked for before anything is bound.
@@ -213,7 +215,7 @@ class Link:
         Args:
             known: public key (Z85) to its owner. It may change: a key that is not in it connects
                 no more, and what comes over a connection that it has is nobody's.
-            denied: called with what was refused.
+            denied: called with what was refused, and where it came from.
         """
         self._known = known
         self._authority = Authority(self._context, known, denied)

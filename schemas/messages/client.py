@@ -13,6 +13,7 @@ from schemas.ids import JobId, NodeId, Rank, Seconds, SlotId, Term, Version, Wor
 from schemas.jobs import JobSpec
 from schemas.messages import Message
 from schemas.messages.feed import Detail, FeedEvent
+from schemas.messages.keys import AddKey, Keys, ListKeys, RevokeKey
 from schemas.messages.logs import LogPage, Position, ReadLog
 from schemas.sweeps import SweepSpec, Value
 
@@ -555,6 +556,9 @@ Request = (
     | ChangeSweep
     | GetLedger
     | ReadEvents
+    | AddKey
+    | ListKeys
+    | RevokeKey
     | ReadLog
 )
 Reply = (
@@ -572,6 +576,7 @@ Reply = (
     | Ledger
     | Nodes
     | EventsPage
+    | Keys
     | LogPage
     | Failed
 )

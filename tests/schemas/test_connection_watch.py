@@ -42,7 +42,7 @@ class Parties:
         self.cut: list[str] = []
         self._links = [self.server]
         known = {keys["ada"].public: Identity("user", "ada")} if keys else {}
-        authority = self.server.authority(known, lambda _: None)
+        authority = self.server.authority(known, lambda *_: None)
         self._tasks = [asyncio.create_task(authority.run())]
         self.address = free_address()
 

@@ -71,7 +71,8 @@ async def house(keys: dict[str, KeyPair]) -> AsyncIterator[House]:
     denied: list[str] = []
     denial = asyncio.Event()
 
-    def deny(why: str) -> None:
+    def deny(why: str, address: str) -> None:
+        assert address in {"127.0.0.1", ""}
         denied.append(why)
         denial.set()
 

@@ -19,6 +19,8 @@ from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.controller_settings import Limits
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.job_owners import JobOwners
+from controlplane.service.key_file import KeyFile
+from controlplane.service.key_table import KeyTable
 from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.planner.policy_event_delivery import PolicyObserver
 from controlplane.service.workdir_snapshots import SnapshotStore
@@ -26,6 +28,7 @@ from controlplane.service.worker_telemetry import TelemetryTable
 from schemas.codec import REPLY, REQUEST, encode
 from schemas.ids import JobId, NodeId, SlotId
 from schemas.link import Identity
+from schemas.logging_and_watchdog import Audit
 from schemas.messages import Message
 from schemas.messages.agent import AgentEvent
 from tests.support import builders
@@ -60,12 +63,13 @@ class LiveService:
             feed=self.feed,
             snapshots=SnapshotStore(folder / "snapshots", 1 << 20),
             telemetry=telemetry,
-            audit=NONE,
+            audit=Audit(),
             policy="fifo",
             cluster_info=lambda _: NONE,
             search_info=lambda: NONE,
             owners=owners,
             limits=Limits(),
+            keys=KeyTable(KeyFile(folder / "keys.json"), {}),
         )
 
     def _perform(self, command: Command) -> None:

@@ -11,7 +11,18 @@ from schemas.codec import CODECS, tag_of
 from schemas.groups import Group, Member, ResumePoint
 from schemas.ids import BootId, JobId, NodeId, Rank, Seconds, SlotId, Term, Version, WorkerId
 from schemas.jobs import JobSpec, StopRule, Utility
-from schemas.messages import Message, agent, client, feed, files, hopping, logs, states, worker
+from schemas.messages import (
+    Message,
+    agent,
+    client,
+    feed,
+    files,
+    hopping,
+    keys,
+    logs,
+    states,
+    worker,
+)
 from schemas.nodes import NodeSpec, SlotSpec
 from schemas.sweeps import Asha, Parameter, SearchSpec, SweepSpec, TrialSpec, Value
 
@@ -189,6 +200,17 @@ _SUMMARY: Final = client.JobSummary(
     expected_end=Seconds(1_760_000_070.25),
     predicted_loss=0.125,
     project="vision",
+)
+_KEY: Final = keys.KeyInfo(
+    public="p" * 40,
+    name="ann",
+    role="user",
+    projects=("vision",),
+    expires=Seconds(2_000_000_000.5),
+    state="revoked",
+    kept="file",
+    by="root",
+    at=Seconds(1_760_000_000.5),
 )
 _PROMISE: Final = client.PromiseInfo(time=Seconds(1_760_000_004.5), end=Seconds(1_760_000_100.5))
 _TRIAL: Final = client.TrialInfo(
@@ -453,6 +475,13 @@ _OF_CLIENTS: Final = (
     client.ChangeSweep(job=JOB, change="add", trial=3, values=VALUES, parent=4, key="once"),
     client.GetLedger(job=JOB, from_unit=2000, limit=100),
     client.ReadEvents(from_seq=70_000, limit=50, wait_s=10.5),
+    keys.AddKey(
+        public="p" * 40, name="ann", role="user", projects=("vision",), expires=Seconds(2e9)
+    ),
+    keys.ListKeys(cursor="keys.9"),
+    keys.RevokeKey(key="ann"),
+    _KEY,
+    keys.Keys(keys=(_KEY,), next="keys.9"),
     client.Cluster(
         release="0.1.0",
         term=TERM,

@@ -65,7 +65,7 @@ class ScriptedController:
         self._tasks: list[asyncio.Task[None]] = []
 
     async def __aenter__(self) -> Self:
-        authority = self._link.authority(self._known, lambda _: None)
+        authority = self._link.authority(self._known, lambda *_: None)
         self._orders = self._link.bind("ROUTER", "tcp://127.0.0.1:*")
         self._events = self._link.bind("SUB", "tcp://127.0.0.1:*")
         self._bulk = self._link.bind("ROUTER", "tcp://127.0.0.1:*")

@@ -7,6 +7,7 @@ from collections.abc import Coroutine, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from controlplane.client.key_requests import BlockingKeyRequests
 from controlplane.client.sweeps.blocking_runs import BlockingSweepRun
 from controlplane.client.sweeps.requests import Change, SweepRequests
 from controlplane.client.sweeps.sweep import Sweep
@@ -16,7 +17,7 @@ from schemas.sweeps import Value
 T = TypeVar("T")
 
 
-class BlockingSweepRequests:
+class BlockingSweepRequests(BlockingKeyRequests):
     """What `BlockingClient` does with sweeps."""
 
     @property

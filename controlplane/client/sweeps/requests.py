@@ -10,7 +10,7 @@ from typing import Literal
 
 import msgspec
 
-from controlplane.client.job_files import FileTransfers
+from controlplane.client.key_requests import KeyRequests
 from controlplane.client.sweeps.runs import SweepRun
 from controlplane.client.sweeps.sweep import Sweep
 from schemas.ids import JobId
@@ -29,7 +29,7 @@ from schemas.sweeps import Value
 Change = Literal["add", "stop", "pause", "resume", "delete"]
 
 
-class SweepRequests(FileTransfers):
+class SweepRequests(KeyRequests):
     """Submits sweeps, asks for them and changes them."""
 
     @abc.abstractmethod

@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Final, TypeVar
 
 import structlog
+from msgspec.structs import asdict
 
 from controlplane.core.inputs import (
     CancelRequested,
@@ -19,6 +20,7 @@ from controlplane.core.inputs import (
 )
 from controlplane.service.client_api.change_requests import ChangeRequests
 from controlplane.service.client_api.job_quota import JobQuota
+from controlplane.service.client_api.key_requests import answer_about_keys
 from controlplane.service.client_api.policy_notes import PolicyNotes
 from controlplane.service.client_api.read_requests import ReadRequests
 from controlplane.service.client_api.request_shares import RequestShares
@@ -26,6 +28,7 @@ from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.controller_settings import Limits
 from controlplane.service.event_feed import EventFeed
 from controlplane.service.job_owners import JobOwners
+from controlplane.service.key_table import KeyTable
 from controlplane.service.planner.plan_exchange import PlanExchange
 from controlplane.service.refusals import failed
 from controlplane.service.role_permissions import permit, refuse_revoked
@@ -37,16 +40,26 @@ from schemas.link import Identity, Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages import Message
 from schemas.messages.client import (
+    CancelJob,
+    ChangeSweep,
     CheckJob,
     Cluster,
+    DrainNode,
     GetCluster,
     GetSearch,
+    PauseJob,
+    ResizeJob,
+    ResumeJob,
     SearchInfo,
+    UndrainNode,
 )
+from schemas.messages.keys import AddKey, ListKeys, RevokeKey
 
 log = structlog.get_logger("client_api")
 TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
 MAX_EVENTS: Final = 1000
+NOTED: Final = (DrainNode, UndrainNode, AddKey, RevokeKey)  # lines of the audit, whoever asks
+ON_JOBS: Final = (CancelJob, ResizeJob, PauseJob, ResumeJob, ChangeSweep)  # the same, if of others
 MAX_REPLY: Final = 2 << 20
 Override = ResizeRequested | PauseRequested | ResumeRequested
 Asked = JobSubmitted | CancelRequested | Override | SweepChangeRequested
@@ -69,6 +82,7 @@ class RequestServer:
         search_info: how the scheduler stands.
         owners: whose jobs are.
         limits: of one user; they may change.
+        keys: who may connect.
     """
 
     def __init__(
@@ -86,6 +100,7 @@ class RequestServer:
         search_info: Callable[[], SearchInfo],
         owners: JobOwners,
         limits: Limits,
+        keys: KeyTable,
     ) -> None:
         self.limits = limits
         self._commit_loop = commit_loop
@@ -105,6 +120,7 @@ class RequestServer:
         self._search_info = search_info
         self._owners = owners
         self._shares = RequestShares(self._begin, lambda: self.limits.requests_per_s)
+        self._keys = keys
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def serve(self) -> None:
@@ -135,7 +151,8 @@ class RequestServer:
             who = incoming.identity or Identity("", "")
             with self._shares.waits(user, getattr(request, "wait_s", 0.0)):
                 reply = _fitting(await self._dispatch(request, who))
-            refuse_revoked(incoming)  # it may have waited
+            if not isinstance(request, RevokeKey):  # who ends his own key hears of it
+                refuse_revoked(incoming)  # it may have waited
         except OnesError as error:
             self._fail(incoming, error)
         except Exception:
@@ -153,8 +170,19 @@ class RequestServer:
 
     async def _dispatch(self, request: Message, who: Identity) -> Message:
         name = getattr(request, "job", None)
-        permit(who, request, None if name is None else self._owners.of(name))
+        owner = None if name is None else self._owners.of(name)
+        permit(who, request, owner)
+        reply = await self._reply(request, who)
+        of_others = owner is not None and owner.user != who.name
+        if isinstance(request, NOTED) or (of_others and isinstance(request, ON_JOBS)):
+            detail = {name: str(value)[:200] for name, value in asdict(request).items()}
+            self._audit.done(type(request).__name__, by=str(who), **detail)
+        return reply
+
+    async def _reply(self, request: Message, who: Identity) -> Message:
         match request:
+            case AddKey() | ListKeys() | RevokeKey():
+                return answer_about_keys(self._keys, request, who)
             case GetCluster():
                 return self._cluster_info(who)
             case GetSearch():

@@ -96,9 +96,9 @@ class LogRelay:
             except OnesError as error:
                 self._refused(incoming, error)
             except (ValueError, ArithmeticError) as error:  # nothing that a frame holds may end us
-                self._audit.refused("log", repr(error))
+                self._audit.refused("log", repr(error), peer=str(incoming.identity))
             except OSError as error:  # a full disk: not stored, so the agent sends it again
-                self._audit.refused("log", str(error))
+                self._audit.refused("log", str(error), peer=str(incoming.identity))
 
     async def serve_followers(self) -> None:
         """Serve pages, for ever."""

@@ -22,6 +22,7 @@ from schemas.errors import DeniedError, UnknownJobError
 from schemas.link import Identity
 from schemas.messages import client
 from schemas.messages.files import ListFiles, ReadFile
+from schemas.messages.keys import AddKey, ListKeys, RevokeKey
 from schemas.messages.logs import ReadLog
 from tests.support.schemas_examples import EXAMPLES
 
@@ -54,6 +55,7 @@ FREE: Final = (
 )
 OWN: Final = (client.PutSnapshot, client.SubmitJob)
 DRAINS: Final = (client.DrainNode, client.UndrainNode)
+KEYS: Final = (AddKey, ListKeys, RevokeKey)
 # of a job of his own, of one of his project, of a stranger's
 ON_JOBS: Final[dict[str, dict[Any, str]]] = {
     "admin": {ASK: "+++", CHANGE: "+++", (ReadLog,): "+++", FILES: "+++"},
@@ -64,12 +66,12 @@ ON_JOBS: Final[dict[str, dict[Any, str]]] = {
     "node": {ASK: "---", CHANGE: "---", (ReadLog,): "---", FILES: "---"},
 }
 WITHOUT: Final = {
-    "admin": {FREE: "+", OWN: "+", DRAINS: "+"},
-    "operator": {FREE: "+", OWN: "+", DRAINS: "+"},
-    "user": {FREE: "+", OWN: "+", DRAINS: "-"},
-    "viewer": {FREE: "+", OWN: "-", DRAINS: "-"},
-    "viewer of all": {FREE: "+", OWN: "-", DRAINS: "-"},
-    "node": {FREE: "-", OWN: "-", DRAINS: "-"},
+    "admin": {FREE: "+", OWN: "+", DRAINS: "+", KEYS: "+"},
+    "operator": {FREE: "+", OWN: "+", DRAINS: "+", KEYS: "-"},
+    "user": {FREE: "+", OWN: "+", DRAINS: "-", KEYS: "-"},
+    "viewer": {FREE: "+", OWN: "-", DRAINS: "-", KEYS: "-"},
+    "viewer of all": {FREE: "+", OWN: "-", DRAINS: "-", KEYS: "-"},
+    "node": {FREE: "-", OWN: "-", DRAINS: "-", KEYS: "-"},
 }
 SIGNS: Final = {"+": DONE, "-": DENIED, "?": UNKNOWN}
 MESSAGES: Final = {type(example): example for example in EXAMPLES.values()}

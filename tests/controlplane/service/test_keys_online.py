@@ -1,0 +1,139 @@
+"""`ones key` against a controller that runs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import structlog.testing
+
+from controlplane.cli.main import build
+from controlplane.client import Client
+from controlplane.service import key_table
+from schemas.errors import BadFieldError, DeniedError, OnesError, UnreachableError
+from schemas.messages.client import Cluster, GetCluster, ReadEvents
+from tests.support.controller_house import DENIED, House, Person, heard_by
+from tests.support.schemas_links import connected
+
+SOON_S: Final = 0.5  # how long a stranger is tried
+
+
+@pytest.fixture
+async def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[House]:
+    monkeypatch.setattr(key_table, "LOOK_S", 0.01)
+    made = House(tmp_path / "cluster")
+    await made.controller.open()
+    stop = asyncio.Event()
+    serving = asyncio.create_task(made.controller.serve(stop))
+    yield made
+    stop.set()
+    await serving
+    made.controller.close()
+
+
+async def ones(home: Path, *words: str) -> int:
+    """A command as somebody gives it, in a thread of its own."""
+
+    def run() -> int:
+        line = [*words, "--home", str(home)]
+        app = build()
+        code = app(line, exit_on_error=False, print_error=False, result_action="return_value")
+        return int(code or 0)
+
+    return await asyncio.to_thread(run)
+
+
+async def test_a_key_is_added_used_listed_and_revoked_without_a_restart(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, folder = house.file.parent, tmp_path / "eve"
+
+    add = ("key", "add", "eve", "--role", "user", "--project", "vision", "--expires", "30d")
+    assert await ones(root, *add, "--out", str(folder)) == 0
+
+    async with Client(folder) as eve:
+        cluster = await eve.cluster()
+        assert (cluster.user, cluster.role, cluster.projects) == ("eve", "user", ("vision",))
+        with pytest.raises(DeniedError, match="user eve may not keep keys"):
+            await eve.keys()
+        capsys.readouterr()
+        assert await ones(root, "key", "list", "-o", "json") == 0
+        rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+        assert list(rows) == ["root", "ann", "bob", "n1", "eve"]
+        assert (rows["eve"]["state"], rows["eve"]["by"], rows["eve"]["kept"]) == (
+            "valid", "root", "online",
+        )  # fmt: skip
+
+        with structlog.testing.capture_logs() as lines:
+            assert await ones(root, "key", "revoke", "eve") == 0
+        with pytest.raises(DeniedError, match="not authorised any more"):
+            await eve.cluster()
+
+    assert [(line["what"], line["by"]) for line in lines if line["event"] == "audit"] == [
+        ("RevokeKey", "admin:root")
+    ]
+    async with Client(folder, timeout=SOON_S) as eve:
+        with pytest.raises(UnreachableError):
+            await eve.cluster()
+    secret = (folder / "keys" / "eve.key_secret").read_text()
+    assert (folder / "keys" / "eve.key_secret").stat().st_mode & 0o777 == 0o600
+    kept = (root / "state" / "keys.json").read_text()
+    assert secret.partition('secret-key = "')[2].partition('"')[0] not in kept
+
+
+async def test_a_key_that_is_refused_leaves_no_pair_behind(house: House, tmp_path: Path) -> None:
+    for words, error in (
+        (("eve smith", "--role", "user"), OnesError),
+        (("eve", "--role", "user", "--project", "a/b"), BadFieldError),
+        (("eve", "--role", "user", "--expires", "soon"), BadFieldError),
+    ):
+        with pytest.raises(error):
+            await ones(tmp_path / "cluster", "key", "add", *words, "--out", str(tmp_path / "eve"))
+
+    assert not await asyncio.to_thread((tmp_path / "eve" / "keys" / "eve.key").exists)
+    assert len(house.controller._keys.known) == 4
+
+
+async def test_whose_key_is_revoked_hears_and_says_nothing_more(house: House) -> None:
+    ann, bob = (Person(house, house.keys[name]) for name in ("ann", "bob"))
+    for person in (ann, bob):
+        await connected(person.requests)
+    await heard_by(house, ann, bob)
+    poll = bob.begin(ReadEvents(from_seq=house.controller._state().feed_seq + 1, wait_s=30.0))
+
+    house.controller._keys.revoke("bob", "root")
+
+    assert await bob.ask(GetCluster()) == DENIED
+    await heard_by(house, ann)
+    assert await bob.answer(poll) == DENIED
+    assert not await bob.feed._socket.poll(0)
+    house.reload()
+    assert await bob.ask(GetCluster()) == DENIED
+    for person in (ann, bob):
+        person.close()
+
+
+async def test_a_session_ends_when_the_time_of_its_key_is_over(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bob: Any = Person(house, house.keys["bob"])
+    await connected(bob.requests)
+    keys = house.controller._keys
+    who = keys.known[house.keys["bob"].public]
+    ends = keys._clock() + 3600.0
+    keys.reload({**keys._listed, house.keys["bob"].public: type(who)("user", "bob", (), ends)})
+    assert isinstance(await bob.ask(GetCluster()), Cluster)
+    feed = house.controller._feed._socket
+
+    monkeypatch.setattr(keys, "_clock", lambda: ends)
+    monkeypatch.setattr(keys.known, "_clock", lambda: ends)
+
+    assert await bob.ask(GetCluster()) == DENIED
+    async with asyncio.timeout(10.0):
+        while house.controller._feed._socket is feed:
+            await asyncio.sleep(0)
+    bob.close()
