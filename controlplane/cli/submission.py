@@ -23,6 +23,7 @@ class Submission(NamedTuple):
     spec: JobSpec
     travels: tuple[PackedFile, ...]
     stored: str = ""  # digest of the archive that the cluster should have already; nothing travels
+    project: str = ""  # whose members see it; empty: the first of the key's
 
     @property
     def size(self) -> int:

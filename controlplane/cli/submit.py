@@ -35,6 +35,7 @@ OF_NO_SWEEP: Final = frozenset({"script", "batch_size", "max_batch_size", "sweep
 ASK_S: Final = 3.0  # a dry run waits so long for a controller
 SHOWN_FROM: Final = 4 << 20  # bytes of an archive whose way is worth a bar
 KEY_HELP: Final = "submitting twice with it gives one job"
+PROJECT_HELP: Final = "of your key's: whose members see the job; default: the first of them"
 SET_HELP: Final = "KEY=VALUE over the file: lr=0.1, args.width=64, env.MODE=fast, stop.epochs=3"
 
 
@@ -45,6 +46,7 @@ def submit(
     set_: Annotated[list[str] | None, Parameter(name="--set", negative="", help=SET_HELP)] = None,
     wait: Annotated[bool, Parameter(help="until it ends; exit 1 if it fails, and say why")] = False,
     key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
+    project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
     dry_run: Annotated[bool, Parameter(help="check, say what would go, submit nothing")] = False,
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="ask nothing")] = False,
     common: Common = COMMON,
@@ -53,7 +55,8 @@ def submit(
     files = (file, *more)
     if key is not None and more:
         raise BadFieldError("--key is of one job", "submit these files one at a time", "key")
-    ready = [prepared(path, set_ or ()) for path in files]  # all are good before one goes
+    # All are good before one goes.
+    ready = [prepared(path, set_ or ())._replace(project=project) for path in files]
     return send(ready, key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
 
 
@@ -123,10 +126,10 @@ def _all_sent(
 
 def _sent(client: BlockingClient, one: Submission, key: str | None, common: Common) -> JobAccepted:
     if one.stored:
-        accepted = client.submit_stored(one.spec, one.stored, key)
+        accepted = client.submit_stored(one.spec, one.stored, key, project=one.project)
     else:
         with _progress(one) as on_sent:
-            accepted = client.submit_accepted(one.spec, key, on_sent=on_sent)
+            accepted = client.submit_accepted(one.spec, key, on_sent=on_sent, project=one.project)
     if common.output == "jsonl":
         print_line(accepted)
     elif common.output != "json":

@@ -56,12 +56,13 @@ class Client(SweepRequests):
         SettingsError: if there is no cluster in that folder, or its keys cannot be used.
     """
 
-    async def submit(self, spec: JobSpec, key: str | None = None) -> JobId:
+    async def submit(self, spec: JobSpec, key: str | None = None, *, project: str = "") -> JobId:
         """Ship the working directory and submit.
 
         Args:
             spec: what to run; relative paths are relative to the current directory.
             key: makes a repetition harmless: the same key gives the same job.
+            project: of the key's: whose members see the job; empty: the first of them.
 
         Returns:
             The job's name.
@@ -70,7 +71,7 @@ class Client(SweepRequests):
             BadFieldError: if a field cannot be accepted; nothing was submitted.
             TooLargeError: if the working directory packs to more than the cluster takes.
         """
-        accepted = await self.submit_accepted(spec, key)
+        accepted = await self.submit_accepted(spec, key, project=project)
         return accepted.job
 
     async def submit_accepted(
@@ -79,6 +80,7 @@ class Client(SweepRequests):
         key: str | None = None,
         *,
         on_sent: Callable[[int, int], None] | None = None,
+        project: str = "",
     ) -> JobAccepted:
         """The same as `submit`, with the state that the job is in and what it lacks for the policy.
 
@@ -88,6 +90,7 @@ class Client(SweepRequests):
                 time.
             on_sent: called in the client's loop as the working directory travels, with the bytes
                 of its archive that the controller has, and all there are.
+            project: of the key's: whose members see the job; empty: the first of them.
 
         Raises:
             BadFieldError: if a field cannot be accepted; nothing was submitted.
@@ -97,11 +100,12 @@ class Client(SweepRequests):
         archive = await asyncio.to_thread(pack, Path(spec.workdir))
         digest = digest_of(archive)
         await self._put(digest, archive, on_sent)
-        request = SubmitJob(spec=spec, snapshot=digest, key=key or uuid.uuid4().hex)
+        key = key or uuid.uuid4().hex
+        request = SubmitJob(spec=spec, snapshot=digest, key=key, project=project)
         return await self._call(request, JobAccepted)
 
     async def submit_stored(
-        self, spec: JobSpec, snapshot: str, key: str | None = None
+        self, spec: JobSpec, snapshot: str, key: str | None = None, *, project: str = ""
     ) -> JobAccepted:
         """Submit a job whose working directory the cluster has from an earlier one.
 
@@ -109,11 +113,13 @@ class Client(SweepRequests):
             spec: what to run; its `workdir` is only told.
             snapshot: digest of the archive, as `job` and a sweep's manifest name it.
             key: makes a repetition harmless: the same key gives the same job.
+            project: of the key's: whose members see the job; empty: the first of them.
 
         Raises:
             BadFieldError: if a field cannot be accepted, or (field `snapshot`) it is not there.
         """
-        request = SubmitJob(spec=spec, snapshot=snapshot, key=key or uuid.uuid4().hex)
+        key = key or uuid.uuid4().hex
+        request = SubmitJob(spec=spec, snapshot=snapshot, key=key, project=project)
         return await self._call(request, JobAccepted)
 
     async def check(self, spec: JobSpec) -> tuple[str, ...]:

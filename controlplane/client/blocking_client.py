@@ -77,14 +77,15 @@ class BlockingClient(BlockingSweepRequests):
         """Who answers, and as whom you are known."""
         return self._run(self._client.cluster())
 
-    def submit(self, spec: JobSpec, key: str | None = None) -> JobId:
+    def submit(self, spec: JobSpec, key: str | None = None, *, project: str = "") -> JobId:
         """See `Client.submit`.
 
         Args:
             spec: what to run; relative paths are relative to the current directory.
             key: the same key gives the same job; None: a new job each time.
+            project: of the key's: whose members see the job; empty: the first of them.
         """
-        return self._run(self._client.submit(spec, key))
+        return self._run(self._client.submit(spec, key, project=project))
 
     def submit_accepted(
         self,
@@ -92,6 +93,7 @@ class BlockingClient(BlockingSweepRequests):
         key: str | None = None,
         *,
         on_sent: Callable[[int, int], None] | None = None,
+        project: str = "",
     ) -> JobAccepted:
         """See `Client.submit_accepted`.
 
@@ -99,18 +101,23 @@ class BlockingClient(BlockingSweepRequests):
             spec: what to run; relative paths are relative to the current directory.
             key: the same key gives the same job; None: a new job each time.
             on_sent: called in the client's thread with bytes that arrived, and all of them.
+            project: of the key's: whose members see the job; empty: the first of them.
         """
-        return self._run(self._client.submit_accepted(spec, key, on_sent=on_sent))
+        done = self._client.submit_accepted(spec, key, on_sent=on_sent, project=project)
+        return self._run(done)
 
-    def submit_stored(self, spec: JobSpec, snapshot: str, key: str | None = None) -> JobAccepted:
+    def submit_stored(
+        self, spec: JobSpec, snapshot: str, key: str | None = None, *, project: str = ""
+    ) -> JobAccepted:
         """See `Client.submit_stored`.
 
         Args:
             spec: what to run; its `workdir` is only told.
             snapshot: digest of the archive.
             key: the same key gives the same job; None: a new job each time.
+            project: of the key's: whose members see the job; empty: the first of them.
         """
-        return self._run(self._client.submit_stored(spec, snapshot, key))
+        return self._run(self._client.submit_stored(spec, snapshot, key, project=project))
 
     def check(self, spec: JobSpec) -> tuple[str, ...]:
         """See `Client.check`.

@@ -10,7 +10,7 @@ from cyclopts import Parameter
 
 from controlplane.cli.common_options import COMMON, Common
 from controlplane.cli.submission import Submission, prepared
-from controlplane.cli.submit import KEY_HELP, send
+from controlplane.cli.submit import KEY_HELP, PROJECT_HELP, send
 from controlplane.client.jobfile import checked
 from controlplane.client.sweeps.manifest import read_manifest
 from controlplane.client.sweeps.sweep import stated_sweep
@@ -33,6 +33,7 @@ def submit(
     changed: Annotated[bool, Parameter(negative="", help=CHANGED_HELP)] = False,
     wait: Annotated[bool, Parameter(help="until it ends; exit 1 if it fails, and say why")] = False,
     key: Annotated[str | None, Parameter(help=KEY_HELP)] = None,
+    project: Annotated[str, Parameter(help=PROJECT_HELP)] = "",
     dry_run: Annotated[bool, Parameter(help="check, say what would go, submit nothing")] = False,
     yes: Annotated[bool, Parameter(name=["--yes", "-y"], help="ask nothing")] = False,
     common: Common = COMMON,
@@ -52,6 +53,7 @@ def submit(
         if set_:
             raise BadFieldError("--set goes with FILE", "a manifest is run again as it was", "set")
         ready = from_manifest(manifest, workdir, changed=changed)
+    ready = ready._replace(project=project)
     try:
         return send([ready], key=key, wait=wait, dry_run=dry_run, yes=yes, common=common)
     except BadFieldError as error:

@@ -85,6 +85,26 @@ async def test_a_key_is_added_used_listed_and_revoked_without_a_restart(
     assert secret.partition('secret-key = "')[2].partition('"')[0] not in kept
 
 
+async def test_of_several_projects_a_submission_names_whose_members_see_it(
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root, folder, file = house.file.parent, tmp_path / "eve", tmp_path / "job" / "job.toml"
+    file.parent.mkdir()
+    (file.parent / "train.py").write_text("pass\n")
+    file.write_text('name = "toy"\nscript = "train.py"\nbatch_size = 8\n')
+    both = ("--project", "vision", "--project", "speech")
+    await ones(root, "key", "add", "eve", "--role", "user", *both, "--out", str(folder))
+    capsys.readouterr()
+
+    assert await ones(folder, "submit", str(file), "--project", "speech", "-o", "json") == 0
+    job = json.loads(capsys.readouterr().out)["job"]
+
+    async with Client(folder) as eve:
+        assert (await eve.job(job)).summary.project == "speech"
+    with pytest.raises(BadFieldError, match="'music' is none of vision, speech"):
+        await ones(folder, "submit", str(file), "--project", "music")
+
+
 async def test_a_key_that_is_refused_leaves_no_pair_behind(house: House, tmp_path: Path) -> None:
     for words, error in (
         (("eve smith", "--role", "user"), OnesError),
