@@ -79,6 +79,8 @@ def value(page: dict[str, list[Row]], kind: str, *, least: bool, depth: int) -> 
         return [value(page, part, least=least, depth=depth) for part in parts]
     first = kind.partition(" or ")[0]
     plain = {"int": 1, "float": 1.5, "text": "a", "bytes": b"a", "bool": True, "nil": None}
+    if (long := re.fullmatch(r"text of (\d+)", first)) is not None:
+        return "a" * int(long[1])
     if (word := first.split(" ")[0]) in plain:
         return plain[word]
     if (literal := QUOTED.fullmatch(first)) is not None:
