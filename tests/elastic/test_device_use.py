@@ -12,6 +12,7 @@ from unittest.mock import Mock
 import msgspec
 import pytest
 import torch
+import torch._dynamo  # looks for what a GPU needs as it is imported, so before anybody believes in one
 from torch import nn
 
 from elastic.hooks.delayed_device_use import TOO_LATE, hold_device

@@ -201,6 +201,7 @@ def test_exit_codes_and_output_of_workers_survive_a_dead_agent(house: Cluster) -
     assert house.output(job) == [*map(str, range(2000)), "last"]
 
 
+@pytest.mark.slow
 def test_killing_controller_and_agent_at_once_loses_nothing(house: Cluster, tmp_path: Path) -> None:
     job = house.submit(env={**SLOW, "HOLD": str(tmp_path / "go on")}, record_samples=True)
     house.until_epoch(job, 1)

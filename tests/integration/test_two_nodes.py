@@ -78,6 +78,7 @@ def test_a_search_that_hangs_leaves_no_slot_idle(pair: Cluster) -> None:
     until_searched(pair)
 
 
+@pytest.mark.slow
 def test_jobs_whose_workers_on_a_node_die_go_on(pair: Cluster) -> None:
     jobs = [submit(pair, 40), submit(pair, 40)]
     pair.until(jobs[1], lambda shown: shown["slots"] >= 1)

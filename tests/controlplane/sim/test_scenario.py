@@ -59,6 +59,7 @@ def begin(policies: Sequence[str], hash_seed: str) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.slow
 def test_two_processes_come_to_the_same_result_under_every_policy() -> None:
     policies = sorted(POLICIES)
     both = [begin(policies, hash_seed) for hash_seed in ("1", "2")]

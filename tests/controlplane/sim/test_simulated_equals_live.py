@@ -206,7 +206,7 @@ def test_what_is_compared_here_has_everything_in_it() -> None:
     assert states == {"succeeded", "cancelled", "rejected"}
 
 
-@pytest.mark.parametrize("policy", ["fifo", "tiresias"])
+@pytest.mark.parametrize("policy", ["fifo", pytest.param("tiresias", marks=pytest.mark.slow)])
 def test_the_live_service_plans_and_orders_what_the_simulation_did(
     policy: str, tmp_path: Path
 ) -> None:
