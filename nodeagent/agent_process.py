@@ -112,6 +112,7 @@ class Agent:
         self._folders.make()
         self._accounts = JobAccounts(settings, self._folders)
         self._locks = FolderLocks(self._folders, self._node)
+        self._run_id = self._folders.run_id()
         self._server = serve_states(self._folders, settings.address, settings.states_port)
         port = self._server.port if self._server else 0
         self._spec = msgspec.structs.replace(self._spec, states_port=port)
@@ -289,6 +290,7 @@ class Agent:
             problems=self._health.problems,
             echo=self._session.echo,
             jobs=self._ended_jobs.unended,
+            run_id=self._run_id,
         )
 
     def _welcomed(self, welcome: Welcome) -> None:

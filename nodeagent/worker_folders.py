@@ -7,6 +7,7 @@ import hashlib
 import os
 import struct
 import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,7 @@ from schemas.messages.worker import Assignment, ExitStatus, ProcessMark
 
 FRAME: Final = struct.Struct(">I")
 SOCKET: Final = "agent.sock"
+RUN_ID: Final = "run_id"
 LONGEST_FOLDER: Final = 75  # sun_path holds 108 bytes, and our names take up to 30
 OWN: Final = "own"  # a worker's folder within its folder, where it runs as another user
 READ: Final = 1 << 20  # bytes of reports at a time
@@ -226,6 +228,22 @@ class NodeFolders:
                 if not parent.stat().st_mode & 0o001:
                     what = f"{name}: jobs run as other users, who cannot pass through {parent}"
                     raise SettingsError(what, f"chmod o+x {parent}, or choose another {name}", name)
+
+    def run_id(self) -> str:
+        """Tell this run folder from another one in its place, as after a reboot.
+
+        Returns:
+            What was written into it when it was new; empty if the disk takes nothing now.
+        """
+        path = self.run / RUN_ID
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            if known := read_small(path).decode("ascii"):
+                return known
+        fresh = uuid.uuid4().hex[:12]
+        with contextlib.suppress(OSError):
+            write_private(path, fresh.encode())
+            return fresh
+        return ""
 
     @property
     def zygotes(self) -> Path:

@@ -20,12 +20,13 @@ from controlplane.core.history_records import (
     JobLeft,
     OfGroups,
     PhaseChanged,
+    Process,
     ProcessStarted,
     Record,
     SpeedMeasured,
     SweepLeft,
 )
-from schemas.ids import JobId, NodeId, WorkerId
+from schemas.ids import JobId, WorkerId
 from schemas.messages.client import Change, Decision, EpochInfo, PromiseInfo, VersionInfo
 
 KEPT_EPOCHS: Final = 1000
@@ -41,7 +42,7 @@ class JobHistory(msgspec.Struct, kw_only=True):
     decisions: list[Decision] = []  # groups that were ordered, and why; the latest
     versions: list[VersionInfo] = []  # every group that was ordered
     epochs: list[EpochInfo] = []  # the latest
-    processes: dict[WorkerId, NodeId] = {}  # every one that existed, and where
+    processes: dict[WorkerId, Process] = {}  # every one that existed, or may have
     promises: list[PromiseInfo] = []  # of its end: the first, and the latest
 
 
@@ -101,8 +102,8 @@ def _add(history: JobHistory, record: Record) -> None:
         case EndPromised(promise=promise):
             history.promises.append(promise)
             del history.promises[1:-KEPT_PROMISES]
-        case ProcessStarted(worker=worker, node=node):
-            history.processes[worker] = node
+        case ProcessStarted(worker=worker, node=node, heard=heard):
+            history.processes[worker] = Process(node, heard)
         case JobLeft() | SweepLeft():
             pass  # its past stays
         case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, NamedTuple
 
 from controlplane.core.model.job import Job, SpeedPromise
 from controlplane.core.sweep_read_model import SweepHistory
@@ -66,11 +66,19 @@ class EndPromised(Message, tag="history.end_promised.1"):
 
 
 class ProcessStarted(Message, tag="history.process_started.1"):
-    """A process exists."""
+    """A process exists; or may have: its node lost its run folder before anything was heard."""
 
     job: JobId
     worker: WorkerId
     node: NodeId
+    heard: bool = True
+
+
+class Process(NamedTuple):
+    """Where one was."""
+
+    node: NodeId
+    heard: bool = True  # False: it may never have begun
 
 
 class JobLeft(Message, tag="history.job_left.1"):

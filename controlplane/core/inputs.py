@@ -48,6 +48,7 @@ class NodeGreeted(Message, tag="core.node_greeted.1"):
     workers: tuple[WorkerSeen, ...]
     problems: tuple[str, ...] = ()  # that keep it from starting workers
     jobs: tuple[JobId, ...] = ()  # that left something there: it wants to know which have ended
+    run_id: str = ""  # of the agent's run folder; empty: not known
 
 
 class NodeHeard(Message, tag="core.node_heard.1"):

@@ -28,6 +28,7 @@ from controlplane.core.history_records import (
     PROCESSES,
     PROMISES,
     JobLeft,
+    Process,
     Record,
     SweepLeft,
     list_of,
@@ -38,7 +39,7 @@ from controlplane.journal.ended_sweeps import sweep_rows
 from controlplane.journal.record import JournalError
 from controlplane.journal.row_checks import DAMAGED, PLACES, RowChecks, record_checksum
 from schemas.codec import encode
-from schemas.ids import JobId, NodeId, WorkerId
+from schemas.ids import JobId, WorkerId
 from schemas.messages.client import Change, EpochInfo, PromiseInfo
 
 COMPLETE: Final = "records_complete"  # of `meta`
@@ -259,8 +260,8 @@ class JobRecords:
         """
         return stories(self._behind(job, GROUPS, after))
 
-    def processes(self, job: JobId) -> dict[WorkerId, NodeId]:
-        """Every process that it ever had, and on which node.
+    def processes(self, job: JobId) -> dict[WorkerId, Process]:
+        """Every process that it ever had, or may have had, and on which node.
 
         Args:
             job: may be unknown.
@@ -269,7 +270,7 @@ class JobRecords:
             JournalError: if they cannot be read.
         """
         found = self._behind(job, PROCESSES, 0)
-        return {record.worker: record.node for _, record in found}
+        return {record.worker: Process(record.node, record.heard) for _, record in found}
 
     def _behind(self, job: JobId, name: str, after: int) -> Iterator[tuple[int, Any]]:
         select = (

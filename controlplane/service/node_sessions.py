@@ -239,6 +239,7 @@ class NodeSessions:
             workers=hello.workers,
             problems=hello.problems,
             jobs=hello.jobs,
+            run_id=hello.run_id,
         )
         try:
             self._commit_loop.handle(greeted, before_effects=welcome)

@@ -294,6 +294,7 @@ class Hello(Message, tag="agent.hello.1"):
     problems: tuple[str, ...] = ()  # as in `NodeHealth`, now
     echo: str | None = None  # of the last `HelloRequest`; empty: none; None: an older agent
     jobs: tuple[JobId, ...] = ()  # that left something here, and are not known to have ended
+    run_id: str = ""  # of its run folder: another one when what lay there is gone; empty: not known
 
 
 class Welcome(Message, tag="agent.welcome.1"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -172,3 +173,21 @@ def test_a_process_is_named_by_its_pid_and_its_start() -> None:
     os.close(descriptor)
     assert another is None
     assert (start_ticks(child.pid), open_process(child.pid, ticks)) == (None, None)
+
+
+def test_a_run_folder_keeps_its_id_and_another_in_its_place_has_another(
+    folders: NodeFolders,
+) -> None:
+    first = folders.run_id()
+    again = folders.run_id()
+    shutil.rmtree(folders.run)
+    folders.make()
+
+    assert (again, len(first)) == (first, 12)
+    assert folders.run_id() not in ("", first)
+
+
+def test_a_run_folder_whose_id_cannot_be_written_has_none(folders: NodeFolders) -> None:
+    (folders.run / "run_id.new").mkdir()  # in the way, as a full disk is
+
+    assert folders.run_id() == ""

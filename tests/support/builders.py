@@ -131,6 +131,7 @@ def greeting(
     model: str = "",
     problems: tuple[str, ...] = (),
     jobs: tuple[JobId, ...] = (),
+    run_id: str = "",
 ) -> NodeGreeted:
     return NodeGreeted(
         node=node,
@@ -139,6 +140,7 @@ def greeting(
         workers=workers,
         problems=problems,
         jobs=jobs,
+        run_id=run_id,
     )
 
 

@@ -415,6 +415,7 @@ _OF_AGENTS: Final = (
         problems=("/var/lib/ones is full; free space on it",),
         echo="3.2",
         jobs=(JOB,),
+        run_id="5f2c8d0e91ab",
     ),
     agent.Welcome(
         session="3.1", boot=BOOT, term=TERM, committed=299, log_port=7704, event_port=7700

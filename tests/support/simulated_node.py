@@ -84,6 +84,7 @@ class Node:
         self.world = world or World(whole=False)
         self.processes: dict[WorkerId, Process] = {}
         self.boots = 0
+        self.runs = 1
         self.pids = 0
         self.restart()
 
@@ -104,6 +105,7 @@ class Node:
         for process in self.processes.values():
             process.die()
         self.processes.clear()
+        self.runs += 1
         self.restart()
 
     @property
@@ -119,6 +121,7 @@ class Node:
             spec=node_spec(self.node, self.slots),
             workers=self.reconciler.seen(),
             jobs=tuple(sorted(self.reconciler.jobs)),
+            run_id=f"{self.node}-run-{self.runs}",
         )
 
     def welcome(self, term: Term, committed: int) -> None:

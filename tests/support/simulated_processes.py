@@ -149,6 +149,14 @@ class Process:
             del self.armed[waits[-1]]
             self._say("cannot join", waits[-1])
 
+    def waits_in_vain(self) -> bool:
+        """Whether it waits for a boundary with somebody who is gone: it fails to join, in time."""
+        job, delta = self.assignment.job, next(reversed(self.armed.values()), None)
+        if not self.alive or delta is None or (job, delta.version) in self.world.passed:
+            return False
+        members = delta.group.members if delta.group else ()
+        return not all(self.world.lives(member.worker) for member in members)
+
     def die(self, code: int | None = None, signal: int | None = None) -> None:
         self.alive, self.code, self.signal = False, code, signal
 

@@ -8,6 +8,7 @@ from typing import Final
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import departures, group_recovery, node_health, sweeps, worker_exits
 from controlplane.core.handlers.worker_reports import note_process
+from controlplane.core.history_records import ProcessStarted
 from controlplane.core.inputs import (
     CommitsResumed,
     ControllerStarted,
@@ -21,7 +22,7 @@ from controlplane.core.model import node as nodes
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import Node, NodePhase, NodeTrigger
 from controlplane.core.model.worker import Worker, WorkerPhase
-from schemas.ids import JobId, slot_id, worker_id
+from schemas.ids import JobId, node_of, slot_id, worker_id
 from schemas.messages.agent import WorkerExited, WorkerSeen
 from schemas.messages.feed import Detail
 
@@ -57,6 +58,7 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
             boot changes nothing.
     """
     node = ctx.state.nodes.get(event.node)
+    wiped = node is not None and "" != node.run_id != event.run_id != ""
     if node is None:
         node = Node(node=event.node, spec=event.spec, boot=event.boot, since=ctx.now)
         ctx.state.nodes[event.node] = node
@@ -69,15 +71,24 @@ def on_node_greeted(ctx: HandlerContext, event: NodeGreeted) -> None:
             node.boot, node.committed = event.boot, 0
         node.spec = event.spec
         _advance(ctx, node, NodeTrigger.GREETED, "node.up")
+    node.run_id = event.run_id or node.run_id
     node_health.note_problems(ctx, node, event.problems)
-    told = _reconcile(ctx, node, event.workers)
+    told = _reconcile(ctx, node, event.workers, wiped=wiped)
     sweeps.on_node_greeted(ctx, node.node)
     _tell(ctx, node, [name for name in dict.fromkeys(event.jobs) if name not in told])
     ctx.ask = True
 
 
-def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> Container[JobId]:
+def _reconcile(
+    ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen], *, wiped: bool
+) -> Container[JobId]:
     """Hold what the node runs against what it should run, and order the difference.
+
+    Args:
+        ctx: of this input.
+        node: that greets.
+        seen: what it runs.
+        wiped: what it had of workers is gone, as after a reboot.
 
     Returns:
         The jobs of which it was told.
@@ -94,7 +105,12 @@ def _reconcile(ctx: HandlerContext, node: Node, seen: Iterable[WorkerSeen]) -> C
         worker_exits.slot_freed(ctx, slot)
     here = state.slot_index.workers_on(node.node)
     for job, worker in here:
-        _reconcile_worker(ctx, job, worker, present.get(worker.worker))
+        if (there := present.get(worker.worker)) is not None:
+            if there.pid is not None:
+                note_process(ctx, job, worker, there.pid)
+            # One that ended says so in an event of its own, behind the reports it wrote before.
+        else:
+            _reconcile_absent(ctx, job, worker, wiped=wiped)
     touched = {s.job: None for s in present.values()} | {job.job: None for job, _ in here}
     _tell(ctx, node, touched)
     return touched
@@ -109,21 +125,23 @@ def _tell(ctx: HandlerContext, node: Node, names: Iterable[JobId]) -> None:
             departures.stop_again(ctx, name, version, node.node)
 
 
-def _reconcile_worker(
-    ctx: HandlerContext, job: Job, worker: Worker, seen: WorkerSeen | None
-) -> None:
-    if seen is None:
-        # One that was never heard of may not have begun: it is ordered or called off again.
-        unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING}
-        if worker.pid is not None or not unheard:
-            exited = WorkerExited(
-                job=job.job, version=worker.version, rank=worker.rank, code=None, signal=None
-            )
-            worker_exits.on_worker_exited(ctx, job, worker, exited)
+def _reconcile_absent(ctx: HandlerContext, job: Job, worker: Worker, *, wiped: bool) -> None:
+    """A worker that its node does not have has exited, if it ever began.
+
+    One that was never heard of has not begun: it is ordered or called off again. But where the
+    node lost its folders it may have begun, trained and printed, and nothing tells.
+    """
+    unheard = worker.phase in {WorkerPhase.ORDERED, WorkerPhase.LEAVING} and worker.pid is None
+    if unheard and not wiped:
         return
-    if seen.pid is not None:
-        note_process(ctx, job, worker, seen.pid)
-    # One that ended says so in an event of its own, behind the reports it wrote before.
+    if unheard:
+        where = node_of(worker.slot)
+        lost = ProcessStarted(job=job.job, worker=worker.worker, node=where, heard=False)
+        ctx.records.append(lost)
+    exited = WorkerExited(
+        job=job.job, version=worker.version, rank=worker.rank, code=None, signal=None
+    )
+    worker_exits.on_worker_exited(ctx, job, worker, exited)
 
 
 def on_node_heard(ctx: HandlerContext, event: NodeHeard) -> None:

@@ -68,6 +68,7 @@ class Node(msgspec.Struct, kw_only=True):
     foreign: dict[SlotId, WorkerId] = {}  # slots with workers of jobs unknown here
     drain: Drain | None = None  # an operator empties it
     problems: tuple[str, ...] = ()  # why it cannot start workers, as its agent says
+    run_id: str = ""  # of the agent's run folder, where what workers print waits to be shipped
 
     @property
     def usable(self) -> bool:

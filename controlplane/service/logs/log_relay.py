@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
+from controlplane.core.history_records import Process
 from controlplane.core.model.job import Job
 from controlplane.core.model.node import NodePhase
 from controlplane.core.state import State
@@ -20,7 +21,7 @@ from controlplane.service.role_permissions import NODE, permit, refuse_revoked
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
-from schemas.ids import JobId, NodeId, Rank, Seconds, worker_id
+from schemas.ids import JobId, NodeId, Rank, Seconds, node_of
 from schemas.link import Identity, Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages.files import FileList, FilePiece, FilesRefused, FromFollower
@@ -218,19 +219,23 @@ class LogRelay:
         """
         missing, final = [], job.ended
         processes = self._records.processes(job.job)
-        for name, node in processes.items():
+        late = job.ended and self._now() - job.accounting.since > MISSING_S
+        ordered = {
+            worker.worker: Process(node_of(worker.slot), heard=worker.pid is not None)
+            for worker in job.workers.values()
+            if worker.worker not in processes
+        }
+        for name, (node, heard) in (processes | ordered).items():
             version, rank = name.removeprefix(f"{job.job}.v").split(".r")
             if self._store.stored(job.job, stream, (int(version), int(rank)))[1]:
                 continue
             host = self._state().nodes.get(node)
             gone = host is None or host.phase is NodePhase.LOST
-            lost = gone or (job.ended and self._now() - job.accounting.since > MISSING_S)
-            if asked in (None, int(rank)):
-                missing.append(f"{name} on {node}" + (", which is lost" if gone else ""))
+            lost = gone or late or not (heard or name in ordered)
+            if asked in (None, int(rank)) and (lost or heard):
+                what = ", which is lost" if gone else "" if heard else ", if it ran there"
+                missing.append(f"{name} on {node}{what}")
             final = final and lost
-        for worker in job.workers.values():
-            name = worker_id(job.job, worker.version, worker.rank)
-            final = final and (name in processes)
         return tuple(missing), final
 
     def _waiter(self, job: JobId) -> asyncio.Future[None]:

@@ -522,7 +522,7 @@ class Cluster(RuleBasedStateMachine):
             self.greeted(node.hello())
             self.take(UndrainRequested(node=name, user="ann"))
         for _ in range(MANY):
-            went_on = self.plan_if_asked() or self.nodes_go_on(epochs)
+            went_on = self.plan_if_asked() or self.nodes_go_on(epochs) or self.joins_time_out()
             if not went_on and not self.plan_in_time() and not self.an_override_is_due():
                 return
         story = {
@@ -547,6 +547,18 @@ class Cluster(RuleBasedStateMachine):
                 gone_on |= before != (process.progress, len(node.session.spool))
             gone_on |= self.deliver_events(name, 999)
         return gone_on
+
+    def joins_time_out(self) -> bool:
+        """Nothing else goes on, and so the library's limit for meeting the others is over."""
+        waits = [
+            process
+            for node in self.nodes.values()
+            for process in node.processes.values()
+            if process.waits_in_vain()
+        ]
+        for process in waits:
+            process.fail_to_join()
+        return bool(waits)
 
     def plan_if_asked(self) -> bool:
         return self.controller.asked and self.plan()

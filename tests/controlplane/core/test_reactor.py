@@ -10,6 +10,7 @@ from controlplane.core.commands import Accept, Announce, AskForPlan
 from controlplane.core.deadlines import RETRY_FIRST_S, RETRY_LONGEST_S, START_LIMIT_S
 from controlplane.core.desired_state import desired
 from controlplane.core.handlers.job_ends import MAX_LOSSES
+from controlplane.core.history_records import Process
 from controlplane.core.inputs import (
     InputSkipped,
     NodeHeard,
@@ -166,7 +167,7 @@ def test_a_worker_that_started_is_announced() -> None:
     commands = controller.tell(N1, started(A, pid=42))
 
     assert commands == [news("worker.started", A, rank=0, slot=S0, version=1, pid=42)]
-    assert controller.history_of(A).processes == {FIRST: N1}
+    assert controller.history_of(A).processes == {FIRST: Process(N1)}
 
 
 def test_a_worker_that_is_ready_is_told_to_switch() -> None:
@@ -867,6 +868,48 @@ def test_a_node_that_returns_without_an_ordered_worker_is_sent_the_order_again()
 
     assert commands == [send(N1, run(A)), AskForPlan()]
     assert controller.job(A).phase is Phase.STARTING
+
+
+def test_a_worker_that_went_unheard_with_its_nodes_folders_is_not_begun_again() -> None:
+    controller = cluster_of()
+    controller.take(greeting(N1, run_id="run-1"))
+    starting(controller)
+
+    commands = controller.take(greeting(N1, boot="boot-2", run_id="run-2"))
+
+    assert commands == [
+        news("worker.exited", A, rank=0, slot=S0, version=1, code=None, signal=None),
+        send(N1, stop(A, 2)),
+        news("job.paused", A, reason="a worker is gone and nobody saw how; starts again"),
+        send(N1, stop(A, 2)),
+        AskForPlan(),
+    ]
+    assert controller.history_of(A).processes == {FIRST: Process(N1, heard=False)}
+
+
+@pytest.mark.parametrize("run_id", ["run-1", ""])
+def test_one_that_a_node_with_the_same_folders_does_not_have_has_not_begun(run_id: str) -> None:
+    controller = cluster_of()
+    controller.take(greeting(N1, run_id="run-1"))
+    starting(controller)
+
+    commands = controller.take(greeting(N1, boot="boot-2", run_id=run_id))
+
+    assert commands == [send(N1, run(A)), AskForPlan()]
+    assert controller.history_of(A).processes == {}
+
+
+def test_a_called_off_worker_that_went_with_its_nodes_folders_may_have_run() -> None:
+    controller = cluster_of()
+    controller.take(greeting(N1, run_id="run-1"))
+    starting(controller)
+    controller.take(cancelled(A))
+
+    controller.take(greeting(N1, boot="boot-2"))  # an agent that does not say
+    controller.take(greeting(N1, boot="boot-3", run_id="run-2"))
+
+    assert controller.history_of(A).processes == {FIRST: Process(N1, heard=False)}
+    assert usable(controller) == {S0: True}
 
 
 def test_a_node_that_returns_with_its_worker_keeps_it() -> None:

@@ -80,6 +80,35 @@ def test_a_page_of_one_rank_names_only_workers_of_that_rank_whose_output_is_miss
     assert page == LogPage(job=A, pieces=(), cursor=0, ended=False, missing=missing)
 
 
+def ended_unheard() -> Controller:
+    """Job a, whose workers were ordered on a node each; one node says what it has, the other not."""
+    controller = cluster_of()
+    for node in (N1, N2):
+        controller.take(builders.greeting(node, run_id=f"{node}-run-1"))
+    controller.submit("a", slots=(1, 2))
+    controller.place({A: {S0: 32, T0: 32}})
+    controller.take(builders.cancelled(A))
+    return controller
+
+
+def test_workers_of_which_nothing_was_heard_are_waited_for_and_not_named() -> None:
+    made = relay(ended_unheard(), NONE)
+    made._store = SimpleNamespace(stored=lambda *_: (0, False))  # type: ignore[assignment]
+
+    assert made._missing(made._job(A), LOG, None) == ((), False)
+
+
+def test_one_whose_node_lost_its_folders_meanwhile_is_named_and_not_waited_for() -> None:
+    controller = ended_unheard()
+    controller.lose(N2)
+    controller.take(builders.greeting(N1, boot="boot-2", run_id="n1-run-2"))
+    made = relay(controller, NONE)
+    made._store = SimpleNamespace(stored=lambda *_: (0, False))  # type: ignore[assignment]
+
+    named = ("a-1.v1.r0 on n1, if it ran there", "a-1.v1.r1 on n2, which is lost")
+    assert made._missing(controller.job(A), LOG, None) == (named, True)
+
+
 async def test_a_follower_whose_key_is_taken_out_while_it_waits_gets_no_page(
     tmp_path: Path,
 ) -> None:
