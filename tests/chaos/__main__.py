@@ -33,7 +33,8 @@ def main() -> int:
     for seed in range(int(first), int(last or first) + 1):
         schedule = draw(seed, 60.0 * chosen.minutes)
         print(
-            f"seed {seed}: policy {schedule.policy}, {len(schedule.jobs)} jobs, {len(schedule.faults)} faults",
+            f"seed {seed}: policy {schedule.policy}, {len(schedule.jobs)} jobs, "
+            f"{len(schedule.faults)} faults{', uids of their own' * schedule.own_uids}",
             flush=True,
         )
         if chosen.show:

@@ -47,7 +47,14 @@ def run(schedule: Schedule, base: Path, kept: Path | None = None) -> Outcome:
         kept: where the disks of the hosts go if anything is not as promised.
     """
     began = time.monotonic()
-    with Site(base, schedule.seed, nodes=NODES, slots=SLOTS, policy=schedule.policy) as site:
+    with Site(
+        base,
+        schedule.seed,
+        nodes=NODES,
+        slots=SLOTS,
+        policy=schedule.policy,
+        own_uids=schedule.own_uids,
+    ) as site:
         for name in site.hosts:
             site.start(name)
         with site.network.inside(USER):

@@ -13,6 +13,7 @@ JOB_EVERY_S: Final = 3.0  # mean
 FAULT_EVERY_S: Final = 1.5  # mean
 NODES: Final = 2
 SLOTS: Final = 2
+OWN_UIDS: Final = 0.5  # of all runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +62,7 @@ class Schedule:
     policy: str
     jobs: tuple[Arrival, ...]
     faults: tuple[Fault, ...]
+    own_uids: bool = False  # each job runs as a uid of its own; else as its node's agent
 
 
 def draw(seed: int, lasts_s: float) -> Schedule:
@@ -75,7 +77,8 @@ def draw(seed: int, lasts_s: float) -> Schedule:
     jobs = [_job(dice, at, n) for n, at in enumerate(_times(dice, 1.0, 0.6 * lasts_s, JOB_EVERY_S))]
     times = _times(dice, CALM_S, 0.9 * lasts_s, FAULT_EVERY_S)
     faults = [_fault(dice, at, lasts_s) for at in times]
-    return Schedule(seed, lasts_s, policy, tuple(jobs), tuple(faults))
+    own_uids = random.Random(f"uids {seed}").random() < OWN_UIDS
+    return Schedule(seed, lasts_s, policy, tuple(jobs), tuple(faults), own_uids)
 
 
 def _times(dice: random.Random, begin: float, end: float, every_s: float) -> list[float]:

@@ -4,6 +4,7 @@ namespace, a disk of its own and a clock that can be set."""
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -21,6 +22,8 @@ from tests.chaos.network import Network
 CONTROL: Final = "control"
 USER: Final = "user"
 DISK_BYTES: Final = 256 << 20
+INTERPRETER: Final = (Path(sys.executable), Path(sys.executable).resolve(), Path(__file__))
+PASSABLE, OPEN = 0o711, 0o1777  # jobs with uids of their own reach their folders, and write records
 PORTS: Final = {"agents": 7701, "clients": 7702}
 MODULES: Final = {"controller": "controlplane.service", "agent": "nodeagent"}
 FAKETIME: Final = next(iter(sorted(Path("/usr/lib").glob("*/faketime/libfaketime.so.1"))), None)
@@ -58,7 +61,15 @@ class Site:
     """
 
     def __init__(
-        self, base: Path, seed: int, *, nodes: int, slots: int, policy: str, fence_s: float = 0.0
+        self,
+        base: Path,
+        seed: int,
+        *,
+        nodes: int,
+        slots: int,
+        policy: str,
+        fence_s: float = 0.0,
+        own_uids: bool = False,
     ) -> None:
         self.base = base
         self.network = Network((CONTROL, *(f"node-{n + 1}" for n in range(nodes)), USER), seed)
@@ -70,6 +81,9 @@ class Site:
         self.home = base / "home"
         self.records = base / "records"
         self._slots, self._policy, self._fence_s = slots, policy, fence_s
+        self._own_uids = own_uids
+        self._lives = itertools.count()
+        base.chmod(PASSABLE)
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
@@ -79,8 +93,10 @@ class Site:
             stack.enter_context(_disk(self.base / "shared"))
             stack.enter_context(self.network)
             stack.callback(self._end_everything)
+            stack.enter_context(_disk(self.base / "lids"))
             for folder in (self.home, self.records):
                 folder.mkdir()
+            self.records.chmod(OPEN)
             self._write_settings()
             self._stack = stack.pop_all()
         return self
@@ -100,7 +116,10 @@ class Site:
             return
         module = MODULES[host.role]
         space = f"--net={self.network.namespace(name)}"
-        command = ["nsenter", space, sys.executable, "-P", "-m", module, "--config"]
+        command = ["nsenter", space]
+        if self._own_uids and host.role == "agent":
+            command += self._opened()
+        command += [sys.executable, "-P", "-m", module, "--config"]
         with contextlib.ExitStack() as stack:
             try:
                 log = stack.enter_context((host.folder / "daemon.log").open("ab"))
@@ -167,6 +186,22 @@ class Site:
         """What workers of a node have printed and nobody has shipped to its end."""
         return sorted((self.hosts[name].folder / "run" / "workers").glob("*/log"))
 
+    def _opened(self) -> list[str]:
+        """Begins a command that sees closed folders on the way to our interpreter as passable."""
+        script = (
+            'mount -t overlay overlay -o "lowerdir=$1,upperdir=$2/over,workdir=$2/by" "$1"; shift 2'
+        )
+        command = ["unshare", "--mount", "--propagation", "private"]
+        ways = {parent for path in INTERPRETER for parent in path.parents}
+        closed = sorted(path for path in ways if not path.stat().st_mode & 0o001)
+        for path in closed:
+            lid = self.base / "lids" / f"{next(self._lives)}"
+            for part in ("over", "by"):
+                (lid / part).mkdir(parents=True)
+            (lid / "over").chmod(path.stat().st_mode | 0o001)
+            command += ["sh", "-ec", f'{script}; exec "$@"', "sh", str(path), str(lid)]
+        return command
+
     def _clock(self, name: str) -> dict[str, str]:
         if FAKETIME is None or name != CONTROL:
             return {}
@@ -196,6 +231,7 @@ class Site:
             f'[keys]\nserver = "{keys}/server.key_secret"\nauthorised = "{path}"\n'
             f'[policy]\nname = "{self._policy}"\n[silence]\nsuspect_s = 1.5\nlost_s = 6.0\n'
         )
+        jobs = 'run_as = "job"' if self._own_uids else "trust_each_other = true"
         for node in self.nodes:
             self.hosts[node].settings.write_text(
                 f'node = "{node}"\naddress = "{self.network.address(node)}"\ndevices = "cpu"\n'
@@ -203,7 +239,7 @@ class Site:
                 f'checkpoints = "{self.base}/shared"\nkill_grace_s = 2.0\n'
                 f"fence_s = {self._fence_s}\n"
                 f'[controller]\nhost = "{address}"\nkey = "{keys}/server.key"\n'
-                f"[jobs]\ntrust_each_other = true\n"
+                f"[jobs]\n{jobs}\n"
             )
 
     def _end_everything(self) -> None:
@@ -222,7 +258,7 @@ class Site:
 @contextlib.contextmanager
 def _disk(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True)
-    options = f"size={DISK_BYTES},mode=0700"
+    options = f"size={DISK_BYTES},mode={PASSABLE:o}"
     _run("mount", "-t", "tmpfs", "-o", options, "tmpfs", str(folder))
     try:
         yield

@@ -14,12 +14,13 @@ from torch.utils.data import TensorDataset
 
 from elastic import ScalingAgent
 from schemas.codec import ASSIGNMENT
+from schemas.ids import node_of, worker_id
 
-folder = Path(os.environ["ONES_WORKER"])
-slot = ASSIGNMENT.decode((folder / "assignment").read_bytes()).slot
-node = folder.parents[2].name
-path = Path(os.environ["RECORDS"]) / f"{folder.name}.{node}.{os.getpid()}.jsonl"
-record = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+assigned = ASSIGNMENT.decode((Path(os.environ["ONES_WORKER"]) / "assignment").read_bytes())
+worker = worker_id(assigned.job, assigned.version, assigned.rank)
+slot = assigned.group.members[assigned.rank].slot
+path = Path(os.environ["RECORDS"]) / f"{worker}.{node_of(slot)}.{os.getpid()}.jsonl"
+record = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
 samples, epochs, fails_at = (int(os.environ[name]) for name in ("SAMPLES", "EPOCHS", "FAILS_AT"))
 
 
@@ -27,9 +28,7 @@ def note(kind: str, **what: object) -> None:
     os.write(record, json.dumps({"kind": kind, **what}).encode() + b"\n")
 
 
-note(
-    "began", job=os.environ["ONES_JOB"], worker=folder.name, slot=f"{node}/{slot}", pid=os.getpid()
-)
+note("began", job=os.environ["ONES_JOB"], worker=worker, slot=slot, pid=os.getpid())
 agent = ScalingAgent.from_env()
 inputs = torch.randn(samples, 8, generator=torch.Generator().manual_seed(0))
 data = TensorDataset(inputs, inputs.mean(dim=1, keepdim=True))
@@ -51,7 +50,7 @@ for epoch in agent.epochs(epochs):
         note("used", began=began, ended=time.monotonic())
         line += 1
         note("prints", line=line)
-        print(f"{folder.name} {line}", flush=True)
+        print(f"{worker} {line}", flush=True)
         note("printed", line=line)
     if fails_at and epoch + 1 >= fails_at:
         note("fails", epoch=epoch + 1)
