@@ -85,6 +85,7 @@ RELOADED: Final = (
     "keep_checkpoints_s",
     "keep_checkpoints_bytes",
     "disk_reserve_bytes",
+    "log_bytes",
     "python",
     "workdir.size",
     "workdir.files",
@@ -143,7 +144,9 @@ class Agent:
             listen=self._workers.listen,
             changed=lambda problems: self._happened(NodeHealth(problems=problems)),
         )
-        self._shipper = LogShipper(self._node, lambda worker: self._handle(LogsStored(worker)))
+        self._shipper = LogShipper(
+            self._node, lambda worker: self._handle(LogsStored(worker)), settings.log_bytes
+        )
         fetcher = SnapshotFetcher()
         self._bulk = BulkTraffic(self._folders, self._shipper, fetcher)
         self._zygotes = ZygotePool(self._folders, settings.jobs)
@@ -180,6 +183,7 @@ class Agent:
         self._manager.grace_s = settings.kill_grace_s
         self._manager.bounds = settings.workdir
         self._health.reserve(settings.disk_reserve_bytes)
+        self._shipper.max_bytes = settings.log_bytes
 
     async def run(self, stop: asyncio.Event) -> None:
         """Be the agent until `stop`.

@@ -67,6 +67,7 @@ class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):
     keep_checkpoints_bytes: Bytes = 500 << 30  # of all ended jobs
     workdir: ArchiveBounds = ArchiveBounds()  # of a job's working directory, unpacked
     jobs: Jobs = Jobs()
+    log_bytes: Bytes = 1 << 30  # of one worker's output on this node's disk; more is dropped
     disk_reserve_bytes: Bytes = 64 << 20  # a node with less room takes no new workers
     pid_file: str = ""
 

@@ -14,7 +14,7 @@ from typing import Final
 
 import structlog
 
-from nodeagent.output_files import OutputFile
+from nodeagent.output_files import UNBOUNDED, OutputFile
 from nodeagent.worker_folders import WorkerFolder
 from schemas.codec import encode
 from schemas.ids import NodeId, WorkerId, worker_id
@@ -35,6 +35,7 @@ LOOK_S: Final = 0.05  # how often files are looked at
 GROWING_LOOK_S: Final = 0.02  # while some grow
 GROWING_S: Final = 1.0  # as long after the last chunk
 RETRY_S: Final = 2.0  # without an answer, ask again
+FULL_S: Final = 30.0  # while no more of it is kept: whether that is still so
 HOLD_S: Final = 0.5  # how long half a line waits for its other half
 STREAMS: Final = (LOG, SAMPLES)
 
@@ -47,6 +48,7 @@ class _Stream:
     sent: int = -1  # -1: the relay has not said yet what it has
     stored: int = 0
     credit: int = 0
+    full: bool = False  # the relay keeps no more of it
     asked_at: float = -1e9
     grown_at: float = 0.0
     size: int = 0
@@ -66,15 +68,18 @@ class LogShipper:
     Args:
         node: whose they are.
         on_stored: called when all output of an ended worker is safe.
+        max_bytes: of a stream of one worker, on this node's disk.
     """
 
-    def __init__(self, node: NodeId, on_stored: Callable[[WorkerId], None]) -> None:
+    def __init__(
+        self, node: NodeId, on_stored: Callable[[WorkerId], None], max_bytes: int = UNBOUNDED
+    ) -> None:
         self._node = node
         self._on_stored = on_stored
+        self.max_bytes = max_bytes
         self._socket: Socket | None = None
         self._streams: dict[WorkerId, list[_Stream]] = {}
         self._by_key: dict[tuple[str, int, int, str], _Stream] = {}
-        self._connected = asyncio.Event()
 
     def use(self, socket: Socket) -> None:
         """Send over `socket` from now on; what was under way on another is asked for again.
@@ -85,7 +90,6 @@ class LogShipper:
         self._socket = socket
         for stream in self._by_key.values():
             stream.sent, stream.asked_at = -1, -1e9
-        self._connected.set()
 
     def watch(self, worker: WorkerId, assignment: Assignment, folder: WorkerFolder) -> None:
         """Ship this worker's streams, from where the relay is.
@@ -133,7 +137,6 @@ class LogShipper:
         loop = asyncio.get_running_loop()
         grew_at = -GROWING_S
         while True:
-            await self._connected.wait()
             busy = False
             for stream in list(self._by_key.values()):
                 if not stream.done:
@@ -148,7 +151,8 @@ class LogShipper:
 
         Args:
             message: `size` is what is stored, bytes from the stream's start; `credit` is how many
-                bytes may be sent beyond that. One about an unknown stream is passed over.
+                bytes may be sent beyond that, none while it is `full`. One about an unknown stream
+                is passed over.
         """
         stream = self._by_key.get((message.job, message.version, message.rank, message.stream))
         if stream is None:
@@ -156,6 +160,7 @@ class LogShipper:
         if stream.sent < 0 or message.size > stream.sent:
             stream.sent = message.size
         stream.stored, stream.credit = message.size, message.credit
+        stream.full = message.full
         stream.asked_at = asyncio.get_running_loop().time()
         if message.ended and stream.ended and not stream.done:
             stream.done = True
@@ -180,25 +185,31 @@ class LogShipper:
     def _push(self, stream: _Stream, now: float) -> bool:
         """Send the next chunk of a stream if there is one; True when more may follow at once."""
         socket = self._socket
+        if socket is None or stream.sent < 0:
+            stream.file.bound(stream.stored, self.max_bytes)
         if socket is None:
             return False
-        if now - stream.asked_at > RETRY_S and (stream.sent < 0 or stream.sent > stream.stored):
+        unanswered = stream.sent < 0 or stream.sent > stream.stored
+        again_s = FULL_S if stream.full and not unanswered else RETRY_S
+        if now - stream.asked_at > again_s and (unanswered or (stream.full and not stream.ended)):
             stream.sent, stream.asked_at = -1, now
             socket.send(encode(LogHello(node=self._node, **stream.key)))  # type: ignore[arg-type]
             return False
         if stream.sent < 0:
             return False
-        size = stream.file.size(stream.sent)
+        size = stream.file.size(stream.sent, self.max_bytes)
         if size != stream.size:
             stream.size, stream.grown_at = size, now
-        if stream.ended and stream.sent >= size:
-            if stream.stored >= size and now - stream.asked_at > LOOK_S:
+        if stream.ended and (stream.full or stream.sent >= size):
+            if (stream.full or stream.stored >= size) and now - stream.asked_at > LOOK_S:
                 stream.asked_at = now
                 socket.send(encode(LogEnded(size=size, **stream.key)))  # type: ignore[arg-type]
             return False
-        if size <= stream.sent or stream.sent - stream.stored >= stream.credit:
+        ahead = stream.sent - stream.stored
+        if stream.full or size <= stream.sent or ahead >= stream.credit:
             return False
-        data = _read(stream, patient=now - stream.grown_at < HOLD_S and not stream.ended)
+        patient = now - stream.grown_at < HOLD_S and not stream.ended
+        data = _read(stream, min(CHUNK, size - stream.sent), patient=patient)
         if not data:
             return False
         chunk = LogChunk(offset=stream.sent, data=data, **stream.key)  # type: ignore[arg-type]
@@ -210,8 +221,8 @@ class LogShipper:
         return True
 
 
-def _read(stream: _Stream, *, patient: bool) -> bytes:
-    data = stream.file.read(stream.sent, CHUNK)
+def _read(stream: _Stream, count: int, *, patient: bool) -> bytes:
+    data = stream.file.read(stream.sent, count)
     newline = data.rfind(b"\n") + 1
     if newline:
         return data[:newline]

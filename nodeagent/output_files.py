@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -17,6 +18,8 @@ log = structlog.get_logger("output")
 WRITE: Final = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 MOST_BEGUN: Final = 64 << 20  # bytes of a log that was begun anew, that are kept
 NUL: Final = b"\0"
+SLACK: Final = 16 << 20  # bytes beyond the bound of a file, with which it is cut
+UNBOUNDED: Final = 1 << 62
 
 
 class OutputFile:
@@ -36,12 +39,14 @@ class OutputFile:
         self._name = name
         self._file: BinaryIO | None = None
         self._lost = False  # nothing more can come of it
+        self._end: int | None = None  # of what is kept of one that is beyond its bound
 
-    def size(self, sent: int) -> int:
-        """How long the file is, once a gap in it was marked.
+    def size(self, sent: int, most: int = UNBOUNDED) -> int:
+        """How long the file is, once a gap in it was marked, and what is beyond its bound was cut.
 
         Args:
             sent: bytes of it that are under way, or with the controller.
+            most: bytes of it that are kept.
 
         Raises:
             OSError: if it cannot be read, or a gap cannot be marked now.
@@ -53,12 +58,61 @@ class OutputFile:
             return 0  # nobody wrote to it yet
         size = -1 if file is None else os.fstat(file.fileno()).st_size
         if size >= sent:
-            return size
+            return self.bound(sent, most)
         self._mark_gap(sent, "deleted" if file is None else "cut")
         if self._name == LOG:
-            return self.size(sent)
+            return self.size(sent, most)
         self._lost = True
         return sent
+
+    def bound(self, sent: int, most: int) -> int:
+        """Cut the file if it is beyond its bound; what a worker writes next lies there again.
+
+        Args:
+            sent: bytes of it that the controller has, at least; these stay.
+            most: bytes of it that are kept.
+
+        Returns:
+            How many bytes of it there are, of those that are kept.
+
+        Raises:
+            OSError: if it cannot be read.
+        """
+        file = self._file = self._file or self._open()
+        size = 0 if file is None else os.fstat(file.fileno()).st_size
+        if file is None or size <= most:
+            self._end = None
+            return size
+        if self._end is None:
+            self._end = self._mark_end(file.fileno(), max(most, sent), most)
+        if size > self._end + SLACK:
+            with self._writable(file.fileno()) as descriptor:
+                os.ftruncate(descriptor, self._end)
+        return min(size, self._end)
+
+    def _mark_end(self, file: int, at: int, most: int) -> int:
+        """Where what is kept ends: behind a line that says so, if it is a log."""
+        if self._name != LOG:
+            log.warning("output beyond its bound", worker=self._folder.worker, stream=self._name)
+            return at
+        note = f"\n[ones: output beyond {most} bytes of a worker is not kept]\n".encode()
+        if os.pread(file, len(note), max(0, at - len(note))) == note:  # a former agent wrote it
+            return at
+        if os.pread(file, len(note), at) != note:
+            log.warning("output beyond its bound", worker=self._folder.worker, stream=self._name)
+            with self._writable(file) as descriptor:
+                os.pwrite(descriptor, note, at)
+        return at + len(note)
+
+    @contextlib.contextmanager
+    def _writable(self, file: int) -> Iterator[int]:
+        """The same file for writing, also when it has no name any more."""
+        with acting_as(self._folder.owner):
+            descriptor = os.open(f"/proc/self/fd/{file}", os.O_WRONLY | os.O_CLOEXEC)
+        try:
+            yield descriptor
+        finally:
+            os.close(descriptor)
 
     def read(self, offset: int, count: int) -> bytes:
         """Some of it.

@@ -212,6 +212,7 @@ class Controller:
 
     def _bound_store(self, settings: ControllerSettings) -> None:
         self._logs.max_bytes = settings.store.log_bytes_per_job
+        self._log_relay.bytes_per_s = settings.store.log_bytes_per_s
         self._snapshots.max_bytes = settings.store.snapshot_bytes
         self._snapshots.bounds = settings.store.workdir
         self._snapshots.upload_bytes = settings.store.upload_bytes
@@ -285,6 +286,7 @@ class Controller:
             records=self._commit_loop.records,
             now=self._commit_loop.now,
             audit=self._audit,
+            bytes_per_s=self._settings.store.log_bytes_per_s,
         )
 
     async def _open_node_sessions(self) -> NodeSessions:

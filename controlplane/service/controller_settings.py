@@ -57,6 +57,7 @@ class Store(msgspec.Struct, frozen=True, kw_only=True):
     """Bounds of what is kept."""
 
     log_bytes_per_job: Bytes = 1 << 30
+    log_bytes_per_s: Annotated[int, msgspec.Meta(ge=1)] = 4 << 20  # of one job; more waits
     snapshot_bytes: Bytes = 512 << 20
     workdir: ArchiveBounds = ArchiveBounds()  # of a job's working directory, unpacked
     upload_bytes: Bytes = 2 << 30  # of one user's uploads that are not complete

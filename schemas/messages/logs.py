@@ -56,6 +56,7 @@ class LogStored(Message, tag="logs.stored.1"):
     size: Position
     ended: bool
     credit: int
+    full: bool = False  # no more of this job is kept: send nothing until that is over, but the end
 
 
 class ReadLog(Message, tag="logs.read.1"):

@@ -249,7 +249,7 @@ async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Pat
     file.write_text(
         'node = "n1"\ndevices = "cpu"\nkill_grace_s = 3.0\npython = "other"\n'
         "disk_reserve_bytes = 5\nkeep_work_s = 7.0\nkeep_work_bytes = 8\n"
-        "keep_checkpoints_s = 9.0\nkeep_checkpoints_bytes = 10\nslots = 2\n"
+        "keep_checkpoints_s = 9.0\nkeep_checkpoints_bytes = 10\nslots = 2\nlog_bytes = 11\n"
     )
     reload = agent.settings_of(file)
 
@@ -259,6 +259,7 @@ async def test_settings_that_may_change_hold_at_once(agent: Agent, tmp_path: Pat
     now = agent._settings
     assert (now.keep_work_s, now.keep_work_bytes) == (7.0, 8)
     assert (now.keep_checkpoints_s, now.keep_checkpoints_bytes) == (9.0, 10)
+    assert agent._shipper.max_bytes == 11
     limits = {look.place.setting: look.place.reserve_bytes for look in agent._health._looks[1:]}
     assert limits == {"run": 0, "work": 5, "checkpoints": 5}
     assert (agent._settings.slots, len(agent._spec.slots)) == (4, 4)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from nodeagent.output_files import OutputFile
+from nodeagent.output_files import SLACK, OutputFile
 from nodeagent.process_identity import start_ticks
 from nodeagent.worker_folders import WorkerFolder
 from schemas.codec import encode
@@ -140,6 +140,63 @@ def test_a_log_that_was_cut_goes_on_behind_a_gap_with_what_was_written_since(
     assert read(file, 8) == note + "3\n"
     write(folder, "four\n")
     assert read(file, 8 + len(note) + 2) == "four\n"
+
+
+def beyond(most: int) -> str:
+    return f"\n[ones: output beyond {most} bytes of a worker is not kept]\n"
+
+
+def test_a_worker_that_prints_without_end_fills_no_disk(folder: WorkerFolder, of: Files) -> None:
+    with folder.stream(LOG).open("ab", buffering=0) as worker:
+        file, sizes = of(folder), set[int]()
+        for _ in range(20):
+            worker.write(b"x" * (4 << 20))
+            sizes.add(file.size(0, 1000))
+
+    end = 1000 + len(beyond(1000))
+    assert sizes == {end}
+    assert folder.stream(LOG).stat().st_size <= end + SLACK
+    assert file.read(0, end).decode() == "x" * 1000 + beyond(1000)
+
+
+def test_the_next_agent_finds_the_end_of_what_is_kept(folder: WorkerFolder, of: Files) -> None:
+    write(folder, "x" * 5000)
+    end = of(folder).size(0, 1000)
+
+    assert of(folder).size(0, 1000) == of(folder).size(end, 1000) == end
+
+
+def test_what_the_controller_has_stays_where_it_is_if_the_bound_is_lowered(
+    folder: WorkerFolder, of: Files
+) -> None:
+    write(folder, "x" * 5000)
+    file = of(folder)
+    assert file.size(4000, 5000) == 5000
+
+    end = file.size(4000, 1000)
+
+    assert file.read(0, end).decode() == "x" * 4000 + beyond(1000)
+
+
+def test_a_file_without_a_name_is_bounded_as_well(folder: WorkerFolder, of: Files) -> None:
+    file = of(folder)
+    with folder.stream(LOG).open("ab", buffering=0) as worker:
+        worker.write(b"x")
+        file.size(0, 1000)
+        folder.stream(LOG).unlink()
+        worker.write(bytes(SLACK + 2000))
+        file.size(1, 1000)
+
+        assert os.fstat(worker.fileno()).st_size == 1000 + len(beyond(1000))
+
+
+def test_sample_records_beyond_their_bound_are_cut_without_a_word_among_them(
+    folder: WorkerFolder, of: Files
+) -> None:
+    write(folder, "x" * (SLACK + 5000), SAMPLES)
+
+    assert of(folder, SAMPLES).size(0, 1000) == 1000
+    assert folder.stream(SAMPLES).stat().st_size == 1000
 
 
 def test_lost_sample_records_are_noted_in_the_log_once(folder: WorkerFolder, of: Files) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import Final, NamedTuple
 
 from controlplane.core.history_records import Process
 from controlplane.core.model.job import Job
@@ -14,6 +14,7 @@ from controlplane.core.state import State
 from controlplane.journal.job_records import JobRecords
 from controlplane.service.client_api.request_shares import RequestShares
 from controlplane.service.job_files import JobFiles
+from controlplane.service.logs.log_rates import LEAST_CREDIT, LogRates
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.long_polls import deadline_of
 from controlplane.service.refusals import failed
@@ -21,7 +22,7 @@ from controlplane.service.role_permissions import NODE, permit, refuse_revoked
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.codec import FROM_SHIPPER, READ_LOG, encode
 from schemas.errors import DeniedError, OnesError, UnavailableError
-from schemas.ids import JobId, NodeId, Rank, Seconds, node_of
+from schemas.ids import JobId, NodeId, Rank, Seconds, Version, node_of
 from schemas.link import Identity, Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages.files import FileList, FilePiece, FilesRefused, FromFollower
@@ -34,13 +35,23 @@ from schemas.messages.logs import (
     LogStored,
     ReadLog,
     SnapshotPiece,
+    Stream,
 )
 
-CREDIT: Final = 2 << 20  # bytes that an agent may be ahead of what is stored, for each stream
 MAX_PAGE: Final = 1 << 20
 PAGES_PER_S: Final = 2000.0  # of one user
 PAGE_TOKEN_BYTES: Final = 64 << 10  # of a page, that cost as much as one page more
 MISSING_S: Final = 60.0  # after a job's end, output that a living node does not ship is not there
+
+
+class _Shipped(NamedTuple):
+    """A worker's stream, and where those who ship it are."""
+
+    route: bytes
+    job: JobId
+    stream: Stream
+    version: Version
+    rank: Rank
 
 
 class LogRelay:
@@ -59,6 +70,7 @@ class LogRelay:
         records: which processes a job had.
         now: seconds since the epoch.
         audit: refused messages.
+        bytes_per_s: of one stream of one job.
     """
 
     def __init__(
@@ -74,6 +86,7 @@ class LogRelay:
         records: JobRecords,
         now: Callable[[], Seconds],
         audit: Audit,
+        bytes_per_s: float,
     ) -> None:
         self._shippers = shippers
         self._followers = followers
@@ -85,7 +98,9 @@ class LogRelay:
         self._records = records
         self._now = now
         self._audit = audit
+        self.bytes_per_s = bytes_per_s
         self._waiters: dict[JobId, asyncio.Future[None]] = {}
+        self._rates: LogRates[_Shipped] = LogRates(self._give_credit, lambda: self.bytes_per_s)
         self._shares = RequestShares(self._begin, lambda: PAGES_PER_S, PAGE_TOKEN_BYTES)
         self._under_way: set[asyncio.Task[None]] = set()
 
@@ -140,27 +155,35 @@ class LogRelay:
             self._files.receive(NodeId(incoming.identity.name), message)
             return
         self._job(message.job)
-        who = (message.version, message.rank)
+        of, who = (message.job, message.stream), (message.version, message.rank)
+        shipped = _Shipped(incoming.route, *of, *who)
         match message:
             case LogHello():
                 pass
             case LogChunk(offset=offset, data=data):
-                self._store.append(message.job, message.stream, who, offset, data)
+                self._store.append(*of, who, offset, data)
+                self._rates.took(of, len(data))
                 self._wake(message.job)
             case LogEnded(size=size):
-                self._store.end(message.job, message.stream, who, size)
+                self._store.end(*of, who, size)
                 self._wake(message.job)
-        size, ended = self._store.stored(message.job, message.stream, who)
+                self._give_credit(shipped, LEAST_CREDIT)  # there is nothing more to send
+                return
+        self._rates.answer(of, shipped)
+
+    def _give_credit(self, to: _Shipped, credit: int) -> None:
+        size, ended = self._store.stored(to.job, to.stream, (to.version, to.rank))
         stored = LogStored(
-            job=message.job,
-            version=message.version,
-            rank=message.rank,
-            stream=message.stream,
+            job=to.job,
+            version=to.version,
+            rank=to.rank,
+            stream=to.stream,
             size=size,
             ended=ended,
-            credit=CREDIT,
+            credit=credit,
+            full=self._store.full(to.job, to.stream),
         )
-        self._shippers.send(incoming.route, encode(stored))
+        self._shippers.send(to.route, encode(stored))
 
     async def _answer(self, incoming: Incoming, request: ReadLog | FromFollower) -> None:
         who, reply = incoming.identity or Identity("", ""), b""
@@ -220,6 +243,7 @@ class LogRelay:
         missing, final = [], job.ended
         processes = self._records.processes(job.job)
         late = job.ended and self._now() - job.accounting.since > MISSING_S
+        late = late and self._rates.quiet_s((job.job, stream)) > MISSING_S  # it may wait for long
         ordered = {
             worker.worker: Process(node_of(worker.slot), heard=worker.pid is not None)
             for worker in job.workers.values()

@@ -95,6 +95,15 @@ class LogStore:
         found = self._open(job, stream)
         return found.stored.get(who, 0), who in found.ended
 
+    def full(self, job: JobId, stream: str) -> bool:
+        """Whether no more is kept of a stream.
+
+        Args:
+            job: whose output it is.
+            stream: log or samples.
+        """
+        return self._open(job, stream).bytes_kept >= self.max_bytes
+
     def append(self, job: JobId, stream: str, who: Who, offset: int, data: bytes) -> int:
         """Store what is new in `data`; a chunk that leaves a gap, or is old, changes nothing.
 
@@ -130,6 +139,8 @@ class LogStore:
     def end(self, job: JobId, stream: str, who: Who, size: int) -> bool:
         """Note that a worker's output ends at `size` bytes; False while some of it is missing.
 
+        Of a stream that is full nothing is missing.
+
         Args:
             job: whose output it is.
             stream: log or samples.
@@ -141,7 +152,7 @@ class LogStore:
         """
         found = self._open(job, stream)
         have = found.stored.setdefault(who, 0)
-        if have < size:
+        if have < size and found.bytes_kept < self.max_bytes:
             return False
         if who not in found.ended:
             self._write(found, who, have, b"", ended=True)

@@ -60,6 +60,7 @@ async def test_all_that_is_kept_may_change_at_a_reload(house: House) -> None:
     )
     snapshots = house.controller._snapshots
     assert (house.controller._logs.max_bytes, snapshots.max_bytes) == (7, 7)
+    assert house.controller._log_relay.bytes_per_s == 7
     assert (snapshots.bounds, snapshots.upload_bytes) == (bounds, 7)
 
 

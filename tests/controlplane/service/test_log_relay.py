@@ -42,7 +42,7 @@ def ended_on_two_nodes() -> Controller:
     return controller
 
 
-def relay(controller: Controller, store: LogStore) -> LogRelay:
+def relay(controller: Controller, store: LogStore, bytes_per_s: float = float(1 << 30)) -> LogRelay:
     return LogRelay(
         shippers=NONE,
         followers=NONE,
@@ -56,6 +56,7 @@ def relay(controller: Controller, store: LogStore) -> LogRelay:
         ),
         now=lambda: Seconds(controller.now),
         audit=NONE,
+        bytes_per_s=bytes_per_s,
     )
 
 

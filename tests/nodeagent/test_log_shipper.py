@@ -1,0 +1,197 @@
+"""From a worker's file to the controller's: within bounds, and without loss."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from controlplane.service.logs import log_rates
+from controlplane.service.logs.log_rates import MOST_CREDIT
+from controlplane.service.logs.log_relay import LogRelay
+from controlplane.service.logs.log_store import LogStore
+from nodeagent import log_shipper
+from nodeagent.log_shipper import CHUNK, LogShipper
+from nodeagent.worker_folders import WorkerFolder
+from schemas.codec import FROM_SHIPPER, TO_SHIPPER
+from schemas.groups import Group
+from schemas.ids import JobId, Rank, Version, WorkerId
+from schemas.jobs import JobSpec
+from schemas.link import Identity, Incoming
+from schemas.messages.logs import LOG, LogChunk, LogStored
+from schemas.messages.worker import Assignment
+from tests.support.builders import N1, A, B
+
+MUCH = 1 << 30
+SPEC = JobSpec(name="a", script="train.py", batch_size=1)
+
+
+class Wire:
+    """Both ends of a road without a network; what is said arrives in the next turn of the loop."""
+
+    def __init__(self) -> None:
+        self.relay: Any = None
+        self.shipper: Any = None
+        self.shipped: list[LogChunk] = []
+        self.drop: Callable[[LogChunk], bool] = lambda _: False
+
+    def send(self, *frames: bytes) -> bool:
+        loop = asyncio.get_running_loop()
+        if len(frames) == 2:
+            message = cast("LogStored", TO_SHIPPER.decode(frames[1]))
+            loop.call_soon(self.shipper.receive, message)
+            return True
+        said = FROM_SHIPPER.decode(frames[0])
+        if isinstance(said, LogChunk):
+            self.shipped.append(said)
+            if self.drop(said):
+                return True
+        loop.call_soon(self.relay._shipped, Incoming((b"n", frames[0]), Identity("node", N1)))
+        return True
+
+    def bytes_of(self, job: JobId) -> int:
+        return sum(len(chunk.data) for chunk in self.shipped if chunk.job == job)
+
+
+class Site:
+    """A shipper and a relay, and workers that print."""
+
+    def __init__(self, folder: Path, store: LogStore, bytes_per_s: float) -> None:
+        self.wire, self.store, self._folder = Wire(), store, folder
+        self.done: list[WorkerId] = []
+        none = cast("Any", None)
+        self.relay = self.wire.relay = LogRelay(
+            shippers=cast("Any", self.wire), followers=none, store=store, snapshots=none,
+            files=none, state=none, job=none, records=none, now=none, audit=none,
+            bytes_per_s=bytes_per_s,
+        )  # fmt: skip
+        self.relay._job = cast("Any", lambda _: SimpleNamespace())
+        self.shipper = self.wire.shipper = LogShipper(N1, self.done.append)
+        self.shipper.use(cast("Any", self.wire))
+
+    def worker(self, job: JobId, text: bytes) -> WorkerFolder:
+        """One that printed this."""
+        worker = WorkerId(f"{job}.v1.r0")
+        folder = WorkerFolder(self._folder / worker)
+        group = Group(version=Version(1), members=(), lr=None)
+        assignment = Assignment(
+            job=job, version=Version(1), rank=Rank(0), slot=0, group=group,
+            spec=SPEC, workdir="/", checkpoints="/", socket="", env={},
+        )  # fmt: skip
+        folder.write_assignment(assignment)
+        folder.stream(LOG).write_bytes(text)
+        self.shipper.watch(worker, assignment, folder)
+        return folder
+
+    def stored(self, job: JobId) -> bytes:
+        return b"".join(piece.data for piece in self.store.read(job, LOG, None, 0, MUCH)[0])
+
+
+@asynccontextmanager
+async def shipping(
+    folder: Path, *, most: int = MUCH, bytes_per_s: float = float(MUCH)
+) -> AsyncIterator[Site]:
+    site = Site(folder, LogStore(folder / "logs", most), bytes_per_s)
+    task = asyncio.create_task(site.shipper.ship())
+    yield site
+    task.cancel()
+    with suppress(asyncio.CancelledError):
+        await task
+    site.shipper.close()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(60.0):
+        while not condition():
+            await asyncio.sleep(0.005)
+
+
+def lines(size: int) -> bytes:
+    return b"".join(b"%015d\n" % number for number in range(size // 16))
+
+
+async def test_a_job_beyond_its_rate_loses_nothing_and_another_one_is_not_held_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_rates, "BURST_S", 0.1)
+    text = lines(4 << 20)
+    async with shipping(tmp_path, bytes_per_s=float(4 << 20)) as site:
+        site.worker(A, text)
+        await until(lambda: site.wire.bytes_of(A) > MOST_CREDIT // 2)
+        at = site.wire.bytes_of(A)
+        site.worker(B, b"said\n")
+        await until(lambda: site.stored(B) == b"said\n")
+        assert site.wire.bytes_of(A) <= at + MOST_CREDIT
+        await until(lambda: len(site.stored(A)) == len(text))
+
+    assert site.stored(A) == text
+
+
+async def test_a_chunk_that_is_lost_while_its_job_waits_comes_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_rates, "BURST_S", 0.1)
+    monkeypatch.setattr(log_shipper, "RETRY_S", 0.05)
+    lost: list[int] = []
+
+    def drop(chunk: LogChunk) -> bool:
+        if len(site.wire.shipped) % 5 or chunk.offset in lost:
+            return False
+        lost.append(chunk.offset)
+        return True
+
+    text = lines(3 << 20)
+    async with shipping(tmp_path, bytes_per_s=float(8 << 20)) as site:
+        site.wire.drop = drop
+        site.worker(A, text)
+        await until(lambda: len(site.stored(A)) == len(text))
+
+    assert lost
+    assert site.stored(A) == text
+
+
+async def test_of_a_job_that_is_beyond_its_bound_nothing_more_is_shipped_but_the_end(
+    tmp_path: Path,
+) -> None:
+    async with shipping(tmp_path, most=100_000) as site:
+        site.worker(A, lines(16 << 20))
+        await until(lambda: site.store.full(A, LOG))
+        site.shipper.worker_ended(WorkerId(f"{A}.v1.r0"))
+        await until(lambda: bool(site.done))
+
+    assert site.wire.bytes_of(A) <= MOST_CREDIT + CHUNK
+    assert site.store.stored(A, LOG, (1, 0))[1]
+    assert site.stored(A).endswith(b"[ones: output beyond 100000 bytes of a job is not kept]\n")
+
+
+async def test_output_goes_on_when_the_bound_of_a_job_is_raised(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_shipper, "FULL_S", 0.05)
+    text = lines(4 << 20)
+    async with shipping(tmp_path, most=100_000) as site:
+        site.worker(A, text)
+        await until(lambda: site.store.full(A, LOG) and site.shipper._by_key[A, 1, 0, LOG].full)
+        site.store.max_bytes = MUCH
+        await until(lambda: site.store.stored(A, LOG, (1, 0))[0] == len(text))
+
+    assert site.stored(A).endswith(text[-1000:])
+
+
+async def test_a_file_without_end_is_bounded_before_any_controller_answers(tmp_path: Path) -> None:
+    async with shipping(tmp_path) as site:
+        site.shipper._socket = None
+        site.shipper.max_bytes = 1000
+        folder = site.worker(A, lines(32 << 20))
+        await until(lambda: folder.stream(LOG).stat().st_size < 2000)
+        site.shipper.use(cast("Any", site.wire))
+        site.shipper.worker_ended(WorkerId(f"{A}.v1.r0"))
+        await until(lambda: bool(site.done))
+
+    note = b"\n[ones: output beyond 1000 bytes of a worker is not kept]\n"
+    assert site.stored(A) == lines(1008)[:1000] + note
