@@ -581,7 +581,7 @@ _OF_LOGS: Final = (
     logs.LogHello(node=NODE, **_WORKER, stream="log"),
     logs.LogChunk(**_WORKER, stream="log", offset=512, data=b"epoch 12\n"),
     logs.LogEnded(**_WORKER, stream="log", size=521),
-    logs.LogStored(**_WORKER, stream="log", size=521, ended=True, credit=1 << 20, full=False),
+    logs.LogStored(**_WORKER, stream="log", size=521, ended=True, credit=1 << 20, full=True),
     logs.ReadLog(
         job=JOB, stream="samples", rank=RANK, cursor=512, max_bytes=4096, wait_s=10.5, since=1.7e9
     ),
