@@ -380,8 +380,8 @@ class Controller:
     def _ask_node(self, node: NodeId, message: ToNode) -> bool:
         return self._node_sessions.ask(node, message)
 
-    def _denied(self, key: str, address: str) -> None:
-        self._audit.refused("key", f"{key} is not authorised", peer=address)
+    def _denied(self, why: str, address: str) -> None:
+        self._audit.refused("key", why, peer=address)
 
     def _state(self) -> State:
         """Of all that is durable."""

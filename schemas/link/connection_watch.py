@@ -21,6 +21,8 @@ from typing import Final
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from schemas.link.key_connections import KeyConnections
+
 MAX_AHEAD: Final = 64 << 20  # bytes of one connection that arrived and were not taken
 MAX_AHEAD_OF_ALL: Final = 256 << 20  # the same, of all connections of a process
 GROWTH: Final = 16 << 20  # bytes of memory; connections are looked at when so much more is in use
@@ -41,6 +43,7 @@ class _Connection:
     peer: tuple[str, int]
     forgiven: int  # bytes that arrived and need not be taken any more
     at: float
+    port: str  # its name
 
 
 class ConnectionWatch:
@@ -52,18 +55,22 @@ class ConnectionWatch:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._monitors: list[zmq.Socket[bytes]] = []
-        self._ports: set[int] = set()
+        self.keys = KeyConnections(clock)
+        self._monitors: dict[zmq.Socket[bytes], str] = {}  # and the names of their ports
+        self._ports: dict[str, int] = {}
         self._connections: dict[int, _Connection] = {}  # by file descriptor
         self._taken: Counter[int] = Counter()
         self._growth = Growth(memory_bytes, GROWTH)
 
-    def add(self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]]) -> None:
+    def add(
+        self, bound: zmq.Socket[bytes], context: zmq.Context[zmq.Socket[bytes]], name: str = ""
+    ) -> None:
         """Watch the connections of one more socket.
 
         Args:
             bound: to a TCP address, once or more.
             context: of its own.
+            name: of its port, that no other one has.
         """
         place = f"inproc://connections-{id(bound)}-{len(self._monitors)}"
         bound.monitor(place, _EVENTS)
@@ -71,8 +78,8 @@ class ConnectionWatch:
         monitor.linger = 0
         monitor.rcvhwm = 0  # libzmq's own thread would wait for room
         monitor.connect(place)
-        self._monitors.append(monitor)
-        self._ports.add(int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2]))
+        self._monitors[monitor] = name
+        self._ports[name] = int(bound.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])
 
     def took(self, source: int, sizes: list[int], *, secured: bool) -> None:
         """A message was taken.
@@ -89,22 +96,27 @@ class ConnectionWatch:
 
     def notice(self) -> None:
         """Take in who has connected, and who has gone."""
-        for monitor in list(self._monitors):
+        for monitor, port in list(self._monitors.items()):
             with contextlib.suppress(zmq.ZMQError):
                 while True:
                     event = parse_monitor_message(monitor.recv_multipart(zmq.NOBLOCK))
                     if event["event"] == zmq.EVENT_MONITOR_STOPPED:  # its socket was closed
-                        self._monitors.remove(monitor)
+                        del self._monitors[monitor]
                         monitor.close()
+                        self.keys.port_closed(port)
                     else:
-                        self._noticed(event["event"], event["value"])
+                        self._noticed(event["event"], event["value"], port)
 
-    def _noticed(self, event: int, descriptor: int) -> None:
+    def _noticed(self, event: int, descriptor: int, port: str) -> None:
+        known = self._connections.get(descriptor)
         if event == zmq.EVENT_DISCONNECTED:
-            self._connections.pop(descriptor, None)
-            self._taken.pop(descriptor, None)
-        elif (peer := self._peer(descriptor)) is not None:
-            self._connections[descriptor] = _Connection(peer, 0, self._clock())
+            if known is None or known.port == port:  # else another port has that number now
+                self._connections.pop(descriptor, None)
+                self._taken.pop(descriptor, None)
+                self.keys.closed(descriptor)
+        elif (peer := self._peer(descriptor, port)) is not None:
+            self._connections[descriptor] = _Connection(peer, 0, self._clock(), port)
+            self.keys.accepted(descriptor, port, peer[0])
 
     def descriptors(self) -> list[int]:
         """Those of the connections that there are."""
@@ -124,6 +136,7 @@ class ConnectionWatch:
                 info = wire.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
                 return self._ahead(descriptor, connection, info)
         del self._connections[descriptor]
+        self.keys.closed(descriptor)
         return 0
 
     def _ahead(self, descriptor: int, connection: _Connection, info: bytes) -> int:
@@ -147,7 +160,8 @@ class ConnectionWatch:
             Where its peer is; empty if there is no such connection.
         """
         connection = self._connections.pop(descriptor, None)
-        if connection is None or self._peer(descriptor) != connection.peer:
+        self.keys.closed(descriptor)
+        if connection is None or self._peer(descriptor, connection.port) != connection.peer:
             return ""
         with contextlib.suppress(OSError), _copy(descriptor) as wire:
             # Closed with a reset: a peer whose window is shut would not hear of an ordinary end.
@@ -204,14 +218,14 @@ class ConnectionWatch:
             for line in self.cut_those_ahead(aheads):
                 refused(line)
 
-    def _peer(self, descriptor: int) -> tuple[str, int] | None:
+    def _peer(self, descriptor: int, port: str) -> tuple[str, int] | None:
         """The other end of a connection of ours; None if it is none, or no more."""
         with contextlib.suppress(OSError), _copy(descriptor) as wire:
             if wire.family in {socket.AF_INET, socket.AF_INET6} and (
-                wire.getsockname()[1] in self._ports
+                wire.getsockname()[1] == self._ports[port]
             ):
-                host, port = wire.getpeername()[:2]
-                return str(host), int(port)
+                host, number = wire.getpeername()[:2]
+                return str(host), int(number)
         return None
 
     def close(self) -> None:

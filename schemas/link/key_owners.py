@@ -11,6 +11,9 @@ import zmq
 import zmq.asyncio
 from zmq.auth.base import Authenticator
 
+from schemas.link.connection_watch import ConnectionWatch
+from schemas.link.key_connections import MAX_OF_KEY
+
 ENDPOINT = "inproc://zeromq.zap.01"
 DRAIN: Final = 256  # handshakes answered without returning to the loop
 
@@ -29,6 +32,10 @@ class Identity:
         return f"{self.role}:{self.name}"
 
 
+class _NotNowError(Exception):
+    """This key may connect, when others of its connections are closed."""
+
+
 class Authority:
     """Answers libzmq's question whether a key may connect, for one context.
 
@@ -41,16 +48,19 @@ class Authority:
         context: zmq.asyncio.Context,
         known: Mapping[bytes, Identity],
         denied: Callable[[str, str], None],
+        watch: ConnectionWatch,
     ) -> None:
         """Bind the context's ZAP address.
 
         Args:
             context: whose sockets ask.
             known: public key (Z85) to its owner; may change while this runs.
-            denied: called with what was refused, and the address that it came from.
+            denied: called with why somebody was refused, and the address that it came from.
+            watch: knows how many connections each key has.
         """
         self._known = known
         self._denied = denied
+        self._watch = watch
         self._address = ""  # of who is asked about
         self._socket = context.socket(zmq.REP)
         self._socket.linger = 0
@@ -58,19 +68,34 @@ class Authority:
         self._zap = Authenticator(context)  # its User-Id of a frame is the peer's key, Z85
         self._now: zmq.Socket[bytes] = zmq.Socket.shadow(self._socket)  # the same, without futures
         self._zap.zap_socket = self._now
-        self._zap.configure_curve_callback("ones", self)
+        self.admits_to("ones")
+
+    def admits_to(self, port: str) -> None:
+        """Answer for one more port.
+
+        Args:
+            port: its name, which is its ZAP domain.
+        """
+        self._zap.configure_curve_callback(port, self)
 
     def callback(self, domain: str, key: bytes) -> bool:
         """Whether this Z85 key is authorised (called by pyzmq).
 
         Args:
-            domain: of the socket that asks; there is one.
+            domain: of the socket that asks: the name of its port.
             key: public, Z85.
         """
-        if key in self._known:
+        owner = self._known.get(key)
+        if owner is None:
+            self._denied(f"{key.decode('ascii', 'replace')} is not authorised", self._address)
+            return False
+        self._watch.notice()
+        if self._watch.keys.admits(domain, self._address, key):
             return True
-        self._denied(key.decode("ascii", "replace"), self._address)
-        return False
+        if self._watch.keys.first_refusal(domain, key):
+            why = f"{owner} has {MAX_OF_KEY} connections to one port, as many as may be"
+            self._denied(why, self._address)
+        raise _NotNowError
 
     async def run(self) -> None:
         """Answer for ever: waits once, then answers whoever else asks by then.
@@ -93,6 +118,10 @@ class Authority:
         self._address = request[3].decode("ascii", "replace") if len(request) > 3 else ""  # noqa: PLR2004
         try:
             await self._zap.handle_zap_message(request)
+        except (
+            _NotNowError
+        ):  # as a temporary failure: peers try again when their handshake's time is over
+            self._now.send_multipart([b"1.0", request[1], b"300", b"not now", b"", b""])
         except Exception as error:  # noqa: BLE001 - a REP socket must answer before it hears more
             self._denied(f"unusable request: {error!r}", self._address)
             request_id = request[1] if len(request) > 1 else b""

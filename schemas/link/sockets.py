@@ -112,6 +112,8 @@ class Socket:
         # libzmq itself says "unsubscribed" for a peer that is lost, and for nobody's key.
         with contextlib.suppress(zmq.ZMQError):
             key = str(frames[-1].get("User-Id")).encode()
+            if self._watch is not None and source >= 0:
+                self._watch.keys.spoke(source, key)
         return Incoming(data, self._known.get(key), key, self._known, source)
 
     def send(self, *frames: bytes) -> bool:
@@ -196,6 +198,7 @@ class Link:
         self._authority: Authority | None = None
         self._known: Mapping[bytes, Identity] = {}
         self._watch = ConnectionWatch()
+        self._ports = 0  # that were bound
 
     async def watch_connections(self, refused: Callable[[str], None]) -> None:
         """Cut off who sends more than is taken of it, over bound TCP sockets, for ever.
@@ -215,10 +218,10 @@ class Link:
         Args:
             known: public key (Z85) to its owner. It may change: a key that is not in it connects
                 no more, and what comes over a connection that it has is nobody's.
-            denied: called with what was refused, and where it came from.
+            denied: called with why somebody was refused, and where he is.
         """
         self._known = known
-        self._authority = Authority(self._context, known, denied)
+        self._authority = Authority(self._context, known, denied, self._watch)
         return self._authority
 
     def bind(
@@ -238,6 +241,8 @@ class Link:
         secured = address.startswith("tcp://") and self._keys is not None
         if not secured and not address.startswith("ipc://"):
             _refuse_open(address)
+        self._ports += 1
+        port = f"ones-{self._ports}"
         socket = self._socket(kind)
         socket.sndhwm = queued
         socket.maxmsgsize = largest + ENVELOPE
@@ -245,7 +250,9 @@ class Link:
             socket.curve_server = True
             socket.curve_publickey = self._keys.public
             socket.curve_secretkey = self._keys.secret
-            socket.zap_domain = b"ones"
+            socket.zap_domain = port.encode()
+            if self._authority is not None:
+                self._authority.admits_to(port)
         socket.backlog = BACKLOG
         if kind == "ROUTER":
             socket.router_mandatory = True
@@ -263,7 +270,7 @@ class Link:
             raise SettingsError(what, "choose another address") from None
         if address.startswith("ipc://"):
             return Socket(socket)
-        self._watch.add(zmq.Socket.shadow(socket), zmq.Context.shadow(self._context))
+        self._watch.add(zmq.Socket.shadow(socket), zmq.Context.shadow(self._context), port)
         return Socket(socket, self._known if secured else None, self._watch)
 
     def connect(self, kind: str, address: str, server_key: bytes | None = None) -> Socket:

@@ -160,7 +160,7 @@ async def test_who_is_gone_is_not_looked_at(parties: Parties) -> None:
 def test_a_number_that_is_no_connection_any_more_leaves_nothing_open(tmp_path: Path) -> None:
     with (tmp_path / "file").open("wb") as file:
         before = len(list(Path("/proc/self/fd").iterdir()))
-        assert ConnectionWatch()._peer(file.fileno()) is None
+        assert ConnectionWatch()._peer(file.fileno(), "") is None
         assert len(list(Path("/proc/self/fd").iterdir())) == before
 
 

@@ -19,7 +19,9 @@ from schemas.link import (
     Identity,
     Incoming,
     KeyPair,
+    Socket,
     ThreadDealer,
+    key_connections,
     load_authorised,
     load_keys,
     load_public,
@@ -262,9 +264,74 @@ async def test_an_unknown_key_is_denied_and_told_and_others_go_on(house: House) 
 
     assert (incoming.identity, incoming.frames[1:]) == (NODE, (b"from the node",))
     assert not await router._socket.poll(0)
-    assert set(house.denied) == {stranger_keys.public.decode()}
+    assert set(house.denied) == {f"{stranger_keys.public.decode()} is not authorised"}
     assert said.done()  # type: ignore[attr-defined] # queued on the stranger's side
     stranger.close()
+
+
+async def test_one_key_has_so_many_connections_to_a_port_and_others_connect(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_connections, "MAX_OF_KEY", 3)
+    addresses = free_address(), free_address()
+    routers = [house.server.bind("ROUTER", address) for address in addresses]
+    first, other = addresses
+    link = house.link("ada")
+    many = [link.connect("DEALER", first, house.server_key) for _ in range(3)]
+    for wire in many:
+        await connected(wire)
+
+    late = plain_dealer(
+        link,
+        first,
+        immediate=True,
+        handshake_ivl=100,  # milliseconds, after which it tries again
+        curve_serverkey=house.server_key,
+        curve_publickey=house.keys["ada"].public,
+        curve_secretkey=house.keys["ada"].secret,
+    )
+    await soon(house.denial.wait())
+    await soon(events_of(Socket(late), zmq.EVENT_CONNECT_RETRIED))
+    await connected(house.link("node").connect("DEALER", first, house.server_key))
+    await connected(link.connect("DEALER", other, house.server_key))
+    for wire in many:
+        assert wire.send(b"here")
+        assert (await soon(routers[0].receive())).identity == ADA
+
+    assert house.denied == ["user:ada has 1000 connections to one port, as many as may be"]
+    many[0].close()
+    await connected(Socket(late))
+    late.close()
+
+
+async def until_counted(house: House, connections: int) -> None:
+    """The server knows of so many."""
+    watch = house.server._watch
+    async with asyncio.timeout(BOUND_S):
+        while watch.keys._counts.total() != connections:
+            watch.notice()
+            await asyncio.sleep(0.005)
+
+
+async def test_who_only_listens_counts_as_well_and_is_forgotten_when_he_goes(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(key_connections, "MAX_OF_KEY", 2)
+    address = free_address()
+    house.server.bind("XPUB", address)
+    link = house.link("ada")
+    for _ in range(5):
+        silent = link.connect("SUB", address, house.server_key)
+        await until_counted(house, 1)
+        silent.close()
+        await until_counted(house, 0)
+
+    for _ in range(2):
+        link.connect("SUB", address, house.server_key)
+    await until_counted(house, 2)
+    link.connect("SUB", address, house.server_key)
+
+    await soon(house.denial.wait())
 
 
 async def test_an_unknown_key_cannot_send_at_all_over_a_link(house: House) -> None:

@@ -1,0 +1,137 @@
+"""Connections of each key are counted, although nobody says whose a silent one is."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from schemas.link import key_connections
+from schemas.link.key_connections import KeyConnections
+from tests.support.sizes import examples
+
+PORT, HOST = "ones-1", "10.0.0.7"
+ADA, BOB = b"ada", b"bob"
+
+
+@pytest.fixture(autouse=True)
+def _three(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(key_connections, "MAX_OF_KEY", 3)
+
+
+class Port(KeyConnections):
+    """One on which time passes with each connection."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        super().__init__(lambda: self.now)
+
+    def opened(self, descriptor: int, key: bytes, *, host: str = HOST) -> bool:
+        self.now += 1.0
+        self.accepted(descriptor, PORT, host)
+        return self.admits(PORT, host, key)
+
+
+def test_a_key_may_have_so_many_and_is_told_of_once() -> None:
+    port = Port()
+
+    assert [port.opened(number, ADA) for number in range(5)] == [True, True, True, False, False]
+    assert [port.first_refusal(PORT, ADA) for _ in range(2)] == [True, False]
+    assert port.opened(9, BOB)
+
+
+def test_each_connection_that_goes_makes_room_whether_it_ever_spoke() -> None:
+    port = Port()
+    for number in range(3):
+        port.opened(number, ADA)
+    port.spoke(0, ADA)
+
+    for number in (0, 1):
+        port.closed(number)
+        assert port.opened(10 + number, ADA)
+        assert not port.opened(20 + number, ADA)
+        port.closed(20 + number)  # it was refused
+
+
+def test_a_connection_without_a_handshake_makes_no_room_when_it_goes() -> None:
+    port = Port()
+    for number in range(3):
+        port.opened(number, ADA)
+    port.accepted(50, PORT, HOST)
+    port.closed(50)
+
+    assert not port.opened(4, ADA)
+
+
+def test_silent_ones_of_another_key_from_there_make_no_room() -> None:
+    port = Port()
+    for number in range(3):
+        port.opened(number, ADA)
+    port.opened(10, BOB)
+    port.closed(10)
+
+    assert port._counts == {(PORT, ADA): 3}
+
+
+def test_a_number_that_is_used_again_is_another_connection() -> None:
+    port = Port()
+    for _ in range(20):
+        assert port.opened(7, ADA)
+        port.spoke(7, ADA)
+
+    assert port._counts == {(PORT, ADA): 1}
+
+
+def test_of_a_port_that_is_closed_nothing_is_left() -> None:
+    port = Port()
+    for number in range(3):
+        port.opened(number, ADA)
+    port.spoke(0, ADA)
+
+    port.port_closed(PORT)
+
+    assert (port._open, port._silent, port._counts, port._full) == ({}, {}, {}, set())
+
+
+steps = st.lists(
+    st.tuples(
+        st.sampled_from(["open", "speak", "close", "knock"]),
+        st.integers(0, 7),
+        st.sampled_from([ADA, BOB]),
+        st.sampled_from([HOST, "10.0.0.8"]),
+    ),
+    max_size=60,
+)
+
+
+@given(steps)
+@settings(max_examples=examples(200))
+def test_whatever_comes_and_goes_no_more_is_counted_than_there_is(
+    steps: list[tuple[str, int, bytes, str]],
+) -> None:
+    port, there, spoken = Port(), dict[int, bytes](), set[int]()
+    for what, number, key, host in steps:
+        if what == "open" and port.opened(number, key, host=host):
+            there[number] = key
+        elif what in {"open", "knock"}:  # refused, or no handshake at all
+            port.accepted(number, PORT, host)
+            there.pop(number, None)
+        elif what == "speak" and number in there:
+            port.spoke(number, there[number])
+        elif what == "close":
+            port.closed(number)
+            there.pop(number, None)
+        spoken = spoken - {number} if what != "speak" else spoken | ({number} & set(there))
+        counted = Counter({key: count for (_, key), count in port._counts.items()})
+        assert counted.total() <= len(port._open)
+        assert counted >= Counter(there[each] for each in spoken)
+        assert max(counted.values(), default=0) <= 4
+
+    for number, key in there.items():
+        port.spoke(number, key)
+    for number in list(port._open):
+        if number not in there:
+            port.closed(number)
+    assert port._counts == Counter((PORT, key) for key in there.values())
