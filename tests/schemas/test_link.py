@@ -285,7 +285,7 @@ async def test_one_key_has_so_many_connections_to_a_port_and_others_connect(
         link,
         first,
         immediate=True,
-        handshake_ivl=100,  # milliseconds, after which it tries again
+        handshake_ivl=1500,  # milliseconds, after which it tries again
         curve_serverkey=house.server_key,
         curve_publickey=house.keys["ada"].public,
         curve_secretkey=house.keys["ada"].secret,
