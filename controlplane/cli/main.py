@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -29,6 +30,8 @@ DRAWN = {  # modules that draw, which takes long to import; loaded when they are
     "timeline": "Draw which job had which slot, from the journal.",
 }
 
+
+LONG_LISTS = 100_000  # objects that are made before garbage is looked for: rows are none
 
 INIT = "Write a job file for SCRIPT, and say which lines of it to change for the library."
 CHECK = "Name everything that is wrong with a settings file on this host."
@@ -92,6 +95,7 @@ def build() -> App:
 def main() -> None:
     """Run one command; exit codes as `Exit` says."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    gc.set_threshold(LONG_LISTS)
     # Matrices are small here, and threads that wait for each other burn a core.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     output = _asked_output(sys.argv[1:])

@@ -120,8 +120,9 @@ class HandlerContext:
         Raises:
             IllegalTransitionError: if the arrow is not drawn.
         """
-        before = job.status.phase
+        before, counts = job.status.phase, self.state.living_counts
         jobs.advance(job, trigger, status, why, self.now)
+        counts.moved(job, before)
         job.changed_at = self.state.version
         self.changed_jobs[job.job] = None
         self.state.slot_index.touch(job.job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from controlplane.core.errors import InvariantBrokenError
+from controlplane.core.living_counts import LivingCounts
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.rescale import OPEN
@@ -37,6 +38,9 @@ def check(state: State) -> None:
             job.sweep is not None or job.progress.epoch == _checkpointed(job),
             f"{name}: epoch {job.progress.epoch} has no checkpoint",
         )
+    kept, anew = state.living_counts, LivingCounts(state.jobs[name] for name in state.active)
+    same = (kept.phases, kept.promised) == (anew.phases, anew.promised)
+    _require(same, "jobs are counted where they are not")
     _deadlines_have_their_reason(state)
 
 

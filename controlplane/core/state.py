@@ -8,6 +8,7 @@ from functools import cached_property
 import msgspec
 
 from controlplane.core.deadlines import Deadlines
+from controlplane.core.living_counts import LivingCounts
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import LeftSweep
 from controlplane.core.model.node import Node
@@ -64,6 +65,11 @@ class State(msgspec.Struct, kw_only=True, dict=True):
             for worker in job.workers.values():
                 if worker.phase is not WorkerPhase.EXITED:
                     yield job, worker
+
+    @cached_property
+    def living_counts(self) -> LivingCounts:
+        """Where jobs stand that have not ended: derived from them, as the index is."""
+        return LivingCounts(self.jobs[name] for name in self.active)
 
     @cached_property
     def slot_index(self) -> SlotIndex:

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Gauge, disable_created_metrics
 from prometheus_client import Counter as Count
 from prometheus_client.exposition import choose_encoder
 
+from controlplane.core.model.job_phases import Phase
 from controlplane.core.model.node import NodePhase
 from controlplane.core.reactor import Reactor
 from schemas.jobs import STATES
@@ -106,12 +107,12 @@ class Metrics:
             search: how the scheduler stands; a count below that of the last time began anew.
         """
         state, totals = core.state, core.totals
-        living = [state.jobs[name] for name in state.active]
-        states = Counter(job.phase.value for job in living) + Counter(totals.ended)
+        living = state.living_counts
         for name in STATES:
-            self._jobs.labels(name).set(states[name])
+            count = living.phases[Phase(name)] + totals.ended.get(name, 0)
+            self._jobs.labels(name).set(count)
         promises = {
-            "open": sum(job.promised_end is not None for job in living),
+            "open": len(living.promised),
             "kept": totals.promises_kept,
             "broken": totals.promises_broken,
         }

@@ -30,6 +30,7 @@ def accept(ctx: HandlerContext, spec: JobSpec, snapshot: str, user: str, project
         submitted_at=ctx.now,
         accounting=Accounting(since=ctx.now),
     )
+    state.living_counts.came(job)
     state.jobs[name] = job
     state.active[name] = None
     ctx.changed_jobs[name] = None

@@ -68,6 +68,7 @@ def _reject(ctx: HandlerContext, job: Job, reason: Reason) -> None:
 
 def _promise(ctx: HandlerContext, job: Job, at: Seconds) -> None:
     """The first promise of a job's end counts; what is said later is news of it."""
+    ctx.state.living_counts.promised.add(job.job)
     first = job.promised_end.first if job.promised_end else at
     job.promised_end = PromisedEnd(first=first, latest=at)
     ctx.changed_jobs[job.job] = None

@@ -51,28 +51,22 @@ def job_rows(
                 f"no job is ever {wanted!r}", f"one of {', '.join(STATES)}", "state"
             )
     every = request.ended or not ENDED.isdisjoint(request.states)
-    jobs = state.jobs.values() if every else (state.jobs[name] for name in state.active)
-    here = [
-        (number_of(job.job), job)
-        for job in jobs
-        if _is_asked_for(request, job.job, job.spec.name, job.user, job.phase.value)
-        and sees(job.owner)
-    ]
+    any_will_do = not (request.states or request.user or request.name)
+
+    def here(after: int) -> Iterator[Found]:
+        for job in state.jobs.values() if every else map(state.jobs.__getitem__, state.active):
+            if (number := number_of(job.job)) <= after or not sees(job.owner):
+                continue
+            names = job.job, job.spec.name, job.user
+            if any_will_do or _is_asked_for(request, *names, job.phase.value):
+                yield number, 0, partial(summary, job)
 
     def behind(after: int) -> Iterator[tuple[int, JobSummary]]:
         left = _left(ended, request, after, summary, sees) if every else ()
-        for number, _, read in merge(_here(here, after, summary), left):
+        for number, _, read in merge(here(after), left):
             yield number, read()
 
     return Rows(behind, state.jobs_accepted)
-
-
-def _here(
-    jobs: list[tuple[int, Job]], after: int, summary: Callable[[Job], JobSummary]
-) -> Iterator[Found]:
-    for number, job in jobs:
-        if number > after:
-            yield number, 0, partial(summary, job)
 
 
 def _left(

@@ -108,8 +108,10 @@ def why_it_waits(stopped: str, reason: Reason) -> str:
 
 def _slow_start(job: Job, now: Seconds) -> str | None:
     """What to say of a script that runs for long and does not come to its first epoch."""
+    if job.phase is not Phase.STARTING:
+        return None
     waited_s = now - job.accounting.since
-    workers = job.group_workers() if job.phase is Phase.STARTING else []
+    workers = job.group_workers()
     here = [worker for worker in workers if worker.phase is WorkerPhase.STARTED]
     if not here or waited_s < SLOW_START_S:
         return None
