@@ -145,8 +145,13 @@ class Controller:
         self._observer = PolicyObserver(self._commit_loop, self._planner, self._telemetry)
         store = settings.store
         self._snapshots = SnapshotStore(
-            self._folder / "snapshots", store.snapshot_bytes, store.workdir, store.upload_bytes
+            self._folder / "snapshots",
+            store.snapshot_bytes,
+            store.workdir,
+            store.upload_bytes,
+            settings.limits.archive_bytes,
         )
+        self._snapshots.needed = self._needed_archives
         self._logs = LogStore(self._folder / "logs", store.log_bytes_per_job)
         self._file_keeper = FileKeeper(self._state, self._logs, self._snapshots, store)
 
@@ -209,6 +214,7 @@ class Controller:
 
     def _limit(self, settings: ControllerSettings) -> None:
         self._request_server.limits = settings.limits
+        self._snapshots.user_bytes = settings.limits.archive_bytes
 
     def _bound_store(self, settings: ControllerSettings) -> None:
         self._logs.max_bytes = settings.store.log_bytes_per_job
@@ -386,6 +392,11 @@ class Controller:
     def _state(self) -> State:
         """Of all that is durable."""
         return self._commit_loop.committed.state
+
+    def _needed_archives(self) -> set[str]:
+        """Those of jobs that have not ended, also of such that are not durable yet."""
+        state = self._commit_loop.reactor.state
+        return {state.jobs[name].snapshot for name in state.active}
 
     def _cluster_info(self, who: Identity) -> Cluster:
         return Cluster(

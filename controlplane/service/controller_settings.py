@@ -73,6 +73,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     requests_per_s: Annotated[float, msgspec.Meta(ge=1)] = 2000.0  # others wait behind these
     live_jobs: Annotated[int, msgspec.Meta(ge=1)] = 20_000  # that have not ended
+    archive_bytes: Bytes = 8 << 30  # of working directories; those that no job needs give way
 
 
 class JournalSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -12,6 +12,7 @@ from typing import Final
 import structlog
 
 from controlplane.core.state import State
+from controlplane.service.archive_senders import beyond_share
 from controlplane.service.controller_settings import Store
 from controlplane.service.logs.log_store import LogStore
 from controlplane.service.workdir_snapshots import SnapshotStore
@@ -22,6 +23,7 @@ log = structlog.get_logger("file_keeper")
 FIRST_S: Final = 60.0  # after the start
 PART: Final = ".part"  # of an upload that is not complete
 LOOK_S: Final = 300.0
+MUCH: Final = 1 << 62
 YOUNG_S: Final = 3600.0  # what changed since may be asked for any moment
 
 
@@ -106,8 +108,12 @@ class FileKeeper:
                 self._archives.forget(file.name)
         used = {self._state().jobs[name].snapshot for name in self._state().active}
         mine = [one for one in archives if one.name not in used and now - one.at > YOUNG_S]
-        for file in outdated(mine, settings.keep_archives_s, settings.keep_archives_bytes, now):
-            self._archives.forget(file.name)
+        old = {file.name for file in outdated(mine, settings.keep_archives_s, MUCH, now)}
+        senders = await asyncio.to_thread(self._archives.senders.all)
+        left = [file for file in mine if file.name not in old]
+        much = beyond_share(left, settings.keep_archives_bytes, senders)
+        for name in (*old, *(file.name for file in much)):
+            self._archives.forget(name)
             await asyncio.sleep(0)
 
     def _of_ended_job(self, seen: FileSeen) -> FileSeen | None:

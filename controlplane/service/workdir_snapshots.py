@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import hashlib
 import os
 import re
+import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Final
 
+from controlplane.service.archive_senders import ArchiveSenders, folder_of, make_room
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
 from schemas.workdir_archives import UNREADABLE, USUAL, ArchiveBounds, inspect
 
@@ -29,7 +32,10 @@ class SnapshotStore:
         max_bytes: of one archive.
         bounds: of what comes out of one.
         upload_bytes: of one user's parts together.
+        user_bytes: of one user's archives together.
     """
+
+    needed: Callable[[], Collection[str]] = frozenset  # those of jobs that have not ended
 
     def __init__(
         self,
@@ -37,13 +43,17 @@ class SnapshotStore:
         max_bytes: int,
         bounds: ArchiveBounds = USUAL,
         upload_bytes: int = 2 << 30,
+        user_bytes: int = 8 << 30,
     ) -> None:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.folder = folder
-        self._senders = folder.with_name(SENDERS)
+        self.senders = ArchiveSenders(folder.with_name(SENDERS), folder)
         self.max_bytes = max_bytes
         self.bounds = bounds
         self.upload_bytes = upload_bytes
+        self.user_bytes = user_bytes
+        self._counting = threading.Lock()  # what a user has, and what comes to it
+        self._parts = defaultdict[str, dict[Path, int]](dict)  # bytes of each, by user
         self._inspected: dict[str, ArchiveBounds] = {}  # found in order, and by which bounds
         self._finishing: dict[Path, asyncio.Future[None]] = {}  # parts that are being hashed
         for left_over in folder.glob("*.part"):
@@ -56,11 +66,7 @@ class SnapshotStore:
             who: the name of a user.
             digest: sha256 of the archive, hexadecimal; False for anything else.
         """
-        return self.has(digest) and (self._mark(who) / digest).is_file()
-
-    def _mark(self, who: str) -> Path:
-        """A folder with an empty file for each archive that a user sent."""
-        return self._senders / _folder_of(who)
+        return self.has(digest) and self.senders.sent(who, digest)
 
     def has(self, digest: str) -> bool:
         """Whether the whole archive is here; one that is asked for is as good as new.
@@ -104,8 +110,9 @@ class SnapshotStore:
             OSError: if it cannot be deleted.
         """
         (self.folder / name).unlink(missing_ok=True)
-        for mark in self._senders.glob(f"*/{name}"):
-            mark.unlink(missing_ok=True)
+        self.senders.forget(name)
+        for parts in self._parts.values():
+            parts.pop(self.folder / name, None)
 
     async def put(self, who: str, digest: str, offset: int, data: bytes, total: int) -> int:
         """Store a piece; the whole is held against its digest in a thread.
@@ -123,7 +130,7 @@ class SnapshotStore:
 
         Raises:
             BadFieldError: if the digest is none, or the whole does not have it.
-            TooLargeError: if it is larger than this cluster takes.
+            TooLargeError: if it is larger than this cluster takes, or this user may have.
             UnavailableError: if the disk does not take it.
         """
         if not DIGEST.fullmatch(digest):
@@ -133,8 +140,9 @@ class SnapshotStore:
             raise TooLargeError(what, "leave data out of it (.onesignore)", "total")
         if self.is_of(who, digest):
             return total
-        user = f".{_folder_of(who)}.part"
-        part = self.folder / f"{digest}{user}"
+        part = self.folder / f"{digest}.{folder_of(who)}.part"
+        if offset == 0:
+            await asyncio.to_thread(self._count, who, total, self.needed())
         if (finishing := self._finishing.get(part)) is not None:  # the last piece was repeated
             await asyncio.shield(finishing)
             return total
@@ -143,53 +151,78 @@ class SnapshotStore:
             have = 0
         if offset != have or have + len(data) > total:
             return have
-        if offset == 0:
-            self._make_room(part, user, total)
+        self._make_room(who, part, have, total if offset == 0 else have + len(data))
         try:
             with part.open("ab" if have else "wb") as file:
                 file.write(data)
         except OSError as error:
             raise UnavailableError(f"snapshot: {error.strerror}", "free space, try again") from None
         have += len(data)
+        self._parts[who][part] = have
         if have == total:
             finishing = self._finishing[part] = asyncio.ensure_future(
-                asyncio.to_thread(self._finish, part, digest, who)
+                asyncio.to_thread(self._finish, part, digest, who, self.needed())
             )
-            finishing.add_done_callback(lambda _: self._finishing.pop(part))
+            finishing.add_done_callback(lambda _: self._finished(who, part))
             await asyncio.shield(finishing)
         return have
 
-    def _make_room(self, part: Path, user: str, total: int) -> None:
+    def _finished(self, who: str, part: Path) -> None:
+        del self._finishing[part]
+        self._parts[who].pop(part, None)
+        if not self._parts[who]:
+            del self._parts[who]
+
+    def _make_room(self, who: str, part: Path, have: int, wanted: int) -> None:
         """A user's parts stay within their bound: those that nobody goes on with give way."""
-        others = []
-        for path in self.folder.glob(f"*{user}"):
-            with contextlib.suppress(FileNotFoundError):
-                status = path.stat()
-                if path != part:
-                    others.append((status.st_mtime, status.st_size, path))
-        left = sum(size for _, size, _ in others)
-        for at, size, path in sorted(others):
-            if left + total > self.upload_bytes and time.time() - at > IDLE_S:
+        others = {path: size for path, size in self._parts[who].items() if path != part}
+        left = sum(others.values())
+        for path, size in others.items():  # the one that was begun first
+            if left + wanted <= self.upload_bytes:
+                break
+            if path not in self._finishing and time.time() - _changed_at(path) > IDLE_S:
                 path.unlink(missing_ok=True)
+                del self._parts[who][path]
                 left -= size
-        if left + total > self.upload_bytes:
-            what = f"your unfinished uploads take {left} bytes, with this one more than "
+        if left + wanted > self.upload_bytes:
+            what = f"your unfinished uploads take {left + have} bytes, with this one more than "
             hint = "let the others end, or wait a minute"
             raise TooLargeError(f"{what}{self.upload_bytes}", hint, "total")
 
-    def _finish(self, part: Path, digest: str, who: str) -> None:
+    def _count(self, who: str, size: int, needed: Collection[str]) -> None:
+        """Have room for one more of a user's archives; his that no job needs give way."""
+        mine = self.senders.archives_of(who)
+        before = time.time() - IDLE_S  # what was just sent may be submitted any moment
+        going, left = make_room(mine, self.user_bytes - size, stay=needed, before=before)
+        if left + size > self.user_bytes:
+            what = f"your working directories of live jobs and of the last minute take {left} bytes"
+            hint = "let jobs end, leave data out of it (.onesignore), or have limits.archive_bytes "
+            raise TooLargeError(
+                f"{what}, with this one more than {self.user_bytes}",
+                f"{hint}raised",
+                "limits.archive_bytes",
+            )
+        for file in going:
+            self.senders.drop(who, file.name)
+
+    def _finish(self, part: Path, digest: str, who: str, needed: Collection[str]) -> None:
         try:
             with part.open("rb") as file:
                 found = hashlib.file_digest(file, "sha256").hexdigest()
                 os.fsync(file.fileno())
+                size = os.fstat(file.fileno()).st_size
             if found != digest:
                 part.unlink()
                 what = "the archive does not have its digest"
                 raise BadFieldError(what, "send it again", "digest")
-            part.rename(self.folder / digest)
-            mark = self._mark(who)
-            mark.mkdir(mode=0o700, parents=True, exist_ok=True)
-            (mark / digest).touch(mode=0o600)
+            with self._counting:
+                try:
+                    self._count(who, size, needed)
+                except TooLargeError:
+                    part.unlink()
+                    raise
+                part.rename(self.folder / digest)
+                self.senders.note(who, digest)
         except OSError as error:
             raise UnavailableError(f"snapshot: {error.strerror}", "send it again") from None
 
@@ -210,8 +243,11 @@ class SnapshotStore:
             return file.read(PIECE_BYTES), os.fstat(file.fileno()).st_size
 
 
-def _folder_of(who: str) -> str:
-    return hashlib.sha256(who.encode()).hexdigest()[:16]
+def _changed_at(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        return 0.0
 
 
 def _inspect(path: Path, bounds: ArchiveBounds) -> None:

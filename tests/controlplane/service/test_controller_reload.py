@@ -51,6 +51,7 @@ async def test_all_that_is_kept_may_change_at_a_reload(house: House) -> None:
     lines = "".join(f"{name} = 7\n" for name in kept)
     lines += "workdir = { size = 7, files = 7, depth = 7 }\n"
     bounds = ArchiveBounds(size=7, files=7, depth=7)
+    lines += "[limits]\narchive_bytes = 8\n"
     house.file.write_text(f'{house.settings}[policy]\nname = "fifo"\n[store]\n{lines}')
 
     house.reload()
@@ -62,6 +63,7 @@ async def test_all_that_is_kept_may_change_at_a_reload(house: House) -> None:
     assert (house.controller._logs.max_bytes, snapshots.max_bytes) == (7, 7)
     assert house.controller._log_relay.bytes_per_s == 7
     assert (snapshots.bounds, snapshots.upload_bytes) == (bounds, 7)
+    assert snapshots.user_bytes == 8
 
 
 async def test_a_key_that_is_taken_out_gets_nothing_more_over_connections_that_it_has(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from controlplane.service.archive_senders import beyond_share
 from controlplane.service.controller_settings import Store
 from controlplane.service.file_keeper import YOUNG_S, FileKeeper
 from controlplane.service.logs.log_store import LogStore
@@ -53,6 +54,30 @@ def test_what_stays_is_young_enough_and_fits_and_nothing_more_went_than_had_to(
     assert all(one.at <= other.at for one in gone for other in left)
 
 
+SENDERS = st.dictionaries(
+    st.text("abc", min_size=1, max_size=3), st.sets(st.sampled_from("xyz"), max_size=3)
+)
+
+
+@given(files=FILES, most=st.integers(0, 300), senders=SENDERS)
+def test_who_has_less_than_his_share_of_all_archives_loses_none(
+    files: list[FileSeen], most: int, senders: dict[str, set[str]]
+) -> None:
+    gone = beyond_share(files, most, senders)
+
+    left = [file for file in files if file not in gone]
+    assert sum(file.size for file in left) <= most
+    if gone:
+        assert sum(file.size for file in [*left, gone[-1]]) > most
+    owners = {file.name: senders.get(file.name) or {""} for file in files}
+    users = set().union(*owners.values()) if owners else set()
+    for who in users:
+        mine = [file for file in files if owners[file.name] == {who}]
+        alone = all(owners[file.name] in ({who}, owners[file.name] - {who}) for file in files)
+        if alone and sum(file.size for file in mine) <= most / len(users):
+            assert not [file for file in mine if file in gone and file.size]
+
+
 class Folders:
     """Output and archives of one controller."""
 
@@ -69,9 +94,9 @@ class Folders:
         when = NOW - days_ago * DAY
         os.utime(self.logs.folder / f"{job}.log", (when, when))
 
-    async def archive(self, content: bytes, days_ago: float) -> str:
+    async def archive(self, content: bytes, days_ago: float, who: str = "ann") -> str:
         digest = hashlib.sha256(content).hexdigest()
-        await self.archives.put("ann", digest, 0, content, len(content))
+        await self.archives.put(who, digest, 0, content, len(content))
         self.touched(digest, days_ago)
         return digest
 
@@ -155,6 +180,21 @@ async def test_an_archive_that_was_just_sent_stays_however_little_is_kept(
     await folders.keeper.tidy(NOW)
 
     assert folders.left == {young}
+
+
+async def test_one_who_keeps_much_pushes_out_his_own_archives_and_nobody_elses(
+    controller: Controller, tmp_path: Path
+) -> None:
+    folders = Folders(tmp_path, controller, keep_archives_bytes=500)
+    anns = [await folders.archive(b"a%099d" % number, 0.9) for number in range(2)]
+    bobs = [
+        await folders.archive(b"b%099d" % number, 0.5 - number / 100, who="bob")
+        for number in range(10)
+    ]
+
+    await folders.keeper.tidy(NOW)
+
+    assert folders.left == {*anns, *bobs[-3:]}
 
 
 async def test_uploads_that_were_never_ended_go_an_hour_behind_their_last_piece(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,6 +16,7 @@ import pytest
 
 from controlplane.client.workdir_archive import digest_of, pack
 from controlplane.service import workdir_snapshots
+from controlplane.service.file_keeper import seen_in
 from controlplane.service.workdir_snapshots import SnapshotStore
 from schemas.errors import BadFieldError, TooLargeError, UnavailableError
 from schemas.workdir_archives import ArchiveBounds
@@ -205,6 +208,109 @@ async def test_an_upload_that_nobody_goes_on_with_gives_way_to_the_next(tmp_path
 
     assert not left.exists()
     assert len(names(tmp_path)) == 2
+
+
+async def test_parts_that_grow_together_stay_within_the_bound_as_well(tmp_path: Path) -> None:
+    store = SnapshotStore(tmp_path, max_bytes=4096, upload_bytes=2500)
+    for number in range(10):
+        data, digest = other(number)
+        await store.put(WHO, digest, 0, data[:100], 1000)
+
+    taken = 0
+    for number in range(10):
+        data, digest = other(number)
+        with contextlib.suppress(TooLargeError):
+            taken += await store.put(WHO, digest, 100, data[100:900], 1000) - 100
+
+    assert 1000 + taken <= 2500
+    assert sum(file.size for file in seen_in(tmp_path)) <= 2500
+
+
+async def sent(store: SnapshotStore, who: str, number: int, *, at: float = 0.0) -> str:
+    """The digest of an archive of 1000 bytes that somebody sent, and asked for last at `at`."""
+    data, digest = other(number)
+    assert await store.put(who, digest, 0, data, 1000) == 1000
+    os.utime(store.folder / digest, (at, at))
+    return digest
+
+
+def there(store: SnapshotStore) -> set[str]:
+    return {path.name for path in store.folder.iterdir()}
+
+
+@pytest.fixture
+def quota(tmp_path: Path) -> SnapshotStore:
+    """A store that has room for two archives of each user."""
+    return SnapshotStore(tmp_path / "snapshots", max_bytes=4096, user_bytes=2500)
+
+
+async def test_of_a_user_with_much_goes_what_no_job_needs_the_oldest_first(
+    quota: SnapshotStore,
+) -> None:
+    needed = await sent(quota, WHO, 0, at=1.0)
+    quota.needed = lambda: {needed}
+    await sent(quota, WHO, 1, at=2.0)
+    theirs = [await sent(quota, OTHER, number, at=0.0) for number in (4, 5)]
+
+    latest = await sent(quota, WHO, 2, at=3.0)
+
+    assert there(quota) == {needed, latest, *theirs}
+
+
+async def test_a_user_whose_jobs_need_all_that_he_may_have_is_refused_and_another_is_not(
+    quota: SnapshotStore,
+) -> None:
+    needed = [await sent(quota, WHO, number) for number in range(2)]
+    quota.needed = lambda: needed
+
+    with pytest.raises(TooLargeError) as refused:
+        await sent(quota, WHO, 2)
+
+    assert (refused.value.message, refused.value.hint, refused.value.field) == (
+        (
+            "your working directories of live jobs and of the last minute take 2000 bytes, "
+            "with this one more than 2500"
+        ),
+        "let jobs end, leave data out of it (.onesignore), or have limits.archive_bytes raised",
+        "limits.archive_bytes",
+    )
+    theirs = await sent(quota, OTHER, 3)
+    assert there(quota) == {*needed, theirs}
+
+
+async def test_what_was_sent_this_minute_stays_for_its_submission(quota: SnapshotStore) -> None:
+    young = [await sent(quota, WHO, number, at=time.time()) for number in range(2)]
+
+    with pytest.raises(TooLargeError):
+        await sent(quota, WHO, 2)
+
+    assert there(quota) == set(young)
+
+
+async def test_an_archive_of_two_users_stays_the_others(quota: SnapshotStore) -> None:
+    shared = await sent(quota, WHO, 0)
+    data, digest = other(0)
+    await quota.put(OTHER, digest, 0, data, 1000)
+    os.utime(quota.folder / shared, (0.0, 0.0))
+
+    for number in (1, 2):
+        await sent(quota, WHO, number, at=float(number))
+
+    assert (quota.is_of(WHO, shared), quota.is_of(OTHER, shared)) == (False, True)
+
+
+async def test_archives_that_end_together_stay_within_the_quota_as_well(
+    quota: SnapshotStore,
+) -> None:
+    for number in range(5):
+        data, digest = other(number)
+        await quota.put(WHO, digest, 0, data[:900], 1000)
+    ends = [quota.put(WHO, other(n)[1], 900, other(n)[0][900:], 1000) for n in range(5)]
+
+    ended = await asyncio.gather(*ends, return_exceptions=True)
+
+    assert [one for one in ended if one == 1000] == [1000, 1000]
+    assert len(there(quota)) == 2
 
 
 async def test_a_bomb_is_refused_as_it_is_submitted_and_a_good_archive_looked_at_once(
