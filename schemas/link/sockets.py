@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -24,6 +25,8 @@ UNREAD: Final = 1000  # messages of one peer that a ROUTER holds; what is more s
 ENVELOPE: Final = 64 * 1024  # bytes of a frame beside the message in it
 BACKLOG: Final = 4096  # peers that connect at once; those beyond it wait for seconds to try again
 DRAIN: Final = 256  # messages taken without returning to the loop
+TURN_S: Final = 0.001  # the same, and what is done with them: others' work waits as long
+REMEMBERED: Final = 1024  # connections that were cut, whose last messages are still to come
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,19 +77,29 @@ class Socket:
         self._known = known
         self._watch = watch
         self._unsent = 1 if socket.type == zmq.ROUTER else 0  # frames that libzmq adds
+        self._cut: dict[tuple[bytes, int, bytes], None] = {}  # the oldest first
 
     async def __aiter__(self) -> AsyncIterator[Incoming]:
-        """Everything that arrives; waits once, then takes what is there."""
+        """Everything that arrives; waits once, then takes what is there.
+
+        It returns to the loop when a turn has taken long, with whatever was done meanwhile, so that
+        many messages hold up nobody else. What a connection sent before it was cut is dropped.
+        """
         while True:
-            yield await self._receive(0)
-            for _ in range(DRAIN):
+            incoming = await self._receive(0)
+            until = time.perf_counter() + TURN_S
+            taken = 0
+            while True:
+                if not (self._cut and _connection(incoming) in self._cut):
+                    yield incoming
+                taken += 1
+                if taken >= DRAIN or time.perf_counter() > until:
+                    await asyncio.sleep(0)
+                    until, taken = time.perf_counter() + TURN_S, 0
                 try:
-                    more = self._receive_now()
+                    incoming = self._receive_now()
                 except zmq.Again:
                     break
-                yield more
-            else:
-                await asyncio.sleep(0)
 
     async def receive(self) -> Incoming:
         """The next message."""
@@ -128,6 +141,8 @@ class Socket:
     def cut(self, incoming: Incoming) -> bool:
         """End the connection that a message came over; its peer may connect again.
 
+        What it sent before and was not taken yet never comes out of this socket.
+
         Args:
             incoming: of this socket.
 
@@ -136,6 +151,9 @@ class Socket:
         """
         if self._watch is None:
             return False
+        while len(self._cut) >= REMEMBERED:
+            del self._cut[next(iter(self._cut))]
+        self._cut[_connection(incoming)] = None
         self._watch.notice()
         return bool(self._watch.cut(incoming.source))
 
@@ -372,6 +390,11 @@ class ThreadDealer:
         self._monitor.close(linger=0)
         self._socket.close(linger=100)
         self._context.term()
+
+
+def _connection(incoming: Incoming) -> tuple[bytes, int, bytes]:
+    """What no two connections share, but those of one key that takes the same name again."""
+    return incoming.route, incoming.source, incoming.key
 
 
 def _bounds(socket: zmq.Socket[bytes] | zmq.asyncio.Socket) -> None:

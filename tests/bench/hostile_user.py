@@ -79,6 +79,12 @@ def idle(host: str, port: int) -> socket.socket:
     return wire
 
 
+def processor(bob: Hostile, _: Path) -> None:
+    """Nothing, as fast as it goes: what the others take besides is the controller's own."""
+    while time.monotonic() < bob.until:
+        pass
+
+
 def multiparts(bob: Hostile, _: Path) -> None:
     """Messages of 250 frames of 4 MiB."""
     piece = bytes(4 * MIB)
@@ -132,7 +138,8 @@ def connections(bob: Hostile, home: Path) -> None:
 
 
 ATTACKS: Final = {
-    each.__name__: each for each in (multiparts, uploads, polls, requests, submissions, connections)
+    each.__name__: each
+    for each in (processor, multiparts, uploads, polls, requests, submissions, connections)
 }
 
 

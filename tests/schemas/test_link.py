@@ -25,6 +25,7 @@ from schemas.link import (
     load_authorised,
     load_keys,
     load_public,
+    sockets,
     write_keys,
 )
 from tests.support.schemas_links import (
@@ -200,6 +201,66 @@ async def test_everything_that_arrived_is_taken_in_order(house: House, socket_pa
             if len(arrived) == len(sent):
                 break
     assert arrived == sent
+
+
+async def test_many_messages_leave_turns_of_the_loop_to_others(
+    house: House, socket_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "TURN_S", 0.0)
+    router = house.server.bind("ROUTER", f"ipc://{socket_path}")
+    worker = await connected(house.link(None).connect("DEALER", f"ipc://{socket_path}"))
+    turns, before = 0, list[int]()
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    beside = asyncio.create_task(others())
+    assert all(worker.send(b"more") for _ in range(50))
+    async with asyncio.timeout(BOUND_S):
+        async for _ in router:
+            before.append(turns)
+            if len(before) == 50:
+                break
+    beside.cancel()
+
+    assert len(set(before)) == 50
+
+
+async def test_what_a_connection_that_is_cut_sent_before_is_dropped_and_another_is_heard(
+    house: House,
+) -> None:
+    address = free_address()
+    router = house.server.bind("ROUTER", address)
+    hostile = await connected(house.link("ada").connect("DEALER", address, house.server_key))
+    other = await connected(house.link("ada").connect("DEALER", address, house.server_key))
+    assert all(hostile.send(str(number).encode()) for number in range(300))
+
+    taken, cut = [], False
+    async with asyncio.timeout(BOUND_S):
+        async for incoming in router:
+            taken.append(incoming.frames[-1])
+            if not cut:
+                cut = router.cut(incoming)
+                assert other.send(b"other")
+            if taken[-1] == b"other":
+                break
+
+    assert (taken, cut) == ([b"0", b"other"], True)
+
+
+async def test_of_connections_that_were_cut_so_many_are_remembered(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sockets, "REMEMBERED", 2)
+    router = house.server.bind("ROUTER", free_address())
+
+    for number in range(5):
+        router.cut(Incoming((bytes([number]), b""), ADA, source=-1))
+
+    assert [route for route, _, _ in router._cut] == [b"\x03", b"\x04"]
 
 
 # --- who may not speak any more

@@ -21,6 +21,7 @@ from controlplane.core.inputs import (
 from controlplane.service.client_api.change_requests import ChangeRequests
 from controlplane.service.client_api.job_quota import JobQuota
 from controlplane.service.client_api.key_requests import answer_about_keys
+from controlplane.service.client_api.loop_time import LoopTime
 from controlplane.service.client_api.policy_notes import PolicyNotes
 from controlplane.service.client_api.read_requests import ReadRequests
 from controlplane.service.client_api.request_shares import RequestShares
@@ -141,7 +142,7 @@ class RequestServer:
         task.add_done_callback(self._under_way.discard)
 
     async def _answer(self, incoming: Incoming) -> None:
-        user, reply = str(incoming.identity), b""
+        user, reply, took = str(incoming.identity), b"", LoopTime()
         try:
             refuse_revoked(incoming)
             if len(incoming.frames) != 3 or len(incoming.frames[1]) > 32:  # noqa: PLR2004
@@ -150,7 +151,7 @@ class RequestServer:
             incoming = replace(incoming, frames=incoming.frames[:2])  # it may wait for long
             who = incoming.identity or Identity("", "")
             with self._shares.waits(user, getattr(request, "wait_s", 0.0)):
-                reply = _fitting(await self._dispatch(request, who))
+                reply = await took.of(self._encoded(request, who))
             if not isinstance(request, RevokeKey):  # who ends his own key hears of it
                 refuse_revoked(incoming)  # it may have waited
         except OnesError as error:
@@ -162,11 +163,14 @@ class RequestServer:
         else:
             self._socket.send(*incoming.frames, reply)
         finally:
-            self._shares.ended(user, len(reply))
+            self._shares.ended(user, len(reply), took.busy_s)
 
     def _fail(self, incoming: Incoming, error: OnesError) -> None:
         self._audit.refused("request", str(error), peer=str(incoming.identity))
         self._socket.send(*incoming.frames[:2], encode(failed(error)))
+
+    async def _encoded(self, request: Message, who: Identity) -> bytes:
+        return _fitting(await self._dispatch(request, who))
 
     async def _dispatch(self, request: Message, who: Identity) -> Message:
         name = getattr(request, "job", None)

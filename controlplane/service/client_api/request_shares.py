@@ -19,6 +19,7 @@ REFUSED: Final = 1000  # while others wait, until a connection that goes on so i
 BURST_S: Final = 4.0  # of requests that a user may send at once
 TOKEN_BYTES: Final = 4096
 SENT_TOKEN_BYTES: Final = 16 << 10  # of a request, that cost as much as one more
+LOOP_PERCENT: Final = 50  # of the loop's time that answers to one user may take for long
 T = TypeVar("T")
 
 
@@ -102,16 +103,19 @@ class RequestShares(Generic[T]):
         """
         return user in self._users and self._users[user].refused > REFUSED
 
-    def ended(self, user: str, reply_bytes: int = 0) -> None:
+    def ended(self, user: str, reply_bytes: int = 0, busy_s: float = 0.0) -> None:
         """A request is answered.
 
         Args:
             user: whose it was.
             reply_bytes: that it took to do so.
+            busy_s: seconds for which the loop did nothing else: a list of many jobs costs more
+                than one of a few.
         """
         found = self._user(user)
         found.under_way -= 1
         found.tokens -= reply_bytes / self._token_bytes
+        found.tokens -= busy_s * self._per_s() * 100 / LOOP_PERCENT
         self._soon(0.0)
 
     @contextlib.contextmanager

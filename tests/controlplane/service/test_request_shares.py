@@ -7,6 +7,7 @@ import pytest
 from controlplane.service.client_api import request_shares
 from controlplane.service.client_api.request_shares import (
     BURST_S,
+    LOOP_PERCENT,
     POLLS,
     QUEUED,
     QUEUED_BYTES,
@@ -102,6 +103,20 @@ def test_large_replies_cost_as_much_as_many_requests() -> None:
     shares.clock.run(0.5)
 
     assert shares.begun == ["bob", "bob"]
+
+
+def test_answers_that_take_long_take_so_much_of_the_loop_and_no_more() -> None:
+    shares = Shares()
+    begins = shares._start
+    shares._start = lambda user: (begins(user), shares.ended(user, busy_s=1.0))[0]  # type: ignore[func-returns-value]
+    shares.flood("bob", 100)
+
+    shares.clock.run()
+    at_once = len(shares.begun)
+    shares.clock.run(40.0)
+
+    assert at_once == BURST_S * LOOP_PERCENT / 100
+    assert abs(len(shares.begun) - at_once - 40.0 * LOOP_PERCENT / 100) <= 2
 
 
 def test_what_is_sent_costs_by_its_size() -> None:

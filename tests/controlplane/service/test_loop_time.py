@@ -1,0 +1,72 @@
+"""What holds the loop is counted, what waits is not, and nothing else changes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from controlplane.service.client_api.loop_time import LoopTime
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_only_what_it_does_itself_is_counted() -> None:
+    clock, waits = Clock(), asyncio.Event()
+    took = LoopTime(clock)
+
+    async def work() -> str:
+        clock.now += 1.0
+        await waits.wait()
+        clock.now += 2.0
+        return "done"
+
+    async def others() -> None:
+        clock.now += 100.0
+        waits.set()
+
+    done, _ = await asyncio.gather(took.of(work()), others())
+
+    assert (done, took.busy_s) == ("done", 3.0)
+
+
+async def test_an_error_comes_through_and_its_time_counts() -> None:
+    clock = Clock()
+    took = LoopTime(clock)
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        clock.now += 1.0
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        await took.of(work())
+
+    assert took.busy_s == 1.0
+
+
+async def test_a_cancellation_reaches_it_and_it_may_still_answer() -> None:
+    begun = asyncio.Event()
+
+    async def work() -> str:
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            return "cancelled"
+        return ""
+
+    async def asks() -> str:
+        return await LoopTime().of(work())
+
+    asking = asyncio.create_task(asks())
+    await begun.wait()
+    asking.cancel()
+
+    assert await asking == "cancelled"
