@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from msgspec.structs import replace
+
 from nodeagent.owned_files import (
     Owner,
     acting_as,
@@ -24,9 +26,11 @@ from nodeagent.owned_files import (
 )
 from nodeagent.process_identity import belongs_to
 from schemas.codec import ASSIGNMENT, EXIT_STATUS, MAX_BYTES, PROCESS_MARK, REPORT, encode
+from schemas.epoch_metrics import are_bounded, bounded_metrics
 from schemas.errors import OnesError, SettingsError
 from schemas.ids import JobId, WorkerId
-from schemas.messages.agent import ScriptReport
+from schemas.logging_and_watchdog import Audit
+from schemas.messages.agent import EpochReported, ScriptReport
 from schemas.messages.logs import LOG, SAMPLES
 from schemas.messages.worker import Assignment, ExitStatus, ProcessMark
 
@@ -39,6 +43,7 @@ READ: Final = 1 << 20  # bytes of reports at a time
 LARGEST: Final = MAX_BYTES + FRAME.size  # bytes of one report, with its length
 PRIVATE, PASSABLE = 0o700, 0o711  # folders of the agent, where jobs run as it does, and as others
 LARGEST_ASSIGNMENT: Final = 2 * MAX_BYTES
+_AUDIT: Final = Audit()  # of what is passed over
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,8 +159,9 @@ class WorkerFolder:
             position: in the report file, bytes; 0 is its start.
 
         Returns:
-            Whole reports from there on, and the position behind them; one that stays the same has
-            nothing more.
+            Whole reports from there on, from a bounded piece of the file, and the position behind
+            them; one that stays the same has nothing more. A report beyond any bound is passed
+            over, with a line in the agent's log.
         """
         try:
             with acting_as(self.owner):
@@ -172,17 +178,29 @@ class WorkerFolder:
         while start + FRAME.size <= len(data):
             (length,) = FRAME.unpack_from(data, start)
             end = start + FRAME.size + length
+            if length > MAX_BYTES:  # nobody would take it; it may be as long as a file can be
+                why = f"it has {length} bytes, more than {MAX_BYTES}, and is passed over"
+                _AUDIT.refused("report of a worker", why, peer=self.worker)
+                start = end
+                break
             if end > len(data):
                 break
             with contextlib.suppress(OnesError):  # the file is the script's to damage
-                found.append(REPORT.decode(data[start + FRAME.size : end]))
+                found.append(_bounded(REPORT.decode(data[start + FRAME.size : end])))
             start = end
         return found, position + start
 
 
+def _bounded(report: ScriptReport) -> ScriptReport:
+    """The report with no more metrics of an epoch than the library lets a script give."""
+    if not isinstance(report, EpochReported) or are_bounded(report.metrics):
+        return report
+    return replace(report, metrics=bounded_metrics(report.metrics))
+
+
 def _cut(data: bytes) -> bool:
-    """Whether a single report is longer than what was read; one beyond any bound never ends."""
-    return len(data) == READ and FRAME.unpack_from(data)[0] + FRAME.size > READ
+    """Whether a single report is longer than what was read, and within its bound."""
+    return len(data) == READ and READ - FRAME.size < FRAME.unpack_from(data)[0] <= MAX_BYTES
 
 
 @dataclass(frozen=True, slots=True)

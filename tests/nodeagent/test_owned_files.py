@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from nodeagent.job_workspaces import MARK, is_laid_out, read_manifest
 from nodeagent.output_files import OutputFile
@@ -22,9 +23,10 @@ from nodeagent.owned_files import (
     remove_tree,
 )
 from nodeagent.process_identity import start_ticks
-from nodeagent.worker_folders import FRAME, LARGEST, WorkerFolder
+from nodeagent.worker_folders import FRAME, LARGEST, READ, WorkerFolder
 from schemas.codec import encode
-from schemas.ids import WorkerId
+from schemas.ids import Rank, Version, WorkerId
+from schemas.messages.agent import ScriptFailed
 from schemas.messages.logs import LOG
 from schemas.messages.worker import ExitStatus, ProcessMark
 from schemas.state_files import (
@@ -36,6 +38,7 @@ from schemas.state_files import (
     read_piece,
     write_state,
 )
+from schemas.sweeps import MAX_EPOCH_METRICS
 from tests.support.builders import A, assignment, epoch_end, run
 from tests.support.file_trees import let_pass
 
@@ -92,18 +95,42 @@ def test_a_report_file_that_is_something_else_has_no_reports(
     assert position <= LARGEST
 
 
-def test_a_report_that_never_ends_is_waited_for_without_reading_it_all(tmp_path: Path) -> None:
+def test_a_report_beyond_any_bound_is_passed_over_without_reading_it(tmp_path: Path) -> None:
     found = worker(tmp_path)
-    path = found.own / "reports"
+    path, data = found.own / "reports", encode(epoch_end(A, 1))
     path.write_bytes(FRAME.pack(2**32 - 1))
-    os.truncate(path, 1 << 42)
 
-    assert found.reports(0) == ([], 0)
+    with capture_logs() as said:
+        none, position = found.reports(0)
+        assert found.reports(position) == ([], position)
+
+    assert (none, position) == ([], FRAME.size + 2**32 - 1)
+    assert [(line["what"], line["peer"]) for line in said] == [("report of a worker", found.worker)]
+    with path.open("r+b") as file:
+        file.seek(position)
+        file.write(FRAME.pack(len(data)) + data)
+    assert found.reports(position) == ([epoch_end(A, 1)], path.stat().st_size)
+
+
+def test_metrics_of_an_epoch_that_a_script_writes_down_itself_are_bounded_as_the_librarys(
+    tmp_path: Path,
+) -> None:
+    found = worker(tmp_path)
+    metrics = {f"m{i:04d}\n": float(i) for i in range(MAX_EPOCH_METRICS + 5)}
+    data = encode(epoch_end(A, 1, metrics=metrics))
+    (found.own / "reports").write_bytes(FRAME.pack(len(data)) + data)
+
+    (report,), _ = found.reports(0)
+
+    kept = {f"m{i:04d} ": float(i) for i in range(MAX_EPOCH_METRICS)}
+    assert report == epoch_end(A, 1, metrics=kept)
 
 
 def test_a_report_that_is_longer_than_what_is_read_at_once_is_read_whole(tmp_path: Path) -> None:
     found = worker(tmp_path)
-    long = epoch_end(A, 1, metrics={f"m{i:06d}": 1.0 for i in range(100_000)})
+    long = ScriptFailed(
+        job=A, version=Version(1), rank=Rank(0), index=1, error="x" * (2 * READ), where="train.py:1"
+    )
     data = encode(long)
     (found.own / "reports").write_bytes(FRAME.pack(len(data)) + data)
 

@@ -7,7 +7,7 @@ from typing import Final
 from controlplane.core.handler_context import HandlerContext
 from controlplane.core.handlers import sweep_epochs
 from controlplane.core.handlers.sweep_orders import carry_out
-from controlplane.core.model.believable_units import believable_begin, believable_end, printable
+from controlplane.core.model.believable_units import believable_begin, believable_end
 from controlplane.core.model.job import Job
 from controlplane.core.model.job_sweep import JobSweep
 from controlplane.core.model.node import Node
@@ -15,6 +15,7 @@ from controlplane.core.model.worker import Worker
 from controlplane.sweeps.orders import Attempt, StateName, UnitReport
 from controlplane.sweeps.sweep_state import Lease
 from controlplane.sweeps.unit_faults import Fault
+from schemas.epoch_metrics import printable
 from schemas.ids import node_of
 from schemas.messages.agent import HopperOpened, UnitBegun, UnitEnded, UnitFailed
 from schemas.messages.client import LedgerUnit

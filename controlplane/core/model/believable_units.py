@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from schemas.epoch_metrics import are_bounded, bounded_metrics, printable
 from schemas.messages.agent import AgentEvent, EpochReported, UnitBegun, UnitEnded
-from schemas.sweeps import MAX_EPOCH_METRICS, MAX_METRIC
 
 LONGEST_S: Final = 1e8  # three years
 MOST_SAMPLES: Final = 2**40
@@ -58,28 +58,9 @@ def believable_report(event: AgentEvent) -> AgentEvent:
     Args:
         event: as it came; it is itself where there is nothing to leave out.
     """
-    if not isinstance(event, EpochReported) or _are_metrics(event.metrics):
+    if not isinstance(event, EpochReported) or are_bounded(event.metrics):
         return event
-    finite = {name: value for name, value in event.metrics.items() if math.isfinite(value)}
-    kept = list(finite.items())[:MAX_EPOCH_METRICS]
-    metrics = {printable(name[:MAX_METRIC]): value for name, value in kept}
-    return msgspec.structs.replace(event, metrics=metrics)
-
-
-def _are_metrics(given: Mapping[str, float]) -> bool:
-    return len(given) <= MAX_EPOCH_METRICS and all(
-        len(name) <= MAX_METRIC and name.isprintable() and math.isfinite(value)
-        for name, value in given.items()
-    )
-
-
-def printable(text: str) -> str:
-    """The text in one line, without what would steer a terminal.
-
-    Args:
-        text: anybody's.
-    """
-    return "".join(c if c.isprintable() else " " for c in text)
+    return msgspec.structs.replace(event, metrics=bounded_metrics(event.metrics))
 
 
 def _within(number: int, most: int) -> int:
