@@ -37,7 +37,7 @@ from controlplane.service.controller_settings import (
     Silence,
     Store,
 )
-from controlplane.service.event_feed import EventFeed
+from controlplane.service.event_feed import MAX_TOPIC, EventFeed
 from controlplane.service.file_keeper import FileKeeper
 from controlplane.service.job_files import JobFiles
 from controlplane.service.job_owners import JobOwners
@@ -68,7 +68,7 @@ from schemas.settings_reload import SettingsReload
 from schemas.workdir_archives import USUAL
 
 log = structlog.get_logger("controller")
-MAX_QUESTION: Final = 64 << 10  # bytes of what is said to the feed and to the port of output
+MAX_QUESTION: Final = 64 << 10  # bytes of what is said to the port of output
 QUEUED_PAGES: Final = 2  # of a follower that does not read, 1 MiB each; one at a time is asked for
 BIND_WAIT_S: Final = 10.0  # a predecessor that was killed may still be closing
 
@@ -165,7 +165,7 @@ class Controller:
         """
         listen = self._settings.listen
         self._feed = EventFeed(
-            await self._bind("XPUB", listen.feed, largest=MAX_QUESTION),
+            await self._bind("XPUB", listen.feed, largest=MAX_TOPIC),
             self._audit,
             self._state().feed_seq,
             self._bind_feed_again,
@@ -351,7 +351,7 @@ class Controller:
     async def _bind_feed_again(self) -> Socket:
         while True:
             try:
-                return await self._bind("XPUB", self._settings.listen.feed, largest=MAX_QUESTION)
+                return await self._bind("XPUB", self._settings.listen.feed, largest=MAX_TOPIC)
             except SettingsError as error:
                 log.error("nobody hears the feed", why=str(error))  # noqa: TRY400
 

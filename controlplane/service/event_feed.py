@@ -13,11 +13,12 @@ from controlplane.service.client_api.views import hide_names
 from controlplane.service.role_permissions import granted_topics
 from schemas.codec import encode
 from schemas.ids import JobId
-from schemas.link import Identity, Socket
+from schemas.link import Identity, Incoming, Socket
 from schemas.logging_and_watchdog import Audit
 from schemas.messages.feed import FeedEvent
 
 MAX_TOPIC: Final = 256  # bytes of a subscription
+MAX_SAID: Final = 512 << 10  # bytes of subscriptions of one key; libzmq takes 50 times as many
 
 
 class EventFeed:
@@ -67,6 +68,8 @@ class EventFeed:
     async def _admit(self, socket: Socket) -> None:
         async for incoming in socket:
             kind, topic = incoming.frames[0][:1], incoming.frames[0][1:]
+            if incoming.key and not self._takes(socket, incoming):
+                continue
             who = incoming.identity or Identity("", "")
             granted = granted_topics(who, topic) if len(topic) <= MAX_TOPIC else ()
             if kind == b"\x00":
@@ -78,6 +81,18 @@ class EventFeed:
             else:
                 what = f"{incoming.identity} may not hear {topic[:80]!r}"
                 self._audit.refused("subscription", what, peer=str(incoming.identity))
+
+    def _takes(self, socket: Socket, incoming: Incoming) -> bool:
+        """Whether a key may say more of what is kept while its connections are open."""
+        said = socket.said(incoming)
+        if said is None:  # it was cut off just now
+            return False
+        if said <= MAX_SAID:
+            return True
+        what = f"{said} bytes of subscriptions of one key, at most {MAX_SAID}"
+        self._audit.refused("flood", what, peer=str(incoming.identity))
+        socket.cut(incoming)
+        return False
 
     def cut_off(self) -> None:
         """End all connections at once: ZeroMQ cannot end one of them.

@@ -23,6 +23,7 @@ class _Open:
     host: str
     at: float
     key: bytes = b""  # not known before its peer says something
+    said: int = 0  # bytes that `says` counted
 
 
 @dataclass(slots=True)
@@ -61,6 +62,7 @@ class KeyConnections:
         self._silent: dict[tuple[str, str], _Silent] = {}  # by port and host
         self._counts: Counter[tuple[str, bytes]] = Counter()  # by port and key
         self._full: set[tuple[str, bytes]] = set()
+        self._said: Counter[tuple[str, bytes]] = Counter()  # by port and key, bytes
 
     def accepted(self, descriptor: int, port: str, host: str) -> None:
         """A connection is there, of whom is not known yet.
@@ -121,6 +123,24 @@ class KeyConnections:
             self._counts[found.port, key] += 1
         self._settle(found.port, silent, found.at)
 
+    def says(self, descriptor: int, size: int) -> int | None:
+        """Count what a peer said, where it is kept for as long as the connection is open.
+
+        Args:
+            descriptor: of the connection, over which something came before.
+            size: of what was said, bytes.
+
+        Returns:
+            All that was said with its key over connections that are open to its port, bytes; None
+            if this one is open no more.
+        """
+        found = self._open.get(descriptor)
+        if found is None:
+            return None
+        found.said += size
+        self._said[found.port, found.key] += size
+        return self._said[found.port, found.key]
+
     def closed(self, descriptor: int) -> None:
         """A connection is gone.
 
@@ -132,6 +152,7 @@ class KeyConnections:
             return
         if found.key:
             self._forget(found.port, found.key)
+            self._unsay(found)
             return
         silent = self._silent[found.port, found.host]
         silent.connections -= 1
@@ -151,6 +172,11 @@ class KeyConnections:
     def _settle(self, port: str, silent: _Silent, since: float) -> None:
         while key := silent.surplus(since):
             self._forget(port, key)
+
+    def _unsay(self, gone: _Open) -> None:
+        self._said[gone.port, gone.key] -= gone.said
+        if not self._said[gone.port, gone.key]:
+            del self._said[gone.port, gone.key]
 
     def _forget(self, port: str, key: bytes) -> None:
         self._counts[port, key] -= 1

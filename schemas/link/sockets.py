@@ -21,8 +21,10 @@ from schemas.link.key_files import KeyPair
 from schemas.link.key_owners import Authority, Identity
 
 HIGH_WATER: Final = 20_000  # messages queued for one peer
+TOPIC_ENVELOPE: Final = 1024  # the same beside a topic
 UNREAD: Final = 1000  # messages of one peer that a ROUTER holds; what is more stays with its sender
 ENVELOPE: Final = 64 * 1024  # bytes of a frame beside the message in it
+TOPICS_UNREAD: Final = 10  # the same, of subscriptions: libzmq takes all that are there at once
 BACKLOG: Final = 4096  # peers that connect at once; those beyond it wait for seconds to try again
 DRAIN: Final = 256  # messages taken without returning to the loop
 TURN_S: Final = 0.001  # the same, and what is done with them: others' work waits as long
@@ -137,6 +139,20 @@ class Socket:
         """
         sent = self._socket.send_multipart(frames, zmq.NOBLOCK)
         return isinstance(sent, asyncio.Future) and sent.exception() is None
+
+    def said(self, incoming: Incoming) -> int | None:
+        """Count a message that libzmq keeps something of until its connection is closed.
+
+        Args:
+            incoming: of this socket, each once.
+
+        Returns:
+            Bytes of all that were counted for its key and whose connections are open; 0 where
+            nobody is watched; None if its own connection is open no more.
+        """
+        if self._watch is None:
+            return 0
+        return self._watch.keys.says(incoming.source, sum(map(len, incoming.frames)))
 
     def cut(self, incoming: Incoming) -> bool:
         """End the connection that a message came over; its peer may connect again.
@@ -276,6 +292,8 @@ class Link:
             socket.router_mandatory = True
             socket.rcvhwm = UNREAD
         if kind == "XPUB":
+            socket.rcvhwm = TOPICS_UNREAD
+            socket.maxmsgsize = largest + TOPIC_ENVELOPE
             socket.setsockopt(zmq.XPUB_MANUAL, 1)
             socket.setsockopt(zmq.XPUB_VERBOSER, 1)
         if kind == "SUB":

@@ -135,3 +135,16 @@ def test_whatever_comes_and_goes_no_more_is_counted_than_there_is(
         if number not in there:
             port.closed(number)
     assert port._counts == Counter((PORT, key) for key in there.values())
+
+
+def test_what_was_said_is_counted_for_its_key_while_the_connection_is_open() -> None:
+    port = Port()
+    for number, key in enumerate((ADA, ADA, BOB)):
+        port.opened(number, key)
+        port.spoke(number, key)
+
+    assert [port.says(number, 10) for number in range(3)] == [10, 20, 10]
+    port.closed(0)
+    assert [port.says(number, 1) for number in range(3)] == [None, 11, 11]
+    port.port_closed(PORT)
+    assert not port._said

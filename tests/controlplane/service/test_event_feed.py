@@ -1,0 +1,56 @@
+"""The feed's port: what subscribers may cost the controller."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from controlplane.service import event_feed
+from schemas.messages.client import Cluster, GetCluster
+from tests.support.controller_house import House, Person, heard_by
+from tests.support.schemas_links import connected
+
+
+@pytest.fixture
+async def house(tmp_path: Path) -> AsyncIterator[House]:
+    made = House(tmp_path)
+    await made.controller.open()
+    stop = asyncio.Event()
+    serving = asyncio.create_task(made.controller.serve(stop))
+    yield made
+    stop.set()
+    await serving
+    made.controller.close()
+
+
+async def test_subscriptions_without_number_cost_their_sender_the_connection(
+    house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(event_feed, "MAX_SAID", 4096)
+    watch = house.controller._link._watch
+    refused: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        house.controller._feed._audit,
+        "refused",
+        lambda what, _, peer: refused.append((what, peer)),
+    )
+    flood, other = Person(house, house.keys["bob"]), Person(house, house.keys["ann"])
+    try:
+        await connected(other.requests)
+        await heard_by(house, flood, other)
+        for number in range(100):
+            flood.feed.subscribe(b"node/%d" % number + b"x" * 200)
+
+        async with asyncio.timeout(10.0):
+            while not refused:
+                await asyncio.sleep(0)
+        assert refused[0] == ("flood", "user:bob")
+        assert max(watch.keys._said.values()) <= 4096 + event_feed.MAX_TOPIC + 1
+        assert isinstance(await other.ask(GetCluster()), Cluster)
+        await heard_by(house, other)
+    finally:
+        flood.close()
+        other.close()
