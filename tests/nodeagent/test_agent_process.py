@@ -203,7 +203,7 @@ async def test_a_job_that_is_to_be_forgotten_leaves_nothing_where_nothing_is_kep
     keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
 
     agent._apply([Apply(stop(B, 1)), Apply(stop(A, 1, forget=True))])
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         while any(folder.exists() for folder in folders if folder.name == A):
             await asyncio.sleep(0)
 
@@ -236,7 +236,7 @@ async def test_a_job_that_begins_has_not_ended_whatever_its_folder_says(
     keepers = [asyncio.create_task(keeper) for keeper in agent._ended_jobs.tasks()]
 
     agent._perform(StartWorker(FIRST, 0, run(A)))
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(60.0):
         while mark.exists():
             await asyncio.sleep(0)
 

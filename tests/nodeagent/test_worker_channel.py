@@ -18,7 +18,7 @@ from schemas.messages import Message
 from schemas.messages.worker import FromWorker, Reported, SlotGranted, WorkerHello
 from tests.support.builders import A, B
 
-LIMIT_S = 5.0
+LIMIT_S = 60.0
 MINE, OTHER = WorkerId(f"{A}.v1.r0"), WorkerId(f"{B}.v1.r0")
 OLD = WorkerId(f"{A}.v1.r1")
 TOKENS = {MINE: "a" * 64, OTHER: "b" * 64, OLD: ""}

@@ -30,7 +30,7 @@ from schemas.messages.feed import FeedEvent
 from tests.support.builders import submission
 from tests.support.controller import cluster_of, running
 
-LIMIT_S: Final = 20.0
+LIMIT_S: Final = 60.0
 
 
 class Durable:

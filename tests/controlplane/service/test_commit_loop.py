@@ -27,7 +27,7 @@ from controlplane.service.commit_loop import CommitLoop
 from schemas.ids import JobId
 from tests.support.builders import submission
 
-LIMIT_S: Final = 20.0
+LIMIT_S: Final = 60.0
 BAD: Final = CancelRequested(job=JobId("j-1"), user="ada")
 
 

@@ -22,7 +22,7 @@ from tests.support import builders
 from tests.support.builders import A, submission
 from tests.support.live_service import LiveService
 
-LIMIT_S: Final = 30.0
+LIMIT_S: Final = 60.0
 
 
 @pytest.fixture

@@ -215,7 +215,7 @@ async def test_followers_of_one_user_keep_no_other_from_a_page(tmp_path: Path) -
     made._audit = SimpleNamespace(refused=lambda *_, **__: None)  # type: ignore[assignment]
 
     await made.serve_followers()
-    async with asyncio.timeout(10.0):
+    async with asyncio.timeout(60.0):
         while "ann" not in followers.answered:
             await asyncio.sleep(0)
 

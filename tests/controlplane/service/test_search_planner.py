@@ -15,7 +15,7 @@ from schemas.ids import JobId, Seconds
 from tests.support.builders import S0, A, B, job_view
 from tests.support.views import row_of, view_of
 
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 
 
 class Board:

@@ -28,7 +28,7 @@ from tests.support.builders import S0, S1, A, B, job_view
 from tests.support.views import row_of, view_of
 
 NOW = Seconds(100.0)
-LIMIT_S = 30.0
+LIMIT_S = 120.0
 LOUD = 1e9  # a noise scale at which the largest batch is the best
 
 
