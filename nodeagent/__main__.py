@@ -9,8 +9,10 @@ from pathlib import Path
 import uvloop
 
 from nodeagent import agent_process, agent_settings
+from nodeagent.control_groups import find
 from nodeagent.end_workers import end_workers
 from nodeagent.job_accounts import folders_of
+from nodeagent.job_cgroups import JobGroups
 from schemas.errors import OnesError
 from schemas.logging_and_watchdog import configure_logging
 
@@ -32,7 +34,9 @@ def main() -> None:
             loaded = agent_settings.load(path)
             folders = folders_of(loaded, path.parent)
             folders.make()
-            sys.stdout.write(f"{end_workers(folders, loaded.kill_grace_s)} workers ended\n")
+            groups = JobGroups(find(loaded.jobs.cgroup), folders.run)
+            count = end_workers(folders, loaded.kill_grace_s, groups)
+            sys.stdout.write(f"{count} workers ended\n")
             return
         uvloop.run(agent_process.run(path))
     except OnesError as error:

@@ -19,12 +19,14 @@ import structlog
 from nodeagent import agent_settings
 from nodeagent.agent_errors import passed_over
 from nodeagent.agent_settings import AgentSettings
+from nodeagent.control_groups import find
 from nodeagent.controller_ports import BulkTraffic, ControllerPorts
 from nodeagent.ended_jobs import EndedJobs
 from nodeagent.folder_checks import places_of
 from nodeagent.folder_locks import FolderLocks
 from nodeagent.health_watch import HealthWatch
-from nodeagent.job_accounts import AGENT, JobAccounts, folders_of, run_as
+from nodeagent.job_accounts import AGENT, JobAccounts, check_jobs, folders_of, run_as
+from nodeagent.job_cgroups import JobGroups
 from nodeagent.log_shipper import LogShipper
 from nodeagent.reconciler import Reconciler
 from nodeagent.reconciler_actions import (
@@ -90,6 +92,8 @@ RELOADED: Final = (
     "workdir.size",
     "workdir.files",
     "workdir.depth",
+    "jobs.memory_bytes",
+    "jobs.pids",
 )
 
 
@@ -149,7 +153,9 @@ class Agent:
         )
         fetcher = SnapshotFetcher()
         self._bulk = BulkTraffic(self._folders, self._shipper, fetcher)
-        self._zygotes = ZygotePool(self._folders, settings.jobs)
+        trees = find(settings.jobs.cgroup)
+        self._groups = JobGroups(trees, self._folders.run, settings.jobs)
+        self._zygotes = ZygotePool(self._folders, settings.jobs, self._groups)
         self._python = settings.python or sys.executable
         self._manager = WorkerManager(
             node=self._node,
@@ -166,6 +172,7 @@ class Agent:
             check_node=self._health.look,
             bounds=settings.workdir,
             accounts=self._accounts,
+            groups=self._groups,
         )
 
     def settings_of(self, path: Path) -> SettingsReload[AgentSettings]:
@@ -175,13 +182,15 @@ class Agent:
             path: of the settings file.
         """
         safe = dict.fromkeys(RELOADED, self._use)
-        return SettingsReload(self._settings, partial(agent_settings.load, path), safe)
+        return SettingsReload(self._settings, partial(_checked, path), safe)
 
     def _use(self, settings: AgentSettings) -> None:
         self._settings = settings
         self._python = self._manager.python = settings.python or sys.executable
         self._manager.grace_s = settings.kill_grace_s
         self._manager.bounds = settings.workdir
+        self._zygotes.limits = settings.jobs
+        self._groups.use(settings.jobs)
         self._health.reserve(settings.disk_reserve_bytes)
         self._shipper.max_bytes = settings.log_bytes
 
@@ -210,7 +219,8 @@ class Agent:
                 )
             ]
             self._write_pid()
-            log.info("agent ready", node=self._node, slots=len(self._spec.slots))
+            slots, groups = len(self._spec.slots), self._groups.name
+            log.info("agent ready", node=self._node, slots=slots, groups=groups)
             notify("READY=1")
             await stop.wait()
             notify("STOPPING=1")
@@ -357,6 +367,13 @@ class Agent:
         if self._settings.pid_file:
             path = self._home / self._settings.pid_file
             path.write_text(f"{os.getpid()}\n", encoding="ascii")
+
+
+def _checked(path: Path) -> AgentSettings:
+    """Limits that do not hold on this host are refused while it runs, too."""
+    settings = agent_settings.load(path)
+    check_jobs(settings)
+    return settings
 
 
 def _too_early() -> None:

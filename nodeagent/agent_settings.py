@@ -37,7 +37,9 @@ class Jobs(msgspec.Struct, frozen=True, kw_only=True):
     uids: tuple[int, int] = (0x7000_0000, 0x1000_0000)  # first and count, of jobs with own ones
     trust_each_other: bool = False  # all users of the cluster may read each other's files
     files: Limit = 0  # that one process may have open; 0: as many as the agent
-    pids: Limit = 0  # processes and threads of one uid; 0: as many as the agent
+    pids: Limit = 0  # processes and threads for each slot that a job has here; 0: as the agent
+    memory_bytes: Bytes = 0  # for each slot that a job has here; 0: as much as there is
+    cgroup: str = ""  # below which jobs have their groups; default: the agent's own
 
 
 class AgentSettings(msgspec.Struct, frozen=True, kw_only=True):

@@ -11,17 +11,19 @@ from pathlib import Path
 
 import psutil
 
+from nodeagent.job_cgroups import JobGroups
 from nodeagent.process_identity import open_process, signal_group
 from nodeagent.worker_folders import NodeFolders
 from nodeagent.zygote_process import MODULE
 
 
-def end_workers(folders: NodeFolders, grace_s: float) -> int:
+def end_workers(folders: NodeFolders, grace_s: float, groups: JobGroups | None = None) -> int:
     """TERM to all worker groups, KILL to those left after `grace_s` seconds; then the zygotes.
 
     Args:
         folders: of the node.
         grace_s: how long a worker may take to end by itself.
+        groups: of jobs; they go, with whatever is in them. None: there are none.
 
     Returns:
         How many workers were ended.
@@ -42,6 +44,8 @@ def end_workers(folders: NodeFolders, grace_s: float) -> int:
     for pid in _zygotes(folders.sockets):
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGTERM)
+    if groups is not None:
+        groups.end_everything()
     return count
 
 

@@ -16,6 +16,8 @@ from typing import Final
 
 from nodeagent.agent_errors import NodeStartError
 from nodeagent.agent_settings import AgentSettings, Jobs
+from nodeagent.control_groups import MEMORY, PIDS, find
+from nodeagent.job_cgroups import GROUPS_NEEDED, group_of_job
 from nodeagent.owned_files import Owner, make_folder
 from nodeagent.worker_folders import PASSABLE, PRIVATE, NodeFolders
 from schemas.errors import SettingsError
@@ -24,6 +26,7 @@ from schemas.ids import JobId
 LEAST_UID: Final = 100  # below are the system's own
 LEAST_FILES: Final = 256  # torch and its data loaders open some of them
 LEAST_PIDS: Final = 64
+LEAST_MEMORY: Final = 256 << 20  # bytes; torch and a small model
 PRLIMIT: Final = "prlimit"
 MOST_UID: Final = 2**32 - 2
 AGENT, SUBMITTER, JOB = "agent", "submitter", "job"
@@ -41,6 +44,7 @@ class Account:
     groups: tuple[int, ...]
     name: str
     home: str
+    cgroup: str = ""  # of its zygotes
 
 
 def run_as(settings: AgentSettings) -> str:
@@ -106,17 +110,33 @@ def check_jobs(settings: AgentSettings) -> str:
 
 
 def _check_limits(jobs: Jobs, chosen: str) -> None:
-    for name, least in (("files", LEAST_FILES), ("pids", LEAST_PIDS)):
+    for name, least in (
+        ("files", LEAST_FILES),
+        ("pids", LEAST_PIDS),
+        ("memory_bytes", LEAST_MEMORY),
+    ):
         value = getattr(jobs, name)
         if 0 < value < least:
             what = f"jobs.{name}: {value} are too few for any worker"
             raise SettingsError(what, f"give {least} or more, or 0: no limit", f"jobs.{name}")
-    if jobs.pids and chosen == AGENT:
-        what = "jobs.pids: counts what runs as one uid, and jobs run as the agent"
-        raise SettingsError(what, 'set run_as to "job" or "submitter"', "jobs.pids")
-    if (jobs.pids or jobs.files) and shutil.which(PRLIMIT) is None:
+    bounded = {name for tree in find(jobs.cgroup) for name in tree.controllers}
+    if jobs.memory_bytes and MEMORY not in bounded:
+        what = f"jobs.memory_bytes: {_no_groups(jobs)} that bound memory"
+        raise SettingsError(what, GROUPS_NEEDED, "jobs.memory_bytes")
+    if jobs.pids and PIDS not in bounded and chosen == AGENT:
+        what = f"jobs.pids: {_no_groups(jobs)} that bound processes, and jobs run as the agent"
+        raise SettingsError(
+            what, f'set run_as to "job" or "submitter", or {GROUPS_NEEDED}', "jobs.pids"
+        )
+    needed = "files" if jobs.files else "pids" if jobs.pids and PIDS not in bounded else ""
+    if needed and shutil.which(PRLIMIT) is None:
         what = f"jobs: limits need the program {PRLIMIT}"
-        raise SettingsError(what, "install util-linux", "jobs.pids" if jobs.pids else "jobs.files")
+        raise SettingsError(what, "install util-linux", f"jobs.{needed}")
+
+
+def _no_groups(jobs: Jobs) -> str:
+    where = f"below {jobs.cgroup} " if jobs.cgroup else "below its own "
+    return f"the agent can make no control groups {where.rstrip()}"
 
 
 def folders_of(settings: AgentSettings, home: Path) -> NodeFolders:
@@ -164,7 +184,7 @@ def account_of(jobs: Jobs, user: str) -> Account:
     if entry.pw_gid == 0:
         raise SettingsError(f"{field}: {name!r} is of group 0", "name another account", field)
     owner = Owner(entry.pw_uid, entry.pw_gid)
-    return Account(owner, groups, name, entry.pw_dir)
+    return Account(owner, groups, name, entry.pw_dir, f"uid-{entry.pw_uid}")
 
 
 class JobAccounts:
@@ -266,7 +286,7 @@ class JobAccounts:
             what = f"all {count} uids of jobs are taken by what jobs left"
             raise NodeStartError(what, "give more jobs.uids, or keep less of ended jobs")
         home = str(self._folders.job(job))
-        return Account(Owner(mine, mine), (), f"job-{mine}", home)
+        return Account(Owner(mine, mine), (), f"job-{mine}", home, group_of_job(job))
 
     def _owners(self) -> Iterator[tuple[int, set[str]]]:
         """Uids of the range, and the jobs whose folders they own."""

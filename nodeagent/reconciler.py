@@ -136,7 +136,11 @@ class Reconciler:
                     event.signal,
                 )
                 exited = WorkerExited(
-                    **worker.who, code=event.code, signal=event.signal, unseen=event.unseen
+                    **worker.who,
+                    code=event.code,
+                    signal=event.signal,
+                    unseen=event.unseen,
+                    memory_limit=event.memory_limit,
                 )
                 return [PublishEvent(exited), *self._slot_freed(worker)]
             case GraceOver() if worker.phase is ProcessPhase.RETIRING:

@@ -94,6 +94,7 @@ class Ended:
     code: int | None
     signal: int | None
     unseen: bool
+    memory_limit: int | None = None  # bytes, of its job here, if that was exceeded
 
 
 @dataclass(frozen=True, slots=True)

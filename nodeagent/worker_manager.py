@@ -10,6 +10,7 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 from weakref import WeakValueDictionary
@@ -18,11 +19,18 @@ import structlog
 
 from nodeagent.agent_errors import AgentError, NodeStartError, StartError
 from nodeagent.job_accounts import Account, JobAccounts
+from nodeagent.job_cgroups import JobGroups
 from nodeagent.job_uids import JobUids
 from nodeagent.job_workspaces import is_laid_out, lay_out
 from nodeagent.log_shipper import LogShipper
 from nodeagent.owned_files import remove_tree
-from nodeagent.process_identity import belongs_to, open_process, session_members, signal_group
+from nodeagent.process_identity import (
+    belongs_to,
+    open_process,
+    session_members,
+    signal_group,
+    start_ticks,
+)
 from nodeagent.reconciler_actions import (
     AwaitExit,
     FetchWorkspace,
@@ -57,6 +65,7 @@ log = structlog.get_logger("worker_manager")
 EXIT_FILE_LIMIT_S: Final = 2.0  # from a process's end until its zygote wrote how
 EXIT_FILE_LOOK_S: Final = 0.01
 REFUSAL_S: Final = 5.0  # a job that waits for an account would be started again at once
+NOT_ITS_OWN: Final = "its zygote names a process that is somebody else's"
 MOST_LAST_REPORTS: Final = 64 << 20  # bytes of reports that are read of a worker that has ended
 
 
@@ -99,6 +108,7 @@ class WorkerManager:
         may_read: whether reports may be read now; False while the controller has to catch up.
         bounds: of a working directory.
         accounts: say as whom jobs run; None: as the agent does.
+        groups: of jobs; None: there are none.
     """
 
     def __init__(
@@ -118,8 +128,10 @@ class WorkerManager:
         check_node: Callable[[], Awaitable[None]],
         bounds: ArchiveBounds = USUAL,
         accounts: JobAccounts | None = None,
+        groups: JobGroups | None = None,
     ) -> None:
         self._node = node
+        self._groups = groups or JobGroups()
         self._accounts = accounts
         self._uids = JobUids(accounts, zygotes)
         self._address = address
@@ -166,7 +178,12 @@ class WorkerManager:
                 self._remove(worker)
 
     def adopt(self) -> None:
-        """Find the workers that an earlier life of this agent left, dead or alive."""
+        """Find the workers that an earlier life of this agent left, dead or alive.
+
+        Raises:
+            SettingsError: if limits of jobs cannot be set.
+        """
+        self._groups.open()
         for folder in self._folders.workers():
             assignment, mark = folder.assignment(), folder.mark()
             if assignment is None or (mark is None and folder.exit() is None):
@@ -177,12 +194,14 @@ class WorkerManager:
             self._on_event(Adopted(folder.worker, assignment, pid, ticks))
             self._shipper.watch(folder.worker, assignment, folder)
             watched = self._watched[folder.worker] = self._held(folder)
+            there = pid if _is_there(pid, ticks) else None
+            self._groups.adopt(folder.worker, assignment.job, there)
             if pid is not None and ticks is not None:
                 self._watch_process(folder.worker, watched, pid, ticks)
             else:
                 self._spawn(self._ended(folder.worker, watched))
             log.info("worker adopted", worker=folder.worker, pid=pid)
-        self._spawn(self._uids.end_unused(self._folders.sockets))
+        self._spawn(self._end_unused())
 
     def read_reports(self, worker: WorkerId) -> None:
         """Read what is new in a worker's report file, and hand it on as events.
@@ -228,8 +247,14 @@ class WorkerManager:
             task.cancel()
         self._shipper.close()
         self._zygotes.close()
+        self._groups.close()
 
     # --- how it is done
+
+    async def _end_unused(self) -> None:
+        await asyncio.to_thread(self._groups.end_left)
+        await self._uids.end_unused(self._folders.sockets)
+        await asyncio.to_thread(self._groups.tidy)
 
     def _held(self, folder: WorkerFolder) -> _Watched:
         owner = folder.owner
@@ -281,6 +306,7 @@ class WorkerManager:
             account = await self._prepare(delta.job, delta.user)
             if account is not None:
                 await self._uids.take(worker, account)
+            await asyncio.to_thread(self._groups.hold, worker, delta.job)
             if not self._folders.job(delta.job).is_dir():  # it was there when the job came
                 await self._lay_out(delta.job, delta.snapshot, account)
             python = delta.spec.python or self.python
@@ -290,12 +316,13 @@ class WorkerManager:
             folder.write_assignment(assignment, account.owner if account else None)
             self.tokens[worker] = token
             self._shipper.watch(worker, assignment, folder)
-            forked = await self._zygotes.fork(python, folder.own, account)
+            enter = partial(self._enter, worker, account) if self._groups.there else None
+            forked = await self._zygotes.fork(python, folder.own, account, enter)
             _note(folder, forked, account)
         except Exception as error:  # noqa: BLE001 - somebody waits for an answer
             _end_unheard_of(folder)
             self.tokens.pop(worker, None)
-            self._spawn(self._uids.release(worker))
+            self._spawn(self._release(worker))
             fault = await self._fault(error)
             self._on_event(StartFailed(worker, fault.error, fault.hint, fault.node_fault))
             return
@@ -303,6 +330,17 @@ class WorkerManager:
         self._watch_process(worker, watched, forked.pid, forked.started_ticks)
         # Whoever hears of it may ask to stop it at once: it is watched before.
         self._on_event(Started(worker, forked.pid, forked.started_ticks))
+
+    def _enter(self, worker: WorkerId, account: Account | None, pid: int) -> None:
+        """A zygote may name any process: only its job's go where they will be killed."""
+        if account is not None and belongs_to(pid, account.owner.uid) is False:
+            raise StartError(NOT_ITS_OWN)
+        self._groups.enter(worker, pid)
+
+    async def _release(self, worker: WorkerId) -> None:
+        await asyncio.to_thread(self._groups.release, worker)
+        await self._uids.release(worker)
+        await asyncio.to_thread(self._groups.tidy)
 
     async def _fault(self, error: Exception) -> _Fault:
         """What went wrong; a node's fault is told of before, so that nothing new is placed here."""
@@ -374,13 +412,16 @@ class WorkerManager:
                 if watched.uid is None or belongs_to(left_behind, watched.uid):
                     with contextlib.suppress(OSError):
                         os.kill(left_behind, signal.SIGKILL)
+        exceeded = await asyncio.to_thread(self._groups.release, worker)
         await self._read_last_reports(worker, watched)
         code = status.code if status else None
         by = status.signal if status else None
         if watched.folder.stopped and code != 0:
             code, by = None, int(signal.SIGTERM)  # the operator's doing, not the script's
+            exceeded = None
         self._shipper.worker_ended(worker)
-        self._on_event(Ended(worker, code, by, unseen=status is None))
+        memory = exceeded if code != 0 else None
+        self._on_event(Ended(worker, code, by, unseen=status is None, memory_limit=memory))
 
     async def _read_last_reports(self, worker: WorkerId, watched: _Watched) -> None:
         """All that it wrote, within reason: it may have left a file without end."""
@@ -423,7 +464,7 @@ class WorkerManager:
 
     async def _remove_later(self, worker: WorkerId, path: Path) -> None:
         """What somebody else filled may take long to go; its processes go first."""
-        await self._uids.release(worker)
+        await self._release(worker)
         await asyncio.to_thread(remove_tree, path)
 
     @staticmethod
@@ -448,6 +489,10 @@ class WorkerManager:
             log.error("a task of the manager failed", error=repr(error))
 
 
+def _is_there(pid: int | None, ticks: int | None) -> bool:
+    return pid is not None and ticks is not None and start_ticks(pid) == ticks
+
+
 def _end_unheard_of(folder: WorkerFolder) -> None:
     """A process that became the worker after its zygote was given up must not begin to train."""
     if (mark := folder.mark()) is None:
@@ -463,5 +508,5 @@ def _note(folder: WorkerFolder, forked: Forked, account: Account | None) -> None
     if account is None:
         return
     if belongs_to(forked.pid, account.owner.uid) is False:
-        raise StartError("its zygote names a process that is somebody else's")
+        raise StartError(NOT_ITS_OWN)
     folder.write_mark(ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks))

@@ -10,14 +10,19 @@ import os
 import socket
 import struct
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Final
 
+import msgspec
 import structlog
 
-from nodeagent.agent_errors import NodeStartError, StartError
+from nodeagent.agent_errors import AgentError, NodeStartError, StartError
 from nodeagent.agent_settings import Jobs
+from nodeagent.control_groups import PIDS
 from nodeagent.job_accounts import Account
+from nodeagent.job_cgroups import JobGroups
 from nodeagent.owned_files import make_folder
 from nodeagent.process_identity import start_ticks
 from nodeagent.worker_folders import FRAME, NodeFolders, WorkerFolder
@@ -25,7 +30,7 @@ from nodeagent.zygote_process import FROM_OUTSIDE, cannot, former, spawn
 from schemas.codec import FROM_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.messages import Message
-from schemas.messages.worker import Fork, Forked, ForkFailed, ZygoteReady
+from schemas.messages.worker import Fork, Forked, ForkFailed, Held, LetGo, ZygoteReady
 
 log = structlog.get_logger("zygotes")
 START_LIMIT_S: Final = 180.0  # a cold import of torch on a busy host
@@ -48,6 +53,8 @@ class ZygoteConnection:
         self._reader = reader
         self._writer = writer
         self._waiting: dict[str, asyncio.Future[Forked]] = {}
+        self._enter: dict[str, Callable[[int], None]] = {}
+        self._letting_go: set[asyncio.Task[None]] = set()
         self._task = asyncio.create_task(self._listen())
         self.ready: asyncio.Future[ZygoteReady] = asyncio.get_running_loop().create_future()
 
@@ -56,11 +63,13 @@ class ZygoteConnection:
         """Whether it can still be asked."""
         return not self._task.done()
 
-    async def fork(self, folder: Path) -> Forked:
+    async def fork(self, folder: Path, enter: Callable[[int], None] | None = None) -> Forked:
         """Have it start the worker of `folder`.
 
         Args:
             folder: of the worker, with its assignment in it.
+            enter: puts its process into its control group before it begins; one of an older zygote
+                has begun by then.
 
         Returns:
             Its pid and start time.
@@ -69,16 +78,39 @@ class ZygoteConnection:
             StartError: if it did not.
         """
         answer: asyncio.Future[Forked] = asyncio.get_running_loop().create_future()
-        self._waiting[str(folder)] = answer
-        data = encode(Fork(folder=str(folder)))
+        name = str(folder)
+        held = enter is not None and (await self.ready).holds
+        self._waiting[name] = answer
+        if held and enter is not None:
+            self._enter[name] = enter
         try:
-            self._writer.write(FRAME.pack(len(data)) + data)
+            self._send(Fork(folder=name, held=held))
             await self._writer.drain()
-            return await asyncio.wait_for(answer, FORK_LIMIT_S)
+            forked = await asyncio.wait_for(answer, FORK_LIMIT_S)
+            if enter is not None and not held:
+                await asyncio.to_thread(enter, forked.pid)
         except (OSError, TimeoutError) as error:
             raise NodeStartError("the zygote did not fork", str(error)) from None
         finally:
-            self._waiting.pop(str(folder), None)
+            self._waiting.pop(name, None)
+            self._enter.pop(name, None)
+        return forked
+
+    def _send(self, message: Message) -> None:
+        data = encode(message)
+        self._writer.write(FRAME.pack(len(data)) + data)
+
+    async def _let_go(self, held: Held) -> None:
+        enter = self._enter.pop(held.folder, None)
+        if enter is None:  # nobody asked, or it is asked no more
+            self._send(LetGo(folder=held.folder, error="it was given up"))
+            return
+        try:
+            await asyncio.to_thread(enter, held.pid)
+        except (OSError, AgentError) as error:
+            self._send(LetGo(folder=held.folder, error=f"its control group: {error}"))
+        else:
+            self._send(LetGo(folder=held.folder))
 
     async def _listen(self) -> None:
         with contextlib.suppress(asyncio.IncompleteReadError, OSError, OnesError):
@@ -103,6 +135,10 @@ class ZygoteConnection:
             case Forked(folder=folder):
                 if (waiting := self._waiting.get(folder)) and not waiting.done():
                     waiting.set_result(message)
+            case Held():
+                task = asyncio.create_task(self._let_go(message))
+                self._letting_go.add(task)
+                task.add_done_callback(self._letting_go.discard)
             case ForkFailed(folder=folder, error=error):
                 if (waiting := self._waiting.get(folder)) and not waiting.done():
                     waiting.set_exception(NodeStartError(error))
@@ -119,22 +155,33 @@ class ZygotePool:
     Args:
         folders: of the node; sockets and output of zygotes lie in its `sockets`.
         limits: on each zygote and its workers.
+        groups: for zygotes that run as others than the agent; None: none.
     """
 
-    def __init__(self, folders: NodeFolders, limits: Jobs | None = None) -> None:
+    def __init__(
+        self, folders: NodeFolders, limits: Jobs | None = None, groups: JobGroups | None = None
+    ) -> None:
         self._folders = folders
-        self._limits = limits
+        self._groups = groups or JobGroups()
+        self.limits = limits
         self._folder = folders.sockets
         self._known: dict[tuple[str, int], ZygoteConnection] = {}
         self._locks: dict[tuple[str, int], asyncio.Lock] = {}
 
-    async def fork(self, python: str, folder: Path, account: Account | None = None) -> Forked:
+    async def fork(
+        self,
+        python: str,
+        folder: Path,
+        account: Account | None = None,
+        enter: Callable[[int], None] | None = None,
+    ) -> Forked:
         """Start a worker; a zygote that died meanwhile is replaced once.
 
         Args:
             python: path or name of the job's interpreter.
             folder: of the worker, with its assignment in it.
             account: who it runs as; None: as the agent does.
+            enter: puts its process into its control group before it begins.
 
         Returns:
             Its pid and start time.
@@ -144,7 +191,7 @@ class ZygotePool:
         """
         zygote = await self.get(python, account)
         try:
-            return await zygote.fork(folder)
+            return await zygote.fork(folder, enter)
         except StartError:
             if zygote.alive:
                 raise
@@ -152,7 +199,7 @@ class ZygotePool:
             mark := WorkerFolder(folder).mark()
         ) is not None:  # it forked, and died before it said so
             return Forked(folder=str(folder), pid=mark.pid, started_ticks=mark.started_ticks)
-        return await (await self.get(python, account)).fork(folder)
+        return await (await self.get(python, account)).fork(folder, enter)
 
     async def knows_tokens(self, python: str, account: Account | None = None) -> bool:
         """Whether workers of an interpreter's zygote show tokens; one that runs may be older.
@@ -238,7 +285,9 @@ class ZygotePool:
             log.info("zygote found", python=python, uid=uid)
             return found
         output = self._clear(path, account)
-        process = spawn(python, path, output, account, self._limits)
+        process = spawn(
+            python, path, output, account, limits=self._rlimits(), enter=self._door(account)
+        )
         deadline = asyncio.get_running_loop().time() + START_LIMIT_S
         while asyncio.get_running_loop().time() < deadline:
             zygote = await self._connect(path, uid)
@@ -253,6 +302,17 @@ class ZygotePool:
             await asyncio.sleep(PROBE_S)
         process.kill()
         raise StartError(f"python {python} was not ready after {START_LIMIT_S:.0f} s")
+
+    def _rlimits(self) -> Jobs | None:
+        """What groups bound is no limit of a uid as well: those are each process's, for good."""
+        if self.limits is not None and self._groups.bounds(PIDS):
+            return msgspec.structs.replace(self.limits, pids=0)
+        return self.limits
+
+    def _door(self, account: Account | None) -> Callable[[int], None] | None:
+        if account is None or not self._groups.there:
+            return None
+        return partial(self._groups.enter_zygote, account.cgroup)
 
     def _clear(self, path: Path, account: Account | None) -> Path:
         """Make way for a zygote's socket; gives the file of what it says."""

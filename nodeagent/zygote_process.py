@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Container
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from nodeagent.process_identity import belongs_to, start_ticks
 FROM_OUTSIDE: Final = frozenset({signal.SIGKILL, signal.SIGTERM})  # by the node, not its own end
 TICKS_PER_S: Final = os.sysconf("SC_CLK_TCK")
 MODULE: Final = "elastic.worker.zygote"
+WHEN_TOLD: Final = ("/bin/sh", "-c", 'read -r _ && exec "$@" </dev/null', "sh")
 LAST_WORDS: Final = 1 << 16  # bytes of what it said
 NOT_PASSED_ON: Final = (
     "CREDENTIALS_DIRECTORY",
@@ -82,7 +83,9 @@ def spawn(
     path: Path,
     output: Path,
     account: Account | None = None,
+    *,
     limits: Jobs | None = None,
+    enter: Callable[[int], None] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Begin a zygote.
 
@@ -92,9 +95,11 @@ def spawn(
         output: what it says; not in a folder of who it runs as.
         account: who it runs as, from its first instruction on; None: as the agent does.
         limits: on it, and on each of its workers.
+        enter: puts its process into its control group before its interpreter begins.
 
     Raises:
         StartError: if it cannot be begun.
+        OSError: if `enter` cannot.
     """
     environ = {key: value for key, value in os.environ.items() if not key.startswith("ONES_")}
     for name in NOT_PASSED_ON:
@@ -108,15 +113,17 @@ def spawn(
             environ.pop(name, None)
         environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
     command = [*_limited(limits), python, "-P", "-m", MODULE, "--socket", str(path)]
+    if enter is not None:
+        command = [*WHEN_TOLD, *command]
     try:
         sink = output.open("wb")
     except OSError as error:
         raise NodeStartError(f"cannot write {output}: {error.strerror}") from None
     try:
         with sink:
-            return subprocess.Popen(  # noqa: S603 - an interpreter that the job's owner named
+            process = subprocess.Popen(  # noqa: S603 - an interpreter that the job's owner named
                 command,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.DEVNULL if enter is None else subprocess.PIPE,
                 stdout=sink,
                 stderr=sink,
                 env=environ,
@@ -126,6 +133,20 @@ def spawn(
     except OSError as error:
         hint = "give an interpreter that exists on every node and has torch and ONES"
         raise StartError(f"python {python!r}: {error.strerror}", hint) from None
+    if enter is not None:
+        _let_begin(process, enter)
+    return process
+
+
+def _let_begin(process: subprocess.Popen[bytes], enter: Callable[[int], None]) -> None:
+    """A shell that is told nothing ends."""
+    if (told := process.stdin) is None:
+        return
+    with told:
+        enter(process.pid)
+        with contextlib.suppress(BrokenPipeError):
+            told.write(b"\n")
+            told.flush()
 
 
 def _limited(limits: Jobs | None) -> list[str]:

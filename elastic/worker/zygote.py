@@ -35,11 +35,21 @@ from elastic.worker.script_output import LossyOutput
 from schemas.codec import TO_ZYGOTE, encode
 from schemas.errors import OnesError
 from schemas.messages import Message
-from schemas.messages.worker import ExitStatus, Forked, ForkFailed, ProcessMark, ZygoteReady
+from schemas.messages.worker import (
+    ExitStatus,
+    Fork,
+    Forked,
+    ForkFailed,
+    Held,
+    LetGo,
+    ProcessMark,
+    ZygoteReady,
+)
 
 FRAME: Final = struct.Struct(">I")
 RECEIVE: Final = 65536
 LOOK_S: Final = 1.0  # at most between two looks at the socket's file
+GO: Final = b"\0"  # over a gate; anything else is why not
 LONGEST_ERROR: Final = 1000  # characters; with its frame less than a pipe takes at once
 
 
@@ -49,6 +59,7 @@ class Newborn:
 
     folder: Path  # of its worker
     line: int  # to the zygote: closed when the script begins, written to if it cannot
+    gate: int | None = None  # says when to begin; None: at once
 
 
 @dataclass(eq=False, slots=True)
@@ -60,6 +71,7 @@ class _Child:
     pidfd: int
     asked: socket.socket  # who wants to hear of it
     line: int | None  # until its script begins
+    gate: int | None = None  # while it is held
     said: bytearray = field(default_factory=bytearray)  # over the line: why it cannot
 
 
@@ -110,8 +122,9 @@ class Zygote:
         self._buffers[connection] = bytearray()
         self._selector.register(connection, selectors.EVENT_READ)
         ready = ZygoteReady(
-            pid=os.getpid(), python=sys.executable, torch=str(torch.__version__), tokens=True
-        )
+            pid=os.getpid(), python=sys.executable, torch=str(torch.__version__),
+            tokens=True, holds=True,
+        )  # fmt: skip
         self._send(connection, ready)
 
     def _read(self, connection: socket.socket) -> Newborn | None:
@@ -123,6 +136,9 @@ class Zygote:
             self._selector.unregister(connection)
             del self._buffers[connection]
             connection.close()
+            for child in self._children:
+                if child.asked is connection:
+                    self._let_go(child, "its agent is gone")
             return None
         buffer = self._buffers[connection]
         buffer.extend(data)
@@ -133,23 +149,40 @@ class Zygote:
             body = bytes(buffer[FRAME.size : FRAME.size + length])
             del buffer[: FRAME.size + length]
             try:
-                folder = Path(TO_ZYGOTE.decode(body).folder)
+                message = TO_ZYGOTE.decode(body)
             except OnesError as error:
                 sys.stderr.write(f"dropped: {error}\n")
                 continue
-            if (newborn := self._fork(connection, folder)) is not None:
-                return newborn
+            if isinstance(message, Fork):
+                if (newborn := self._fork(connection, message)) is not None:
+                    return newborn
+            elif isinstance(message, LetGo):
+                for child in self._children:
+                    if str(child.folder) == message.folder:
+                        self._let_go(child, message.error)
         return None
 
-    def _fork(self, connection: socket.socket, folder: Path) -> Newborn | None:
-        """Fork the worker of `folder`; only the child is given something."""
+    @staticmethod
+    def _let_go(child: _Child, error: str) -> None:
+        """Have a child that is held begin, or end."""
+        if child.gate is None:
+            return
+        with contextlib.suppress(OSError):  # it was killed
+            os.write(child.gate, error[:LONGEST_ERROR].encode() or GO)
+        os.close(child.gate)
+        child.gate = None
+
+    def _fork(self, connection: socket.socket, asked: Fork) -> Newborn | None:
+        """Fork the worker of a folder; only the child is given something."""
+        folder = Path(asked.folder)
         try:
             line, childs_end = os.pipe()
+            childs_gate, gate = os.pipe() if asked.held else (None, None)
             try:
                 pid = os.fork()
             except OSError:
-                os.close(line)
-                os.close(childs_end)
+                for descriptor in (line, childs_end, childs_gate, gate):
+                    _close(descriptor)
                 raise
         except OSError as error:
             failed = ForkFailed(folder=str(folder), error=f"cannot fork: {error.strerror}")
@@ -158,26 +191,30 @@ class Zygote:
         if pid == 0:
             os.setsid()
             os.close(line)
-            self._let_go()
-            return Newborn(folder, childs_end)
+            _close(gate)
+            self._forget_all()
+            return Newborn(folder, childs_end, childs_gate)
         os.close(childs_end)
+        _close(childs_gate)
         os.set_blocking(line, False)
         forked = Forked(folder=str(folder), pid=pid, started_ticks=_ticks(pid))
-        child = _Child(forked, folder, os.pidfd_open(pid), connection, line)
+        child = _Child(forked, folder, os.pidfd_open(pid), connection, line, gate)
         self._children.add(child)
         for descriptor in (child.pidfd, line):
             self._selector.register(descriptor, selectors.EVENT_READ, child)
+        if asked.held:
+            self._send(connection, Held(folder=asked.folder, pid=pid))
         return None
 
-    def _let_go(self) -> None:
+    def _forget_all(self) -> None:
         """A child has nothing to do with those who ask its zygote, nor with other children."""
         self._listener.close()
         for connection in self._buffers:
             connection.close()
         for child in self._children:
             os.close(child.pidfd)
-            if child.line is not None:
-                os.close(child.line)
+            _close(child.line)
+            _close(child.gate)
         self._selector.close()
 
     def _look_at(self, child: _Child) -> None:
@@ -190,6 +227,7 @@ class Zygote:
             self._children.remove(child)
             self._selector.unregister(child.pidfd)
             os.close(child.pidfd)
+            _close(child.gate)
             if not child.said:
                 self._write_end(child.folder, status, usage)
 
@@ -227,6 +265,11 @@ class Zygote:
         data = encode(message)
         with contextlib.suppress(OSError):  # the agent died; its successor looks at the folders
             connection.sendall(FRAME.pack(len(data)) + data)
+
+
+def _close(descriptor: int | None) -> None:
+    if descriptor is not None:
+        os.close(descriptor)
 
 
 def _write(path: Path, message: Message) -> None:
@@ -268,12 +311,27 @@ def main() -> None:
     newborn = Zygote(path).serve()
     folder = newborn.folder
     try:
+        _await_go(newborn.gate)
         _enter(folder)
         run = run_script.prepare_worker(folder)
     except BaseException as error:  # noqa: BLE001 - whatever it is, no line of the script ran
         _cannot_begin(newborn.line, error)
     os.close(newborn.line)
     _leave(run(), folder)
+
+
+def _await_go(gate: int | None) -> None:
+    """Wait until the agent put this process where it belongs.
+
+    Raises:
+        OSError: if it could not, or is gone.
+    """
+    if gate is None:
+        return
+    said = os.read(gate, LONGEST_ERROR)
+    os.close(gate)
+    if said != GO:
+        raise OSError(said.decode(errors="replace") or "its zygote is gone")
 
 
 def _enter(folder: Path) -> None:
@@ -303,8 +361,8 @@ def _enter(folder: Path) -> None:
 def _cannot_begin(line: int, error: BaseException) -> NoReturn:
     """Say why over the line: on a full disk nothing else arrives."""
     if isinstance(error, OSError):
-        what = f" {error.filename}" if error.filename else ""
-        text = f"cannot begin a worker:{what}: {error.strerror or error}"
+        what = f" {error.filename}:" if error.filename else ""
+        text = f"cannot begin a worker:{what} {error.strerror or error}"
     else:
         text = f"cannot begin a worker: {error!r}"
     with contextlib.suppress(OSError):  # its zygote died

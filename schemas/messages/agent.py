@@ -177,6 +177,7 @@ class WorkerExited(WorkerEvent, tag="worker.exited.1"):
     code: int | None  # exit status; None when a signal ended it or nobody could see it
     signal: int | None
     unseen: bool = False  # nobody reaped it: the zygote died too
+    memory_limit: int | None = None  # bytes, of its job on the node, if it was killed for more
 
 
 class WorkerRefused(WorkerEvent, tag="worker.refused.1"):

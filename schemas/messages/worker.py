@@ -90,6 +90,21 @@ class Fork(Message, tag="zygote.fork.1"):
     """Agent to zygote: start the worker whose folder this is."""
 
     folder: str
+    held: bool = False  # the worker waits for a `LetGo` before it begins
+
+
+class Held(Message, tag="zygote.held.1"):
+    """Zygote to agent: the process is there and waits."""
+
+    folder: str
+    pid: int
+
+
+class LetGo(Message, tag="zygote.let_go.1"):
+    """Agent to zygote: the worker that is held may begin."""
+
+    folder: str
+    error: str = ""  # why it may not: it ends
 
 
 class Forked(Message, tag="zygote.forked.1"):
@@ -114,6 +129,7 @@ class ZygoteReady(Message, tag="zygote.ready.1"):
     python: str
     torch: str  # its version
     tokens: bool = False  # its workers show those of their assignments
+    holds: bool = False  # it knows `Fork.held`
 
 
 class ExitStatus(Message, tag="worker.exit_status.1"):
@@ -152,5 +168,5 @@ Report = (
     | UnitFailed
     | ScriptFailed
 )
-FromZygote = Forked | ForkFailed | ZygoteReady
-ToZygote = Fork
+FromZygote = Forked | ForkFailed | Held | ZygoteReady
+ToZygote = Fork | LetGo

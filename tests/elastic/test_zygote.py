@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import errno
 import os
+import select
 import sys
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -38,10 +39,10 @@ class Node:
     folder: WorkerFolder
     work: Path
 
-    async def fork(self) -> str:
+    async def fork(self, enter: Callable[[int], None] | None = None) -> str:
         """Ask for the worker; the empty string if it began, else why not."""
         try:
-            await asyncio.wait_for(self.zygote.fork(self.folder.path), LIMIT_S)
+            await asyncio.wait_for(self.zygote.fork(self.folder.path, enter), LIMIT_S)
         except NodeStartError as error:
             return error.message
         return ""
@@ -186,3 +187,48 @@ async def test_a_script_that_is_not_there_is_its_jobs_fault(tmp_path: Path) -> N
             path.unlink()
 
         assert (await here.fork(), (await here.ended()).code) == ("", 2)
+
+
+async def test_a_worker_begins_when_it_is_where_it_belongs(tmp_path: Path) -> None:
+    entered: list[tuple[int, bool]] = []
+    async with node(tmp_path, "print('began')") as here:
+        said = await here.fork(
+            lambda pid: entered.append((pid, (here.folder.path / "process").exists()))
+        )
+        mark = here.folder.mark()
+        code = (await here.ended()).code
+
+    assert mark is not None
+    assert (said, entered, code) == ("", [(mark.pid, False)], 0)
+
+
+def no_group(_: int) -> None:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "cgroup.procs")
+
+
+async def test_a_worker_that_cannot_be_put_there_does_not_begin(tmp_path: Path) -> None:
+    async with node(tmp_path, "print('began')") as here:
+        said = await here.fork(no_group)
+
+    assert said == (
+        "cannot begin a worker: its control group: [Errno 28] No space left on device: "
+        "'cgroup.procs'"
+    )
+    assert (here.folder.mark(), here.folder.exit()) == (None, None)
+
+
+async def test_a_worker_that_is_held_as_its_agent_dies_does_not_begin(tmp_path: Path) -> None:
+    held: list[int] = []
+    async with node(tmp_path, "print('began')") as here:
+        asked = asyncio.create_task(here.fork(held.append))
+        here.zygote._let_go = lambda message: asyncio.sleep(held.append(message.pid) or 0)  # type: ignore[assignment, func-returns-value]
+        async with asyncio.timeout(LIMIT_S):
+            while not held:
+                await asyncio.sleep(0.005)
+            pidfd = os.pidfd_open(held[0])
+            here.zygote.close()
+            await asyncio.to_thread(select.select, [pidfd], [], [])
+        os.close(pidfd)
+
+    asked.cancel()
+    assert (here.folder.mark(), here.folder.exit()) == (None, None)

@@ -85,7 +85,6 @@ def test_settings_with_which_jobs_could_read_keys_are_refused(
         ({"uids": (0, 10)}, "jobs.uids", "no uids of jobs"),
         ({"files": 10}, "jobs.files", "too few for any worker"),
         ({"pids": 10}, "jobs.pids", "too few for any worker"),
-        ({"pids": 100, "trust_each_other": True}, "jobs.pids", "jobs run as the agent"),
         ({"uids": (70_000, 0)}, "jobs.uids", "no uids of jobs"),
         ({"uids": (2**32 - 2, 2)}, "jobs.uids", "no uids of jobs"),
     ],

@@ -49,7 +49,7 @@ class Forking:
     async def knows_tokens(self, *_: object) -> bool:
         return True
 
-    async def fork(self, _: str, folder: Path, __: object = None) -> Forked:
+    async def fork(self, _: str, folder: Path, *__: object) -> Forked:
         ticks = start_ticks(self.child.pid)
         assert ticks is not None
         return Forked(folder=str(folder), pid=self.child.pid, started_ticks=ticks)
@@ -119,7 +119,7 @@ class NotForking:
     async def knows_tokens(self, *_: object) -> bool:
         return True
 
-    async def fork(self, _: str, __: Path, ___: object = None) -> Forked:
+    async def fork(self, _: str, __: Path, *___: object) -> Forked:
         raise self.error
 
     def close(self) -> None:
@@ -243,7 +243,7 @@ async def test_a_process_whose_zygote_said_nothing_in_time_does_not_live_on(
     forking = Forking()
 
     class Silent(NotForking):
-        async def fork(self, _: str, folder: Path, __: object = None) -> Forked:
+        async def fork(self, _: str, folder: Path, *__: object) -> Forked:
             forked = await forking.fork(_, folder)
             mark = ProcessMark(pid=forked.pid, started_ticks=forked.started_ticks)
             (folder / "process").write_bytes(encode(mark))

@@ -61,7 +61,8 @@ def test_a_zygote_is_its_job_with_its_limits_and_nothing_of_the_agents(
     account = Account(Owner(61_003, 61_004), (61_005,), "ann", "/home/ann")
 
     said = tmp_path / "said"
-    spawn(str(python), tmp_path / "s", said, account, Jobs(files=300, pids=70)).wait()
+    limits = Jobs(files=300, pids=70)
+    spawn(str(python), tmp_path / "s", said, account, limits=limits).wait()
 
     assert said.read_text().splitlines() == [
         "300",

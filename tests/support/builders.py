@@ -325,9 +325,16 @@ def exited(
     rank: int = 0,
     code: int | None = None,
     signal: int | None = None,
+    memory_limit: int | None = None,
 ) -> WorkerExited:
     unseen = code is None and signal is None
-    return WorkerExited(**_worker(job, version, rank), code=code, signal=signal, unseen=unseen)
+    return WorkerExited(
+        **_worker(job, version, rank),
+        code=code,
+        signal=signal,
+        unseen=unseen,
+        memory_limit=memory_limit,
+    )
 
 
 def refused(

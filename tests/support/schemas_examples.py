@@ -391,7 +391,7 @@ _OF_WORKERS: Final = (
     ),
     agent.UnitFailed(**_WORKER, index=5, attempt=37, why="loss is nan", fault="trial"),
     agent.ScriptFailed(**_WORKER, index=5, error="ValueError: no data", where="train.py:31"),
-    agent.WorkerExited(**_WORKER, code=1, signal=9, unseen=True),
+    agent.WorkerExited(**_WORKER, code=1, signal=9, unseen=True, memory_limit=2 << 30),
     agent.WorkerRefused(
         **_WORKER, error="no such interpreter", hint="correct `python`", node_fault=True
     ),
@@ -629,10 +629,12 @@ _ON_A_NODE: Final = (
     ),
     worker.SlotGranted(),
     hopping.UnitTask(unit=UNIT),
-    worker.Fork(folder="/run/ones/digits-7.v5.r1"),
+    worker.Fork(folder="/run/ones/digits-7.v5.r1", held=True),
+    worker.Held(folder="/run/ones/digits-7.v5.r1", pid=4711),
+    worker.LetGo(folder="/run/ones/digits-7.v5.r1", error="no such group"),
     worker.Forked(folder="/run/ones/digits-7.v5.r1", pid=4711, started_ticks=88_123),
     worker.ForkFailed(folder="/run/ones/digits-7.v5.r1", error="EAGAIN"),
-    worker.ZygoteReady(pid=4700, python="3.11.9", torch="2.13.0", tokens=True),
+    worker.ZygoteReady(pid=4700, python="3.11.9", torch="2.13.0", tokens=True, holds=True),
     worker.ExitStatus(code=1, signal=9, at=1_760_000_061.5, max_rss_bytes=300 << 20, cpu_s=42.5),
     worker.ProcessMark(pid=4711, started_ticks=88_123),
 )

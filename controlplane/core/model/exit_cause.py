@@ -27,7 +27,8 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
     """How a worker ended, and the reason in words.
 
     A signal that a program raises by its own fault is a failure of the script; any other (KILL by
-    an operator or the kernel, TERM of a host going down) is a loss.
+    an operator or the kernel, TERM of a host going down) is a loss. A job that took more memory
+    than its limit on a node would take it on the next one, too: that is its script's fault.
 
     Args:
         event: the end as its agent saw it.
@@ -38,7 +39,12 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
         return ExitCause.DONE, script.finished or _early_end(epoch)
     if event.code is not None:
         what = script.error or "its script ended"
-        return ExitCause.FAILED, f"{what}: exit code {event.code}"
+        why = f"{what}: exit code {event.code}"
+        if event.memory_limit is not None:
+            why += f"; {_too_much(event.memory_limit)}"
+        return ExitCause.FAILED, why
+    if event.memory_limit is not None:
+        return ExitCause.FAILED, f"rank {event.rank} was killed: {_too_much(event.memory_limit)}"
     if event.signal in FAULTS:
         return ExitCause.FAILED, f"a worker died of {signal.Signals(event.signal).name}"
     if event.signal is not None:
@@ -52,6 +58,11 @@ def exit_cause(event: WorkerExited, script: ScriptReports, epoch: int) -> tuple[
 
 
 _KNOWN: Final = frozenset(int(known) for known in signal.Signals)
+
+
+def _too_much(limit: int) -> str:
+    what = f"the job's processes on its node took more than {limit / (1 << 30):.3g} GiB of memory"
+    return f"{what}; use less of it, or ask who runs the cluster for more (memory_bytes of [jobs])"
 
 
 def _early_end(epoch: int) -> str:

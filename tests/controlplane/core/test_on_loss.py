@@ -76,3 +76,26 @@ def test_a_controller_that_begins_again_is_no_loss() -> None:
     controller.take(NodeSuspected(node=N1, silent_s=6.0))
 
     assert controller.job(A).phase.value not in ENDED
+
+
+TOO_MUCH = (
+    "the job's processes on its node took more than 2 GiB of memory; use less of it, or ask who "
+    "runs the cluster for more (memory_bytes of [jobs])"
+)
+
+
+@pytest.mark.parametrize(
+    ("end", "said"),
+    [
+        ({"signal": signal.SIGKILL}, f"rank 0 was killed: {TOO_MUCH}"),
+        ({"code": 1}, f"its script ended: exit code 1; {TOO_MUCH}"),
+    ],
+)
+def test_a_job_that_took_more_memory_than_it_may_is_not_tried_on_other_nodes_without_end(
+    end: dict[str, int], said: str
+) -> None:
+    job = running(cluster_of(n1=1, n2=1), epochs=2, retries=0)
+
+    job.tell(N1, exited(A, memory_limit=2 << 30, **end))
+
+    assert (job.job(A).phase, why(job)) == (Phase.FAILED, said)

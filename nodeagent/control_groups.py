@@ -1,0 +1,263 @@
+"""Control groups of this host: where those of jobs may be made, and what their files say."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+MOUNTS: Final = Path("/proc/self/mounts")
+OWN: Final = Path("/proc/self/cgroup")
+PROCS: Final = "cgroup.procs"
+CONTROL: Final = "cgroup.subtree_control"
+MEMORY, PIDS = "memory", "pids"
+REST: Final = "ones-rest"  # who was in a group before it was divided (version 2 wants leaves)
+END_S: Final = 5.0  # a process that the kernel holds takes longer, and is left
+LOOK_S: Final = 0.005
+
+
+@dataclass(frozen=True, slots=True)
+class Hierarchy:
+    """One tree of control groups."""
+
+    base: Path  # the group below which those of jobs are made
+    controllers: frozenset[str]  # `MEMORY`, `PIDS`: what it can bound
+    unified: bool  # version 2
+
+
+def find(group: str = "", mounts: Path = MOUNTS, own: Path = OWN) -> tuple[Hierarchy, ...]:
+    """The trees in which this process may make groups.
+
+    Version 2 where it bounds something, else those of version 1, else version 2 for its `kill`.
+
+    Args:
+        group: path of the group to be divided, as in /proc/PID/cgroup; empty: the process's own.
+        mounts: of the process.
+        own: its groups.
+
+    Returns:
+        None where the host has none, or they cannot be written.
+    """
+    try:
+        table = [line.split() for line in mounts.read_text(encoding="utf-8").splitlines()]
+        mine = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return ()
+    paths = {name: path for _, names, path in mine for name in names.split(",")}
+    unified, former = list[Hierarchy](), list[Hierarchy]()
+    for _, mount, kind, options, *_ in table:
+        if kind == "cgroup2" and (base := _base(mount, group or paths.get("", ""))):
+            offered = _words(base / "cgroup.controllers") & {MEMORY, PIDS}
+            unified.append(Hierarchy(base, frozenset(offered), unified=True))
+        offered = set(options.split(",")) & {MEMORY, PIDS}
+        if (
+            kind == "cgroup"
+            and offered
+            and (base := _base(mount, group or paths.get(min(offered), "")))
+        ):
+            former.append(Hierarchy(base, frozenset(offered), unified=False))
+    if any(tree.controllers for tree in unified):
+        return tuple(unified)
+    return tuple(former or unified)
+
+
+def _base(mount: str, path: str) -> Path | None:
+    if ".." in Path(path).parts:  # outside of what this namespace shows
+        return None
+    base = Path(mount) / path.lstrip("/")
+    if base.name == REST:
+        base = base.parent
+    return base if os.access(base, os.W_OK) and os.access(base / PROCS, os.W_OK) else None
+
+
+def _words(path: Path) -> set[str]:
+    with contextlib.suppress(OSError):
+        return set(path.read_text(encoding="ascii").split())
+    return set()
+
+
+def divide(group: Path, controllers: frozenset[str]) -> None:
+    """Have the groups below a group of version 2 bounded each by itself.
+
+    Args:
+        group: those in it move to a group below it.
+        controllers: to be used there.
+
+    Raises:
+        OSError: if it cannot be done.
+    """
+    words = " ".join(f"+{name}" for name in sorted(controllers))
+    try:
+        write(group / CONTROL, words)
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        (group / REST).mkdir(exist_ok=True)
+        for pid in members(group):
+            enter(group / REST, pid)
+        write(group / CONTROL, words)
+
+
+def enter(group: Path, pid: int) -> None:
+    """Put a process into a group; what it forks from then on is born there.
+
+    Args:
+        group: that is there.
+        pid: one that is gone is passed over.
+
+    Raises:
+        OSError: if the kernel refuses it.
+    """
+    with contextlib.suppress(ProcessLookupError):
+        write(group / PROCS, str(pid))
+
+
+def members(group: Path) -> list[int]:
+    """Processes in a group itself; none where it is not there.
+
+    Args:
+        group: not those below it.
+    """
+    try:
+        return [int(word) for word in (group / PROCS).read_text(encoding="ascii").split()]
+    except OSError:
+        return []
+
+
+def below(group: Path) -> Iterator[Path]:
+    """The groups right below a group; none where it is not there.
+
+    Args:
+        group: any.
+    """
+    with contextlib.suppress(OSError):
+        yield from [path for path in group.iterdir() if path.is_dir()]
+
+
+def end_all(group: Path, limit_s: float = END_S) -> None:
+    """Kill every process of a group, those that are born meanwhile too.
+
+    Args:
+        group: without groups below it.
+        limit_s: how long to wait until they are gone, seconds.
+    """
+    deadline = time.monotonic() + limit_s
+    while found := members(group):
+        try:
+            write(group / "cgroup.kill", "1")
+        except OSError:  # version 1, or a kernel before 5.14
+            for pid in found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            return
+        time.sleep(LOOK_S)
+
+
+def remove(group: Path) -> bool:
+    """Remove a group with those below it, as far as nobody is in them.
+
+    Args:
+        group: one that is not there is passed over.
+
+    Returns:
+        Whether it is gone.
+    """
+    for inner in below(group):
+        remove(inner)
+    try:
+        group.rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
+def killed_for_memory(tree: Hierarchy, job: Path, worker: Path) -> int:
+    """How many processes the kernel killed since memory of a job's group was used up.
+
+    Args:
+        tree: in which the groups are.
+        job: the group with the limit.
+        worker: the group in it. Version 1 counts where the victim was, 2 where the limit is.
+    """
+    path = job / "memory.events" if tree.unified else worker / "memory.oom_control"
+    with contextlib.suppress(OSError, ValueError):
+        lines = (line.split() for line in path.read_text(encoding="ascii").splitlines())
+        return next(int(line[1]) for line in lines if line[0] == "oom_kill")
+    return 0
+
+
+def bound_memory(tree: Hierarchy, group: Path, most: int) -> None:
+    """Bound what the processes in and below a group take, swap included.
+
+    Args:
+        tree: in which the group is, with `MEMORY`.
+        group: that is there.
+        most: bytes; 0: as much as there is.
+
+    Raises:
+        OSError: if the kernel refuses it, as version 1 does when more is in use.
+    """
+    if tree.unified:
+        if most or (group / "memory.max").exists():
+            write(group / "memory.max", str(most or "max"))
+            with contextlib.suppress(FileNotFoundError, PermissionError):  # no swap
+                write(group / "memory.swap.max", "0" if most else "max")
+        return
+    limit, swap = group / "memory.limit_in_bytes", group / "memory.memsw.limit_in_bytes"
+    value = str(most or -1)
+    try:
+        write(limit, value)
+        _write_if_there(swap, value)
+    except OSError as error:  # never more memory than memory and swap together: EINVAL
+        if error.errno != errno.EINVAL:
+            raise
+        _write_if_there(swap, value)
+        write(limit, value)
+
+
+def bound_pids(group: Path, most: int) -> None:
+    """Bound how many processes and threads are in and below a group.
+
+    Args:
+        group: that is there, of a tree with `PIDS`.
+        most: 0: as many as there can be.
+
+    Raises:
+        OSError: if the kernel refuses it.
+    """
+    if most or (group / "pids.max").exists():
+        write(group / "pids.max", str(most or "max"))
+
+
+def write(path: Path, value: str) -> None:
+    """Write one of a group's files; they take a value in one piece, and none is made.
+
+    Args:
+        path: of the file.
+        value: as the kernel takes it.
+
+    Raises:
+        OSError: naming the file.
+    """
+    try:
+        descriptor = os.open(path, os.O_WRONLY)
+        try:
+            os.write(descriptor, value.encode("ascii"))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def _write_if_there(path: Path, value: str) -> None:
+    if path.exists():
+        write(path, value)

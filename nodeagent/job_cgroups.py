@@ -1,0 +1,310 @@
+"""A control group for each job of this node: its limits, and the end of what it left running."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+import structlog
+
+from nodeagent.agent_settings import Jobs
+from nodeagent.control_groups import (
+    MEMORY,
+    PIDS,
+    Hierarchy,
+    below,
+    bound_memory,
+    bound_pids,
+    divide,
+    end_all,
+    enter,
+    killed_for_memory,
+    members,
+    remove,
+)
+from schemas.errors import SettingsError
+from schemas.ids import JobId, WorkerId
+
+log = structlog.get_logger("cgroups")
+PREFIX: Final = "ones-run-"
+ZYGOTES: Final = "zygotes"
+GROUPS_NEEDED: Final = (
+    "give it a group that it may divide: name it in jobs.cgroup, as bin/systemd/ones-jobs.service "
+    "makes one, or leave the limit out"
+)
+
+
+def group_of_job(job: JobId) -> str:
+    """The name of a job's group.
+
+    Args:
+        job: its name.
+    """
+    return f"job-{job}"
+
+
+class JobGroups:
+    """Groups `ones-run-RUN/job-JOB/WORKER` in each tree of this host.
+
+    Limits are the job's, for each slot that it has here; what a worker leaves behind is found in
+    the group of the worker. Methods touch files of the kernel, which may take some 10 ms: they are
+    for threads, any number at a time.
+
+    Args:
+        trees: of this host; none: nothing is bounded, and everything is passed over.
+        run: folder of the node, which tells its groups from those of other agents.
+        limits: for each slot.
+    """
+
+    def __init__(
+        self, trees: tuple[Hierarchy, ...] = (), run: Path = Path(), limits: Jobs | None = None
+    ) -> None:
+        self.name = f"{PREFIX}{hashlib.sha256(str(run.resolve()).encode()).hexdigest()[:12]}"
+        self._tops = [(tree, tree.base / self.name) for tree in trees]
+        self._limits = Jobs() if limits is None else limits
+        self._held: dict[WorkerId, JobId] = {}
+        self._killed: dict[Path, int] = {}  # what was told already
+        self._lock = threading.RLock()
+
+    @property
+    def there(self) -> bool:
+        """Whether jobs have groups here."""
+        return bool(self._tops)
+
+    def bounds(self, controller: str) -> bool:
+        """Whether a limit holds here.
+
+        Args:
+            controller: `MEMORY` or `PIDS`.
+        """
+        return any(controller in tree.controllers for tree, _ in self._tops)
+
+    def use(self, limits: Jobs) -> None:
+        """Bound jobs by other limits from now on, those that run too.
+
+        Args:
+            limits: for each slot. One that a job is above of stays as it was.
+        """
+        with self._lock:
+            self._limits = limits
+            try:
+                self._divide()
+            except OSError as error:
+                log.warning("limits are not set", file=error.filename, why=error.strerror)
+                return
+            for job in set(self._held.values()):
+                self._bound_less(job)
+
+    def open(self) -> None:
+        """Make ready for jobs, and remove groups of any agent in which nobody is.
+
+        Raises:
+            SettingsError: if limits are wanted and groups cannot be divided.
+        """
+        with self._lock:
+            try:
+                self._divide()
+            except OSError as error:
+                what = f"jobs: limits cannot be set: {error.filename}: {error.strerror}"
+                raise SettingsError(what, GROUPS_NEEDED, "jobs.memory_bytes") from None
+            for tree, _ in self._tops:
+                for group in below(tree.base):
+                    if group.name.startswith(PREFIX):
+                        remove(group)
+
+    def adopt(self, worker: WorkerId, job: JobId, pid: int | None) -> None:
+        """A worker of a former life of this agent.
+
+        Args:
+            worker: its name.
+            job: of the worker.
+            pid: of its process, if that runs; one that is in no group yet is put there.
+        """
+        try:
+            self.hold(worker, job)
+            if pid is not None:
+                self.enter(worker, pid)
+        except OSError as error:
+            log.warning("limits are not set", job=job, file=error.filename, why=error.strerror)
+
+    def end_left(self) -> None:
+        """End what workers of a former life left that ended meanwhile."""
+        with self._lock:
+            left = [leaf for _, leaf in self._leaves() if leaf.name not in {*self._held, ZYGOTES}]
+        for leaf in left:
+            if members(leaf):
+                log.warning("processes that a worker left are ended", group=str(leaf))
+            end_all(leaf)
+        self.tidy()
+
+    def hold(self, worker: WorkerId, job: JobId) -> None:
+        """A worker is about to start: its job has a slot more here.
+
+        Args:
+            worker: its name.
+            job: of the worker.
+
+        Raises:
+            OSError: if there are limits and they cannot be set.
+        """
+        with self._lock:
+            self._held[worker] = job
+            self._make(job)
+
+    def enter(self, worker: WorkerId, pid: int) -> None:
+        """Put a worker's process where it belongs, with all that it will fork.
+
+        Args:
+            worker: that is held.
+            pid: of its process; one that is gone is passed over.
+
+        Raises:
+            OSError: if the kernel refuses it and there are limits.
+        """
+        if (job := self._held.get(worker)) is not None:
+            self._enter(group_of_job(job), worker, pid)
+
+    def enter_zygote(self, group: str, pid: int) -> None:
+        """The same for a zygote that runs as its job or its user.
+
+        Args:
+            group: of the job, or of the user, who is bounded as one slot is.
+            pid: of its process.
+
+        Raises:
+            OSError: if the kernel refuses it and there are limits.
+        """
+        self._enter(group, ZYGOTES, pid)
+
+    def release(self, worker: WorkerId) -> int | None:
+        """A worker ended, or did not begin: all that it left running ends, and its group goes.
+
+        Args:
+            worker: its name; one that is not held is passed over.
+
+        Returns:
+            The limit of its job's memory here, bytes, if processes were killed for exceeding it.
+        """
+        job = self._held.get(worker)
+        if job is None:
+            return None
+        exceeded = self._exceeded(job, worker)
+        limit = self._limits.memory_bytes * self._slots(job)
+        for _, top in self._tops:
+            end_all(top / group_of_job(job) / worker)
+        with self._lock:
+            self._held.pop(worker, None)
+            for _, top in self._tops:
+                remove(top / group_of_job(job) / worker)
+            if job in self._held.values():
+                self._bound_less(job)
+        self.tidy()
+        return limit if exceeded and limit else None
+
+    def tidy(self) -> None:
+        """Remove groups of jobs that have nothing here any more."""
+        with self._lock:
+            held = {group_of_job(job) for job in self._held.values()}
+            for _, top in self._tops:
+                for group in below(top):
+                    if group.name not in held and remove(group):
+                        self._killed.pop(group, None)
+
+    def close(self) -> None:
+        """The agent ends: workers stay where they are."""
+        self.tidy()
+        for _, top in self._tops:
+            remove(top)
+
+    def end_everything(self) -> None:
+        """Kill all that runs in groups of this node, and remove them."""
+        for _, leaf in list(self._leaves()):
+            end_all(leaf)
+        for _, top in self._tops:
+            remove(top)
+
+    def _leaves(self) -> Iterator[tuple[Hierarchy, Path]]:
+        for tree, top in self._tops:
+            for group in below(top):
+                for leaf in below(group):
+                    yield tree, leaf
+
+    def _slots(self, job: JobId) -> int:
+        return self._slots_of(group_of_job(job))
+
+    def _exceeded(self, job: JobId, worker: WorkerId) -> bool:
+        found = False
+        for tree, top in self._tops:
+            group = top / group_of_job(job)
+            count = killed_for_memory(tree, group, group / worker)
+            known = group if tree.unified else group / worker
+            found = found or count > self._killed.get(known, 0)
+            if tree.unified:
+                self._killed[known] = count
+        return found
+
+    def _divide(self) -> None:
+        """Version 2: groups are bounded below a group that says so, and nobody may be in that."""
+        wanted = {MEMORY: self._limits.memory_bytes, PIDS: self._limits.pids}
+        names = frozenset(name for name, most in wanted.items() if most)
+        for tree, top in self._tops:
+            if tree.unified and names & tree.controllers:
+                divide(tree.base, names & tree.controllers)
+                top.mkdir(exist_ok=True)
+                divide(top, names & tree.controllers)
+
+    def _make(self, job: JobId) -> None:
+        group = group_of_job(job)
+        with self._passed_over_without_limits():
+            for worker in [name for name, other in self._held.items() if other == job]:
+                self._make_leaf(group, worker)
+            self._bound(group, self._slots(job))
+
+    def _make_leaf(self, group: str, name: str) -> None:
+        for _, top in self._tops:
+            (top / group / name).mkdir(parents=True, exist_ok=True)
+
+    def _enter(self, group: str, name: str, pid: int) -> None:
+        with self._passed_over_without_limits():
+            try:
+                self._put(group, name, pid)
+            except FileNotFoundError:  # another agent found it empty as it began
+                with self._lock:
+                    self._make_leaf(group, name)
+                    self._bound(group, max(1, self._slots_of(group)))
+                self._put(group, name, pid)
+
+    def _put(self, group: str, name: str, pid: int) -> None:
+        for _, top in self._tops:
+            enter(top / group / name, pid)
+
+    def _slots_of(self, group: str) -> int:
+        return sum(group_of_job(job) == group for job in self._held.values())
+
+    def _bound(self, group: str, slots: int) -> None:
+        for tree, top in self._tops:
+            if MEMORY in tree.controllers:
+                bound_memory(tree, top / group, self._limits.memory_bytes * slots)
+            if PIDS in tree.controllers:
+                bound_pids(top / group, self._limits.pids * slots)
+
+    def _bound_less(self, job: JobId) -> None:
+        """What is in use already stays allowed where the kernel says so (version 1)."""
+        try:
+            self._bound(group_of_job(job), self._slots(job))
+        except OSError as error:
+            log.warning("a limit stays as it was", job=job, file=error.filename, why=error.strerror)
+
+    @contextlib.contextmanager
+    def _passed_over_without_limits(self) -> Iterator[None]:
+        """Where nothing is to be bounded no job should fail for want of a group."""
+        try:
+            yield
+        except OSError as error:
+            if self._limits.memory_bytes or self._limits.pids:
+                raise
+            log.warning("no control group", file=error.filename, why=error.strerror)

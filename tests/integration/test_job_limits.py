@@ -1,0 +1,116 @@
+"""Limits of jobs by control groups, with real jobs of a real agent; needs a host that has them."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.control_groups import MEMORY, PIDS, Hierarchy, find, members
+from tests.support.cluster import LIMIT_S, Cluster, await_gone, kill
+
+OFFERED = {name for tree in find() for name in tree.controllers}
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif({MEMORY, PIDS} != OFFERED, reason="needs control groups that it may divide"),
+]
+MOST = 384 << 20
+HELD = {"OMP_NUM_THREADS": "1", "PAUSE_S": "0.01"}
+GREEDY = "taken = bytearray(2 << 30)"
+FORKS = """
+import os, signal
+born = 0
+while born < 1000:
+    try:
+        first = os.fork()
+    except BlockingIOError:
+        break
+    if first == 0:
+        os.setsid()
+        try:
+            second = os.fork()
+        except BlockingIOError:
+            os._exit(1)
+        if second == 0:
+            signal.pause()
+        os._exit(0)
+    if os.waitpid(first, 0)[1]:
+        break
+    born += 1
+print(born)
+"""
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    base = tmp_path_factory.mktemp("l")
+    running = Cluster(base / "home", base / "jobs", slots=2)
+    pids = running.up()
+    with (running.home / "agent-1.toml").open("a") as file:
+        file.write(f"[jobs]\nmemory_bytes = {MOST}\npids = 100\n")
+    os.kill(pids["agents"][0], signal.SIGHUP)
+    log = running.home / "logs" / "agent-1.log"
+    deadline = time.monotonic() + LIMIT_S
+    while '"changed": ["jobs.pids", "jobs.memory_bytes"]' not in log.read_text():
+        assert time.monotonic() < deadline, running.said()
+    yield running
+    running.down()
+    assert list(groups(running)) == []
+
+
+def groups(house: Cluster, tree: Hierarchy | None = None) -> list[Path]:
+    """The groups of a cluster's jobs."""
+    log = (house.home / "logs" / "agent-1.log").read_text().splitlines()
+    ready = next(json.loads(line) for line in log if '"agent ready"' in line)
+    trees = [tree] if tree else find()
+    return [path for tree in trees for path in (tree.base / ready["groups"]).glob("job-*")]
+
+
+def test_a_job_that_takes_too_much_memory_fails_with_the_reason_and_its_neighbour_trains_on(
+    house: Cluster, tmp_path: Path
+) -> None:
+    held = {**HELD, "HOLD": str(tmp_path / "go on")}
+    neighbour = house.submit(env=held)
+    house.until_epoch(neighbour, 1)
+
+    greedy = house.submit(GREEDY, retries=0)
+
+    ended = house.until(greedy, lambda shown: shown["state"] == "failed")
+    assert ended["reason"] == (
+        "rank 0 was killed: the job's processes on its node took more than 0.375 GiB of memory; "
+        "use less of it, or ask who runs the cluster for more (memory_bytes of [jobs])"
+    )
+    (tmp_path / "go on").touch()
+    assert house.wait(neighbour).code == 0
+
+
+def test_a_job_that_forks_without_end_comes_to_its_bound_and_leaves_nothing(
+    house: Cluster,
+) -> None:
+    job = house.submit(FORKS)
+
+    assert house.wait(job).code == 0
+    (born,) = house.output(job)
+    assert 20 < int(born) < 100
+    house.until(job, lambda shown: not shown["workers"])
+    assert [path for path in groups(house) if path.name == f"job-{job}"] == []
+
+
+def test_limits_outlive_an_agent_that_is_killed(house: Cluster, tmp_path: Path) -> None:
+    job = house.submit(env={**HELD, "HOLD": str(tmp_path / "go on")})
+    (worker,) = house.until_epoch(job, 1)["workers"]
+    before = {path: members(path / f"{job}.v1.r0") for path in groups(house)}
+
+    kill(house.up()["agents"][0])
+    house.up()
+
+    assert house.show(job)["workers"] == [worker]
+    assert {path: members(path / f"{job}.v1.r0") for path in groups(house)} == before
+    assert all(worker["pid"] in inside for inside in before.values())
+    house.ones("cancel", job)
+    await_gone(worker["pid"])

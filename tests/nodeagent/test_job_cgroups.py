@@ -1,0 +1,264 @@
+"""Groups of jobs: in which trees, with which limits, and what ends with them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from nodeagent.agent_settings import AgentSettings, Controller, Jobs
+from nodeagent.control_groups import MEMORY, MOUNTS, PIDS, Hierarchy, find, members
+from nodeagent.job_accounts import check_jobs
+from nodeagent.job_cgroups import JobGroups, group_of_job
+from schemas.errors import SettingsError
+from schemas.ids import WorkerId
+from tests.support.builders import A, B
+
+W0, W1, OTHER = WorkerId(f"{A}.v1.r0"), WorkerId(f"{A}.v1.r1"), WorkerId(f"{B}.v1.r0")
+needs_groups = pytest.mark.skipif(not find(), reason="needs control groups that it may divide")
+GIB = 1 << 30
+SLEEPS = "echo; exec sleep 600"
+ESCAPES = "setsid sh -c 'sleep 600 & echo; wait' & wait"
+
+
+def host(folder: Path, mounts: str, own: str) -> tuple[Hierarchy, ...]:
+    """What is found where these are the mounts and groups."""
+    (folder / "mounts").write_text(mounts.format(at=folder))
+    (folder / "own").write_text(own)
+    return find(mounts=folder / "mounts", own=folder / "own")
+
+
+def made(path: Path, **files: str) -> Path:
+    path.mkdir(parents=True)
+    (path / "cgroup.procs").touch()
+    for name, text in files.items():
+        (path / name.replace("_", ".", 1)).write_text(text)
+    return path
+
+
+ONE = "cgroup {at}/memory cgroup rw,memory 0 0\ncgroup {at}/pids cgroup rw,pids 0 0\n"
+TWO = "cgroup2 {at}/unified cgroup2 rw 0 0\n"
+
+
+def test_version_2_is_used_where_it_bounds_something(tmp_path: Path) -> None:
+    base = made(tmp_path / "unified/a.service", cgroup_controllers="cpu memory pids\n")
+
+    assert host(tmp_path, TWO, "0::/a.service\n") == (
+        Hierarchy(base, frozenset({MEMORY, PIDS}), unified=True),
+    )
+
+
+def test_version_1_is_used_where_version_2_bounds_nothing(tmp_path: Path) -> None:
+    made(tmp_path / "unified", cgroup_controllers="hugetlb\n")
+    memory, pids = made(tmp_path / "memory/box"), made(tmp_path / "pids")
+
+    own = "8:pids:/\n4:memory:/box\n1:name=systemd:/x\n0::/\n"
+    assert host(tmp_path, ONE + TWO, own) == (
+        Hierarchy(memory, frozenset({MEMORY}), unified=False),
+        Hierarchy(pids, frozenset({PIDS}), unified=False),
+    )
+
+
+def test_version_2_ends_processes_where_nothing_else_is_there(tmp_path: Path) -> None:
+    base = made(tmp_path / "unified", cgroup_controllers="")
+
+    assert host(tmp_path, TWO, "0::/\n") == (Hierarchy(base, frozenset(), unified=True),)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "own"),
+    [("", "0::/\n"), (TWO, "0::/elsewhere\n"), (TWO, "0::/../other\n"), (ONE, "0::/\n")],
+    ids=["no mount", "not there", "outside of what is shown", "version 1 without a group"],
+)
+def test_a_host_without_groups_has_none(tmp_path: Path, mounts: str, own: str) -> None:
+    (tmp_path / "unified").mkdir()
+
+    assert host(tmp_path, mounts, own) == ()
+
+
+class Fake(JobGroups):
+    """Version 2 in a folder of plain files: a new group has the kernel's."""
+
+    def __init__(self, base: Path, limits: Jobs) -> None:
+        made(base, cgroup_subtree_control="", cgroup_controllers="memory pids")
+        self.base = base
+        tree = Hierarchy(base, frozenset({MEMORY, PIDS}), unified=True)
+        super().__init__((tree,), base, limits)
+        made(base / self.name, cgroup_subtree_control="")
+
+    def _make_leaf(self, group: str, name: str) -> None:
+        top = self.base / self.name / group
+        if not top.exists():
+            made(top, memory_max="", memory_swap="", pids_max="", memory_events="oom_kill 0\n")
+            (top / "memory.swap").rename(top / "memory.swap.max")
+        if not (top / name).exists():
+            made(top / name)
+
+    def said(self, *names: str) -> list[str]:
+        return [(self.base / self.name / group_of_job(A) / name).read_text() for name in names]
+
+
+def test_limits_are_those_of_the_slots_that_a_job_has_here(tmp_path: Path) -> None:
+    groups = Fake(tmp_path / "g", Jobs(memory_bytes=GIB, pids=100))
+    files = ("memory.max", "memory.swap.max", "pids.max")
+
+    groups.hold(W0, A)
+    one = groups.said(*files)
+    groups.hold(W1, A)
+    two = groups.said(*files)
+    groups.use(Jobs(memory_bytes=2 * GIB))
+
+    assert one == [str(GIB), "0", "100"]
+    assert two == [str(2 * GIB), "0", "200"]
+    assert groups.said(*files) == [str(4 * GIB), "0", "max"]
+
+
+def test_the_worker_after_whose_start_processes_were_killed_for_memory_hears_the_limit(
+    tmp_path: Path,
+) -> None:
+    groups = Fake(tmp_path / "g", Jobs(memory_bytes=GIB))
+    for worker, job in ((W0, A), (W1, A), (OTHER, B)):
+        groups.hold(worker, job)
+    events = tmp_path / "g" / groups.name / group_of_job(A) / "memory.events"
+    events.write_text("low 0\noom 3\noom_kill 1\noom_group_kill 0\n")
+
+    assert [groups.release(worker) for worker in (OTHER, W1, W0)] == [None, 2 * GIB, None]
+
+
+TREES = [
+    pytest.param(find(), id="as agents use them"),
+    pytest.param(
+        tuple(
+            Hierarchy(Path(mount), frozenset(), unified=True)
+            for _, mount, kind, *_ in map(str.split, MOUNTS.read_text().splitlines())
+            if kind == "cgroup2" and os.access(mount, os.W_OK)
+        ),
+        id="with cgroup.kill",
+    ),
+]
+
+
+@pytest.fixture
+def running() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    yield started
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def born_in(groups: JobGroups, worker: WorkerId, code: str) -> subprocess.Popen[bytes]:
+    """A process that is in the group of a worker before it does anything."""
+    told = ["sh", "-c", f"read _; {code}"]
+    process = subprocess.Popen(told, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    groups.enter(worker, process.pid)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(b"\n")
+    process.stdin.flush()
+    assert process.stdout.readline() == b"\n"
+    return process
+
+
+def leaves(groups: JobGroups) -> dict[str, int]:
+    """How many processes are in each group of a worker, in one tree."""
+    top = groups._tops[0][1]
+    return {leaf.name: len(members(leaf)) for leaf in top.glob("*/*") if leaf.is_dir()}
+
+
+@needs_groups
+@pytest.mark.parametrize("trees", TREES)
+def test_what_a_worker_forked_ends_with_it_wherever_it_went_and_others_live_on(
+    trees: tuple[Hierarchy, ...], tmp_path: Path, running: list[subprocess.Popen[bytes]]
+) -> None:
+    groups = JobGroups(trees, tmp_path)
+    for worker, job in ((W0, A), (W1, A), (OTHER, B)):
+        groups.hold(worker, job)
+        running.append(born_in(groups, worker, ESCAPES if worker == W0 else SLEEPS))
+    assert leaves(groups)[W0] == 3
+
+    groups.release(W0)
+
+    assert running[0].wait() == -signal.SIGKILL
+    assert leaves(groups) == {W1: 1, OTHER: 1}
+    assert [process.poll() for process in running[1:]] == [None, None]
+    groups.release(W1)
+    groups.release(OTHER)
+    groups.close()
+    assert not any(top.exists() for _, top in groups._tops)
+
+
+@needs_groups
+def test_an_agent_adopts_who_lives_and_ends_what_those_left_who_ended_without_it(
+    tmp_path: Path, running: list[subprocess.Popen[bytes]]
+) -> None:
+    former = JobGroups(find(), tmp_path)
+    for worker, job in ((W0, A), (OTHER, B)):
+        former.hold(worker, job)
+        running.append(born_in(former, worker, SLEEPS))
+    groups = JobGroups(find(), tmp_path)
+
+    groups.open()
+    groups.adopt(W0, A, running[0].pid)
+    groups.end_left()
+
+    assert leaves(groups) == {W0: 1}
+    assert running[1].wait() == -signal.SIGKILL
+    assert running[0].poll() is None
+    groups.end_everything()
+    assert running[0].wait() == -signal.SIGKILL
+
+
+@needs_groups
+def test_a_worker_from_before_there_were_groups_is_put_into_its_own(
+    tmp_path: Path, running: list[subprocess.Popen[bytes]]
+) -> None:
+    running.append(subprocess.Popen(["sleep", "600"]))
+    groups = JobGroups(find(), tmp_path)
+
+    groups.adopt(W0, A, running[0].pid)
+
+    assert leaves(groups) == {W0: 1}
+    groups.end_everything()
+
+
+@pytest.mark.skipif(MEMORY not in {n for t in find() for n in t.controllers}, reason="no memory")
+def test_memory_that_is_taken_beyond_the_limit_is_counted_where_it_was_taken(
+    tmp_path: Path, running: list[subprocess.Popen[bytes]]
+) -> None:
+    groups = JobGroups(find(), tmp_path, Jobs(memory_bytes=64 << 20))
+    for worker, job in ((W0, A), (OTHER, B)):
+        groups.hold(worker, job)
+        running.append(born_in(groups, worker, f"echo; {GREEDY if worker == W0 else SLEEPS}"))
+
+    running[0].wait()
+
+    assert [groups.release(worker) for worker in (OTHER, W0)] == [None, 64 << 20]
+    groups.close()
+
+
+GREEDY = "exec head -c 1G /dev/zero | tail"
+
+
+@pytest.mark.parametrize(
+    ("jobs", "field", "why"),
+    [
+        ({"memory_bytes": 1000}, "jobs.memory_bytes", "too few for any worker"),
+        ({"memory_bytes": GIB}, "jobs.memory_bytes", "below /no/where that bound memory"),
+        ({"pids": 100}, "jobs.pids", "that bound processes, and jobs run as the agent"),
+    ],
+)
+def test_limits_that_do_not_hold_here_are_refused_at_the_start(
+    jobs: dict[str, int], field: str, why: str
+) -> None:
+    given = Jobs(run_as="agent", trust_each_other=True, cgroup="/no/where", **jobs)  # type: ignore[arg-type]
+
+    with pytest.raises(SettingsError, match=why) as refused:
+        check_jobs(AgentSettings(node="n1", controller=Controller(host="10.0.0.1"), jobs=given))
+
+    assert refused.value.field == field
+    assert refused.value.hint
