@@ -21,8 +21,8 @@ from tests.support.builders import A, B
 W0, W1, OTHER = WorkerId(f"{A}.v1.r0"), WorkerId(f"{A}.v1.r1"), WorkerId(f"{B}.v1.r0")
 needs_groups = pytest.mark.skipif(not find(), reason="needs control groups that it may divide")
 GIB = 1 << 30
-SLEEPS = "echo; exec sleep 600"
-ESCAPES = "setsid sh -c 'sleep 600 & echo; wait' & wait"
+SLEEPS = "echo; exec sleep 60"
+ESCAPES = "setsid sh -c 'sleep 60 & echo; wait' & wait"
 
 
 def host(folder: Path, mounts: str, own: str) -> tuple[Hierarchy, ...]:
@@ -148,7 +148,10 @@ def running() -> Iterator[list[subprocess.Popen[bytes]]]:
     yield started
     for process in started:
         process.kill()
-        process.communicate()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                pipe.close()
 
 
 def born_in(groups: JobGroups, worker: WorkerId, code: str) -> subprocess.Popen[bytes]:
@@ -217,7 +220,7 @@ def test_an_agent_adopts_who_lives_and_ends_what_those_left_who_ended_without_it
 def test_a_worker_from_before_there_were_groups_is_put_into_its_own(
     tmp_path: Path, running: list[subprocess.Popen[bytes]]
 ) -> None:
-    running.append(subprocess.Popen(["sleep", "600"]))
+    running.append(subprocess.Popen(["sleep", "60"]))
     groups = JobGroups(find(), tmp_path)
 
     groups.adopt(W0, A, running[0].pid)
