@@ -69,6 +69,7 @@ from schemas.workdir_archives import USUAL
 
 log = structlog.get_logger("controller")
 MAX_QUESTION: Final = 64 << 10  # bytes of what is said to the port of output
+MAX_REQUEST: Final = 1 << 20  # bytes of a request; a frame is decrypted in one go, and others wait
 QUEUED_PAGES: Final = 2  # of a follower that does not read, 1 MiB each; one at a time is asked for
 BIND_WAIT_S: Final = 10.0  # a predecessor that was killed may still be closing
 
@@ -177,7 +178,7 @@ class Controller:
         self._request_server = RequestServer(
             commit_loop=self._commit_loop,
             plans=self._plans,
-            socket=await self._bind("ROUTER", listen.clients),
+            socket=await self._bind("ROUTER", listen.clients, largest=MAX_REQUEST),
             feed=self._feed,
             snapshots=self._snapshots,
             telemetry=self._telemetry,

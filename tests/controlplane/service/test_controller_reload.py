@@ -7,20 +7,26 @@ from collections.abc import AsyncIterator
 from contextlib import ExitStack
 from pathlib import Path
 
+import msgspec
 import pytest
+import zmq
 
+from controlplane.service.controller_process import MAX_REQUEST
 from controlplane.service.controller_settings import Store
 from schemas.codec import TO_AGENT, encode
 from schemas.ids import JobId
+from schemas.jobs import MAX_SPEC_BYTES, JobSpec
+from schemas.link.sockets import ENVELOPE
+from schemas.messages import Message
 from schemas.messages.agent import Hello, Refused, Welcome
-from schemas.messages.client import Cluster, EventsPage, GetCluster, ReadEvents
+from schemas.messages.client import CheckJob, Cluster, EventsPage, GetCluster, ReadEvents
 from schemas.messages.files import AskFiles
 from schemas.messages.logs import ReadLog
 from schemas.workdir_archives import ArchiveBounds
 from tests.support import builders
 from tests.support.builders import N1
 from tests.support.controller_house import DENIED, House, Person, heard_by
-from tests.support.schemas_links import HeldLink, connected, soon
+from tests.support.schemas_links import HeldLink, connected, events_of, soon
 
 
 @pytest.fixture
@@ -149,3 +155,20 @@ async def test_nobody_is_cut_off_by_a_reload_that_takes_no_key_out(
 
     assert house.controller._feed._socket is feed
     await heard_by(house, *people)
+
+
+async def test_a_request_that_is_too_large_costs_its_sender_the_connection_and_nobody_else(
+    people: tuple[Person, Person],
+) -> None:
+    ann, bob = people
+    assert isinstance(await bob.ask(CheckJob(spec=job_of(MAX_SPEC_BYTES - 1000))), Message)
+    lost = events_of(bob.requests, zmq.Event.DISCONNECTED)
+
+    bob.begin(CheckJob(spec=job_of(MAX_REQUEST + ENVELOPE)))
+    await soon(lost)
+
+    assert isinstance(await ann.ask(GetCluster()), Cluster)
+
+
+def job_of(size: int) -> JobSpec:
+    return msgspec.structs.replace(builders.job_spec("a"), args=("x" * size,))
