@@ -9,7 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 from hypothesis import settings
+from structlog.dev import ConsoleRenderer, plain_traceback
 from xdist.scheduler import LoadScopeScheduling
 
 from tests.support.cluster import Cluster
@@ -17,6 +19,13 @@ from tests.support.cluster import Cluster
 # No deadlines: suites run on busy machines too.
 settings.register_profile("full", deadline=None)
 settings.register_profile("quick", max_examples=25, deadline=None)
+# Tracebacks that are drawn in colours take a tenth of a second each.
+structlog.configure(
+    [
+        *structlog.get_config()["processors"][:-1],
+        ConsoleRenderer(exception_formatter=plain_traceback),
+    ]
+)
 TOGETHER = {  # files that share a cluster, which one process should start
     "tests/integration/test_training.py": "cluster",
     "tests/integration/test_bad_input.py": "cluster",
