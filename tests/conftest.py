@@ -58,12 +58,20 @@ TOGETHER = {  # files that share a cluster, which one process should start
     "tests/elastic/gpu/test_hopper_device.py": "devices",
     "tests/elastic/gpu/test_nccl_double.py": "devices",
 }
-APART = frozenset({"tests/chaos/test_laboratory.py"})  # every test is a cluster of its own
+APART = frozenset(  # every test is a cluster of its own, or takes half a minute by itself
+    {
+        "tests/chaos/test_laboratory.py",
+        "tests/chaos/test_partitions.py",
+        "tests/controlplane/core/test_properties.py",
+        "tests/integration/test_policies_act.py",
+        "tests/integration/test_quality_and_promises.py",
+    }
+)
 LONGEST = (  # in this order
-    "chaos/test_laboratory",
+    "chaos/", "fuzz/",
     "integration/test_rescale", "integration/test_training", "test_group_changes",
     "integration/test_scheduling", "integration/test_two_nodes", "integration/test_survival",
-    "test_launch", "ones/test_steady_cluster", "cli/test_simulate", "core/test_properties",
+    "test_launch", "ones/test_steady_cluster", "cli/test_simulate", "core/test_properties", "core/test_sweeps_and_policies", "core/test_hostile",
     "integration/", "elastic/gpu/", "test_kinds_of_models", "sim/test_simulated_planner", "service/test_search_planner", "sim/test_recorded_model",
     "ones/test_evolution", "sim/test_scenario", "sim/test_plots", "sim/", "elastic/",
 )  # fmt: skip

@@ -61,12 +61,14 @@ def job_lines(
     cells = {name: column for name, column in filled.items() if name in ALWAYS or any(column)}
     wide = {name: max([len(name), *map(_columns, column)]) for name, column in cells.items()}
     kept = _fitting(wide, width)
-    head = _line([_padded(name, name, wide[name]) for name in kept], width)
-    before = kept.index("state")
+    padded = [_padded([name, *cells[name]], name, wide[name]) for name in kept]
+    head, *lines = [_line(parts, width) for parts in zip(*padded, strict=True)]
+    if styled is str:
+        return JobLines(head, tuple(lines))
+    left = padded[: kept.index("state")]
     rows = []
-    for place, job in enumerate(jobs):
-        parts = [_padded(cells[name][place], name, wide[name]) for name in kept]
-        line, start = _line(parts, width), len(GAP.join((*parts[:before], "")))
+    for place, (job, line) in enumerate(zip(jobs, lines, strict=True), start=1):
+        start = sum(len(column[place]) + len(GAP) for column in left)
         end = start + len(job.state)
         rows.append(line[:start] + styled(line[start:end]) + line[end:])
     return JobLines(head, tuple(rows))
@@ -83,9 +85,12 @@ def _fitting(wide: dict[str, int], width: int | None) -> list[str]:
     return kept
 
 
-def _padded(text: str, name: str, wide: int) -> str:
-    space = " " * (wide - _columns(text))
-    return text + space if name in LEFT else space + text
+def _padded(texts: Sequence[str], name: str, wide: int) -> list[str]:
+    if all(map(str.isascii, texts)):
+        return [text.ljust(wide) if name in LEFT else text.rjust(wide) for text in texts]
+    spaces = [" " * (wide - _columns(text)) for text in texts]
+    pairs = zip(texts, spaces, strict=True)
+    return [text + space if name in LEFT else space + text for text, space in pairs]
 
 
 def _line(parts: Sequence[str], width: int | None) -> str:
@@ -113,7 +118,7 @@ def one_line(text: str) -> str:
     Args:
         text: that others wrote.
     """
-    if text.isprintable() and not HARMFUL.search(text):
+    if text.isprintable() and (text.isascii() or not HARMFUL.search(text)):
         return text
     line = harmless(" ".join(text.split()))
     return line if line.isprintable() else "".join(c if c.isprintable() else "?" for c in line)

@@ -86,11 +86,11 @@ def processor(bob: Hostile, _: Path) -> None:
 
 
 def multiparts(bob: Hostile, _: Path) -> None:
-    """Messages of 250 frames of 4 MiB."""
-    piece = bytes(4 * MIB)
+    """Messages of 1,000 frames of 1 MiB, the largest that are taken."""
+    piece = bytes(MIB)
     for dealer in bob.dealers():
         with contextlib.suppress(zmq.Again):
-            dealer.send_multipart([piece] * 250, zmq.NOBLOCK, copy=False)
+            dealer.send_multipart([piece] * 1000, zmq.NOBLOCK, copy=False)
         time.sleep(0.05)
 
 

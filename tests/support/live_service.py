@@ -14,6 +14,7 @@ from controlplane.core.commands import Announce, Command
 from controlplane.core.history_records import Record
 from controlplane.core.inputs import Input, NodeReported
 from controlplane.policy.api import PolicyEvent
+from controlplane.service.client_api.loop_time import LoopTime
 from controlplane.service.client_api.request_server import RequestServer
 from controlplane.service.commit_loop import CommitLoop
 from controlplane.service.controller_settings import Limits
@@ -109,7 +110,7 @@ class LiveService:
     async def ask(self, request: Message, who: Identity = ANN) -> Any:
         """The reply as it arrives; a refusal is raised."""
         asked = REQUEST.decode(encode(request))
-        return REPLY.decode(encode(await self.server._dispatch(asked, who)))
+        return REPLY.decode(encode(await self.server._dispatch(asked, who, LoopTime())))
 
     @asynccontextmanager
     async def full_disk(self) -> AsyncIterator[None]:

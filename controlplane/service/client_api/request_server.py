@@ -151,7 +151,7 @@ class RequestServer:
             incoming = replace(incoming, frames=incoming.frames[:2])  # it may wait for long
             who = incoming.identity or Identity("", "")
             with self._shares.waits(user, getattr(request, "wait_s", 0.0)):
-                reply = await took.of(self._encoded(request, who))
+                reply = _fitting(await self._dispatch(request, who, took))
             if not isinstance(request, RevokeKey):  # who ends his own key hears of it
                 refuse_revoked(incoming)  # it may have waited
         except OnesError as error:
@@ -169,21 +169,18 @@ class RequestServer:
         self._audit.refused("request", str(error), peer=str(incoming.identity))
         self._socket.send(*incoming.frames[:2], encode(failed(error)))
 
-    async def _encoded(self, request: Message, who: Identity) -> bytes:
-        return _fitting(await self._dispatch(request, who))
-
-    async def _dispatch(self, request: Message, who: Identity) -> Message:
+    async def _dispatch(self, request: Message, who: Identity, took: LoopTime) -> Message:
         name = getattr(request, "job", None)
         owner = None if name is None else self._owners.of(name)
         permit(who, request, owner)
-        reply = await self._reply(request, who)
+        reply = await self._reply(request, who, took)
         of_others = owner is not None and owner.user != who.name
         if isinstance(request, NOTED) or (of_others and isinstance(request, ON_JOBS)):
             detail = {name: str(value)[:200] for name, value in asdict(request).items()}
             self._audit.done(type(request).__name__, by=str(who), **detail)
         return reply
 
-    async def _reply(self, request: Message, who: Identity) -> Message:
+    async def _reply(self, request: Message, who: Identity, took: LoopTime) -> Message:
         match request:
             case AddKey() | ListKeys() | RevokeKey():
                 return answer_about_keys(self._keys, request, who)
@@ -193,7 +190,7 @@ class RequestServer:
                 return self._search_info()
             case CheckJob():
                 return self._changes.check(request)
-        reply = await self._reads.answer(request, who)
+        reply = await took.of(self._reads.answer(request, who))
         return reply if reply is not None else await self._changes.answer(request, who)
 
 

@@ -19,7 +19,7 @@ REFUSED: Final = 1000  # while others wait, until a connection that goes on so i
 BURST_S: Final = 4.0  # of requests that a user may send at once
 TOKEN_BYTES: Final = 4096
 SENT_TOKEN_BYTES: Final = 16 << 10  # of a request, that cost as much as one more
-LOOP_PERCENT: Final = 50  # of the loop's time that answers to one user may take for long
+LOOP_PERCENT: Final = 25  # of the loop's time that one user's reading may take for long
 T = TypeVar("T")
 
 
@@ -109,8 +109,8 @@ class RequestShares(Generic[T]):
         Args:
             user: whose it was.
             reply_bytes: that it took to do so.
-            busy_s: seconds for which the loop did nothing else: a list of many jobs costs more
-                than one of a few.
+            busy_s: seconds of reading for which the loop did nothing else: a list of many jobs
+                costs more than one of a few.
         """
         found = self._user(user)
         found.under_way -= 1
