@@ -58,7 +58,6 @@ from schemas.messages.keys import AddKey, ListKeys, RevokeKey
 
 log = structlog.get_logger("client_api")
 TWO_FRAMES: Final = ("a request has two frames", "send [id, message]", "frames")
-MAX_EVENTS: Final = 1000
 NOTED: Final = (DrainNode, UndrainNode, AddKey, RevokeKey)  # lines of the audit, whoever asks
 ON_JOBS: Final = (CancelJob, ResizeJob, PauseJob, ResumeJob, ChangeSweep)  # the same, if of others
 MAX_REPLY: Final = 2 << 20

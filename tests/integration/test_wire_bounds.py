@@ -1,0 +1,107 @@
+"""The bounds that docs/wire.md tells a writer of a client are those in force."""
+
+from __future__ import annotations
+
+import re
+from typing import Final
+
+from controlplane.client import workdir_archive
+from controlplane.service import (
+    controller_process,
+    event_feed,
+    job_files,
+    long_polls,
+    refusals,
+    workdir_snapshots,
+)
+from controlplane.service.client_api import (
+    change_requests,
+    job_choice,
+    pages,
+    read_requests,
+    request_shares,
+    sweep_replies,
+)
+from controlplane.service.logs import log_relay
+from nodeagent import job_files as files_on_nodes
+from schemas import codec, workdir_archives
+from schemas.link import connection_watch, key_connections, state_client
+from schemas.workdir_archives import USUAL
+from tests.support.wire_page import PAGE
+
+TEXT: Final = PAGE.read_text(encoding="utf-8")
+ROW: Final = re.compile(r"^\| (.+?) \| (.+) \|$", re.MULTILINE)
+
+
+def mib(size: int) -> str:
+    assert size % (1 << 20) == 0
+    return f"{size >> 20} MiB"
+
+
+def kib(size: int) -> str:
+    assert size % (1 << 10) == 0
+    return f"{size >> 10} KiB"
+
+
+def test_each_row_of_the_table_is_what_the_constants_say() -> None:
+    section = TEXT.split("\n## Bounds\n")[1].split("\nThose of a job file")[0]
+    events, units = read_requests.MAX_EVENTS, sweep_replies.MAX_PAGE
+    shares = request_shares
+    assert workdir_snapshots.PIECE_BYTES == files_on_nodes.PIECE
+
+    assert ROW.findall(section)[1:] == [
+        (
+            "a message",
+            (
+                f"{mib(codec.MAX_BYTES)}; to 7703 and 7705 {kib(controller_process.MAX_QUESTION)}. Who "
+                "sends more is disconnected, and so is one of which "
+                f"{mib(connection_watch.MAX_AHEAD)} wait to be taken"
+            ),
+        ),
+        (
+            "connections of one key to one port",
+            (
+                f"{key_connections.MAX_OF_KEY}. Who has so many gets no handshake until one of them is "
+                "closed"
+            ),
+        ),
+        ("a page of a list", f"{mib(pages.PAGE_BYTES)}, or a single larger row"),
+        ("events of a page", f"{events}: `limit` is brought into 1 to {events}"),
+        ("trials or units of a page", f"{units}: `limit` is brought into 1 to {units}"),
+        (
+            "output of a page",
+            (
+                f"{mib(log_relay.MAX_PAGE)}: `max_bytes` is brought into 1 to "
+                f"{mib(log_relay.MAX_PAGE)}; a single piece may be larger"
+            ),
+        ),
+        ("a piece of a file or an archive that you get", mib(files_on_nodes.PIECE)),
+        (
+            "requests of one user under way",
+            (
+                f"{shares.UNDER_WAY} on each of 7702 and 7705; {shares.QUEUED} more, or "
+                f"{mib(shares.QUEUED_BYTES)}, wait behind them"
+            ),
+        ),
+        ("requests of one user that wait for something to happen", f"{shares.POLLS} on each"),
+        ("questions about files under way, of one user", f"{job_files.MAX_UNDER_WAY}"),
+        ("`name` of `client.list_jobs.1`", f"{job_choice.MAX_PATTERN} characters"),
+        ("each text of a refusal", f"{refusals.MAX_SAID} characters"),
+        ("a topic of the feed", f"{event_feed.MAX_TOPIC} bytes"),
+    ]
+
+
+def test_bounds_in_sentences_are_those_in_force() -> None:
+    size, depth = USUAL.size >> 30, USUAL.depth
+    said = [
+        f"`wait_s` (seconds, at most {long_polls.MAX_WAIT_S:g};",
+        f"with the same `key` (at most {change_requests.MAX_KEY} characters)",
+        (
+            f"({size} GiB, {USUAL.files:,} and {depth} by default; the archive itself "
+            f"{mib(workdir_archive.MAX_BYTES)}); headers of more than "
+            f"{kib(workdir_archives.MAX_HEADERS)} before one file"
+        ),
+        f"raw bytes in further frames, at most {mib(state_client.PIECE)}",
+    ]
+
+    assert [sentence for sentence in said if sentence not in " ".join(TEXT.split())] == []
