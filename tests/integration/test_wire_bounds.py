@@ -25,7 +25,7 @@ from controlplane.service.client_api import (
 from controlplane.service.logs import log_relay
 from nodeagent import job_files as files_on_nodes
 from schemas import codec, workdir_archives
-from schemas.link import connection_watch, key_connections, state_client
+from schemas.link import connection_watch, key_connections, sockets, state_client
 from schemas.workdir_archives import USUAL
 from tests.support.wire_page import PAGE
 
@@ -53,8 +53,8 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
         (
             "a message",
             (
-                f"{mib(codec.MAX_BYTES)}; to 7703 and 7705 {kib(controller_process.MAX_QUESTION)}. Who "
-                "sends more is disconnected, and so is one of which "
+                f"{mib(codec.MAX_BYTES)}; to 7705 {kib(controller_process.MAX_QUESTION)}, to 7703 "
+                f"{event_feed.MAX_TOPIC + sockets.TOPIC_ENVELOPE} bytes. Who sends more is disconnected, and so is one of which "
                 f"{mib(connection_watch.MAX_AHEAD)} wait to be taken"
             ),
         ),
@@ -88,6 +88,13 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
         ("`name` of `client.list_jobs.1`", f"{job_choice.MAX_PATTERN} characters"),
         ("each text of a refusal", f"{refusals.MAX_SAID} characters"),
         ("a topic of the feed", f"{event_feed.MAX_TOPIC} bytes"),
+        (
+            (
+                "subscriptions of one key, over all of its connections to 7703 that are open, with what "
+                "was unsubscribed"
+            ),
+            f"{kib(event_feed.MAX_SAID)}; whose goes beyond is disconnected",
+        ),
     ]
 
 
