@@ -53,8 +53,10 @@ def test_each_row_of_the_table_is_what_the_constants_say() -> None:
         (
             "a message",
             (
-                f"{mib(codec.MAX_BYTES)}; to 7705 {kib(controller_process.MAX_QUESTION)}, to 7703 "
-                f"{event_feed.MAX_TOPIC + sockets.TOPIC_ENVELOPE} bytes. Who sends more is disconnected, and so is one of which "
+                f"{mib(codec.MAX_BYTES)}; to 7702 {mib(controller_process.MAX_REQUEST)} and "
+                f"{kib(sockets.ENVELOPE)} for what is around it, to 7705 {kib(controller_process.MAX_QUESTION)}, to 7703 "
+                f"{event_feed.MAX_TOPIC + sockets.TOPIC_ENVELOPE} bytes. Who sends more "
+                "is disconnected, and so is one of which "
                 f"{mib(connection_watch.MAX_AHEAD)} wait to be taken"
             ),
         ),
