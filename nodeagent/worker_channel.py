@@ -21,6 +21,7 @@ from schemas.messages.worker import FromWorker, GroupOrder, WorkerHello
 
 LONGEST_NAME: Final = 200  # characters, in a log line
 QUEUED: Final = 1000  # messages that wait for a worker that does not read
+MAX_SAID: Final = 16 << 10  # bytes of a message of a worker: hints and telemetry
 
 
 class WorkerChannel:
@@ -50,7 +51,7 @@ class WorkerChannel:
         self._heard = heard
         self._token_of = token_of
         self._audit = Audit()
-        self.socket = Link().bind("ROUTER", address, queued=QUEUED)
+        self.socket = Link().bind("ROUTER", address, queued=QUEUED, largest=MAX_SAID)
         self._routes: dict[WorkerId, bytes] = {}
         self._speakers: dict[bytes, tuple[WorkerId, WorkerHello]] = {}
         self._admit()

@@ -24,6 +24,7 @@ HIGH_WATER: Final = 20_000  # messages queued for one peer
 TOPIC_ENVELOPE: Final = 1024  # the same beside a topic
 UNREAD: Final = 1000  # messages of one peer that a ROUTER holds; what is more stays with its sender
 ENVELOPE: Final = 64 * 1024  # bytes of a frame beside the message in it
+UNREAD_ON_IPC: Final = 100  # the same of a worker, whose messages are small
 TOPICS_UNREAD: Final = 10  # the same, of subscriptions: libzmq takes all that are there at once
 BACKLOG: Final = 4096  # peers that connect at once; those beyond it wait for seconds to try again
 DRAIN: Final = 256  # messages taken without returning to the loop
@@ -290,7 +291,7 @@ class Link:
         socket.backlog = BACKLOG
         if kind == "ROUTER":
             socket.router_mandatory = True
-            socket.rcvhwm = UNREAD
+            socket.rcvhwm = UNREAD_ON_IPC if address.startswith("ipc://") else UNREAD
         if kind == "XPUB":
             socket.rcvhwm = TOPICS_UNREAD
             socket.maxmsgsize = largest + TOPIC_ENVELOPE

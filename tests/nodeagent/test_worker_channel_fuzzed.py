@@ -1,0 +1,157 @@
+"""Whatever somebody writes into the workers' socket, another worker is heard."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import tempfile
+from collections.abc import Awaitable, Callable
+
+import zmq
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from nodeagent.worker_channel import MAX_SAID, WorkerChannel
+from schemas.codec import encode
+from schemas.ids import JobId, Rank, Version, WorkerId
+from schemas.link import ThreadDealer
+from schemas.link.sockets import ENVELOPE, UNREAD_ON_IPC
+from schemas.messages.worker import FromWorker, Reported, WorkerHello
+from tests.support.builders import A
+from tests.support.sizes import examples
+
+LIMIT_S = 10.0
+MINE, TOKEN = WorkerId(f"{A}.v1.r0"), "a" * 64
+HELLO = WorkerHello(job=JobId(A), version=Version(1), rank=Rank(0), pid=1, token=TOKEN)
+GREETING = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
+READY = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER"
+HANDSHAKE = GREETING + b"\x04" + bytes([len(READY)]) + READY
+
+
+def reported(count: int) -> Reported:
+    return Reported(job=A, version=Version(1), rank=Rank(0), count=count)
+
+
+def framed(frames: list[tuple[int, bytes]]) -> bytes:
+    """ZMTP, with whatever flags."""
+    return HANDSHAKE + b"".join(
+        bytes([flags | 2]) + len(body).to_bytes(8, "big") + body for flags, body in frames
+    )
+
+
+Heard = list[tuple[WorkerId, FromWorker]]
+
+
+async def channel_with(meddle: Callable[[str], Awaitable[None]]) -> Heard:
+    """What a channel hears of an honest worker, that greeted before and speaks after."""
+    with tempfile.TemporaryDirectory(prefix="ones-") as folder:
+        heard: Heard = []
+        address = f"ipc://{folder}/s"
+        channel = WorkerChannel(address, lambda *said: heard.append(said), {MINE: TOKEN}.get)
+        receiving = asyncio.create_task(channel.receive())
+        honest = ThreadDealer(address)
+
+        async def said(message: FromWorker) -> None:
+            async with asyncio.timeout(LIMIT_S):
+                while (MINE, message) not in heard:
+                    assert not receiving.done()
+                    honest.send(encode(message))
+                    await asyncio.sleep(0.002)
+
+        await said(HELLO)
+        await meddle(f"{folder}/s")
+        await said(reported(7))
+        receiving.cancel()
+        honest.close()
+        channel.socket._socket.context.destroy(linger=0)
+        return heard
+
+
+async def write(path: str, data: bytes) -> None:
+    with socket.socket(socket.AF_UNIX) as wire:
+        wire.connect(path)
+        wire.settimeout(1.0)
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(wire.sendall, data)
+        with contextlib.suppress(OSError):
+            wire.shutdown(socket.SHUT_WR)
+
+
+hostile = st.one_of(
+    st.binary(max_size=300),
+    st.binary(max_size=300).map(lambda data: GREETING + data),
+    st.binary(max_size=300).map(lambda data: HANDSHAKE + data),
+    st.lists(st.tuples(st.integers(0, 255), st.binary(max_size=80)), max_size=8).map(framed),
+)
+
+
+@given(st.lists(hostile, min_size=1, max_size=5))
+@example([framed([(1, b"")] * 1000)])
+@example([framed([(0, encode(reported(9)))])])
+@example([framed([(0, encode(WorkerHello(job=A, version=Version(1), rank=Rank(0), pid=2)))])])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_whatever_is_written_another_worker_is_heard_and_nobody_speaks_for_it(
+    written: list[bytes],
+) -> None:
+    async def meddle(path: str) -> None:
+        for data in written:
+            await write(path, data)
+
+    heard = asyncio.run(channel_with(meddle))
+
+    assert {worker for worker, _ in heard} == {MINE}
+    assert {message for _, message in heard} == {HELLO, reported(7)}
+
+
+@given(st.lists(st.lists(st.binary(max_size=200), min_size=1, max_size=6), max_size=8))
+@settings(max_examples=examples(30), deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_messages_of_any_frames_are_no_words_of_a_worker(messages: list[list[bytes]]) -> None:
+    async def meddle(path: str) -> None:
+        with zmq.Context() as context, context.socket(zmq.DEALER) as dealer:
+            dealer.linger = 1000
+            dealer.connect(f"ipc://{path}")
+            for frames in messages:
+                dealer.send_multipart(frames)
+            await asyncio.sleep(0)
+
+    heard = asyncio.run(channel_with(meddle))
+
+    assert {worker for worker, _ in heard} == {MINE}
+
+
+def test_a_message_that_no_worker_would_say_ends_its_connection() -> None:
+    cut: list[bool] = []
+
+    async def meddle(path: str) -> None:
+        with socket.socket(socket.AF_UNIX) as wire:
+            wire.connect(path)
+            wire.settimeout(LIMIT_S)
+            large = framed([(0, bytes(MAX_SAID + ENVELOPE + 1))])
+
+            def speak() -> None:
+                with contextlib.suppress(ConnectionError):
+                    wire.sendall(large)
+                    while wire.recv(4096):
+                        pass
+                cut.append(True)
+
+            await asyncio.to_thread(speak)
+
+    heard = asyncio.run(channel_with(meddle))
+
+    assert cut
+    assert {worker for worker, _ in heard} == {MINE}
+
+
+def test_what_waits_of_one_connection_is_a_few_mebibytes() -> None:
+    assert UNREAD_ON_IPC * (MAX_SAID + ENVELOPE) <= 8 << 20
+    with tempfile.TemporaryDirectory(prefix="ones-") as folder:
+
+        async def bounds() -> tuple[object, object]:
+            channel = WorkerChannel(f"ipc://{folder}/s", lambda *_: None, lambda _: None)
+            found = channel.socket._socket.rcvhwm, channel.socket._socket.maxmsgsize
+            channel.socket._socket.context.destroy(linger=0)
+            return found
+
+        assert asyncio.run(bounds()) == (UNREAD_ON_IPC, MAX_SAID + ENVELOPE)
