@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import count
+from pathlib import Path
 
 import pytest
 
 from controlplane.service.client_api.loop_time import LoopTime
+from schemas.messages.client import CheckJob, ListJobs
+from tests.support.builders import job_spec
+from tests.support.live_service import ANN, LiveService
 
 
 class Clock:
@@ -70,3 +75,14 @@ async def test_a_cancellation_reaches_it_and_it_may_still_answer() -> None:
     asking.cancel()
 
     assert await asking == "cancelled"
+
+
+async def test_reading_costs_its_time_and_a_check_does_not(tmp_path: Path) -> None:
+    service, ticks = LiveService(tmp_path), count()
+    reads, checks = LoopTime(lambda: next(ticks)), LoopTime(lambda: next(ticks))
+
+    await service.server._dispatch(ListJobs(), ANN, reads)
+    await service.server._dispatch(CheckJob(spec=job_spec("a")), ANN, checks)
+
+    assert (reads.busy_s, checks.busy_s) == (1.0, 0.0)
+    service.loop.close()
