@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NewType
+from typing import Final, NewType
 
 JobId = NewType("JobId", str)  # NAME-N, unique for the life of a cluster
 NodeId = NewType("NodeId", str)
@@ -14,6 +14,7 @@ Term = NewType("Term", int)  # incarnation of the controller; only grows
 Rank = NewType("Rank", int)
 Seconds = NewType("Seconds", float)
 Samples = NewType("Samples", int)
+LAST: Final = Seconds(253_402_300_799.0)  # since the epoch, that calendars have: of the year 9999
 
 
 def slot_id(node: NodeId, index: int) -> SlotId:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 import shutil
 import sys
 import time
@@ -21,6 +22,7 @@ from schemas.link import check_name, write_keys
 from schemas.messages.keys import KeyInfo, Role
 
 UNITS: Final = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+SERVER: Final = "server"
 WHEN: Final = "30d, 12h, or a date such as 2027-01-31 or 2027-01-31T12:00:00Z; default: never"
 
 key = App(name="key", help="Who may connect, and what they may do; for admins.")
@@ -79,6 +81,9 @@ class _Files:
     """A folder that its owner can use as ONES_HOME; a node's has keys only."""
 
     def __init__(self, folder: Path, name: str, role: str) -> None:
+        if name == SERVER:
+            what = f"name: {name} is what the controller's own key is called in that folder"
+            raise BadFieldError(what, "choose another name", "name")
         self._keys, self._name = folder / "keys", name
         self._client = None if role == "node" else folder / FILE
         self._public = self._keys / f"{name}.key"
@@ -92,11 +97,12 @@ class _Files:
         """All of it; returns the public key."""
         try:
             pair = write_keys(self._keys, self._name)
-            server = self._keys / "server.key"
+            server = self._keys / f"{SERVER}.key"
             if not server.exists():
                 shutil.copyfile(home.server_key, server)
             if self._client is not None and not self._client.exists():
-                said = f'endpoint = "{home.endpoint}"\nkey = "keys/{self._name}.key_secret"\n'
+                secret = json.dumps(f"keys/{self._name}.key_secret", ensure_ascii=False)
+                said = f'endpoint = "{home.endpoint}"\nkey = {secret}\n'
                 self._client.write_text(said, encoding="utf-8")
         except OSError as error:
             what = f"{error.filename or self._keys}: {error.strerror}"

@@ -13,6 +13,7 @@ import msgspec
 
 from controlplane.cli.terminal import terminal_console
 from schemas.errors import BadFieldError, OnesError
+from schemas.ids import LAST
 
 
 def print_error(error: OnesError, output: str) -> None:
@@ -147,8 +148,10 @@ COLOURS: Final = {  # of the states of jobs, as terminals number them: 1 is bold
 
 
 def moment(time_s: float) -> str:
-    """Seconds since the epoch as ISO 8601, UTC."""
-    return dt.datetime.fromtimestamp(time_s, dt.UTC).isoformat(timespec="milliseconds")
+    """Seconds since the epoch as ISO 8601, UTC; what no calendar has, as the nearest it has."""
+    return dt.datetime.fromtimestamp(min(max(0.0, time_s), LAST), dt.UTC).isoformat(
+        timespec="milliseconds"
+    )
 
 
 def second(time_s: float) -> str:

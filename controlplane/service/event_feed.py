@@ -18,7 +18,7 @@ from schemas.logging_and_watchdog import Audit
 from schemas.messages.feed import FeedEvent
 
 MAX_TOPIC: Final = 256  # bytes of a subscription
-MAX_SAID: Final = 512 << 10  # bytes of subscriptions of one key; libzmq takes 50 times as many
+MAX_SAID: Final = 128 << 10  # bytes of subscriptions of one key; libzmq takes 50 times as many
 
 
 class EventFeed:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import datetime as dt
-import math
 import os
 import stat
 import struct
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -17,6 +17,7 @@ import zmq.auth
 from zmq.utils import z85
 
 from schemas.errors import SettingsError
+from schemas.ids import LAST
 from schemas.link.key_owners import Identity
 from schemas.messages.keys import Role
 from schemas.toml_settings import convert, read_toml
@@ -59,10 +60,11 @@ def write_keys(folder: Path, name: str) -> KeyPair:
         SettingsError: if what was written cannot be read again.
     """
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    public, secret = zmq.auth.create_certificates(folder, name)
-    Path(public).chmod(0o600)
-    Path(secret).chmod(0o600)
-    return load_keys(Path(secret))
+    with tempfile.TemporaryDirectory(dir=folder) as private:  # nobody else reads what is in it
+        for made in map(Path, zmq.auth.create_certificates(private, name)):
+            made.chmod(0o600)
+            made.replace(folder / made.name)  # a link that is there is not followed
+    return load_keys(folder / f"{name}.key_secret")
 
 
 def load_keys(path: Path) -> KeyPair:
@@ -121,9 +123,11 @@ def check_name(name: str, field: str) -> None:
         field: that it was given in.
 
     Raises:
-        SettingsError: if it is empty or long, or has spaces, slashes or what cannot be printed.
+        SettingsError: if it is empty, long, `.` or `..`, or has spaces, slashes or what cannot be
+            printed.
     """
-    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or set(name) & {" ", "/"}:
+    steers = set(name) & {" ", "/"} or name in {".", ".."}
+    if not 0 < len(name) <= MAX_NAME or not name.isprintable() or steers:
         what = f"{field}: {name[:MAX_NAME]!r} is no name"
         hint = f"give 1 to {MAX_NAME} printable characters without spaces and slashes"
         raise SettingsError(what, hint, field)
@@ -167,7 +171,7 @@ def identity_of(
         raise SettingsError(what, "give the key of an operator or an admin instead", "projects")
     for project in projects:
         check_name(project, "project")
-    if expires is not None and not math.isfinite(expires):
+    if expires is not None and not 0.0 <= expires <= LAST:
         raise SettingsError("expires: that is no time", "leave it out for never", "expires")
     return Identity(role, name, tuple(dict.fromkeys(projects)), expires)
 

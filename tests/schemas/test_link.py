@@ -11,6 +11,7 @@ from tempfile import mkdtemp
 
 import pytest
 import zmq
+import zmq.auth
 from zmq.utils import z85
 
 from schemas.codec import MAX_BYTES
@@ -636,6 +637,30 @@ def test_written_keys_are_for_their_owner_only_and_can_be_read_back(tmp_path: Pa
     assert load_keys(secret) == pair
     assert load_public(tmp_path / "keys" / "agent-1.key") == pair.public
     assert load_public(secret) == pair.public
+
+
+def test_keys_are_written_over_no_link_and_are_nobody_elses_at_any_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Path] = []
+    create = zmq.auth.create_certificates
+
+    def noting(folder: str, name: str) -> tuple[str, str]:
+        made.append(Path(folder))
+        assert made[-1].stat().st_mode & 0o777 == 0o700
+        return create(folder, name)
+
+    monkeypatch.setattr(zmq.auth, "create_certificates", noting)
+    keys = tmp_path / "keys"
+    keys.mkdir(mode=0o755)
+    (keys / "ada.key_secret").symlink_to(tmp_path / "elsewhere")
+
+    write_keys(keys, "ada")
+
+    assert not (tmp_path / "elsewhere").exists()
+    assert not (keys / "ada.key_secret").is_symlink()
+    assert sorted(path.name for path in keys.iterdir()) == ["ada.key", "ada.key_secret"]
+    assert len(made) == 1
 
 
 @pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o610, 0o644, 0o666])

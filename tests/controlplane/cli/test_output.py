@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from controlplane.cli import output
-from controlplane.cli.output import print_json, print_table
+from controlplane.cli.output import print_json, print_table, second
 
 
 @pytest.mark.parametrize(
@@ -49,3 +49,17 @@ def test_a_table_is_laid_out_the_same_whether_at_once_or_with_care(
     print_table(columns, rows)
 
     assert capsys.readouterr().out == at_once
+
+
+@pytest.mark.parametrize(
+    ("time_s", "shown"),
+    [
+        (0.0, "1970-01-01T00:00:00Z"),
+        (1e18, "9999-12-31T23:59:59Z"),
+        (float("inf"), "9999-12-31T23:59:59Z"),
+        (-1e18, "1970-01-01T00:00:00Z"),
+        (float("nan"), "1970-01-01T00:00:00Z"),
+    ],
+)
+def test_a_time_that_no_calendar_has_is_shown_as_the_nearest(time_s: float, shown: str) -> None:
+    assert second(time_s) == shown

@@ -105,11 +105,23 @@ async def test_of_several_projects_a_submission_names_whose_members_see_it(
         await ones(folder, "submit", str(file), "--project", "music")
 
 
+async def test_the_folder_of_whose_name_has_quotes_is_one_that_he_can_use(
+    house: House, tmp_path: Path
+) -> None:
+    folder = tmp_path / "eve"
+
+    await ones(house.file.parent, "key", "add", 'e"v\\e', "--role", "user", "--out", str(folder))
+
+    async with Client(folder) as eve:
+        assert (await eve.cluster()).user == 'e"v\\e'
+
+
 async def test_a_key_that_is_refused_leaves_no_pair_behind(house: House, tmp_path: Path) -> None:
     for words, error in (
         (("eve smith", "--role", "user"), OnesError),
         (("eve", "--role", "user", "--project", "a/b"), BadFieldError),
         (("eve", "--role", "user", "--expires", "soon"), BadFieldError),
+        (("server", "--role", "user"), BadFieldError),
     ):
         with pytest.raises(error):
             await ones(tmp_path / "cluster", "key", "add", *words, "--out", str(tmp_path / "eve"))
