@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from nodeagent.control_groups import MEMORY, find
 from tests.support.box import Box
 from tests.support.cluster import TOY, toml
 
@@ -26,7 +27,8 @@ def test_systemd_has_nothing_to_say_about_the_units() -> None:
         ["systemd-analyze", "verify", *UNITS], capture_output=True, text=True, check=False
     )
 
-    assert [unit.name for unit in UNITS] == ["ones-agent.service", "ones-controller.service"]
+    names = ["ones-agent.service", "ones-controller.service", "ones-jobs.service"]
+    assert [unit.name for unit in UNITS] == names
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -37,6 +39,8 @@ def test_systemd_has_nothing_to_say_about_the_units() -> None:
         ("ones-controller.service", "", 25),
         ("ones-agent.service", "", 35),
         ("ones-agent.service", "one-user.conf", 35),
+        ("ones-agent.service", "agent-credentials.conf", 35),
+        ("ones-controller.service", "controller-credentials.conf", 25),
     ],
 )
 def test_little_of_the_host_is_exposed_to_a_unit(
@@ -107,7 +111,8 @@ def box(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Box]:
         booted.run("sh", "-c", "chmod 600 /etc/ones/keys/*")
         for unit in UNITS:
             booted.write(f"/etc/systemd/system/{unit.name}", unit.read_text())
-            booted.write(f"/etc/systemd/system/{unit.name}.d/here.conf", HERE)
+            if unit.name != "ones-jobs.service":
+                booted.write(f"/etc/systemd/system/{unit.name}.d/here.conf", HERE)
         booted.run("systemctl", "daemon-reload")
         booted.run("systemctl", "enable", "--now", "ones-controller", "ones-agent")
         yield booted
@@ -278,6 +283,76 @@ def test_settings_that_the_new_software_refuses_restart_nothing(box: Box) -> Non
     assert done.returncode == 2
     assert "/etc/ones/agent.toml: unknown key slot; did you mean slots?" in done.stdout
     assert [main_pid(box, unit) for unit in ("ones-controller", "ones-agent")] == pids
+
+
+MOST = 1 << 30
+LIMITS = f"memory_bytes = {MOST}\npids = 500\n"
+GROUPS = "/sys/fs/cgroup/memory/system.slice/ones-jobs.service"
+needs_memory = pytest.mark.skipif(
+    MEMORY not in {name for tree in find() if not tree.unified for name in tree.controllers},
+    reason="needs control groups of version 1 that bound memory",
+)
+
+
+@pytest.mark.root
+@needs_memory
+def test_memory_of_a_job_is_bounded_below_a_unit_that_outlives_the_agent(box: Box) -> None:
+    box.write("/etc/ones/agent.toml", AGENT + LIMITS)
+    box.run("systemctl", "restart", "ones-agent")
+    trains = submitted(box, 0.05)
+    until(box, trains, "running")
+    box.write("/root/greedy/train.py", "taken = bytearray(3 << 30)")
+    box.write(
+        "/root/greedy/job.toml",
+        toml({"name": "greedy", "script": "train.py", "batch_size": 1, "retries": 0}),
+    )
+    greedy = ones(box, "submit", "/root/greedy/job.toml").strip()
+
+    assert "rank 0 was killed: the job's processes on its node took more than 1 GiB" in until(
+        box, greedy, "failed"
+    )
+    box.run("systemctl", "restart", "ones-agent")
+    look = f"cat {GROUPS}/ones-run-*/job-{trains}/memory.limit_in_bytes"
+    assert box.run("sh", "-c", look).stdout == f"{MOST}\n"
+    assert ones(box, "wait", trains, "--timeout", str(LIMIT_S)).startswith(f"{trains} succeeded")
+    pid = main_pid(box, "ones-agent")
+    for group in ("memory", "memory/system.slice", "pids"):
+        folder = f"/sys/fs/cgroup/{group}/another"
+        made = box.run("nsenter", "-t", pid, "-m", "mkdir", folder, check=False)
+        assert "Read-only file system" in made.stderr
+    box.write("/etc/ones/agent.toml", AGENT)
+    box.run("systemctl", "restart", "ones-agent")
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(("unit", "most"), [("ones-controller", "25"), ("ones-agent", "35")])
+def test_the_units_are_as_little_exposed_where_they_run(box: Box, unit: str, most: str) -> None:
+    done = box.run("systemd-analyze", "security", f"--threshold={most}", unit, check=False)
+
+    assert done.returncode == 0, done.stdout.splitlines()[-1]
+
+
+@pytest.mark.root
+def test_keys_can_be_credentials_that_no_user_but_root_can_read_or_change(box: Box) -> None:
+    secrets = {"controller": "server", "agent": "node-1"}
+    for part, key in secrets.items():
+        box.run("chown", "root:root", f"/etc/ones/keys/{key}.key_secret")
+        text = (UNITS[0].parent / f"{part}-credentials.conf").read_text()
+        box.write(f"/etc/systemd/system/ones-{part}.service.d/credentials.conf", text)
+    box.run("systemctl", "daemon-reload")
+
+    box.run("systemctl", "restart", "ones-controller", "ones-agent")
+
+    job = submitted(box, 0)
+    assert ones(box, "wait", job, "--timeout", str(LIMIT_S)).startswith(f"{job} succeeded")
+    for part, key in secrets.items():
+        inside = ("nsenter", "-t", main_pid(box, f"ones-{part}"), "-m")
+        for path in (f"/etc/ones/keys/{key}.key_secret", f"/run/credentials/ones-{part}.service/x"):
+            assert "Read-only file system" in box.run(*inside, "touch", path, check=False).stderr
+        box.run("rm", f"/etc/systemd/system/ones-{part}.service.d/credentials.conf")
+        box.run("chown", "ones:ones", f"/etc/ones/keys/{key}.key_secret")
+    box.run("systemctl", "daemon-reload")
+    box.run("systemctl", "restart", "ones-controller", "ones-agent")
 
 
 FULL = """

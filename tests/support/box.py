@@ -14,9 +14,18 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from nodeagent.control_groups import find, remove
+
 ROOT = Path(__file__).parents[2]
 CGROUP = Path("/sys/fs/cgroup/systemd")
 BOOT_S = 120.0
+BOOT = """#!/bin/sh
+# A container may not bound anything by groups of version 1 where nobody lets it.
+for controller in memory pids; do
+    mount -o remount,bind,rw /sys/fs/cgroup/$controller 2>/dev/null
+done
+exec /lib/systemd/systemd systemd.unit=multi-user.target
+"""
 PACKAGES = ("schemas", "controlplane", "nodeagent", "elastic", "bin", "docs", "README.md")
 
 
@@ -29,6 +38,8 @@ class Box:
         self.name = name
         self._nspawn: subprocess.Popen[bytes] | None = None
         self._leader = 0
+        bounding = [tree.base for tree in find() if not tree.unified]
+        self._cgroups = [path / name for path in (CGROUP, *bounding)]
 
     def __enter__(self) -> Self:
         layers = self.base / "layers"
@@ -87,13 +98,16 @@ class Box:
             script.chmod(0o755)
 
     def _boot(self) -> None:
-        cgroup = CGROUP / self.name
-        with contextlib.suppress(OSError):
-            cgroup.mkdir(exist_ok=True)
+        for cgroup in self._cgroups:
+            with contextlib.suppress(OSError):
+                cgroup.mkdir(exist_ok=True)
+        enter = "".join(f"echo $$ > {path}/cgroup.procs 2>/dev/null; " for path in self._cgroups)
+        (self.root / "sbin/boot-box").write_text(BOOT)
+        (self.root / "sbin/boot-box").chmod(0o755)
         command = (
-            f"echo $$ > {cgroup}/cgroup.procs 2>/dev/null; exec systemd-nspawn --quiet "
+            f"{enter} exec systemd-nspawn --quiet "
             f"--register=no --keep-unit -D {self.root} --machine={self.name} "
-            "--private-network --console=pipe -b systemd.unit=multi-user.target"
+            "--kill-signal=SIGRTMIN+3 --private-network --console=pipe /sbin/boot-box"
         )
         with (self.base / "boot.log").open("wb") as log:
             self._nspawn = subprocess.Popen(
@@ -149,8 +163,8 @@ class Box:
                 self._nspawn.wait()
         for path in (self.root, self.base / "layers"):
             subprocess.run(["umount", "-l", str(path)], check=False)
-        with contextlib.suppress(OSError):
-            (CGROUP / self.name).rmdir()
+        for cgroup in self._cgroups:
+            remove(cgroup)
 
 
 def _no_packages(_folder: str, names: list[str]) -> set[str]:
