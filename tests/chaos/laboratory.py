@@ -21,7 +21,9 @@ from tests.chaos import checker, faults, user
 from tests.chaos.schedule import NODES, SLOTS, Fault, Schedule
 from tests.chaos.site import CONTROL, USER, Site, keep
 
-SETTLE_S: Final = 150.0  # for jobs to end, after everything is mended
+SETTLE_S: Final = (
+    300.0  # for jobs to end, after everything is mended; imports take long on a loaded host
+)
 AGAIN_S: Final = 1.0  # a daemon that left by itself is started again so much later
 
 
