@@ -27,7 +27,7 @@ LEAST_UID: Final = 100  # below are the system's own
 LEAST_FILES: Final = 256  # torch and its data loaders open some of them
 LEAST_PIDS: Final = 64
 LEAST_MEMORY: Final = 256 << 20  # bytes; torch and a small model
-PRLIMIT: Final = "prlimit"
+PRLIMIT, SETPRIV = "prlimit", "setpriv"  # of util-linux
 MOST_UID: Final = 2**32 - 2
 AGENT, SUBMITTER, JOB = "agent", "submitter", "job"
 KEEP_APART: Final = (
@@ -103,6 +103,9 @@ def check_jobs(settings: AgentSettings) -> str:
             what, f"give [FIRST, COUNT] with FIRST from {LEAST_UID} on", "jobs.uids"
         )
     _check_limits(settings.jobs, chosen)
+    if chosen != AGENT and shutil.which(SETPRIV) is None:
+        what = f"jobs.run_as: {chosen!r} needs the program {SETPRIV}"
+        raise SettingsError(what, "install util-linux", "jobs.run_as")
     if chosen == SUBMITTER:
         for user in settings.jobs.users:
             account_of(settings.jobs, user)

@@ -84,6 +84,8 @@ class ZygoteConnection:
         if held and enter is not None:
             self._enter[name] = enter
         try:
+            if not self.alive:
+                raise ConnectionError("it has ended")  # noqa: TRY301 - as one that ends meanwhile
             self._send(Fork(folder=name, held=held))
             await self._writer.drain()
             forked = await asyncio.wait_for(answer, FORK_LIMIT_S)

@@ -15,7 +15,7 @@ import psutil
 
 from nodeagent.agent_errors import NodeStartError, StartError
 from nodeagent.agent_settings import Jobs
-from nodeagent.job_accounts import PRLIMIT, Account
+from nodeagent.job_accounts import PRLIMIT, SETPRIV, Account
 from nodeagent.owned_files import open_regular
 from nodeagent.process_identity import belongs_to, start_ticks
 
@@ -112,7 +112,7 @@ def spawn(
         for name in AGENTS_OWN:
             environ.pop(name, None)
         environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
-    command = [*_limited(limits), python, "-P", "-m", MODULE, "--socket", str(path)]
+    command = [*_limited(limits), *_restricted(account), python, "-P", "-m", MODULE, "--socket", str(path)]
     if enter is not None:
         command = [*WHEN_TOLD, *command]
     try:
@@ -156,6 +156,11 @@ def _limited(limits: Jobs | None) -> list[str]:
     words = [f"--nofile={limits.files}:{limits.files}"] if limits.files else []
     words += [f"--nproc={limits.pids}:{limits.pids}"] if limits.pids else []
     return [PRLIMIT, *words, "--"] if words else []
+
+
+def _restricted(account: Account | None) -> list[str]:
+    """Words before the command of a stranger, whom no file may give another user's rights."""
+    return [SETPRIV, "--no-new-privs", "--"] if account is not None else []
 
 
 def _identity(account: Account | None) -> dict[str, Any]:

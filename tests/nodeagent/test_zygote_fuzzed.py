@@ -16,7 +16,7 @@ from schemas.codec import encode
 from schemas.messages.worker import Forked
 from tests.support.sizes import examples
 
-LIMIT_S = 10.0
+LIMIT_S = 60.0
 FORKED = Forked(folder="honest", pid=7, started_ticks=9)
 
 

@@ -44,6 +44,7 @@ ulimit -Hu
 id -u
 id -G
 umask
+grep NoNewPrivs /proc/$$/status
 echo $HOME $USER ${CREDENTIALS_DIRECTORY-none} ${XDG_RUNTIME_DIR-none}
 """
 
@@ -70,6 +71,7 @@ def test_a_zygote_is_its_job_with_its_limits_and_nothing_of_the_agents(
         "61003",
         "61004 61005",
         "0077",
+        "NoNewPrivs:\t1",
         "/home/ann ann none none",
     ]
 
@@ -177,3 +179,13 @@ async def test_an_interpreter_that_says_what_no_zygote_says_is_gone_at_once(fram
     with pytest.raises(StartError, match="the zygote is gone"):
         await asked
     assert not zygote.alive
+
+
+async def test_a_zygote_that_has_ended_is_not_asked_and_not_waited_for() -> None:
+    reader = asyncio.StreamReader()
+    zygote = ZygoteConnection(reader, Mock(drain=AsyncMock()))
+    reader.feed_eof()
+    await zygote._task
+
+    with pytest.raises(StartError, match="the zygote did not fork; it has ended"):
+        await asyncio.wait_for(zygote.fork(Path("worker")), 30.0)
