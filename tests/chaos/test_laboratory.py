@@ -11,7 +11,7 @@ import pytest
 from tests.chaos.laboratory import run
 from tests.chaos.schedule import draw
 
-LASTS_S = 15.0
+LASTS_S = 12.0
 pytestmark = [
     pytest.mark.root,
     pytest.mark.skipif(os.geteuid() != 0, reason="namespaces and disks need root"),

@@ -85,7 +85,7 @@ def test_a_node_that_is_cut_off_stays_lost_and_its_slot_is_given_on_when_its_wor
 ) -> None:
     until(site, lambda c: len([n for n in c.nodes() if n.state == "up"]) == 2)
     with BlockingClient(site.home) as client:
-        alone = client.submit(job(site, "alone", slots=1, epochs=16))
+        alone = client.submit(job(site, "alone", slots=1, epochs=10))
     workers = until(site, lambda c: (s := c.job(alone)).summary.epoch >= 2 and s.workers)
     node = workers[0].node
     roads = [(CONTROL, node)] * (way != "it is not heard")
@@ -105,7 +105,7 @@ def test_a_node_that_is_cut_off_stays_lost_and_its_slot_is_given_on_when_its_wor
     until(site, lambda c: c.job(both).summary.state == "succeeded")
 
     assert meanwhile == ["node.joined", "node.suspect", "node.lost"]
-    assert ended.epoch == 16
+    assert ended.epoch == 10
     records = checker.records_of(lines_in(site.records))
     assert [record.job for record in records if record.slot == f"{node}/0"] == [alone, both]
     assert list(checker.slots_used_twice(records)) == []
@@ -115,7 +115,7 @@ def test_a_node_that_is_cut_off_stays_lost_and_its_slot_is_given_on_when_its_wor
 def test_a_fenced_node_has_ended_its_workers_before_their_job_starts_elsewhere(site: Site) -> None:
     until(site, lambda c: len([n for n in c.nodes() if n.state == "up"]) == 2)
     with BlockingClient(site.home) as client:
-        name = client.submit(job(site, "alone", slots=1, epochs=12))
+        name = client.submit(job(site, "alone", slots=1, epochs=9))
     workers = until(site, lambda c: (s := c.job(name)).summary.epoch >= 2 and s.workers)
 
     site.network.change(workers[0].node, CONTROL, CUT, begins=True)

@@ -46,10 +46,7 @@ class Box:
         for path in (layers, self.root):
             path.mkdir()
         _run("mount", "-t", "tmpfs", "tmpfs", str(layers))
-        (layers / "upper").mkdir()
-        (layers / "work").mkdir()
-        options = f"lowerdir=/,upperdir={layers}/upper,workdir={layers}/work"
-        _run("mount", "-t", "overlay", "overlay", "-o", options, str(self.root))
+        self._lay(Path("/"), "root", self.root)
         try:
             self._prepare()
             self._boot()
@@ -65,6 +62,14 @@ class Box:
         trace: TracebackType | None,
     ) -> None:
         self._end()
+
+    def _lay(self, lower: Path, name: str, over: Path) -> None:
+        """Show a folder at another place, where it can be changed and stays as it is."""
+        upper, work = (self.base / "layers" / f"{name}-{part}" for part in ("upper", "work"))
+        for path in (upper, work):
+            path.mkdir()
+        options = f"lowerdir={lower},upperdir={upper},workdir={work}"
+        _run("mount", "-t", "overlay", "overlay", "-o", options, str(over))
 
     def _prepare(self) -> None:
         (self.root / "etc/machine-id").write_text(uuid.uuid4().hex + "\n")
@@ -85,7 +90,7 @@ class Box:
              "--without-pip", "/opt/ones/.venv")  # fmt: skip
         packages = Path(sysconfig.get_path("purelib"))
         inside = target / f".venv/lib/{packages.parent.name}/site-packages"
-        shutil.copytree(packages, inside, dirs_exist_ok=True, symlinks=True)
+        self._lay(packages, "packages", inside)
         for editable in inside.glob("*ones*.pth"):
             editable.write_text("/opt/ones\n")
         for program, module in (
