@@ -85,7 +85,7 @@ class ZygoteConnection:
             self._enter[name] = enter
         try:
             if not self.alive:
-                raise ConnectionError("it has ended")  # noqa: TRY301 - as one that ends meanwhile
+                raise ConnectionError("it has ended")
             self._send(Fork(folder=name, held=held))
             await self._writer.drain()
             forked = await asyncio.wait_for(answer, FORK_LIMIT_S)

@@ -112,7 +112,8 @@ def spawn(
         for name in AGENTS_OWN:
             environ.pop(name, None)
         environ.update(HOME=account.home, USER=account.name, LOGNAME=account.name)
-    command = [*_limited(limits), *_restricted(account), python, "-P", "-m", MODULE, "--socket", str(path)]
+    zygote = [python, "-P", "-m", MODULE, "--socket", str(path)]
+    command = [*_limited(limits), *_restricted(account), *zygote]
     if enter is not None:
         command = [*WHEN_TOLD, *command]
     try:
